@@ -1,0 +1,1 @@
+//! A lab of replicas in network namespaces on one machine.

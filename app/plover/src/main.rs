@@ -1,0 +1,2 @@
+//! The plover command.
+fn main() {}

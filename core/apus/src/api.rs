@@ -1,0 +1,229 @@
+//! What goes into the consensus core and what comes out of it.
+
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use serde::{Deserialize, Serialize};
+
+/// When an acknowledgement counts as durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// An acceptor acknowledges what it holds in memory; memory is the log and recovery
+    /// restores it from the others (design §6).
+    #[default]
+    Memory,
+    /// An acceptor acknowledges what its stable storage holds.
+    Disk,
+}
+
+/// What a log entry is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryKind {
+    /// Starts a view; carries nothing.
+    Noop,
+    /// Bytes of the application.
+    App,
+    /// From here on these are the in-sync set: the only replicas that may stand for election
+    /// (`paxos_second`, PLOVER §4.2). In force as soon as a replica has the entry in its log.
+    InSync(ReplicaSet),
+}
+
+/// One log entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its name and place.
+    pub viewstamp: Viewstamp,
+    /// What it is for.
+    pub kind: EntryKind,
+    /// The application's bytes, empty unless `kind` is [`EntryKind::App`].
+    #[serde(with = "serde_bytes")]
+    pub payload: Vec<u8>,
+}
+
+/// The little that outlives a process: written at every promise of a view.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DurableState {
+    /// The highest view this replica has promised. It never accepts from an older one.
+    pub promised: View,
+}
+
+/// How a group is tuned.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This replica.
+    pub me: ReplicaId,
+    /// The whole group, `me` included; 1 to 9 replicas.
+    pub members: ReplicaSet,
+    /// The replica that leads first in a group that has never run, and its in-sync set.
+    pub first_leader: ReplicaId,
+    /// The leader's heartbeat period.
+    pub heartbeat: Micros,
+    /// A follower suspects the leader after a silence of this long (paper: 100 ms). The
+    /// randomised election timeout lies in `timeout..=2*timeout`; voters refuse while they
+    /// have heard from a leader within `timeout`, which is also what the lease rests on.
+    pub timeout: Micros,
+    /// When an acknowledgement counts.
+    pub durability: Durability,
+    /// Payload bytes the log may hold before `propose` refuses.
+    pub log_bytes_max: usize,
+    /// Largest encoded message this core emits, bytes; what does not fit goes in several.
+    pub message_bytes_max: usize,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+/// What this replica knew when its process started.
+#[derive(Clone, Debug)]
+pub enum Start {
+    /// The state directory is empty: this replica has never promised anything.
+    Fresh,
+    /// It has run before. With [`Durability::Disk`] `log` is what storage held (gapless,
+    /// starting after `base`) and the replica is at once a full member; with
+    /// [`Durability::Memory`] the log is empty and it must recover before it votes.
+    Restarted {
+        /// The last durable state.
+        durable: DurableState,
+        /// The entries on disk, empty in memory mode.
+        log: Vec<Entry>,
+        /// The viewstamp before the first entry of `log`.
+        base: Viewstamp,
+        /// The in-sync set in force at `base`.
+        in_sync_at_base: ReplicaSet,
+    },
+}
+
+/// What may happen to a consensus core.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// Time has passed.
+    Tick,
+    /// The fabric's link to `peer` came up anew (whatever was in flight before is lost) or
+    /// went down.
+    Link {
+        /// The other end.
+        peer: ReplicaId,
+        /// Whether it is up.
+        up: bool,
+    },
+    /// `peer` wrote these bytes into our ring.
+    Received {
+        /// The writer.
+        from: ReplicaId,
+        /// One whole record.
+        bytes: &'a [u8],
+    },
+    /// Stable storage holds the state of [`Command::PersistState`] with this view.
+    StatePersisted(View),
+    /// Stable storage holds every entry up to this viewstamp (disk mode only).
+    EntriesPersisted(Viewstamp),
+}
+
+/// What the consensus core asks of the world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Write these bytes at the next place of our ring at `to`. May be lost with the link or
+    /// when the ring is full; the core repeats what matters.
+    Write {
+        /// The ring's owner.
+        to: ReplicaId,
+        /// One whole record.
+        bytes: Vec<u8>,
+    },
+    /// Make this durable, then say [`Event::StatePersisted`]. Until then nothing that rests
+    /// on the promise is sent.
+    PersistState(DurableState),
+    /// Disk mode: the log after `after` is now these entries (what stood there is
+    /// truncated); make it durable, then say [`Event::EntriesPersisted`].
+    PersistEntries {
+        /// The viewstamp before the first entry.
+        after: Viewstamp,
+        /// The entries.
+        entries: Vec<Entry>,
+    },
+    /// This entry is committed; entries are delivered once each, in order, without gaps
+    /// except after [`Command::Jump`].
+    Deliver(Entry),
+    /// The log was replaced from a peer's; entries up to `base` are not delivered here.
+    Jump {
+        /// The last viewstamp that is skipped.
+        base: Viewstamp,
+        /// The in-sync set in force there.
+        in_sync: ReplicaSet,
+    },
+    /// This replica leads `view`. The merged log's uncommitted tail will be committed and
+    /// delivered first, then what is proposed from now on.
+    Lead {
+        /// The view.
+        view: View,
+    },
+    /// This replica follows: the leader of `view`, or nobody yet while an election runs.
+    Follow {
+        /// The highest view known.
+        view: View,
+        /// Its leader, once heard from.
+        leader: Option<ReplicaId>,
+    },
+    /// A peer's liveness as seen by the leader changed: it has (or has not) acknowledged
+    /// anything within the timeout.
+    PeerAlive {
+        /// The peer.
+        peer: ReplicaId,
+        /// Whether it answers.
+        alive: bool,
+    },
+    /// Every replica of the group has forgotten the guest (all were restarted at once, or
+    /// the group never ran): nobody may lead until `bootstrap` is called on the first leader.
+    /// `fresh` is true when no replica has ever run, which needs no operator's word.
+    GroupEmpty {
+        /// Whether this is the first start of all.
+        fresh: bool,
+    },
+}
+
+/// Why a proposal was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProposeError {
+    /// Only the leader proposes.
+    #[error("this replica does not lead")]
+    NotLeader,
+    /// The log holds `log_bytes_max`: wait for commits and a trim.
+    #[error("the log is full")]
+    LogFull,
+}
+
+/// Where a core stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// It has forgotten what it accepted and takes no part until it has recovered.
+    Recovering,
+    /// It accepts from the leader of its view.
+    Following,
+    /// It asks whether others would elect it (pre-vote); its view is unchanged.
+    Canvassing,
+    /// It has promised its own new view and collects promises, then the best log.
+    Electing,
+    /// It leads.
+    Leading,
+}
+
+/// A snapshot for people and tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Where it stands.
+    pub phase: Phase,
+    /// The highest promised view.
+    pub view: View,
+    /// The leader it follows, or itself.
+    pub leader: Option<ReplicaId>,
+    /// The in-sync set by the newest such entry in its log.
+    pub in_sync: ReplicaSet,
+    /// Last entry in the log.
+    pub last: Viewstamp,
+    /// Last committed entry that this replica knows of.
+    pub commit: Index,
+    /// Entries up to here have been reclaimed.
+    pub base: Index,
+    /// Payload bytes held.
+    pub log_bytes: usize,
+    /// Messages that did not decode or came from nowhere.
+    pub rejected: u64,
+}

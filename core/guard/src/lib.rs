@@ -1,0 +1,1 @@
+//! Held outputs: released or discarded, never dropped.

@@ -1,0 +1,1 @@
+//! The policy axes and the slot and idle rules.

@@ -1,0 +1,1 @@
+//! The syncvm exchange: hash lists, comparing, transfer plan, staging, debt.

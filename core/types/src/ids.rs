@@ -1,0 +1,180 @@
+//! Newtypes for every identifier and index.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A member of the group, `0..=15`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ReplicaId(pub u8);
+
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}", self.0)
+    }
+}
+
+/// A set of replicas, as a bit mask: the in-sync set, a quorum, the members of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ReplicaSet(pub u16);
+
+impl ReplicaSet {
+    /// The set without members.
+    pub const EMPTY: Self = Self(0);
+
+    /// The set that holds `ids`.
+    pub fn of(ids: impl IntoIterator<Item = ReplicaId>) -> Self {
+        let mut set = Self::EMPTY;
+        for id in ids {
+            set.insert(id);
+        }
+        set
+    }
+
+    /// Adds `id`. Ids above 15 belong to no group and are ignored.
+    pub fn insert(&mut self, id: ReplicaId) {
+        if id.0 < 16 {
+            self.0 |= 1 << id.0;
+        }
+    }
+
+    /// Takes `id` out.
+    pub fn remove(&mut self, id: ReplicaId) {
+        if id.0 < 16 {
+            self.0 &= !(1 << id.0);
+        }
+    }
+
+    /// Whether `id` is a member.
+    pub fn contains(self, id: ReplicaId) -> bool {
+        id.0 < 16 && self.0 & (1 << id.0) != 0
+    }
+
+    /// How many members the set has.
+    pub fn len(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Whether the set has no members.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The members, lowest id first.
+    pub fn iter(self) -> impl Iterator<Item = ReplicaId> {
+        (0..16u8).map(ReplicaId).filter(move |id| self.contains(*id))
+    }
+}
+
+impl fmt::Display for ReplicaSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{")?;
+        for (i, id) in self.iter().enumerate() {
+            write!(f, "{}{id}", if i == 0 { "" } else { "," })?;
+        }
+        write!(f, "}}")
+    }
+}
+
+/// A consensus view (a Paxos ballot). It packs a round and the id of its only possible leader,
+/// so that two leaders of one view cannot exist; views compare by round, then by leader.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct View(pub u64);
+
+impl View {
+    /// The view before any leader.
+    pub const NONE: Self = Self(0);
+
+    /// The view of `round` that `leader` leads. Rounds start at 1.
+    pub fn new(round: u64, leader: ReplicaId) -> Self {
+        Self(round << 4 | u64::from(leader.0 & 15))
+    }
+
+    /// The round of this view; 0 only for [`View::NONE`].
+    pub fn round(self) -> u64 {
+        self.0 >> 4
+    }
+
+    /// The one replica that may lead this view; none before the first view.
+    pub fn leader(self) -> Option<ReplicaId> {
+        (self.round() > 0).then_some(ReplicaId((self.0 & 15) as u8))
+    }
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.leader() {
+            Some(leader) => write!(f, "{}@{leader}", self.round()),
+            None => write!(f, "none"),
+        }
+    }
+}
+
+/// A position in the log. The first entry has index 1; 0 stands before it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Index(pub u64);
+
+impl Index {
+    /// The position after this one.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The name of a log entry: the view it was proposed in, and its index ("Paxos made
+/// practical"; APUS §4.1). Viewstamps compare by view, then by index, which is also the order
+/// "more up to date" of logs.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Viewstamp {
+    /// The view in which the entry was first proposed.
+    pub view: View,
+    /// Its place in the log.
+    pub index: Index,
+}
+
+impl fmt::Display for Viewstamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.view, self.index)
+    }
+}
+
+/// A guest page frame: byte offset in the guest RAM file divided by [`crate::PAGE_BYTES`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct PageNo(pub u32);
+
+/// The number of a syncvm, counted over the life of the guest; the slot that a syncvm ends has
+/// the same number.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct SyncNo(pub u64);
+
+impl SyncNo {
+    /// The next syncvm.
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for SyncNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A keyed 128-bit hash of one page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Digest(pub u128);

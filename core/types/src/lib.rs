@@ -1,0 +1,19 @@
+//! Identifiers, page sets, frames and wire encoding shared by every part of Plover.
+//!
+//! Nothing here does I/O. Every index is a newtype so that a page number cannot be taken for a
+//! log index, and every form that crosses a wire goes through [`wire`], which rejects what it
+//! does not understand and never panics.
+
+mod frame;
+mod ids;
+mod pages;
+mod time;
+pub mod wire;
+
+pub use frame::{Frame, Mac};
+pub use ids::{Digest, Index, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
+pub use pages::{PageSet, Runs};
+pub use time::{Micros, SplitMix64};
+
+/// Bytes in a guest page. Dirty tracking, hashing and transfer all work in this unit.
+pub const PAGE_BYTES: usize = 4096;

@@ -1,0 +1,70 @@
+//! The wire form of every message: one version byte, then [`postcard`].
+//!
+//! Decoding returns an error for anything that is not exactly one message of this version;
+//! it never panics and never allocates more than the bytes it was given justify.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The version of every wire form. Replicas of different versions refuse each other.
+pub const WIRE_VERSION: u8 = 1;
+
+/// Why bytes are not a message. The receiver drops them and counts.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The peer speaks another version: all replicas of a group must run the same release.
+    #[error("wire version {0}, this replica speaks {WIRE_VERSION}")]
+    Version(u8),
+    /// The bytes do not decode: a bug of the peer or damage on the way.
+    #[error("malformed message: {0}")]
+    Malformed(String),
+    /// Bytes are left after the message.
+    #[error("{0} bytes after the end of the message")]
+    Trailing(usize),
+}
+
+/// The bytes of `message`.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_extend(message, vec![WIRE_VERSION])
+        .expect("messages are plain data and a Vec grows")
+}
+
+/// The message in `bytes`, all of them.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    match bytes.split_first() {
+        None => Err(WireError::Malformed("empty".into())),
+        Some((&WIRE_VERSION, body)) => match postcard::take_from_bytes(body) {
+            Ok((message, [])) => Ok(message),
+            Ok((_, rest)) => Err(WireError::Trailing(rest.len())),
+            Err(error) => Err(WireError::Malformed(error.to_string())),
+        },
+        Some((version, _)) => Err(WireError::Version(*version)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Frame, Runs};
+
+    #[test]
+    fn rejects_what_it_does_not_understand() {
+        let good = encode(&vec![Frame(vec![1, 2, 3])]);
+        assert_eq!(decode::<Vec<Frame>>(&good).unwrap(), vec![Frame(vec![1, 2, 3])]);
+        assert!(matches!(decode::<Vec<Frame>>(&[]), Err(WireError::Malformed(_))));
+        assert!(matches!(decode::<Vec<Frame>>(&[9, 1, 1, 1]), Err(WireError::Version(9))));
+        let mut long = good.clone();
+        long.push(0);
+        assert_eq!(decode::<Vec<Frame>>(&long), Err(WireError::Trailing(1)));
+        for cut in 0..good.len() {
+            assert!(decode::<Vec<Frame>>(&good[..cut]).is_err());
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn decoding_noise_never_panics(bytes: Vec<u8>) {
+            let _ = decode::<Vec<Frame>>(&bytes);
+            let _ = decode::<Runs>(&bytes);
+        }
+    }
+}

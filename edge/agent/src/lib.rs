@@ -1,0 +1,1 @@
+//! The LD_PRELOAD library inside QEMU, built from C and carried as bytes.

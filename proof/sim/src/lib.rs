@@ -1,0 +1,1 @@
+//! Deterministic simulation of whole groups, one invariant a file.

@@ -1,0 +1,2 @@
+//! One entry point for every task of the repository.
+fn main() {}
