@@ -1,1 +1,30 @@
-//! The syncvm exchange: hash lists, comparing, transfer plan, staging, debt.
+//! syncvm: making two running guests equal by sending only what differs (PLOVER §4.4; design §9).
+//!
+//! ```text
+//!  leader                                   secondary
+//!  pause, scan                              consume inputs, idle or waited enough, pause, scan
+//!  Dirty(own dirty pages, hash key) ──────▶
+//!  hash own pages                           hash the union of both sides' dirty pages
+//!                                   ◀────── Hashes(own dirty pages, digests of the union)
+//!  hash the rest, compare
+//!  Pages(divergent pages) … ──────────────▶ stage
+//!  End(device state, counts) ─────────────▶ all there? then nothing can be lost any more
+//!                                   ◀────── Ack
+//!  release outputs, resume                  apply what was staged, resume
+//! ```
+//!
+//! What can go wrong between any two of these lines is the replica's business
+//! (`plover-replica`); this crate holds the parts: the [`message`]s, page [`chunk`]s, the
+//! [`Ledger`] of pages not yet known to be equal, the comparing, and the [`Staging`] area that
+//! makes the secondary's step atomic.
+
+pub mod chunk;
+mod compare;
+mod ledger;
+pub mod message;
+mod staging;
+
+pub use compare::{Comparison, compare};
+pub use ledger::Ledger;
+pub use message::{Phase, SyncMessage, SyncReport};
+pub use staging::{Staged, Staging, StagingError};

@@ -6,12 +6,14 @@
 
 mod frame;
 mod ids;
+mod lane;
 mod pages;
 mod time;
 pub mod wire;
 
 pub use frame::{Frame, Mac};
 pub use ids::{Digest, Index, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
+pub use lane::Lane;
 pub use pages::{PageSet, Runs};
 pub use time::{Micros, SplitMix64};
 

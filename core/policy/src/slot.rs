@@ -1,0 +1,182 @@
+//! When a slot ends (PLOVER §4.3), adapting to the guest.
+
+use plover_types::Micros;
+use serde::{Deserialize, Serialize};
+
+/// Why a syncvm was proposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyncReason {
+    /// Outputs wait and the guest is idle: the paper's slot boundary.
+    Idle,
+    /// Outputs wait and the slot is at its longest.
+    Longest,
+    /// The guard is full.
+    GuardFull,
+    /// The log is half full; a sync lets it be reclaimed (design §6).
+    LogFull,
+    /// Nothing waits, but pages have been dirtied for a while; a sync keeps the next one small.
+    Quiet,
+    /// The last round of a full copy to a new secondary.
+    Join,
+    /// The last syncvm failed and is repeated.
+    Retry,
+}
+
+/// The bounds within which the slot adapts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotConfig {
+    /// The guest counts as idle after this long without work (paper §5.1: 100 µs).
+    pub idle_threshold: Micros,
+    /// A slot with waiting outputs never runs longer than this.
+    pub slot_max: Micros,
+    /// A slot with waiting outputs may always run this long before a busy guest is paused.
+    pub slot_min: Micros,
+    /// A slot without waiting outputs ends after this long.
+    pub quiet_max: Micros,
+    /// The longest the secondary may take to finish its inputs while the leader stands.
+    pub wait_max: Micros,
+}
+
+impl Default for SlotConfig {
+    fn default() -> Self {
+        Self {
+            idle_threshold: Micros(100),
+            slot_max: Micros::from_ms(50),
+            slot_min: Micros::from_ms(4),
+            quiet_max: Micros::from_ms(500),
+            wait_max: Micros::from_ms(20),
+        }
+    }
+}
+
+/// What the rule looks at.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotView {
+    /// How long the slot has run.
+    pub age: Micros,
+    /// Whether outputs wait.
+    pub outputs_held: bool,
+    /// Whether the guest is idle.
+    pub idle: bool,
+    /// Whether the guard is full.
+    pub guard_full: bool,
+    /// Whether the log is half full.
+    pub log_half_full: bool,
+}
+
+/// Decides the slot boundary and learns from each sync what one costs.
+#[derive(Clone, Debug)]
+pub struct SlotRule {
+    config: SlotConfig,
+    /// Smoothed pause of the leader's guest.
+    pause: Micros,
+    /// Smoothed time the secondary needed to finish after the leader.
+    lag: Micros,
+}
+
+/// A busy guest runs this many times as long as the pause that ends its slot, so that it
+/// keeps at least three quarters of its time however much a sync costs.
+const RUN_PER_PAUSE: u64 = 3;
+
+impl SlotRule {
+    /// A rule within the bounds of `config`, before anything was learnt.
+    pub fn new(config: SlotConfig) -> Self {
+        Self { config, pause: Micros::ZERO, lag: Micros::ZERO }
+    }
+
+    /// The bounds.
+    pub fn config(&self) -> &SlotConfig {
+        &self.config
+    }
+
+    /// How long a busy guest with waiting outputs may run now.
+    pub fn longest(&self) -> Micros {
+        let by_cost = Micros(self.pause.0 * RUN_PER_PAUSE);
+        by_cost.max(self.config.slot_min).min(self.config.slot_max)
+    }
+
+    /// How long the leader will stand and wait for the secondary. Waiting pays while it is
+    /// shorter than what the divergence of an unfinished secondary would cost, which is of the
+    /// order of the pause itself; a secondary that is usually done within twice its smoothed
+    /// lag is worth waiting for that long.
+    pub fn wait(&self) -> Micros {
+        let usual = Micros(self.lag.0 * 2 + 500);
+        usual.min(self.config.wait_max)
+    }
+
+    /// Whether the slot ends now, and why.
+    pub fn decide(&self, view: &SlotView) -> Option<SyncReason> {
+        if view.guard_full {
+            Some(SyncReason::GuardFull)
+        } else if view.log_half_full {
+            Some(SyncReason::LogFull)
+        } else if view.outputs_held && view.idle {
+            Some(SyncReason::Idle)
+        } else if view.outputs_held && view.age >= self.longest() {
+            Some(SyncReason::Longest)
+        } else if view.age >= self.config.quiet_max {
+            Some(SyncReason::Quiet)
+        } else {
+            None
+        }
+    }
+
+    /// When the slot must end at the latest, counted from its start.
+    pub fn age_max(&self, outputs_held: bool) -> Micros {
+        if outputs_held { self.longest() } else { self.config.quiet_max }
+    }
+
+    /// Learns from a finished sync: the leader's guest stood for `pause`, the secondary
+    /// needed `lag` to finish its inputs.
+    pub fn learn(&mut self, pause: Micros, lag: Micros) {
+        self.pause = smooth(self.pause, pause);
+        self.lag = smooth(self.lag, lag);
+    }
+}
+
+/// An exponential average that forgets half in about five syncs.
+fn smooth(old: Micros, new: Micros) -> Micros {
+    if old == Micros::ZERO { new } else { Micros((old.0 * 7 + new.0) / 8) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view() -> SlotView {
+        SlotView {
+            age: Micros::ZERO,
+            outputs_held: false,
+            idle: false,
+            guard_full: false,
+            log_half_full: false,
+        }
+    }
+
+    #[test]
+    fn an_idle_guest_with_outputs_ends_its_slot() {
+        let rule = SlotRule::new(SlotConfig::default());
+        assert_eq!(rule.decide(&SlotView { idle: true, ..view() }), None);
+        assert_eq!(
+            rule.decide(&SlotView { idle: true, outputs_held: true, ..view() }),
+            Some(SyncReason::Idle)
+        );
+    }
+
+    #[test]
+    fn a_busy_guest_runs_longer_when_syncs_cost_more() {
+        let mut rule = SlotRule::new(SlotConfig::default());
+        assert_eq!(rule.longest(), SlotConfig::default().slot_min);
+        for _ in 0..50 {
+            rule.learn(Micros::from_ms(8), Micros::ZERO);
+        }
+        assert_eq!(rule.longest(), Micros::from_ms(24));
+        for _ in 0..50 {
+            rule.learn(Micros::from_ms(80), Micros::ZERO);
+        }
+        assert_eq!(rule.longest(), SlotConfig::default().slot_max);
+        let view = SlotView { age: rule.longest(), outputs_held: true, ..view() };
+        assert_eq!(rule.decide(&view), Some(SyncReason::Longest));
+    }
+}

@@ -1,0 +1,214 @@
+//! What the two sides say to each other on the bulk lane, and what a finished sync reports.
+
+use plover_types::{Frame, Micros, Runs, SyncNo, View};
+use serde::{Deserialize, Serialize};
+
+/// A message of the bulk lane. Every one carries the view, and a receiver in another view
+/// drops it (PLOVER §4.4: "all phases carry the sender's vid").
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncMessage {
+    /// The view the sender is in.
+    pub view: View,
+    /// What it says.
+    pub body: Body,
+}
+
+/// The bodies, in the order of their use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Body {
+    /// Leader: become my new secondary; start a hypervisor.
+    JoinStart {
+        /// Names this attempt.
+        attempt: u64,
+    },
+    /// Joiner: my hypervisor stands ready.
+    JoinReady {
+        /// The attempt.
+        attempt: u64,
+    },
+    /// Joiner: this attempt has failed here.
+    JoinFailed {
+        /// The attempt.
+        attempt: u64,
+        /// For the operator.
+        why: String,
+    },
+    /// Leader: pages of a full copy, while its guest runs. Written at once: the joiner's memory
+    /// counts for nothing before its first syncvm.
+    Copy {
+        /// The attempt.
+        attempt: u64,
+        /// Numbered from 0 without gaps.
+        seq: u32,
+        /// A page chunk.
+        #[serde(with = "serde_bytes")]
+        chunk: Vec<u8>,
+    },
+    /// Joiner: copy chunks up to this one are written.
+    CopyAck {
+        /// The attempt.
+        attempt: u64,
+        /// Chunks written.
+        chunks: u32,
+    },
+    /// Leader: my dirty pages; hash the union with yours under this key.
+    Dirty {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Pages the leader has written since the last one, and its debt.
+        runs: Runs,
+        /// The session's hash key.
+        key: [u8; 32],
+    },
+    /// Secondary: my dirty pages, and the digests of the union, rising by page.
+    Hashes {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Pages the secondary has written, and its debt. Empty in later parts.
+        runs: Runs,
+        /// Which digest of the union the part starts with.
+        first: u32,
+        /// How many digests the union has.
+        total: u32,
+        /// 16 bytes a digest.
+        #[serde(with = "serde_bytes")]
+        digests: Vec<u8>,
+        /// How long the secondary needed to finish its inputs after the cut reached it.
+        wait: Micros,
+    },
+    /// Leader: divergent pages.
+    Pages {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Numbered from 0 without gaps.
+        seq: u32,
+        /// A page chunk.
+        #[serde(with = "serde_bytes")]
+        chunk: Vec<u8>,
+    },
+    /// Secondary: page chunks up to this one are staged.
+    PagesAck {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Chunks staged.
+        chunks: u32,
+    },
+    /// Leader: that was all.
+    End {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Chunks sent.
+        chunks: u32,
+        /// Device and CPU state.
+        #[serde(with = "serde_bytes")]
+        device: Vec<u8>,
+        /// Frames to feed again after the cut.
+        refeed: Vec<Frame>,
+    },
+    /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
+    Fetch {
+        /// The syncvm.
+        sync: SyncNo,
+        /// The pages.
+        runs: Runs,
+    },
+    /// Leader: the fetched pages; the last part says so.
+    Fetched {
+        /// The syncvm.
+        sync: SyncNo,
+        /// A page chunk.
+        #[serde(with = "serde_bytes")]
+        chunk: Vec<u8>,
+        /// Whether more follows.
+        last: bool,
+    },
+    /// Secondary: I hold all of this syncvm and will apply it whatever happens to you.
+    Ack {
+        /// The syncvm.
+        sync: SyncNo,
+    },
+    /// Either side: my guest is gone; I do not hold its state any more.
+    GuestLost {
+        /// For the operator.
+        why: String,
+    },
+}
+
+/// The phases of a sync, named so everywhere: metrics, trace, bench columns (design §9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// No sync is running.
+    Idle,
+    /// The secondary finishes its inputs.
+    Wait,
+    /// The guest is being stopped.
+    Pause,
+    /// Dirty pages are collected.
+    Scan,
+    /// The other side's dirty pages and hashes are awaited (the secondary's own wait, pause,
+    /// scan and hashing lie in here).
+    Exchange,
+    /// Pages are hashed.
+    Hash,
+    /// Hash lists are compared.
+    Compare,
+    /// Divergent pages and device state travel.
+    Transfer,
+    /// The secondary's acknowledgement is awaited.
+    Apply,
+    /// The guest is being resumed.
+    Resume,
+    /// Held outputs go out.
+    Release,
+}
+
+impl Phase {
+    /// All of them, in order.
+    pub const ALL: [Self; 11] = [
+        Self::Idle,
+        Self::Wait,
+        Self::Pause,
+        Self::Scan,
+        Self::Exchange,
+        Self::Hash,
+        Self::Compare,
+        Self::Transfer,
+        Self::Apply,
+        Self::Resume,
+        Self::Release,
+    ];
+}
+
+/// What one finished sync cost and found, as the leader saw it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncReport {
+    /// Its number.
+    pub sync: SyncNo,
+    /// Why the slot ended.
+    pub reason: String,
+    /// How long the slot ran before the pause.
+    pub slot: Micros,
+    /// From the order to stop the leader's guest until it ran again.
+    pub pause: Micros,
+    /// Time spent in each phase, in the order of [`Phase::ALL`].
+    pub phases: [Micros; 11],
+    /// Dirty pages on the leader.
+    pub dirty_leader: u32,
+    /// Dirty pages on the secondary.
+    pub dirty_secondary: u32,
+    /// Dirty pages on either.
+    pub union: u32,
+    /// Of those, equal on both.
+    pub same: u32,
+    /// Of those, different: sent.
+    pub divergent: u32,
+    /// Bytes of bitmaps and digests, both directions.
+    pub bytes_hashes: u64,
+    /// Bytes of page contents.
+    pub bytes_pages: u64,
+    /// Bytes of device and CPU state.
+    pub bytes_device: u64,
+    /// Frames released.
+    pub outputs: u32,
+}

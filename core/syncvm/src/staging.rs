@@ -1,0 +1,140 @@
+//! The secondary's static buffer: everything of one syncvm, before any of it touches the guest.
+//!
+//! PLOVER §4.4: "if the secondary starts applying pages while receiving, and the leader fails
+//! in the middle, the secondary will end in a corrupted state". So chunks are kept here until
+//! [`Staging::finish`] has seen the end mark and found them complete.
+
+use crate::chunk;
+use plover_types::{Frame, PageSet, SyncNo};
+
+/// What arrived does not fit together; the sync is given up and its pages stay owed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StagingError {
+    /// A chunk is missing or came twice.
+    #[error("chunk {got} arrived where {expected} was due")]
+    OutOfOrder {
+        /// The chunk that was due.
+        expected: u32,
+        /// The chunk that came.
+        got: u32,
+    },
+    /// A chunk's bytes make no sense.
+    #[error(transparent)]
+    Chunk(#[from] chunk::ChunkError),
+    /// The end mark names another number of chunks.
+    #[error("the end mark counts {expected} chunks, {got} arrived")]
+    Incomplete {
+        /// By the end mark.
+        expected: u32,
+        /// Staged.
+        got: u32,
+    },
+}
+
+/// Collects one syncvm.
+#[derive(Debug)]
+pub struct Staging {
+    sync: SyncNo,
+    pages: u32,
+    chunks: Vec<Vec<u8>>,
+    touched: PageSet,
+}
+
+/// A complete syncvm: applying it makes this side equal to the leader at the cut.
+#[derive(Debug)]
+pub struct Staged {
+    /// Its number.
+    pub sync: SyncNo,
+    /// Page chunks, to be written in this order.
+    pub chunks: Vec<Vec<u8>>,
+    /// The pages they hold.
+    pub touched: PageSet,
+    /// Device and CPU state, opaque.
+    pub device: Vec<u8>,
+    /// Frames fed before the cut that the leader's hypervisor had not consumed; both sides
+    /// feed them again after it.
+    pub refeed: Vec<Frame>,
+}
+
+impl Staging {
+    /// An empty buffer for `sync` of a guest of `pages` pages.
+    pub fn new(sync: SyncNo, pages: u32) -> Self {
+        Self { sync, pages, chunks: Vec::new(), touched: PageSet::new(pages) }
+    }
+
+    /// Takes chunk number `seq`.
+    pub fn push(&mut self, seq: u32, bytes: Vec<u8>) -> Result<(), StagingError> {
+        let expected = self.chunks.len() as u32;
+        if seq != expected {
+            return Err(StagingError::OutOfOrder { expected, got: seq });
+        }
+        for page in chunk::read(&bytes, self.pages) {
+            self.touched.insert(page?.0);
+        }
+        self.chunks.push(bytes);
+        Ok(())
+    }
+
+    /// How many chunks have arrived.
+    pub fn chunks(&self) -> u32 {
+        self.chunks.len() as u32
+    }
+
+    /// The end mark has come, counting `chunks`.
+    pub fn finish(
+        self,
+        chunks: u32,
+        device: Vec<u8>,
+        refeed: Vec<Frame>,
+    ) -> Result<Staged, StagingError> {
+        if chunks != self.chunks() {
+            return Err(StagingError::Incomplete { expected: chunks, got: self.chunks() });
+        }
+        Ok(Staged { sync: self.sync, chunks: self.chunks, touched: self.touched, device, refeed })
+    }
+}
+
+impl Staged {
+    /// Adds pages that were asked for after the end mark (what a device reset wrote, on machine
+    /// types that need one).
+    pub fn add(&mut self, bytes: Vec<u8>, pages: u32) -> Result<(), StagingError> {
+        for page in chunk::read(&bytes, pages) {
+            self.touched.insert(page?.0);
+        }
+        self.chunks.push(bytes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk::ChunkWriter;
+    use plover_types::{PAGE_BYTES, PageNo};
+
+    fn chunk_of(page: u32) -> Vec<u8> {
+        let mut writer = ChunkWriter::new();
+        writer.push(PageNo(page), &[1; PAGE_BYTES]);
+        writer.finish()
+    }
+
+    #[test]
+    fn nothing_incomplete_is_ever_applied() {
+        let mut staging = Staging::new(SyncNo(1), 10);
+        staging.push(0, chunk_of(4)).unwrap();
+        assert_eq!(
+            staging.push(2, chunk_of(5)),
+            Err(StagingError::OutOfOrder { expected: 1, got: 2 })
+        );
+        assert!(matches!(
+            staging.finish(2, vec![], vec![]),
+            Err(StagingError::Incomplete { expected: 2, got: 1 })
+        ));
+    }
+
+    #[test]
+    fn a_page_outside_the_guest_is_refused() {
+        let mut staging = Staging::new(SyncNo(1), 4);
+        assert!(matches!(staging.push(0, chunk_of(4)), Err(StagingError::Chunk(_))));
+    }
+}
