@@ -96,11 +96,11 @@ mod tests {
             .env(AGENT_FD_ENV, fd.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // SAFETY: the closure only makes one async-signal-safe system call.
+        // SAFETY: the closure makes one async-signal-safe system call, on a descriptor that is
+        // open in the child; F_SETFD takes an int.
         unsafe {
             command.pre_exec(move || {
-                // SAFETY: `fd` is open in the child; F_SETFD takes an int.
-                let failed = unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } != 0;
+                let failed = libc::fcntl(fd, libc::F_SETFD, 0) != 0;
                 if failed {
                     Err(std::io::Error::last_os_error())
                 } else {
