@@ -67,8 +67,24 @@ pub struct Config {
     pub log_bytes_max: usize,
     /// Largest encoded message this core emits, bytes; what does not fit goes in several.
     pub message_bytes_max: usize,
-    /// Seed of everything random.
+    /// Seed of everything random: timeouts and nonces. Draw a new one at every start of a
+    /// process, or messages meant for the life before may be taken for answers in this one.
     pub seed: u64,
+    /// A known bug to put back, so that the harness can be seen to catch it.
+    #[doc(hidden)]
+    pub canary: Canary,
+}
+
+/// Known bugs for testing the tests; never anything but `None` outside of them.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Canary {
+    /// No bug.
+    #[default]
+    None,
+    /// A restarted replica whose memory was its log votes with an empty log instead of
+    /// recovering it first.
+    VoteAfterAmnesia,
 }
 
 /// What this replica knew when its process started.
@@ -188,6 +204,9 @@ pub enum ProposeError {
     /// The log holds `log_bytes_max`: wait for commits and a trim.
     #[error("the log is full")]
     LogFull,
+    /// The payload cannot fit one message (`message_bytes_max`): split it before proposing.
+    #[error("a payload of {0} bytes does not fit one message")]
+    TooLarge(usize),
 }
 
 /// Where a core stands.

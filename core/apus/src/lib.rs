@@ -3,7 +3,7 @@
 mod api;
 
 pub use api::{
-    Command, Config, DurableState, Durability, Entry, EntryKind, Event, Phase, ProposeError, Start,
+    Canary, Command, Config, DurableState, Durability, Entry, EntryKind, Event, Phase, ProposeError, Start,
     Status,
 };
 use plover_types::{Index, Micros, Viewstamp};
