@@ -1,1 +1,53 @@
-//! The brain of a replica: roles, in-sync set, failover; one apply(event) -> actions.
+//! The brain of a replica: roles, in-sync set, failover; one `apply(event) -> actions`.
+//!
+//! ```text
+//!                 recovered                 JoinStart                  first syncvm applied
+//!  Recovering ───────────────▶ Witness ───────────────────▶ Joining ─────────────────────▶ Secondary
+//!      │                        ▲   ▲                          │                             │  │
+//!      │ first start            │   └── attempt failed ────────┘        out of the in-sync   │  │ won the
+//!      │ of the group           │                                       set, or guest lost   │  │ election
+//!      ▼                        ├────────────────────────────────────────────────────────────┘  │
+//!    Leader ◀───────────────────┼───────────────────────────────────────────────────────────────┘
+//!      │   ▲                    │
+//!      ▼   │ won again          │ another leads
+//!    Deposed ───────────────────┘
+//! ```
+//!
+//! * **Recovering**: the process has just started and has forgotten the log (design §6).
+//! * **Witness**: votes and logs; runs no guest, so it may never lead.
+//! * **Joining**: receives a full copy while the leader's guest runs; counts for nothing yet.
+//! * **Secondary**: runs the guest in step. In the in-sync set, so it may stand for election.
+//! * **Leader**: runs the guest and faces clients. *Solo* while the in-sync set is itself
+//!   alone, *protected* once it has a secondary.
+//! * **Deposed**: a leader that has lost its majority's trust and does not know yet who leads.
+//!   Its guest runs on with outputs held, since it may win again; as soon as the log says that
+//!   the in-sync set goes on without it, the guest is dropped and it becomes a witness.
+//!
+//! The rules that keep external consistency (PLOVER §4.6), each with the place that has it:
+//!
+//! 1. While there is a secondary, an output leaves only after the secondary has acknowledged
+//!    the syncvm of its slot (`lead_sync`), and only under a valid lease (`outputs`).
+//! 2. Solo, an output leaves only if its inputs are committed and the lease is valid
+//!    (`outputs`, `inputs`).
+//! 3. The secondary stages a syncvm whole before it acknowledges, and once it has
+//!    acknowledged it applies it whatever happens (`follow_sync`).
+//! 4. Only a member of the in-sync set may lead, and a new leader commits an in-sync set of
+//!    itself alone before it serves (`failover`).
+//! 5. Dirty bits that were cleared stay owed until both sides are known to be equal
+//!    ([`plover_syncvm::Ledger`]).
+
+mod api;
+mod failover;
+mod follow_sync;
+mod guest;
+mod inputs;
+mod join;
+mod lead_sync;
+mod log_ops;
+mod outputs;
+mod replica;
+mod status;
+
+pub use api::{Action, Canary, Config, Event, GuestRecord, Note, OperatorInput, Role};
+pub use replica::Replica;
+pub use status::ReplicaStatus;

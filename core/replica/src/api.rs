@@ -1,0 +1,362 @@
+//! What happens to a replica, and what it asks of the world.
+
+use apus::{Canary as ConsensusCanary, DurableState, Durability, Entry};
+use plover_policy::{SlotConfig, UnprotectedOutput};
+use plover_syncvm::SyncReport;
+use plover_types::{
+    Digest, Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, View,
+    Viewstamp,
+};
+use serde::{Deserialize, Serialize};
+
+/// How a replica is set up. All replicas of a group must agree on everything but `me`,
+/// `seed` and `hash_key`.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This replica.
+    pub me: ReplicaId,
+    /// The group. One replica alone is the unreplicated baseline.
+    pub members: ReplicaSet,
+    /// Who boots the guest when the group starts for the first time.
+    pub first_leader: ReplicaId,
+    /// The leader's heartbeat period.
+    pub heartbeat: Micros,
+    /// Silence after which a replica is suspected (paper: 100 ms).
+    pub timeout: Micros,
+    /// When a log entry counts as acknowledged.
+    pub durability: Durability,
+    /// Payload bytes the log may hold.
+    pub log_bytes_max: usize,
+    /// Largest message on the log lane, bytes.
+    pub message_bytes_max: usize,
+    /// The slot's bounds.
+    pub slot: SlotConfig,
+    /// What solo does with outputs.
+    pub unprotected_output: UnprotectedOutput,
+    /// Guest RAM in pages.
+    pub pages: u32,
+    /// Whether this machine type's devices must be reset before a state is loaded.
+    pub needs_reset: bool,
+    /// Held output bytes that force a sync.
+    pub guard_bytes_max: usize,
+    /// Frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
+    pub input_frames_max: usize,
+    /// This process's secret for page hashes, from the system's random source.
+    pub hash_key: [u8; 32],
+    /// Seed of timeouts.
+    pub seed: u64,
+    /// A known bug to put back, for the simulator's proof that it can fail.
+    #[doc(hidden)]
+    pub canary: Canary,
+}
+
+/// Known bugs behind a test-only switch (style 19: the harness is tested too).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Canary {
+    /// No bug.
+    #[default]
+    None,
+    /// A restarted replica votes with its empty log.
+    VoteAfterAmnesia,
+    /// Outputs go out before the secondary has acknowledged.
+    ReleaseBeforeAck,
+    /// A failed sync forgets its dirty pages.
+    DirtyBitsLost,
+}
+
+impl Canary {
+    pub(crate) fn of_consensus(self) -> ConsensusCanary {
+        match self {
+            Self::VoteAfterAmnesia => ConsensusCanary::VoteAfterAmnesia,
+            _ => ConsensusCanary::None,
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Time has passed.
+    Tick,
+    /// The fabric's link to a peer came up anew or went down.
+    Link {
+        /// The peer.
+        peer: ReplicaId,
+        /// Whether it is up.
+        up: bool,
+    },
+    /// A peer wrote a record into our ring.
+    Received {
+        /// The peer.
+        from: ReplicaId,
+        /// Which ring.
+        lane: Lane,
+        /// The record.
+        bytes: Vec<u8>,
+    },
+    /// [`Action::PersistState`] is durable.
+    StatePersisted(View),
+    /// [`Action::PersistEntries`] is durable up to here.
+    EntriesPersisted(Viewstamp),
+    /// Frames from clients arrived at the TAP. One batch: what waited goes together.
+    Frames(Vec<Frame>),
+    /// An operator's input to the guest; goes through the log like any other.
+    Operator(OperatorInput),
+    /// The operator's word that a group whose replicas have all forgotten the guest may boot a
+    /// new one.
+    Bootstrap,
+    /// The hypervisor is up, its guest paused at power-on.
+    GuestStarted,
+    /// The guest is paused. Everything it had sent is in `outputs`.
+    GuestPaused {
+        /// Frames it has sent, after those of earlier [`Event::Outputs`].
+        outputs: Vec<Frame>,
+        /// Frames taken back that the hypervisor had not consumed, oldest first.
+        unconsumed: Vec<Frame>,
+    },
+    /// The guest runs.
+    GuestResumed,
+    /// The devices are reset.
+    GuestResetDone,
+    /// Device and CPU state, opaque.
+    StateSaved(Vec<u8>),
+    /// It is loaded.
+    StateLoaded,
+    /// The hypervisor is gone or refused an order; its guest's state is lost here.
+    GuestDied(String),
+    /// The guest sent frames.
+    Outputs(Vec<Frame>),
+    /// The answer to [`Action::Scan`].
+    Scanned(PageSet),
+    /// The answer to [`Action::Hash`], in the order asked.
+    Hashed(Vec<Digest>),
+    /// The answer to [`Action::ReadPages`]: a page chunk.
+    PagesRead(Vec<u8>),
+    /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
+    Sample {
+        /// CPU time of all vCPUs since the start.
+        cpu: Micros,
+        /// Whether the hypervisor has consumed every frame fed to it.
+        consumed: bool,
+    },
+}
+
+/// What an operator may do to the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OperatorInput {
+    /// Types on the serial console.
+    Console(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Presses the power button.
+    PowerButton,
+}
+
+/// What the replica asks of the world. The node carries actions out in order; memory work
+/// (scan, hash, read, write) is answered before the next event.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Write a record into our ring at a peer.
+    Write {
+        /// The ring's owner.
+        to: ReplicaId,
+        /// Which ring.
+        lane: Lane,
+        /// The record.
+        bytes: Vec<u8>,
+    },
+    /// Make this durable → [`Event::StatePersisted`].
+    PersistState(DurableState),
+    /// Make these log entries durable → [`Event::EntriesPersisted`].
+    PersistEntries {
+        /// The viewstamp before them; what stood after it is truncated.
+        after: Viewstamp,
+        /// The entries.
+        entries: Vec<Entry>,
+    },
+    /// Note what a restart of the whole group would need to know.
+    PersistGuest(GuestRecord),
+    /// Start a hypervisor with a paused guest → [`Event::GuestStarted`].
+    StartGuest,
+    /// End the hypervisor.
+    KillGuest,
+    /// Stop the vCPUs → [`Event::GuestPaused`].
+    Pause,
+    /// Let them run → [`Event::GuestResumed`].
+    Resume,
+    /// Reset the devices → [`Event::GuestResetDone`].
+    Reset,
+    /// Serialise device state → [`Event::StateSaved`].
+    SaveState,
+    /// Load device state → [`Event::StateLoaded`].
+    LoadState(Vec<u8>),
+    /// Collect and clear dirty bits → [`Event::Scanned`].
+    Scan,
+    /// Hash these pages → [`Event::Hashed`].
+    Hash {
+        /// The session's key.
+        key: [u8; 32],
+        /// The pages.
+        pages: Vec<PageNo>,
+    },
+    /// Read these pages into one chunk → [`Event::PagesRead`].
+    ReadPages(Vec<PageNo>),
+    /// Write page chunks into guest memory.
+    WriteChunks(Vec<Vec<u8>>),
+    /// Put frames into the guest's NIC queue.
+    Feed(Vec<Frame>),
+    /// Carry out an operator's input on this side's guest.
+    Operate(OperatorInput),
+    /// Send frames to the clients.
+    Release {
+        /// The slot they belong to: the number of the next syncvm when they were sent.
+        slot: SyncNo,
+        /// The frames.
+        frames: Vec<Frame>,
+    },
+    /// Start or stop being the guest's face: read the TAP or ignore it.
+    FaceClients(bool),
+    /// Tell the network that the guest's address now lives here.
+    Announce,
+    /// For the trace and the status.
+    Note(Note),
+}
+
+/// What a restart needs to know (design §7, "all lost").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestRecord {
+    /// The in-sync set.
+    pub in_sync: ReplicaSet,
+    /// The view it was agreed in.
+    pub view: View,
+    /// The last syncvm this replica holds.
+    pub sync: SyncNo,
+}
+
+/// Where a replica stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Has forgotten the log and recovers it.
+    Recovering,
+    /// Votes and logs, runs no guest.
+    Witness,
+    /// Receives a full copy.
+    Joining,
+    /// Runs the guest in step.
+    Secondary,
+    /// Runs the guest and faces clients.
+    Leader,
+    /// Led, and does not know yet who leads now; its guest runs on with its outputs held.
+    Deposed,
+}
+
+/// Things worth a line in the trace, with the moment at which they happened.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+pub enum Note {
+    /// This replica's role changed.
+    Role {
+        /// From.
+        from: Role,
+        /// To.
+        to: Role,
+        /// In this view.
+        view: View,
+    },
+    /// The leader is silent; an election is being prepared.
+    Suspected {
+        /// The view whose leader is suspected.
+        view: View,
+    },
+    /// Won the election.
+    Elected {
+        /// The view.
+        view: View,
+    },
+    /// Faces clients from here on.
+    Serving {
+        /// The view.
+        view: View,
+    },
+    /// A new in-sync set is committed.
+    InSync {
+        /// The set.
+        in_sync: ReplicaSet,
+        /// Where.
+        at: Index,
+    },
+    /// A peer answers, or has stopped answering.
+    Peer {
+        /// The peer.
+        peer: ReplicaId,
+        /// Whether it answers.
+        alive: bool,
+    },
+    /// A full copy to a new secondary has begun.
+    JoinBegun {
+        /// The new secondary.
+        peer: ReplicaId,
+    },
+    /// One round of it.
+    JoinRound {
+        /// The round, from 0.
+        round: u32,
+        /// Pages to copy in it.
+        pages: u32,
+    },
+    /// It failed; another attempt follows.
+    JoinFailed {
+        /// Who was to join.
+        peer: ReplicaId,
+        /// Why.
+        why: String,
+    },
+    /// The guest is protected: the in-sync set has two members.
+    Protected {
+        /// The secondary.
+        peer: ReplicaId,
+    },
+    /// A sync failed; its pages stay owed and its outputs held.
+    SyncFailed {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Why.
+        why: String,
+    },
+    /// A sync was acknowledged and its outputs released.
+    Synced(Box<SyncReport>),
+    /// The phase a running sync is in (for test hooks that strike in a given phase).
+    SyncPhase {
+        /// The syncvm.
+        sync: SyncNo,
+        /// The phase entered.
+        phase: plover_syncvm::Phase,
+    },
+    /// The secondary has applied a syncvm: its memory equals the leader's at the cut.
+    Applied {
+        /// The syncvm.
+        sync: SyncNo,
+    },
+    /// This side's guest is lost.
+    GuestLost {
+        /// Why.
+        why: String,
+    },
+    /// Nobody holds the guest's state any more; serving has stopped.
+    GroupEmpty {
+        /// Whether the group has never run.
+        fresh: bool,
+    },
+    /// A client's frames were dropped because the queue was full, like a NIC's.
+    InputDropped {
+        /// How many.
+        frames: usize,
+    },
+    /// A message was dropped: of another view, malformed, or out of place.
+    Rejected {
+        /// From whom.
+        from: ReplicaId,
+        /// Why.
+        why: String,
+    },
+}

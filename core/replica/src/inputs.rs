@@ -1,0 +1,103 @@
+//! Inputs: from clients and operators into the log, and from the log into the guest.
+//!
+//! While the guest is protected the leader feeds itself as soon as it has proposed: what the
+//! guest makes of an input stays in the guard until a syncvm, whose own entry stands behind the
+//! input in the log, is acknowledged. So nothing that rests on an uncommitted input gets out,
+//! and consensus costs no latency on the leader (docs/decisions/0002). Solo, outputs leave at
+//! once, so inputs are fed when they are committed.
+
+use crate::api::{Note, OperatorInput, Role};
+use crate::guest::{Input, Power};
+use crate::log_ops::LogOp;
+use crate::replica::Replica;
+use apus::{Entry, EntryKind};
+use plover_types::{Frame, Index, wire};
+
+impl Replica {
+    /// Clients' frames: the leader proposes them; anybody else's TAP is not the guest's face.
+    pub(crate) fn on_frames(&mut self, frames: Vec<Frame>) {
+        if self.role != Role::Leader || !self.serving || frames.is_empty() {
+            return;
+        }
+        let count = frames.len();
+        if self.guest.backlog_frames() + count > self.config.input_frames_max {
+            self.note(Note::InputDropped { frames: count });
+            return;
+        }
+        if !self.propose_input(LogOp::Inputs(frames)) {
+            self.note(Note::InputDropped { frames: count });
+        }
+    }
+
+    /// An operator's input goes the same way.
+    pub(crate) fn on_operator(&mut self, input: OperatorInput) {
+        if self.role == Role::Leader && self.serving {
+            self.propose_input(LogOp::Operator(input));
+        }
+    }
+
+    fn propose_input(&mut self, op: LogOp) -> bool {
+        let before = self.last_input_proposed;
+        let Ok(viewstamp) = self.apus.propose(
+            self.now,
+            EntryKind::App,
+            wire::encode(&op),
+            &mut self.consensus_out,
+        ) else {
+            return false;
+        };
+        self.last_input_proposed = viewstamp.index;
+        if self.speculates() && self.guest.taken >= before {
+            self.give_to_guest(viewstamp.index, op);
+        }
+        true
+    }
+
+    /// Whether the leader may feed its guest before the commit: every output of what it feeds
+    /// is certain to wait for a syncvm.
+    fn speculates(&self) -> bool {
+        self.in_sync.len() > 1 && self.pending_in_sync.is_none()
+    }
+
+    /// A committed entry. On the leader the input may have been fed at its proposal.
+    pub(crate) fn on_deliver(&mut self, entry: Entry) {
+        let index = entry.viewstamp.index;
+        self.delivered = index;
+        match entry.kind {
+            EntryKind::Noop => {}
+            EntryKind::InSync(set) => self.on_in_sync(set, index),
+            EntryKind::App => match wire::decode::<LogOp>(&entry.payload) {
+                Ok(LogOp::Syncvm(sync)) => self.on_syncvm_entry(sync, entry.viewstamp),
+                Ok(op) => {
+                    if index > self.guest.taken {
+                        self.give_to_guest(index, op);
+                    }
+                }
+                Err(error) => {
+                    let from = self.config.me;
+                    self.note(Note::Rejected { from, why: format!("log entry {index}: {error}") });
+                }
+            },
+        }
+    }
+
+    fn give_to_guest(&mut self, index: Index, op: LogOp) {
+        self.guest.taken = index;
+        if !self.guest_in_step() {
+            return;
+        }
+        let input = match op {
+            LogOp::Inputs(frames) => Input::Frames(frames),
+            LogOp::Operator(input) => Input::Operator(input),
+            LogOp::Syncvm(_) => return,
+        };
+        self.idle.disturb();
+        self.guest.give(input, &mut self.out);
+    }
+
+    /// Whether this side's guest takes part in the input order: it holds the state, or it is
+    /// about to receive a state that ends before this input.
+    fn guest_in_step(&self) -> bool {
+        self.guest.power != Power::Off && (self.holds_state || self.follow.is_some())
+    }
+}

@@ -1,0 +1,433 @@
+//! The state of a replica and the one way to change it.
+
+use crate::api::{Action, Canary, Config, Event, Note, Role};
+use crate::follow_sync::{EarlyDirty, FollowSync};
+use crate::guest::{Guest, Power};
+use crate::join::{Joined, LeadJoin};
+use crate::lead_sync::LeadSync;
+use apus::{Apus, Command, Phase as ConsensusPhase, Start};
+use plover_guard::Guard;
+use plover_policy::{IdleDetector, SlotRule};
+use plover_syncvm::message::Body;
+use plover_syncvm::{Ledger, Phase, SyncMessage};
+use plover_types::{
+    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, View, wire,
+};
+use std::collections::VecDeque;
+
+/// Why memory was read, scanned or hashed: answers come back in the order asked.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// The leader's part of this syncvm.
+    Lead(SyncNo),
+    /// The leader's answer to a fetch; whether it is the last part.
+    LeadFetch(SyncNo, bool),
+    /// The secondary's part of this syncvm.
+    Follow(SyncNo),
+    /// A full copy, of this attempt.
+    Join(u64),
+}
+
+/// One replica: owns all state, touches nothing outside.
+#[derive(Debug)]
+pub struct Replica {
+    pub(crate) config: Config,
+    pub(crate) apus: Apus,
+    pub(crate) now: Micros,
+    pub(crate) out: Vec<Action>,
+    pub(crate) consensus_out: Vec<Command>,
+
+    pub(crate) role: Role,
+    pub(crate) view: View,
+    pub(crate) leader: Option<ReplicaId>,
+    consensus_phase: ConsensusPhase,
+    /// The newest in-sync set that is committed.
+    pub(crate) in_sync: ReplicaSet,
+    /// The in-sync set this leader has proposed and not yet seen committed.
+    pub(crate) pending_in_sync: Option<ReplicaSet>,
+    pub(crate) delivered: Index,
+    pub(crate) last_input_proposed: Index,
+    pub(crate) links: ReplicaSet,
+    pub(crate) alive: ReplicaSet,
+    /// Facing clients.
+    pub(crate) serving: bool,
+
+    pub(crate) guest: Guest,
+    /// Whether this side's guest is in a state that explains everything clients have seen.
+    pub(crate) holds_state: bool,
+    pub(crate) guard: Guard,
+    /// Outputs whose state is safe, waiting for the lease.
+    pub(crate) cleared: VecDeque<(SyncNo, Vec<Frame>)>,
+    pub(crate) ledger: Ledger,
+    /// The newest syncvm known.
+    pub(crate) sync_no: SyncNo,
+    pub(crate) slot_started: Micros,
+    pub(crate) slot_rule: SlotRule,
+    pub(crate) idle: IdleDetector,
+    pub(crate) guest_idle: bool,
+    /// The last syncvm failed; the next one is a repetition.
+    pub(crate) retry: bool,
+    /// Pages that device resets have been seen to write.
+    pub(crate) reset_pages: PageSet,
+
+    pub(crate) lead: Option<LeadSync>,
+    pub(crate) follow: Option<FollowSync>,
+    pub(crate) early_dirty: Option<EarlyDirty>,
+    pub(crate) join: Option<LeadJoin>,
+    pub(crate) joined: Option<Joined>,
+    pub(crate) next_join_at: Micros,
+    pub(crate) join_attempts: u64,
+
+    pub(crate) scans: VecDeque<Asked>,
+    pub(crate) hashes: VecDeque<Asked>,
+    pub(crate) reads: VecDeque<Asked>,
+}
+
+impl Replica {
+    /// A replica whose process starts at `now`.
+    pub fn new(config: Config, start: Start, now: Micros) -> Self {
+        let consensus = apus::Config {
+            me: config.me,
+            members: config.members,
+            first_leader: config.first_leader,
+            heartbeat: config.heartbeat,
+            timeout: config.timeout,
+            durability: config.durability,
+            log_bytes_max: config.log_bytes_max,
+            message_bytes_max: config.message_bytes_max,
+            seed: config.seed,
+            canary: config.canary.of_consensus(),
+        };
+        let apus = Apus::new(consensus, start, now);
+        Self {
+            role: Role::Recovering,
+            view: View::NONE,
+            leader: None,
+            consensus_phase: ConsensusPhase::Recovering,
+            in_sync: ReplicaSet::EMPTY,
+            pending_in_sync: None,
+            delivered: Index(0),
+            last_input_proposed: Index(0),
+            links: ReplicaSet::EMPTY,
+            alive: ReplicaSet::EMPTY,
+            serving: false,
+            guest: Guest::new(),
+            holds_state: false,
+            guard: Guard::new(config.guard_bytes_max),
+            cleared: VecDeque::new(),
+            ledger: Ledger::all(config.pages),
+            sync_no: SyncNo(0),
+            slot_started: now,
+            slot_rule: SlotRule::new(config.slot),
+            idle: IdleDetector::new(config.slot.idle_threshold),
+            guest_idle: false,
+            retry: false,
+            reset_pages: PageSet::new(config.pages),
+            lead: None,
+            follow: None,
+            early_dirty: None,
+            join: None,
+            joined: None,
+            next_join_at: Micros::ZERO,
+            join_attempts: 0,
+            scans: VecDeque::new(),
+            hashes: VecDeque::new(),
+            reads: VecDeque::new(),
+            out: Vec::new(),
+            consensus_out: Vec::new(),
+            apus,
+            config,
+            now,
+        }
+    }
+
+    /// Applies one event at `now` and appends what is to be done, in order, to `out`.
+    pub fn apply(&mut self, now: Micros, event: Event, out: &mut Vec<Action>) {
+        self.now = self.now.max(now);
+        self.dispatch(event);
+        self.settle();
+        out.append(&mut self.out);
+    }
+
+    fn dispatch(&mut self, event: Event) {
+        match event {
+            Event::Tick => self.consensus(apus::Event::Tick),
+            Event::Link { peer, up } => self.on_link(peer, up),
+            Event::Received { from, lane: Lane::Log, bytes } => {
+                self.consensus(apus::Event::Received { from, bytes: &bytes });
+            }
+            Event::Received { from, lane: Lane::Bulk, bytes } => self.on_bulk(from, &bytes),
+            Event::StatePersisted(view) => self.consensus(apus::Event::StatePersisted(view)),
+            Event::EntriesPersisted(at) => self.consensus(apus::Event::EntriesPersisted(at)),
+            Event::Frames(frames) => self.on_frames(frames),
+            Event::Operator(input) => self.on_operator(input),
+            Event::Bootstrap => self.apus.bootstrap(self.now, &mut self.consensus_out),
+            Event::GuestStarted => self.on_guest_started(),
+            Event::GuestPaused { outputs, unconsumed } => {
+                self.on_guest_paused(outputs, unconsumed);
+            }
+            Event::GuestResumed => self.lead_resumed(),
+            Event::GuestResetDone => self.follow_reset_done(),
+            Event::StateSaved(state) => self.lead_state_saved(state),
+            Event::StateLoaded => self.follow_state_loaded(),
+            Event::GuestDied(why) => self.on_guest_died(why),
+            Event::Outputs(frames) => self.on_outputs(frames),
+            Event::Scanned(set) => self.on_scanned(&set),
+            Event::Hashed(digests) => match self.hashes.pop_front() {
+                Some(Asked::Lead(sync)) => self.lead_hashed(sync, digests),
+                Some(Asked::Follow(sync)) => self.follow_hashed(sync, &digests),
+                other => panic!("hashes nobody asked for: {other:?}"),
+            },
+            Event::PagesRead(chunk) => match self.reads.pop_front() {
+                Some(Asked::Lead(sync)) => self.lead_pages_read(sync, chunk),
+                Some(Asked::LeadFetch(sync, last)) => self.lead_fetch_read(sync, chunk, last),
+                Some(Asked::Follow(sync)) => self.follow_restore_read(sync, chunk),
+                Some(Asked::Join(attempt)) => self.join_pages_read(attempt, chunk),
+                None => panic!("pages nobody asked for"),
+            },
+            Event::Sample { cpu, consumed } => self.on_sample(cpu, consumed),
+        }
+    }
+
+    /// After every event: what consensus asks, what time asks, what has become safe.
+    fn settle(&mut self) {
+        loop {
+            self.drain_consensus();
+            self.tick_lead();
+            self.tick_follow();
+            self.tick_join();
+            self.release_what_is_safe();
+            if self.consensus_out.is_empty() {
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn consensus(&mut self, event: apus::Event<'_>) {
+        self.apus.apply(self.now, event, &mut self.consensus_out);
+    }
+
+    fn drain_consensus(&mut self) {
+        while !self.consensus_out.is_empty() {
+            for command in std::mem::take(&mut self.consensus_out) {
+                self.on_command(command);
+            }
+        }
+        let phase = self.apus.status().phase;
+        if phase != self.consensus_phase {
+            if phase == ConsensusPhase::Canvassing {
+                let view = self.view;
+                self.note(Note::Suspected { view });
+            }
+            if self.role == Role::Recovering
+                && matches!(phase, ConsensusPhase::Following | ConsensusPhase::Canvassing)
+            {
+                self.set_role(Role::Witness);
+            }
+            self.consensus_phase = phase;
+        }
+    }
+
+    fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Write { to, bytes } => {
+                self.out.push(Action::Write { to, lane: Lane::Log, bytes });
+            }
+            Command::PersistState(state) => self.out.push(Action::PersistState(state)),
+            Command::PersistEntries { after, entries } => {
+                self.out.push(Action::PersistEntries { after, entries });
+            }
+            Command::Deliver(entry) => self.on_deliver(entry),
+            Command::Jump { base, in_sync } => self.on_jump(base.index, in_sync),
+            Command::Lead { view } => self.on_lead(view),
+            Command::Follow { view, leader } => self.on_follow(view, leader),
+            Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
+            Command::GroupEmpty { fresh } => {
+                self.note(Note::GroupEmpty { fresh });
+                if fresh && self.config.me == self.config.first_leader {
+                    self.apus.bootstrap(self.now, &mut self.consensus_out);
+                }
+            }
+        }
+    }
+
+    fn on_link(&mut self, peer: ReplicaId, up: bool) {
+        if up {
+            self.links.insert(peer);
+        } else {
+            self.links.remove(peer);
+        }
+        self.consensus(apus::Event::Link { peer, up });
+        // Either way, what was in flight on the bulk lane is lost.
+        if self.lead.as_ref().is_some_and(|s| s.peer == peer) {
+            self.abort_lead("the link to the secondary broke");
+        }
+        if self.join.as_ref().is_some_and(|j| j.peer == peer) {
+            self.fail_join("the link to the joining replica broke");
+        }
+        if self.leader == Some(peer) {
+            self.abort_follow("the link to the leader broke");
+            if self.role == Role::Joining {
+                self.drop_guest();
+                self.set_role(Role::Witness);
+            }
+        }
+    }
+
+    fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
+        let message: SyncMessage = match wire::decode(bytes) {
+            Ok(message) => message,
+            Err(error) => return self.note(Note::Rejected { from, why: error.to_string() }),
+        };
+        if message.view != self.view {
+            // Not an error: the sender has not heard of the new view, or we have not yet.
+            let why = format!("bulk message of view {}, ours is {}", message.view, self.view);
+            return self.note(Note::Rejected { from, why });
+        }
+        let leads = self.role == Role::Leader;
+        let follows = self.leader == Some(from) && !leads;
+        match message.body {
+            Body::JoinStart { attempt } if follows => self.on_join_start(attempt),
+            Body::Copy { attempt, seq, chunk } if follows => self.on_copy(attempt, seq, chunk),
+            Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
+            Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
+            Body::End { sync, chunks, device, refeed } if follows => {
+                self.follow_end(sync, chunks, device, refeed);
+            }
+            Body::Fetched { sync, chunk, last } if follows => {
+                self.follow_fetched(sync, chunk, last);
+            }
+            Body::JoinReady { attempt } if leads => self.on_join_ready(from, attempt),
+            Body::JoinFailed { attempt, why } if leads => self.on_join_failed(from, attempt, &why),
+            Body::CopyAck { attempt, chunks } if leads => self.on_copy_ack(from, attempt, chunks),
+            Body::Hashes { sync, runs, first, total, digests, wait } if leads => {
+                self.lead_hashes(from, sync, &runs, (first, total), &digests, wait);
+            }
+            Body::PagesAck { sync, chunks } if leads => self.lead_pages_ack(from, sync, chunks),
+            Body::Fetch { sync, runs } if leads => self.lead_fetch(from, sync, &runs),
+            Body::Ack { sync } if leads => self.lead_ack(from, sync),
+            Body::GuestLost { why } if leads => self.lose_peer(from, &why),
+            body => {
+                let why = format!("{body:?}").chars().take(40).collect::<String>();
+                self.note(Note::Rejected { from, why: format!("out of place: {why}") });
+            }
+        }
+    }
+
+    fn on_guest_paused(&mut self, outputs: Vec<Frame>, unconsumed: Vec<Frame>) {
+        if self.guest.power != Power::Pausing {
+            return;
+        }
+        self.guest.power = Power::Paused;
+        self.on_outputs(outputs);
+        if self.guest.resume_when_paused {
+            self.guest.resume_when_paused = false;
+            self.guest.resume(unconsumed, &mut self.out);
+            if self.follow.is_some() {
+                // The next syncvm's cut has come meanwhile.
+                self.guest.shut_gate();
+            }
+        } else if self.lead.is_some() {
+            self.lead_paused(unconsumed);
+        } else if self.follow.is_some() {
+            self.follow_paused(unconsumed);
+        } else {
+            self.guest.resume(unconsumed, &mut self.out);
+        }
+    }
+
+    fn on_scanned(&mut self, set: &PageSet) {
+        match self.scans.pop_front() {
+            Some(Asked::Lead(sync)) => self.lead_scanned(sync, set),
+            Some(Asked::Follow(sync)) => self.follow_scanned(sync, set),
+            Some(Asked::Join(attempt)) => self.join_scanned(attempt, set),
+            other => panic!("a scan nobody asked for: {other:?}"),
+        }
+    }
+
+    fn on_sample(&mut self, cpu: Micros, consumed: bool) {
+        self.guest_idle = self.idle.sample(self.now, cpu, consumed);
+    }
+
+    /// How often the guest's activity should be sampled, while somebody waits for it.
+    pub fn wants_samples(&self) -> Option<Micros> {
+        let slot_waits = self.role == Role::Leader
+            && self.lead.is_none()
+            && self.guest.power == Power::Running
+            && self.secondary().is_some()
+            && !self.guard.is_empty();
+        let cut_waits = self.follow.as_ref().is_some_and(FollowSync::is_draining);
+        (slot_waits || cut_waits).then_some(Micros(self.config.slot.idle_threshold.0.max(50)))
+    }
+
+    /// When the next [`Event::Tick`] is due at the latest.
+    pub fn deadline(&self) -> Micros {
+        let consensus = self.apus.deadline();
+        let lead = self.lead_deadline();
+        let follow = self.follow_deadline();
+        let join = self.join_deadline();
+        consensus.min(lead).min(follow).min(join)
+    }
+
+    /// A peer that runs the guest in step with this leader.
+    pub(crate) fn secondary(&self) -> Option<ReplicaId> {
+        let set = self.pending_in_sync.unwrap_or(self.in_sync);
+        set.iter().find(|id| *id != self.config.me && set.contains(self.config.me))
+    }
+
+    pub(crate) fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
+        let bytes = wire::encode(&SyncMessage { view: self.view, body });
+        let len = bytes.len() as u64;
+        self.out.push(Action::Write { to, lane: Lane::Bulk, bytes });
+        len
+    }
+
+    pub(crate) fn note(&mut self, note: Note) {
+        self.out.push(Action::Note(note));
+    }
+
+    pub(crate) fn note_phase(&mut self, sync: SyncNo, phase: Phase) {
+        self.note(Note::SyncPhase { sync, phase });
+    }
+
+    /// The one place where the role changes.
+    pub(crate) fn set_role(&mut self, to: Role) {
+        use Role::{Deposed, Joining, Leader, Recovering, Secondary, Witness};
+        let from = self.role;
+        if from == to {
+            return;
+        }
+        let allowed = matches!(
+            (from, to),
+            (Recovering, Witness | Leader)
+                | (Witness, Joining | Leader)
+                | (Joining, Secondary | Witness)
+                | (Secondary, Leader | Witness)
+                | (Leader, Deposed | Witness)
+                | (Deposed, Leader | Witness)
+        );
+        assert!(allowed, "no way from {from:?} to {to:?}");
+        self.role = to;
+        let view = self.view;
+        self.note(Note::Role { from, to, view });
+    }
+
+    pub(crate) fn set_holds_state(&mut self, holds: bool) {
+        self.holds_state = holds;
+        self.apus.set_holds_state(holds);
+    }
+
+    pub(crate) fn canary(&self, canary: Canary) -> bool {
+        self.config.canary == canary
+    }
+}
+
+impl Drop for Replica {
+    /// A replica that goes away takes its held outputs with it: nobody has seen them.
+    fn drop(&mut self) {
+        if let Some(held) = self.lead.take().and_then(LeadSync::into_held) {
+            held.discard();
+        }
+        self.guard.discard_all();
+    }
+}

@@ -1,0 +1,64 @@
+//! A snapshot for people and tests.
+
+use crate::api::Role;
+use crate::guest::Power;
+use crate::replica::Replica;
+use plover_types::{Index, ReplicaId, ReplicaSet, SyncNo, View};
+use serde::Serialize;
+
+/// Where a replica stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReplicaStatus {
+    /// This replica.
+    pub id: ReplicaId,
+    /// Its role.
+    pub role: Role,
+    /// The view it is in.
+    pub view: View,
+    /// Who leads it, as far as known.
+    pub leader: Option<ReplicaId>,
+    /// The newest committed in-sync set.
+    pub in_sync: ReplicaSet,
+    /// Whether the guest would survive the loss of any one replica.
+    pub protected: bool,
+    /// Whether it faces clients and may answer them now.
+    pub serving: bool,
+    /// Whether its guest runs.
+    pub guest_running: bool,
+    /// Whether it has a guest whose state counts.
+    pub holds_state: bool,
+    /// The newest syncvm it knows.
+    pub sync: SyncNo,
+    /// Frames in the guard.
+    pub held_outputs: usize,
+    /// Last committed log entry.
+    pub commit: Index,
+    /// Messages that did not decode.
+    pub rejected: u64,
+}
+
+impl Replica {
+    /// Where it stands at the last event.
+    pub fn status(&self) -> ReplicaStatus {
+        let consensus = self.apus.status();
+        let leads = self.role == Role::Leader;
+        ReplicaStatus {
+            id: self.config.me,
+            role: self.role,
+            view: self.view,
+            leader: self.leader,
+            in_sync: self.in_sync,
+            protected: leads
+                && self.serving
+                && self.in_sync.len() > 1
+                && self.pending_in_sync.is_none(),
+            serving: self.serving && self.now < self.apus.lease_until(),
+            guest_running: self.guest.power == Power::Running,
+            holds_state: self.holds_state,
+            sync: self.sync_no,
+            held_outputs: self.guard.len(),
+            commit: consensus.commit,
+            rejected: consensus.rejected,
+        }
+    }
+}
