@@ -1,1 +1,27 @@
 //! The body of a replica: waits, turns what happened into events, applies, acts.
+//!
+//! One thread owns the brain, the guest, the fabric and the TAP. It sleeps in one `ppoll` until
+//! something happens (or a deadline comes), and between two sleeps it does one turn:
+//!
+//! ```text
+//!  ppoll ─▶ fabric records ┐
+//!        ─▶ guest events   ├─▶ Replica::apply ─▶ actions ─▶ guest, TAP, fabric, disk
+//!        ─▶ TAP frames     │         ▲               │
+//!        ─▶ control        ┘         └── answers ◀───┘ (scans, hashes, pages)
+//! ```
+//!
+//! Everything that is decided is decided by `plover-replica`; nothing here chooses.
+
+mod announce;
+mod body;
+mod clock;
+mod config;
+mod control;
+mod metrics;
+mod storage;
+mod tap;
+mod trace;
+
+pub use body::{ExitReason, run};
+pub use config::{ConfigError, PolicyName, ReplicaConfig};
+pub use control::StopHandle;

@@ -1,0 +1,385 @@
+//! The configuration file of a replica.
+
+use plover_policy::{SlotConfig, UnprotectedOutput};
+use plover_replica::Canary;
+use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
+use plover_vm::{Accel, Boot, Machine, QemuConfig};
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// Why a configuration was not taken. Nothing has been started.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is not TOML, has an unknown key, or a value of the wrong kind.
+    #[error("the configuration {path} is not valid: {why}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        why: String,
+    },
+    /// The keys do not fit together.
+    #[error("the configuration does not fit together: {0}")]
+    Mismatch(String),
+}
+
+/// A whole configuration. Every key but those without a default may be left out.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaConfig {
+    /// `[group]`: who replicates with whom.
+    pub group: GroupConfig,
+    /// `[guest]`: the virtual machine; the same on all replicas.
+    pub guest: GuestConfig,
+    /// `[net]`: the guest's way to its clients.
+    pub net: NetConfig,
+    /// `[policy]`: when state is synced and outputs are released.
+    #[serde(default)]
+    pub policy: PolicyConfig,
+    /// `[paths]`: where files go.
+    pub paths: PathConfig,
+    /// `[debug]`: for tests.
+    #[serde(default)]
+    pub debug: DebugConfig,
+}
+
+/// `[group]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupConfig {
+    /// The group's name; replicas of other groups are refused.
+    pub name: String,
+    /// The id of this replica.
+    pub me: u8,
+    /// The id of the replica that boots the guest when the group starts for the first time
+    /// (default 0).
+    #[serde(default)]
+    pub first_leader: u8,
+    /// The leader's heartbeat period in ms (default 25).
+    #[serde(default = "default_heartbeat_ms")]
+    pub heartbeat_ms: u64,
+    /// A replica that is silent for this long, in ms, is suspected (default 150). An election
+    /// begins after one to two times this.
+    #[serde(default = "default_timeout_ms")]
+    pub timeout_ms: u64,
+    /// When a log entry counts as acknowledged: `memory` (default) or `disk`.
+    #[serde(default)]
+    pub durability: apus::Durability,
+    /// Log entries held for replicas that lag, MiB (default 8).
+    #[serde(default = "default_log_mib")]
+    pub log_mib: usize,
+    /// The replicas, this one included: `[[group.replica]]` with `id` and `address`. One alone
+    /// runs the guest unreplicated.
+    pub replica: Vec<PeerConfig>,
+}
+
+/// `[[group.replica]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerConfig {
+    /// Its id, 0 to 8.
+    pub id: u8,
+    /// Where it listens for the others, `address:port`.
+    pub address: SocketAddr,
+}
+
+/// `[guest]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestConfig {
+    /// QEMU's machine type: `microvm` (default), `q35` or `pc`.
+    #[serde(default)]
+    pub machine: Machine,
+    /// `auto` (default), `kvm` or `tcg`.
+    #[serde(default)]
+    pub accel: Accel,
+    /// Virtual processors (default 1).
+    #[serde(default = "default_vcpus")]
+    pub vcpus: u32,
+    /// RAM in MiB (default 256).
+    #[serde(default = "default_mem_mib")]
+    pub mem_mib: u32,
+    /// The kernel image.
+    pub kernel: PathBuf,
+    /// The initial RAM disk.
+    #[serde(default)]
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    #[serde(default)]
+    pub cmdline: String,
+    /// The guest's Ethernet address.
+    pub mac: Mac,
+    /// The QEMU binary (default: `qemu-system-x86_64` on the path).
+    #[serde(default)]
+    pub qemu: Option<PathBuf>,
+}
+
+/// `[net]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetConfig {
+    /// The TAP device (IFF_TAP, no packet information) that leads to the clients. It must
+    /// exist.
+    pub tap: String,
+}
+
+/// Which policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PolicyName {
+    /// Virtualized state machine replication (the default).
+    #[default]
+    Vsmr,
+    /// No replication: the guest and its NIC path alone.
+    None,
+}
+
+/// `[policy]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyConfig {
+    /// `vsmr` (default) or `none`.
+    pub name: PolicyName,
+    /// The guest counts as idle after this many µs without work (default 100, as the paper).
+    pub idle_threshold_us: Option<u64>,
+    /// A slot may always run this long, ms, before a busy guest is paused.
+    pub slot_min_ms: Option<u64>,
+    /// A slot with waiting outputs never runs longer, ms.
+    pub slot_max_ms: Option<u64>,
+    /// A slot without waiting outputs ends after this, ms.
+    pub quiet_max_ms: Option<u64>,
+    /// The longest the secondary may take to finish its inputs at a cut, ms.
+    pub wait_max_ms: Option<u64>,
+    /// What happens to outputs while only one replica is in sync: `release` (default) or
+    /// `hold`.
+    pub unprotected_output: UnprotectedOutput,
+    /// Held outputs that force a sync, MiB (default 8).
+    pub guard_mib: Option<usize>,
+    /// Frames that may wait for the guest, like a NIC's queue (default 1024).
+    pub input_frames: Option<usize>,
+}
+
+/// `[paths]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathConfig {
+    /// What outlives the process: promised view, in-sync set, and with `durability = "disk"`
+    /// the log. Created if missing.
+    pub state_dir: PathBuf,
+    /// What does not: control socket, trace, console log. On tmpfs. Created if missing.
+    pub run_dir: PathBuf,
+}
+
+/// `[debug]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DebugConfig {
+    /// Hash the whole guest memory at every sync, on both sides, into the trace.
+    pub checksum_each_sync: bool,
+    /// Write every sync's report into the trace.
+    pub trace_syncs: bool,
+}
+
+fn default_heartbeat_ms() -> u64 {
+    25
+}
+
+fn default_timeout_ms() -> u64 {
+    150
+}
+
+fn default_log_mib() -> usize {
+    8
+}
+
+fn default_vcpus() -> u32 {
+    1
+}
+
+fn default_mem_mib() -> u32 {
+    256
+}
+
+impl ReplicaConfig {
+    /// Reads and checks a configuration file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|e| ConfigError::Parse { path: path.into(), why: e.to_string() })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what the types cannot say.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let mismatch = |why: String| Err(ConfigError::Mismatch(why));
+        let group = &self.group;
+        let ids: Vec<u8> = group.replica.iter().map(|r| r.id).collect();
+        let members = self.members();
+        if members.len() != ids.len() || ids.iter().any(|id| *id > 8) {
+            return mismatch(format!("[[group.replica]] ids {ids:?} must be distinct and 0 to 8"));
+        }
+        if !members.contains(ReplicaId(group.me)) {
+            return mismatch(format!("group.me = {} has no [[group.replica]]", group.me));
+        }
+        if !members.contains(ReplicaId(group.first_leader)) {
+            return mismatch(format!(
+                "group.first_leader = {} has no [[group.replica]]",
+                group.first_leader
+            ));
+        }
+        match (self.policy.name, members.len()) {
+            (PolicyName::None, 1) | (PolicyName::Vsmr, 3 | 5 | 7 | 9) => {}
+            (PolicyName::None, n) => {
+                return mismatch(format!(
+                    "policy.name = \"none\" runs one replica alone, the group has {n}"
+                ));
+            }
+            (PolicyName::Vsmr, n) => {
+                return mismatch(format!(
+                    "policy.name = \"vsmr\" needs 3, 5, 7 or 9 replicas, the group has {n}"
+                ));
+            }
+        }
+        if group.heartbeat_ms == 0 || group.timeout_ms < 3 * group.heartbeat_ms {
+            return mismatch(format!(
+                "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
+                group.timeout_ms, group.heartbeat_ms
+            ));
+        }
+        if !(8..=1 << 20).contains(&self.guest.mem_mib) || self.guest.vcpus == 0 {
+            return mismatch(format!(
+                "guest.mem_mib = {} and guest.vcpus = {} are no machine",
+                self.guest.mem_mib, self.guest.vcpus
+            ));
+        }
+        if group.log_mib == 0 {
+            return mismatch("group.log_mib must be at least 1".into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn members(&self) -> ReplicaSet {
+        ReplicaSet::of(self.group.replica.iter().map(|r| ReplicaId(r.id)))
+    }
+
+    /// The guest as the hypervisor driver wants it.
+    pub fn qemu(&self) -> QemuConfig {
+        let guest = &self.guest;
+        let boot = Boot::Kernel {
+            kernel: guest.kernel.clone(),
+            initrd: guest.initrd.clone(),
+            cmdline: guest.cmdline.clone(),
+        };
+        let mut config = QemuConfig::new(boot, guest.mac);
+        config.qemu.clone_from(&guest.qemu);
+        config.machine = guest.machine;
+        config.accel = guest.accel;
+        config.vcpus = guest.vcpus;
+        config.mem_mib = guest.mem_mib;
+        config.name = format!("{}-{}", self.group.name, self.group.me);
+        config
+    }
+
+    pub(crate) fn brain(
+        &self,
+        message_bytes_max: usize,
+        hash_key: [u8; 32],
+        seed: u64,
+    ) -> plover_replica::Config {
+        let policy = &self.policy;
+        let defaults = SlotConfig::default();
+        let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
+        let qemu = self.qemu();
+        plover_replica::Config {
+            me: ReplicaId(self.group.me),
+            members: self.members(),
+            first_leader: ReplicaId(self.group.first_leader),
+            heartbeat: Micros::from_ms(self.group.heartbeat_ms),
+            timeout: Micros::from_ms(self.group.timeout_ms),
+            durability: self.group.durability,
+            log_bytes_max: self.group.log_mib << 20,
+            message_bytes_max,
+            slot: SlotConfig {
+                idle_threshold: policy.idle_threshold_us.map_or(defaults.idle_threshold, Micros),
+                slot_min: ms(policy.slot_min_ms, defaults.slot_min),
+                slot_max: ms(policy.slot_max_ms, defaults.slot_max),
+                quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),
+                wait_max: ms(policy.wait_max_ms, defaults.wait_max),
+            },
+            unprotected_output: policy.unprotected_output,
+            pages: qemu.pages(),
+            needs_reset: qemu.machine.needs_reset(),
+            guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
+            input_frames_max: policy.input_frames.unwrap_or(1024),
+            hash_key,
+            seed,
+            canary: Canary::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        [group]
+        name = "lab"
+        me = 1
+        replica = [
+            { id = 0, address = "10.77.1.10:7700" },
+            { id = 1, address = "10.77.1.11:7700" },
+            { id = 2, address = "10.77.1.12:7700" },
+        ]
+        [guest]
+        kernel = "/k"
+        mac = "52:54:00:77:00:01"
+        [net]
+        tap = "guest0"
+        [paths]
+        state_dir = "/s"
+        run_dir = "/r"
+    "#;
+
+    fn parse(text: &str) -> Result<ReplicaConfig, String> {
+        let config: ReplicaConfig = toml::from_str(text).map_err(|e| e.to_string())?;
+        config.check().map_err(|e| e.to_string())?;
+        Ok(config)
+    }
+
+    #[test]
+    fn defaults_are_enough() {
+        let config = parse(GOOD).unwrap();
+        assert_eq!(config.members().len(), 3);
+        assert_eq!(config.brain(1000, [0; 32], 1).pages, 65536);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (from, to, names) in [
+            ("me = 1", "me = 7", "group.me"),
+            ("me = 1", "me = 1\nfirst_leader = 5", "first_leader"),
+            ("me = 1", "me = 1\ntimeout_ms = 30", "heartbeat"),
+            ("me = 1", "me = 1\ncolour = 3", "colour"),
+            ("id = 2", "id = 1", "distinct"),
+            ("[net]", "[policy]\nname = \"none\"\n[net]", "alone"),
+            ("[net]", "[policy]\nname = \"remos\"\n[net]", "remos"),
+            ("10.77.1.12:7700", "nowhere", "address"),
+            ("52:54:00:77:00:01", "52:54", "Ethernet"),
+        ] {
+            let error = parse(&GOOD.replace(from, to)).unwrap_err();
+            assert!(error.contains(names), "{to}: {error}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The control socket: how people and tools ask a running replica.
+//!
+//! `control.sock` in the run directory, mode 0600. One JSON object a line in, one a line out;
+//! `{"op":"console"}` turns its connection into a raw byte stream after the reply.
+
+use rustix::event::{EventfdFlags, eventfd};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+/// Longest request line, bytes.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+
+/// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
+const CONSOLE_CHUNKS_MAX: usize = 256;
+
+/// What may be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Op {
+    Status,
+    /// Press the guest's power button.
+    Power,
+    /// The operator's word that a group which has forgotten its guest may boot a new one.
+    Bootstrap,
+    /// End this replica.
+    Shutdown,
+    /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
+    /// enters the phase.
+    CrashInPhase {
+        phase: plover_syncvm::Phase,
+    },
+    /// Attach to the guest's console.
+    Console,
+}
+
+/// A request on its way to the loop.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Op { op: Op, reply: Sender<Value> },
+    /// Attach: guest console output goes to `output`.
+    Attach { output: SyncSender<Vec<u8>> },
+    /// Somebody typed.
+    Typed(Vec<u8>),
+    /// The process was asked to end.
+    Stop,
+}
+
+/// Asks a running node to end, from a signal handler's thread.
+#[derive(Clone, Debug)]
+pub struct StopHandle {
+    requests: Sender<Request>,
+    wake: Arc<OwnedFd>,
+}
+
+impl StopHandle {
+    /// Ends the node's loop after its present turn.
+    pub fn stop(&self) {
+        self.send(Request::Stop);
+    }
+
+    fn send(&self, request: Request) {
+        let _ = self.requests.send(request);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// The loop's end of the control socket.
+#[derive(Debug)]
+pub(crate) struct Control {
+    path: PathBuf,
+    requests: Receiver<Request>,
+    handle: StopHandle,
+}
+
+impl Control {
+    /// Listens in `run_dir`; connections are served by threads of their own.
+    pub fn listen(run_dir: &Path) -> io::Result<Self> {
+        let path = run_dir.join("control.sock");
+        match UnixStream::connect(&path) {
+            Ok(_) => {
+                return Err(io::Error::other(format!(
+                    "another replica answers on {}; give each its own paths.run_dir",
+                    path.display()
+                )));
+            }
+            Err(_) => {
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+        let listener = UnixListener::bind(&path)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let (sender, requests) = channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
+        let handle = StopHandle { requests: sender, wake };
+        let for_threads = handle.clone();
+        std::thread::Builder::new().name("control".into()).spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let handle = for_threads.clone();
+                let served = std::thread::Builder::new()
+                    .name("control-client".into())
+                    .spawn(move || serve(stream, &handle));
+                if let Err(error) = served {
+                    tracing::warn!(%error, "a control connection was refused");
+                }
+            }
+        })?;
+        Ok(Self { path, requests, handle })
+    }
+
+    pub fn handle(&self) -> StopHandle {
+        self.handle.clone()
+    }
+
+    /// Takes the requests that wait.
+    pub fn take(&self) -> Vec<Request> {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&*self.handle.wake, &mut count);
+        self.requests.try_iter().collect()
+    }
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.wake.as_fd()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn serve(stream: UnixStream, handle: &StopHandle) {
+    let Ok(mut writer) = stream.try_clone() else { return };
+    let mut reader = BufReader::new(stream);
+    loop {
+        let mut line = String::new();
+        match (&mut reader).take(LINE_BYTES_MAX).read_line(&mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let reply = match serde_json::from_str::<Op>(&line) {
+            Ok(Op::Console) => {
+                if writer.write_all(b"{\"ok\":true}\n").is_ok() {
+                    console(reader, writer, handle);
+                }
+                return;
+            }
+            Ok(op) => {
+                let (sender, receiver) = channel();
+                handle.send(Request::Op { op, reply: sender });
+                receiver.recv().unwrap_or_else(|_| json!({"error": "this replica is ending"}))
+            }
+            Err(error) => json!({"error": format!("not a request: {error}")}),
+        };
+        if writeln!(writer, "{reply}").is_err() {
+            return;
+        }
+    }
+}
+
+fn console(mut reader: BufReader<UnixStream>, mut writer: UnixStream, handle: &StopHandle) {
+    let (output, chunks) = sync_channel::<Vec<u8>>(CONSOLE_CHUNKS_MAX);
+    handle.send(Request::Attach { output });
+    let printer = std::thread::spawn(move || {
+        for chunk in chunks {
+            if writer.write_all(&chunk).is_err() {
+                break;
+            }
+        }
+        let _ = writer.shutdown(std::net::Shutdown::Both);
+    });
+    let mut bytes = [0u8; 1024];
+    while let Ok(n) = reader.read(&mut bytes) {
+        if n == 0 {
+            break;
+        }
+        handle.send(Request::Typed(bytes[..n].to_vec()));
+    }
+    // The guest's next output finds the connection closed and ends the printer.
+    drop(printer);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_parsed_strictly() {
+        assert_eq!(serde_json::from_str::<Op>(r#"{"op":"status"}"#).unwrap(), Op::Status);
+        assert_eq!(
+            serde_json::from_str::<Op>(r#"{"op":"crash_in_phase","phase":"transfer"}"#).unwrap(),
+            Op::CrashInPhase { phase: plover_syncvm::Phase::Transfer }
+        );
+        for bad in ["", "{}", r#"{"op":"reboot"}"#, r#"{"op":"crash_in_phase"}"#] {
+            assert!(serde_json::from_str::<Op>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_second_replica_in_one_run_dir_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = Control::listen(dir.path()).unwrap();
+        let error = Control::listen(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("run_dir"), "{error}");
+        let mode = std::fs::metadata(&control.path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

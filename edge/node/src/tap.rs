@@ -1,0 +1,77 @@
+//! The TAP device: the guest's way to its clients.
+
+use plover_types::Frame;
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+const IFNAMSIZ: usize = 16;
+const FRAME_BYTES_MAX: usize = 65536;
+
+/// An attached TAP device. Frames are plain Ethernet: no packet information, no offloads.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Tap {
+    /// Attaches to the existing device `name` of this network namespace.
+    pub fn attach(name: &str) -> io::Result<Self> {
+        if name.is_empty() || name.len() >= IFNAMSIZ || name.contains('\0') {
+            return Err(io::Error::other(format!("'{name}' is no device name")));
+        }
+        let fd = rustix::fs::open(
+            "/dev/net/tun",
+            OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+        use std::os::fd::AsRawFd;
+        // SAFETY: TUNSETIFF reads and writes one ifreq, which lives across the call.
+        if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // No offloads: the kernel completes checksums and cuts segments before we read them.
+        // SAFETY: TUNSETOFFLOAD takes its flags by value.
+        if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { fd, buffer: vec![0; FRAME_BYTES_MAX] })
+    }
+
+    /// Reads frames that wait, at most `max`.
+    pub fn read(&mut self, max: usize, frames: &mut Vec<Frame>) {
+        for _ in 0..max {
+            match rustix::io::read(&self.fd, &mut self.buffer[..]) {
+                Ok(n) if n > 0 => frames.push(Frame(self.buffer[..n].to_vec())),
+                _ => break,
+            }
+        }
+    }
+
+    /// Drops what waits: it was meant for whoever was the guest's face before.
+    pub fn drain(&mut self) {
+        while let Ok(n) = rustix::io::read(&self.fd, &mut self.buffer[..]) {
+            if n == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Sends one frame; `false` if the device did not take it.
+    pub fn write(&self, frame: &Frame) -> bool {
+        rustix::io::write(&self.fd, &frame.0).is_ok()
+    }
+}
+
+impl AsFd for Tap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
