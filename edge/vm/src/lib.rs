@@ -1,112 +1,47 @@
 //! Driving a stock QEMU from outside: RAM, dirty pages, device state, NIC, console.
+//!
+//! Plover keeps two copies of a guest alike without changing the hypervisor. Everything it needs
+//! from QEMU it gets by means that any distribution's QEMU offers:
+//!
+//! | need | how | where |
+//! |---|---|---|
+//! | guest RAM | a shared memfd | `ram` |
+//! | written pages | `PAGEMAP_SCAN` under an asynchronous userfaultfd | `dirty` |
+//! | pause, device state | QMP over an inherited socket, state in a memfd | `qemu`, [`qmp`] |
+//! | the rest | the agent, a small preloaded library | `plover-agent` |
+//! | frames | a datagram socket pair | `nic` |
+//!
+//! The order in which the parts are used is what makes a sync right (design §4). On the side that
+//! is overwritten:
+//!
+//! ```text
+//!   Pause ─► Reset ─► scan_dirty ─► write_page … ─► LoadState ─► Resume
+//!            │         │
+//!            │         └ after the reset, which itself writes guest RAM
+//!            └ q35 and pc only: device state is loaded onto clean devices
+//! ```
+//!
+//! [`Vm`] is the interface, [`QemuVm`] the real thing, [`FakeVm`] a guest for tests. [`check_host`]
+//! says in advance whether a machine can do all this, and if not, what to do about it.
 
-use plover_types::{Digest, Frame, PageNo, PageSet};
-use std::os::fd::RawFd;
-use std::time::Duration;
+mod accel;
+mod api;
+mod check;
+mod config;
+mod console;
+mod device_state;
+mod dirty;
+mod fake;
+mod hash;
+mod nic;
+mod qemu;
+pub mod qmp;
+mod ram;
 
-/// An order to the guest that completes later, with the [`VmEvent`] named beside it. Orders
-/// are carried out one after the other, in the order given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VmCommand {
-    /// Stop the vCPUs → [`VmEvent::Paused`].
-    Pause,
-    /// Let the vCPUs run → [`VmEvent::Resumed`].
-    Resume,
-    /// Put the devices into their power-on state while paused, where this machine type needs
-    /// it before a load ([`Vm::needs_reset`]) → [`VmEvent::ResetDone`].
-    Reset,
-    /// Serialise device and CPU state while paused → [`VmEvent::StateSaved`].
-    SaveState,
-    /// Load device and CPU state while paused → [`VmEvent::StateLoaded`].
-    LoadState(Vec<u8>),
-    /// Press the power button (ACPI) → nothing.
-    PowerButton,
-}
-
-/// What happened to the guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VmEvent {
-    /// The hypervisor is up, the guest paused before its first instruction.
-    Started,
-    /// The vCPUs stand still.
-    Paused,
-    /// The vCPUs run.
-    Resumed,
-    /// The devices are reset.
-    ResetDone,
-    /// The device and CPU state, opaque.
-    StateSaved(Vec<u8>),
-    /// It is loaded.
-    StateLoaded,
-    /// A command failed; the guest's state is unknown.
-    Failed {
-        /// What was asked.
-        command: String,
-        /// What the hypervisor said.
-        error: String,
-    },
-    /// The hypervisor process is gone; with its exit status and the end of its error output.
-    Died(String),
-    /// The guest powered itself off or asked for a reset.
-    GuestShutdown,
-}
-
-/// One guest under one hypervisor. Every method returns at once (memory work takes what the
-/// memory takes).
-pub trait Vm {
-    /// Guest RAM in pages.
-    fn pages(&self) -> u32;
-    /// Whether a load needs a reset before it (design §4).
-    fn needs_reset(&self) -> bool;
-    /// Gives an order.
-    fn command(&mut self, command: VmCommand);
-    /// Collects what happened since the last call, without blocking.
-    fn poll(&mut self, events: &mut Vec<VmEvent>);
-    /// Pages written by the guest or the hypervisor since the last scan, added to `dirty`;
-    /// write-protects them again in the same step.
-    fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError>;
-    /// The keyed hash of each page, in order; all cores hash.
-    fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>);
-    /// Copies a page out; `to` has [`plover_types::PAGE_BYTES`].
-    fn read_page(&self, page: PageNo, to: &mut [u8]);
-    /// Copies a page in. Not seen by `scan_dirty`.
-    fn write_page(&mut self, page: PageNo, from: &[u8]);
-    /// Puts a frame into the guest's NIC queue; `false` when that is full (the frame is not
-    /// taken).
-    fn feed(&mut self, frame: &Frame) -> bool;
-    /// Whether the hypervisor has consumed every frame fed to it.
-    fn consumed_all(&self) -> bool;
-    /// While paused: takes back the frames the hypervisor has not consumed, oldest first.
-    fn take_unconsumed(&mut self, frames: &mut Vec<Frame>);
-    /// Frames the guest has sent since the last call; at most `max` a call.
-    fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>);
-    /// CPU time of all vCPU threads since the start.
-    fn cpu_time(&self) -> Duration;
-    /// Types on the guest's serial console.
-    fn console_write(&mut self, bytes: &[u8]);
-    /// What the guest printed on its serial console since the last call.
-    fn console_read(&mut self, bytes: &mut Vec<u8>);
-    /// A descriptor that polls readable when `poll`, `take_outputs` or `console_read` has
-    /// something.
-    fn wait_fd(&self) -> RawFd;
-    /// The hypervisor's process id, for people and fault tests.
-    fn pid(&self) -> Option<u32>;
-    /// Ends the hypervisor at once and removes its files. Also done on drop.
-    fn kill(&mut self);
-}
-
-/// Why the guest could not be driven.
-#[derive(Debug, thiserror::Error)]
-pub enum VmError {
-    /// A system call on the guest's memory or process failed.
-    #[error("{what}: {source}")]
-    Io {
-        /// What was tried, on what.
-        what: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// This machine or QEMU lacks something that Plover needs; the text says what to do.
-    #[error("{0}")]
-    Unsupported(String),
-}
+pub use accel::{AccelChoice, choose_accel};
+pub use api::{Vm, VmCommand, VmError, VmEvent};
+pub use check::{HostReport, check_host};
+pub use config::{Accel, Boot, Machine, QemuConfig};
+pub use fake::FakeVm;
+pub use hash::digest_page;
+pub use qemu::QemuVm;

@@ -1,0 +1,216 @@
+//! Choosing what runs the guest's instructions.
+//!
+//! A `/dev/kvm` that opens may still be of no use: KVM inside some virtual machines is itself
+//! emulated, and a Linux guest hangs in its first milliseconds or crawls. `auto` therefore tries
+//! what it would use: the configured QEMU, with KVM, on a 64 KiB firmware that does what a kernel
+//! does first and then a fixed amount of work (`probe/probe.S`). It must say that it is done
+//! within a second. A processor needs about a tenth of that, QEMU's own start included.
+
+use crate::qemu::process::{Process, binary};
+use crate::{Accel, QemuConfig, VmError};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::time::Timespec;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// The probe's firmware.
+const PROBE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.bin"));
+
+/// How QEMU exits when the probe is done: isa-debug-exit makes `2 * value + 1` of its 0x2a.
+const PROBE_EXIT: &str = "exit status: 85";
+
+/// Seven times what the probe takes under QEMU's own translator on a slow machine.
+const PROBE_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The accelerator and how it was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccelChoice {
+    /// Never [`Accel::Auto`].
+    pub accel: Accel,
+    /// One sentence for people.
+    pub reason: String,
+}
+
+/// Resolves [`Accel::Auto`]. What was found for a QEMU binary and machine is remembered for the
+/// life of the process.
+pub fn choose_accel(config: &QemuConfig) -> AccelChoice {
+    static CHOSEN: Mutex<Option<(PathBuf, crate::Machine, AccelChoice)>> = Mutex::new(None);
+    if config.accel != Accel::Auto {
+        return AccelChoice {
+            accel: config.accel,
+            reason: "as configured".into(),
+        };
+    }
+    let mut chosen = CHOSEN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some((path, machine, choice)) = &*chosen
+        && *path == binary(config)
+        && *machine == config.machine
+    {
+        return choice.clone();
+    }
+    let choice = match open_kvm().and_then(|()| run_probe(config, "kvm")) {
+        Ok(took) => AccelChoice {
+            accel: Accel::Kvm,
+            reason: format!("KVM passed its probe in {} ms", took.as_millis()),
+        },
+        Err(why) => AccelChoice {
+            accel: Accel::Tcg,
+            reason: format!("no usable KVM: {why}"),
+        },
+    };
+    tracing::info!(accel = %choice.accel, reason = choice.reason, "accelerator chosen");
+    *chosen = Some((binary(config), config.machine, choice.clone()));
+    choice
+}
+
+/// Whether `/dev/kvm` is there for this user.
+pub(crate) fn open_kvm() -> Result<(), String> {
+    File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .map(drop)
+        .map_err(|error| format!("/dev/kvm: {error}"))
+}
+
+/// Runs the probe and says how long it took, or what went wrong.
+fn run_probe(config: &QemuConfig, accel: &str) -> Result<Duration, String> {
+    let begin = Instant::now();
+    let mut process = start_probe(config, accel).map_err(|error| error.to_string())?;
+    loop {
+        if let Some(how) = process.ended() {
+            return if how.starts_with(PROBE_EXIT) {
+                Ok(begin.elapsed())
+            } else {
+                Err(how)
+            };
+        }
+        // An "internal error" is printed, and QEMU goes on standing.
+        process.read_stderr();
+        let words = process.last_words();
+        if let Some(at) = words.find("internal error") {
+            return Err(format!(
+                "KVM {}",
+                words[at..].lines().next().unwrap_or_default()
+            ));
+        }
+        let left = PROBE_DEADLINE.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            return Err(format!(
+                "a guest kernel's first steps did not end within {} ms (is KVM emulated here?)",
+                PROBE_DEADLINE.as_millis()
+            ));
+        }
+        let mut fds = [
+            PollFd::from_borrowed_fd(process.pidfd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(process.stderr(), PollFlags::IN),
+        ];
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(left.subsec_nanos().max(1_000_000)),
+        };
+        // A failed wait shows in the next round.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+}
+
+fn start_probe(config: &QemuConfig, accel: &str) -> Result<Process, VmError> {
+    let fd = memfd_create("plover-probe", MemfdFlags::CLOEXEC)
+        .map_err(VmError::io("creating memory for the KVM probe (memfd)"))?;
+    let mut firmware = File::from(fd);
+    firmware.write_all(PROBE).map_err(|source| VmError::Io {
+        what: "writing the KVM probe".into(),
+        source,
+    })?;
+    let bios = format!("/proc/self/fd/{}", firmware.as_raw_fd());
+    let cpu = if accel == "kvm" { "host" } else { "max" };
+    let arguments = [
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-m",
+        "16",
+        "-M",
+        config.machine.name(),
+        "-accel",
+        accel,
+        "-cpu",
+        cpu,
+        "-bios",
+        &bios,
+        "-device",
+        "isa-debug-exit,iobase=0xf4,iosize=1",
+    ];
+    let arguments = arguments.map(OsString::from).to_vec();
+    Process::start(
+        Path::new(&binary(config)),
+        arguments,
+        &[firmware.as_fd()],
+        None,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Boot, Machine};
+
+    fn config(machine: Machine) -> QemuConfig {
+        let boot = Boot::Disk {
+            image: "/dev/null".into(),
+        };
+        let mut config = QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap());
+        config.machine = machine;
+        config
+    }
+
+    /// The firmware is right: QEMU's translator, which is a complete processor, runs it to its
+    /// end. So where it fails under KVM, KVM is the reason.
+    #[test]
+    fn the_probe_passes_where_the_processor_is_complete() {
+        if std::process::Command::new("qemu-system-x86_64")
+            .arg("--version")
+            .output()
+            .is_err()
+        {
+            eprintln!("skipped: no qemu-system-x86_64 on this machine");
+            return;
+        }
+        for machine in [Machine::Microvm, Machine::Q35, Machine::Pc] {
+            let mut process = start_probe(&config(machine), "tcg").unwrap();
+            let end = loop {
+                let mut fds = [PollFd::from_borrowed_fd(process.pidfd(), PollFlags::IN)];
+                poll(&mut fds, None).unwrap();
+                if let Some(end) = process.ended() {
+                    break end;
+                }
+            };
+            assert_eq!(end, PROBE_EXIT, "{machine}");
+        }
+    }
+
+    #[test]
+    fn what_is_configured_is_not_probed() {
+        let mut config = config(Machine::Q35);
+        config.qemu = Some("/nonexistent".into());
+        config.accel = Accel::Tcg;
+        assert_eq!(choose_accel(&config).accel, Accel::Tcg);
+        config.accel = Accel::Auto;
+        let choice = choose_accel(&config);
+        assert_eq!(choice.accel, Accel::Tcg, "{}", choice.reason);
+        assert!(
+            choice.reason.starts_with("no usable KVM"),
+            "{}",
+            choice.reason
+        );
+    }
+}

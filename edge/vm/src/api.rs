@@ -1,0 +1,127 @@
+//! The interface between the replica's loop and a guest: orders in, events out.
+//!
+//! Nothing here blocks. An order is queued and carried out when its turn comes; the event that
+//! answers it comes out of [`Vm::poll`]. Two implementations exist: [`crate::QemuVm`], and
+//! [`crate::FakeVm`] for tests of what stands above.
+
+use plover_types::{Digest, Frame, PageNo, PageSet};
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// An order to the guest that completes later, with the [`VmEvent`] named beside it. Orders
+/// are carried out one after the other, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VmCommand {
+    /// Stop the vCPUs → [`VmEvent::Paused`].
+    Pause,
+    /// Let the vCPUs run → [`VmEvent::Resumed`].
+    Resume,
+    /// Put the devices into their power-on state while paused, where this machine type needs
+    /// it before a load ([`Vm::needs_reset`]) → [`VmEvent::ResetDone`].
+    Reset,
+    /// Serialise device and CPU state while paused → [`VmEvent::StateSaved`].
+    SaveState,
+    /// Load device and CPU state while paused → [`VmEvent::StateLoaded`].
+    LoadState(Vec<u8>),
+    /// Press the power button (ACPI) → nothing.
+    PowerButton,
+}
+
+/// What happened to the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VmEvent {
+    /// The hypervisor is up, the guest paused before its first instruction.
+    Started,
+    /// The vCPUs stand still.
+    Paused,
+    /// The vCPUs run.
+    Resumed,
+    /// The devices are reset.
+    ResetDone,
+    /// The device and CPU state, opaque.
+    StateSaved(Vec<u8>),
+    /// It is loaded.
+    StateLoaded,
+    /// A command failed; the guest's state is unknown. Orders that were given behind it are
+    /// dropped.
+    Failed {
+        /// What was asked.
+        command: String,
+        /// What the hypervisor said.
+        error: String,
+    },
+    /// The hypervisor process is gone; with its exit status and the end of its error output.
+    Died(String),
+    /// The guest powered itself off or asked for a reset.
+    GuestShutdown,
+}
+
+/// One guest under one hypervisor. Every method returns at once (memory work takes what the
+/// memory takes).
+pub trait Vm {
+    /// Guest RAM in pages.
+    fn pages(&self) -> u32;
+    /// Whether a load needs a reset before it (design §4).
+    fn needs_reset(&self) -> bool;
+    /// Gives an order.
+    fn command(&mut self, command: VmCommand);
+    /// Collects what happened since the last call, without blocking.
+    fn poll(&mut self, events: &mut Vec<VmEvent>);
+    /// Pages written by the guest or the hypervisor since the last scan, added to `dirty`;
+    /// write-protects them again in the same step.
+    fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError>;
+    /// The keyed hash of each page, in order; all cores hash.
+    fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>);
+    /// Copies a page out; `to` has [`plover_types::PAGE_BYTES`].
+    fn read_page(&self, page: PageNo, to: &mut [u8]);
+    /// Copies a page in. Not seen by `scan_dirty`.
+    fn write_page(&mut self, page: PageNo, from: &[u8]);
+    /// Puts a frame into the guest's NIC queue; `false` when that is full (the frame is not
+    /// taken).
+    fn feed(&mut self, frame: &Frame) -> bool;
+    /// Whether the hypervisor has consumed every frame fed to it.
+    fn consumed_all(&self) -> bool;
+    /// While paused: takes back the frames the hypervisor has not consumed, oldest first.
+    fn take_unconsumed(&mut self, frames: &mut Vec<Frame>);
+    /// Frames the guest has sent since the last call; at most `max` a call.
+    fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>);
+    /// CPU time of all vCPU threads since the start.
+    fn cpu_time(&self) -> Duration;
+    /// Types on the guest's serial console.
+    fn console_write(&mut self, bytes: &[u8]);
+    /// What the guest printed on its serial console since the last call.
+    fn console_read(&mut self, bytes: &mut Vec<u8>);
+    /// A descriptor that polls readable when `poll`, `take_outputs` or `console_read` has
+    /// something.
+    fn wait_fd(&self) -> RawFd;
+    /// The hypervisor's process id, for people and fault tests.
+    fn pid(&self) -> Option<u32>;
+    /// Ends the hypervisor at once and removes its files. Also done on drop.
+    fn kill(&mut self);
+}
+
+/// Why the guest could not be driven.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// A system call on the guest's memory or process failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, on what.
+        what: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// This machine or QEMU lacks something that Plover needs; the text says what to do.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+impl VmError {
+    /// For `map_err` on a system call: says what was tried.
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |error| Self::Io {
+            what: what.to_owned(),
+            source: error.into(),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What this machine must have, each missing thing told in one sentence that says what to do.
+
+use crate::qemu::process::{Process, binary, cannot_start};
+use crate::{Accel, AccelChoice, Boot, QemuConfig, VmError, accel, choose_accel, dirty};
+use plover_agent::HELLO_HAS_YANK;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The oldest QEMU that was tried. Older ones lack `-netdev dgram`.
+const QEMU_MIN: (u32, u32) = (7, 2);
+
+/// A QEMU that has not started its first thread by then is not going to.
+const AGENT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What [`check_host`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostReport {
+    /// The kernel's release.
+    pub kernel: String,
+    /// The QEMU that will be started.
+    pub qemu: PathBuf,
+    /// Its version.
+    pub qemu_version: (u32, u32, u32),
+    /// What will run the guest's instructions, and why.
+    pub accel: AccelChoice,
+}
+
+/// Whether a guest can be run as `config` says, on this machine and by this user.
+pub fn check_host(config: &QemuConfig) -> Result<HostReport, VmError> {
+    config.validate()?;
+    let kernel = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    dirty::try_here().map_err(|(step, error)| kernel_lacks(&kernel, step, &error))?;
+    let qemu = binary(config);
+    let qemu_version = version(&qemu)?;
+    boot_files(&config.boot)?;
+    if config.accel == Accel::Kvm {
+        accel::open_kvm().map_err(|why| {
+            VmError::Unsupported(format!(
+                "accel = \"kvm\" cannot be had: {why}; load the kvm module, give this user \
+                 access to it, or use accel = \"tcg\""
+            ))
+        })?;
+    }
+    ask_agent(&qemu)?;
+    Ok(HostReport {
+        kernel,
+        qemu,
+        qemu_version,
+        accel: choose_accel(config),
+    })
+}
+
+impl QemuConfig {
+    /// Whether the numbers make a guest.
+    pub fn validate(&self) -> Result<(), VmError> {
+        let bad = |text: String| Err(VmError::Unsupported(text));
+        if !(16..=1 << 20).contains(&self.mem_mib) {
+            return bad(format!(
+                "mem_mib = {}: a guest has 16 MiB to 1 TiB",
+                self.mem_mib
+            ));
+        }
+        if !(1..=255).contains(&self.vcpus) {
+            return bad(format!("vcpus = {}: a guest has 1 to 255", self.vcpus));
+        }
+        if self.feed_frames == 0 {
+            return bad("feed_frames = 0: the guest's NIC needs a queue".into());
+        }
+        if self.mac.0[0] & 1 != 0 {
+            return bad(format!(
+                "mac = {}: a group address; use 52:54:00:…",
+                self.mac
+            ));
+        }
+        if self.machine == crate::Machine::Microvm && matches!(self.boot, Boot::Disk { .. }) {
+            return bad("machine = \"microvm\" has no disk to boot from: use q35 or pc".into());
+        }
+        Ok(())
+    }
+}
+
+/// The one sentence on a QEMU whose symbols are not enough.
+pub(crate) fn missing_symbol(qemu: &Path) -> String {
+    format!(
+        "'{}' does not export yank_register_instance, without which QEMU aborts when device state \
+         is loaded: use a build with modules (the qemu-system packages of Debian, Ubuntu and \
+         Fedora), and name the binary itself, not a script around it",
+        qemu.display()
+    )
+}
+
+fn kernel_lacks(release: &str, step: &str, error: &std::io::Error) -> VmError {
+    VmError::Unsupported(match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => format!(
+            "{step} is not permitted here ({error}): run as root, or allow userfaultfd in this \
+             container"
+        ),
+        _ => format!(
+            "Linux {release} cannot track written pages ({step}: {error}): Linux 6.7 or newer is \
+             needed, with CONFIG_USERFAULTFD (Debian: a backports kernel)"
+        ),
+    })
+}
+
+fn version(qemu: &Path) -> Result<(u32, u32, u32), VmError> {
+    let output = Command::new(qemu)
+        .arg("--version")
+        .output()
+        .map_err(|error| cannot_start(qemu, error))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = parse_version(&text).ok_or_else(|| {
+        VmError::Unsupported(format!(
+            "'{}' does not say its version as QEMU does: name a qemu-system-x86_64 binary",
+            qemu.display()
+        ))
+    })?;
+    if (found.0, found.1) < QEMU_MIN {
+        return Err(VmError::Unsupported(format!(
+            "'{}' is QEMU {}.{}.{}: {}.{} or newer is needed (Debian 12 has it)",
+            qemu.display(),
+            found.0,
+            found.1,
+            found.2,
+            QEMU_MIN.0,
+            QEMU_MIN.1
+        )));
+    }
+    Ok(found)
+}
+
+/// The version in `QEMU emulator version 7.2.22 (Debian …)`.
+fn parse_version(text: &str) -> Option<(u32, u32, u32)> {
+    let rest = text.strip_prefix("QEMU emulator version ")?;
+    let number = rest.split([' ', '\n', '(']).next()?;
+    let mut parts = number.split('.').map(|part| {
+        // Release candidates end in something like "50-rc1".
+        let digits = part
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(part.len());
+        part[..digits].parse().ok()
+    });
+    Some((
+        parts.next()??,
+        parts.next()??,
+        parts.next().flatten().unwrap_or(0),
+    ))
+}
+
+fn boot_files(boot: &Boot) -> Result<(), VmError> {
+    let files = match boot {
+        Boot::Kernel { kernel, initrd, .. } => vec![Some(kernel), initrd.as_ref()],
+        Boot::Disk { image } => vec![Some(image)],
+    };
+    for file in files.into_iter().flatten() {
+        std::fs::File::open(file).map_err(|error| {
+            VmError::Unsupported(format!("the guest's '{}': {error}", file.display()))
+        })?;
+    }
+    Ok(())
+}
+
+/// Starts QEMU with no machine, and asks the agent inside it whether it can do its work: the one
+/// test that covers the loader, the sandbox and the symbol.
+fn ask_agent(qemu: &Path) -> Result<(), VmError> {
+    let (mut link, end) = crate::qemu::agent_link::AgentLink::new()?;
+    let arguments = [
+        "-M",
+        "none",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-S",
+    ];
+    let arguments = arguments.into_iter().map(OsString::from).collect();
+    let mut process = Process::start(qemu, arguments, &[], Some(std::os::fd::AsFd::as_fd(&end)))?;
+    drop(end);
+    match link.hello(AGENT_DEADLINE) {
+        Ok(value) if value & HELLO_HAS_YANK != 0 => Ok(()),
+        Ok(_) => Err(VmError::Unsupported(missing_symbol(qemu))),
+        Err(error) => {
+            let how = process.ended().unwrap_or_else(|| error.to_string());
+            Err(VmError::Unsupported(format!(
+                "the agent did not start inside '{}' ({how}): QEMU must be a dynamic binary and \
+                 LD_PRELOAD must work",
+                qemu.display()
+            )))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn versions_parse() {
+        assert_eq!(
+            parse_version("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg)\nCopyright"),
+            Some((7, 2, 22))
+        );
+        assert_eq!(
+            parse_version("QEMU emulator version 10.0\n"),
+            Some((10, 0, 0))
+        );
+        assert_eq!(
+            parse_version("QEMU emulator version 9.0.50-rc1"),
+            Some((9, 0, 50))
+        );
+        assert_eq!(parse_version("qemu-img version 7.2"), None);
+        assert_eq!(parse_version("QEMU emulator version x.y"), None);
+    }
+
+    fn config() -> QemuConfig {
+        let boot = Boot::Disk {
+            image: "/dev/null".into(),
+        };
+        let mut config = QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap());
+        config.machine = crate::Machine::Q35;
+        config.accel = Accel::Tcg;
+        config
+    }
+
+    /// What the user is told of a QEMU that is not there, too old, no QEMU, or lacks the symbol.
+    #[test]
+    fn each_bad_qemu_is_told_what_to_do() {
+        if let Err((step, error)) = dirty::try_here() {
+            eprintln!("skipped: this kernel lacks {step}: {error}");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let say = |script: Option<&str>| {
+            let path = dir.path().join("qemu");
+            if let Some(script) = script {
+                std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+            }
+            let config = QemuConfig {
+                qemu: Some(path),
+                ..config()
+            };
+            check_host(&config).unwrap_err().to_string()
+        };
+        let text = say(None);
+        assert!(
+            text.contains("install it") && !text.contains('\n'),
+            "{text}"
+        );
+        let text = say(Some("echo QEMU emulator version 6.2.0"));
+        assert!(text.contains("7.2 or newer"), "{text}");
+        let text = say(Some("echo something else"));
+        assert!(text.contains("name a qemu-system-x86_64"), "{text}");
+        // The agent starts in the shell, which has no such symbol: as in a QEMU without modules.
+        let text = say(Some(
+            "[ \"$1\" = --version ] && echo QEMU emulator version 8.0.0 || read line <&2",
+        ));
+        assert!(
+            text.contains("does not export yank_register_instance"),
+            "{text}"
+        );
+        let text = say(Some(
+            "[ \"$1\" = --version ] && echo QEMU emulator version 8.0.0 && exit\nexit 3",
+        ));
+        assert!(
+            text.contains("yank") || text.contains("the agent did not start"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn impossible_guests_are_refused() {
+        let bad = |change: fn(&mut QemuConfig)| {
+            let mut config = config();
+            change(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        assert!(bad(|c| c.mem_mib = 8).contains("mem_mib"));
+        assert!(bad(|c| c.vcpus = 0).contains("vcpus"));
+        assert!(bad(|c| c.feed_frames = 0).contains("feed_frames"));
+        assert!(bad(|c| c.mac.0[0] = 1).contains("mac"));
+        assert!(bad(|c| c.machine = crate::Machine::Microvm).contains("microvm"));
+    }
+
+    #[test]
+    fn this_machine_is_reported_on() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let mut config = config();
+        config.boot = Boot::Disk {
+            image: image.path().into(),
+        };
+        match check_host(&config) {
+            Ok(report) => {
+                assert!(report.qemu_version >= (7, 2, 0));
+                assert_eq!(report.accel.accel, Accel::Tcg);
+            }
+            Err(error) => eprintln!("skipped: this machine cannot run a guest: {error}"),
+        }
+    }
+}

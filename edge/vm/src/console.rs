@@ -1,0 +1,185 @@
+//! The guest's serial console: a pair of connected stream sockets.
+//!
+//! What is typed is an input like any other, and like a frame it must not reach a guest that
+//! stands: QEMU would move it into the UART behind the state that is being saved. It is kept
+//! back the way [`crate::nic`] keeps frames. A load throws away what the guest had not read,
+//! which belongs to the state before it.
+
+use crate::VmError;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+
+/// What may wait to be typed; more is lost, as in any UART. A paste of a screenful fits.
+const INPUT_BYTES: usize = 64 << 10;
+
+/// The most that one [`Console::read`] takes, so that a guest that prints without end does not
+/// keep the loop from its other work.
+const OUTPUT_BYTES: usize = 64 << 10;
+
+/// Our side of the serial console.
+pub(crate) struct Console {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+    held: Vec<u8>,
+    holding: bool,
+}
+
+impl Console {
+    /// A console for a guest that does not run yet.
+    pub(crate) fn new() -> Result<Self, VmError> {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .map_err(VmError::io("making the guest's console (a socket pair)"))?;
+        Ok(Self {
+            ours,
+            theirs,
+            held: Vec::new(),
+            holding: true,
+        })
+    }
+
+    /// The descriptor that polls readable when the guest has printed something.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.ours.as_fd()
+    }
+
+    /// QEMU's end.
+    pub(crate) fn qemu_fd(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+
+    /// Types `bytes`, now or when the guest runs.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let room = INPUT_BYTES.saturating_sub(self.held.len());
+        self.held.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        if bytes.len() > room {
+            tracing::warn!(
+                lost = bytes.len() - room,
+                "console input lost: the guest reads none"
+            );
+        }
+        if !self.holding {
+            self.flush();
+        }
+    }
+
+    /// Moves what is kept into the socket, as far as there is room.
+    pub(crate) fn flush(&mut self) {
+        while !self.holding && !self.held.is_empty() {
+            match send(
+                &self.ours,
+                &self.held,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(sent) => drop(self.held.drain(..sent)),
+                Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The guest is about to stand: takes back what QEMU has not read.
+    pub(crate) fn hold(&mut self) {
+        if self.holding {
+            return;
+        }
+        self.holding = true;
+        let mut older = Vec::new();
+        drain(self.theirs.as_fd(), usize::MAX, &mut older);
+        older.append(&mut self.held);
+        self.held = older;
+    }
+
+    /// The guest is about to run.
+    pub(crate) fn release(&mut self) {
+        self.holding = false;
+        self.flush();
+    }
+
+    /// The state that the kept input belonged to is replaced.
+    pub(crate) fn discard(&mut self) {
+        self.held.clear();
+    }
+
+    /// Whether QEMU has read all that was typed.
+    pub(crate) fn consumed_all(&self) -> bool {
+        self.held.is_empty()
+            && rustix::io::ioctl_fionread(&self.theirs).is_ok_and(|bytes| bytes == 0)
+    }
+
+    /// Takes what the guest printed. `false` when QEMU has closed its end.
+    pub(crate) fn read(&self, bytes: &mut Vec<u8>) -> bool {
+        drain(self.ours.as_fd(), OUTPUT_BYTES, bytes)
+    }
+}
+
+/// Takes at most `max` bytes out of `socket`; `false` at its end.
+fn drain(socket: BorrowedFd<'_>, max: usize, bytes: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 4096];
+    let mut taken = 0;
+    while taken < max {
+        match recv(socket, &mut buffer, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return false,
+            Ok((got, _)) => {
+                bytes.extend_from_slice(&buffer[..got]);
+                taken += got;
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(console: &Console, max: usize) -> Vec<u8> {
+        let mut bytes = vec![0; max];
+        let got = recv(console.qemu_fd(), &mut bytes, RecvFlags::DONTWAIT).map_or(0, |(n, _)| n);
+        bytes.truncate(got);
+        bytes
+    }
+
+    #[test]
+    fn input_waits_for_the_guest_to_run_and_is_taken_back() {
+        let mut console = Console::new().unwrap();
+        console.write(b"abc");
+        assert_eq!(typed(&console, 9), b"");
+        console.release();
+        assert_eq!(typed(&console, 1), b"a");
+        console.write(b"def");
+        assert!(!console.consumed_all());
+        console.hold();
+        assert_eq!(typed(&console, 9), b"");
+        console.write(b"g");
+        console.release();
+        assert_eq!(typed(&console, 9), b"bcdefg");
+        assert!(console.consumed_all());
+        console.hold();
+        console.write(b"old state");
+        console.discard();
+        console.release();
+        assert_eq!(typed(&console, 9), b"");
+    }
+
+    #[test]
+    fn input_is_bounded_and_output_read() {
+        let mut console = Console::new().unwrap();
+        console.write(&vec![b'x'; 2 * INPUT_BYTES]);
+        assert_eq!(console.held.len(), INPUT_BYTES);
+        send(console.qemu_fd(), b"login: ", SendFlags::empty()).unwrap();
+        let mut out = b"> ".to_vec();
+        assert!(console.read(&mut out));
+        assert_eq!(out, b"> login: ");
+    }
+}

@@ -1,0 +1,278 @@
+//! The guest's NIC: a pair of connected datagram sockets, one frame a datagram.
+//!
+//! ```text
+//!   plover                                           QEMU
+//!   ours ◄──── frames the guest sent ──────────── theirs  (-netdev dgram,local.type=fd)
+//!        ───── frames fed ──── wait here ───────►
+//!   theirs (a duplicate: the same socket) ── FIONREAD, and recv to take frames back
+//! ```
+//!
+//! Neither a frame may be lost nor fed twice when the guest is paused, and a paused QEMU is not
+//! to be trusted with one: it still reads *one* frame off the socket and keeps it where nobody
+//! sees it, to deliver it when the guest runs again, on whatever state was loaded meanwhile. So
+//! nothing is left in the socket while the guest stands: [`Nic::hold`], just before the stop,
+//! takes back what QEMU has not read (each datagram goes to exactly one reader, so it does not
+//! matter that QEMU still reads too), what is fed meanwhile is kept on our side, and
+//! [`Nic::release`] puts all of it back, in order, when the guest is let run.
+//!
+//! One thing cannot be seen from outside: when the guest's receive ring is full, QEMU holds one
+//! frame that it has read, and drops it at a stop. A NIC with a full ring drops frames too.
+//!
+//! A socket pair is not bound by `net.unix.max_dgram_qlen`, which counts for unconnected
+//! receivers only; the bound is the sender's buffer.
+
+use crate::VmError;
+use plover_types::Frame;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
+};
+use std::collections::VecDeque;
+
+/// What the kernel charges a socket for a full-size Ethernet frame (1514 bytes in a 2 KiB
+/// allocation, and the packet's descriptor).
+const FRAME_CHARGE: usize = 2304;
+
+/// Room for what the guest sends in a slot: QEMU would otherwise stop its transmit queue. 8 MiB
+/// is over 3,500 full frames, more than a slot of the longest length sends on a 1 Gbit/s link.
+const OUTPUT_BYTES: usize = 8 << 20;
+
+/// The largest datagram: 64 KiB and an Ethernet header, with room to spare.
+const DATAGRAM_BYTES: usize = 68 << 10;
+
+/// Our side of the guest's NIC.
+pub(crate) struct Nic {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+    /// Frames not in the socket because the guest stands, oldest first.
+    held: VecDeque<Frame>,
+    holding: bool,
+    limit: usize,
+    buffer: Box<[u8]>,
+}
+
+impl Nic {
+    /// A NIC for a guest that does not run yet, with room for `limit` waiting frames.
+    pub(crate) fn new(limit: u32) -> Result<Self, VmError> {
+        let (ours, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .map_err(VmError::io("making the guest's NIC (a socket pair)"))?;
+        let limit = (limit as usize).max(1);
+        // The kernel doubles what it is asked for.
+        set_send_buffer(ours.as_fd(), limit * FRAME_CHARGE / 2);
+        set_send_buffer(theirs.as_fd(), OUTPUT_BYTES / 2);
+        let buffer = vec![0; DATAGRAM_BYTES].into_boxed_slice();
+        Ok(Self {
+            ours,
+            theirs,
+            held: VecDeque::new(),
+            holding: true,
+            limit,
+            buffer,
+        })
+    }
+
+    /// The descriptor that polls readable when the guest has sent something.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.ours.as_fd()
+    }
+
+    /// QEMU's end.
+    pub(crate) fn qemu_fd(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+
+    /// Gives the guest a frame, or keeps it until the guest runs. `false`: no room.
+    pub(crate) fn feed(&mut self, frame: &Frame) -> bool {
+        // What `release` could not put back for want of room comes first.
+        self.refill();
+        if self.holding || !self.held.is_empty() {
+            let room = self.held.len() < self.limit;
+            if room {
+                self.held.push_back(frame.clone());
+            }
+            return room;
+        }
+        self.put(frame)
+    }
+
+    fn put(&self, frame: &Frame) -> bool {
+        match send(
+            &self.ours,
+            &frame.0,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        ) {
+            Ok(_) => true,
+            Err(Errno::AGAIN | Errno::NOBUFS) => false,
+            // Too long for any NIC, or QEMU is gone (which is noticed elsewhere): dropped, as a
+            // wire would.
+            Err(error) => {
+                tracing::debug!(%error, bytes = frame.0.len(), "frame dropped");
+                true
+            }
+        }
+    }
+
+    /// Puts what `release` had no room for into the socket, now that QEMU may have made some.
+    pub(crate) fn refill(&mut self) {
+        while let Some(frame) = self.held.front().filter(|_| !self.holding) {
+            if !self.put(frame) {
+                return;
+            }
+            self.held.pop_front();
+        }
+    }
+
+    /// The guest is about to stand: takes what QEMU has not read out of the socket.
+    pub(crate) fn hold(&mut self) {
+        if self.holding {
+            return;
+        }
+        self.holding = true;
+        // What `release` left over is younger than what is in the socket.
+        let younger = std::mem::take(&mut self.held);
+        while let Some(frame) = receive(self.theirs.as_fd(), &mut self.buffer) {
+            self.held.push_back(frame);
+        }
+        self.held.extend(younger);
+    }
+
+    /// The guest is about to run: gives it what was kept.
+    pub(crate) fn release(&mut self) {
+        self.holding = false;
+        self.refill();
+    }
+
+    /// Whether QEMU has read all that was fed.
+    pub(crate) fn consumed_all(&self) -> bool {
+        self.held.is_empty()
+            && rustix::io::ioctl_fionread(&self.theirs).is_ok_and(|bytes| bytes == 0)
+    }
+
+    /// Takes the frames that are kept.
+    pub(crate) fn take_unconsumed(&mut self, frames: &mut Vec<Frame>) {
+        frames.extend(self.held.drain(..));
+    }
+
+    /// Takes at most `max` frames that the guest has sent.
+    pub(crate) fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
+        for _ in 0..max {
+            match receive(self.ours.as_fd(), &mut self.buffer) {
+                Some(frame) => frames.push(frame),
+                None => return,
+            }
+        }
+    }
+}
+
+/// The next datagram, if there is one.
+fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<Frame> {
+    loop {
+        match recv(socket, &mut *buffer, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return None,
+            Ok((bytes, _)) => return Some(Frame(buffer[..bytes].to_vec())),
+            Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Sets a send buffer beyond the system's limit, or up to it without the privilege.
+fn set_send_buffer(socket: BorrowedFd<'_>, bytes: usize) {
+    let set = sockopt::set_socket_send_buffer_size_force(socket, bytes)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes));
+    if let Err(error) = set {
+        tracing::warn!(%error, bytes, "the guest's NIC keeps the system's default buffer");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(number: u32) -> Frame {
+        Frame(number.to_be_bytes().repeat(20))
+    }
+
+    /// What QEMU would do.
+    fn consume(nic: &mut Nic, count: usize) -> Vec<Frame> {
+        let mut buffer = vec![0; DATAGRAM_BYTES];
+        (0..count)
+            .map_while(|_| receive(nic.qemu_fd(), &mut buffer))
+            .collect()
+    }
+
+    #[test]
+    fn a_pause_loses_no_frame_and_feeds_none_twice() {
+        let mut nic = Nic::new(1024).unwrap();
+        for n in 0..10 {
+            assert!(
+                nic.feed(&frame(n)),
+                "before the first start frames are kept"
+            );
+        }
+        assert!(
+            consume(&mut nic, 1).is_empty(),
+            "and not shown to a QEMU that stands"
+        );
+        nic.release();
+        for n in 10..500 {
+            assert!(nic.feed(&frame(n)), "max_dgram_qlen does not count");
+        }
+        let mut seen = consume(&mut nic, 123);
+        nic.hold();
+        for n in 500..520 {
+            assert!(nic.feed(&frame(n)));
+        }
+        assert!(!nic.consumed_all());
+        assert!(consume(&mut nic, 1).is_empty());
+        nic.release();
+        seen.extend(consume(&mut nic, 77));
+        nic.hold();
+        nic.take_unconsumed(&mut seen);
+        assert!(nic.consumed_all());
+        assert_eq!(seen, (0..520).map(frame).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_queue_is_bounded_standing_and_running() {
+        let mut nic = Nic::new(16).unwrap();
+        let big = Frame(vec![1; 1514]);
+        assert_eq!((0..100).take_while(|_| nic.feed(&big)).count(), 16);
+        nic.release();
+        let mut fed = 16;
+        while nic.feed(&big) {
+            fed += 1;
+            assert!(fed < 100, "a running guest that reads nothing must fill up");
+        }
+        let all = consume(&mut nic, 1000).len();
+        assert!(nic.feed(&big), "there is room again");
+        assert!(all <= fed && fed <= 33, "{all} in the socket, {fed} taken");
+    }
+
+    #[test]
+    fn an_oversized_frame_is_dropped_and_does_not_block() {
+        let mut nic = Nic::new(16).unwrap();
+        nic.release();
+        assert!(nic.feed(&Frame(vec![0; 4 << 20])));
+        assert!(nic.consumed_all());
+    }
+
+    #[test]
+    fn outputs_come_in_order_and_bounded() {
+        let mut nic = Nic::new(16).unwrap();
+        for n in 0..5 {
+            send(nic.qemu_fd(), &frame(n).0, SendFlags::empty()).unwrap();
+        }
+        let mut out = Vec::new();
+        nic.take_outputs(2, &mut out);
+        assert_eq!(out.len(), 2);
+        nic.take_outputs(9, &mut out);
+        assert_eq!(out, (0..5).map(frame).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,200 @@
+//! QEMU's command line.
+//!
+//! Each option that is not plain says why it is there; together they are the conditions under
+//! which saved device state loads into a running guest (design §4).
+
+use crate::{Accel, Boot, Machine, QemuConfig};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// The numbers of the descriptors that QEMU inherits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Inherited {
+    pub(super) ram: i32,
+    pub(super) nic: i32,
+    pub(super) qmp: i32,
+    pub(super) console: i32,
+}
+
+/// The arguments for `config` under `accel`, which is not [`Accel::Auto`] any more.
+pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: Inherited) -> Vec<OsString> {
+    assert_ne!(
+        accel,
+        Accel::Auto,
+        "the accelerator is chosen before QEMU starts"
+    );
+    let mut line = Line(Vec::new());
+    line.option(
+        "-name",
+        format!("guest={},debug-threads=on", escape(&config.name)),
+    );
+    // No devices but those named here, and no configuration of the host's user: the machine
+    // must be the same on every replica.
+    line.flag("-nodefaults");
+    line.flag("-no-user-config");
+    line.option("-display", "none");
+    // suppress-vmdesc: the saved state is then binary only, tens of KiB smaller.
+    let machine = config.machine.name();
+    line.option(
+        "-M",
+        format!("{machine},memory-backend=ram,suppress-vmdesc=on"),
+    );
+    // A load without this section skips comparing machine names and sizes, which expects a
+    // fresh incoming QEMU.
+    line.option("-global", "migration.send-configuration=off");
+    match accel {
+        Accel::Kvm => {
+            line.option("-accel", "kvm");
+            line.option("-cpu", "host");
+        }
+        _ => {
+            line.option("-accel", "tcg,thread=multi");
+            line.option("-cpu", "max");
+        }
+    }
+    line.option("-smp", config.vcpus.to_string());
+    line.option("-m", format!("{}M", config.mem_mib));
+    line.option(
+        "-object",
+        format!(
+            "memory-backend-file,id=ram,size={}M,mem-path=/proc/self/fd/{},share=on",
+            config.mem_mib, fds.ram
+        ),
+    );
+    // A guest that resets or panics must not run on by itself: its other copy would have to do
+    // the same at the same instruction. It stops instead, and Plover hears of it.
+    line.option("-action", "reboot=shutdown,shutdown=pause,panic=pause");
+    // The guest is the attacker here: no new processes, no new privileges for a QEMU that it
+    // takes over.
+    line.option(
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+    );
+    line.option("-chardev", format!("socket,id=qmp,fd={}", fds.qmp));
+    line.option("-mon", "chardev=qmp,mode=control");
+    line.option("-chardev", format!("socket,id=console,fd={}", fds.console));
+    line.option("-serial", "chardev:console");
+    line.option(
+        "-netdev",
+        format!("dgram,id=net,local.type=fd,local.str={}", fds.nic),
+    );
+    line.option(
+        "-device",
+        match config.machine {
+            Machine::Microvm => format!("virtio-net-device,netdev=net,mac={}", config.mac),
+            // romfile=: no network boot, and no option ROM that a newer package may change.
+            _ => format!("virtio-net-pci,netdev=net,mac={},romfile=", config.mac),
+        },
+    );
+    boot(&mut line, &config.boot);
+    // Not to run before the first `cont`.
+    line.flag("-S");
+    line.0
+}
+
+fn boot(line: &mut Line, boot: &Boot) {
+    match boot {
+        Boot::Kernel {
+            kernel,
+            initrd,
+            cmdline,
+        } => {
+            line.option("-kernel", kernel);
+            if let Some(initrd) = initrd {
+                line.option("-initrd", initrd);
+            }
+            let cmdline = if cmdline.is_empty() {
+                Boot::DEFAULT_CMDLINE
+            } else {
+                cmdline
+            };
+            line.option("-append", cmdline);
+        }
+        Boot::Disk { image } => {
+            let mut drive = OsString::from("format=raw,if=ide,snapshot=on,file=");
+            drive.push(escape_path(image));
+            line.option("-drive", drive);
+        }
+    }
+}
+
+struct Line(Vec<OsString>);
+
+impl Line {
+    fn flag(&mut self, name: &str) {
+        self.0.push(name.into());
+    }
+
+    fn option(&mut self, name: &str, value: impl Into<OsString>) {
+        self.0.push(name.into());
+        self.0.push(value.into());
+    }
+}
+
+/// A comma in an option's value is written twice.
+fn escape(text: &str) -> String {
+    text.replace(',', ",,")
+}
+
+fn escape_path(path: &Path) -> OsString {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let mut bytes = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        bytes.push(*byte);
+        if *byte == b',' {
+            bytes.push(b',');
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(machine: Machine, boot: Boot) -> String {
+        let mut config = QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap());
+        config.machine = machine;
+        config.name = "a,b".into();
+        let fds = Inherited {
+            ram: 10,
+            nic: 11,
+            qmp: 12,
+            console: 13,
+        };
+        let words = arguments(&config, Accel::Tcg, fds);
+        words
+            .iter()
+            .map(|w| w.to_str().unwrap())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    #[test]
+    fn every_machine_gets_its_nic_and_its_conditions() {
+        let kernel = Boot::Kernel {
+            kernel: "/k".into(),
+            initrd: None,
+            cmdline: String::new(),
+        };
+        let microvm = line(Machine::Microvm, kernel);
+        assert!(microvm.contains("virtio-net-device,netdev=net,mac=52:54:00:00:00:01"));
+        assert!(microvm.contains("-kernel /k -append console=ttyS0"));
+        assert!(
+            microvm.contains("guest=a,,b"),
+            "a comma in a name opens no option"
+        );
+        let q35 = line(
+            Machine::Q35,
+            Boot::Disk {
+                image: "/a,b".into(),
+            },
+        );
+        assert!(q35.contains("virtio-net-pci") && q35.contains("file=/a,,b"));
+        for each in [microvm, q35] {
+            assert!(each.contains("memory-backend=ram,suppress-vmdesc=on"));
+            assert!(each.contains("migration.send-configuration=off"));
+            assert!(each.ends_with("-S"));
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! A guest under a stock QEMU, driven from outside.
+//!
+//! ```text
+//!                     ┌──────────────── QEMU ────────────────┐
+//!   QMP ◄────────────►│ monitor                              │
+//!   agent ◄──────────►│ agent thread (LD_PRELOAD)            │
+//!   NIC ◄────────────►│ virtio-net                           │
+//!   console ◄────────►│ UART                                 │
+//!   RAM (memfd) ══════│ guest RAM   device state (memfd) ════│
+//!   pidfd, stderr ◄───│                                      │
+//!                     └──────────────────────────────────────┘
+//! ```
+//!
+//! All of them are descriptors that QEMU inherits: there is no path by which anybody else could
+//! reach the guest, and nothing to clean up but the process. They are in one epoll set, and
+//! [`Vm::poll`] turns what they say into events.
+//!
+//! # Life
+//!
+//! ```text
+//!   Hello ──────────► Track ──────────► Ready ──────────► Gone
+//!   (QMP and agent    (the agent        (Started; orders  (Died, or killed;
+//!    answer, vCPUs     hands out the     are carried       no more events)
+//!    are known)        tracker)          out)
+//! ```
+//!
+//! Anything that goes wrong before `Ready`, and anything on QMP or the agent's socket that cannot
+//! be understood, ends the process and is reported as [`VmEvent::Died`] with the reason.
+//!
+//! # Orders
+//!
+//! One is in the works at a time, except that what may follow a pause (`SaveState`, `Reset`) is
+//! sent right behind it: that saves a wake-up of this process while the guest stands. A failed
+//! order drops those behind it, so that nothing runs on a state that is not what was asked for.
+
+pub(crate) mod agent_link;
+mod command_line;
+mod orders;
+pub(crate) mod process;
+
+use crate::console::Console;
+use crate::device_state::StateFile;
+use crate::dirty::DirtyTracker;
+use crate::nic::Nic;
+use crate::qmp::{Incoming, Qmp, QmpError};
+use crate::ram::Ram;
+use crate::{Accel, QemuConfig, Vm, VmCommand, VmError, VmEvent, hash};
+use agent_link::AgentLink;
+use orders::{Orders, Purpose};
+use plover_agent::{AGENT_VERSION, HELLO_HAS_YANK, Op};
+use plover_types::{Digest, Frame, PageNo, PageSet};
+use process::{Ends, Process};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// Where the hypervisor is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Waiting for QMP, the agent's hello and the list of vCPUs.
+    Hello,
+    /// Waiting for the userfaultfd.
+    Track,
+    /// Carrying out orders.
+    Ready,
+    /// Ended.
+    Gone,
+}
+
+/// Who has been heard of while starting.
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    qmp: bool,
+    agent: bool,
+    vcpus: bool,
+}
+
+/// What in the epoll set has something to say.
+const NIC: u64 = 0;
+const QMP: u64 = 1;
+const AGENT: u64 = 2;
+const CONSOLE: u64 = 3;
+const STDERR: u64 = 4;
+const PROCESS: u64 = 5;
+
+/// One guest under a stock QEMU; see the module.
+pub struct QemuVm {
+    config: QemuConfig,
+    accel: Accel,
+    process: Process,
+    ram: Ram,
+    state_file: StateFile,
+    nic: Nic,
+    console: Console,
+    qmp: Qmp<Purpose>,
+    agent: AgentLink,
+    tracker: Option<DirtyTracker>,
+    epoll: OwnedFd,
+    phase: Phase,
+    heard: Heard,
+    orders: Orders,
+    /// Whether QEMU's yank instance is registered, as a load needs.
+    armed: bool,
+    vcpu_clocks: Vec<libc::clockid_t>,
+    events: VecDeque<VmEvent>,
+}
+
+impl QemuVm {
+    /// Starts QEMU. [`VmEvent::Started`] follows when it is ready; the guest does not run before
+    /// the first [`VmCommand::Resume`].
+    ///
+    /// Call it on a thread that lives as long as the guest shall: the kernel kills QEMU when the
+    /// *thread* that started it ends, which is how a guest never outlives its replica.
+    ///
+    /// With [`Accel::Auto`], the first call in a process tries KVM, which takes up to a second.
+    pub fn spawn(config: QemuConfig) -> Result<Self, VmError> {
+        config.validate()?;
+        let accel = crate::choose_accel(&config).accel;
+        let ram = Ram::new(config.ram_bytes())?;
+        let state_file = StateFile::new()?;
+        let nic = Nic::new(config.feed_frames)?;
+        let console = Console::new()?;
+        let (mut agent, agent_end) = AgentLink::new()?;
+        let (qmp, qmp_end) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(VmError::io("making the QMP socket"))?;
+        let ends = Ends {
+            ram: ram.fd(),
+            state: state_file.fd(),
+            nic: nic.qemu_fd(),
+            qmp: qmp_end.as_fd(),
+            console: console.qemu_fd(),
+            agent: agent_end.as_fd(),
+        };
+        let process = Process::spawn(&config, accel, &ends)?;
+        agent.ask(Op::Hello, 0, 0).map_err(|source| VmError::Io {
+            what: "asking the agent".into(),
+            source,
+        })?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(VmError::io("making an epoll set"))?;
+        let qmp = Qmp::new(qmp);
+        for (tag, fd) in [
+            (NIC, nic.fd()),
+            (QMP, qmp.fd()),
+            (AGENT, agent.fd()),
+            (CONSOLE, console.fd()),
+            (STDERR, process.stderr()),
+            (PROCESS, process.pidfd()),
+        ] {
+            epoll::add(
+                &epoll,
+                fd,
+                epoll::EventData::new_u64(tag),
+                epoll::EventFlags::IN,
+            )
+            .map_err(VmError::io("adding to an epoll set"))?;
+        }
+        tracing::info!(pid = process.pid(), machine = %config.machine, %accel, "QEMU started");
+        Ok(Self {
+            config,
+            accel,
+            process,
+            ram,
+            state_file,
+            nic,
+            console,
+            qmp,
+            agent,
+            tracker: None,
+            epoll,
+            phase: Phase::Hello,
+            heard: Heard::default(),
+            orders: Orders::default(),
+            armed: false,
+            vcpu_clocks: Vec::new(),
+            events: VecDeque::new(),
+        })
+    }
+
+    /// What runs the guest's instructions: never [`Accel::Auto`].
+    pub fn accel(&self) -> Accel {
+        self.accel
+    }
+
+    /// The hypervisor is of no more use: ends it and says why.
+    fn give_up(&mut self, why: &str) {
+        if self.phase == Phase::Gone {
+            return;
+        }
+        self.end();
+        self.process.read_stderr();
+        let words = self.process.last_words();
+        self.events
+            .push_back(VmEvent::Died(format!("{why}{words}")));
+    }
+
+    /// Ends the process and forgets what was to be done.
+    fn end(&mut self) {
+        self.phase = Phase::Gone;
+        self.orders.clear();
+        self.process.kill();
+        // What has ended polls readable for ever; only the NIC and the console may still hold
+        // something to be fetched.
+        let Self {
+            process,
+            qmp,
+            agent,
+            ..
+        } = &*self;
+        for fd in [process.pidfd(), process.stderr(), qmp.fd(), agent.fd()] {
+            self.unwatch(fd);
+        }
+    }
+
+    fn unwatch(&self, fd: BorrowedFd<'_>) {
+        // Fails when it is out of the set already.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Handles what the epoll set says is there.
+    fn pump(&mut self) {
+        let mut ready = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 8];
+        let zero = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let Ok(count) = epoll::wait(&self.epoll, &mut ready, Some(&zero)) else {
+            return;
+        };
+        let tags: Vec<u64> = ready[..count]
+            .iter()
+            .map(|event| event.data.u64())
+            .collect();
+        // Error output first and the end last, so that a death is told with its reason, after
+        // what QEMU had still answered.
+        if tags.contains(&STDERR) && !self.process.read_stderr() {
+            self.unwatch(self.process.stderr());
+        }
+        if tags.contains(&AGENT) {
+            self.hear_agent();
+        }
+        if tags.contains(&QMP) {
+            self.hear_qmp();
+        }
+        if tags.contains(&PROCESS)
+            && self.phase != Phase::Gone
+            && let Some(how) = self.process.ended()
+        {
+            self.end();
+            self.events.push_back(VmEvent::Died(how));
+        }
+    }
+
+    fn hear_agent(&mut self) {
+        while self.phase != Phase::Gone {
+            match self.agent.receive() {
+                Ok(None) => return,
+                Ok(Some(answer)) => self.agent_answered(answer),
+                // The end of the process, which is told with more detail, closes the socket too.
+                Err(_) => {
+                    self.unwatch(self.agent.fd());
+                    if self.phase != Phase::Ready && !self.process_ending() {
+                        self.give_up(
+                            "the agent did not start inside QEMU (is it static, or is \
+                                      LD_PRELOAD disabled?)",
+                        );
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn agent_answered(&mut self, answer: agent_link::Answer) {
+        let status = std::io::Error::from_raw_os_error(answer.reply.status);
+        match answer.op {
+            Op::Hello if answer.reply.value & 0xffff != u32::from(AGENT_VERSION) => {
+                self.give_up("the agent inside QEMU is of another version");
+            }
+            Op::Hello if answer.reply.value & HELLO_HAS_YANK == 0 => {
+                let binary = process::binary(&self.config);
+                self.give_up(&crate::check::missing_symbol(&binary));
+            }
+            Op::Hello => {
+                self.heard.agent = true;
+                self.track_if_ready();
+            }
+            Op::Track => match answer.fd {
+                Some(fd) if answer.reply.status == 0 => self.tracking(fd),
+                _ => self.give_up(&format!(
+                    "QEMU's memory cannot be tracked: {status}; Linux 6.7 or newer is needed"
+                )),
+            },
+            Op::Yank if answer.reply.status != 0 => {
+                self.give_up(&format!("the agent could not prepare a load: {status}"));
+            }
+            Op::Yank => {
+                self.armed = true;
+                if self.phase == Phase::Track {
+                    self.phase = Phase::Ready;
+                    self.events.push_back(VmEvent::Started);
+                }
+                self.next_order();
+            }
+        }
+    }
+
+    /// Asks for the tracker once the agent and QMP have both said hello.
+    fn track_if_ready(&mut self) {
+        if self.phase != Phase::Hello || !(self.heard.agent && self.heard.vcpus) {
+            return;
+        }
+        self.phase = Phase::Track;
+        let asked = self.ram.find_in(self.process.pid()).and_then(|start| {
+            self.agent
+                .ask(Op::Track, start, self.ram.bytes() as u64)
+                .map_err(|source| VmError::Io {
+                    what: "asking the agent".into(),
+                    source,
+                })
+        });
+        if let Err(error) = asked {
+            self.give_up(&error.to_string());
+        }
+    }
+
+    fn tracking(&mut self, userfaultfd: OwnedFd) {
+        let pid = self.process.pid();
+        let tracker = self
+            .ram
+            .find_in(pid)
+            .and_then(|start| DirtyTracker::new(pid, userfaultfd, start, self.ram.bytes()));
+        match tracker {
+            Ok(tracker) => {
+                self.tracker = Some(tracker);
+                self.arm();
+            }
+            Err(error) => self.give_up(&error.to_string()),
+        }
+    }
+
+    /// Has the agent prepare the next load. Done ahead of it: a load then need not wait.
+    fn arm(&mut self) {
+        self.armed = false;
+        if let Err(error) = self.agent.ask(Op::Yank, 0, 0) {
+            self.give_up(&format!("asking the agent: {error}"));
+        }
+    }
+
+    fn hear_qmp(&mut self) {
+        while self.phase != Phase::Gone {
+            match self.qmp.receive() {
+                Ok(None) => return,
+                Ok(Some(Incoming::Greeting { version, package })) => {
+                    tracing::debug!(?version, package, "QMP is up");
+                    self.greeted();
+                }
+                Ok(Some(Incoming::Answer { tag, result })) => self.answered(tag, result),
+                Ok(Some(Incoming::Event { name, data })) => self.happened(&name, &data),
+                Err(QmpError::Closed) => {
+                    self.unwatch(self.qmp.fd());
+                    if !self.process_ending() {
+                        self.give_up("QEMU closed its QMP connection");
+                    }
+                    return;
+                }
+                Err(error) => return self.give_up(&error.to_string()),
+            }
+        }
+    }
+
+    fn greeted(&mut self) {
+        if std::mem::replace(&mut self.heard.qmp, true) {
+            return self.give_up("a second QMP greeting");
+        }
+        self.send(
+            Purpose::Quiet("qmp_capabilities"),
+            "qmp_capabilities",
+            Value::Null,
+        );
+        self.send(Purpose::ListVcpus, "query-cpus-fast", Value::Null);
+    }
+
+    /// Notes the vCPU threads' clocks.
+    fn vcpus_listed(&mut self, list: &Value) {
+        let threads = list.as_array().into_iter().flatten();
+        self.vcpu_clocks = threads
+            .filter_map(|vcpu| vcpu.get("thread-id")?.as_i64())
+            .filter_map(|tid| libc::pid_t::try_from(tid).ok())
+            .map(thread_clock)
+            .collect();
+        if self.vcpu_clocks.len() != self.config.vcpus as usize {
+            return self.give_up("QEMU has other vCPUs than it was told to make");
+        }
+        self.heard.vcpus = true;
+        self.track_if_ready();
+    }
+
+    fn send(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
+        if let Err(error) = self.qmp.send(purpose, execute, arguments)
+            && !(error == QmpError::Closed && self.process_ending())
+        {
+            self.give_up(&error.to_string());
+        }
+    }
+
+    /// Whether a closed socket is the sign of an ending process, whose end will be told in a
+    /// moment with its exit status. A dying process closes its descriptors shortly before it can
+    /// be waited for.
+    fn process_ending(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(
+            &self.process,
+            rustix::event::PollFlags::IN,
+        )];
+        let grace = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 50_000_000,
+        };
+        rustix::event::poll(&mut fds, Some(&grace)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl AsFd for Process {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd()
+    }
+}
+
+/// The CPU clock of a thread of another process: the kernel's
+/// `MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED)`.
+fn thread_clock(tid: libc::pid_t) -> libc::clockid_t {
+    const PER_THREAD: libc::clockid_t = 4;
+    const SCHED: libc::clockid_t = 2;
+    (!tid << 3) | PER_THREAD | SCHED
+}
+
+impl Vm for QemuVm {
+    fn pages(&self) -> u32 {
+        self.ram.pages()
+    }
+
+    fn needs_reset(&self) -> bool {
+        self.config.machine.needs_reset()
+    }
+
+    fn command(&mut self, command: VmCommand) {
+        if self.phase != Phase::Gone {
+            self.orders.push(command);
+            self.next_order();
+        }
+    }
+
+    fn poll(&mut self, events: &mut Vec<VmEvent>) {
+        self.pump();
+        self.nic.refill();
+        self.console.flush();
+        events.extend(self.events.drain(..));
+    }
+
+    fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
+        match &mut self.tracker {
+            Some(tracker) => tracker.scan(dirty),
+            None => Err(VmError::Io {
+                what: "scanning for written pages before the guest has started".into(),
+                source: std::io::ErrorKind::NotConnected.into(),
+            }),
+        }
+    }
+
+    fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
+        hash::hash_pages(&self.ram, key, pages, digests);
+    }
+
+    fn read_page(&self, page: PageNo, to: &mut [u8]) {
+        self.ram.read(page, to);
+    }
+
+    fn write_page(&mut self, page: PageNo, from: &[u8]) {
+        self.ram.write(page, from);
+    }
+
+    fn feed(&mut self, frame: &Frame) -> bool {
+        self.nic.feed(frame)
+    }
+
+    fn consumed_all(&self) -> bool {
+        self.nic.consumed_all() && self.console.consumed_all()
+    }
+
+    fn take_unconsumed(&mut self, frames: &mut Vec<Frame>) {
+        self.nic.take_unconsumed(frames);
+    }
+
+    fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
+        self.nic.take_outputs(max, frames);
+    }
+
+    fn cpu_time(&self) -> Duration {
+        let read = |clock: &libc::clockid_t| {
+            let mut time = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            // SAFETY: `time` is a timespec to fill in. The clock of a thread that has ended is
+            // an error, not a fault.
+            let failed = unsafe { libc::clock_gettime(*clock, &raw mut time) } != 0;
+            if failed {
+                Duration::ZERO
+            } else {
+                Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+            }
+        };
+        self.vcpu_clocks.iter().map(read).sum()
+    }
+
+    fn console_write(&mut self, bytes: &[u8]) {
+        self.console.write(bytes);
+    }
+
+    fn console_read(&mut self, bytes: &mut Vec<u8>) {
+        if !self.console.read(bytes) {
+            self.unwatch(self.console.fd());
+        }
+    }
+
+    fn wait_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    fn pid(&self) -> Option<u32> {
+        (self.phase != Phase::Gone).then(|| self.process.pid())
+    }
+
+    fn kill(&mut self) {
+        self.end();
+        self.events.clear();
+    }
+}

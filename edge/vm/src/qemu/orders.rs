@@ -1,0 +1,241 @@
+//! Orders, and QEMU's answers to them.
+
+use super::{Phase, QemuVm};
+use crate::{VmCommand, VmEvent};
+use rustix::fd::AsRawFd;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+
+/// What a QMP command was sent for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Nobody waits for it; a failure is one of the named command.
+    Quiet(&'static str),
+    ListVcpus,
+    Pause,
+    Resume,
+    Save,
+    Load,
+    /// The last command of a reset.
+    Reset,
+    /// Why the guest stands, when nobody told it to.
+    WhyStopped,
+}
+
+/// Orders not yet carried out.
+#[derive(Default)]
+pub(super) struct Orders {
+    queue: VecDeque<VmCommand>,
+    /// Sent, not answered: at most a pause and one behind it.
+    open: VecDeque<Purpose>,
+    /// Both halves of a reset's end: its last command is answered, and the devices are reset.
+    reset_answered: bool,
+    reset_happened: bool,
+    /// The guest powered off, reset or crashed, and that was told.
+    guest_ended: bool,
+}
+
+impl Orders {
+    pub(super) fn push(&mut self, command: VmCommand) {
+        self.queue.push_back(command);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.open.clear();
+    }
+
+    /// Whether `next` may be sent while `open` is unanswered.
+    fn may_send(&self, next: &VmCommand) -> bool {
+        match self.open.iter().collect::<Vec<_>>()[..] {
+            [] => true,
+            [Purpose::Pause] => matches!(next, VmCommand::SaveState | VmCommand::Reset),
+            _ => false,
+        }
+    }
+}
+
+impl QemuVm {
+    /// Sends the orders whose turn it is.
+    pub(super) fn next_order(&mut self) {
+        while self.phase == Phase::Ready
+            && let Some(next) = self.orders.queue.front()
+            && self.orders.may_send(next)
+            && (self.armed || !matches!(next, VmCommand::LoadState(_)))
+        {
+            let next = self.orders.queue.pop_front().expect("it was looked at");
+            self.give_order(next);
+        }
+    }
+
+    fn give_order(&mut self, command: VmCommand) {
+        match command {
+            VmCommand::Pause => {
+                self.nic.hold();
+                self.console.hold();
+                self.open(Purpose::Pause, "stop", Value::Null);
+            }
+            VmCommand::Resume => {
+                // Before the guest runs, so that it need not wait for us to be told that it
+                // does. QEMU takes one frame at most in between, and delivers that one too.
+                self.nic.release();
+                self.console.release();
+                self.open(Purpose::Resume, "cont", Value::Null);
+            }
+            VmCommand::Reset if !self.config.machine.needs_reset() => {
+                self.events.push_back(VmEvent::ResetDone);
+            }
+            VmCommand::Reset => {
+                // Resets are turned into shutdowns on the command line, for the guest's own.
+                // QEMU looks at the setting when the reset is asked for.
+                self.orders.reset_answered = false;
+                self.orders.reset_happened = false;
+                let setting = "set-action";
+                self.send(
+                    Purpose::Quiet("reset"),
+                    setting,
+                    json!({ "reboot": "reset" }),
+                );
+                self.send(Purpose::Quiet("reset"), "system_reset", Value::Null);
+                self.open(Purpose::Reset, setting, json!({ "reboot": "shutdown" }));
+            }
+            VmCommand::SaveState => {
+                let file = self.state_file_name();
+                let arguments = json!({ "filename": file, "live": true });
+                self.open(Purpose::Save, "xen-save-devices-state", arguments);
+            }
+            VmCommand::LoadState(state) => {
+                self.console.discard();
+                if let Err(error) = self.state_file.write(&state) {
+                    return self.failed("load", &error.to_string());
+                }
+                let arguments = json!({ "filename": self.state_file_name() });
+                // The load uses the preparation up, whether it succeeds or not.
+                self.armed = false;
+                self.open(Purpose::Load, "xen-load-devices-state", arguments);
+            }
+            VmCommand::PowerButton => {
+                self.send(
+                    Purpose::Quiet("power button"),
+                    "system_powerdown",
+                    Value::Null,
+                );
+            }
+        }
+    }
+
+    /// The device state's name inside QEMU, which inherited it under the number it has here.
+    fn state_file_name(&self) -> String {
+        format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
+    }
+
+    fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
+        self.orders.open.push_back(purpose);
+        self.send(purpose, execute, arguments);
+    }
+
+    /// An order failed: those behind it are dropped.
+    fn failed(&mut self, command: &str, error: &str) {
+        self.orders.queue.clear();
+        self.events.push_back(VmEvent::Failed {
+            command: command.into(),
+            error: error.into(),
+        });
+    }
+
+    /// QEMU answered a command.
+    pub(super) fn answered(&mut self, purpose: Purpose, result: Result<Value, String>) {
+        if self.orders.open.front() == Some(&purpose) && purpose != Purpose::Reset {
+            self.orders.open.pop_front();
+        }
+        match (purpose, result) {
+            (Purpose::Quiet("qmp_capabilities") | Purpose::ListVcpus, Err(error)) => {
+                self.give_up(&format!("QEMU did not start: {error}"));
+            }
+            (Purpose::Quiet(_), Ok(_)) => {}
+            (Purpose::Quiet(command), Err(error)) => {
+                // The first failing part of a reset is the end of it.
+                self.orders.open.retain(|open| *open != Purpose::Reset);
+                self.failed(command, &error);
+            }
+            (Purpose::ListVcpus, Ok(list)) => self.vcpus_listed(&list),
+            (Purpose::Pause, Ok(_)) => self.events.push_back(VmEvent::Paused),
+            (Purpose::Pause, Err(error)) => self.failed("pause", &error),
+            (Purpose::Resume, Ok(_)) => self.events.push_back(VmEvent::Resumed),
+            (Purpose::Resume, Err(error)) => self.failed("resume", &error),
+            (Purpose::Save, Ok(_)) => match self.state_file.read() {
+                Ok(state) => self.events.push_back(VmEvent::StateSaved(state)),
+                Err(error) => self.failed("save", &error.to_string()),
+            },
+            (Purpose::Save, Err(error)) => self.failed("save", &error),
+            (Purpose::Load, result) => {
+                self.arm();
+                match result {
+                    Ok(_) => self.events.push_back(VmEvent::StateLoaded),
+                    Err(error) => self.failed("load", &error),
+                }
+            }
+            (Purpose::Reset, Ok(_)) => {
+                self.orders.reset_answered = true;
+                self.reset_if_done();
+            }
+            (Purpose::Reset, Err(error)) => {
+                self.orders.open.pop_front();
+                self.failed("reset", &error);
+            }
+            (Purpose::WhyStopped, Ok(status)) => self.stopped_by_itself(&status),
+            (Purpose::WhyStopped, Err(error)) => self.give_up(&error),
+        }
+        self.next_order();
+    }
+
+    fn reset_if_done(&mut self) {
+        let orders = &mut self.orders;
+        if orders.open.front() == Some(&Purpose::Reset)
+            && orders.reset_answered
+            && orders.reset_happened
+        {
+            orders.open.pop_front();
+            self.events.push_back(VmEvent::ResetDone);
+        }
+    }
+
+    /// QEMU reported an event.
+    pub(super) fn happened(&mut self, name: &str, data: &Value) {
+        let by_guest = data.get("guest").and_then(Value::as_bool).unwrap_or(false);
+        match name {
+            "RESET" if !by_guest => {
+                self.orders.reset_happened = true;
+                self.reset_if_done();
+                self.next_order();
+            }
+            "RESET" | "SHUTDOWN" if by_guest => self.guest_ended(),
+            "GUEST_PANICKED" => self.guest_ended(),
+            "RESUME" => self.orders.guest_ended = false,
+            // Nobody told it to. The guest ended, or KVM gave up on it: its status says which.
+            "STOP" if !self.orders.open.contains(&Purpose::Pause) && !self.orders.guest_ended => {
+                self.send(Purpose::WhyStopped, "query-status", Value::Null);
+            }
+            _ => {}
+        }
+    }
+
+    fn guest_ended(&mut self) {
+        if !self.orders.guest_ended {
+            self.orders.guest_ended = true;
+            self.events.push_back(VmEvent::GuestShutdown);
+        }
+    }
+
+    /// The guest stands, by its own doing or the hypervisor's.
+    fn stopped_by_itself(&mut self, status: &Value) {
+        match status.get("status").and_then(Value::as_str) {
+            Some("running" | "paused" | "prelaunch" | "restore-vm" | "save-vm") => {}
+            Some("shutdown" | "guest-panicked") => self.guest_ended(),
+            other => {
+                let status = other.unwrap_or("unknown").to_owned();
+                self.give_up(&format!("QEMU stopped the guest by itself: {status}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The QEMU process: how it starts, what it says when it dies, and how it is ended.
+
+use super::command_line::{Inherited, arguments};
+use crate::{Accel, QemuConfig, VmError};
+use plover_agent::{AGENT_FD_ENV, AGENT_SO};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// How much of the end of QEMU's error output is kept.
+const STDERR_BYTES: usize = 2048;
+
+/// What QEMU inherits beside its standard streams.
+pub(super) struct Ends<'a> {
+    pub(super) ram: BorrowedFd<'a>,
+    pub(super) state: BorrowedFd<'a>,
+    pub(super) nic: BorrowedFd<'a>,
+    pub(super) qmp: BorrowedFd<'a>,
+    pub(super) console: BorrowedFd<'a>,
+    pub(super) agent: BorrowedFd<'a>,
+}
+
+/// A child that is ended when this is dropped.
+pub(crate) struct Process {
+    child: Child,
+    pidfd: OwnedFd,
+    stderr: ChildStderr,
+    tail: Vec<u8>,
+}
+
+impl Process {
+    /// Starts the guest's QEMU.
+    pub(super) fn spawn(
+        config: &QemuConfig,
+        accel: Accel,
+        ends: &Ends<'_>,
+    ) -> Result<Self, VmError> {
+        let fds = Inherited {
+            ram: ends.ram.as_raw_fd(),
+            nic: ends.nic.as_raw_fd(),
+            qmp: ends.qmp.as_raw_fd(),
+            console: ends.console.as_raw_fd(),
+        };
+        let inherit = [ends.ram, ends.state, ends.nic, ends.qmp, ends.console];
+        Self::start(
+            &binary(config),
+            arguments(config, accel, fds),
+            &inherit,
+            Some(ends.agent),
+        )
+    }
+
+    /// Starts `program` so that it dies with the calling *thread*, inherits `inherit` under the
+    /// numbers the descriptors have here, and with `agent` also the agent and its socket.
+    pub(crate) fn start(
+        program: &Path,
+        arguments: Vec<OsString>,
+        inherit: &[BorrowedFd<'_>],
+        agent: Option<BorrowedFd<'_>>,
+    ) -> Result<Self, VmError> {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut keep: Vec<i32> = inherit.iter().map(AsRawFd::as_raw_fd).collect();
+        let library = agent
+            .map(|socket| agent_library().map(|file| (file, socket)))
+            .transpose()?;
+        if let Some((library, socket)) = &library {
+            keep.extend([library.as_raw_fd(), socket.as_raw_fd()]);
+            let mut preload = OsString::from(format!("/proc/self/fd/{}", library.as_raw_fd()));
+            if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+                preload.push(":");
+                preload.push(others);
+            }
+            command.env("LD_PRELOAD", preload);
+            command.env(AGENT_FD_ENV, socket.as_raw_fd().to_string());
+        }
+        let parent = rustix::process::getpid();
+        // SAFETY: between fork and exec the closure makes system calls only: no allocation, no
+        // lock. The numbers in `keep` are open in the child, which has a copy of our table.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+                if rustix::process::getppid() != Some(parent) {
+                    // The parent died before the line above took hold.
+                    return Err(rustix::io::Errno::SRCH.into());
+                }
+                // Whatever else is open here, however it got there, ends at the exec.
+                if libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) != 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                for fd in &keep {
+                    fcntl_setfd(BorrowedFd::borrow_raw(*fd), FdFlags::empty())?;
+                }
+                Ok(())
+            });
+        }
+        let mut child = command
+            .spawn()
+            .map_err(|error| cannot_start(program, error))?;
+        let pid = Pid::from_child(&child);
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let prepare = || -> rustix::io::Result<OwnedFd> {
+            fcntl_setfl(&stderr, fcntl_getfl(&stderr)? | OFlags::NONBLOCK)?;
+            pidfd_open(pid, PidfdFlags::empty())
+        };
+        match prepare() {
+            Ok(pidfd) => Ok(Self {
+                child,
+                pidfd,
+                stderr,
+                tail: Vec::new(),
+            }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(VmError::io("watching QEMU")(error))
+            }
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Polls readable when the process has ended.
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Polls readable when there is error output.
+    pub(crate) fn stderr(&self) -> BorrowedFd<'_> {
+        self.stderr.as_fd()
+    }
+
+    /// Takes what there is of error output and keeps its end. `false`: there will be no more.
+    pub(crate) fn read_stderr(&mut self) -> bool {
+        let mut buffer = [0; 4096];
+        // Bounded, so that a QEMU that prints without end cannot keep us here.
+        for _ in 0..16 {
+            match self.stderr.read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(got) => {
+                    let text = String::from_utf8_lossy(&buffer[..got]);
+                    tracing::debug!(pid = self.child.id(), "QEMU: {}", text.trim_end());
+                    self.tail.extend_from_slice(&buffer[..got]);
+                    let excess = self.tail.len().saturating_sub(STDERR_BYTES);
+                    self.tail.drain(..excess);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+            }
+        }
+        true
+    }
+
+    /// If the process has ended: how, and the end of what it printed.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let status = match self.child.try_wait() {
+            Ok(None) => return None,
+            Ok(Some(status)) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.read_stderr();
+        Some(format!("{status}{}", self.last_words()))
+    }
+
+    /// The end of the error output, as the tail of a message.
+    pub(crate) fn last_words(&self) -> String {
+        match String::from_utf8_lossy(&self.tail).trim() {
+            "" => String::new(),
+            words => format!("; it said: {words}"),
+        }
+    }
+
+    /// Ends the process at once.
+    pub(super) fn kill(&mut self) {
+        // Both fail only if it has ended and was waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The QEMU to start.
+pub(crate) fn binary(config: &QemuConfig) -> PathBuf {
+    config
+        .qemu
+        .clone()
+        .unwrap_or_else(|| "qemu-system-x86_64".into())
+}
+
+/// The agent as a file that the dynamic loader can open and nobody else finds.
+fn agent_library() -> Result<OwnedFd, VmError> {
+    let fd = memfd_create("plover-agent.so", MemfdFlags::CLOEXEC)
+        .map_err(VmError::io("creating memory for the agent (memfd)"))?;
+    let mut file = std::fs::File::from(fd);
+    file.write_all(AGENT_SO).map_err(|source| VmError::Io {
+        what: "writing the agent".into(),
+        source,
+    })?;
+    Ok(file.into())
+}
+
+/// Why `program` did not start, and what to do.
+pub(crate) fn cannot_start(program: &Path, error: std::io::Error) -> VmError {
+    if error.kind() == std::io::ErrorKind::NotFound {
+        return VmError::Unsupported(format!(
+            "no QEMU at '{}': install it (Debian, Ubuntu: apt-get install qemu-system-x86) or \
+             name the binary in the configuration",
+            program.display()
+        ));
+    }
+    VmError::Io {
+        what: format!("starting {}", program.display()),
+        source: error,
+    }
+}

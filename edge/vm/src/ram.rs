@@ -1,0 +1,225 @@
+//! Guest RAM, as `plover` sees it: anonymous shared memory that QEMU maps too.
+//!
+//! The guest writes to this memory at any time, so no Rust reference into it may ever exist: the
+//! compiler would believe that what it refers to holds still. Everything goes through raw copies
+//! of whole pages, whose bounds are checked here. A copy made while the guest runs may be torn;
+//! that is for the caller to rule out (pause first) or to live with (a page copied while the
+//! guest runs is copied again after it was paused, because it is dirty).
+//!
+//! There is no file to clean up: the memory is a memfd, and QEMU opens it as
+//! `/proc/self/fd/N`.
+
+use crate::VmError;
+use plover_types::{PAGE_BYTES, PageNo};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SeekFrom, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::ptr::{NonNull, null_mut};
+
+/// The guest's memory, mapped shared and writable for as long as this lives.
+pub(crate) struct Ram {
+    fd: OwnedFd,
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: `base` is a mapping that belongs to this value alone and is not tied to a thread; all
+// access through it is by raw copies, which other threads and processes may race with by design.
+unsafe impl Send for Ram {}
+// SAFETY: as above; `&self` methods only read guest memory, and promise nothing about tearing.
+unsafe impl Sync for Ram {}
+
+impl Ram {
+    /// New memory of `bytes`, all zero; nothing is allocated until it is written.
+    pub(crate) fn new(bytes: usize) -> Result<Self, VmError> {
+        assert!(
+            bytes > 0 && bytes % PAGE_BYTES == 0,
+            "guest RAM of {bytes} bytes"
+        );
+        let fd = memfd_create("plover-ram", MemfdFlags::CLOEXEC)
+            .map_err(VmError::io("creating the guest's memory (memfd)"))?;
+        ftruncate(&fd, bytes as u64).map_err(VmError::io("sizing the guest's memory"))?;
+        // SAFETY: a fresh mapping at an address the kernel chooses replaces no other mapping.
+        let base = unsafe {
+            mmap(
+                null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &fd,
+                0,
+            )
+        }
+        .map_err(VmError::io("mapping the guest's memory"))?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { fd, base, bytes })
+    }
+
+    /// The memory's descriptor, to pass to QEMU.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Size in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Size in pages.
+    pub(crate) fn pages(&self) -> u32 {
+        (self.bytes / PAGE_BYTES) as u32
+    }
+
+    /// The page's address. Asserts that it lies in the guest.
+    fn page(&self, page: PageNo) -> NonNull<u8> {
+        let offset = page.0 as usize * PAGE_BYTES;
+        assert!(
+            offset + PAGE_BYTES <= self.bytes,
+            "page {} outside a guest of {} pages",
+            page.0,
+            self.pages()
+        );
+        // SAFETY: the assertion keeps `offset..offset + PAGE_BYTES` inside the mapping.
+        unsafe { self.base.add(offset) }
+    }
+
+    /// Copies a page out.
+    pub(crate) fn read(&self, page: PageNo, to: &mut [u8]) {
+        assert_eq!(to.len(), PAGE_BYTES, "a page is copied whole");
+        let from = self.page(page);
+        // SAFETY: `from` is valid for PAGE_BYTES, `to` is exactly as long, and the two do not
+        // overlap: `to` is a Rust slice, and none ever refers to guest memory.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), PAGE_BYTES) }
+    }
+
+    /// Copies a page in.
+    pub(crate) fn write(&mut self, page: PageNo, from: &[u8]) {
+        assert_eq!(from.len(), PAGE_BYTES, "a page is copied whole");
+        let to = self.page(page);
+        // SAFETY: as in `read`, with the roles exchanged.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), PAGE_BYTES) }
+    }
+
+    /// The first run of pages at or after `page` that may hold something other than zeroes, or
+    /// `None` if all the rest is untouched. Lets a reader skip memory that was never written
+    /// without allocating it by reading.
+    pub(crate) fn next_data(&self, page: PageNo) -> Option<(u32, u32)> {
+        let at = page.0 as u64 * PAGE_BYTES as u64;
+        if at >= self.bytes as u64 {
+            return None;
+        }
+        // A failing seek means "no idea": the rest is then taken as data. ENXIO means no data.
+        let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return None,
+            Err(_) => return Some((page.0, self.pages())),
+        };
+        let end = rustix::fs::seek(&self.fd, SeekFrom::Hole(start)).unwrap_or(self.bytes as u64);
+        let page_bytes = PAGE_BYTES as u64;
+        let end = end.min(self.bytes as u64).div_ceil(page_bytes) as u32;
+        Some(((start / page_bytes) as u32, end))
+    }
+
+    /// Where process `pid` has this memory mapped: the whole of it, in one piece.
+    pub(crate) fn find_in(&self, pid: u32) -> Result<u64, VmError> {
+        let path = format!("/proc/{pid}/maps");
+        let text = std::fs::read_to_string(&path).map_err(|source| VmError::Io {
+            what: format!("reading {path}"),
+            source,
+        })?;
+        let stat = fstat(&self.fd).map_err(VmError::io("inspecting the guest's memory"))?;
+        find_mapping(&text, stat.st_ino, self.bytes as u64).ok_or_else(|| {
+            VmError::Unsupported(format!(
+                "QEMU (process {pid}) has not mapped the guest's memory in one piece: this QEMU \
+                 is unlike any that Plover knows; use a distribution's QEMU 7.2 or newer"
+            ))
+        })
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this address and length and is unmapped
+        // only here; no pointer into it outlives this value.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.bytes) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// The start of the shared mapping of offset 0 of a plover memfd with `inode` and length `bytes`
+/// in the text of a `/proc/PID/maps`. Neighbouring pieces of one file are joined.
+fn find_mapping(maps: &str, inode: u64, bytes: u64) -> Option<u64> {
+    let mut found: Option<(u64, u64)> = None;
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (Some(range), Some(_), Some(offset), Some(_), Some(node), Some(name)) = (
+            words.next(),
+            words.next(),
+            words.next(),
+            words.next(),
+            words.next(),
+            words.next(),
+        ) else {
+            continue;
+        };
+        if node.parse() != Ok(inode) || !name.starts_with("/memfd:plover-ram") {
+            continue;
+        }
+        let (start, end) = range.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        let end = u64::from_str_radix(end, 16).ok()?;
+        let offset = u64::from_str_radix(offset, 16).ok()?;
+        found = match found {
+            None if offset == 0 => Some((start, end)),
+            Some((first, last)) if last == start && offset == start - first => Some((first, end)),
+            other => other,
+        };
+    }
+    found
+        .filter(|(start, end)| end - start == bytes)
+        .map(|(start, _)| start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_copy_and_holes_are_seen() {
+        let mut ram = Ram::new(8 * PAGE_BYTES).unwrap();
+        assert_eq!(ram.next_data(PageNo(0)), None);
+        ram.write(PageNo(3), &[7; PAGE_BYTES]);
+        assert_eq!(ram.next_data(PageNo(0)), Some((3, 4)));
+        assert_eq!(ram.next_data(PageNo(4)), None);
+        assert_eq!(ram.next_data(PageNo(8)), None);
+        let mut page = [1; PAGE_BYTES];
+        ram.read(PageNo(3), &mut page);
+        assert_eq!(page, [7; PAGE_BYTES]);
+        ram.read(PageNo(7), &mut page);
+        assert_eq!(page, [0; PAGE_BYTES]);
+        let here = ram.find_in(std::process::id()).unwrap();
+        assert_eq!(here, ram.base.as_ptr() as u64);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a guest of 2 pages")]
+    fn a_page_outside_the_guest_is_a_bug_of_the_caller() {
+        Ram::new(2 * PAGE_BYTES)
+            .unwrap()
+            .read(PageNo(2), &mut [0; PAGE_BYTES]);
+    }
+
+    #[test]
+    fn a_mapping_in_two_pieces_is_joined() {
+        let maps = "\
+7f0000000000-7f0000002000 rw-s 00000000 00:01 77 /memfd:plover-ram (deleted)
+7f0000002000-7f0000004000 rw-s 00002000 00:01 77 /memfd:plover-ram (deleted)
+7f0000009000-7f000000a000 rw-s 00000000 00:01 78 /memfd:plover-ram (deleted)
+garbage
+7fff-  x";
+        assert_eq!(find_mapping(maps, 77, 0x4000), Some(0x7f00_0000_0000));
+        assert_eq!(find_mapping(maps, 77, 0x2000), None);
+        assert_eq!(find_mapping(maps, 79, 0x1000), None);
+    }
+}
