@@ -92,6 +92,7 @@ impl Replica {
             LogOp::Syncvm(_) => return,
         };
         self.idle.disturb();
+        self.guest_idle = false;
         self.guest.give(input, &mut self.out);
     }
 

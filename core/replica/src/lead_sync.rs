@@ -264,6 +264,7 @@ impl Replica {
         if sync.own_digests.is_none() {
             sync.own_digests = Some(digests);
             sync.enter(Phase::Exchange, now);
+            self.note_phase(number, Phase::Exchange);
         } else {
             // The digests of `extra`: merge both rising lists into the union's order.
             let extra = sync.extra.take().unwrap_or_default();
@@ -429,6 +430,7 @@ impl Replica {
         let (index, join, peer) = (sync.index, sync.join, sync.peer);
         let refeed = std::mem::take(&mut sync.refeed);
         let held = sync.held.take();
+        self.note_phase(number, Phase::Release);
         self.ledger.settle();
         self.retry = false;
         if let Some(held) = held {
@@ -480,6 +482,7 @@ impl Replica {
             self.ledger.settle();
         }
         self.slot_started = self.now;
+        self.guest_idle = false;
         match self.guest.power {
             Power::Pausing => self.guest.resume_when_paused = true,
             Power::Paused => self.guest.resume(sync.refeed, &mut self.out),
