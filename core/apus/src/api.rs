@@ -90,7 +90,8 @@ pub enum Canary {
 /// What this replica knew when its process started.
 #[derive(Clone, Debug)]
 pub enum Start {
-    /// The state directory is empty: this replica has never promised anything.
+    /// The state directory is empty: this replica has never promised anything, or its disk
+    /// was replaced. It joins once enough others have said what they promised.
     Fresh,
     /// It has run before. With [`Durability::Disk`] `log` is what storage held (gapless,
     /// starting after `base`) and the replica is at once a full member; with
@@ -129,7 +130,8 @@ pub enum Event<'a> {
     },
     /// Stable storage holds the state of [`Command::PersistState`] with this view.
     StatePersisted(View),
-    /// Stable storage holds every entry up to this viewstamp (disk mode only).
+    /// Stable storage holds every entry up to this viewstamp (disk mode only). Not to be said
+    /// once a later [`Command::PersistEntries`] has cut that entry.
     EntriesPersisted(Viewstamp),
 }
 
@@ -148,7 +150,9 @@ pub enum Command {
     /// on the promise is sent.
     PersistState(DurableState),
     /// Disk mode: the log after `after` is now these entries (what stood there is
-    /// truncated); make it durable, then say [`Event::EntriesPersisted`].
+    /// truncated); make it durable, in the order of the commands, then say
+    /// [`Event::EntriesPersisted`] with the last of them. If storage does not hold `after`, the
+    /// log begins anew there, by the [`Command::Jump`] that came just before.
     PersistEntries {
         /// The viewstamp before the first entry.
         after: Viewstamp,
@@ -158,7 +162,9 @@ pub enum Command {
     /// This entry is committed; entries are delivered once each, in order, without gaps
     /// except after [`Command::Jump`].
     Deliver(Entry),
-    /// The log was replaced from a peer's; entries up to `base` are not delivered here.
+    /// The log was replaced from a peer's; entries up to `base` are not delivered here. With a
+    /// `base` of index 0 a new life of the guest begins (see [`crate::Apus::bootstrap`]) and
+    /// deliveries start again at 1.
     Jump {
         /// The last viewstamp that is skipped.
         base: Viewstamp,
@@ -186,9 +192,10 @@ pub enum Command {
         /// Whether it answers.
         alive: bool,
     },
-    /// Every replica of the group has forgotten the guest (all were restarted at once, or
-    /// the group never ran): nobody may lead until `bootstrap` is called on the first leader.
-    /// `fresh` is true when no replica has ever run, which needs no operator's word.
+    /// No replica of the group holds the guest (all that did were restarted, or the group
+    /// never ran), by the word of every one of them: nobody may lead until `bootstrap` is called
+    /// on the first leader. `fresh` is true when no replica has ever run, which needs no
+    /// operator's word. Said once, and again only after a leader was heard in between.
     GroupEmpty {
         /// Whether this is the first start of all.
         fresh: bool,

@@ -1,74 +1,470 @@
 //! Viewstamped Multi-Paxos as a pure state machine: event in, commands out.
+//!
+//! # The problem
+//!
+//! Every input of the guest takes one place in one order, and that order survives the loss of
+//! any minority of replicas. One replica, the leader of a [`View`], puts entries in order; an
+//! entry is *committed* once a majority holds it; committed entries are delivered everywhere in
+//! the same order ("Paxos made practical"; APUS §4).
+//!
+//! This crate does no I/O, reads no clock and owns no thread. [`Apus::apply`] takes one
+//! [`Event`] and appends [`Command`]s; a caller that feeds the same events gets the same
+//! commands.
+//!
+//! # The states
+//!
+//! ```text
+//!            start, memory forgotten                    start, log on disk
+//!                    |                                          |
+//!                    v    a leader answers, log caught up       v
+//!   +--------> RECOVERING ----------------------------------> FOLLOWING <---------------+
+//!   |                |                                        |      ^                  |
+//!   |  bootstrap of  |             silence for a timeout, and |      | a leader is      |
+//!   |  an empty      |             holds the guest, and is in |      | heard            |
+//!   |  group         |             the in-sync set            v      |                  |
+//!   |                |                                      CANVASSING                  |
+//!   |                |              a quorum would elect me   |                         |
+//!   |                |                                        v                         |
+//!   |                +--------------------------------->  ELECTING ---------------------+
+//!   |                     (no votes needed: nobody            |   refused, out of time, |
+//!   |                      has anything to lose)              |   or the merged log     |
+//!   |                                                         |   rules me out          |
+//!   |                              a quorum has promised, the |                         |
+//!   |                              best log is merged         v                         |
+//! process dies                                             LEADING ---------------------+
+//!                                                              a higher view was promised
+//! ```
+//!
+//! # The failures
+//!
+//! | what fails | what saves it |
+//! |---|---|
+//! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat ([`leading`](self), `following`) |
+//! | the leader dies | a member of the in-sync set canvasses, collects promises, merges the best log of its quorum and leads a higher view (`election`) |
+//! | the leader is cut off | it commits nothing without a quorum; its lease runs out before anyone else can be elected ([`Apus::lease_until`]) |
+//! | a replica comes back after a cut | it canvasses before it raises its view, so it cannot depose a leader that the others hear |
+//! | a replica restarts and has forgotten its log | it takes no part until a leader has told it what it might have acknowledged (`recovery`) |
+//! | a backup falls behind what is still in the log | it jumps to the leader's base |
+//! | everyone restarts | nobody leads until [`Apus::bootstrap`], because nobody holds the guest |
+//!
+//! # Two words that decide who may lead
+//!
+//! The *in-sync set* lives in the log and names the replicas whose guest explains everything
+//! clients have seen. A replica stands for election only if it [holds the
+//! guest](Apus::set_holds_state) and the newest set in its log names it; the witness votes but
+//! never stands. And since a candidate's log may be behind, it looks again once it has merged
+//! its quorum's best log, and stands down if that rules it out.
 
 mod api;
+mod election;
+mod following;
+mod leading;
+mod log;
+mod message;
+mod peers;
+mod recovery;
 
 pub use api::{
-    Canary, Command, Config, DurableState, Durability, Entry, EntryKind, Event, Phase, ProposeError, Start,
-    Status,
+    Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Phase,
+    ProposeError, Start, Status,
 };
-use plover_types::{Index, Micros, Viewstamp};
+
+use election::{Canvass, Election, StoodDown};
+use following::Follower;
+use leading::Leadership;
+use log::Log;
+use message::{Message, Plain};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
+use recovery::Bearings;
+
+/// The smallest useful `message_bytes_max`.
+const MESSAGE_BYTES_MIN: usize = 256;
+
+/// What a replica is doing, with what only matters while it does that.
+#[derive(Debug)]
+enum Role {
+    /// Also while recovering: then [`Bearings`] forbids voting.
+    Following(Follower),
+    Canvassing(Canvass),
+    Electing(Election),
+    Leading(Leadership),
+}
 
 /// One replica's consensus core.
 #[derive(Debug)]
 pub struct Apus {
     config: Config,
+    /// How many replicas are a majority.
+    quorum: usize,
+    random: SplitMix64,
+    role: Role,
+    bearings: Bearings,
+    log: Log,
+    /// The highest view promised. Nothing of an older view is accepted.
+    promised: View,
+    /// The highest view of which storage has confirmed the promise. What rests on a promise
+    /// waits until this reaches `promised`.
+    durable: View,
+    /// The view in which this life of the guest began.
+    life: View,
+    /// The highest round heard of, for choosing the next.
+    round_max: u64,
+    holds_state: bool,
+    /// When a leader was last heard, or the start: a restarted replica may have answered one
+    /// just before, and a lease may rest on that.
+    heard_at: Micros,
+    /// When a follower looks for a new leader, unless it hears one before.
+    election_at: Micros,
+    stood_down: Option<StoodDown>,
+    /// Peers whose link is down. What is written to them would be lost.
+    down: ReplicaSet,
+    /// What the caller believes by the last [`Command::Follow`].
+    told: Option<(View, Option<ReplicaId>)>,
+    rejected: u64,
 }
 
-#[allow(unused_variables, clippy::unimplemented)]
 impl Apus {
     /// A core that starts at `now` with what `start` says it remembers.
     pub fn new(config: Config, start: Start, now: Micros) -> Self {
-        Self { config }
+        let members = config.members;
+        assert!(
+            members.contains(config.me),
+            "{} is no member of {members}",
+            config.me
+        );
+        assert!(
+            members.contains(config.first_leader),
+            "the first leader is no member"
+        );
+        assert!(members.len() <= 9, "at most 9 replicas");
+        assert!(config.heartbeat > Micros::ZERO && config.heartbeat < config.timeout);
+        assert!(
+            config.message_bytes_max >= MESSAGE_BYTES_MIN,
+            "messages of a few bytes"
+        );
+        let first = ReplicaSet::of([config.first_leader]);
+        let mut random = SplitMix64::new(config.seed);
+        let bearings = Bearings::new(&config, &start, random.next_u64() ^ now.0, now);
+        let (log, promised) = match start {
+            Start::Restarted {
+                durable,
+                log,
+                base,
+                in_sync_at_base,
+            } if config.durability == Durability::Disk => {
+                let log = Log::restored(base, in_sync_at_base, log);
+                // An entry of a view is as good as the promise of it.
+                let promised = durable.promised.max(log.last().view);
+                (log, promised)
+            }
+            Start::Restarted { durable, .. } => {
+                (Log::new(Viewstamp::default(), first), durable.promised)
+            }
+            Start::Fresh => (Log::new(Viewstamp::default(), first), View::NONE),
+        };
+        let mut core = Self {
+            quorum: members.len() / 2 + 1,
+            random,
+            role: Role::Following(Follower::new(log.commit())),
+            bearings,
+            log,
+            promised,
+            durable: promised,
+            life: View::NONE,
+            round_max: promised.round(),
+            holds_state: false,
+            heard_at: now,
+            election_at: now,
+            stood_down: None,
+            down: ReplicaSet::EMPTY,
+            told: None,
+            rejected: 0,
+            config,
+        };
+        core.arm_election(now);
+        core
     }
 
     /// Applies one event and appends what is to be done to `out`.
     pub fn apply(&mut self, now: Micros, event: Event<'_>, out: &mut Vec<Command>) {
-        unimplemented!()
-    }
-
-    /// Appends an entry to the leader's log and sends it. The entry's viewstamp comes back at
-    /// once; [`Command::Deliver`] says when it is committed.
-    pub fn propose(
-        &mut self,
-        now: Micros,
-        kind: EntryKind,
-        payload: Vec<u8>,
-        out: &mut Vec<Command>,
-    ) -> Result<Viewstamp, ProposeError> {
-        unimplemented!()
+        match event {
+            Event::Tick => self.tick(now, out),
+            Event::Link { peer, up } => self.link(now, peer, up, out),
+            Event::Received { from, bytes } => self.received(now, from, bytes, out),
+            Event::StatePersisted(view) => self.state_persisted(now, view, out),
+            Event::EntriesPersisted(viewstamp) => {
+                self.log.mark_stable(viewstamp);
+                match self.role {
+                    Role::Leading(_) => self.advance_commit(out),
+                    _ => self.acknowledge(out),
+                }
+            }
+        }
     }
 
     /// Says whether this replica holds the guest's state and so may stand for election when
     /// the in-sync set names it. False after a start.
     pub fn set_holds_state(&mut self, holds: bool) {
-        unimplemented!()
-    }
-
-    /// The leader's word that no replica needs entries up to `index` any more.
-    pub fn trim(&mut self, index: Index) {
-        unimplemented!()
-    }
-
-    /// Begins the life of a group that [`Command::GroupEmpty`] reported. Only the configured
-    /// first leader acts on it.
-    pub fn bootstrap(&mut self, now: Micros, out: &mut Vec<Command>) {
-        unimplemented!()
-    }
-
-    /// Until when no other replica can have been elected, by acknowledged heartbeats: the
-    /// send time of the newest heartbeat that a quorum has acknowledged, plus the timeout less
-    /// an eighth for clock drift. Zero unless leading; never for a group of one.
-    pub fn lease_until(&self) -> Micros {
-        unimplemented!()
+        self.holds_state = holds;
     }
 
     /// When the next [`Event::Tick`] is due at the latest.
     pub fn deadline(&self) -> Micros {
-        unimplemented!()
+        let role = match &self.role {
+            Role::Following(_) => self.election_at,
+            Role::Canvassing(canvass) => canvass.deadline(),
+            Role::Electing(election) => election.deadline(),
+            Role::Leading(leadership) => leadership.deadline(self.config.timeout),
+        };
+        if self.is_asking() {
+            role.min(self.bearings.ask_at)
+        } else {
+            role
+        }
     }
 
     /// Where it stands.
     pub fn status(&self) -> Status {
-        unimplemented!()
+        let (phase, leader) = match &self.role {
+            Role::Following(follower) if self.bearings.amnesiac => {
+                (Phase::Recovering, follower.leader)
+            }
+            Role::Following(follower) => (Phase::Following, follower.leader),
+            Role::Canvassing(_) => (Phase::Canvassing, None),
+            Role::Electing(_) => (Phase::Electing, None),
+            Role::Leading(_) => (Phase::Leading, Some(self.config.me)),
+        };
+        Status {
+            phase,
+            view: self.promised,
+            leader,
+            in_sync: self.log.in_sync(),
+            last: self.log.last(),
+            commit: self.log.commit(),
+            base: self.log.base().index,
+            log_bytes: self.log.bytes(),
+            rejected: self.rejected,
+        }
+    }
+
+    fn tick(&mut self, now: Micros, out: &mut Vec<Command>) {
+        match self.role {
+            Role::Following(_) => self.tick_following(now, out),
+            Role::Canvassing(_) => self.tick_canvassing(now, out),
+            Role::Electing(_) => self.tick_electing(now, out),
+            Role::Leading(_) => self.tick_leading(now, out),
+        }
+        if self.is_asking() && now >= self.bearings.ask_at {
+            self.ask_all(now, out);
+        }
+    }
+
+    fn received(&mut self, now: Micros, from: ReplicaId, bytes: &[u8], out: &mut Vec<Command>) {
+        if from == self.config.me || !self.config.members.contains(from) {
+            self.rejected += 1;
+            return;
+        }
+        let Some(message) = message::decode(bytes, from, self.config.members) else {
+            self.rejected += 1;
+            return;
+        };
+        match message {
+            Message::Append(append) => self.on_append(now, from, append, out),
+            Message::Ack {
+                view,
+                stamp,
+                matched,
+            } => {
+                self.on_ack(now, from, view, stamp, matched, out);
+            }
+            Message::Gap {
+                view,
+                stamp,
+                last,
+                commit,
+            } => {
+                self.on_gap(now, from, view, stamp, (last, commit), out);
+            }
+            Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
+            Message::Canvass { nonce } => self.on_canvass(now, from, nonce, out),
+            Message::Grant { nonce, promised } => self.on_grant(now, from, nonce, promised, out),
+            Message::Prepare { view } => self.on_prepare(now, from, view, out),
+            Message::Promise {
+                view,
+                last,
+                commit,
+                base,
+            } => {
+                self.on_promise(now, from, view, election::Vote { last, commit, base }, out);
+            }
+            Message::Fetch { view, after } => self.on_fetch(from, view, after, out),
+            Message::Suffix {
+                view,
+                after,
+                entries,
+                reclaimed,
+            } => {
+                let suffix = election::Suffix {
+                    after,
+                    entries,
+                    reclaimed,
+                };
+                self.on_suffix(now, from, view, suffix, out);
+            }
+            Message::Ask {
+                incarnation,
+                round,
+                promised,
+                last,
+                commit,
+                restarted,
+            } => {
+                let ask = recovery::Ask {
+                    incarnation,
+                    round,
+                    promised,
+                    last,
+                    commit,
+                    restarted,
+                };
+                self.on_ask(now, from, ask, out);
+            }
+            Message::Stand {
+                incarnation,
+                round,
+                promised,
+                standing,
+            } => {
+                self.on_stand(now, from, (incarnation, round), promised, standing, out);
+            }
+        }
+    }
+
+    fn link(&mut self, now: Micros, peer: ReplicaId, up: bool, out: &mut Vec<Command>) {
+        if !up {
+            self.down.insert(peer);
+            return;
+        }
+        self.down.remove(peer);
+        if peer == self.config.me || !self.config.members.contains(peer) {
+            return;
+        }
+        match self.role {
+            Role::Following(_) if self.is_asking() => self.ask(peer, out),
+            Role::Following(_) => {}
+            Role::Canvassing(_) | Role::Electing(_) => self.repeat_to(peer, out),
+            Role::Leading(_) => self.resend_after_cut(now, peer, out),
+        }
+    }
+
+    /// Storage has the promise of `view`: what waited for it may now be said.
+    fn state_persisted(&mut self, now: Micros, view: View, out: &mut Vec<Command>) {
+        self.durable = self.durable.max(view.min(self.promised));
+        if self.durable < self.promised {
+            return;
+        }
+        match self.role {
+            Role::Following(_) => self.promise_is_durable(out),
+            Role::Electing(_) => self.candidacy_is_durable(now, out),
+            Role::Canvassing(_) | Role::Leading(_) => {}
+        }
+    }
+
+    /// Promises `view`: from here on everything older is refused.
+    fn promise(&mut self, view: View, out: &mut Vec<Command>) {
+        assert!(
+            view > self.promised,
+            "promised {} already, not {view}",
+            self.promised
+        );
+        self.promised = view;
+        self.round_max = self.round_max.max(view.round());
+        out.push(Command::PersistState(DurableState { promised: view }));
+    }
+
+    /// The one place where the role changes. Edges that the picture in the crate's doc lacks
+    /// are bugs.
+    fn transition(&mut self, role: Role) {
+        let allowed = matches!(
+            (&self.role, &role),
+            (_, Role::Following(_))
+                | (
+                    Role::Following(_) | Role::Canvassing(_),
+                    Role::Canvassing(_)
+                )
+                | (Role::Following(_) | Role::Canvassing(_), Role::Electing(_))
+                | (Role::Electing(_), Role::Leading(_))
+        );
+        assert!(allowed, "no such transition: {:?} to {role:?}", self.role);
+        self.role = role;
+    }
+
+    /// Becomes a follower without a leader: of a view just promised, or after an attempt.
+    fn follow(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.transition(Role::Following(Follower::new(self.log.commit())));
+        self.arm_election(now);
+        self.tell(None, out);
+    }
+
+    /// Tells the caller whom this replica follows, if that is news.
+    fn tell(&mut self, leader: Option<ReplicaId>, out: &mut Vec<Command>) {
+        let news = (self.promised, leader);
+        if self.told != Some(news) {
+            self.told = Some(news);
+            out.push(Command::Follow {
+                view: self.promised,
+                leader,
+            });
+        }
+    }
+
+    /// Commits up to `index` and delivers what that adds.
+    fn commit_to(&mut self, index: Index, out: &mut Vec<Command>) {
+        let mut next = self.log.commit().next();
+        self.log.commit_to(index);
+        while next <= index {
+            let entry = self
+                .log
+                .get(next)
+                .expect("committed entries lie in the log");
+            out.push(Command::Deliver(entry.clone()));
+            next = next.next();
+        }
+    }
+
+    /// Disk mode: the log after `after` is new.
+    fn persist_after(&self, after: Viewstamp, out: &mut Vec<Command>) {
+        if self.config.durability == Durability::Disk {
+            let last = self.log.last().index;
+            let entries = if last > after.index {
+                self.log.slice(after.index.next(), last).to_vec()
+            } else {
+                Vec::new()
+            };
+            out.push(Command::PersistEntries { after, entries });
+        }
+    }
+
+    /// Up to where our own copy of the log counts.
+    fn counted(&self) -> Index {
+        match self.config.durability {
+            Durability::Memory => self.log.last().index,
+            Durability::Disk => self.log.stable(),
+        }
+    }
+
+    fn send(&self, to: ReplicaId, message: &Plain, out: &mut Vec<Command>) {
+        if !self.down.contains(to) {
+            out.push(Command::Write {
+                to,
+                bytes: message.encode(),
+            });
+        }
+    }
+
+    fn others(&self) -> ReplicaSet {
+        let mut others = self.config.members;
+        others.remove(self.config.me);
+        others
     }
 }

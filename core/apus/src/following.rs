@@ -1,0 +1,205 @@
+//! The backup's half of the normal case: accept, acknowledge, deliver.
+//!
+//! ```text
+//!   Append{prev, entries, commit} --> have prev? --no--> Gap{where my log ends}
+//!                                        | yes
+//!                     skip what is there, replace what differs, append the rest
+//!                                        |
+//!                     memory: at once;   |   disk: once stable
+//!                                     Ack{matched}
+//! ```
+//!
+//! `matched` is how far our log is known to equal the leader's *in this view*. What lies beyond
+//! it may be the leavings of an older view and is neither acknowledged nor committed.
+
+use crate::api::{Command, Durability};
+use crate::message::{Append, Message};
+use crate::{Apus, Entry, Role};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
+
+/// What a replica keeps of the leader it follows.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    /// The leader, once heard from, until suspected.
+    pub leader: Option<ReplicaId>,
+    /// Our log equals the leader's up to here.
+    pub matched: Index,
+    /// The leader's clock in its newest message, to be echoed.
+    stamp: Option<Micros>,
+    /// A candidate waits for our promise of this view, which storage does not have yet.
+    pub owes_promise: bool,
+}
+
+impl Follower {
+    /// A follower that has heard nothing in its view yet: only what is committed is sure to be
+    /// in a leader's log.
+    pub(crate) fn new(commit: Index) -> Self {
+        Self {
+            leader: None,
+            matched: commit,
+            stamp: None,
+            owes_promise: false,
+        }
+    }
+}
+
+impl Apus {
+    pub(crate) fn on_append(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        append: Append<Vec<Entry>>,
+        out: &mut Vec<Command>,
+    ) {
+        if append.view < self.promised {
+            let refusal = Message::Refuse {
+                view: append.view,
+                promised: self.promised,
+            };
+            self.send(from, &refusal, out);
+            return;
+        }
+        if append.life < self.life || !self.may_accept_from(append.view, out) {
+            return;
+        }
+        self.heed(now, from, &append, out);
+        if append.life > self.life {
+            self.adopt_life(append.life, out);
+        }
+        if let Some(in_sync) = append.jump {
+            if append.prev.index > self.log.commit() && !self.log.has(append.prev) {
+                self.jump(append.prev, in_sync, out);
+            }
+        }
+        let matched = Index(append.prev.index.0 + append.entries.len() as u64);
+        match self.log.accept(append.prev, append.entries) {
+            crate::log::Accepted::Gap => {
+                let (last, commit) = (self.log.last(), self.log.committed());
+                let (view, stamp) = (append.view, append.stamp);
+                if self.durable == self.promised {
+                    self.send(
+                        from,
+                        &Message::Gap {
+                            view,
+                            stamp,
+                            last,
+                            commit,
+                        },
+                        out,
+                    );
+                }
+                return;
+            }
+            crate::log::Accepted::ChangedAfter(after) => self.persist_after(after, out),
+            crate::log::Accepted::Unchanged => {}
+        }
+        let follower = self.follower();
+        follower.matched = follower.matched.max(matched);
+        follower.stamp = follower.stamp.max(Some(append.stamp));
+        let commit = append.commit.min(follower.matched);
+        if commit > self.log.commit() {
+            self.commit_to(commit, out);
+        }
+        self.commit_with_leader(out);
+        self.log.trim(append.trim);
+        self.acknowledge(out);
+        self.check_recovered();
+    }
+
+    /// A message of a leader of our view or a higher one: follow it.
+    fn heed(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        append: &Append<Vec<Entry>>,
+        out: &mut Vec<Command>,
+    ) {
+        let newer = append.view > self.promised;
+        if newer {
+            self.promise(append.view, out);
+        }
+        if newer || !matches!(self.role, Role::Following(_)) {
+            self.transition(Role::Following(Follower::new(self.log.commit())));
+        }
+        self.follower().leader = Some(from);
+        self.heard_at = now;
+        self.arm_election(now);
+        self.bearings.found_leader();
+        self.tell(Some(from), out);
+    }
+
+    fn follower(&mut self) -> &mut Follower {
+        match &mut self.role {
+            Role::Following(follower) => follower,
+            other => panic!("not following but {other:?}"),
+        }
+    }
+
+    /// Skips to `base`, because the entries before it are gone from the leader's log. They are
+    /// committed, so whatever we hold instead of them or after them is worth nothing.
+    pub(crate) fn jump(&mut self, base: Viewstamp, in_sync: ReplicaSet, out: &mut Vec<Command>) {
+        self.log = crate::log::Log::new(base, in_sync);
+        out.push(Command::Jump { base, in_sync });
+        self.persist_after(base, out);
+        self.follower().matched = base.index;
+    }
+
+    /// Where a quorum is two replicas, a backup need not be told that what it has accepted is
+    /// committed: the leader holds it, and so does the backup, and that is a quorum. This saves
+    /// the secondary half a round trip before it feeds its guest.
+    ///
+    /// Sound because the last entry is of the leader's own view: by the same rule the leader
+    /// itself commits when our acknowledgement arrives, and nothing but a loss of that message
+    /// can prevent it; elections see the two copies, not the message. The promise of the view
+    /// must be durable, as for an acknowledgement. Not on disk: the leader sends before its own
+    /// storage has the entry, so two copies in memory prove nothing there.
+    pub(crate) fn commit_with_leader(&mut self, out: &mut Vec<Command>) {
+        let Role::Following(follower) = &self.role else {
+            return;
+        };
+        let matched = follower.matched;
+        if self.config.durability == Durability::Memory
+            && self.quorum == 2
+            && self.durable == self.promised
+            && matched > self.log.commit()
+            && self
+                .log
+                .at(matched)
+                .is_some_and(|held| held.view == self.promised)
+        {
+            self.commit_to(matched, out);
+        }
+    }
+
+    /// Acknowledges everything that counts, if there is a leader to tell and our promise of its
+    /// view is durable.
+    pub(crate) fn acknowledge(&mut self, out: &mut Vec<Command>) {
+        let Role::Following(follower) = &self.role else {
+            return;
+        };
+        let (Some(stamp), Some(leader)) = (follower.stamp, self.promised.leader()) else {
+            return;
+        };
+        if self.durable < self.promised {
+            return;
+        }
+        let matched = follower.matched.min(self.counted());
+        let ack = Message::Ack {
+            view: self.promised,
+            stamp,
+            matched,
+        };
+        self.send(leader, &ack, out);
+    }
+
+    /// Storage has our promise: keep it towards the candidate, or the leader that came of it.
+    pub(crate) fn promise_is_durable(&mut self, out: &mut Vec<Command>) {
+        let follower = self.follower();
+        if std::mem::take(&mut follower.owes_promise) {
+            self.send_promise(out);
+        }
+        self.commit_with_leader(out);
+        self.acknowledge(out);
+        self.check_recovered();
+    }
+}

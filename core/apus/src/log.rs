@@ -1,0 +1,401 @@
+//! The log: every entry between `base` and `last`, without gaps.
+//!
+//! ```text
+//!          base             commit              last
+//!   reclaimed | delivered, kept | not yet chosen  |
+//!   ----------+-----------------+-----------------+
+//!             ^ in_sync_at_base   ^ may be truncated by a new leader
+//! ```
+//!
+//! What lies at or below `commit` is chosen for ever: truncating it would be the one thing
+//! consensus exists to prevent, so that is asserted in release builds too. The newest in-sync
+//! set in the log is in force as soon as it is in the log, committed or not, and is reverted
+//! with its entry; so the log keeps it.
+
+use crate::api::{Entry, EntryKind};
+use plover_types::{Index, ReplicaSet, Viewstamp};
+use std::collections::VecDeque;
+
+/// What became of entries that a leader sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accepted {
+    /// The log does not hold the entry before the first of them.
+    Gap,
+    /// All of them were there already.
+    Unchanged,
+    /// The log after this viewstamp is new.
+    ChangedAfter(Viewstamp),
+}
+
+/// One replica's log.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    base: Viewstamp,
+    in_sync_at_base: ReplicaSet,
+    entries: VecDeque<Entry>,
+    commit: Index,
+    in_sync: ReplicaSet,
+    bytes: usize,
+    /// Disk mode: stable storage holds the log up to here, as it stands now. Never below
+    /// `base`: what is reclaimed is committed without our vote.
+    stable: Index,
+}
+
+impl Log {
+    /// An empty log after `base`, everything up to there being committed.
+    pub(crate) fn new(base: Viewstamp, in_sync_at_base: ReplicaSet) -> Self {
+        Self {
+            base,
+            in_sync_at_base,
+            entries: VecDeque::new(),
+            commit: base.index,
+            in_sync: in_sync_at_base,
+            bytes: 0,
+            stable: base.index,
+        }
+    }
+
+    /// The log that stable storage held.
+    pub(crate) fn restored(base: Viewstamp, in_sync: ReplicaSet, entries: Vec<Entry>) -> Self {
+        let mut log = Self::new(base, in_sync);
+        for entry in entries {
+            log.push(entry);
+        }
+        log.stable = log.last().index;
+        log
+    }
+
+    pub(crate) fn base(&self) -> Viewstamp {
+        self.base
+    }
+
+    pub(crate) fn in_sync_at_base(&self) -> ReplicaSet {
+        self.in_sync_at_base
+    }
+
+    pub(crate) fn in_sync(&self) -> ReplicaSet {
+        self.in_sync
+    }
+
+    pub(crate) fn commit(&self) -> Index {
+        self.commit
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn stable(&self) -> Index {
+        self.stable
+    }
+
+    /// The viewstamp of the last entry, or `base`. Logs are as up to date as this is high.
+    pub(crate) fn last(&self) -> Viewstamp {
+        self.entries
+            .back()
+            .map_or(self.base, |entry| entry.viewstamp)
+    }
+
+    /// The viewstamp at `index`, if the log still and already reaches there.
+    pub(crate) fn at(&self, index: Index) -> Option<Viewstamp> {
+        if index == self.base.index {
+            return Some(self.base);
+        }
+        self.get(index).map(|entry| entry.viewstamp)
+    }
+
+    /// The viewstamp of the last committed entry.
+    pub(crate) fn committed(&self) -> Viewstamp {
+        self.at(self.commit)
+            .expect("commit lies between base and last")
+    }
+
+    /// Whether the log holds this entry or ends its reclaimed part with it. By the log
+    /// matching property two logs that hold it are equal up to it.
+    pub(crate) fn has(&self, viewstamp: Viewstamp) -> bool {
+        self.at(viewstamp.index) == Some(viewstamp)
+    }
+
+    pub(crate) fn get(&self, index: Index) -> Option<&Entry> {
+        let offset = index.0.checked_sub(self.base.index.0)?.checked_sub(1)?;
+        self.entries.get(usize::try_from(offset).ok()?)
+    }
+
+    /// The entries `from..=to`, which must lie in the log.
+    pub(crate) fn slice(&self, from: Index, to: Index) -> Slice<'_> {
+        assert!(
+            from > self.base.index && to <= self.last().index,
+            "slice outside the log"
+        );
+        let start = (from.0 - self.base.index.0 - 1) as usize;
+        let end = ((to.0 + 1).max(from.0) - self.base.index.0 - 1) as usize;
+        Slice {
+            entries: &self.entries,
+            start,
+            end,
+        }
+    }
+
+    /// The empty slice.
+    pub(crate) fn nothing(&self) -> Slice<'_> {
+        Slice {
+            entries: &self.entries,
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// Appends the next entry.
+    pub(crate) fn push(&mut self, entry: Entry) {
+        let last = self.last();
+        assert_eq!(
+            entry.viewstamp.index,
+            last.index.next(),
+            "the log has no gaps"
+        );
+        assert!(
+            entry.viewstamp.view >= last.view,
+            "views never fall along a log"
+        );
+        if let EntryKind::InSync(set) = entry.kind {
+            self.in_sync = set;
+        }
+        self.bytes += entry.payload.len();
+        self.entries.push_back(entry);
+    }
+
+    /// Takes what a leader says follows `prev`: entries that are there already are skipped,
+    /// and the first that differs takes the place of everything from there on.
+    ///
+    /// Only a conflict truncates. An older message of the same leader may end before our log
+    /// does, and cutting there could take back what we have acknowledged.
+    pub(crate) fn accept(&mut self, prev: Viewstamp, entries: Vec<Entry>) -> Accepted {
+        if prev.index >= self.base.index && !self.has(prev) {
+            assert!(
+                prev.index > self.commit,
+                "a leader contradicts committed {prev}"
+            );
+            return Accepted::Gap;
+        }
+        let mut changed = None;
+        for entry in entries {
+            let Viewstamp { index, .. } = entry.viewstamp;
+            if index <= self.base.index || self.has(entry.viewstamp) {
+                continue;
+            }
+            if index <= self.last().index {
+                self.truncate(Index(index.0 - 1));
+            }
+            changed.get_or_insert(self.last());
+            self.push(entry);
+        }
+        changed.map_or(Accepted::Unchanged, Accepted::ChangedAfter)
+    }
+
+    /// Cuts everything after `last`.
+    fn truncate(&mut self, last: Index) {
+        assert!(
+            last >= self.commit,
+            "truncating after {last} would lose committed entries"
+        );
+        let keep = (last.0 - self.base.index.0) as usize;
+        let mut reverted = false;
+        for entry in self.entries.drain(keep..) {
+            self.bytes -= entry.payload.len();
+            reverted |= matches!(entry.kind, EntryKind::InSync(_));
+        }
+        if reverted {
+            self.in_sync = newest_set(&self.entries).unwrap_or(self.in_sync_at_base);
+        }
+        self.stable = self.stable.min(last);
+    }
+
+    /// Marks everything up to `index` as committed. What the caller has to deliver is what
+    /// lies between the old commit and the new one.
+    pub(crate) fn commit_to(&mut self, index: Index) {
+        assert!(
+            index >= self.commit && index <= self.last().index,
+            "commit {index} off the log"
+        );
+        self.commit = index;
+    }
+
+    /// Reclaims everything up to `index` that is committed.
+    pub(crate) fn trim(&mut self, index: Index) {
+        let index = index.min(self.commit);
+        while self.base.index < index {
+            let entry = self.entries.pop_front().expect("commit lies in the log");
+            self.bytes -= entry.payload.len();
+            self.base = entry.viewstamp;
+            if let EntryKind::InSync(set) = entry.kind {
+                self.in_sync_at_base = set;
+            }
+        }
+        self.stable = self.stable.max(self.base.index);
+    }
+
+    /// Says that storage holds the log up to `viewstamp`. Word of an entry that has been cut
+    /// since is stale and changes nothing.
+    pub(crate) fn mark_stable(&mut self, viewstamp: Viewstamp) {
+        if self.has(viewstamp) {
+            self.stable = self.stable.max(viewstamp.index);
+        }
+    }
+}
+
+/// The newest in-sync set among `entries`.
+fn newest_set(entries: &VecDeque<Entry>) -> Option<ReplicaSet> {
+    entries.iter().rev().find_map(|entry| match entry.kind {
+        EntryKind::InSync(set) => Some(set),
+        _ => None,
+    })
+}
+
+/// Neighbouring entries, borrowed for encoding: the same wire form as a `Vec<Entry>` without
+/// copying a payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slice<'a> {
+    entries: &'a VecDeque<Entry>,
+    start: usize,
+    end: usize,
+}
+
+impl Slice<'_> {
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Entry> {
+        self.entries.range(self.start..self.end)
+    }
+
+    pub(crate) fn to_vec(self) -> Vec<Entry> {
+        self.iter().cloned().collect()
+    }
+}
+
+impl serde::Serialize for Slice<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+/// An entry for tests.
+#[cfg(test)]
+pub(crate) fn entry(view: u64, index: u64, kind: EntryKind) -> Entry {
+    let payload = if kind == EntryKind::App {
+        vec![view as u8; 3]
+    } else {
+        Vec::new()
+    };
+    let view = plover_types::View(view);
+    Entry {
+        viewstamp: Viewstamp {
+            view,
+            index: Index(index),
+        },
+        kind,
+        payload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::{ReplicaId, View};
+
+    fn vs(view: u64, index: u64) -> Viewstamp {
+        Viewstamp {
+            view: View(view),
+            index: Index(index),
+        }
+    }
+
+    fn set(ids: &[u8]) -> ReplicaSet {
+        ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
+    }
+
+    /// Three App entries of view 16 at 1..=3 after an empty base.
+    fn three() -> Log {
+        let mut log = Log::new(Viewstamp::default(), set(&[0]));
+        for index in 1..=3 {
+            log.push(entry(16, index, EntryKind::App));
+        }
+        log
+    }
+
+    #[test]
+    fn a_late_shorter_message_does_not_take_back_what_was_acknowledged() {
+        let mut log = three();
+        let late = vec![entry(16, 1, EntryKind::App)];
+        assert_eq!(log.accept(vs(0, 0), late), Accepted::Unchanged);
+        assert_eq!(log.last(), vs(16, 3));
+    }
+
+    #[test]
+    fn a_conflict_replaces_the_suffix_and_reverts_its_in_sync_set() {
+        let mut log = three();
+        log.push(entry(16, 4, EntryKind::InSync(set(&[0, 1]))));
+        assert_eq!(log.in_sync(), set(&[0, 1]));
+        log.mark_stable(vs(16, 4));
+        let new = vec![entry(16, 2, EntryKind::App), entry(33, 3, EntryKind::Noop)];
+        assert_eq!(
+            log.accept(vs(16, 1), new),
+            Accepted::ChangedAfter(vs(16, 2))
+        );
+        assert_eq!(log.last(), vs(33, 3));
+        assert_eq!(log.in_sync(), set(&[0]));
+        assert_eq!(log.stable(), Index(2), "the new entry is not on disk yet");
+        assert_eq!(log.bytes(), 6);
+        log.mark_stable(vs(16, 3));
+        assert_eq!(log.stable(), Index(2), "word of a cut entry is stale");
+    }
+
+    #[test]
+    fn entries_after_a_gap_are_not_taken() {
+        let mut log = three();
+        assert_eq!(
+            log.accept(vs(16, 4), vec![entry(16, 5, EntryKind::Noop)]),
+            Accepted::Gap
+        );
+        assert_eq!(
+            log.accept(vs(33, 3), vec![entry(33, 4, EntryKind::Noop)]),
+            Accepted::Gap
+        );
+        assert_eq!(log.last(), vs(16, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "would lose committed entries")]
+    fn a_committed_entry_is_never_truncated() {
+        let mut log = three();
+        log.commit_to(Index(2));
+        log.accept(vs(16, 1), vec![entry(33, 2, EntryKind::Noop)]);
+    }
+
+    #[test]
+    fn trimming_stops_at_commit_and_carries_the_in_sync_set_to_the_base() {
+        let mut log = three();
+        log.push(entry(16, 4, EntryKind::InSync(set(&[1]))));
+        log.push(entry(16, 5, EntryKind::App));
+        log.commit_to(Index(4));
+        log.trim(Index(9));
+        assert_eq!(log.base(), vs(16, 4));
+        assert_eq!(log.in_sync_at_base(), set(&[1]));
+        assert_eq!(log.bytes(), 3);
+        assert_eq!(log.at(Index(3)), None);
+        assert_eq!(log.committed(), vs(16, 4));
+        // What lies below the base is committed and therefore the same everywhere.
+        let again = vec![entry(16, 4, EntryKind::App), entry(16, 5, EntryKind::App)];
+        assert_eq!(log.accept(vs(16, 3), again), Accepted::Unchanged);
+    }
+
+    #[test]
+    fn a_slice_is_encoded_like_a_vector() {
+        let log = three();
+        let slice = log.slice(Index(2), Index(3));
+        let vector = slice.to_vec();
+        assert_eq!(vector.len(), 2);
+        assert_eq!(
+            plover_types::wire::encode(&slice),
+            plover_types::wire::encode(&vector)
+        );
+        assert_eq!(log.nothing().iter().len(), 0);
+    }
+}

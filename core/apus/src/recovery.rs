@@ -1,0 +1,352 @@
+//! How a replica that has lost its way finds it again.
+//!
+//! Memory is the log (design §6): a replica that restarts has forgotten what it acknowledged.
+//! If it voted, a candidate could win with its vote and without the entries that are
+//! committed only because it once acknowledged them. So it recovers first:
+//!
+//! ```text
+//!   amnesiac -- Ask{incarnation, round} to all, every timeout -->
+//!            <-- Stand{promised, Leading(last) | Voting | Empty{fresh}} --
+//!
+//!   Leading(last) of a view not below our durable promise:
+//!            accept from that leader; once our log reaches `last`: FOLLOWING
+//!   Empty from everyone: nobody holds the guest: GroupEmpty, once
+//! ```
+//!
+//! # Why one leader's answer is enough
+//!
+//! Viewstamped replication (VR Revisited §4.3) asks f+1 others, because there a replica
+//! forgets its view as well. Here the promise outlives the process: whatever we acknowledged, we
+//! acknowledged in views up to our promise `p`, and nothing above it. Take a leader of view
+//! `v >= p` that answers *this* incarnation. What was committed in views below `v` is in its log,
+//! or it would not lead. What we acknowledged in `v` itself it had proposed before it answered, so
+//! it lies at or below `last`. Hence our log, once equal to the leader's up to `last`, holds
+//! everything that our lost acknowledgements could have helped to commit, and we may vote. If the
+//! leader is in truth deposed, we are its backup like any other that has not noticed.
+//! A leader and an amnesiac can thus go on without the third, who may be gone for good.
+//!
+//! A replica whose state directory is empty may have lost its promise with it (a new disk), so
+//! it does not get this shortcut: it waits until so many others have told what they promised
+//! that one of them belongs to any quorum it could have been part of, and then follows only the
+//! highest of them. Restarted replicas count there too, for they have kept their promises.
+//!
+//! # Lives
+//!
+//! When nobody holds the guest, the operator (or, if the group never ran, nobody) may let it
+//! boot afresh: [`Apus::bootstrap`]. The view in which that happens is higher than any promise, and
+//! it names a new *life*: its log begins at the viewstamp `(life, 0)`, so every viewstamp in it is
+//! higher than any of the life before. A replica that hears of a life newer than its committed log
+//! drops that log: what it describes died with the last guest.
+
+use crate::api::{Canary, Command, Config, Durability, Start};
+use crate::election::{Election, Stage};
+use crate::log::Log;
+use crate::message::{Message, Standing};
+use crate::{Apus, Role};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use std::collections::BTreeMap;
+
+/// What a replica knows of its own ignorance.
+#[derive(Debug)]
+pub(crate) struct Bearings {
+    /// Names this start of the process.
+    incarnation: u64,
+    /// It has forgotten what it acknowledged: it votes for nobody.
+    pub amnesiac: bool,
+    /// It found no state at all when it started.
+    fresh: bool,
+    /// No leader has heard of this start yet.
+    restarted: bool,
+    round: u32,
+    /// A leader that spoke up in this round has been asked again.
+    asked_again: bool,
+    /// When to ask next.
+    pub ask_at: Micros,
+    /// Answers of this round.
+    answers: BTreeMap<ReplicaId, (View, Standing)>,
+    /// Amnesiac: the view to recover from, and how far its leader's log reached.
+    source: Option<(View, Viewstamp)>,
+    /// By the newest answers, nobody holds the guest.
+    empty: bool,
+    /// And the caller knows.
+    reported: bool,
+}
+
+/// A question of a replica that has lost its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub incarnation: u64,
+    pub round: u32,
+    pub promised: View,
+    pub last: Viewstamp,
+    pub commit: Viewstamp,
+    pub restarted: bool,
+}
+
+impl Bearings {
+    pub(crate) fn new(config: &Config, start: &Start, incarnation: u64, now: Micros) -> Self {
+        let amnesiac = match start {
+            Start::Fresh => true,
+            Start::Restarted { .. } => {
+                config.durability == Durability::Memory && config.canary != Canary::VoteAfterAmnesia
+            }
+        };
+        Self {
+            incarnation,
+            amnesiac,
+            fresh: matches!(start, Start::Fresh),
+            restarted: true,
+            round: 0,
+            asked_again: false,
+            ask_at: now,
+            answers: BTreeMap::new(),
+            source: None,
+            empty: false,
+            reported: false,
+        }
+    }
+
+    /// A leader has been heard: the group is not empty, or not any more.
+    pub(crate) fn found_leader(&mut self) {
+        self.empty = false;
+        self.reported = false;
+    }
+}
+
+impl Apus {
+    /// Whether this replica asks the others where the group stands: after a start until a
+    /// leader knows of it, and whenever there is no leader and it cannot become one.
+    pub(crate) fn is_asking(&self) -> bool {
+        let Role::Following(follower) = &self.role else {
+            return false;
+        };
+        let lost = follower.leader.is_none() && !self.holds_guest();
+        self.bearings.amnesiac || self.bearings.restarted || lost
+    }
+
+    /// Whether its guest is one that the log vouches for.
+    pub(crate) fn holds_guest(&self) -> bool {
+        self.holds_state && self.log.in_sync().contains(self.config.me)
+    }
+
+    /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
+    /// up to was true at nearly one time.
+    pub(crate) fn ask_all(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.bearings.round = self.bearings.round.wrapping_add(1);
+        self.bearings.ask_at = now + self.config.timeout;
+        self.bearings.answers.clear();
+        self.bearings.asked_again = false;
+        for peer in self.others().iter() {
+            self.ask(peer, out);
+        }
+        self.report_if_empty(out);
+    }
+
+    pub(crate) fn ask(&mut self, peer: ReplicaId, out: &mut Vec<Command>) {
+        let ask = Message::Ask {
+            incarnation: self.bearings.incarnation,
+            round: self.bearings.round,
+            promised: self.promised,
+            last: self.log.last(),
+            commit: self.log.committed(),
+            restarted: self.bearings.restarted,
+        };
+        self.send(peer, &ask, out);
+    }
+
+    pub(crate) fn on_ask(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        ask: Ask,
+        out: &mut Vec<Command>,
+    ) {
+        self.round_max = self.round_max.max(ask.promised.round());
+        if matches!(self.role, Role::Leading(_)) && ask.promised > self.promised {
+            // A member has promised a higher view and can only follow that or a newer one.
+            self.follow(now, out);
+        }
+        let answer = Message::Stand {
+            incarnation: ask.incarnation,
+            round: ask.round,
+            promised: self.promised,
+            standing: self.standing(),
+        };
+        self.send(from, &answer, out);
+        self.reintroduce(now, from, &ask, out);
+    }
+
+    fn standing(&self) -> Standing {
+        match &self.role {
+            Role::Leading(_) => Standing::Leading(self.log.last()),
+            Role::Following(follower) if follower.leader.is_none() && !self.holds_guest() => {
+                Standing::Empty {
+                    fresh: self.never_ran(),
+                }
+            }
+            _ => Standing::Voting,
+        }
+    }
+
+    fn never_ran(&self) -> bool {
+        self.bearings.fresh && self.promised == View::NONE
+    }
+
+    pub(crate) fn on_stand(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        (incarnation, round): (u64, u32),
+        promised: View,
+        standing: Standing,
+        out: &mut Vec<Command>,
+    ) {
+        let bearings = &mut self.bearings;
+        if incarnation != bearings.incarnation || round != bearings.round {
+            return;
+        }
+        self.round_max = self.round_max.max(promised.round());
+        bearings.answers.insert(from, (promised, standing));
+        if !matches!(standing, Standing::Empty { .. }) {
+            bearings.empty = false;
+        }
+        if self.is_asking() {
+            self.find_leader(now, out);
+            self.report_if_empty(out);
+        }
+    }
+
+    /// Looks for a leader to recover from among the answers.
+    fn find_leader(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let answers = &self.bearings.answers;
+        let leading = answers
+            .values()
+            .filter_map(|(view, standing)| match standing {
+                Standing::Leading(last) => Some((*view, *last)),
+                _ => None,
+            });
+        let Some((view, last)) = leading.max().filter(|(view, _)| *view >= self.promised) else {
+            return;
+        };
+        if self.bearings.fresh {
+            // Of any quorum that we may have been part of, one other has answered.
+            let enough = self.config.members.len() - self.quorum + 1;
+            let highest = answers.values().map(|(promised, _)| *promised).max();
+            if answers.len() < enough || highest > Some(view) {
+                return;
+            }
+        }
+        self.bearings.restarted = false;
+        if self.bearings.amnesiac && self.bearings.source.is_none_or(|(old, _)| old != view) {
+            self.bearings.source = Some((view, last));
+            if view > self.promised {
+                self.promise(view, out);
+                self.follow(now, out);
+            }
+        }
+    }
+
+    /// Whether entries of `view` may be accepted: always, unless we have forgotten what we
+    /// accepted before; then only from a leader that has answered this incarnation. One that
+    /// has not is asked, without waiting for the next round.
+    pub(crate) fn may_accept_from(&mut self, view: View, out: &mut Vec<Command>) -> bool {
+        if !self.bearings.amnesiac || self.bearings.source.is_some_and(|(known, _)| known == view) {
+            return true;
+        }
+        if let Some(leader) = view.leader() {
+            if !std::mem::replace(&mut self.bearings.asked_again, true) {
+                self.ask(leader, out);
+            }
+        }
+        false
+    }
+
+    /// Ends the amnesia once the log holds everything that we may have acknowledged.
+    pub(crate) fn check_recovered(&mut self) {
+        let Role::Following(follower) = &self.role else {
+            return;
+        };
+        let Some((view, last)) = self.bearings.source else {
+            return;
+        };
+        if view == self.promised && view == self.durable && follower.matched >= last.index {
+            self.bearings.amnesiac = false;
+            self.bearings.fresh = false;
+            self.bearings.source = None;
+        }
+    }
+
+    fn report_if_empty(&mut self, out: &mut Vec<Command>) {
+        let empty = |(_, standing): &(View, Standing)| matches!(standing, Standing::Empty { .. });
+        let answers = &self.bearings.answers;
+        let all = answers.len() + 1 == self.config.members.len();
+        if !all || !answers.values().all(empty) || self.holds_guest() {
+            return;
+        }
+        let fresh = self.never_ran()
+            && answers
+                .values()
+                .all(|(_, standing)| *standing == Standing::Empty { fresh: true });
+        self.bearings.empty = true;
+        if !std::mem::replace(&mut self.bearings.reported, true) {
+            out.push(Command::GroupEmpty { fresh });
+        }
+    }
+
+    /// Begins the life of a group that [`Command::GroupEmpty`] reported. Only the configured
+    /// first leader acts on it, and only while that report still stands. It implies
+    /// [`Apus::set_holds_state`]: the first leader boots the guest.
+    pub fn bootstrap(&mut self, _now: Micros, out: &mut Vec<Command>) {
+        let following = matches!(self.role, Role::Following(_));
+        if self.config.me != self.config.first_leader || !self.bearings.empty || !following {
+            return;
+        }
+        self.holds_state = true;
+        self.transition(Role::Electing(Election::new(Stage::Beginning)));
+        self.promise(View::new(self.round_max + 1, self.config.me), out);
+        self.tell(None, out);
+    }
+
+    /// Storage has the promise of a new life's first view: lead it. No votes are needed, for
+    /// every other replica has said that it has nothing to lose.
+    pub(crate) fn begin_life(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.adopt_life(self.promised, out);
+        self.bearings.amnesiac = false;
+        self.bearings.fresh = false;
+        self.bearings.restarted = false;
+        self.bearings.found_leader();
+        self.lead(now, &BTreeMap::new(), out);
+    }
+
+    /// Learns in which life the group is. If our log is of an older one, or of none, it is
+    /// replaced by the empty log of this life.
+    pub(crate) fn adopt_life(&mut self, life: View, out: &mut Vec<Command>) {
+        self.life = life;
+        if self.log.committed().view >= life {
+            return;
+        }
+        let replaces =
+            self.log.last().index > Index(0) || self.config.durability == Durability::Disk;
+        let base = Viewstamp {
+            view: life,
+            index: Index(0),
+        };
+        let in_sync = ReplicaSet::of([self.config.first_leader]);
+        self.log = Log::new(base, in_sync);
+        if replaces {
+            out.push(Command::Jump { base, in_sync });
+        }
+        self.persist_after(base, out);
+        match &mut self.role {
+            // Our guest, if any, lived the older life.
+            Role::Following(follower) => {
+                follower.matched = base.index;
+                self.holds_state = false;
+            }
+            role => assert!(
+                matches!(role, Role::Electing(_)),
+                "a life begins while {role:?}"
+            ),
+        }
+    }
+}
