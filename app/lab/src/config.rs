@@ -1,0 +1,187 @@
+//! The configuration that each of a lab's daemons gets.
+//!
+//! Three layers, the later over the earlier: the lab's defaults, the user's overlay
+//! (`--config FILE`), and the flags of the command line. What makes a lab a lab (addresses,
+//! paths, ids) is not the overlay's to change.
+
+use crate::image::Image;
+use crate::options::Options;
+use anyhow::{Context, Result, bail};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+use toml::{Table, Value};
+
+/// What the lab alone decides: a key of a table, or all of it.
+const THE_LABS_OWN: [(&str, Option<&str>); 6] = [
+    ("group", Some("name")),
+    ("group", Some("me")),
+    ("group", Some("replica")),
+    ("policy", Some("name")),
+    ("net", None),
+    ("paths", None),
+];
+
+/// What one replica's configuration depends on, besides the user's choices.
+#[derive(Clone, Debug)]
+pub struct Place<'a> {
+    /// Its id.
+    pub id: u8,
+    /// Where each replica of the group listens, by id.
+    pub addresses: &'a [SocketAddrV4],
+    /// The TAP device that leads to the clients.
+    pub tap: &'a str,
+    /// The guest's Ethernet address.
+    pub mac: &'a str,
+    /// The guest's address and the length of its network's prefix.
+    pub guest_ip: (Ipv4Addr, u8),
+    /// Where the daemon keeps what outlives it.
+    pub state_dir: &'a Path,
+    /// Where it keeps the rest.
+    pub run_dir: &'a Path,
+}
+
+/// Reads an overlay.
+pub fn read_overlay(path: &Path) -> Result<Table> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read the configuration {}", path.display()))?;
+    let table: Table = text
+        .parse()
+        .with_context(|| format!("the configuration {} is not TOML", path.display()))?;
+    for (section, key) in THE_LABS_OWN {
+        let found = table.get(section);
+        if found.is_some_and(|found| key.is_none_or(|key| found.get(key).is_some())) {
+            let name = key.map_or(section.into(), |key| format!("{section}.{key}"));
+            bail!("the configuration {} sets {name}, which the lab decides", path.display());
+        }
+    }
+    Ok(table)
+}
+
+/// One replica's configuration.
+pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place<'_>) -> Table {
+    let text = |path: &Path| Value::from(path.display().to_string());
+    let replicas = place.addresses.iter().enumerate().map(|(id, address)| {
+        let pairs = [("id", Value::from(id as i64)), ("address", address.to_string().into())];
+        Value::from(table(pairs))
+    });
+    let (ip, prefix) = place.guest_ip;
+    let mut guest = table([
+        ("kernel", text(&image.kernel)),
+        ("cmdline", format!("{} plover.ip={ip}/{prefix}", image.cmdline).into()),
+        ("mac", place.mac.into()),
+    ]);
+    if let Some(initrd) = &image.initrd {
+        guest.insert("initrd".into(), text(initrd));
+    }
+    let mut config = table([
+        (
+            "group",
+            table([
+                ("name", format!("lab-{}", options.name).into()),
+                ("me", i64::from(place.id).into()),
+                ("replica", Value::Array(replicas.collect())),
+            ])
+            .into(),
+        ),
+        ("guest", guest.into()),
+        ("net", table([("tap", place.tap.into())]).into()),
+        ("policy", table([("name", options.policy.name().into())]).into()),
+        (
+            "paths",
+            table([("state_dir", text(place.state_dir)), ("run_dir", text(place.run_dir))]).into(),
+        ),
+    ]);
+    merge(&mut config, overlay);
+    merge(&mut config, &flags(options));
+    config
+}
+
+/// What the command line said about the guest.
+fn flags(options: &Options) -> Table {
+    let guest = [
+        ("machine", options.machine.clone().map(Value::from)),
+        ("accel", options.accel.clone().map(Value::from)),
+        ("vcpus", options.vcpus.map(|n| i64::from(n).into())),
+        ("mem_mib", options.mem_mib.map(|n| i64::from(n).into())),
+    ];
+    let given = guest.into_iter().filter_map(|(key, value)| Some((key, value?)));
+    table([("guest", Value::from(given.map(|(k, v)| (k.to_owned(), v)).collect::<Table>()))])
+}
+
+fn table<const N: usize>(pairs: [(&str, Value); N]) -> Table {
+    pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Puts `over` over `base`: tables are merged key by key, everything else is replaced.
+fn merge(base: &mut Table, over: &Table) {
+    for (key, value) in over {
+        match (base.get_mut(key), value) {
+            (Some(Value::Table(base)), Value::Table(over)) => merge(base, over),
+            _ => {
+                base.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(options: &Options, overlay: &str) -> Table {
+        let image = Image {
+            kernel: "/k".into(),
+            initrd: Some("/i".into()),
+            cmdline: "console=ttyS0".into(),
+        };
+        let addresses = [10, 11, 12].map(|n| SocketAddrV4::new([10, 77, 1, n].into(), 7700));
+        let place = Place {
+            id: 1,
+            addresses: &addresses,
+            tap: "guest0",
+            mac: "52:54:00:77:00:01",
+            guest_ip: ([10, 77, 0, 100].into(), 24),
+            state_dir: Path::new("/s"),
+            run_dir: Path::new("/r"),
+        };
+        generate(options, &overlay.parse().unwrap(), &image, &place)
+    }
+
+    #[test]
+    fn defaults_then_overlay_then_flags() {
+        let options = Options { machine: Some("q35".into()), ..Options::default() };
+        let config = config(
+            &options,
+            "[guest]\nmachine = 'pc'\nvcpus = 2\n[policy]\nslot_max_ms = 20\n[debug]\nx = 1",
+        );
+        let guest = config["guest"].as_table().unwrap();
+        assert_eq!(guest["machine"].as_str(), Some("q35"), "flags win");
+        assert_eq!(guest["vcpus"].as_integer(), Some(2), "the overlay adds");
+        assert_eq!(guest["cmdline"].as_str(), Some("console=ttyS0 plover.ip=10.77.0.100/24"));
+        assert_eq!(config["policy"]["name"].as_str(), Some("vsmr"), "the rest stays");
+        assert_eq!(config["policy"]["slot_max_ms"].as_integer(), Some(20));
+        assert_eq!(config["group"]["me"].as_integer(), Some(1));
+        assert_eq!(config["group"]["replica"][2]["address"].as_str(), Some("10.77.1.12:7700"));
+        // A key that no replica knows passes through: the replica names it when it refuses.
+        assert_eq!(config["debug"]["x"].as_integer(), Some(1));
+    }
+
+    #[test]
+    fn the_overlay_does_not_move_a_replica() {
+        let path = std::env::temp_dir().join(format!("plover-overlay-{}", std::process::id()));
+        for (text, named) in [
+            ("[paths]\nrun_dir = '/'", "sets paths"),
+            ("[group]\nme = 2", "group.me"),
+            ("[policy]\nname = 'none'", "policy.name"),
+            ("[group", "not TOML"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = format!("{:#}", read_overlay(&path).unwrap_err());
+            assert!(error.contains(named) && error.contains("plover-overlay"), "{error}");
+        }
+        std::fs::write(&path, "[group]\ntimeout_ms = 100").unwrap();
+        assert_eq!(read_overlay(&path).unwrap()["group"]["timeout_ms"].as_integer(), Some(100));
+        std::fs::remove_file(path).unwrap();
+        assert!(format!("{:#}", read_overlay(Path::new("/none")).unwrap_err()).contains("/none"));
+    }
+}

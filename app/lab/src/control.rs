@@ -1,0 +1,232 @@
+//! Talking to a running daemon over its control socket.
+//!
+//! One JSON object a line there, one a line back. A daemon answers within a turn of its loop,
+//! so one that does not answer within a second or so is stopped, overloaded or gone.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a daemon may take to answer. Its loop turns in milliseconds; the rest is for a
+/// machine that is short of processors.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// Why a daemon did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nothing listens on the socket: the daemon does not run, or runs elsewhere.
+    #[error("no replica answers on {path}: {source}")]
+    Absent {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Something listens but says nothing: the daemon is stopped, or has just been killed.
+    #[error("the replica on {path} does not answer")]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The connection broke, or what came back is not an answer.
+    #[error("talking to the replica on {path}: {why}")]
+    Garbled {
+        /// The socket.
+        path: PathBuf,
+        /// What was wrong.
+        why: String,
+    },
+    /// The daemon said no, and why.
+    #[error("the replica refused: {0}")]
+    Refused(String),
+}
+
+/// One daemon's control socket.
+#[derive(Clone, Debug)]
+pub struct Control {
+    path: PathBuf,
+}
+
+impl Control {
+    /// The daemon that listens on the socket at `path`.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// The daemon whose run directory is `run_dir`.
+    pub fn in_run_dir(run_dir: &Path) -> Self {
+        Self::at(run_dir.join("control.sock"))
+    }
+
+    /// Asks, and returns the answer.
+    pub fn request(&self, request: &Value) -> Result<Value, ControlError> {
+        Ok(self.ask(request)?.1)
+    }
+
+    /// Where the replica stands.
+    pub fn status(&self) -> Result<DaemonStatus, ControlError> {
+        let answer = self.request(&json!({"op": "status"}))?;
+        serde_json::from_value(answer).map_err(|error| self.garbled(error))
+    }
+
+    /// The guest's console, as a stream of raw bytes both ways.
+    pub fn console(&self) -> Result<UnixStream, ControlError> {
+        let (stream, _) = self.ask(&json!({"op": "console"}))?;
+        stream.set_read_timeout(None).map_err(|error| self.garbled(error))?;
+        Ok(stream)
+    }
+
+    fn ask(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {
+        let absent = |source| ControlError::Absent { path: self.path.clone(), source };
+        let mut stream = UnixStream::connect(&self.path).map_err(absent)?;
+        stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(absent)?;
+        stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(absent)?;
+        writeln!(stream, "{request}").map_err(|error| self.garbled(error))?;
+        // Unbuffered, for what follows the line belongs to whoever gets the stream.
+        let line = read_line(&stream).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::UnexpectedEof => {
+                ControlError::Silent { path: self.path.clone() }
+            }
+            _ => self.garbled(error),
+        })?;
+        let answer: Value = serde_json::from_str(&line).map_err(|error| self.garbled(error))?;
+        match answer.get("error").and_then(Value::as_str) {
+            Some(error) => Err(ControlError::Refused(error.to_owned())),
+            None => Ok((stream, answer)),
+        }
+    }
+
+    fn garbled(&self, why: impl std::fmt::Display) -> ControlError {
+        ControlError::Garbled { path: self.path.clone(), why: why.to_string() }
+    }
+}
+
+fn read_line(stream: &UnixStream) -> std::io::Result<String> {
+    let mut line = String::new();
+    // A buffer of one byte never holds anything back.
+    let got = BufReader::with_capacity(1, stream).read_line(&mut line)?;
+    if got == 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(line) }
+}
+
+/// What a daemon says of itself, as far as the lab uses it. Fields that it does not send are
+/// at their defaults, so that daemons of other releases can be asked too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DaemonStatus {
+    /// The replica's id.
+    pub id: u8,
+    /// Its role: `leader`, `secondary`, `witness`, `joining`, `recovering` or `deposed`.
+    pub role: String,
+    /// The view it is in, such as `2@r1`.
+    pub view: String,
+    /// The replicas that hold the guest's state, as far as it knows.
+    pub isr: Vec<u8>,
+    /// Whether the guest would survive the loss of any one replica.
+    pub protected: bool,
+    /// Whether it faces clients.
+    pub serving: bool,
+    /// Its process.
+    pub plover_pid: u32,
+    /// Its hypervisor's process, while it has one.
+    pub qemu_pid: Option<u32>,
+    /// What its syncs cost.
+    pub sync: SyncStatus,
+    /// Everything else, as it was said.
+    #[serde(flatten)]
+    pub more: serde_json::Map<String, Value>,
+}
+
+/// Medians over the last syncs that a replica led.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SyncStatus {
+    /// Syncs since its start.
+    pub count: u64,
+    /// How long the guest stood, µs.
+    pub pause_us_p50: u64,
+    /// How long it ran before, µs.
+    pub slot_us_p50: u64,
+    /// Pages dirty on either side.
+    pub dirty: u64,
+    /// Of those, equal on both.
+    pub same: u64,
+    /// Of those, different and sent.
+    pub divergent: u64,
+    /// Bytes sent.
+    pub bytes: u64,
+    /// Everything else, as it was said.
+    #[serde(flatten)]
+    pub more: serde_json::Map<String, Value>,
+}
+
+impl DaemonStatus {
+    /// The number of its view, by which later views exceed earlier ones; 0 before the first.
+    pub fn view_number(&self) -> u64 {
+        self.view.split('@').next().and_then(|round| round.parse().ok()).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
+    use std::thread::JoinHandle;
+
+    /// A daemon that answers one connection with `answer`.
+    fn daemon(name: &str, answer: &'static [u8]) -> (Control, JoinHandle<String>) {
+        let path = std::env::temp_dir().join(format!("plover-control-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let control = Control::at(&path);
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let line = read_line(&stream).unwrap();
+            stream.write_all(answer).unwrap();
+            std::fs::remove_file(path).unwrap();
+            line
+        });
+        (control, thread)
+    }
+
+    #[test]
+    fn a_status_is_read_with_more_or_fewer_fields_than_expected() {
+        let (control, thread) = daemon(
+            "status",
+            b"{\"id\":1,\"role\":\"leader\",\"view\":\"12@r1\",\"isr\":[0,1],\"new\":7}\n",
+        );
+        let status = control.status().unwrap();
+        assert_eq!(thread.join().unwrap(), "{\"op\":\"status\"}\n");
+        assert_eq!((status.id, status.view_number(), status.qemu_pid), (1, 12, None));
+        assert_eq!(status.isr, [0, 1]);
+        assert_eq!(status.more["new"], 7);
+        assert_eq!(DaemonStatus { view: "none".into(), ..status }.view_number(), 0);
+    }
+
+    #[test]
+    fn refusals_and_silence_are_told_apart() {
+        let (control, thread) = daemon("refused", b"{\"error\":\"not the leader\"}\n");
+        let error = control.request(&json!({"op": "bootstrap"})).unwrap_err();
+        assert!(matches!(&error, ControlError::Refused(why) if why == "not the leader"));
+        thread.join().unwrap();
+        let (control, thread) = daemon("silent", b"");
+        assert!(matches!(control.status().unwrap_err(), ControlError::Silent { .. }));
+        thread.join().unwrap();
+        assert!(matches!(control.status().unwrap_err(), ControlError::Absent { .. }));
+        let (control, thread) = daemon("garbled", b"hello\n");
+        assert!(matches!(control.status().unwrap_err(), ControlError::Garbled { .. }));
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_console_keeps_the_bytes_that_follow_the_answer() {
+        let (control, thread) = daemon("console", b"{\"ok\":true}\nlogin: ");
+        let mut text = String::new();
+        control.console().unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "login: ");
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,119 @@
+//! The files a lab's guest boots from.
+//!
+//! Looked for in this order: `--kernel` and `--initrd`; `$PLOVER_GUEST_KERNEL` and
+//! `$PLOVER_GUEST_INITRD`; `.cache/guests/NAME` in the working directory, in the folders above
+//! it, and in those above the program. A lab boots from its own copy: a rebuild of the image
+//! removes the old one, and a replica that joins hours later must start from the same files.
+
+use crate::options::Options;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+
+/// What a guest boots from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line, without what differs between labs.
+    pub cmdline: String,
+}
+
+/// Used where no file `cmdline` lies beside the kernel.
+const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=1";
+
+impl Image {
+    /// Finds the image that `options` name. The error is one sentence that says what to do.
+    pub fn find(options: &Options) -> Result<Self, String> {
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        let (kernel, initrd) = match &options.kernel {
+            Some(kernel) => (Some(kernel.clone()), options.initrd.clone()),
+            None if options.initrd.is_some() => {
+                return Err("--initrd goes with --kernel: name both".into());
+            }
+            None => (variable("PLOVER_GUEST_KERNEL"), variable("PLOVER_GUEST_INITRD")),
+        };
+        match kernel {
+            Some(kernel) => Self::of_files(kernel, initrd),
+            None => Self::of_cache(options.guest.name(), places()),
+        }
+    }
+
+    fn of_files(kernel: PathBuf, initrd: Option<PathBuf>) -> Result<Self, String> {
+        for file in [Some(&kernel), initrd.as_ref()].into_iter().flatten() {
+            std::fs::File::open(file)
+                .map_err(|error| format!("the guest image {}: {error}", file.display()))?;
+        }
+        let beside = kernel.with_file_name("cmdline");
+        let cmdline = std::fs::read_to_string(beside).unwrap_or_else(|_| DEFAULT_CMDLINE.into());
+        Ok(Self { kernel, initrd, cmdline: cmdline.trim().into() })
+    }
+
+    fn of_cache(guest: &str, places: impl Iterator<Item = PathBuf>) -> Result<Self, String> {
+        for place in places {
+            let dir = place.join(".cache/guests").join(guest);
+            if dir.join("kernel").exists() {
+                return Self::of_files(dir.join("kernel"), Some(dir.join("initrd")));
+            }
+        }
+        Err(format!(
+            "there is no guest image '{guest}': build it with `guests/build {guest}` in the \
+             source tree, or name another with --kernel and --initrd"
+        ))
+    }
+
+    /// Copies the files into `dir`.
+    pub fn copy_into(&self, dir: &Path) -> Result<Self> {
+        let copy = |from: &Path, name: &str| {
+            let to = dir.join(name);
+            std::fs::copy(from, &to).with_context(|| {
+                format!("cannot copy the guest image {} to {}", from.display(), to.display())
+            })?;
+            anyhow::Ok(to)
+        };
+        Ok(Self {
+            kernel: copy(&self.kernel, "kernel")?,
+            initrd: self.initrd.as_deref().map(|initrd| copy(initrd, "initrd")).transpose()?,
+            cmdline: self.cmdline.clone(),
+        })
+    }
+}
+
+/// The working directory and the program, and what lies above them.
+fn places() -> impl Iterator<Item = PathBuf> {
+    let above = |path: PathBuf| path.ancestors().map(Path::to_path_buf).collect::<Vec<_>>();
+    [std::env::current_dir(), std::env::current_exe()].into_iter().flatten().flat_map(above)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let options = Options { kernel: Some("/nowhere/kernel".into()), ..Options::default() };
+        assert!(Image::find(&options).unwrap_err().contains("/nowhere/kernel"));
+        let options = Options { initrd: Some("/nowhere/initrd".into()), ..Options::default() };
+        assert!(Image::find(&options).unwrap_err().contains("--kernel"));
+        let error = Image::of_cache("redis", std::iter::once("/nowhere".into())).unwrap_err();
+        assert!(error.contains("guests/build redis"), "{error}");
+    }
+
+    #[test]
+    fn a_cached_image_is_found_and_copied() {
+        let root = std::env::temp_dir().join(format!("plover-image-{}", std::process::id()));
+        let cache = root.join(".cache/guests/redis");
+        std::fs::create_dir_all(&cache).unwrap();
+        for (name, text) in [("kernel", "k"), ("initrd", "i"), ("cmdline", "console=ttyS0 \n")] {
+            std::fs::write(cache.join(name), text).unwrap();
+        }
+        let places = ["/nowhere".into(), root.clone()];
+        let image = Image::of_cache("redis", places.into_iter()).unwrap();
+        assert_eq!(image.cmdline, "console=ttyS0");
+        let copy = image.copy_into(&root).unwrap();
+        assert_eq!(std::fs::read_to_string(copy.initrd.unwrap()).unwrap(), "i");
+        assert_eq!(copy.kernel, root.join("kernel"));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,193 @@
+//! As much of Redis's protocol as the lab needs, on one connection that never reconnects.
+//!
+//! The demo and the fault tests claim that connections survive a failover, so a client that
+//! quietly opened a new one would prove nothing. Here every error of the connection is final
+//! and is the caller's to count.
+
+use std::io::{self, BufRead, BufReader, Error, ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpStream};
+use std::time::Duration;
+
+/// The longest answer line and bulk string that is believed.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// One connection to a Redis.
+#[derive(Debug)]
+pub struct Connection {
+    reader: BufReader<TcpStream>,
+}
+
+/// What a Redis answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// `+OK` and the like.
+    Simple(String),
+    /// `-ERR …`: the command was refused, the connection is whole.
+    Refused(String),
+    /// `:1`.
+    Number(i64),
+    /// A value, or none.
+    Bulk(Option<Vec<u8>>),
+    /// Several answers.
+    Many(Vec<Answer>),
+}
+
+impl Connection {
+    /// Connects. `patience` bounds this and every later answer.
+    pub fn open(address: SocketAddrV4, patience: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address.into(), patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        Ok(Self { reader: BufReader::new(stream) })
+    }
+
+    /// Sends one command and waits for its answer.
+    pub fn command(&mut self, words: &[&[u8]]) -> io::Result<Answer> {
+        let mut request = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            write!(request, "${}\r\n", word.len())?;
+            request.extend_from_slice(word);
+            request.extend_from_slice(b"\r\n");
+        }
+        self.reader.get_mut().write_all(&request)?;
+        read_answer(&mut self.reader, 1)
+    }
+
+    /// Whether it answers `PING` properly.
+    pub fn ping(&mut self) -> io::Result<()> {
+        match self.command(&[b"PING"])? {
+            Answer::Simple(word) if word == "PONG" => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// `SET`; returns when the write is acknowledged.
+    pub fn set(&mut self, key: &str, value: &str) -> io::Result<()> {
+        match self.command(&[b"SET", key.as_bytes(), value.as_bytes()])? {
+            Answer::Simple(word) if word == "OK" => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// `MGET`: one value, or none, for each key.
+    pub fn get_many(&mut self, keys: &[String]) -> io::Result<Vec<Option<Vec<u8>>>> {
+        let mut words: Vec<&[u8]> = vec![b"MGET"];
+        words.extend(keys.iter().map(|key| key.as_bytes()));
+        let Answer::Many(answers) = self.command(&words)? else {
+            return Err(ErrorKind::InvalidData.into());
+        };
+        if answers.len() != keys.len() {
+            return Err(Error::new(ErrorKind::InvalidData, "not one answer for each key"));
+        }
+        let bulk = |answer| match answer {
+            Answer::Bulk(value) => Ok(value),
+            other => Err(unexpected(&other)),
+        };
+        answers.into_iter().map(bulk).collect()
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::new(ErrorKind::InvalidData, format!("unexpected answer {answer:?}"))
+}
+
+fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
+    let malformed = |why: &str| Error::new(ErrorKind::InvalidData, format!("not RESP: {why}"));
+    let line = read_line(reader)?;
+    let (kind, rest) = line.split_at_checked(1).ok_or_else(|| malformed("an empty line"))?;
+    let number = || rest.parse::<i64>().map_err(|_| malformed("a number was due"));
+    let length = |number: i64| {
+        let length = usize::try_from(number).ok().filter(|n| *n <= ANSWER_BYTES_MAX);
+        length.ok_or_else(|| malformed("an impossible length"))
+    };
+    match kind {
+        "+" => Ok(Answer::Simple(rest.into())),
+        "-" => Ok(Answer::Refused(rest.into())),
+        ":" => Ok(Answer::Number(number()?)),
+        "$" if rest == "-1" => Ok(Answer::Bulk(None)),
+        "$" => {
+            let mut bytes = vec![0; length(number()?)? + 2];
+            reader.read_exact(&mut bytes)?;
+            if !bytes.ends_with(b"\r\n") {
+                return Err(malformed("a value without its end"));
+            }
+            bytes.truncate(bytes.len() - 2);
+            Ok(Answer::Bulk(Some(bytes)))
+        }
+        "*" if depth > 0 => {
+            let count = length(number()?)?;
+            (0..count).map(|_| read_answer(reader, depth - 1)).collect::<io::Result<_>>().map(Answer::Many)
+        }
+        _ => Err(malformed("an unknown kind of answer")),
+    }
+}
+
+fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
+    let mut line = Vec::new();
+    reader.by_ref().take(ANSWER_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        // The other side has closed the connection.
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    let line = line.strip_suffix(b"\r\n").ok_or(ErrorKind::InvalidData)?;
+    String::from_utf8(line.to_vec()).map_err(|_| ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    fn read(bytes: &[u8]) -> io::Result<Answer> {
+        read_answer(&mut &bytes[..], 1)
+    }
+
+    #[test]
+    fn answers_are_read() {
+        assert_eq!(read(b"+OK\r\n").unwrap(), Answer::Simple("OK".into()));
+        assert_eq!(read(b":-7\r\n").unwrap(), Answer::Number(-7));
+        assert_eq!(
+            read(b"*2\r\n$3\r\na\r\n\r\n$-1\r\n").unwrap(),
+            Answer::Many(vec![Answer::Bulk(Some(b"a\r\n".to_vec()[..3].to_vec())), Answer::Bulk(None)])
+        );
+    }
+
+    #[test]
+    fn noise_is_refused() {
+        for bad in [
+            "", "\r\n", "+OK", "$5\r\nab", "$2\r\nabcd", "$-2\r\n", "$99999999999\r\n", "?\r\n",
+            ":x\r\n", "*1\r\n*1\r\n*1\r\n", "*-1\r\n", "é\r\n",
+        ] {
+            assert!(read(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+    }
+
+    /// Serves one connection, and answers each command of it with the next of `answers`.
+    fn server(answers: &'static [&'static [u8]]) -> SocketAddrV4 {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            for answer in answers {
+                assert!(stream.read(&mut request).unwrap() > 0);
+                stream.write_all(answer).unwrap();
+            }
+            listener.set_nonblocking(true).unwrap();
+            assert!(listener.accept().is_err(), "the client connected again");
+        });
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)
+    }
+
+    #[test]
+    fn a_lost_connection_stays_lost() {
+        let address = server(&[b"+PONG\r\n", b"-OOM full\r\n", b"*1\r\n$1\r\n5\r\n"]);
+        let mut connection = Connection::open(address, Duration::from_secs(10)).unwrap();
+        connection.ping().unwrap();
+        assert!(connection.set("a", "5").unwrap_err().to_string().contains("OOM"));
+        assert_eq!(connection.get_many(&["a".into()]).unwrap(), [Some(b"5".to_vec())]);
+        assert!(connection.ping().is_err());
+        assert!(connection.ping().is_err());
+    }
+}

@@ -1,0 +1,368 @@
+//! What a lab leaves on disk so that later commands find it.
+//!
+//! ```text
+//! /run/plover-lab/NAME/            mode 0700; locked (flock) by whoever changes the lab
+//!     lab.json                     this module: what exists
+//!     replica-0/replica.toml       the daemon's configuration
+//!     replica-0/daemon.log         its log (stderr); appended across restarts
+//!     replica-0/run/               control socket, trace, console log
+//!     replica-0/state/             view, vote, in-sync set
+//! ```
+//!
+//! `lab.json` is replaced, never written in place, so that it is whole or absent however the
+//! lab's commands die. It is a convenience: [`crate::down`] works without it.
+
+use crate::process::Process;
+use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// Where labs are. On a tmpfs: nothing here is worth keeping over a reboot, which also ends
+/// every process and namespace of a lab.
+pub const ROOT: &str = "/run/plover-lab";
+
+/// The name of a lab: letters, digits and dashes, at most 16 of them, as it becomes a part of
+/// the names of namespaces and of socket paths, which have a short limit.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LabName(String);
+
+impl LabName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for LabName {
+    fn default() -> Self {
+        Self("default".into())
+    }
+}
+
+impl fmt::Display for LabName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for LabName {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let good = (1..=16).contains(&text.len())
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !text.starts_with('-');
+        good.then(|| Self(text.into())).ok_or_else(|| {
+            format!("'{text}' is no name for a lab: use 1 to 16 letters, digits and dashes")
+        })
+    }
+}
+
+impl TryFrom<String> for LabName {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<LabName> for String {
+    fn from(name: LabName) -> Self {
+        name.0
+    }
+}
+
+/// The directory of one lab, which may or may not exist.
+#[derive(Clone, Debug)]
+pub struct LabDir {
+    name: LabName,
+    path: PathBuf,
+}
+
+impl LabDir {
+    /// The directory of the lab `name`.
+    pub fn of(name: &LabName) -> Self {
+        Self { name: name.clone(), path: Path::new(ROOT).join(name.as_str()) }
+    }
+
+    /// The names of all labs on this machine.
+    pub fn all() -> Vec<LabName> {
+        let mut names: Vec<LabName> = std::fs::read_dir(ROOT)
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The lab's name.
+    pub fn name(&self) -> &LabName {
+        &self.name
+    }
+
+    /// The path of the directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it exists.
+    pub fn exists(&self) -> bool {
+        self.path.exists()
+    }
+
+    /// The directory of one replica.
+    pub fn replica(&self, id: u8) -> ReplicaDir {
+        ReplicaDir(self.path.join(format!("replica-{id}")))
+    }
+
+    /// Creates it, and locks it. Fails when it exists.
+    pub fn create(&self) -> Result<LabLock> {
+        let make = |path: &Path, recursive| {
+            std::fs::DirBuilder::new().mode(0o700).recursive(recursive).create(path)
+        };
+        make(Path::new(ROOT), true).with_context(|| format!("cannot create {ROOT}"))?;
+        match make(&self.path, false) {
+            Ok(()) => self.lock(Duration::from_secs(5)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => bail!(
+                "there is a lab '{name}' already: `plover lab down --name {name}` removes it, \
+                 `--name` makes another beside it",
+                name = self.name
+            ),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot create {}", self.path.display()))
+            }
+        }
+    }
+
+    /// Locks it against other commands that change the lab, waiting for `patience`.
+    pub fn lock(&self, patience: Duration) -> Result<LabLock> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.try_lock()? {
+                Some(lock) => return Ok(lock),
+                None if Instant::now() >= deadline => bail!(
+                    "another command is changing the lab '{}'; try again when it is done",
+                    self.name
+                ),
+                None => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    /// Locks it; `None` when somebody else has the lock.
+    pub fn try_lock(&self) -> Result<Option<LabLock>> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&self.path, flags, Mode::empty())
+            .map_err(|_| self.missing())?;
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => return Ok(None),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot lock {}", self.path.display()));
+            }
+        }
+        // It may have been removed, and made anew, between the two steps.
+        let same = std::fs::metadata(&self.path).is_ok_and(|now| {
+            rustix::fs::fstat(&fd).is_ok_and(|ours| ours.st_ino == now.ino())
+        });
+        Ok(same.then_some(LabLock { _fd: fd }))
+    }
+
+    /// What exists, as written by [`LabDir::save`].
+    pub fn load(&self) -> Result<LabState> {
+        if !self.exists() {
+            return Err(self.missing());
+        }
+        let path = self.path.join("lab.json");
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            format!(
+                "the lab '{name}' is not up yet, or is damaged ({path} cannot be read); \
+                 `plover lab down --name {name}` removes it",
+                name = self.name,
+                path = path.display()
+            )
+        })?;
+        serde_json::from_str(&text).with_context(|| {
+            format!(
+                "{} is damaged; `plover lab down --name {}` removes the lab all the same",
+                path.display(),
+                self.name
+            )
+        })
+    }
+
+    /// Writes down what exists, in one step.
+    pub fn save(&self, state: &LabState) -> Result<()> {
+        let (new, path) = (self.path.join("lab.json.new"), self.path.join("lab.json"));
+        let write = || -> std::io::Result<()> {
+            let mut file = std::fs::File::create(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(state)?)?;
+            std::fs::rename(&new, &path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Removes it with all that is in it, and the root when that was the last lab.
+    pub fn remove(&self) -> Result<()> {
+        match std::fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error)
+                    .with_context(|| format!("cannot remove {}", self.path.display()));
+            }
+            _ => {}
+        }
+        // Fails while other labs exist, which is what is wanted.
+        let _ = std::fs::remove_dir(ROOT);
+        Ok(())
+    }
+
+    fn missing(&self) -> anyhow::Error {
+        let others = Self::all();
+        let hint = if others.is_empty() {
+            "`plover lab up` makes one".to_owned()
+        } else {
+            let names: Vec<_> = others.iter().map(|name| format!("'{name}'")).collect();
+            format!("there is {}; choose with --name", names.join(", "))
+        };
+        anyhow::anyhow!("there is no lab '{}': {hint}", self.name)
+    }
+}
+
+/// Held while a command changes a lab. Dropping it, or dying, releases it.
+#[derive(Debug)]
+pub struct LabLock {
+    _fd: OwnedFd,
+}
+
+/// The directory of one replica of a lab.
+#[derive(Clone, Debug)]
+pub struct ReplicaDir(PathBuf);
+
+impl ReplicaDir {
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+    /// The daemon's configuration.
+    pub fn config(&self) -> PathBuf {
+        self.0.join("replica.toml")
+    }
+    /// The daemon's log.
+    pub fn log(&self) -> PathBuf {
+        self.0.join("daemon.log")
+    }
+    /// The daemon's run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.0.join("run")
+    }
+    /// The daemon's state directory.
+    pub fn state_dir(&self) -> PathBuf {
+        self.0.join("state")
+    }
+    /// The daemon's control socket.
+    pub fn control_socket(&self) -> PathBuf {
+        self.run_dir().join("control.sock")
+    }
+    /// The daemon's trace.
+    pub fn trace(&self) -> PathBuf {
+        self.run_dir().join("trace.jsonl")
+    }
+}
+
+/// What exists.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LabState {
+    /// The `lab up` that is still at work, if any: `lab down` ends it first.
+    pub builder: Option<Process>,
+    /// The guest's address.
+    pub guest_ip: Ipv4Addr,
+    /// The port on which its service answers.
+    pub guest_port: u16,
+    /// The policy it runs under.
+    pub policy: String,
+    /// The program that runs the daemons.
+    pub program: PathBuf,
+    /// The replicas.
+    pub replicas: Vec<ReplicaState>,
+}
+
+/// One replica of a lab.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReplicaState {
+    /// Its id.
+    pub id: u8,
+    /// Its daemon, once started. It may have ended since.
+    pub daemon: Option<Process>,
+}
+
+impl LabState {
+    /// The state of replica `id`.
+    pub fn replica(&self, id: u8) -> Result<&ReplicaState> {
+        self.replicas.iter().find(|replica| replica.id == id).with_context(|| {
+            let ids: Vec<_> = self.replicas.iter().map(|r| r.id.to_string()).collect();
+            format!("there is no replica {id}; there are {}", ids.join(", "))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_cannot_become_paths_are_refused() {
+        for good in ["default", "a", "Lab-2", "0123456789abcdef"] {
+            assert_eq!(good.parse::<LabName>().unwrap().as_str(), good);
+        }
+        for bad in ["", "..", "a/b", "0123456789abcdefg", "-x", "a b", "ü"] {
+            let error = bad.parse::<LabName>().unwrap_err();
+            assert!(error.contains("no name"), "{error}");
+        }
+    }
+
+    fn scratch(name: &str) -> LabDir {
+        let path = std::env::temp_dir().join(format!("plover-state-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        LabDir { name: "scratch".parse().unwrap(), path }
+    }
+
+    #[test]
+    fn a_damaged_record_says_what_to_do() {
+        let dir = scratch("damaged");
+        let state = LabState {
+            builder: None,
+            guest_ip: Ipv4Addr::new(10, 0, 0, 1),
+            guest_port: 6379,
+            policy: "vsmr".into(),
+            program: "/bin/true".into(),
+            replicas: vec![ReplicaState { id: 0, daemon: Process::me() }],
+        };
+        dir.save(&state).unwrap();
+        assert_eq!(dir.load().unwrap().replicas[0].daemon, Process::me());
+        assert!(state.replica(3).unwrap_err().to_string().contains("there are 0"));
+        std::fs::write(dir.path.join("lab.json"), "{\"builder\":").unwrap();
+        assert!(format!("{:#}", dir.load().unwrap_err()).contains("plover lab down"));
+        std::fs::remove_dir_all(&dir.path).unwrap();
+        assert!(format!("{:#}", dir.load().unwrap_err()).contains("there is no lab"));
+    }
+
+    #[test]
+    fn a_lock_excludes_others_and_ends_with_the_directory() {
+        let dir = scratch("lock");
+        let lock = dir.try_lock().unwrap().unwrap();
+        assert!(dir.try_lock().unwrap().is_none());
+        assert!(dir.lock(Duration::ZERO).unwrap_err().to_string().contains("another command"));
+        drop(lock);
+        assert!(dir.try_lock().unwrap().is_some());
+        std::fs::remove_dir_all(&dir.path).unwrap();
+        assert!(dir.try_lock().is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! Reading what the replicas wrote into their traces.
+//!
+//! A trace is a file of one JSON object a line, flushed line by line: what a replica did until
+//! the microsecond in which it was killed is there. All replicas of a lab run on one machine
+//! and stamp their lines with its monotonic clock, so their traces, and the moments that the
+//! lab's own commands note, can be put into one timeline.
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+/// Now, on the clock of the traces, in µs.
+pub fn now_us() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}
+
+/// One line of a trace.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct TraceEvent {
+    /// When, on the machine's monotonic clock.
+    pub mono_us: u64,
+    /// Which replica.
+    pub replica: u8,
+    /// What: `role`, `suspected`, `elected`, `serving`, `in_sync`, `protected` …
+    pub what: String,
+    /// What else was said.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+impl TraceEvent {
+    /// A number that was said.
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.more.get(key)?.as_u64()
+    }
+
+    /// A text that was said.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.more.get(key)?.as_str()
+    }
+
+    /// The event in words for a progress line, if it is one that people want to see.
+    pub fn in_words(&self) -> Option<String> {
+        let me = format!("replica {}", self.replica);
+        let peer = || self.number("peer").map_or_else(|| "?".into(), |id| id.to_string());
+        let why = || self.text("why").unwrap_or("?");
+        Some(match self.what.as_str() {
+            "suspected" => format!("{me} suspects the leader"),
+            "elected" => format!("{me} is elected"),
+            "serving" => format!("{me} leads and faces the clients"),
+            "role" if self.text("to") == Some("witness") => format!("{me} is witness"),
+            "join_begun" => format!("{me} copies the guest to replica {}", peer()),
+            "join_round" => format!(
+                "copy, round {}: {} pages",
+                self.number("round").unwrap_or(0),
+                self.number("pages").unwrap_or(0)
+            ),
+            "join_failed" => format!("the copy to replica {} failed: {}", peer(), why()),
+            "protected" => format!("protected: replica {} runs the guest in step", peer()),
+            "guest_lost" => format!("{me} has lost its guest: {}", why()),
+            "group_empty" => format!("{me}: nobody holds the guest's state any more"),
+            _ => return None,
+        })
+    }
+}
+
+/// Reads traces while they grow.
+#[derive(Clone, Debug)]
+pub struct Tail {
+    files: Vec<TailedFile>,
+}
+
+#[derive(Clone, Debug)]
+struct TailedFile {
+    path: PathBuf,
+    offset: u64,
+    /// A line whose end has not been written yet.
+    rest: Vec<u8>,
+}
+
+impl Tail {
+    /// Reads these files from their beginning. They need not exist yet.
+    pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let files = paths.into_iter().map(|path| TailedFile { path, offset: 0, rest: Vec::new() });
+        Self { files: files.collect() }
+    }
+
+    /// What was written since the last call, in the order of time.
+    pub fn take(&mut self) -> Vec<TraceEvent> {
+        let mut events: Vec<TraceEvent> = Vec::new();
+        for file in &mut self.files {
+            file.take(&mut events);
+        }
+        events.sort_by_key(|event| event.mono_us);
+        events
+    }
+}
+
+impl TailedFile {
+    fn take(&mut self, events: &mut Vec<TraceEvent>) {
+        // A file that cannot be read now is read at the next call.
+        let Ok(mut file) = std::fs::File::open(&self.path) else { return };
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        if length < self.offset {
+            // The replica has begun a new file.
+            self.offset = 0;
+            self.rest.clear();
+        }
+        let mut bytes = Vec::new();
+        if file.seek(SeekFrom::Start(self.offset)).is_err() || file.read_to_end(&mut bytes).is_err()
+        {
+            return;
+        }
+        self.offset += bytes.len() as u64;
+        self.rest.append(&mut bytes);
+        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else { return };
+        let whole = self.rest.drain(..=end).collect::<Vec<_>>();
+        // A replica that is killed while it writes leaves half a line, to which it appends when
+        // it comes back: such a line is no event.
+        let lines = whole.split(|byte| *byte == b'\n');
+        events.extend(lines.filter_map(|line| serde_json::from_slice::<TraceEvent>(line).ok()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn append(path: &PathBuf, text: &str) {
+        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn traces_are_merged_while_they_grow() {
+        let dir = std::env::temp_dir().join(format!("plover-trace-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let paths = [dir.join("0"), dir.join("1")];
+        let mut tail = Tail::new(paths.clone());
+        assert!(tail.take().is_empty());
+        append(&paths[0], "{\"mono_us\":30,\"replica\":0,\"what\":\"serving\",\"view\":16}\n{\"mo");
+        append(&paths[1], "{\"mono_us\":20,\"replica\":1,\"what\":\"role\",\"to\":\"witness\"}\n");
+        let events = tail.take();
+        assert_eq!(events.iter().map(|e| e.mono_us).collect::<Vec<_>>(), [20, 30]);
+        assert_eq!(events[0].in_words().unwrap(), "replica 1 is witness");
+        assert_eq!(events[1].number("view"), Some(16));
+        append(&paths[0], "no_us\":40,\"replica\":0,\"what\":\"protected\",\"peer\":1}\n");
+        assert_eq!(tail.take()[0].in_words().unwrap(), "protected: replica 1 runs the guest in step");
+        // Killed in the middle of a line, then started again.
+        append(&paths[0], "{\"mono_us\":50,\"repl{\"mono_us\":60,\"replica\":0,\"what\":\"a\"}\n");
+        append(&paths[0], "{\"mono_us\":70,\"replica\":0,\"what\":\"b\"}\n");
+        assert_eq!(tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(), [70]);
+        // A new file.
+        std::fs::write(&paths[0], "{\"mono_us\":80,\"replica\":0,\"what\":\"c\"}\n").unwrap();
+        assert_eq!(tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(), [80]);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
