@@ -208,6 +208,16 @@ impl Apus {
         self.holds_state = holds;
     }
 
+    /// Stops leading, because this replica has lost what a leader needs (its guest). It sends
+    /// no heartbeat any more, so a member of the in-sync set that still holds the state is
+    /// elected after the timeout; this replica votes, but does not stand.
+    pub fn resign(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.holds_state = false;
+        if let Role::Leading(_) = self.role {
+            self.follow(now, out);
+        }
+    }
+
     /// When the next [`Event::Tick`] is due at the latest.
     pub fn deadline(&self) -> Micros {
         let role = match &self.role {

@@ -1,0 +1,102 @@
+//! A disk that writes late and in order, and loses what it has not written.
+
+use apus::{Durability, DurableState, Entry, EntryKind, Start};
+use plover_types::{Index, Micros, ReplicaSet, SplitMix64, Viewstamp};
+use std::collections::VecDeque;
+
+/// The log after `after` becomes `entries`; `in_sync` came with a jump just before.
+#[derive(Debug)]
+pub struct Write {
+    pub after: Viewstamp,
+    pub entries: Vec<Entry>,
+    pub in_sync: Option<ReplicaSet>,
+}
+
+/// What one replica finds again after a crash.
+#[derive(Debug)]
+pub struct Disk {
+    state: Option<DurableState>,
+    base: Viewstamp,
+    in_sync_at_base: ReplicaSet,
+    log: VecDeque<Entry>,
+    busy_until: Micros,
+    waiting: VecDeque<Write>,
+}
+
+impl Disk {
+    pub fn new(in_sync_at_base: ReplicaSet) -> Self {
+        Self {
+            state: None,
+            base: Viewstamp::default(),
+            in_sync_at_base,
+            log: VecDeque::new(),
+            busy_until: Micros::ZERO,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub fn start(&mut self, durability: Durability) -> Start {
+        self.waiting.clear();
+        self.busy_until = Micros::ZERO;
+        let Some(durable) = self.state else { return Start::Fresh };
+        match durability {
+            Durability::Memory => Start::Restarted {
+                durable,
+                log: Vec::new(),
+                base: Viewstamp::default(),
+                in_sync_at_base: self.in_sync_at_base,
+            },
+            Durability::Disk => Start::Restarted {
+                durable,
+                log: self.log.iter().cloned().collect(),
+                base: self.base,
+                in_sync_at_base: self.in_sync_at_base,
+            },
+        }
+    }
+
+    /// Takes a write; how long until it is done, after those before it.
+    pub fn submit(&mut self, write: Write, now: Micros, random: &mut SplitMix64) -> Micros {
+        self.waiting.push_back(write);
+        self.busy_until = self.busy_until.max(now) + Micros(random.range(50, 1500));
+        self.busy_until.since(now)
+    }
+
+    pub fn write_state(&mut self, state: DurableState) {
+        let promised = self.state.map_or(state.promised, |old| old.promised.max(state.promised));
+        self.state = Some(DurableState { promised });
+    }
+
+    /// Does the oldest write, and says up to where the log is now stable.
+    pub fn write_oldest(&mut self) -> Viewstamp {
+        let write = self.waiting.pop_front().expect("something was submitted");
+        let Write { after, entries, in_sync } = write;
+        let position = self.log.iter().position(|entry| entry.viewstamp == after);
+        if after == self.base {
+            self.log.clear();
+        } else if let Some(position) = position {
+            self.log.truncate(position + 1);
+        } else {
+            self.log.clear();
+            self.base = after;
+            self.in_sync_at_base = in_sync.expect("a log that begins anew comes with a jump");
+        }
+        self.log.extend(entries);
+        self.log.back().map_or(after, |entry| entry.viewstamp)
+    }
+
+    /// Gives back the space up to `index`, once all writes are done: before that, what stands
+    /// there may be what a write is about to cut.
+    pub fn reclaim(&mut self, index: Index) {
+        if !self.waiting.is_empty() {
+            return;
+        }
+        while self.log.front().is_some_and(|entry| entry.viewstamp.index <= index) {
+            let entry = self.log.pop_front().expect("just seen");
+            self.base = entry.viewstamp;
+            if let EntryKind::InSync(set) = entry.kind {
+                self.in_sync_at_base = set;
+            }
+        }
+    }
+}

@@ -1,0 +1,589 @@
+//! A simulated group: replicas, clocks, disks and a network that loses, doubles, delays and
+//! reorders, all from one seed.
+//!
+//! The world plays the caller's part as the real one would: it writes disks (late), restarts
+//! processes with what their disks hold, brings up secondaries and proposes in-sync sets. After
+//! every step [`checks::Checks`] looks for a broken promise.
+#![allow(dead_code)] // Each test binary uses its own part of the harness.
+
+pub mod checks;
+pub mod disk;
+
+use apus::{
+    Apus, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Phase,
+    ProposeError, Start,
+};
+use checks::Checks;
+use disk::Disk;
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, Viewstamp};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+pub const HEARTBEAT: Micros = Micros::from_ms(20);
+pub const TIMEOUT: Micros = Micros::from_ms(100);
+
+/// How hostile the network is, in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weather {
+    pub lost: u64,
+    pub doubled: u64,
+    /// Arrives up to half a second late.
+    pub late: u64,
+}
+
+/// What a world is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub seed: u64,
+    pub replicas: u8,
+    pub durability: Durability,
+    pub canary: Canary,
+    pub weather: Weather,
+    /// Whether the leader keeps the in-sync set as the replica above would.
+    pub manage_in_sync: bool,
+    pub log_bytes_max: usize,
+    pub message_bytes_max: usize,
+}
+
+impl Setup {
+    pub fn new(seed: u64, replicas: u8, durability: Durability) -> Self {
+        Self {
+            seed,
+            replicas,
+            durability,
+            canary: Canary::None,
+            weather: Weather::default(),
+            manage_in_sync: true,
+            log_bytes_max: 1 << 20,
+            message_bytes_max: 600,
+        }
+    }
+}
+
+/// One replica's process and machine.
+pub struct Node {
+    pub core: Option<Apus>,
+    pub incarnation: u64,
+    pub disk: Disk,
+    /// The last entry delivered in this life of the process.
+    pub cursor: Option<Index>,
+    pub holds: bool,
+    pub empty: bool,
+    alive: BTreeMap<ReplicaId, bool>,
+    offset: u64,
+    /// Clock drift in thousandths, fast or slow.
+    drift: i64,
+    paused_until: Micros,
+    booting: bool,
+}
+
+enum Step {
+    Tick(usize, u64),
+    Arrive { from: usize, to: usize, bytes: Vec<u8> },
+    StateWritten(usize, u64, DurableState),
+    EntriesWritten(usize, u64),
+    LinkTold { node: usize, peer: usize, up: bool },
+    Synced { leader: usize, view: plover_types::View, peer: usize, incarnation: u64 },
+    Bootstrap(usize, u64),
+}
+
+/// The whole simulated group.
+pub struct World {
+    pub setup: Setup,
+    pub now: Micros,
+    pub nodes: Vec<Node>,
+    pub checks: Checks,
+    pub random: SplitMix64,
+    /// `cut[from][to]`: nothing gets through.
+    pub cut: Vec<Vec<bool>>,
+    /// Whether the first leader boots a new guest when everyone has lost the old one.
+    pub operator: bool,
+    /// Drops what this says, for scripted scenarios.
+    pub filter: Option<Box<dyn FnMut(usize, usize, &[u8]) -> bool>>,
+    queue: BinaryHeap<Reverse<(Micros, u64)>>,
+    steps: BTreeMap<u64, Step>,
+    sequence: u64,
+    pub writes: u64,
+}
+
+impl World {
+    pub fn new(setup: Setup) -> Self {
+        let mut random = SplitMix64::new(setup.seed ^ 0x0070_6c6f_7665_72);
+        let nodes = (0..setup.replicas).map(|_| Node {
+            core: None,
+            incarnation: 0,
+            disk: Disk::new(ReplicaSet::of([ReplicaId(0)])),
+            cursor: None,
+            holds: false,
+            empty: false,
+            alive: BTreeMap::new(),
+            offset: random.range(0, 1 << 40),
+            drift: random.range(0, 80) as i64 - 40,
+            paused_until: Micros::ZERO,
+            booting: false,
+        });
+        let nodes: Vec<Node> = nodes.collect();
+        let size = nodes.len();
+        let mut world = Self {
+            setup,
+            now: Micros::from_ms(1),
+            nodes,
+            checks: Checks::default(),
+            random,
+            cut: vec![vec![false; size]; size],
+            operator: true,
+            filter: None,
+            queue: BinaryHeap::new(),
+            steps: BTreeMap::new(),
+            sequence: 0,
+            writes: 0,
+        };
+        for node in 0..size {
+            world.start(node);
+        }
+        world
+    }
+
+    /// The local clock of `node`.
+    pub fn clock(&self, node: usize) -> Micros {
+        let Node { offset, drift, .. } = self.nodes[node];
+        Micros(offset + (self.now.0 as i64 * (1000 + drift) / 1000) as u64)
+    }
+
+    /// When the local clock of `node` will show `local`.
+    fn global(&self, node: usize, local: Micros) -> Micros {
+        let Node { offset, drift, .. } = self.nodes[node];
+        let span = local.0.saturating_sub(offset).min(1 << 50);
+        Micros(span * 1000 / (1000 + drift) as u64 + 1)
+    }
+
+    fn schedule(&mut self, after: Micros, step: Step) {
+        self.sequence += 1;
+        self.queue.push(Reverse((self.now + after, self.sequence)));
+        self.steps.insert(self.sequence, step);
+    }
+
+    // ---- what the operator and fate do
+
+    pub fn start(&mut self, node: usize) {
+        assert!(self.nodes[node].core.is_none());
+        let (me, setup) = (ReplicaId(node as u8), &self.setup);
+        let config = Config {
+            me,
+            members: ReplicaSet::of((0..setup.replicas).map(ReplicaId)),
+            first_leader: ReplicaId(0),
+            heartbeat: HEARTBEAT,
+            timeout: TIMEOUT,
+            durability: setup.durability,
+            log_bytes_max: setup.log_bytes_max,
+            message_bytes_max: setup.message_bytes_max,
+            seed: self.random.next_u64(),
+            canary: setup.canary,
+        };
+        let start = self.nodes[node].disk.start(setup.durability);
+        let cursor = match &start {
+            Start::Restarted { base, .. } => base.index,
+            Start::Fresh => Index(0),
+        };
+        let core = Apus::new(config, start, self.clock(node));
+        let state = &mut self.nodes[node];
+        state.core = Some(core);
+        state.incarnation += 1;
+        state.cursor = Some(cursor);
+        state.holds = false;
+        state.empty = false;
+        state.booting = false;
+        state.paused_until = Micros::ZERO;
+        state.alive.clear();
+        for peer in 0..self.nodes.len() {
+            if peer != node && self.nodes[peer].core.is_some() && !self.cut[peer][node] {
+                self.tell_link(node, peer, true);
+            }
+        }
+        self.schedule_tick(node);
+    }
+
+    pub fn crash(&mut self, node: usize) {
+        self.nodes[node].core = None;
+        self.nodes[node].holds = false;
+        for peer in 0..self.nodes.len() {
+            if peer != node && self.random.range(0, 1) == 0 {
+                self.schedule(Micros(200), Step::LinkTold { node: peer, peer: node, up: false });
+            }
+        }
+    }
+
+    pub fn restart(&mut self, node: usize) {
+        self.crash(node);
+        self.start(node);
+    }
+
+    /// The process is stopped: nothing happens in it for a while, then everything at once.
+    pub fn pause(&mut self, node: usize, span: Micros) {
+        let node = &mut self.nodes[node];
+        node.paused_until = node.paused_until.max(self.now + span);
+    }
+
+    pub fn cut_one_way(&mut self, from: usize, to: usize) {
+        self.cut[from][to] = true;
+    }
+
+    pub fn cut(&mut self, a: usize, b: usize) {
+        self.cut_one_way(a, b);
+        self.cut_one_way(b, a);
+        if self.random.range(0, 1) == 0 {
+            self.schedule(Micros(500), Step::LinkTold { node: a, peer: b, up: false });
+            self.schedule(Micros(700), Step::LinkTold { node: b, peer: a, up: false });
+        }
+    }
+
+    pub fn isolate(&mut self, node: usize) {
+        for peer in 0..self.nodes.len() {
+            if peer != node {
+                self.cut(node, peer);
+            }
+        }
+    }
+
+    pub fn heal(&mut self) {
+        for from in 0..self.nodes.len() {
+            for to in 0..self.nodes.len() {
+                if std::mem::take(&mut self.cut[from][to]) {
+                    self.tell_link(from, to, true);
+                }
+            }
+        }
+    }
+
+    fn tell_link(&mut self, a: usize, b: usize, up: bool) {
+        let (first, second) = (self.random.range(50, 900), self.random.range(50, 900));
+        self.schedule(Micros(first), Step::LinkTold { node: a, peer: b, up });
+        self.schedule(Micros(second), Step::LinkTold { node: b, peer: a, up });
+    }
+
+    /// Proposes on `node`.
+    pub fn propose(&mut self, node: usize, payload: Vec<u8>) -> Result<Viewstamp, ProposeError> {
+        self.propose_kind(node, EntryKind::App, payload)
+    }
+
+    pub fn propose_kind(
+        &mut self,
+        node: usize,
+        kind: EntryKind,
+        payload: Vec<u8>,
+    ) -> Result<Viewstamp, ProposeError> {
+        let (now, mut out) = (self.clock(node), Vec::new());
+        let core = self.nodes[node].core.as_mut().ok_or(ProposeError::NotLeader)?;
+        let result = core.propose(now, kind, payload, &mut out);
+        self.obey(node, out);
+        result
+    }
+
+    pub fn hold_state(&mut self, node: usize, holds: bool) {
+        if let Some(core) = &mut self.nodes[node].core {
+            core.set_holds_state(holds);
+            self.nodes[node].holds = holds;
+        }
+    }
+
+    // ---- looking
+
+    pub fn core(&self, node: usize) -> &Apus {
+        self.nodes[node].core.as_ref().expect("the replica is up")
+    }
+
+    pub fn up(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|node| self.nodes[*node].core.is_some()).collect()
+    }
+
+    /// The leader with the highest view.
+    pub fn leader(&self) -> Option<usize> {
+        let leaders = self.up().into_iter();
+        let leaders = leaders.filter(|node| self.core(*node).status().phase == Phase::Leading);
+        leaders.max_by_key(|node| self.core(*node).status().view)
+    }
+
+    pub fn lease_is_valid(&self, node: usize) -> bool {
+        let core = self.nodes[node].core.as_ref();
+        core.is_some_and(|core| core.lease_until() > self.clock(node))
+    }
+
+    // ---- time
+
+    /// Runs for `span`.
+    pub fn run(&mut self, span: Micros) {
+        let end = self.now + span;
+        while self.step_before(end) {}
+        self.now = end;
+    }
+
+    /// Runs until `done`, at most for `span`; whether it came true.
+    pub fn run_until(&mut self, span: Micros, done: impl Fn(&Self) -> bool) -> bool {
+        let end = self.now + span;
+        while !done(self) {
+            if !self.step_before(end) {
+                self.now = end;
+                return done(self);
+            }
+        }
+        true
+    }
+
+    fn step_before(&mut self, end: Micros) -> bool {
+        let Some(&Reverse((at, sequence))) = self.queue.peek() else { return false };
+        if at > end {
+            return false;
+        }
+        self.queue.pop();
+        self.now = self.now.max(at);
+        let step = self.steps.remove(&sequence).expect("queued steps exist");
+        self.perform(step);
+        true
+    }
+
+    fn perform(&mut self, step: Step) {
+        let node = match &step {
+            Step::Tick(node, _) | Step::StateWritten(node, ..) | Step::Bootstrap(node, _) => *node,
+            Step::Arrive { to, .. } => *to,
+            Step::EntriesWritten(node, _) | Step::LinkTold { node, .. } => *node,
+            Step::Synced { leader, .. } => *leader,
+        };
+        let wake = self.nodes[node].paused_until;
+        if wake >= self.now && wake > Micros::ZERO {
+            // One later than everything that was due while it slept, so the order stays.
+            self.schedule(wake.since(self.now) + Micros(1), step);
+            return;
+        }
+        match step {
+            Step::Tick(node, incarnation) => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.tick(node);
+                }
+            }
+            Step::Arrive { from, to, bytes } => {
+                let from = ReplicaId(from as u8);
+                self.apply(to, Event::Received { from, bytes: &bytes });
+            }
+            Step::StateWritten(node, incarnation, state) => {
+                if self.nodes[node].incarnation == incarnation && self.nodes[node].core.is_some() {
+                    self.nodes[node].disk.write_state(state);
+                    self.apply(node, Event::StatePersisted(state.promised));
+                }
+            }
+            Step::EntriesWritten(node, incarnation) => {
+                if self.nodes[node].incarnation == incarnation && self.nodes[node].core.is_some() {
+                    let last = self.nodes[node].disk.write_oldest();
+                    self.apply(node, Event::EntriesPersisted(last));
+                }
+            }
+            Step::LinkTold { node, peer, up } => {
+                // The last word on a link is true; only words in between may be missed.
+                if up == (self.cut[peer][node] || self.nodes[peer].core.is_none()) {
+                    return;
+                }
+                self.apply(node, Event::Link { peer: ReplicaId(peer as u8), up });
+            }
+            Step::Synced { leader, view, peer, incarnation } => {
+                self.synced(leader, view, peer, incarnation);
+            }
+            Step::Bootstrap(node, incarnation) => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.bootstrap(node);
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self, node: usize) {
+        let Some(core) = &self.nodes[node].core else { return };
+        let (now, deadline) = (self.clock(node), core.deadline());
+        if deadline > now {
+            return;
+        }
+        self.apply(node, Event::Tick);
+        if let Some(core) = &self.nodes[node].core {
+            assert!(core.deadline() > now, "a caller that waits for the deadline would spin");
+        }
+    }
+
+    fn schedule_tick(&mut self, node: usize) {
+        let Some(core) = &self.nodes[node].core else { return };
+        let deadline = core.deadline();
+        if deadline < Micros::NEVER {
+            let at = self.global(node, deadline).max(self.now);
+            let incarnation = self.nodes[node].incarnation;
+            self.schedule(at.since(self.now), Step::Tick(node, incarnation));
+        }
+    }
+
+    // ---- the body
+
+    pub fn apply(&mut self, node: usize, event: Event<'_>) {
+        let (now, mut out) = (self.clock(node), Vec::new());
+        let Some(core) = &mut self.nodes[node].core else { return };
+        let before = core.deadline();
+        core.apply(now, event, &mut out);
+        let moved = core.deadline() != before || core.deadline() <= now;
+        self.obey(node, out);
+        if moved {
+            self.schedule_tick(node);
+        }
+    }
+
+    fn bootstrap(&mut self, node: usize) {
+        let (now, mut out) = (self.clock(node), Vec::new());
+        let Some(core) = &mut self.nodes[node].core else { return };
+        core.bootstrap(now, &mut out);
+        if core.status().phase == Phase::Electing {
+            self.nodes[node].booting = true;
+            self.nodes[node].holds = true;
+        }
+        self.obey(node, out);
+        self.schedule_tick(node);
+    }
+
+    fn obey(&mut self, node: usize, commands: Vec<Command>) {
+        let incarnation = self.nodes[node].incarnation;
+        let mut jumped = None;
+        for command in commands {
+            match command {
+                Command::Write { to, bytes } => self.transmit(node, usize::from(to.0), bytes),
+                Command::PersistState(state) => {
+                    let delay = Micros(self.random.range(100, 3000));
+                    self.schedule(delay, Step::StateWritten(node, incarnation, state));
+                }
+                Command::PersistEntries { after, entries } => {
+                    let write = disk::Write { after, entries, in_sync: jumped };
+                    let disk = &mut self.nodes[node].disk;
+                    let delay = disk.submit(write, self.now, &mut self.random);
+                    self.schedule(delay, Step::EntriesWritten(node, incarnation));
+                }
+                Command::Deliver(entry) => self.delivered(node, entry),
+                Command::Jump { base, in_sync } => {
+                    jumped = Some(in_sync);
+                    self.nodes[node].cursor = Some(base.index);
+                }
+                Command::Lead { view } => {
+                    if std::mem::take(&mut self.nodes[node].booting) {
+                        self.checks.life_begins(view);
+                        self.nodes[node].cursor = Some(Index(0));
+                    }
+                    let last = self.core(node).status().last;
+                    self.checks.leads(node, incarnation, view, last);
+                    self.nodes[node].alive.clear();
+                }
+                Command::Follow { .. } => {}
+                Command::PeerAlive { peer, alive } => self.peer_alive(node, peer, alive),
+                Command::GroupEmpty { fresh } => {
+                    self.checks.group_empty(fresh);
+                    self.nodes[node].empty = true;
+                    if node == 0 && (fresh || self.operator) {
+                        self.schedule(Micros::from_ms(2), Step::Bootstrap(node, incarnation));
+                    }
+                }
+            }
+        }
+        let leases = (0..self.nodes.len()).filter(|node| self.lease_is_valid(*node));
+        self.checks.leases(&leases.collect::<Vec<_>>());
+        if let Some(core) = &self.nodes[node].core {
+            let base = core.status().base;
+            self.nodes[node].disk.reclaim(base);
+        }
+    }
+
+    fn delivered(&mut self, node: usize, entry: Entry) {
+        let cursor = self.nodes[node].cursor.expect("a running replica has a cursor");
+        self.checks.delivered(node, cursor, &entry);
+        self.nodes[node].cursor = Some(entry.viewstamp.index);
+        if let EntryKind::InSync(set) = entry.kind {
+            if !set.contains(ReplicaId(node as u8)) {
+                // The others have gone on without this replica's guest.
+                self.hold_state(node, false);
+            }
+        }
+    }
+
+    fn transmit(&mut self, from: usize, to: usize, bytes: Vec<u8>) {
+        assert!(bytes.len() <= self.setup.message_bytes_max, "{} bytes", bytes.len());
+        self.writes += 1;
+        let filtered = self.filter.as_mut().is_some_and(|filter| filter(from, to, &bytes));
+        if self.cut[from][to] || filtered {
+            return;
+        }
+        let weather = self.setup.weather;
+        if self.random.range(0, 999) < weather.lost {
+            return;
+        }
+        let copies = if self.random.range(0, 999) < weather.doubled { 2 } else { 1 };
+        for _ in 0..copies {
+            let mut delay = self.random.range(50, 2000);
+            if self.random.range(0, 999) < weather.late {
+                delay = self.random.range(2000, 500_000);
+            }
+            self.schedule(Micros(delay), Step::Arrive { from, to, bytes: bytes.clone() });
+        }
+    }
+
+    // ---- the part of the replica above: who holds the guest
+
+    fn peer_alive(&mut self, leader: usize, peer: ReplicaId, alive: bool) {
+        self.nodes[leader].alive.insert(peer, alive);
+        if !self.setup.manage_in_sync {
+            return;
+        }
+        let status = self.core(leader).status();
+        let mut set = status.in_sync;
+        if !alive && set.contains(peer) {
+            set.remove(peer);
+            let _ = self.propose_kind(leader, EntryKind::InSync(set), Vec::new());
+        }
+        self.bring_up(leader);
+    }
+
+    /// Starts to copy the guest to some living peer, if nobody else has it.
+    fn bring_up(&mut self, leader: usize) {
+        let status = self.core(leader).status();
+        let alive = &self.nodes[leader].alive;
+        let candidate = alive.iter().find(|(_, alive)| **alive).map(|(peer, _)| *peer);
+        if let (1, Some(peer)) = (status.in_sync.len(), candidate) {
+            let peer = usize::from(peer.0);
+            let incarnation = self.nodes[peer].incarnation;
+            let copied = Step::Synced { leader, view: status.view, peer, incarnation };
+            self.schedule(Micros::from_ms(30), copied);
+        }
+    }
+
+    fn synced(
+        &mut self,
+        leader: usize,
+        view: plover_types::View,
+        peer: usize,
+        incarnation: u64,
+    ) {
+        let Some(core) = &self.nodes[leader].core else { return };
+        let status = core.status();
+        if status.phase != Phase::Leading || status.view != view || status.in_sync.len() > 1 {
+            return;
+        }
+        let ready = self.nodes[peer].core.as_ref().is_some_and(|core| {
+            self.nodes[peer].incarnation == incarnation && core.status().view == view
+        });
+        if !ready {
+            self.bring_up(leader);
+            return;
+        }
+        self.hold_state(peer, true);
+        let set = ReplicaSet::of([ReplicaId(leader as u8), ReplicaId(peer as u8)]);
+        let _ = self.propose_kind(leader, EntryKind::InSync(set), Vec::new());
+    }
+
+    /// Trims to what every member of the in-sync set has delivered.
+    pub fn trim(&mut self, leader: usize) {
+        let set = self.core(leader).status().in_sync;
+        let covered = set.iter().map(|id| self.nodes[usize::from(id.0)].cursor.unwrap_or_default());
+        if let Some(index) = covered.min() {
+            let core = self.nodes[leader].core.as_mut().expect("the leader is up");
+            core.trim(index);
+        }
+    }
+}
