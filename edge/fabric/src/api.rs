@@ -1,0 +1,115 @@
+//! The trait and its vocabulary.
+
+use crate::FabricStats;
+use plover_types::ReplicaId;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+pub use plover_types::Lane;
+
+/// Why a record could not be written now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    /// No link to that peer; an [`FabricEvent::Up`] will say when there is.
+    #[error("no link to {0}")]
+    Down(ReplicaId),
+    /// The peer's ring has no room; [`FabricEvent::Room`] will say when there is. The record
+    /// was not taken: the caller still owns it and writes it again.
+    #[error("the ring at {0} is full")]
+    Full(ReplicaId),
+    /// The record can never fit: the caller must split it.
+    #[error("a record of {bytes} bytes exceeds the largest of {max}")]
+    TooLarge {
+        /// What was asked.
+        bytes: usize,
+        /// The most.
+        max: usize,
+    },
+}
+
+/// What a fabric reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FabricEvent {
+    /// The link to `peer` came up anew, both lanes; what was in flight before is lost.
+    Up(ReplicaId),
+    /// The link to `peer` went down, both lanes. Comes before the next `Up` of that peer, and
+    /// no record of the lost link comes after it.
+    Down(ReplicaId),
+    /// One whole, checksummed record out of the inbound ring of `peer`.
+    Record {
+        /// The writer.
+        from: ReplicaId,
+        /// Which of its rings.
+        lane: Lane,
+        /// The record's bytes.
+        bytes: Vec<u8>,
+    },
+    /// A ring that refused a record with [`WriteError::Full`] has room again, enough for the
+    /// largest record it refused. Not reported when the link went down in between: `Up` then
+    /// means an empty ring.
+    Room {
+        /// The ring's owner.
+        peer: ReplicaId,
+        /// Which ring.
+        lane: Lane,
+    },
+}
+
+/// A way to write into other replicas' memory.
+///
+/// One thread drives a fabric: it sleeps on [`wait_fd`](Self::wait_fd) for at most
+/// [`timeout`](Self::timeout), calls [`progress`](Self::progress), reacts with
+/// [`write`](Self::write)s and ends its turn with [`flush`](Self::flush).
+pub trait Fabric {
+    /// Writes one record into the next place of our ring at `to`. Returns when the bytes are
+    /// queued within the ring's bound; they leave at the next `flush` or `progress` at the
+    /// latest, so that the writes of one turn share a system call. A lost link loses them.
+    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError>;
+
+    /// Hands over what `write` queued, as far as that goes without blocking.
+    fn flush(&mut self);
+
+    /// Drives everything that can go on without blocking: pending writes, arrivals,
+    /// reconnects. Appends what happened. One call delivers a bounded amount from each peer
+    /// and lane, so that none starves the others; what is left over keeps `wait_fd` readable
+    /// or `timeout` at zero.
+    fn progress(&mut self, events: &mut Vec<FabricEvent>);
+
+    /// A descriptor that polls readable when `progress` has something to do (an epoll
+    /// descriptor can be nested in the caller's own, level-triggered).
+    fn wait_fd(&self) -> RawFd;
+
+    /// How long the caller may sleep on `wait_fd` before it must call `progress` anyway
+    /// (reconnect timers); `None` for as long as it likes.
+    fn timeout(&self) -> Option<Duration>;
+
+    /// Largest record `write` takes on `lane`, bytes.
+    fn record_bytes_max(&self, lane: Lane) -> usize;
+
+    /// What this fabric has counted since it was made.
+    fn stats(&self) -> FabricStats;
+}
+
+impl<F: Fabric + ?Sized> Fabric for Box<F> {
+    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
+        (**self).write(to, lane, record)
+    }
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
+        (**self).progress(events);
+    }
+    fn wait_fd(&self) -> RawFd {
+        (**self).wait_fd()
+    }
+    fn timeout(&self) -> Option<Duration> {
+        (**self).timeout()
+    }
+    fn record_bytes_max(&self, lane: Lane) -> usize {
+        (**self).record_bytes_max(lane)
+    }
+    fn stats(&self) -> FabricStats {
+        (**self).stats()
+    }
+}

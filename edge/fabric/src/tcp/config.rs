@@ -1,0 +1,164 @@
+//! What a TCP fabric is told, and what can be wrong with it.
+
+use crate::Lane;
+use crate::ring::{BadCapacity, Capacity};
+use plover_types::ReplicaId;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The configuration of a [`super::TcpFabric`].
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// The group's name, 1 to 64 bytes, the same on all its replicas. It keeps two groups that
+    /// were given the same addresses apart.
+    pub group: String,
+    /// This replica.
+    pub me: ReplicaId,
+    /// Where replicas with lower ids reach this one.
+    pub listen: SocketAddr,
+    /// The other members and where they listen.
+    pub peers: Vec<(ReplicaId, SocketAddr)>,
+    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
+    /// most half.
+    pub log_ring_bytes: usize,
+    /// Size of each bulk ring, likewise.
+    pub bulk_ring_bytes: usize,
+    /// Kernel send buffer of each connection; `None` leaves it to the kernel's tuning.
+    pub send_buffer_bytes: Option<usize>,
+    /// When to give up and when to try again.
+    pub times: TcpTimes,
+}
+
+impl TcpConfig {
+    /// The defaults for everything but who is where.
+    pub fn new(
+        group: impl Into<String>,
+        me: ReplicaId,
+        listen: SocketAddr,
+        peers: Vec<(ReplicaId, SocketAddr)>,
+    ) -> Self {
+        Self {
+            group: group.into(),
+            me,
+            listen,
+            peers,
+            log_ring_bytes: 8 << 20,
+            bulk_ring_bytes: 16 << 20,
+            send_buffer_bytes: None,
+            times: TcpTimes::default(),
+        }
+    }
+
+    /// The size of the rings of `lane`.
+    pub(crate) fn capacity(&self, lane: Lane) -> Result<Capacity, FabricError> {
+        let bytes = match lane {
+            Lane::Log => self.log_ring_bytes,
+            Lane::Bulk => self.bulk_ring_bytes,
+        };
+        Capacity::new(bytes).map_err(|source| FabricError::Ring { lane, source })
+    }
+
+    /// Refuses members that make no group.
+    pub(crate) fn check_members(&self) -> Result<(), FabricError> {
+        let mut seen = vec![self.me];
+        for &(id, _) in &self.peers {
+            if seen.contains(&id) {
+                return Err(FabricError::Member(id));
+            }
+            seen.push(id);
+        }
+        Ok(())
+    }
+}
+
+/// When a TCP fabric gives up and when it tries again.
+///
+/// The kernel's own patience is made for the internet: after a cut of some seconds it retries a
+/// lost segment or SYN only seconds later. Between replicas a healed link must be back at once,
+/// so connections are given up early and dialled anew at a steady pace.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpTimes {
+    /// The pace of dialling, and how long a connection attempt may take. It bounds how long a
+    /// healed link stays unused.
+    pub dial_every: Duration,
+    /// How long both handshakes may take from the start of dialling.
+    pub hello_within: Duration,
+    /// The pace after a refusal: only a person can mend that, so the log need not fill.
+    pub refused_every: Duration,
+    /// A peer whose host has acknowledged nothing for so long, though there was something to
+    /// acknowledge, is cut off. A live host acknowledges in well under 50 ms, also when its
+    /// replica is stopped or busy; a single lost segment is sent again after about 200 ms. So
+    /// this waits for two losses in a row.
+    pub silent_after: Duration,
+}
+
+impl Default for TcpTimes {
+    fn default() -> Self {
+        Self {
+            dial_every: Duration::from_millis(250),
+            hello_within: Duration::from_millis(500),
+            refused_every: Duration::from_secs(2),
+            silent_after: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Why a fabric cannot be made. All but `System` are for the operator to mend.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// Change `group`.
+    #[error("the group name '{0}' must have 1 to 64 bytes")]
+    Group(String),
+    /// Change `peers` or the own id.
+    #[error("{0} is a member twice: every replica needs its own id, and peers leave out this one")]
+    Member(ReplicaId),
+    /// Change the ring's size.
+    #[error("the {lane} lane cannot have {source}")]
+    Ring {
+        /// Which ring.
+        lane: Lane,
+        /// What is wrong with its size.
+        source: BadCapacity,
+    },
+    /// Change `listen`, or end what holds the address.
+    #[error("cannot listen for replicas on {address}: {source}; {advice}")]
+    Bind {
+        /// What was asked.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// The kernel refuses something basic, such as another file descriptor.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl FabricError {
+    pub(crate) fn bind(address: SocketAddr, source: io::Error) -> Self {
+        let advice = match source.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another process listens there: end it (is this replica running already?) or \
+                 choose another port"
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                "no interface of this host has that address: correct `listen` or bring the \
+                 interface up"
+            }
+            io::ErrorKind::PermissionDenied => "choose a port above 1023 or run with more rights",
+            _ => "correct `listen`",
+        };
+        Self::Bind {
+            address,
+            source,
+            advice,
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The handshake: one message of fixed size each way, on each lane's connection.
+//!
+//! ```text
+//!   lower id (dials)                              higher id (listens)
+//!     │ ── Hello { session, verdict: Ok, … } ──────────► │  checks group, ids, lane, rings
+//!     │ ◄─────────── Hello { same session, verdict } ─── │
+//!     │  checks the same                                 │
+//!     ▼ the lane is greeted; both lanes greeted: link up ▼
+//! ```
+//!
+//! The answer is sent even when it refuses, and says why, so that both operators read the
+//! cause in their own log. Magic and version stand first, in every version to come.
+
+use super::FabricError;
+use crate::Lane;
+use crate::ring::Salt;
+use plover_types::ReplicaId;
+use plover_types::wire::WIRE_VERSION;
+use std::fmt;
+
+/// First bytes of every connection. Not printable as a whole, so that no text protocol that
+/// strays in can match.
+const MAGIC: [u8; 8] = *b"PLOVERf\x01";
+
+/// Size of the message.
+pub(crate) const HELLO_BYTES: usize = 128;
+
+/// The group's name: replicas of different groups refuse each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupName {
+    bytes: [u8; Self::MAX],
+    length: u8,
+}
+
+impl GroupName {
+    /// Longest name, bytes.
+    pub const MAX: usize = 64;
+
+    pub fn new(name: &str) -> Result<Self, FabricError> {
+        if name.is_empty() || name.len() > Self::MAX {
+            return Err(FabricError::Group(name.to_owned()));
+        }
+        let mut bytes = [0; Self::MAX];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        Ok(Self {
+            bytes,
+            length: name.len() as u8,
+        })
+    }
+}
+
+impl fmt::Display for GroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.bytes[..usize::from(self.length).min(Self::MAX)];
+        write!(f, "'{}'", String::from_utf8_lossy(name).escape_debug())
+    }
+}
+
+/// A session nonce, drawn by the dialling side for both lanes. It also salts the rings'
+/// checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Session(pub u64);
+
+impl Session {
+    /// A session that never was before.
+    pub fn fresh() -> Self {
+        let mut bytes = [0; 8];
+        let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        match drawn {
+            Ok(8) => Self(u64::from_le_bytes(bytes)),
+            // Reads of up to 256 bytes are never cut short once the kernel's pool is ready.
+            other => panic!("the kernel gives no random bytes: {other:?}"),
+        }
+    }
+
+    /// The salt of the ring that `writer` writes in this session.
+    pub fn salt(self, writer: ReplicaId, lane: Lane) -> Salt {
+        let ring = u64::from(writer.0) << 8 | lane.index() as u64;
+        Salt(self.0 ^ ring.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+}
+
+/// What one side says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub version: u8,
+    pub lane: u8,
+    pub from: ReplicaId,
+    pub to: ReplicaId,
+    pub verdict: u8,
+    pub session: Session,
+    pub ring_bytes: u64,
+    pub group: GroupName,
+}
+
+impl fmt::Debug for GroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a handshake was refused. The number is what travels as the verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u8)]
+pub(crate) enum Refusal {
+    #[error("it speaks another wire version: run the same release on all replicas")]
+    Version = 1,
+    #[error("it belongs to another group: compare `group` in both configurations")]
+    Group = 2,
+    #[error("it is not the replica expected there: compare the ids and addresses of `peers`")]
+    Identity = 3,
+    #[error("its ring sizes differ: give all replicas the same")]
+    RingBytes = 4,
+    #[error("lane or session make no sense: run the same release on all replicas")]
+    Lane = 5,
+    #[error("it refused this replica for a reason unknown to this release")]
+    Unknown = 255,
+}
+
+impl Refusal {
+    /// The reason behind a verdict; none for 0.
+    pub fn from_verdict(verdict: u8) -> Option<Self> {
+        const KNOWN: [Refusal; 5] = [
+            Refusal::Version,
+            Refusal::Group,
+            Refusal::Identity,
+            Refusal::RingBytes,
+            Refusal::Lane,
+        ];
+        match verdict {
+            0 => None,
+            n => Some(
+                KNOWN
+                    .into_iter()
+                    .find(|r| *r as u8 == n)
+                    .unwrap_or(Self::Unknown),
+            ),
+        }
+    }
+}
+
+/// Not a handshake at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotHello {
+    #[error("something other than a replica is talking")]
+    Magic,
+    #[error("the handshake arrived damaged")]
+    Damaged,
+}
+
+impl Hello {
+    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8] = self.version;
+        out[9] = self.lane;
+        out[10] = self.from.0;
+        out[11] = self.to.0;
+        out[12] = self.verdict;
+        out[13] = self.group.length;
+        out[16..24].copy_from_slice(&self.session.0.to_le_bytes());
+        out[24..32].copy_from_slice(&self.ring_bytes.to_le_bytes());
+        out[32..96].copy_from_slice(&self.group.bytes);
+        let crc = crc32c::crc32c(&out[..HELLO_BYTES - 4]);
+        out[HELLO_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// The message in `bytes`. Of another version only magic, version and what this version
+    /// makes of the rest are there; [`Hello::version`] has to be looked at first.
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if bytes[..8] != MAGIC {
+            return Err(NotHello::Magic);
+        }
+        let version = bytes[8];
+        let crc = u32::from_le_bytes(std::array::from_fn(|i| bytes[HELLO_BYTES - 4 + i]));
+        if version == WIRE_VERSION && crc != crc32c::crc32c(&bytes[..HELLO_BYTES - 4]) {
+            return Err(NotHello::Damaged);
+        }
+        let length = bytes[13].min(GroupName::MAX as u8);
+        Ok(Self {
+            version,
+            lane: bytes[9],
+            from: ReplicaId(bytes[10]),
+            to: ReplicaId(bytes[11]),
+            verdict: bytes[12],
+            session: Session(word(16)),
+            ring_bytes: word(24),
+            group: GroupName {
+                bytes: std::array::from_fn(|i| bytes[32 + i]),
+                length,
+            },
+        })
+    }
+
+    /// What speaks against a link, `mine` being what this side says to that peer on that lane.
+    /// The peer's own verdict counts only when nothing on this side speaks against it: our own
+    /// comparison names the cause better.
+    pub fn refusal(&self, mine: &Hello) -> Option<Refusal> {
+        if self.version != mine.version {
+            Some(Refusal::Version)
+        } else if self.group != mine.group {
+            Some(Refusal::Group)
+        } else if self.from != mine.to || self.to != mine.from {
+            Some(Refusal::Identity)
+        } else if self.lane != mine.lane || self.session != mine.session {
+            Some(Refusal::Lane)
+        } else if self.ring_bytes != mine.ring_bytes {
+            Some(Refusal::RingBytes)
+        } else {
+            Refusal::from_verdict(self.verdict)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello() -> Hello {
+        Hello {
+            version: WIRE_VERSION,
+            lane: 1,
+            from: ReplicaId(0),
+            to: ReplicaId(2),
+            verdict: 0,
+            session: Session(77),
+            ring_bytes: 4096,
+            group: GroupName::new("a group").unwrap(),
+        }
+    }
+
+    fn answer() -> Hello {
+        Hello {
+            from: ReplicaId(2),
+            to: ReplicaId(0),
+            ..hello()
+        }
+    }
+
+    #[test]
+    fn round_trips() {
+        assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
+        assert_eq!(hello().refusal(&answer()), None);
+    }
+
+    #[test]
+    fn every_difference_has_its_refusal() {
+        let group = GroupName::new("another").unwrap();
+        for (theirs, why) in [
+            (
+                Hello {
+                    version: 0,
+                    ..hello()
+                },
+                Refusal::Version,
+            ),
+            (Hello { group, ..hello() }, Refusal::Group),
+            (
+                Hello {
+                    from: ReplicaId(1),
+                    ..hello()
+                },
+                Refusal::Identity,
+            ),
+            (
+                Hello {
+                    to: ReplicaId(0),
+                    ..hello()
+                },
+                Refusal::Identity,
+            ),
+            (Hello { lane: 0, ..hello() }, Refusal::Lane),
+            (
+                Hello {
+                    session: Session(78),
+                    ..hello()
+                },
+                Refusal::Lane,
+            ),
+            (
+                Hello {
+                    ring_bytes: 8192,
+                    ..hello()
+                },
+                Refusal::RingBytes,
+            ),
+            (
+                Hello {
+                    verdict: 2,
+                    ..hello()
+                },
+                Refusal::Group,
+            ),
+            (
+                Hello {
+                    verdict: 99,
+                    ..hello()
+                },
+                Refusal::Unknown,
+            ),
+        ] {
+            assert_eq!(theirs.refusal(&answer()), Some(why));
+        }
+    }
+
+    #[test]
+    fn group_names_have_bounds() {
+        assert!(GroupName::new("").is_err());
+        assert!(GroupName::new(&"x".repeat(65)).is_err());
+        assert!(GroupName::new(&"x".repeat(64)).is_ok());
+    }
+
+    #[test]
+    fn another_version_is_readable_as_such() {
+        let mut bytes = hello().encode();
+        bytes[8] = WIRE_VERSION + 1;
+        bytes[100] = 7;
+        assert_eq!(Hello::decode(&bytes).unwrap().version, WIRE_VERSION + 1);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(mut bytes in prop::array::uniform32(any::<u8>()), magic: bool, version: u8) {
+            if magic {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[8] = version;
+            }
+            let mut whole = [0; HELLO_BYTES];
+            for part in whole.chunks_mut(32) {
+                part.copy_from_slice(&bytes);
+            }
+            if let Ok(hello) = Hello::decode(&whole) {
+                let _ = (hello.refusal(&answer()), hello.group.to_string());
+            }
+        }
+
+        #[test]
+        fn a_flipped_bit_is_never_accepted(bit in 0..HELLO_BYTES * 8) {
+            let mut bytes = hello().encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let accepted = Hello::decode(&bytes).is_ok_and(|h| h.refusal(&answer()).is_none());
+            prop_assert!(!accepted);
+        }
+    }
+}

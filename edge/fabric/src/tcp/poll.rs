@@ -1,0 +1,135 @@
+//! A level-triggered epoll with a memory for one round of readiness.
+//!
+//! Level-triggered, because its own descriptor then stays readable as long as a socket holds
+//! anything unread: a caller that nests it and a `progress` that stops early need no
+//! bookkeeping to find each other again.
+
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::time::Timespec;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+/// Names one registered descriptor, never reused: an event of a descriptor that was closed in
+/// the same round names nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token(u64);
+
+/// What to be woken for. Errors and hang-ups always wake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    Nothing,
+    Read,
+    Write,
+    ReadWrite,
+}
+
+impl Interest {
+    fn flags(self) -> EventFlags {
+        match self {
+            Self::Nothing => EventFlags::empty(),
+            Self::Read => EventFlags::IN,
+            Self::Write => EventFlags::OUT,
+            Self::ReadWrite => EventFlags::IN | EventFlags::OUT,
+        }
+    }
+}
+
+pub(crate) struct Poll {
+    epoll: OwnedFd,
+    next_token: u64,
+    ready: Vec<Event>,
+}
+
+impl std::fmt::Debug for Poll {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Poll")
+            .field("epoll", &self.epoll)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Descriptors looked at in one round; a group has at most 30 connections.
+const EVENTS_MAX: usize = 64;
+
+impl Poll {
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        Ok(Self {
+            epoll,
+            next_token: 0,
+            ready: Vec::with_capacity(EVENTS_MAX),
+        })
+    }
+
+    pub fn fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Watches `fd` until it is closed.
+    pub fn watch(&mut self, fd: impl AsFd, interest: Interest) -> io::Result<Token> {
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        epoll::add(
+            &self.epoll,
+            fd,
+            EventData::new_u64(token.0),
+            interest.flags(),
+        )?;
+        Ok(token)
+    }
+
+    pub fn change(&self, fd: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
+        epoll::modify(
+            &self.epoll,
+            fd,
+            EventData::new_u64(token.0),
+            interest.flags(),
+        )?;
+        Ok(())
+    }
+
+    /// Asks, without waiting, what is ready.
+    pub fn look(&mut self) {
+        self.ready.clear();
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let buffer = rustix::buffer::spare_capacity(&mut self.ready);
+        if let Err(error) = epoll::wait(&self.epoll, buffer, Some(&now)) {
+            // Only an interrupted call can fail here; the next round sees the same events.
+            assert_eq!(
+                error,
+                rustix::io::Errno::INTR,
+                "epoll_wait on a valid descriptor"
+            );
+        }
+    }
+
+    /// Whether anything is to be had from `token`: bytes, an end, an error, room to write.
+    pub fn is_ready(&self, token: Token) -> bool {
+        !self.flags(token).is_empty()
+    }
+
+    /// Whether a read from `token` will say something.
+    pub fn is_readable(&self, token: Token) -> bool {
+        self.flags(token)
+            .intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
+    }
+
+    /// Whether a write to `token` will go on.
+    pub fn is_writable(&self, token: Token) -> bool {
+        self.flags(token)
+            .intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
+    }
+
+    fn flags(&self, token: Token) -> EventFlags {
+        let mut found = EventFlags::empty();
+        for &Event { data, flags } in &self.ready {
+            if data.u64() == token.0 {
+                found |= flags;
+            }
+        }
+        found
+    }
+}

@@ -1,0 +1,64 @@
+//! TCP fabrics on the loopback interface.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use plover_fabric::contract::Maker;
+use plover_fabric::{TcpConfig, TcpFabric};
+use plover_types::ReplicaId;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Opens fabrics that share one set of addresses.
+pub struct TcpMaker {
+    pub addresses: Vec<SocketAddr>,
+    pub tune: fn(&mut TcpConfig),
+}
+
+impl TcpMaker {
+    pub fn new() -> Self {
+        Self {
+            addresses: free_addresses(3),
+            tune: |_| {},
+        }
+    }
+
+    pub fn config(&self, me: ReplicaId) -> TcpConfig {
+        let all = self.addresses.iter().enumerate();
+        let peers = all
+            .map(|(id, address)| (ReplicaId(id as u8), *address))
+            .filter(|(id, _)| *id != me)
+            .collect();
+        let mut config = TcpConfig::new("test", me, self.addresses[usize::from(me.0)], peers);
+        config.log_ring_bytes = 64 << 10;
+        config.bulk_ring_bytes = 1 << 20;
+        (self.tune)(&mut config);
+        config
+    }
+}
+
+impl Maker for TcpMaker {
+    type Fabric = TcpFabric;
+    fn open(&mut self, me: ReplicaId) -> TcpFabric {
+        TcpFabric::new(self.config(me)).expect("loopback works")
+    }
+}
+
+/// Addresses that nobody listens on. A replica has to be able to come back to its port, so the
+/// port cannot be held meanwhile; an address out of 127.0.0.0/8 that no other test and, as good
+/// as surely, no other process uses keeps it free.
+pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let ip = Ipv4Addr::new(
+        127,
+        64 | high & 63,
+        low,
+        NEXT.fetch_add(1, Ordering::Relaxed),
+    );
+    let held: Vec<_> = (0..count)
+        .map(|_| TcpListener::bind((ip, 0)).expect("loopback has free ports"))
+        .collect();
+    held.iter()
+        .map(|listener| listener.local_addr().expect("bound"))
+        .collect()
+}
