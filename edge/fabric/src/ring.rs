@@ -349,7 +349,8 @@ impl RingReader {
         memory: &M,
         arrived: Position,
     ) -> Result<Option<Vec<u8>>, Damage> {
-        let there = arrived.since(self.head);
+        // A reader that also looks may have taken a record whose padding is still under way.
+        let there = arrived.0.saturating_sub(self.head.0);
         if there < HEADER_BYTES as u64 {
             return Ok(None);
         }
