@@ -257,6 +257,16 @@ impl Apus {
         }
     }
 
+    /// The entry at `index`, while the log holds it. For those who check logs from outside.
+    pub fn entry(&self, index: Index) -> Option<&Entry> {
+        self.log.get(index)
+    }
+
+    /// The view in which the guest's present life began, as far as this replica knows.
+    pub fn life(&self) -> View {
+        self.life
+    }
+
     fn tick(&mut self, now: Micros, out: &mut Vec<Command>) {
         match self.role {
             Role::Following(_) => self.tick_following(now, out),

@@ -369,6 +369,21 @@ impl Replica {
         consensus.min(lead).min(follow).min(join)
     }
 
+    /// The consensus core, to be looked at from outside.
+    pub fn consensus_core(&self) -> &Apus {
+        &self.apus
+    }
+
+    /// The group.
+    pub fn members(&self) -> ReplicaSet {
+        self.config.members
+    }
+
+    /// The pages that this side owes, to be looked at from outside.
+    pub fn owed(&self) -> &PageSet {
+        self.ledger.owed()
+    }
+
     /// A peer that runs the guest in step with this leader.
     pub(crate) fn secondary(&self) -> Option<ReplicaId> {
         let set = self.pending_in_sync.unwrap_or(self.in_sync);
