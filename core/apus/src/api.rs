@@ -195,7 +195,7 @@ pub enum Command {
     /// No replica of the group holds the guest (all that did were restarted, or the group
     /// never ran), by the word of every one of them: nobody may lead until `bootstrap` is called
     /// on the first leader. `fresh` is true when no replica has ever run, which needs no
-    /// operator's word. Said once, and again only after a leader was heard in between.
+    /// operator's word. Said once, and again only after it ceased to be true in between.
     GroupEmpty {
         /// Whether this is the first start of all.
         fresh: bool,

@@ -124,7 +124,7 @@ impl Apus {
         self.follower().leader = Some(from);
         self.heard_at = now;
         self.arm_election(now);
-        self.bearings.found_leader();
+        self.bearings.not_empty();
         self.tell(Some(from), out);
     }
 

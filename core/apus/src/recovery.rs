@@ -106,8 +106,9 @@ impl Bearings {
         }
     }
 
-    /// A leader has been heard: the group is not empty, or not any more.
-    pub(crate) fn found_leader(&mut self) {
+    /// A leader was heard, or someone who holds the guest: a report of an empty group no longer
+    /// stands, and if it should come true again it is worth repeating.
+    pub(crate) fn not_empty(&mut self) {
         self.empty = false;
         self.reported = false;
     }
@@ -124,9 +125,10 @@ impl Apus {
         self.bearings.amnesiac || self.bearings.restarted || lost
     }
 
-    /// Whether its guest is one that the log vouches for.
+    /// Whether its guest is one that the log vouches for, in a life that a leader has named.
     pub(crate) fn holds_guest(&self) -> bool {
-        self.holds_state && self.log.in_sync().contains(self.config.me)
+        let life_is_known = self.life > View::NONE;
+        life_is_known && self.holds_state && self.log.in_sync().contains(self.config.me)
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
@@ -208,7 +210,7 @@ impl Apus {
         self.round_max = self.round_max.max(promised.round());
         bearings.answers.insert(from, (promised, standing));
         if !matches!(standing, Standing::Empty { .. }) {
-            bearings.empty = false;
+            bearings.not_empty();
         }
         if self.is_asking() {
             self.find_leader(now, out);
@@ -314,7 +316,7 @@ impl Apus {
         self.bearings.amnesiac = false;
         self.bearings.fresh = false;
         self.bearings.restarted = false;
-        self.bearings.found_leader();
+        self.bearings.not_empty();
         self.lead(now, &BTreeMap::new(), out);
     }
 

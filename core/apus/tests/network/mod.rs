@@ -475,8 +475,11 @@ impl World {
                 Command::Follow { .. } => {}
                 Command::PeerAlive { peer, alive } => self.peer_alive(node, peer, alive),
                 Command::GroupEmpty { fresh } => {
-                    self.checks.group_empty(fresh);
                     self.nodes[node].empty = true;
+                    if node == 0 {
+                        // Others may say so a little late; only the first leader can act on it.
+                        self.checks.group_empty(fresh);
+                    }
                     if node == 0 && (fresh || self.operator) {
                         self.schedule(Micros::from_ms(2), Step::Bootstrap(node, incarnation));
                     }
@@ -496,7 +499,8 @@ impl World {
         self.checks.delivered(node, cursor, &entry);
         self.nodes[node].cursor = Some(entry.viewstamp.index);
         if let EntryKind::InSync(set) = entry.kind {
-            if !set.contains(ReplicaId(node as u8)) {
+            let me = ReplicaId(node as u8);
+            if !set.contains(me) && !self.core(node).status().in_sync.contains(me) {
                 // The others have gone on without this replica's guest.
                 self.hold_state(node, false);
             }
