@@ -163,9 +163,11 @@ pub struct SyncStatus {
 }
 
 impl DaemonStatus {
-    /// The number of its view, by which later views exceed earlier ones; 0 before the first.
-    pub fn view_number(&self) -> u64 {
-        self.view.split('@').next().and_then(|round| round.parse().ok()).unwrap_or(0)
+    /// The number of its view, by which later views exceed earlier ones, and who leads it;
+    /// none before the first.
+    pub fn view_parts(&self) -> Option<(u64, u8)> {
+        let (number, leader) = self.view.split_once("@r")?;
+        Some((number.parse().ok()?, leader.parse().ok()?))
     }
 }
 
@@ -200,10 +202,10 @@ mod tests {
         );
         let status = control.status().unwrap();
         assert_eq!(thread.join().unwrap(), "{\"op\":\"status\"}\n");
-        assert_eq!((status.id, status.view_number(), status.qemu_pid), (1, 12, None));
+        assert_eq!((status.id, status.view_parts(), status.qemu_pid), (1, Some((12, 1)), None));
         assert_eq!(status.isr, [0, 1]);
         assert_eq!(status.more["new"], 7);
-        assert_eq!(DaemonStatus { view: "none".into(), ..status }.view_number(), 0);
+        assert_eq!(DaemonStatus { view: "none".into(), ..status }.view_parts(), None);
     }
 
     #[test]

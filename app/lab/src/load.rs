@@ -10,7 +10,7 @@
 //! acknowledgement of the one before; so the number of acknowledgements says exactly which
 //! writes must be there, and a write whose fate is unknown is not among them.
 
-use crate::netns;
+use crate::net::Namespace;
 use crate::redis::Connection;
 use crate::trace::now_us;
 use anyhow::{Context, Result, bail};
@@ -278,7 +278,7 @@ impl Client {
     /// Starts `program lab-client` in a network namespace.
     pub fn start(
         program: &Path,
-        namespace: &Path,
+        namespace: &Namespace,
         address: SocketAddrV4,
         pressure: Pressure,
     ) -> Result<Self> {
@@ -291,7 +291,10 @@ impl Client {
             .stdout(Stdio::piped())
             // Ctrl-C is for who started the client; the audit may still be wanted.
             .process_group(0);
-        let mut child = netns::spawn(namespace, &mut command)?;
+        let mut child = namespace
+            .exec_in(command)?
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
         let (questions, answers) = (child.stdin.take(), child.stdout.take());
         let questions = questions.context("the client has no standard input")?;
         let answers = BufReader::new(answers.context("the client has no standard output")?);

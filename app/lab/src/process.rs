@@ -103,11 +103,16 @@ pub fn in_namespace(namespace: &Path) -> Vec<Process> {
         .collect()
 }
 
-/// All processes that name a file below `dir` in their command line, but never the caller: the
-/// last resort of `lab down` when the namespaces have lost their names.
-pub fn with_argument_below(dir: &Path) -> Vec<Process> {
+/// All processes of programs called `names…` that have a file below `dir` in their command line,
+/// but never the caller: the last resort of `lab down` when the namespaces have lost their
+/// names. Whoever else looks at the lab's files is none of them.
+pub fn with_argument_below(dir: &Path, names: &[&str]) -> Vec<Process> {
     let prefix = format!("{}/", dir.display()).into_bytes();
     all()
+        .filter(|process| {
+            std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
+                .is_ok_and(|called| names.iter().any(|name| called.starts_with(name)))
+        })
         .filter(|process| {
             std::fs::read(format!("/proc/{}/cmdline", process.pid)).is_ok_and(|line| {
                 line.split(|byte| *byte == 0).any(|argument| argument.starts_with(&prefix))
@@ -193,11 +198,12 @@ mod tests {
         let process = Process::now(child.id()).unwrap();
         assert!(in_namespace(Path::new("/proc/self/ns/net")).contains(&process));
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !with_argument_below(&dir).contains(&process) {
+        while !with_argument_below(&dir, &["sh"]).contains(&process) {
             assert!(Instant::now() < deadline, "the child never became what it was to run");
         }
-        assert!(!with_argument_below(&dir.join("config")).contains(&process));
-        for process in with_argument_below(&dir) {
+        assert!(!with_argument_below(&dir.join("config"), &["sh"]).contains(&process));
+        assert!(!with_argument_below(&dir, &["plover", "qemu"]).contains(&process));
+        for process in with_argument_below(&dir, &["sh"]) {
             process.signal(Signal::KILL);
         }
         child.wait().unwrap();

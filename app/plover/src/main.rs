@@ -1,2 +1,76 @@
-//! The plover command.
-fn main() {}
+//! The `plover` command: the daemon of a replica, and the tools around it.
+//!
+//! ```text
+//!  plover replica --config FILE     one replica, until SIGTERM
+//!  plover status                    what one replica says of itself
+//!  plover lab …                     three replicas on one machine, to try and to break
+//!  plover demo                      the main job, shown
+//! ```
+//!
+//! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do),
+//! 130 interrupted. `plover lab exec` exits with the code of what it ran.
+
+mod cli;
+mod lab;
+mod output;
+mod replica;
+
+use clap::Parser;
+use plover_lab::prerequisites::Missing;
+use plover_lab::up::is_interruption;
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = match cli::Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version come this way too. A mistake in the arguments is an ordinary
+            // failure: code 2, which clap would use, is for what a machine lacks.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => report(&error),
+    }
+}
+
+fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        cli::Command::Replica { config } => replica::run(&config),
+        cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
+        cli::Command::Lab { name, command } => lab::run(name, command),
+        cli::Command::Demo { json } => lab::demo(json),
+        cli::Command::LabClient { address, connections, writes_per_second } => {
+            plover_lab::load::serve(address, connections, writes_per_second)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Says what went wrong, in sentences, and with which code to exit.
+fn report(error: &anyhow::Error) -> ExitCode {
+    let broken_pipe = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
+    if broken_pipe {
+        // Whoever read our output has seen enough, as in `plover lab logs | head`.
+        return ExitCode::SUCCESS;
+    }
+    let mut stderr = std::io::stderr();
+    if is_interruption(error) {
+        let _ = writeln!(stderr, "plover: interrupted; nothing is left behind");
+        return ExitCode::from(130);
+    }
+    if let Some(Missing(sentences)) = error.downcast_ref::<Missing>() {
+        for sentence in sentences {
+            let _ = writeln!(stderr, "plover: {sentence}");
+        }
+        return ExitCode::from(2);
+    }
+    let _ = writeln!(stderr, "plover: {error:#}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,191 @@
+//! The guest's serial console on the user's terminal, wherever the guest is.
+//!
+//! The connection goes to the leader's daemon: what is typed becomes an input of the guest like
+//! any other and goes through the log, what the guest prints comes back. When the leader is
+//! lost, or another takes over, the console follows.
+//!
+//! Three sources feed one loop: the terminal, the connection, and the time.
+
+use crate::lab::Lab;
+use anyhow::{Context, Result, bail};
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Ctrl-], as in `telnet` and `virsh console`.
+const LEAVE: u8 = 0x1d;
+
+/// How often the loop looks whether the guest has moved.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long it looks for a leader before it gives up: longer than an election.
+const LEADER_WITHIN: Duration = Duration::from_secs(30);
+
+/// Where a script types, nobody says when to leave: after this long a silence.
+const QUIET: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+enum Message {
+    Typed(Vec<u8>),
+    InputEnded,
+    Leave,
+    /// By the connection with this number.
+    Printed(u32, Vec<u8>),
+    Closed(u32),
+}
+
+/// Connects the terminal (or whatever the standard streams are) to the guest's console, until
+/// Ctrl-] is typed, or, where no terminal types, until the input has ended and the guest is
+/// quiet.
+pub fn attach(lab: &Lab) -> Result<()> {
+    let terminal = isatty(std::io::stdin());
+    let mut console = Console::new(lab);
+    console.connect()?;
+    if terminal {
+        eprintln_quietly("[the guest's console; Ctrl-] leaves it]");
+    }
+    let _raw = if terminal { Some(RawTerminal::new()?) } else { None };
+    let typed = console.sender.clone();
+    std::thread::spawn(move || read_input(terminal, &typed));
+    console.run()
+}
+
+struct Console<'a> {
+    lab: &'a Lab,
+    sender: Sender<Message>,
+    messages: Receiver<Message>,
+    connection: Option<Connection>,
+    number: u32,
+    /// Since when nothing was printed, once the input has ended.
+    ended: Option<Instant>,
+}
+
+struct Connection {
+    stream: UnixStream,
+    replica: u8,
+}
+
+impl<'a> Console<'a> {
+    fn new(lab: &'a Lab) -> Self {
+        let (sender, messages) = channel();
+        Self { lab, sender, messages, connection: None, number: 0, ended: None }
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let mut output = std::io::stdout();
+        loop {
+            match self.messages.recv_timeout(LOOK_EVERY) {
+                Ok(Message::Typed(bytes)) => {
+                    let written = self.connection.as_mut().map(|c| c.stream.write_all(&bytes));
+                    if !matches!(written, Some(Ok(()))) {
+                        self.follow()?;
+                    }
+                }
+                Ok(Message::Printed(number, bytes)) if number == self.number => {
+                    output.write_all(&bytes)?;
+                    output.flush()?;
+                    self.ended = self.ended.map(|_| Instant::now());
+                }
+                Ok(Message::Closed(number)) if number == self.number => self.follow()?,
+                Ok(Message::Printed(..) | Message::Closed(..)) => {}
+                Ok(Message::InputEnded) => self.ended = Some(Instant::now()),
+                Ok(Message::Leave) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => self.look()?,
+            }
+            if self.ended.is_some_and(|since| since.elapsed() > QUIET) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Goes to another replica if the guest has moved there.
+    fn look(&mut self) -> Result<()> {
+        let leader = self.lab.status().leader().map(|leader| leader.id);
+        match (leader, &self.connection) {
+            (Some(leader), Some(connection)) if leader != connection.replica => self.follow(),
+            _ => Ok(()),
+        }
+    }
+
+    fn follow(&mut self) -> Result<()> {
+        let before = self.connection.take().map(|connection| connection.replica);
+        self.connect()?;
+        let now = self.connection.as_ref().map(|connection| connection.replica);
+        if let (Some(before), Some(now)) = (before, now) {
+            if before != now {
+                eprintln_quietly(&format!("\r\n[replica {now} runs the guest now]\r"));
+            }
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        let deadline = Instant::now() + LEADER_WITHIN;
+        loop {
+            let leader = self.lab.status().leader().map(|leader| leader.id);
+            let stream = leader.and_then(|id| Some((id, self.lab.control(id).console().ok()?)));
+            if let Some((replica, stream)) = stream {
+                let mut reader = stream.try_clone().context("cannot read the console")?;
+                self.number += 1;
+                let (number, printed) = (self.number, self.sender.clone());
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(got @ 1..) = reader.read(&mut bytes) {
+                        let _ = printed.send(Message::Printed(number, bytes[..got].to_vec()));
+                    }
+                    let _ = printed.send(Message::Closed(number));
+                });
+                self.connection = Some(Connection { stream, replica });
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("no replica leads, so there is no console:\n{}", self.lab.status());
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+fn read_input(terminal: bool, typed: &Sender<Message>) {
+    let mut input = std::io::stdin().lock();
+    let mut bytes = [0; 1024];
+    while let Ok(got @ 1..) = input.read(&mut bytes) {
+        let leave = bytes[..got].iter().position(|byte| terminal && *byte == LEAVE);
+        let _ = typed.send(Message::Typed(bytes[..leave.unwrap_or(got)].to_vec()));
+        if leave.is_some() {
+            let _ = typed.send(Message::Leave);
+            return;
+        }
+    }
+    let _ = typed.send(Message::InputEnded);
+}
+
+/// The terminal passes every key on, Ctrl-C too, until this is dropped.
+struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    fn new() -> Result<Self> {
+        let before = tcgetattr(std::io::stdin()).context("cannot ask the terminal")?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(std::io::stdin(), OptionalActions::Flush, &raw)
+            .context("cannot set the terminal")?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Flush, &self.before);
+        eprintln_quietly("");
+    }
+}
+
+/// `eprintln!` panics when nobody reads.
+fn eprintln_quietly(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,128 @@
+//! Removing a lab, whatever state it is in.
+//!
+//! Nothing here believes `lab.json`, which may be damaged or older than the truth. A lab is
+//! whatever its *name* leads to: the namespaces that are called after it, the processes inside
+//! them, the processes whose command line names its directory, and the directory. So this also
+//! cleans up after a lab command or a daemon that was killed at any moment, and doing it twice
+//! is the same as doing it once.
+
+use crate::lab::wait_until_gone;
+use crate::net::Topology;
+use crate::process::{self, Process};
+use crate::state::{LabDir, LabLock, LabName};
+use anyhow::Result;
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a `lab up` that is told to stop may take to clean up after itself.
+const BUILDER_ENDS_WITHIN: Duration = Duration::from_secs(20);
+
+/// How long another command may hold the lab before it is taken down all the same.
+const LOCK_WITHIN: Duration = Duration::from_secs(5);
+
+/// Where `ip netns` keeps names.
+const NAMESPACES: &str = "/run/netns";
+
+/// What a lab's daemons are, as the kernel shows their names.
+const PROGRAMS: [&str; 2] = ["plover", "qemu"];
+
+/// Takes a lab down. Returns whether there was anything of it.
+pub fn down(name: &LabName) -> Result<bool> {
+    let dir = LabDir::of(name);
+    let there_was = dir.exists() || Topology::exists(name.as_str());
+    stop_builder(&dir);
+    // A command that restarts a daemon meanwhile would leave it behind. Where the lock cannot
+    // be had (nobody else can keep it for long), being done matters more.
+    let lock = if dir.exists() { dir.lock(LOCK_WITHIN).ok() } else { None };
+    teardown(&dir)?;
+    drop(lock);
+    Ok(there_was)
+}
+
+/// Takes a lab down whose lock the caller holds.
+pub(crate) fn down_locked(dir: &LabDir, _lock: LabLock) -> Result<()> {
+    teardown(dir)
+}
+
+/// The names of all labs of which anything exists.
+pub fn all() -> Vec<LabName> {
+    let named = std::fs::read_dir(NAMESPACES)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| lab_of(entry.ok()?.file_name().to_str()?));
+    let names: BTreeSet<LabName> = LabDir::all().into_iter().chain(named).collect();
+    names.into_iter().collect()
+}
+
+/// The lab to which a namespace called `plover-LAB-PART` belongs.
+fn lab_of(namespace: &str) -> Option<LabName> {
+    let (lab, part) = namespace.strip_prefix("plover-")?.rsplit_once('-')?;
+    let is_replica = part.len() == 2 && part.starts_with('r') && part.as_bytes()[1].is_ascii_digit();
+    (matches!(part, "sw" | "client") || is_replica).then(|| lab.parse().ok())?
+}
+
+/// Ends a `lab up` that is at work: it must not build while this takes down.
+fn stop_builder(dir: &LabDir) {
+    let builder = dir.load().ok().and_then(|state| state.builder);
+    let Some(builder) = builder.filter(|builder| Some(*builder) != Process::me()) else { return };
+    builder.signal(Signal::INT);
+    let deadline = Instant::now() + BUILDER_ENDS_WITHIN;
+    while builder.is_alive() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    builder.signal(Signal::KILL);
+}
+
+fn teardown(dir: &LabDir) -> Result<()> {
+    let namespaces = namespaces_of(dir.name());
+    let find = || {
+        let mut found: Vec<Process> =
+            namespaces.iter().flat_map(|path| process::in_namespace(path)).collect();
+        // A daemon whose namespace has lost its name; and its QEMU, which dies with it.
+        found.extend(process::with_argument_below(dir.path(), &PROGRAMS));
+        for process in &found {
+            process.signal(Signal::KILL);
+        }
+        found
+    };
+    let gone = wait_until_gone(find);
+    // Even if a process will not die: the more is removed, the less it can do.
+    let network = Topology::remove(dir.name().as_str());
+    let files = dir.remove();
+    gone.and(network).and(files)
+}
+
+fn namespaces_of(name: &LabName) -> Vec<PathBuf> {
+    std::fs::read_dir(NAMESPACES)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|namespace| lab_of(namespace).as_ref() == Some(name))
+        .map(|namespace| Path::new(NAMESPACES).join(namespace))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_labs_own_namespaces_are_its() {
+        let lab = |text: &str| lab_of(text).map(|name| name.to_string());
+        assert_eq!(lab("plover-default-sw").as_deref(), Some("default"));
+        assert_eq!(lab("plover-a-b-r2").as_deref(), Some("a-b"));
+        for other in ["default", "plover-sw", "plover-a-b", "plover-a-rx", "plover-a-r10", "x-a-r1"]
+        {
+            assert_eq!(lab(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn taking_down_what_is_not_there_is_no_error() {
+        let name = "no-such-lab".parse().unwrap();
+        assert!(!down(&name).unwrap());
+        assert!(!down(&name).unwrap());
+    }
+}

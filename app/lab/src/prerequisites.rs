@@ -1,0 +1,69 @@
+//! What this machine must have for a lab, each missing thing told in one sentence that says
+//! what to do.
+
+use crate::image::Image;
+use crate::options::Options;
+use plover_vm::QemuConfig;
+use std::path::Path;
+
+/// Something is missing that a person must provide; nothing was started. Commands exit with
+/// code 2.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub struct Missing(pub Vec<String>);
+
+/// Looks for everything that can be looked for before anything is made, and finds the guest's
+/// image. All that is missing is told at once.
+pub fn check(options: &Options) -> Result<Image, Missing> {
+    let mut missing = Vec::new();
+    if !rustix::process::geteuid().is_root() {
+        missing.push(
+            "a lab makes network namespaces and TAP devices, which needs root: run this with \
+             sudo"
+            .to_owned(),
+        );
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        missing.push("this kernel has no TAP devices: run `modprobe tun`".into());
+    }
+    if !on_path("ip") {
+        missing.push("the `ip` tool is missing: install the package iproute2".into());
+    }
+    let image = Image::find(options).inspect_err(|sentence| missing.push(sentence.clone()));
+    match image {
+        Ok(image) if missing.is_empty() => Ok(image),
+        _ => Err(Missing(missing)),
+    }
+}
+
+/// Whether the kernel and QEMU can do what replication needs.
+pub fn check_hypervisor(guest: &QemuConfig) -> Result<(), Missing> {
+    match plover_vm::check_host(guest) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Missing(vec![error.to_string()])),
+    }
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_looked_for_on_the_path() {
+        assert!(on_path("sh"));
+        assert!(!on_path("no-such-program-of-plover"));
+    }
+
+    #[test]
+    fn all_that_is_missing_is_told_at_once() {
+        let missing = Missing(vec!["one".into(), "two".into()]);
+        assert_eq!(missing.to_string(), "one\ntwo");
+        let options = Options { kernel: Some("/nowhere/kernel".into()), ..Options::default() };
+        assert!(check(&options).unwrap_err().to_string().contains("/nowhere/kernel"));
+    }
+}

@@ -1,0 +1,249 @@
+//! Where a lab stands, put together from what its daemons say and what the kernel knows.
+
+use crate::control::{Control, ControlError, DaemonStatus, SyncStatus};
+use crate::process::Life;
+use crate::state::{LabDir, LabState, ReplicaState};
+use serde::Serialize;
+use std::fmt;
+use std::net::Ipv4Addr;
+
+/// A lab at one moment; `plover lab status --json` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LabStatus {
+    /// Whether the guest would survive the loss of any one replica.
+    pub protected: bool,
+    /// Where the guest answers.
+    pub guest_ip: Ipv4Addr,
+    /// The policy the guest runs under.
+    pub policy: String,
+    /// The replicas, by id.
+    pub replicas: Vec<ReplicaStatus>,
+}
+
+/// One replica at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReplicaStatus {
+    /// Its id.
+    pub id: u8,
+    /// What it says it is (`leader`, `secondary`, `witness`, `joining`, `recovering`,
+    /// `deposed`), or what keeps it from saying: `down` (its process has ended), `stopped` (by
+    /// `fault stop`), `silent` (it does not answer).
+    pub role: String,
+    /// The number of the view it is in; none when it says nothing.
+    pub view: Option<u64>,
+    /// The replica that leads this view.
+    pub view_leader: Option<u8>,
+    /// The replicas that hold the guest's state, as far as it knows.
+    pub isr: Vec<u8>,
+    /// Whether it faces clients.
+    pub serving: bool,
+    /// Its process; none when it has ended.
+    pub plover_pid: Option<u32>,
+    /// Its hypervisor's process, when it has one.
+    pub qemu_pid: Option<u32>,
+    /// What its syncs cost.
+    pub sync: SyncStatus,
+    /// Everything else it said.
+    pub more: serde_json::Map<String, serde_json::Value>,
+    /// Whether it says that the guest is protected.
+    #[serde(skip)]
+    claims_protected: bool,
+}
+
+impl LabStatus {
+    /// Asks everyone, all at the same time: one that is stopped makes nobody else late.
+    pub fn gather(dir: &LabDir, state: &LabState) -> Self {
+        let replicas: Vec<ReplicaStatus> = std::thread::scope(|scope| {
+            let asked: Vec<_> = state
+                .replicas
+                .iter()
+                .map(|replica| scope.spawn(|| ReplicaStatus::of(dir, replica)))
+                .collect();
+            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        });
+        Self::of(state.guest_ip, state.policy.clone(), replicas)
+    }
+
+    fn of(guest_ip: Ipv4Addr, policy: String, replicas: Vec<ReplicaStatus>) -> Self {
+        let mut status = Self { protected: false, guest_ip, policy, replicas };
+        status.protected = status.leader().is_some_and(|leader| leader.claims_protected);
+        status
+    }
+
+    /// The replica that leads the newest view. One that led an older view and has not heard of
+    /// its end yet is not meant.
+    pub fn leader(&self) -> Option<&ReplicaStatus> {
+        self.with_role("leader")
+    }
+
+    /// The replica of this role; where several say so, the one in the newest view.
+    pub fn with_role(&self, role: &str) -> Option<&ReplicaStatus> {
+        let newest = |replica: &&ReplicaStatus| (replica.view, replica.view_leader);
+        self.replicas.iter().filter(|replica| replica.role == role).max_by_key(newest)
+    }
+
+    /// The replica with this id.
+    pub fn replica(&self, id: u8) -> Option<&ReplicaStatus> {
+        self.replicas.iter().find(|replica| replica.id == id)
+    }
+
+    /// Whether the guest is up as well as it can be under its policy.
+    pub fn is_settled(&self) -> bool {
+        match self.policy.as_str() {
+            "none" => self.leader().is_some_and(|leader| leader.serving),
+            _ => self.protected,
+        }
+    }
+}
+
+impl ReplicaStatus {
+    fn of(dir: &LabDir, replica: &ReplicaState) -> Self {
+        let life = replica.daemon.map_or(Life::Gone, |daemon| daemon.life());
+        let pid = replica.daemon.filter(|_| life != Life::Gone).map(|daemon| daemon.pid);
+        match life {
+            Life::Gone => Self::mute(replica.id, "down", None),
+            // It would not answer, and waiting for that takes seconds.
+            Life::Stopped => Self::mute(replica.id, "stopped", pid),
+            Life::Running => {
+                match Control::at(dir.replica(replica.id).control_socket()).status() {
+                    Ok(said) => Self::said(replica.id, said),
+                    // Between the look at the process and the question it may have ended.
+                    Err(ControlError::Absent { .. })
+                        if replica.daemon.is_none_or(|daemon| !daemon.is_alive()) =>
+                    {
+                        Self::mute(replica.id, "down", None)
+                    }
+                    Err(_) => Self::mute(replica.id, "silent", pid),
+                }
+            }
+        }
+    }
+
+    fn said(id: u8, said: DaemonStatus) -> Self {
+        let (view, view_leader) = said.view_parts().unzip();
+        Self {
+            id,
+            role: said.role,
+            view,
+            view_leader,
+            isr: said.isr,
+            serving: said.serving,
+            plover_pid: Some(said.plover_pid),
+            qemu_pid: said.qemu_pid,
+            sync: said.sync,
+            more: said.more,
+            claims_protected: said.protected,
+        }
+    }
+
+    fn mute(id: u8, role: &str, plover_pid: Option<u32>) -> Self {
+        Self {
+            id,
+            role: role.into(),
+            view: None,
+            view_leader: None,
+            isr: Vec::new(),
+            serving: false,
+            plover_pid,
+            qemu_pid: None,
+            sync: SyncStatus::default(),
+            more: serde_json::Map::new(),
+            claims_protected: false,
+        }
+    }
+}
+
+/// The table that `plover lab status` prints.
+impl fmt::Display for LabStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protected = match self.policy.as_str() {
+            "none" => "unreplicated",
+            _ if self.protected => "protected",
+            _ => "NOT PROTECTED",
+        };
+        writeln!(f, "guest {}  {protected}  policy {}", self.guest_ip, self.policy)?;
+        writeln!(
+            f,
+            "{:>7}  {:<10} {:>6}  {:<8} {:>8} {:>8}  {:>7} {:>9} {:>8}  {:>6} {:>6}",
+            "replica", "role", "view", "in sync", "plover", "qemu", "syncs", "pause", "slot",
+            "dirty", "same"
+        )?;
+        for replica in &self.replicas {
+            let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+            let view = replica.view.zip(replica.view_leader).map(|(n, l)| format!("{n}@r{l}"));
+            let isr = (!replica.isr.is_empty())
+                .then(|| replica.isr.iter().map(u8::to_string).collect::<Vec<_>>().join(","));
+            let sync = &replica.sync;
+            let synced = |text: String| if sync.count > 0 { text } else { "-".into() };
+            writeln!(
+                f,
+                "{:>7}  {:<10} {:>6}  {:<8} {:>8} {:>8}  {:>7} {:>9} {:>8}  {:>6} {:>6}",
+                replica.id,
+                replica.role,
+                or_dash(view),
+                or_dash(isr),
+                or_dash(replica.plover_pid.map(|pid| pid.to_string())),
+                or_dash(replica.qemu_pid.map(|pid| pid.to_string())),
+                synced(sync.count.to_string()),
+                synced(milliseconds(sync.pause_us_p50)),
+                synced(milliseconds(sync.slot_us_p50)),
+                synced(sync.dirty.to_string()),
+                synced(sync.same.to_string()),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A duration for people.
+pub fn milliseconds(us: u64) -> String {
+    format!("{}.{} ms", us / 1000, us % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(id: u8, role: &str, view: &str, protected: bool) -> ReplicaStatus {
+        let role = role.into();
+        let view = view.into();
+        ReplicaStatus::said(id, DaemonStatus { id, role, view, protected, ..Default::default() })
+    }
+
+    fn lab(replicas: Vec<ReplicaStatus>) -> LabStatus {
+        LabStatus::of([10, 77, 0, 100].into(), "vsmr".into(), replicas)
+    }
+
+    /// A leader that is cut off believes what was true before.
+    #[test]
+    fn the_newest_view_counts() {
+        let status = lab(vec![
+            said(0, "leader", "3@r0", true),
+            said(1, "leader", "10@r1", false),
+            ReplicaStatus::mute(2, "down", None),
+        ]);
+        assert_eq!(status.leader().unwrap().id, 1);
+        assert!(!status.protected);
+        assert!(status.with_role("secondary").is_none());
+        let table = status.to_string();
+        assert!(table.contains("NOT PROTECTED") && table.contains("10@r1"), "{table}");
+    }
+
+    #[test]
+    fn the_json_has_the_promised_shape() {
+        let replicas = vec![said(0, "leader", "1@r0", true), said(1, "secondary", "1@r0", false)];
+        let json = serde_json::to_value(lab(replicas)).unwrap();
+        assert_eq!(json["protected"], true);
+        assert_eq!(json["guest_ip"], "10.77.0.100");
+        assert_eq!(json["replicas"][1]["role"], "secondary");
+        assert_eq!(json["replicas"][0]["view"], 1);
+        for key in ["id", "role", "view", "isr", "plover_pid", "qemu_pid", "sync"] {
+            assert!(json["replicas"][0].get(key).is_some(), "{key}");
+        }
+        for key in
+            ["count", "pause_us_p50", "slot_us_p50", "dirty", "same", "divergent", "bytes"]
+        {
+            assert!(json["replicas"][0]["sync"].get(key).is_some(), "{key}");
+        }
+    }
+}

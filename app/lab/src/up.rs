@@ -1,0 +1,207 @@
+//! Making a lab.
+//!
+//! ```text
+//!  prerequisites ─▶ directory ─▶ configurations ─▶ network ─▶ daemons ─▶ wait ─▶ protected
+//!                   └───────── any failure, or Ctrl-C: everything is taken down ──────┘
+//! ```
+//!
+//! Whatever can be found out before something is made is found out then, and in the order in
+//! which a person can mend it.
+
+use crate::config::{self, Place};
+use crate::down::down_locked;
+use crate::image::Image;
+use crate::lab::Lab;
+use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
+use crate::options::Options;
+use crate::prerequisites::{self, Missing};
+use crate::process::Process;
+use crate::progress::{Interrupted, Progress};
+use crate::state::{LabDir, LabState, ReplicaState};
+use anyhow::{Context, Result, bail};
+use plover_node::ReplicaConfig;
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The port on which replicas listen for each other.
+const REPLICATION_PORT: u16 = 7700;
+
+/// An emulated guest boots in about ten seconds on an idle machine and is copied in a few more;
+/// this is for machines that are slow and busy.
+const UP_WITHIN: Duration = Duration::from_secs(240);
+
+/// How long one attempt to reach the guest may take. Until the guest has configured its
+/// address nobody answers, and the attempt must not hold up the other messages.
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+impl Lab {
+    /// Makes a lab, and returns when its guest answers and is protected (under `none`: answers).
+    ///
+    /// # Errors
+    /// [`Missing`] when the machine lacks something, [`Interrupted`] on Ctrl-C. Nothing is left
+    /// after any error.
+    pub fn up(options: &Options, progress: &Progress) -> Result<Self> {
+        let image = prerequisites::check(options)?;
+        let overlay = match &options.overlay {
+            Some(path) => config::read_overlay(path)?,
+            None => toml::Table::new(),
+        };
+        let program = match &options.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe().context("cannot find the program that is running")?,
+        };
+        let dir = LabDir::of(&options.name);
+        let lock = dir.create()?;
+        match build(options, &dir, program, &image, &overlay, progress) {
+            Ok(lab) => Ok(lab),
+            Err(error) => {
+                if !error.is::<Missing>() {
+                    progress.say("taking down what was made");
+                }
+                // The first error is the one to report, unless taking down failed as well.
+                match down_locked(&dir, lock) {
+                    Ok(()) => Err(error),
+                    Err(second) => Err(error.context(format!("and taking down failed: {second:#}"))),
+                }
+            }
+        }
+    }
+
+    /// Takes the lab down.
+    pub fn down(self) -> Result<()> {
+        crate::down::down(self.name()).map(|_| ())
+    }
+}
+
+fn build(
+    options: &Options,
+    dir: &LabDir,
+    program: PathBuf,
+    image: &Image,
+    overlay: &toml::Table,
+    progress: &Progress,
+) -> Result<Lab> {
+    let ids = 0..options.policy.replicas();
+    let mut state = LabState {
+        builder: Process::me(),
+        guest_ip: GUEST_IP,
+        guest_port: options.guest.port(),
+        policy: options.policy.name().into(),
+        program,
+        replicas: ids.clone().map(|id| ReplicaState { id, daemon: None }).collect(),
+    };
+    dir.save(&state)?;
+    configure(options, dir, image, overlay)?;
+    progress.check()?;
+
+    if Topology::exists(options.name.as_str()) {
+        // The directory was free, so these are what a reboot of nothing or a crash left.
+        Topology::remove(options.name.as_str())?;
+    }
+    let topology = Topology::create(options.name.as_str(), ids.len())?;
+    progress.say(format!(
+        "{} in namespaces plover-{name}-r*, client in plover-{name}-client",
+        if ids.len() == 1 { "one replica".into() } else { format!("{} replicas", ids.len()) },
+        name = options.name
+    ));
+    let mut lab = Lab { dir: dir.clone(), state: state.clone(), topology };
+    for id in ids {
+        progress.check()?;
+        lab.start_daemon(id)?;
+        dir.save(&lab.state)?;
+    }
+    wait(&lab, progress)?;
+    state.replicas.clone_from(&lab.state.replicas);
+    state.builder = None;
+    dir.save(&state)?;
+    lab.state = state;
+    Ok(lab)
+}
+
+/// Writes every replica's configuration, and has each checked by the code that will read it.
+fn configure(
+    options: &Options,
+    dir: &LabDir,
+    image: &Image,
+    overlay: &toml::Table,
+) -> Result<()> {
+    let image = image.copy_into(dir.path())?;
+    let addresses: Vec<SocketAddrV4> = (0..options.policy.replicas())
+        .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
+        .collect();
+    for id in 0..options.policy.replicas() {
+        let files = dir.replica(id);
+        std::fs::create_dir_all(files.path())
+            .with_context(|| format!("cannot create {}", files.path().display()))?;
+        let table = config::generate(
+            options,
+            overlay,
+            &image,
+            &Place {
+                id,
+                addresses: &addresses,
+                tap: TAP,
+                mac: &GUEST_MAC.to_string(),
+                guest_ip: (GUEST_IP, PREFIX),
+                state_dir: &files.state_dir(),
+                run_dir: &files.run_dir(),
+            },
+        );
+        std::fs::write(files.config(), table.to_string())
+            .with_context(|| format!("cannot write {}", files.config().display()))?;
+        let replica = ReplicaConfig::load(&files.config()).with_context(|| match &options.overlay {
+            Some(overlay) => format!("with the keys of {}", overlay.display()),
+            None => "with the options given".into(),
+        })?;
+        if id == 0 {
+            let guest = replica.qemu();
+            guest.validate().context("with the options given")?;
+            prerequisites::check_hypervisor(&guest)?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the guest answers and is protected, and says what happens meanwhile.
+fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
+    for id in lab.ids() {
+        lab.wait_for_daemon(id, progress)?;
+    }
+    progress.say("the guest boots");
+    let deadline = Instant::now() + UP_WITHIN;
+    let mut traces = lab.traces();
+    let mut answers = false;
+    loop {
+        progress.check()?;
+        for words in traces.take().iter().filter_map(|event| event.in_words()) {
+            progress.say(words);
+        }
+        for id in lab.ids() {
+            lab.check_daemon(id)?;
+        }
+        if !answers && lab.guest_answers(ANSWER_WITHIN) {
+            answers = true;
+            progress.say(format!("the guest answers at {}", lab.service()));
+        }
+        let status = lab.status();
+        if answers && status.is_settled() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let leader = status.leader().map_or(0, |leader| leader.id);
+            bail!(
+                "not ready after {} s: the guest {}\n{status}{}",
+                UP_WITHIN.as_secs(),
+                if answers { "answers but is not protected" } else { "does not answer" },
+                lab.last_words(leader, "led last")
+            );
+        }
+        progress.sleep(Duration::from_millis(100))?;
+    }
+}
+
+/// Whether an error means that somebody asked to stop.
+pub fn is_interruption(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.is::<Interrupted>())
+}

@@ -1,0 +1,286 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use plover_lab::options::{Guest, Options, Policy};
+use plover_lab::state::LabName;
+use plover_lab::{Fault, Target};
+use std::ffi::OsString;
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
+
+/// Keeps a virtual machine alive when the host under it dies.
+#[derive(Debug, Parser)]
+#[command(name = "plover", version, arg_required_else_help = true)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run one replica until SIGTERM or Ctrl-C; its log goes to the error output.
+    Replica {
+        /// The replica's configuration.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// What one replica says of itself.
+    Status {
+        /// As one JSON object.
+        #[arg(long)]
+        json: bool,
+        /// The replica's `paths.run_dir`.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
+    /// Replicas, a switch and a client on this one machine, to try and to break.
+    Lab {
+        /// Which lab: several can exist at the same time.
+        #[arg(long, global = true, default_value = "default")]
+        name: LabName,
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+    /// Show it: clients write to a replicated Redis, and two leaders are killed under them.
+    Demo {
+        /// The result as one JSON object on the last line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The demo's client, which runs in the lab's client namespace.
+    #[command(hide = true)]
+    LabClient {
+        address: SocketAddrV4,
+        connections: u32,
+        writes_per_second: u32,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Make a lab; returns when the guest answers and is protected.
+    Up(UpOptions),
+    /// Where everyone stands.
+    Status {
+        /// As one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run a command on the client's host.
+    Exec {
+        /// The command and its arguments, after `--`.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+    /// Do something bad to a replica, or undo it.
+    #[command(arg_required_else_help = true)]
+    Fault(FaultOptions),
+    /// Start a replica again that is down.
+    Restart {
+        /// Which one.
+        #[arg(long, value_name = "ID")]
+        replica: u8,
+    },
+    /// The guest's serial console; Ctrl-] leaves it.
+    Console,
+    /// The replicas' logs.
+    Logs {
+        /// Only this one's.
+        #[arg(long, value_name = "ID")]
+        replica: Option<u8>,
+        /// Go on as they grow.
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Take the lab down. Nothing of it stays, whatever state it is in.
+    Down {
+        /// All labs of this machine.
+        #[arg(long)]
+        all: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct UpOptions {
+    /// How the guest is protected: `vsmr` by three replicas, `none` not at all (the baseline).
+    #[arg(long, value_enum, default_value = "vsmr")]
+    policy: PolicyArgument,
+    /// The guest's machine type [default: microvm].
+    #[arg(long, value_parser = ["microvm", "q35", "pc"])]
+    machine: Option<String>,
+    /// What runs the guest's instructions [default: auto].
+    #[arg(long, value_parser = ["auto", "kvm", "tcg"])]
+    accel: Option<String>,
+    /// The guest's processors [default: 1].
+    #[arg(long, value_name = "N")]
+    vcpus: Option<u32>,
+    /// The guest's memory [default: 256].
+    #[arg(long, value_name = "N")]
+    mem_mib: Option<u32>,
+    /// What the guest runs.
+    #[arg(long, value_enum, default_value = "redis")]
+    guest: GuestArgument,
+    /// Boot this kernel instead of the cached image's.
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// The initial RAM disk that goes with --kernel.
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// When it is up, print its status as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// No progress lines.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl UpOptions {
+    pub fn options(self, name: LabName) -> Options {
+        Options {
+            name,
+            policy: match self.policy {
+                PolicyArgument::Vsmr => Policy::Vsmr,
+                PolicyArgument::None => Policy::None,
+            },
+            machine: self.machine,
+            accel: self.accel,
+            vcpus: self.vcpus,
+            mem_mib: self.mem_mib,
+            guest: match self.guest {
+                GuestArgument::Redis => Guest::Redis,
+            },
+            kernel: self.kernel,
+            initrd: self.initrd,
+            overlay: self.config,
+            program: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PolicyArgument {
+    Vsmr,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum GuestArgument {
+    Redis,
+}
+
+#[derive(Debug, Args)]
+pub struct FaultOptions {
+    /// What.
+    #[arg(value_enum)]
+    fault: FaultArgument,
+    #[command(flatten)]
+    target: TargetArgument,
+    /// With `cut`: only from this replica.
+    #[arg(long, value_name = "ID")]
+    from: Option<u8>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct TargetArgument {
+    /// The replica that has this role now.
+    #[arg(long, value_enum)]
+    role: Option<RoleArgument>,
+    /// The replica with this id.
+    #[arg(long, value_name = "ID")]
+    replica: Option<u8>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum RoleArgument {
+    Leader,
+    Secondary,
+    Witness,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FaultArgument {
+    /// Its host dies: SIGKILL to plover and QEMU.
+    Kill,
+    /// Its host stands still: SIGSTOP to both.
+    Stop,
+    /// Its host goes on.
+    Cont,
+    /// It no longer reaches the other replicas, while clients still reach it.
+    Cut,
+    /// It is connected again.
+    Heal,
+}
+
+impl FaultOptions {
+    pub fn parts(self) -> Result<(Fault, Target), &'static str> {
+        let fault = match self.fault {
+            FaultArgument::Cut => Fault::Cut { from: self.from },
+            _ if self.from.is_some() => return Err("--from goes with `cut` only"),
+            FaultArgument::Kill => Fault::Kill,
+            FaultArgument::Stop => Fault::Stop,
+            FaultArgument::Cont => Fault::Continue,
+            FaultArgument::Heal => Fault::Heal,
+        };
+        let role = self.target.role.map(|role| match role {
+            RoleArgument::Leader => "leader",
+            RoleArgument::Secondary => "secondary",
+            RoleArgument::Witness => "witness",
+        });
+        match (role, self.target.replica) {
+            (Some(role), _) => Ok((fault, Target::Role(role.into()))),
+            (None, Some(id)) => Ok((fault, Target::Replica(id))),
+            (None, None) => Err("name the replica: --role or --replica"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Arguments, String> {
+        Arguments::try_parse_from(line.split(' ')).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn faults_name_what_and_whom() {
+        let fault = |line: &str| match parse(line).unwrap().command {
+            Command::Lab { command: LabCommand::Fault(options), .. } => options.parts(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            fault("plover lab fault kill --role leader"),
+            Ok((Fault::Kill, Target::Role("leader".into())))
+        );
+        assert_eq!(
+            fault("plover lab fault cut --replica 0 --from 2 --name x"),
+            Ok((Fault::Cut { from: Some(2) }, Target::Replica(0)))
+        );
+        assert!(fault("plover lab fault kill --replica 0 --from 2").unwrap_err().contains("cut"));
+        assert!(parse("plover lab fault kill").is_err());
+        assert!(parse("plover lab fault kill --role leader --replica 1").is_err());
+        assert!(parse("plover lab fault maim --replica 1").is_err());
+    }
+
+    #[test]
+    fn a_command_for_the_client_keeps_its_own_options() {
+        let Command::Lab { command: LabCommand::Exec { command }, .. } =
+            parse("plover lab exec -- redis-benchmark -h 1 --name z").unwrap().command
+        else {
+            panic!("not exec");
+        };
+        assert_eq!(command, ["redis-benchmark", "-h", "1", "--name", "z"]);
+        assert!(parse("plover lab up --policy paxos").unwrap_err().contains("vsmr"));
+        assert!(parse("plover lab --name a/b up").unwrap_err().contains("no name"));
+    }
+}

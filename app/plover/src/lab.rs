@@ -1,0 +1,87 @@
+//! `plover lab` and `plover demo`.
+
+use crate::cli::LabCommand;
+use crate::output;
+use anyhow::{Result, anyhow};
+use plover_lab::progress::Progress;
+use plover_lab::state::LabName;
+use plover_lab::{Lab, Target, console, down, logs};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Runs one of the lab's commands.
+pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
+    match command {
+        LabCommand::Up(up) => {
+            let (json, progress) = (up.json, interruptible(up.quiet)?);
+            let lab = Lab::up(&up.options(name), &progress)?;
+            progress.say("the lab is up");
+            show(&lab, json)?;
+        }
+        LabCommand::Status { json } => show(&Lab::open(&name)?, json)?,
+        LabCommand::Exec { command } => {
+            let mut words = command.into_iter();
+            let program = words.next().ok_or_else(|| anyhow!("name a command after `--`"))?;
+            let mut command = std::process::Command::new(program);
+            command.args(words);
+            return Err(Lab::open(&name)?.exec(command));
+        }
+        LabCommand::Fault(options) => {
+            let (fault, target) = options.parts().map_err(|error| anyhow!(error))?;
+            let lab = Lab::open(&name)?;
+            let id = lab.find(&target)?;
+            lab.fault(fault, id)?;
+            let role = match target {
+                Target::Role(role) => format!(" (the {role})"),
+                Target::Replica(_) => String::new(),
+            };
+            output::line(format_args!("replica {id}{role}: {fault}"))?;
+        }
+        LabCommand::Restart { replica } => {
+            let daemon = Lab::open(&name)?.restart(replica, &interruptible(true)?)?;
+            output::line(format_args!("replica {replica} runs again, as process {}", daemon.pid))?;
+        }
+        LabCommand::Console => console::attach(&Lab::open(&name)?)?,
+        LabCommand::Logs { replica, follow } => {
+            let lab = Lab::open(&name)?;
+            let ids = match replica {
+                Some(id) => vec![lab.find(&Target::Replica(id))?],
+                None => lab.ids().collect(),
+            };
+            logs::print(&lab, &ids, follow, &mut std::io::stdout().lock())?;
+        }
+        LabCommand::Down { all } => {
+            let names = if all { down::all() } else { vec![name] };
+            for name in &names {
+                let was = if down::down(name)? { "is down" } else { "was not there" };
+                output::line(format_args!("lab '{name}' {was}"))?;
+            }
+            if names.is_empty() {
+                output::line("there is no lab")?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The main job, shown.
+pub fn demo(_json: bool) -> Result<ExitCode> {
+    Err(anyhow!("not yet"))
+}
+
+fn show(lab: &Lab, json: bool) -> Result<()> {
+    let status = lab.status();
+    if json { output::line(serde_json::to_string(&status)?) } else { output::print(status) }
+}
+
+/// Progress that ends when somebody presses Ctrl-C, closes the terminal or asks the process to
+/// end.
+fn interruptible(quiet: bool) -> Result<Progress> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    Ok(Progress::new(quiet, interrupted))
+}

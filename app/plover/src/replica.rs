@@ -1,0 +1,70 @@
+//! `plover replica` and `plover status`.
+
+use crate::output;
+use anyhow::{Result, anyhow};
+use plover_lab::control::Control;
+use plover_lab::prerequisites;
+use plover_node::ReplicaConfig;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs one replica until it is told to end.
+pub fn run(config: &Path) -> Result<ExitCode> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
+    let config = ReplicaConfig::load(config)?;
+    prerequisites::check_hypervisor(&config.qemu())?;
+    // Before the replica starts, so that a signal never finds the default: death without
+    // taking the hypervisor along.
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    plover_node::run(config, move |stop| {
+        std::thread::spawn(move || {
+            for _ in &mut signals {
+                stop.stop();
+            }
+        });
+    })
+    .map_err(|error| anyhow!(error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what a replica says of itself.
+pub fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
+    let control = Control::in_run_dir(run_dir);
+    if as_json {
+        output::line(control.request(&json!({"op": "status"}))?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = control.status()?;
+    let isr: Vec<String> = status.isr.iter().map(|id| format!("r{id}")).collect();
+    let protected = if status.protected { "protected" } else { "not known to be protected here" };
+    let qemu = status.qemu_pid.map_or_else(|| "none".into(), |pid| pid.to_string());
+    output::print(format_args!(
+        "replica   {}, {} in view {}\nin sync   {}\nguest     {protected}\nprocesses plover {}, \
+         qemu {qemu}\n",
+        status.id,
+        status.role,
+        status.view,
+        isr.join(" "),
+        status.plover_pid,
+    ))?;
+    if status.sync.count > 0 {
+        let sync = &status.sync;
+        output::print(format_args!(
+            "syncs     {}; medians: slot {} µs, pause {} µs, {} dirty pages of which {} same and \
+             {} divergent, {} bytes\n",
+            sync.count,
+            sync.slot_us_p50,
+            sync.pause_us_p50,
+            sync.dirty,
+            sync.same,
+            sync.divergent,
+            sync.bytes
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
