@@ -57,6 +57,8 @@ impl Replica {
         self.delivered = base;
         self.guest.taken = self.guest.taken.max(base);
         self.in_sync = in_sync;
+        let record = GuestRecord { in_sync, view: self.view, sync: self.sync_no };
+        self.out.push(Action::PersistGuest(record));
         self.leave_if_out();
     }
 
@@ -174,7 +176,7 @@ impl Replica {
                 self.abort_lead("the guest is lost");
                 self.drop_guest();
                 // Somebody in the in-sync set takes over; solo, nobody can, and serving ends.
-                // RESIGN
+                self.apus.resign(self.now, &mut self.consensus_out);
                 if self.role == Role::Deposed {
                     self.set_role(Role::Witness);
                 }

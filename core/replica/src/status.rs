@@ -38,6 +38,11 @@ pub struct ReplicaStatus {
 }
 
 impl Replica {
+    /// Log entries up to here have been reclaimed.
+    pub fn log_base(&self) -> Index {
+        self.apus.status().base
+    }
+
     /// Where it stands at the last event.
     pub fn status(&self) -> ReplicaStatus {
         let consensus = self.apus.status();

@@ -9,3 +9,22 @@ pub enum Lane {
     /// syncvm: pages, hashes, device state.
     Bulk,
 }
+
+impl Lane {
+    /// Both lanes, the urgent one first.
+    pub const ALL: [Self; 2] = [Self::Log, Self::Bulk];
+
+    /// Place of this lane in [`Lane::ALL`], also its number on the wire.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl std::fmt::Display for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Log => "log",
+            Self::Bulk => "bulk",
+        })
+    }
+}

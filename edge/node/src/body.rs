@@ -23,6 +23,9 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 /// Frames taken from the TAP or the guest in one go: one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
 
+/// The loop's place before the guests' vCPUs.
+const NICE: i32 = -10;
+
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -187,7 +190,7 @@ impl Body {
         if clock::now() >= self.replica.deadline() {
             self.apply(Event::Tick)?;
         }
-        self.storage.sync()?;
+        self.storage.trim(self.replica.log_base())?;
         if let Some(fabric) = &mut self.fabric {
             fabric.flush();
         }
@@ -379,7 +382,11 @@ impl Body {
     }
 
     fn start_guest(&mut self) {
-        match QemuVm::spawn(self.qemu.clone()) {
+        // The hypervisor inherits the nice value of the thread that starts it.
+        let _ = rustix::process::setpriority_process(None, 0);
+        let spawned = QemuVm::spawn(self.qemu.clone());
+        let _ = rustix::process::setpriority_process(None, NICE);
+        match spawned {
             Ok(vm) => self.vm = Some(vm),
             Err(error) => {
                 let event = self.guest_is_gone(format!("cannot start the guest: {error}"));
@@ -603,7 +610,7 @@ fn prepare_process() {
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
     }
-    let _ = rustix::process::setpriority_process(None, -10);
+    let _ = rustix::process::setpriority_process(None, NICE);
 }
 
 /// Memory of this process in KiB: `private` is its own, `shared` the guest's mapping.

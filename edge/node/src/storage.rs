@@ -213,14 +213,15 @@ impl Log {
                 "the log ends in a torn record, as a crash leaves it; it is cut off"
             );
         }
-        let cut = || -> io::Result<()> {
-            log.file.set_len(at as u64)?;
-            log.file.seek(SeekFrom::Start(at as u64))?;
-            log.file.sync_all()
-        };
-        { cut }().map_err(io_error("cannot cut", path))?;
-        log.bytes = at as u64;
+        log.cut_file(at as u64).map_err(io_error("cannot cut", path))?;
         Ok(log)
+    }
+
+    fn cut_file(&mut self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)?;
+        self.file.seek(SeekFrom::Start(bytes))?;
+        self.bytes = bytes;
+        self.file.sync_all()
     }
 
     fn replay(&mut self, record: Record) -> Result<(), String> {
@@ -246,6 +247,18 @@ impl Log {
         self.entries.back().map_or(self.base, |e| e.viewstamp)
     }
 
+    /// Whether `viewstamp` is the base or an entry of this log.
+    fn holds(&self, viewstamp: Viewstamp) -> bool {
+        let place = viewstamp.index.0.checked_sub(self.base.index.0);
+        match place {
+            None => false,
+            Some(0) => viewstamp == self.base,
+            Some(n) => {
+                self.entries.get(n as usize - 1).is_some_and(|e| e.viewstamp == viewstamp)
+            }
+        }
+    }
+
     fn cut_after(&mut self, after: Viewstamp) {
         while self.entries.back().is_some_and(|e| e.viewstamp.index > after.index) {
             self.entries.pop_back();
@@ -259,7 +272,7 @@ impl Log {
         in_sync: ReplicaSet,
     ) -> io::Result<()> {
         let mut bytes = Vec::new();
-        if after.index > self.last().index || after.index < self.base.index {
+        if !self.holds(after) {
             // The log jumps: what came before is not ours.
             self.base = after;
             self.in_sync_at_base = in_sync;
