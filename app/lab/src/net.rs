@@ -1,0 +1,340 @@
+//! The network of a lab: hosts, a switch and a client, out of namespaces on one machine.
+//!
+//! ```text
+//!  namespace plover-NAME-sw                        one bridge `br0`: the switch
+//!  ├── client ────── plover-NAME-client            eth0   10.77.0.1/24
+//!  ├── r0-edge ───── plover-NAME-r0                edge0 ─ br0 ─ guest0 (TAP, for the guest)
+//!  ├── r0-repl ────── ″                            repl0  10.77.1.10/24 (between replicas)
+//!  ├── r1-edge ───── plover-NAME-r1                …
+//!  ┊
+//! ```
+//!
+//! The guest answers at 10.77.0.100 behind whichever `guest0` its frames come from; the switch
+//! learns that like a real one, from the source address of frames, and a client's connection
+//! follows the guest to another host.
+//!
+//! # Nothing of the machine changes
+//! Every device is created inside a namespace and every setting is a setting of one; the
+//! machine's own links, routes and sysctls stay as they are. What a lab owns follows from its
+//! name alone, so [`Topology::destroy`] also removes what a crashed lab left.
+//!
+//! # Nothing speaks unasked
+//! Frames on `guest0` are the guest's inputs and go through consensus. So the lab makes none:
+//! no IPv6, no spanning tree, no multicast snooping, and the replicas know each other's
+//! addresses from fixed neighbour entries instead of asking by broadcast.
+//!
+//! # Whole frames with whole checksums
+//! A namespace's TCP hands over segments of up to 64 KiB with the checksum left to "the
+//! hardware". A TAP without negotiated offloads (`TUNSETOFFLOAD 0`, the state it is created in)
+//! is not such hardware, so the kernel cuts and sums before it queues a frame on `guest0`. No
+//! `ethtool` is needed for that; a test reads the TAP and checks.
+//!
+//! # Why the `ip` tool
+//! The design prefers `rtnetlink`, which brings `tokio` and its threads into a program that has
+//! no other use for them. A lab is made of about fifty commands, given in one batch a namespace,
+//! takes a tenth of a second, and a person can type the same commands to look at it or to
+//! repeat the one that failed.
+
+mod capture;
+mod cut;
+mod namespace;
+mod tool;
+
+pub use capture::{Capture, Captured, Seen};
+pub use namespace::Namespace;
+
+use anyhow::{Context, Result, bail, ensure};
+use plover_types::Mac;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+/// The client's address.
+pub const CLIENT_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// The guest's address.
+pub const GUEST_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
+/// The length of the prefix of both networks.
+pub const PREFIX: u8 = 24;
+/// The guest's Ethernet address.
+pub const GUEST_MAC: Mac = Mac([0x52, 0x54, 0x00, 0x77, 0x00, 0x01]);
+/// The TAP device in each replica's namespace.
+pub const TAP: &str = "guest0";
+/// The device of the replication network in each replica's namespace.
+pub const REPLICATION_DEVICE: &str = "repl0";
+
+/// A replica's address on the replication network.
+pub const fn replica_ip(replica: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, 1, 10 + replica as u8)
+}
+
+/// A replica's Ethernet address on the replication network. Locally administered.
+const fn replica_mac(replica: usize) -> Mac {
+    Mac([0x02, 0x00, 0x00, 0x77, 0x01, 10 + replica as u8])
+}
+
+/// More would not fit what the addresses and names above leave room for.
+const REPLICAS_MAX: usize = 9;
+
+/// The namespaces of one lab.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    name: String,
+    replicas: usize,
+}
+
+impl Topology {
+    /// Creates the namespaces and plugs everything together. Needs root. Fails if any of them
+    /// exists; after any failure nothing is left.
+    pub fn create(name: &str, replicas: usize) -> Result<Self> {
+        ensure!((1..=REPLICAS_MAX).contains(&replicas), "a lab has 1 to {REPLICAS_MAX} replicas");
+        check_name(name)?;
+        if !names_of(name)?.is_empty() {
+            bail!("there are namespaces of a lab '{name}' already: take it down first");
+        }
+        ensure!(
+            Path::new("/dev/net/tun").exists(),
+            "this kernel has no TAP devices: run 'modprobe tun'"
+        );
+        let topology = Self { name: name.into(), replicas };
+        topology.build().inspect_err(|_| {
+            // The first error is the one to report.
+            let _ = Self::remove(name);
+        })?;
+        Ok(topology)
+    }
+
+    /// The lab `name` if its namespaces are all there.
+    pub fn open(name: &str) -> Result<Option<Self>> {
+        let found = names_of(name)?;
+        let count = found.iter().filter(|part| part.starts_with('r')).count();
+        let whole = count > 0
+            && ["sw", "client"].iter().all(|part| found.iter().any(|f| f == part))
+            && (0..count).all(|i| found.contains(&format!("r{i}")));
+        Ok(whole.then(|| Self { name: name.into(), replicas: count }))
+    }
+
+    /// Whether any namespace of a lab `name` exists, be it only a crashed lab's.
+    pub fn exists(name: &str) -> bool {
+        names_of(name).is_ok_and(|found| !found.is_empty())
+    }
+
+    /// Removes every namespace and device of the lab; also the leftovers of a crashed one, and
+    /// nothing where there is nothing.
+    pub fn destroy(self) -> Result<()> {
+        Self::remove(&self.name)
+    }
+
+    /// [`Topology::destroy`] by name, for a lab that cannot be opened any more.
+    pub fn remove(name: &str) -> Result<()> {
+        check_name(name)?;
+        let parts = names_of(name)?;
+        if parts.is_empty() {
+            return Ok(());
+        }
+        // A namespace lives on, nameless, while a process is in it. Unplugging first makes sure
+        // that even then nothing is left that could send to anyone.
+        let mut result = Ok(());
+        if parts.iter().any(|part| part == "sw") {
+            result = unplug_all(&namespace(name, "sw"));
+        }
+        for part in parts {
+            let deleted = tool::ip(None, &[format!("netns del {}", full_name(name, &part))]);
+            result = result.and(deleted);
+        }
+        result
+    }
+
+    /// The lab's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How many replicas it has.
+    pub fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    /// The namespace of the switch.
+    pub fn switch(&self) -> Namespace {
+        namespace(&self.name, "sw")
+    }
+
+    /// The namespace of the client.
+    pub fn client(&self) -> Namespace {
+        namespace(&self.name, "client")
+    }
+
+    /// The namespace of a replica.
+    ///
+    /// # Panics
+    /// If there is no such replica.
+    pub fn replica(&self, replica: usize) -> Namespace {
+        assert!(replica < self.replicas, "no replica {replica} in a lab of {}", self.replicas);
+        namespace(&self.name, &format!("r{replica}"))
+    }
+
+    /// Notes every frame that any replica sends as the guest, from now on.
+    pub fn capture_guest(&self, guest: Mac) -> Result<Capture> {
+        let ports: Vec<_> = (0..self.replicas).map(edge_port).collect();
+        Capture::start(&self.switch(), &ports, Some(guest))
+    }
+
+    fn build(&self) -> Result<()> {
+        let mut namespaces = vec![self.switch(), self.client()];
+        namespaces.extend((0..self.replicas).map(|i| self.replica(i)));
+        let add: Vec<_> = namespaces.iter().map(|n| format!("netns add {}", n.name())).collect();
+        tool::ip(None, &add)
+            .context("cannot create network namespaces: this needs root and the 'ip' tool")?;
+        for namespace in &namespaces {
+            // Before any device exists, so that none ever says hello.
+            namespace.set_sysctls(&[
+                ("net/ipv6/conf/all/disable_ipv6", "1"),
+                ("net/ipv6/conf/default/disable_ipv6", "1"),
+                // A switch does not look into packets, even where the machine's own do.
+                ("net/bridge/bridge-nf-call-iptables", "0"),
+                ("net/bridge/bridge-nf-call-arptables", "0"),
+            ])?;
+            tool::ip(Some(namespace), &["link set lo up".into()])?;
+        }
+
+        tool::ip(Some(&self.switch()), &[add_bridge(), "link set br0 up".into()])?;
+        self.plug_client()?;
+        (0..self.replicas).try_for_each(|replica| self.plug_replica(replica))?;
+        (0..self.replicas).try_for_each(|replica| self.introduce(replica))?;
+        self.add_void()
+    }
+
+    fn plug_client(&self) -> Result<()> {
+        let client = self.client();
+        tool::ip(
+            Some(&self.switch()),
+            &[
+                format!("link add client type veth peer name eth0 netns {}", client.name()),
+                "link set client master br0 up".into(),
+            ],
+        )?;
+        tool::ip(
+            Some(&client),
+            &[format!("addr add {CLIENT_IP}/{PREFIX} dev eth0"), "link set eth0 up".into()],
+        )
+    }
+
+    fn plug_replica(&self, replica: usize) -> Result<()> {
+        let host = self.replica(replica);
+        let (edge, repl) = (edge_port(replica), format!("r{replica}-repl"));
+        let (ip, mac) = (replica_ip(replica), replica_mac(replica));
+        tool::ip(
+            Some(&self.switch()),
+            &[
+                format!("link add {edge} type veth peer name edge0 netns {}", host.name()),
+                format!("link set {edge} master br0 up"),
+                format!(
+                    "link add {repl} type veth peer name {REPLICATION_DEVICE} address {mac} \
+                     netns {}",
+                    host.name()
+                ),
+                format!("link set {repl} master br0 up"),
+            ],
+        )?;
+        tool::ip(
+            Some(&host),
+            &[
+                add_bridge(),
+                format!("tuntap add dev {TAP} mode tap"),
+                format!("link set {TAP} txqueuelen 1000 master br0 up"),
+                "link set edge0 master br0 up".into(),
+                "link set br0 up".into(),
+                format!("addr add {ip}/{PREFIX} dev {REPLICATION_DEVICE}"),
+                format!("link set {REPLICATION_DEVICE} up"),
+            ],
+        )?;
+        // The switch must know at any time where the replicas are: a frame to an address that it
+        // has forgotten is flooded, and would reach the guests.
+        tool::bridge(&self.switch(), &[format!("fdb replace {mac} dev {repl} master static")])
+    }
+
+    /// Tells a replica the others' Ethernet addresses.
+    fn introduce(&self, replica: usize) -> Result<()> {
+        let peers = (0..self.replicas).filter(|peer| *peer != replica);
+        let lines: Vec<_> = peers.map(|peer| cut::neighbour(peer, replica_mac(peer))).collect();
+        tool::ip(Some(&self.replica(replica)), &lines)
+    }
+
+    /// Gives the address that cut links send to a place where frames end.
+    fn add_void(&self) -> Result<()> {
+        tool::bridge(&self.switch(), &[format!("fdb replace {} dev br0 self local", cut::VOID)])
+    }
+}
+
+/// The switch's port to which a replica's `guest0` leads.
+fn edge_port(replica: usize) -> String {
+    format!("r{replica}-edge")
+}
+
+/// A bridge that forwards from the first moment and sends nothing of its own.
+fn add_bridge() -> String {
+    "link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0".into()
+}
+
+fn unplug_all(switch: &Namespace) -> Result<()> {
+    // Deleting one end of a veth deletes the other, wherever it is.
+    let ports = tool::ports_of(switch, "br0")?;
+    let lines: Vec<_> = ports.iter().map(|port| format!("link del {port}")).collect();
+    tool::ip(Some(switch), &lines)
+}
+
+/// The name must be one component of a file name, and short enough to be read.
+fn check_name(name: &str) -> Result<()> {
+    let good = (1..=32).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    ensure!(good, "'{name}' is no name for a lab: use up to 32 letters, digits and dashes");
+    Ok(())
+}
+
+fn full_name(lab: &str, part: &str) -> String {
+    format!("plover-{lab}-{part}")
+}
+
+fn namespace(lab: &str, part: &str) -> Namespace {
+    Namespace::named(full_name(lab, part))
+}
+
+/// Which namespaces of the lab exist, by the last part of their name: `sw`, `client`, `r0` ….
+/// Only those count: the namespaces of a lab "a" are no leftovers of a lab "a-b", nor the other
+/// way round.
+fn names_of(lab: &str) -> Result<Vec<String>> {
+    let prefix = full_name(lab, "");
+    let mut parts: Vec<String> = namespace::all()?
+        .iter()
+        .filter_map(|name| name.strip_prefix(&prefix))
+        .filter(|part| matches!(*part, "sw" | "client") || is_replica(part))
+        .map(str::to_owned)
+        .collect();
+    parts.sort();
+    Ok(parts)
+}
+
+fn is_replica(part: &str) -> bool {
+    part.strip_prefix('r').is_some_and(|i| i.len() == 1 && i.as_bytes()[0].is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_before_they_reach_a_command() {
+        for bad in ["", "a b", "a/b", "..", "a;b", &"x".repeat(33)] {
+            assert!(check_name(bad).is_err(), "{bad:?}");
+            assert!(Topology::create(bad, 3).is_err(), "{bad:?}");
+        }
+        assert!(check_name("demo-1").is_ok());
+    }
+
+    #[test]
+    fn only_own_namespaces_are_recognised() {
+        assert!(is_replica("r0") && is_replica("r9"));
+        for other in ["r", "r10", "rx", "sw-r0", "r0-sw"] {
+            assert!(!is_replica(other), "{other}");
+        }
+    }
+}
