@@ -1,1 +1,59 @@
-//! Deterministic simulation of whole groups, one invariant a file.
+//! Deterministic simulation of whole groups: the real brain (`plover-replica` with consensus,
+//! guard, policy and syncvm) in a world made up from one seed.
+//!
+//! ```text
+//!            seed
+//!             │ draws
+//!             ▼
+//!   scenario ──▶ world ── one happening after the other, by simulated time
+//!                 │
+//!    ┌────────────┼───────────────┬──────────────┬─────────────┐
+//!  clients ──▶ process ×3 ◀──▶ network        faults       invariants
+//!             brain, clock,    sessions,    at random, or    watch from
+//!             hypervisor,      lanes,       in wait for a    outside
+//!             guest, disk      cuts         moment
+//! ```
+//!
+//! * The brain is the one that runs in earnest, with the same order of events and actions
+//!   (`body`); everything around it is made up.
+//! * One seed is one run, for ever: [`run::run`] of the same seed gives the same trace.
+//! * Faults come for some seconds, then all of them end, and the group must get well.
+//! * What must never happen is in [`invariants`], one property a file.
+//!
+//! # What is not simulated
+//!
+//! * A process that is stopped *between* the brain's decision and the act: a `Release` that was
+//!   decided under a valid lease and carried out long after it. No user-space program can rule
+//!   that out; it costs uniqueness of the sender for a moment, never the clients' state.
+//! * Time that computing takes: a turn takes no time, hashing and copying included.
+//! * Bytes that change under way or on disk (the fabric's checksums and the storage have tests
+//!   of their own), and replicas that lie.
+//! * Disks of the guest.
+
+pub mod clients;
+pub mod clock;
+pub mod coverage;
+pub mod disk;
+pub mod faults;
+pub mod guest;
+pub mod history;
+pub mod hypervisor;
+pub mod invariants;
+pub mod net;
+pub mod process;
+pub mod rng;
+pub mod run;
+pub mod scenario;
+pub mod schedule;
+pub mod trace;
+pub mod world;
+
+mod body;
+mod observe;
+mod strike;
+
+pub use coverage::Coverage;
+pub use plover_replica::Canary;
+pub use run::{Outcome, run, run_many};
+pub use trace::TraceMode;
+pub use world::Options;

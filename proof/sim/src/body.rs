@@ -1,0 +1,300 @@
+//! The body of a replica: what `plover-node` is in earnest, with the same order of things.
+//!
+//! Events are applied one at a time; actions are carried out in order; the answer to memory
+//! work is applied before the next action. A crash can come between any two actions.
+
+use crate::disk::Write;
+use crate::guest::Reply;
+use crate::hypervisor::{Due, Hypervisor, Order};
+use crate::invariants::guest_is_whole;
+use crate::process::State;
+use crate::schedule::{Arrival, Happening};
+use crate::trace::trace;
+use crate::world::World;
+use plover_replica::{Action, Event};
+use plover_types::{Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire};
+
+/// The shortest time between a turn and the next one that only time asks for.
+const TURN: Micros = Micros(20);
+
+impl World {
+    /// Something happens to a replica.
+    pub(crate) fn tell(&mut self, who: ReplicaId, event: Event) {
+        let process = self.process_mut(who);
+        match process.state {
+            State::Down => {}
+            State::Stopped => process.missed.push(event),
+            State::Up => {
+                process.events.push_back(event);
+                self.turn(who);
+            }
+        }
+    }
+
+    /// Applies what has happened and carries out what follows.
+    pub(crate) fn turn(&mut self, who: ReplicaId) {
+        while let Some(event) = self.process_mut(who).events.pop_front() {
+            if !matches!(event, Event::Tick) {
+                self.invariants.nothing_spins.busy(who);
+            }
+            self.before(who, &event);
+            let now = self.plan.now();
+            let process = self.process_mut(who);
+            let local = process.clock.local(now);
+            let replica = process.replica.as_mut().expect("a process that runs has a brain");
+            let mut actions = Vec::new();
+            replica.apply(local, event, &mut actions);
+            process.actions.extend(actions);
+            self.read_log(who);
+            while let Some(action) = self.process_mut(who).actions.pop_front() {
+                self.act(who, action);
+                if self.violation.is_some() || self.process(who).state != State::Up {
+                    return;
+                }
+                if !self.process(who).events.is_empty() {
+                    break;
+                }
+            }
+        }
+        self.rearm(who);
+    }
+
+    pub(crate) fn receive(&mut self, record: Arrival) {
+        let Arrival { from, to, lane, bytes, .. } = record;
+        self.tell(to, Event::Received { from, lane, bytes });
+    }
+
+    /// Plans the next tick and the next sample.
+    fn rearm(&mut self, who: ReplicaId) {
+        let now = self.plan.now();
+        let process = &mut self.processes[usize::from(who.0)];
+        let Some(replica) = &process.replica else { return };
+        let due = process.clock.global(replica.deadline()).max(now + TURN);
+        if due < process.tick.0 && due != Micros::NEVER {
+            process.tick = (due, process.tick.1 + 1);
+            self.plan.at(due, Happening::Tick(who, process.tick.1));
+        }
+        if let Some(period) = replica.wants_samples().filter(|_| !process.sample.0) {
+            process.sample = (true, process.sample.1 + 1);
+            self.plan.after(period, Happening::Sample(who, process.sample.1));
+        }
+    }
+
+    pub(crate) fn on_tick(&mut self, who: ReplicaId, token: u64) {
+        let now = self.plan.now();
+        let process = self.process_mut(who);
+        if token != process.tick.1 || process.state == State::Down {
+            return;
+        }
+        process.tick.0 = Micros::NEVER;
+        let Some(replica) = process.replica.as_ref().filter(|_| process.state == State::Up) else {
+            return;
+        };
+        if process.clock.local(now) < replica.deadline() {
+            return self.rearm(who);
+        }
+        let spins = self.invariants.nothing_spins.ticked(who, now);
+        self.check(spins);
+        self.tell(who, Event::Tick);
+    }
+
+    pub(crate) fn on_sample(&mut self, who: ReplicaId, token: u64) {
+        let now = self.plan.now();
+        let process = self.process_mut(who);
+        if token != process.sample.1 || process.state != State::Up {
+            if token == process.sample.1 {
+                process.sample.0 = false;
+            }
+            return;
+        }
+        process.sample.0 = false;
+        let wanted = process.replica.as_ref().is_some_and(|r| r.wants_samples().is_some());
+        if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| wanted) {
+            let (cpu, consumed) = hypervisor.sample(now);
+            self.tell(who, Event::Sample { cpu, consumed });
+        }
+    }
+
+    pub(crate) fn act(&mut self, who: ReplicaId, action: Action) {
+        match action {
+            Action::Write { to, lane, bytes } => {
+                if lane == Lane::Bulk {
+                    self.look_at_bulk(who, &bytes);
+                }
+                self.net.send(who, to, lane, bytes, &mut self.plan);
+            }
+            Action::PersistState(state) => self.store(who, Write::State(state)),
+            Action::PersistEntries { after, entries } => {
+                self.store(who, Write::Entries(after, entries));
+            }
+            Action::PersistGuest(record) => self.store(who, Write::Guest(record)),
+            Action::StartGuest => self.start_guest(who),
+            Action::KillGuest => self.process_mut(who).hypervisor = None,
+            Action::Pause => self.order(who, Order::Pause),
+            Action::Resume => self.order(who, Order::Resume),
+            Action::Reset => self.order(who, Order::Reset),
+            Action::SaveState => self.order(who, Order::Save),
+            Action::LoadState(state) => self.order(who, Order::Load(state)),
+            Action::Scan => self.scan(who),
+            Action::Hash { key, pages } => {
+                let process = self.process_mut(who);
+                let digests = match &process.hypervisor {
+                    Some(hypervisor) => hypervisor.guest.hash(&key, &pages),
+                    None => vec![Digest::default(); pages.len()],
+                };
+                process.events.push_back(Event::Hashed(digests));
+            }
+            Action::ReadPages(pages) => {
+                let process = self.process_mut(who);
+                let chunk = process.hypervisor.as_ref().map(|h| h.guest.read_pages(&pages));
+                process.events.push_back(Event::PagesRead(chunk.unwrap_or_default()));
+            }
+            Action::WriteChunks(chunks) => {
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    for chunk in &chunks {
+                        hypervisor.guest.write_chunk(chunk).expect("chunks are checked before");
+                    }
+                }
+            }
+            Action::Feed(frames) => {
+                let now = self.plan.now();
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    hypervisor.feed(now, frames);
+                }
+                self.plan_hypervisor(who);
+            }
+            Action::Operate(_) => {
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    hypervisor.operate();
+                }
+            }
+            Action::Release { slot, frames } => self.release(who, slot, frames),
+            Action::FaceClients(facing) => self.process_mut(who).facing = facing,
+            Action::Announce => {
+                let late = self.clients.learning();
+                self.plan.after(late, Happening::Learn(who));
+            }
+            Action::Note(note) => self.observe(who, note),
+        }
+    }
+
+    fn scan(&mut self, who: ReplicaId) {
+        let pages = self.scenario.hypervisor.guest.pages;
+        let process = self.process_mut(who);
+        let dead = process.hypervisor.as_ref().is_some_and(Hypervisor::is_dead);
+        let set = match &mut process.hypervisor {
+            Some(hypervisor) if !dead => hypervisor.guest.scan(),
+            _ => PageSet::new(pages),
+        };
+        process.events.push_back(Event::Scanned(set));
+        if dead {
+            process.hypervisor = None;
+            process.events.push_back(Event::GuestDied("it cannot be scanned".to_string()));
+        }
+    }
+
+    fn store(&mut self, who: ReplicaId, write: Write) {
+        let now = self.plan.now();
+        let slowness = if self.process(who).disk_slow { 40 } else { 1 };
+        let span = self.chance.disks.micros(self.scenario.store);
+        let process = self.process_mut(who);
+        process.disk.begin(write);
+        let at = process.disk_free_at.max(now) + Micros(span.0 * slowness);
+        process.disk_free_at = at;
+        let incarnation = process.incarnation;
+        self.plan.at(at, Happening::Stored(who, incarnation));
+    }
+
+    pub(crate) fn on_stored(&mut self, who: ReplicaId, incarnation: u64) {
+        let process = self.process_mut(who);
+        if process.incarnation != incarnation {
+            return;
+        }
+        if let Some(event) = process.disk.complete() {
+            self.tell(who, event);
+        }
+    }
+
+    fn start_guest(&mut self, who: ReplicaId) {
+        let rng = self.chance.hypervisors.fork(u64::from(who.0));
+        let hypervisor =
+            Hypervisor::start(self.scenario.hypervisor, rng, &mut self.histories);
+        let process = self.process_mut(who);
+        process.hypervisors += 1;
+        process.hypervisor = Some(hypervisor);
+        self.plan_hypervisor(who);
+    }
+
+    fn order(&mut self, who: ReplicaId, order: Order) {
+        if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+            hypervisor.order(order);
+        }
+        self.plan_hypervisor(who);
+    }
+
+    pub(crate) fn plan_hypervisor(&mut self, who: ReplicaId) {
+        let process = &mut self.processes[usize::from(who.0)];
+        let number = process.hypervisors;
+        if let Some(hypervisor) = &mut process.hypervisor {
+            for (span, due) in hypervisor.take_due() {
+                self.plan.after(span, Happening::Hypervisor(who, number, due));
+            }
+        }
+    }
+
+    pub(crate) fn on_hypervisor(&mut self, who: ReplicaId, number: u64, due: Due) {
+        let now = self.plan.now();
+        let process = &mut self.processes[usize::from(who.0)];
+        if process.hypervisors != number {
+            return;
+        }
+        let Some(hypervisor) = &mut process.hypervisor else { return };
+        let event = hypervisor.on_due(now, due, &mut self.histories);
+        let whole = guest_is_whole::check(who, &hypervisor.guest);
+        self.plan_hypervisor(who);
+        self.check(whole);
+        let Some(event) = event else { return };
+        if let Event::GuestDied(why) = &event {
+            trace!(self, "{who}'s hypervisor {why}");
+            self.coverage.hit("hypervisor: refused an order");
+            self.process_mut(who).hypervisor = None;
+        }
+        self.tell(who, event);
+    }
+
+    pub(crate) fn on_hypervisor_died(&mut self, who: ReplicaId, number: u64) {
+        let process = self.process_mut(who);
+        if process.hypervisors == number && process.hypervisor.take().is_some() {
+            self.tell(who, Event::GuestDied("killed".to_string()));
+        }
+    }
+
+    /// Outputs go to clients: the moment everything else is about.
+    fn release(&mut self, who: ReplicaId, slot: SyncNo, frames: Vec<Frame>) {
+        let Some(replica) = &self.process(who).replica else { return };
+        let view = replica.status().view;
+        let in_sync = self.invariants.log.in_sync();
+        trace!(self, "{who} releases {} frames of slot {slot}", frames.len());
+        match (in_sync.len(), self.cause) {
+            (1, _) => self.coverage.hit("release: solo"),
+            (_, "Received Bulk") => self.coverage.hit("release: on acknowledgement"),
+            _ => self.coverage.hit("release: late, the lease had run out"),
+        }
+        let check = self.invariants.one_sender_a_slot.released(who, view, slot);
+        self.check(check);
+        for frame in &frames {
+            let reply: Reply = wire::decode(&frame.0).expect("the guest's frames decode");
+            let at = self.histories.find(reply.history).expect("a guest was there");
+            let all = &self.histories;
+            let check =
+                self.invariants.external_consistency.released(who, view, in_sync, at, all);
+            let log = &self.invariants.log;
+            let order = self.invariants.inputs_in_order.released(who, at, all, log);
+            self.check(check.and(order));
+        }
+        let late = self.clients.latency();
+        self.plan.after(late, Happening::Replies(frames));
+        let late = self.clients.learning();
+        self.plan.after(late, Happening::Learn(who));
+    }
+}

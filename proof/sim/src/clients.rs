@@ -1,0 +1,118 @@
+//! The guest's clients and the bridge that leads to it.
+//!
+//! A client asks, waits, repeats what nobody answers, and notes each reply. Its frames go to
+//! whichever replica the bridge believes to be the guest, which it learns from what comes from
+//! there: an announcement, a reply. It may be slow to learn.
+
+use crate::guest::{Reply, Request};
+use crate::rng::Rng;
+use crate::scenario::ClientHabits;
+use crate::schedule::{Happening, Schedule};
+use plover_types::{Frame, Micros, ReplicaId, wire};
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Client {
+    request: u32,
+    asked_at: Micros,
+    waiting: bool,
+}
+
+/// All clients and their bridge.
+#[derive(Debug)]
+pub struct Clients {
+    habits: ClientHabits,
+    rng: Rng,
+    clients: Vec<Client>,
+    /// Behind which port the bridge believes the guest to be.
+    pub port: Option<ReplicaId>,
+    /// The bridge is slow to learn.
+    pub stale: bool,
+    frames: u64,
+    /// Replies that were received.
+    pub replies: u64,
+    /// Replies to requests that were first sent after this moment.
+    fresh_after: Micros,
+    /// How many of those.
+    pub fresh_replies: u64,
+}
+
+impl Clients {
+    /// Clients that are about to ask.
+    pub fn new(habits: ClientHabits, mut rng: Rng, plan: &mut Schedule) -> Self {
+        for client in 0..habits.clients {
+            plan.after(rng.micros((0, 200_000)), Happening::Ask(client));
+        }
+        Self {
+            habits,
+            rng,
+            clients: vec![Client::default(); usize::from(habits.clients)],
+            port: None,
+            stale: false,
+            frames: 0,
+            replies: 0,
+            fresh_after: Micros::NEVER,
+            fresh_replies: 0,
+        }
+    }
+
+    /// From now on replies to new requests count as fresh.
+    pub fn count_fresh(&mut self, now: Micros) {
+        self.fresh_after = now;
+    }
+
+    /// A client asks its next question; returns its frames.
+    pub fn ask(&mut self, client: u8, plan: &mut Schedule) -> Vec<Frame> {
+        let state = &mut self.clients[usize::from(client)];
+        state.request += 1;
+        state.waiting = true;
+        state.asked_at = plan.now();
+        let request = state.request;
+        let copies = if self.rng.chance(self.habits.burst) { self.rng.range(2, 12) } else { 1 };
+        let patience = self.rng.micros(self.habits.patience);
+        plan.after(patience, Happening::AskAgain(client, request));
+        (0..copies).map(|_| self.frame(client, request)).collect()
+    }
+
+    /// A client's patience is over; returns the question again if it is still open.
+    pub fn ask_again(&mut self, client: u8, request: u32, plan: &mut Schedule) -> Vec<Frame> {
+        let state = self.clients[usize::from(client)];
+        if !state.waiting || state.request != request {
+            return Vec::new();
+        }
+        let patience = self.rng.micros(self.habits.patience);
+        plan.after(patience, Happening::AskAgain(client, request));
+        vec![self.frame(client, request)]
+    }
+
+    fn frame(&mut self, client: u8, request: u32) -> Frame {
+        self.frames += 1;
+        Frame(wire::encode(&Request { client, request, number: self.frames }))
+    }
+
+    /// How long a frame is under way between the clients and a TAP.
+    pub fn latency(&mut self) -> Micros {
+        self.rng.micros((40, 400))
+    }
+
+    /// How long the bridge takes to learn a port.
+    pub fn learning(&mut self) -> Micros {
+        if self.stale { self.rng.micros((1000, 400_000)) } else { self.rng.micros((20, 400)) }
+    }
+
+    /// Frames of the guest arrive.
+    pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) {
+        for frame in frames {
+            let Ok(Reply { to: Some((client, request)), .. }) = wire::decode(&frame.0) else {
+                continue;
+            };
+            let state = &mut self.clients[usize::from(client)];
+            if !state.waiting || state.request != request {
+                continue;
+            }
+            state.waiting = false;
+            self.replies += 1;
+            self.fresh_replies += u64::from(state.asked_at >= self.fresh_after);
+            plan.after(self.rng.micros(self.habits.think), Happening::Ask(client));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Every process has its own clock: its own zero, and a crystal that runs a little fast or slow.
+//!
+//! The lease of `apus` allows for an eighth of drift; ours stay far below. What a clock does to
+//! a stopped process is in `world`: it goes on, and the process sees it jump.
+
+use plover_types::Micros;
+
+/// A clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    started: Micros,
+    zero: Micros,
+    drift_ppm: i64,
+}
+
+impl Clock {
+    /// A clock that showed `zero` when the simulated world's time was `started`, and gains
+    /// `drift_ppm` microseconds a second.
+    pub fn new(started: Micros, zero: Micros, drift_ppm: i64) -> Self {
+        Self { started, zero, drift_ppm }
+    }
+
+    /// What it shows at the world's time `now`.
+    pub fn local(&self, now: Micros) -> Micros {
+        let span = now.since(self.started).0;
+        let drift = span as i64 * self.drift_ppm / 1_000_000;
+        self.zero + Micros(span.saturating_add_signed(drift))
+    }
+
+    /// When, by the world's time, it shows at least `local`.
+    pub fn global(&self, local: Micros) -> Micros {
+        if local == Micros::NEVER {
+            return Micros::NEVER;
+        }
+        let span = local.since(self.zero).0;
+        let drift = span as i64 * self.drift_ppm / 1_000_000;
+        // Two more microseconds than needed make up for both roundings.
+        self.started + Micros(span.saturating_add_signed(-drift)) + Micros(2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_never_waited_for_too_briefly() {
+        for drift_ppm in [-9000, -1, 0, 7, 9000] {
+            let clock = Clock::new(Micros(1_000_000), Micros(77), drift_ppm);
+            for span in [0, 1, 999, 100_000, 60_000_000] {
+                let due = Micros(77 + span);
+                let woken = clock.local(clock.global(due));
+                let late = woken.since(due).0;
+                assert!(woken >= due, "drift {drift_ppm}, span {span}");
+                // The inverse is taken to first order: exact to the drift's square.
+                assert!(late <= 4 + span / 5000, "drift {drift_ppm}, span {span}: {late} late");
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! What goes wrong, and when.
+//!
+//! Some faults come at random moments. Others lie in wait for a moment in which the protocol is
+//! in the middle of something (a phase of a syncvm, a full copy, an election) and strike just
+//! then: those are the moments in which bugs live, and chance alone rarely meets them.
+
+use crate::rng::Rng;
+use plover_replica::{Note, Role};
+use plover_syncvm::Phase;
+use plover_types::{Micros, ReplicaId};
+
+/// A fault with its victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// SIGKILL: the process and its hypervisor vanish.
+    Crash(ReplicaId),
+    /// SIGSTOP; true: its hypervisor stands still too.
+    Stop(ReplicaId, bool),
+    /// The hypervisor dies.
+    KillGuest(ReplicaId),
+    /// Nothing passes between two replicas.
+    Cut(ReplicaId, ReplicaId),
+    /// Nothing passes from the first to the second.
+    CutOneWay(ReplicaId, ReplicaId),
+    /// Nothing passes between this replica and any other.
+    Isolate(ReplicaId),
+    /// A link breaks and comes back.
+    Reset(ReplicaId, ReplicaId),
+    /// A link is slow.
+    Slow(ReplicaId, ReplicaId),
+    /// The bulk ring of the first at the second has no room at times.
+    FullRing(ReplicaId, ReplicaId),
+    /// Stable storage is slow.
+    SlowDisk(ReplicaId),
+    /// The clients' bridge is slow to learn where the guest is.
+    StaleBridge,
+}
+
+/// Who is to be hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// Whoever serves, or else anyone.
+    Leader,
+    /// The leader's secondary or joiner, or else anyone.
+    Secondary,
+    /// Anyone.
+    Anyone,
+    /// Whoever the moment was about.
+    Myself,
+}
+
+/// Kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// See [`Fault::Crash`].
+    Crash,
+    /// See [`Fault::Stop`].
+    Stop,
+    /// See [`Fault::KillGuest`].
+    KillGuest,
+    /// See [`Fault::Cut`].
+    Cut,
+    /// See [`Fault::CutOneWay`].
+    CutOneWay,
+    /// See [`Fault::Isolate`].
+    Isolate,
+    /// See [`Fault::Reset`].
+    Reset,
+    /// See [`Fault::Slow`].
+    Slow,
+    /// See [`Fault::FullRing`].
+    FullRing,
+    /// See [`Fault::SlowDisk`].
+    SlowDisk,
+    /// See [`Fault::StaleBridge`].
+    StaleBridge,
+}
+
+/// All kinds; those that destroy come twice.
+const KINDS: [Kind; 14] = [
+    Kind::Crash,
+    Kind::Crash,
+    Kind::Stop,
+    Kind::Stop,
+    Kind::KillGuest,
+    Kind::Cut,
+    Kind::CutOneWay,
+    Kind::Isolate,
+    Kind::Isolate,
+    Kind::Reset,
+    Kind::Slow,
+    Kind::FullRing,
+    Kind::SlowDisk,
+    Kind::StaleBridge,
+];
+
+/// Kinds that strike at a given moment with some effect.
+const SUDDEN: [Kind; 8] = [
+    Kind::Crash,
+    Kind::Crash,
+    Kind::Crash,
+    Kind::Stop,
+    Kind::KillGuest,
+    Kind::Cut,
+    Kind::Isolate,
+    Kind::Reset,
+];
+
+/// A moment of the protocol that a fault can lie in wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// A phase of a syncvm on the leader.
+    Phase(Phase),
+    /// The secondary has applied a syncvm.
+    Applied,
+    /// A full copy begins, or a round of it.
+    Join,
+    /// The leader is suspected.
+    Suspected,
+    /// An election is won.
+    Elected,
+    /// A new leader faces clients.
+    Serving,
+    /// A new in-sync set is committed.
+    InSync,
+    /// A replica starts to receive a full copy, or becomes a secondary.
+    Role(Role),
+}
+
+/// Moments worth waiting for.
+const MOMENTS: [Moment; 15] = [
+    Moment::Phase(Phase::Pause),
+    Moment::Phase(Phase::Scan),
+    Moment::Phase(Phase::Hash),
+    Moment::Phase(Phase::Transfer),
+    Moment::Phase(Phase::Apply),
+    Moment::Phase(Phase::Apply),
+    Moment::Applied,
+    Moment::Join,
+    Moment::Suspected,
+    Moment::Elected,
+    Moment::Serving,
+    Moment::InSync,
+    Moment::InSync,
+    Moment::Role(Role::Joining),
+    Moment::Role(Role::Secondary),
+];
+
+impl Moment {
+    fn of(note: &Note) -> Option<Self> {
+        Some(match note {
+            Note::SyncPhase { phase, .. } => Self::Phase(*phase),
+            Note::Applied { .. } => Self::Applied,
+            Note::JoinBegun { .. } | Note::JoinRound { .. } => Self::Join,
+            Note::Suspected { .. } => Self::Suspected,
+            Note::Elected { .. } => Self::Elected,
+            Note::Serving { .. } => Self::Serving,
+            Note::InSync { .. } => Self::InSync,
+            Note::Role { to, .. } => Self::Role(*to),
+            _ => return None,
+        })
+    }
+}
+
+/// A fault that lies in wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Ambush {
+    /// For this moment.
+    pub moment: Moment,
+    /// It strikes this often.
+    pub chance: f64,
+    /// What it does.
+    pub kind: Kind,
+    /// To whom.
+    pub victim: Victim,
+    /// How long after the moment; zero: in the middle of the replica's turn.
+    pub delay: (u64, u64),
+}
+
+impl Ambush {
+    fn draw(rng: &mut Rng) -> Self {
+        let moment = rng.pick(&MOMENTS);
+        // Syncvms come by the hundred, elections by the handful.
+        let often = matches!(moment, Moment::Phase(_) | Moment::Applied);
+        Self {
+            moment,
+            chance: if often { rng.pick(&[0.01, 0.03, 0.1]) } else { rng.pick(&[0.2, 0.5]) },
+            kind: rng.pick(&SUDDEN),
+            victim: rng.pick(&[
+                Victim::Myself,
+                Victim::Myself,
+                Victim::Leader,
+                Victim::Secondary,
+                Victim::Anyone,
+            ]),
+            delay: rng.pick(&[(0, 0), (0, 500), (0, 5000)]),
+        }
+    }
+}
+
+/// How a seed's faults come.
+#[derive(Clone, Debug)]
+pub struct FaultPlan {
+    /// When the first may come.
+    pub begin: Micros,
+    /// When all of them end.
+    pub heal: Micros,
+    /// Between two at random moments.
+    pub gap: (u64, u64),
+    /// One at a time: the next waits until the group is whole and protected again.
+    pub one_at_a_time: bool,
+    /// Those that lie in wait.
+    pub ambushes: Vec<Ambush>,
+}
+
+impl FaultPlan {
+    /// A plan.
+    pub fn draw(rng: &mut Rng, span: Micros) -> Self {
+        let begin = rng.pick(&[0, 1_500_000, 1_500_000, 1_500_000]);
+        let ambushes = rng.pick(&[0, 1, 2, 2, 3]);
+        Self {
+            begin: Micros(begin),
+            heal: Micros(begin) + span,
+            gap: rng.pick(&[(100_000, 900_000), (300_000, 3_000_000), (1_000_000, 6_000_000)]),
+            one_at_a_time: rng.chance(0.45),
+            ambushes: (0..ambushes).map(|_| Ambush::draw(rng)).collect(),
+        }
+    }
+
+    /// The ambushes that this note sets off.
+    pub fn set_off(&self, note: &Note, rng: &mut Rng) -> Vec<Ambush> {
+        let Some(moment) = Moment::of(note) else { return Vec::new() };
+        let waiting = self.ambushes.iter().filter(|ambush| ambush.moment == moment);
+        waiting.filter(|ambush| rng.chance(ambush.chance)).copied().collect()
+    }
+}
+
+/// A kind for a random moment.
+pub fn any_kind(rng: &mut Rng) -> Kind {
+    rng.pick(&KINDS)
+}
+
+/// A fault of this kind that hits `victim`.
+pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) -> Fault {
+    let others: Vec<_> = members.iter().copied().filter(|id| *id != victim).collect();
+    let Some(other) = (!others.is_empty()).then(|| rng.pick(&others)) else {
+        return Fault::Stop(victim, true);
+    };
+    let (from, to) = if rng.chance(0.5) { (victim, other) } else { (other, victim) };
+    match kind {
+        Kind::Crash => Fault::Crash(victim),
+        Kind::Stop => Fault::Stop(victim, rng.chance(0.5)),
+        Kind::KillGuest => Fault::KillGuest(victim),
+        Kind::Cut => Fault::Cut(victim, other),
+        Kind::CutOneWay => Fault::CutOneWay(from, to),
+        Kind::Isolate => Fault::Isolate(victim),
+        Kind::Reset => Fault::Reset(victim, other),
+        Kind::Slow => Fault::Slow(victim, other),
+        Kind::FullRing => Fault::FullRing(from, to),
+        Kind::SlowDisk => Fault::SlowDisk(victim),
+        Kind::StaleBridge => Fault::StaleBridge,
+    }
+}
+
+/// How long a fault lasts.
+pub fn span_of(fault: Fault, rng: &mut Rng) -> Micros {
+    match fault {
+        Fault::Crash(_) => rng.micros((20_000, 2_000_000)),
+        // Around the timeout and well beyond it: the lease is what is tried here.
+        Fault::Stop(..) => {
+            let longest = rng.pick(&[120_000, 400_000, 3_000_000]);
+            rng.micros((5_000, longest))
+        }
+        _ => {
+            let longest = rng.pick(&[60_000, 500_000, 2_500_000]);
+            rng.micros((5_000, longest))
+        }
+    }
+}

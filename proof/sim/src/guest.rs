@@ -1,0 +1,311 @@
+//! A guest whose memory is a function of its inputs, plus noise of its own.
+//!
+//! It stands for what the replication sees of a real one: pages that are dirtied, device state
+//! that must travel with them, frames consumed and sent, and two instances that do the same
+//! work but race. A page is 4096 bytes outside and one word in here, for the simulator's speed.
+//!
+//! | page | holds |
+//! |---|---|
+//! | 0 | the name of its [history](crate::history), which the devices hold as well |
+//! | 1, 2 | device queues: resetting the devices writes garbage there |
+//! | others | what inputs, the history and noise have written |
+//!
+//! Page 0 and the devices agree whenever the guest is whole. A replica that applied a syncvm
+//! half (PLOVER §4.4) has a guest in which they do not, and its next step notices.
+
+use crate::history::{Histories, Step};
+use crate::rng::{Rng, mix};
+use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
+use plover_types::{Digest, Frame, Micros, PAGE_BYTES, PageNo, PageSet, wire};
+use serde::{Deserialize, Serialize};
+
+/// Pages that every device reset writes.
+const RESET_PAGES: [u32; 2] = [1, 2];
+
+/// How a guest behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestHabits {
+    /// How many pages it has.
+    pub pages: u32,
+    /// How often a step depends on a race.
+    pub noise: f64,
+    /// How long it works on a frame.
+    pub work: (u64, u64),
+    /// How long between two timer ticks.
+    pub tick: (u64, u64),
+    /// How often a reset writes a page that none has written before.
+    pub reset_stray: f64,
+}
+
+/// What a client asks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// Which client.
+    pub client: u8,
+    /// Its how-manieth request; repeated ones keep the number.
+    pub request: u32,
+    /// The frame's number: every frame has another.
+    pub number: u64,
+}
+
+/// What the guest answers.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// To whom; none for what the guest says of its own accord.
+    pub to: Option<(u8, u32)>,
+    /// The state that explains it: the name of the guest's history when it was sent.
+    pub history: u64,
+}
+
+/// Device and CPU state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    history: u64,
+    ticks: u64,
+    tick_left: Micros,
+    /// The frame being worked on.
+    work: Option<(Frame, Micros)>,
+    /// Registers that no memory shows.
+    registers: u64,
+}
+
+/// The guest.
+#[derive(Debug)]
+pub struct FakeGuest {
+    habits: GuestHabits,
+    rng: Rng,
+    memory: Vec<u64>,
+    dirty: PageSet,
+    devices: Devices,
+    /// The devices have not run since they were switched on or reset.
+    pub devices_clean: bool,
+    /// Memory and devices are of two different moments.
+    pub torn: bool,
+}
+
+impl FakeGuest {
+    /// A guest at power-on.
+    pub fn boot(habits: GuestHabits, mut rng: Rng, histories: &mut Histories) -> Self {
+        let history = rng.next();
+        histories.boot(history);
+        let mut guest = Self {
+            memory: vec![0; habits.pages as usize],
+            dirty: PageSet::new(habits.pages),
+            devices: Devices {
+                history,
+                ticks: 0,
+                tick_left: rng.micros(habits.tick),
+                work: None,
+                registers: rng.next(),
+            },
+            devices_clean: true,
+            torn: false,
+            habits,
+            rng,
+        };
+        guest.write(0, history);
+        // The firmware leaves traces of its own on every machine.
+        for _ in 0..habits.pages / 4 {
+            guest.scribble();
+        }
+        guest
+    }
+
+    fn write(&mut self, page: u32, value: u64) {
+        self.memory[page as usize] = value;
+        self.dirty.insert(PageNo(page));
+    }
+
+    /// A page that nothing but this side's luck determines.
+    fn scribble(&mut self) {
+        let page = self.any_page();
+        let value = self.rng.next();
+        self.write(page, value);
+    }
+
+    fn any_page(&mut self) -> u32 {
+        self.rng.range(3, u64::from(self.habits.pages) - 1) as u32
+    }
+
+    /// How long until the next thing happens in it, if it runs.
+    pub fn next_step_in(&self) -> Micros {
+        let work = self.devices.work.as_ref().map_or(Micros::NEVER, |(_, left)| *left);
+        work.min(self.devices.tick_left)
+    }
+
+    /// Whether it could take a frame from its NIC.
+    pub fn is_free(&self) -> bool {
+        self.devices.work.is_none()
+    }
+
+    /// Takes a frame and begins to work on it.
+    pub fn take(&mut self, frame: Frame) {
+        assert!(self.is_free(), "one frame at a time");
+        let left = self.rng.micros(self.habits.work);
+        self.devices.work = Some((frame, left));
+    }
+
+    /// Time passes in it; returns the CPU time it used.
+    pub fn run_for(&mut self, span: Micros) -> Micros {
+        self.devices.tick_left = self.devices.tick_left.since(span);
+        match &mut self.devices.work {
+            Some((_, left)) => {
+                *left = left.since(span);
+                span
+            }
+            None => Micros::ZERO,
+        }
+    }
+
+    /// Does what is due now; returns what it sends.
+    pub fn step(&mut self, histories: &mut Histories) -> Vec<Frame> {
+        let mut sent = Vec::new();
+        if self.devices.work.as_ref().is_some_and(|(_, left)| *left == Micros::ZERO) {
+            if let Some((frame, _)) = self.devices.work.take() {
+                sent.extend(self.answer(&frame, histories));
+            }
+        }
+        if self.devices.tick_left == Micros::ZERO {
+            self.devices.tick_left = self.rng.micros(self.habits.tick);
+            self.devices.ticks += 1;
+            self.live(Step::Other, self.devices.ticks, histories);
+            if self.rng.chance(0.05) {
+                sent.push(self.say(None));
+            }
+        }
+        sent
+    }
+
+    fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Option<Frame> {
+        let request: Request = wire::decode(&frame.0).ok()?;
+        self.live(Step::Input(request.number), request.number, histories);
+        Some(self.say(Some((request.client, request.request))))
+    }
+
+    /// An operator's input.
+    pub fn operate(&mut self, histories: &mut Histories) {
+        self.live(Step::Other, self.devices.ticks, histories);
+    }
+
+    fn say(&self, to: Option<(u8, u32)>) -> Frame {
+        Frame(wire::encode(&Reply { to, history: self.devices.history }))
+    }
+
+    /// One step of its life: memory and devices change, mostly as every guest's would, and
+    /// sometimes by a race.
+    fn live(&mut self, step: Step, input: u64, histories: &mut Histories) {
+        self.torn |= self.memory[0] != self.devices.history;
+        if self.torn {
+            return;
+        }
+        let noise = if self.rng.chance(self.habits.noise) { self.rng.next() } else { 0 };
+        let history = histories.step(self.devices.history, step, noise);
+        self.devices.history = history;
+        self.devices.registers = mix(self.devices.registers, history);
+        self.write(0, history);
+        let span = u64::from(self.habits.pages) - 3;
+        for i in 0..1 + input % 5 {
+            // Half of what it writes follows from the input alone: equal on both sides.
+            let basis = if i % 2 == 0 { input } else { history };
+            let value = mix(basis, i);
+            let page = 3 + (mix(value, i) % span) as u32;
+            self.write(page, if value % 8 == 0 { 0 } else { value });
+        }
+        if self.rng.chance(self.habits.noise) {
+            self.scribble();
+        }
+    }
+
+    /// The name of its history.
+    pub fn history(&self) -> u64 {
+        self.devices.history
+    }
+
+    /// Resets the devices: their state is gone, and their queues in memory with it.
+    pub fn reset(&mut self) {
+        self.devices = Devices {
+            history: 0,
+            ticks: 0,
+            tick_left: Micros::ZERO,
+            work: None,
+            registers: self.rng.next(),
+        };
+        self.devices_clean = true;
+        for page in RESET_PAGES {
+            let value = self.rng.next();
+            self.write(page, value);
+        }
+        if self.rng.chance(self.habits.reset_stray) {
+            self.scribble();
+        }
+    }
+
+    /// Serialises the devices.
+    pub fn save_devices(&self) -> Vec<u8> {
+        wire::encode(&self.devices)
+    }
+
+    /// Loads device state; false if it is none.
+    pub fn load_devices(&mut self, bytes: &[u8]) -> bool {
+        match wire::decode(bytes) {
+            Ok(devices) => {
+                self.devices = devices;
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Collects and clears the dirty bits.
+    pub fn scan(&mut self) -> PageSet {
+        std::mem::replace(&mut self.dirty, PageSet::new(self.habits.pages))
+    }
+
+    /// What a scan would find.
+    pub fn dirty(&self) -> &PageSet {
+        &self.dirty
+    }
+
+    /// All of its memory.
+    pub fn memory(&self) -> &[u64] {
+        &self.memory
+    }
+
+    /// Hashes pages under a key.
+    pub fn hash(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<Digest> {
+        let word = |i: usize| {
+            u64::from_le_bytes(key[i * 8..i * 8 + 8].try_into().expect("a key has four words"))
+        };
+        let (low, high) = (mix(word(0), word(1)), mix(word(2), word(3)));
+        let digest = |page: &PageNo| {
+            let value = self.memory[page.0 as usize];
+            Digest(u128::from(mix(low, value)) | u128::from(mix(high, value)) << 64)
+        };
+        pages.iter().map(digest).collect()
+    }
+
+    /// Reads pages into a chunk.
+    pub fn read_pages(&self, pages: &[PageNo]) -> Vec<u8> {
+        let mut writer = ChunkWriter::new();
+        let mut bytes = [0u8; PAGE_BYTES];
+        for page in pages {
+            bytes[..8].copy_from_slice(&self.memory[page.0 as usize].to_le_bytes());
+            writer.push(*page, &bytes);
+        }
+        writer.finish()
+    }
+
+    /// Writes a chunk's pages from outside. As with a real guest, the dirty bits do not see it.
+    pub fn write_chunk(&mut self, bytes: &[u8]) -> Result<(), ChunkError> {
+        for page in chunk::read(bytes, self.habits.pages) {
+            let (page, content) = page?;
+            self.memory[page.0 as usize] = match content {
+                PageContent::Zero => 0,
+                PageContent::Raw(bytes) => {
+                    u64::from_le_bytes(bytes[..8].try_into().expect("a page has 4096 bytes"))
+                }
+            };
+        }
+        Ok(())
+    }
+}

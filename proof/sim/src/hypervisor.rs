@@ -1,0 +1,289 @@
+//! The process around a guest, as the replica sees QEMU: orders that take their time.
+//!
+//! ```text
+//!  orders ─▶ [Pause SaveState Resume …] one after the other, each after a random delay
+//!  frames ─▶ [NIC queue] ─▶ guest, while it runs ─▶ [outputs] ─▶ the replica, a little later
+//! ```
+//!
+//! It may die at any moment, or refuse an order: device state can only be loaded onto clean
+//! devices on the machine types that need a reset (design §4), so a replica that gets the order
+//! of a syncvm wrong loses its guest here as it would in earnest.
+
+use crate::guest::{FakeGuest, GuestHabits};
+use crate::history::Histories;
+use crate::rng::Rng;
+use plover_replica::Event;
+use plover_types::{Frame, Micros};
+use std::collections::VecDeque;
+
+/// An order that takes time.
+#[derive(Clone, Debug)]
+pub enum Order {
+    /// Switch the machine on.
+    Start,
+    /// Stop the vCPUs.
+    Pause,
+    /// Let them run.
+    Resume,
+    /// Reset the devices.
+    Reset,
+    /// Serialise device state.
+    Save,
+    /// Load it.
+    Load(Vec<u8>),
+}
+
+/// Something of a hypervisor's own that comes due.
+#[derive(Clone, Copy, Debug)]
+pub enum Due {
+    /// The order at the head is carried out.
+    Order,
+    /// The guest's next step, unless it was paused since.
+    Step(u64),
+    /// What it has sent reaches the replica.
+    Outputs,
+}
+
+/// What makes one hypervisor differ from the next.
+#[derive(Clone, Copy, Debug)]
+pub struct HypervisorHabits {
+    /// The guest in it.
+    pub guest: GuestHabits,
+    /// How long switching on takes.
+    pub start: (u64, u64),
+    /// How long any other order takes.
+    pub order: (u64, u64),
+    /// Whether device state can only be loaded onto clean devices.
+    pub needs_reset: bool,
+}
+
+/// A hypervisor with its guest.
+#[derive(Debug)]
+pub struct Hypervisor {
+    habits: HypervisorHabits,
+    rng: Rng,
+    /// The guest.
+    pub guest: FakeGuest,
+    /// Frames fed and not consumed.
+    nic: VecDeque<Frame>,
+    console: u32,
+    outputs: Vec<Frame>,
+    orders: VecDeque<Order>,
+    running_since: Option<Micros>,
+    token: u64,
+    cpu: Micros,
+    dead: bool,
+    /// Stopped together with its replica: what comes due waits.
+    frozen: Option<Vec<Due>>,
+    due: Vec<(Micros, Due)>,
+}
+
+impl Hypervisor {
+    /// Switches one on; the first order, [`Order::Start`], is under way.
+    pub fn start(habits: HypervisorHabits, mut rng: Rng, histories: &mut Histories) -> Self {
+        let guest = FakeGuest::boot(habits.guest, rng.fork(0), histories);
+        let mut hypervisor = Self {
+            habits,
+            rng,
+            guest,
+            nic: VecDeque::new(),
+            console: 0,
+            outputs: Vec::new(),
+            orders: VecDeque::new(),
+            running_since: None,
+            token: 0,
+            cpu: Micros::ZERO,
+            dead: false,
+            frozen: None,
+            due: Vec::new(),
+        };
+        hypervisor.order(Order::Start);
+        hypervisor
+    }
+
+    /// What has come due since the last call, as delays from now.
+    pub fn take_due(&mut self) -> std::vec::Drain<'_, (Micros, Due)> {
+        self.due.drain(..)
+    }
+
+    /// Whether the process is gone.
+    pub fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// The process is gone; its guest's memory is still mapped by the replica.
+    pub fn die(&mut self, now: Micros) {
+        self.stand(now);
+        self.dead = true;
+    }
+
+    /// Takes an order.
+    pub fn order(&mut self, order: Order) {
+        if self.dead {
+            return;
+        }
+        self.orders.push_back(order);
+        if self.orders.len() == 1 {
+            self.begin_order();
+        }
+    }
+
+    fn begin_order(&mut self) {
+        if let Some(order) = self.orders.front() {
+            let span = match order {
+                Order::Start => self.habits.start,
+                _ => self.habits.order,
+            };
+            let span = self.rng.micros(span);
+            self.due.push((span, Due::Order));
+        }
+    }
+
+    /// Puts frames into the NIC's queue.
+    pub fn feed(&mut self, now: Micros, frames: Vec<Frame>) {
+        self.nic.extend(frames);
+        self.let_time_pass(now);
+        self.plan_step();
+    }
+
+    /// An operator's input.
+    pub fn operate(&mut self) {
+        self.console += 1;
+    }
+
+    /// CPU time used, and whether every frame was consumed.
+    pub fn sample(&mut self, now: Micros) -> (Micros, bool) {
+        self.let_time_pass(now);
+        (self.cpu, self.nic.is_empty())
+    }
+
+    /// Whether the vCPUs run.
+    pub fn is_running(&self) -> bool {
+        self.running_since.is_some()
+    }
+
+    /// The replica and its hypervisor are stopped together (a host that stands still).
+    pub fn freeze(&mut self, now: Micros) {
+        self.let_time_pass(now);
+        self.frozen.get_or_insert_with(Vec::new);
+    }
+
+    /// And go on.
+    pub fn thaw(&mut self, now: Micros) {
+        if let Some(missed) = self.frozen.take() {
+            self.due.extend(missed.into_iter().map(|due| (Micros::ZERO, due)));
+            if self.running_since.is_some() {
+                self.running_since = Some(now);
+                self.plan_step();
+            }
+        }
+    }
+
+    /// Something comes due; returns what the replica hears of it.
+    pub fn on_due(&mut self, now: Micros, due: Due, histories: &mut Histories) -> Option<Event> {
+        if self.dead {
+            return None;
+        }
+        if let Some(missed) = &mut self.frozen {
+            missed.push(due);
+            return None;
+        }
+        match due {
+            Due::Order => self.carry_out(now),
+            Due::Step(token) => {
+                if token == self.token && self.running_since.is_some() {
+                    self.step(now, histories);
+                }
+                None
+            }
+            Due::Outputs => {
+                let frames = std::mem::take(&mut self.outputs);
+                (!frames.is_empty()).then_some(Event::Outputs(frames))
+            }
+        }
+    }
+
+    fn carry_out(&mut self, now: Micros) -> Option<Event> {
+        let order = self.orders.pop_front()?;
+        self.begin_order();
+        Some(match order {
+            Order::Start => Event::GuestStarted,
+            Order::Pause => {
+                self.stand(now);
+                Event::GuestPaused {
+                    outputs: std::mem::take(&mut self.outputs),
+                    unconsumed: self.nic.drain(..).collect(),
+                }
+            }
+            Order::Resume => {
+                self.running_since = Some(now);
+                self.guest.devices_clean = false;
+                self.plan_step();
+                Event::GuestResumed
+            }
+            Order::Reset => {
+                self.guest.reset();
+                Event::GuestResetDone
+            }
+            Order::Save => Event::StateSaved(self.guest.save_devices()),
+            Order::Load(bytes) => {
+                if self.habits.needs_reset && !self.guest.devices_clean {
+                    return Some(self.refuse("state loaded onto devices that have run"));
+                }
+                if self.running_since.is_some() || !self.guest.load_devices(&bytes) {
+                    return Some(self.refuse("no state, or a guest that runs"));
+                }
+                Event::StateLoaded
+            }
+        })
+    }
+
+    fn refuse(&mut self, why: &str) -> Event {
+        self.dead = true;
+        Event::GuestDied(format!("refused: {why}"))
+    }
+
+    fn stand(&mut self, now: Micros) {
+        self.let_time_pass(now);
+        self.running_since = None;
+        self.token += 1;
+    }
+
+    fn let_time_pass(&mut self, now: Micros) {
+        if self.frozen.is_some() {
+            return;
+        }
+        if let Some(since) = &mut self.running_since {
+            self.cpu = self.cpu + self.guest.run_for(now.since(*since));
+            *since = now;
+        }
+    }
+
+    fn plan_step(&mut self) {
+        if self.running_since.is_none() || self.frozen.is_some() || self.dead {
+            return;
+        }
+        if self.guest.is_free() {
+            if let Some(frame) = self.nic.pop_front() {
+                self.guest.take(frame);
+            }
+        }
+        self.token += 1;
+        self.due.push((self.guest.next_step_in(), Due::Step(self.token)));
+    }
+
+    fn step(&mut self, now: Micros, histories: &mut Histories) {
+        self.let_time_pass(now);
+        while self.console > 0 {
+            self.console -= 1;
+            self.guest.operate(histories);
+        }
+        let sent = self.guest.step(histories);
+        if !sent.is_empty() {
+            self.outputs.extend(sent);
+            let span = self.rng.micros((5, 300));
+            self.due.push((span, Due::Outputs));
+        }
+        self.plan_step();
+    }
+}

@@ -1,0 +1,123 @@
+//! Entries that two replicas deliver at one index are equal.
+//!
+//! Every replica's log is read from outside each time it commits something; the first reading
+//! of an index is what all others are held against.
+
+use super::{Check, Violation};
+use crate::rng::mix;
+use apus::{Entry, EntryKind};
+use plover_replica::OperatorInput;
+use plover_types::{Frame, Index, ReplicaId, ReplicaSet, SyncNo, View, wire};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// The replica's own form of an entry's payload, which it keeps to itself.
+#[derive(Debug, Serialize, Deserialize)]
+enum Payload {
+    Inputs(Vec<Frame>),
+    Operator(OperatorInput),
+    Syncvm(SyncNo),
+}
+
+/// What has been committed in this life of the guest.
+#[derive(Debug, Default)]
+pub struct CommittedLog {
+    /// Digest of each entry, from index 1, and who delivered it first.
+    entries: Vec<(u64, ReplicaId)>,
+    /// The newest committed in-sync set.
+    in_sync: ReplicaSet,
+    /// The place of each committed frame among the inputs, by the frame's bytes. Only looked up.
+    inputs: HashMap<Vec<u8>, u64>,
+}
+
+/// A digest of an entry and all it says.
+fn digest(entry: &Entry) -> u64 {
+    let kind = match entry.kind {
+        EntryKind::Noop => 1,
+        EntryKind::App => 2,
+        EntryKind::InSync(set) => 3 + u64::from(set.0),
+    };
+    let mut sum = mix(mix(entry.viewstamp.view.0, entry.viewstamp.index.0), kind);
+    for chunk in entry.payload.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        sum = mix(sum, u64::from_le_bytes(word));
+    }
+    sum
+}
+
+impl CommittedLog {
+    /// The last index that anybody has delivered.
+    pub fn last(&self) -> Index {
+        Index(self.entries.len() as u64)
+    }
+
+    /// The newest committed in-sync set.
+    pub fn in_sync(&self) -> ReplicaSet {
+        self.in_sync
+    }
+
+    /// The place of a frame among all committed inputs.
+    pub fn place_of(&self, frame: &[u8]) -> Option<u64> {
+        self.inputs.get(frame).copied()
+    }
+
+    /// A replica has committed this entry.
+    pub fn committed(&mut self, who: ReplicaId, entry: &Entry) -> Check {
+        let index = entry.viewstamp.index;
+        let sum = digest(entry);
+        match index.0.cmp(&(self.last().0 + 1)) {
+            std::cmp::Ordering::Less => match self.entries[index.0 as usize - 1] {
+                (first, _) if first == sum => Ok(()),
+                (_, before) => Err(violation(format!(
+                    "{who} delivers {} at index {index}, {before} has delivered another",
+                    entry.viewstamp
+                ))),
+            },
+            std::cmp::Ordering::Equal => {
+                self.entries.push((sum, who));
+                self.learn(entry);
+                Ok(())
+            }
+            std::cmp::Ordering::Greater => Err(violation(format!(
+                "{who} delivers index {index}, nobody has delivered {}",
+                self.last().next()
+            ))),
+        }
+    }
+
+    fn learn(&mut self, entry: &Entry) {
+        match entry.kind {
+            EntryKind::InSync(set) => self.in_sync = set,
+            EntryKind::Noop => {}
+            EntryKind::App => match wire::decode(&entry.payload) {
+                Ok(Payload::Inputs(frames)) => {
+                    for frame in frames {
+                        let place = self.inputs.len() as u64;
+                        self.inputs.insert(frame.0, place);
+                    }
+                }
+                Ok(Payload::Operator(_) | Payload::Syncvm(_)) => {}
+                Err(error) => panic!("the replica's payloads have changed their form: {error}"),
+            },
+        }
+    }
+
+    /// Whether this is the entry that was committed at its index, as far as anything was.
+    pub fn agrees(&self, entry: &Entry) -> bool {
+        let place = entry.viewstamp.index.0 as usize - 1;
+        self.entries.get(place).is_none_or(|(sum, _)| *sum == digest(entry))
+    }
+
+    /// Which replica delivered it first; for messages.
+    pub fn first_to_deliver(&self, index: Index) -> Option<ReplicaId> {
+        self.entries.get(index.0 as usize - 1).map(|(_, who)| *who)
+    }
+}
+
+fn violation(message: String) -> Violation {
+    Violation { invariant: "logs_agree", section: "PLOVER §4.1; APUS §4.1", message }
+}
+
+/// A life of the guest, named by the view in which it began.
+pub type Life = View;

@@ -1,0 +1,69 @@
+//! What must never happen, one property a file, each with the place in the papers that asks for
+//! it. They watch from outside: what replicas say of themselves is believed only where the
+//! property is about that.
+
+pub mod committed_not_lost;
+pub mod debt_never_forgotten;
+pub mod external_consistency;
+pub mod guest_is_whole;
+pub mod inputs_in_order;
+pub mod logs_agree;
+pub mod memory_equal_after_sync;
+pub mod nothing_spins;
+pub mod one_leader_a_view;
+pub mod one_sender_a_slot;
+pub mod progress_after_healing;
+
+use std::fmt;
+
+/// A property that did not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The property: the name of its file.
+    pub invariant: &'static str,
+    /// Where the papers ask for it.
+    pub section: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.invariant, self.section, self.message)
+    }
+}
+
+/// What a check says.
+pub type Check = Result<(), Violation>;
+
+/// All of them, with what each remembers.
+#[derive(Debug, Default)]
+pub struct Invariants {
+    /// See the file.
+    pub one_leader_a_view: one_leader_a_view::OneLeaderAView,
+    /// See the file.
+    pub log: logs_agree::CommittedLog,
+    /// See the file.
+    pub external_consistency: external_consistency::ExternalConsistency,
+    /// See the file.
+    pub one_sender_a_slot: one_sender_a_slot::OneSenderASlot,
+    /// See the file.
+    pub memory_equal_after_sync: memory_equal_after_sync::MemoryEqualAfterSync,
+    /// See the file.
+    pub inputs_in_order: inputs_in_order::InputsInOrder,
+    /// See the file.
+    pub nothing_spins: nothing_spins::NothingSpins,
+    /// See the file.
+    pub progress: progress_after_healing::Progress,
+}
+
+impl Invariants {
+    /// The operator let the group begin a new life with a new guest: what the old one told its
+    /// clients binds nobody any more.
+    pub fn new_life(&mut self) {
+        self.log = logs_agree::CommittedLog::default();
+        self.external_consistency = external_consistency::ExternalConsistency::default();
+        self.one_sender_a_slot.new_life();
+        self.inputs_in_order = inputs_in_order::InputsInOrder::default();
+    }
+}

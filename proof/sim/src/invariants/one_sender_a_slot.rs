@@ -1,0 +1,47 @@
+//! Never two replicas that send as the guest: no slot's outputs are released by two of them,
+//! and once a newer leader faces clients, no older one releases anything.
+
+use super::{Check, Violation};
+use plover_types::{ReplicaId, SyncNo, View};
+use std::collections::BTreeMap;
+
+/// Who has sent what.
+#[derive(Debug, Default)]
+pub struct OneSenderASlot {
+    slots: BTreeMap<SyncNo, ReplicaId>,
+    /// The newest view in which somebody faced clients.
+    newest: Option<(View, ReplicaId)>,
+}
+
+fn violation(message: String) -> Violation {
+    Violation { invariant: "one_sender_a_slot", section: "PLOVER §4.6", message }
+}
+
+impl OneSenderASlot {
+    /// A replica starts to face clients.
+    pub fn serves(&mut self, who: ReplicaId, view: View) {
+        if self.newest.is_none_or(|(newest, _)| newest < view) {
+            self.newest = Some((view, who));
+        }
+    }
+
+    /// A replica sends outputs of this slot to clients.
+    pub fn released(&mut self, who: ReplicaId, view: View, slot: SyncNo) -> Check {
+        if let Some((newest, by)) = self.newest.filter(|(newest, _)| *newest > view) {
+            return Err(violation(format!(
+                "{who} releases outputs in view {view} while {by} serves in view {newest}"
+            )));
+        }
+        match *self.slots.entry(slot).or_insert(who) {
+            before if before == who => Ok(()),
+            before => Err(violation(format!(
+                "{who} (view {view}) releases outputs of slot {slot}, as {before} has done"
+            ))),
+        }
+    }
+
+    /// The slots of a new life are counted anew.
+    pub fn new_life(&mut self) {
+        self.slots.clear();
+    }
+}

@@ -1,0 +1,122 @@
+//! Once every fault has ended the group serves again, protected; or, if nobody holds the state
+//! any more, nobody serves until an operator has spoken.
+//!
+//! | what is left when the faults end | what must come of it |
+//! |---|---|
+//! | a leader that holds the guest; or a holder whom the best log of a majority that has not forgotten lets lead | it serves, is protected, answers a new request |
+//! | no holder | nobody serves; the group says that it is empty; after the operator's word it lives anew |
+//! | a holder that may not lead: more replicas have forgotten than the group can bear | nobody serves; once the operator has restarted the holder, as above |
+
+use super::{Check, Violation};
+use apus::Phase;
+use plover_replica::Replica;
+use plover_types::{Micros, ReplicaId};
+
+/// How long after the end of all faults the group may take. A joiner's patience of 15 s, once,
+/// with the copy that follows, is the longest single wait.
+pub const HEALING_MAX: Micros = Micros(45_000_000);
+
+/// What can be expected of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outlook {
+    /// Somebody can lead.
+    Alive,
+    /// Nobody holds the state.
+    Lost,
+    /// Somebody holds the state and may not lead.
+    Stuck,
+}
+
+/// How the healing goes.
+#[derive(Debug, Default)]
+pub struct Progress {
+    outlook: Option<Outlook>,
+    /// Replicas that said the guest is lost or the group is empty.
+    said: bool,
+    /// The operator has spoken.
+    operator: bool,
+}
+
+impl Progress {
+    /// A replica says that a guest is lost, or the group empty.
+    pub fn said(&mut self) {
+        self.said = true;
+    }
+
+    /// The operator let the group live anew.
+    pub fn operator_spoke(&mut self) {
+        self.operator = true;
+    }
+
+    /// Whether the operator has acted.
+    pub fn has_operator_spoken(&self) -> bool {
+        self.operator
+    }
+
+    /// What was expected when last asked.
+    pub fn outlook(&self) -> Option<Outlook> {
+        self.outlook
+    }
+
+    /// The faults have ended; these are the processes that run.
+    pub fn look<'a>(&mut self, running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) {
+        if self.outlook.is_none() {
+            self.outlook = Some(outlook(running));
+        }
+    }
+
+    /// Somebody starts to serve while the outlook was that nobody could, without the
+    /// operator's word.
+    pub fn serves(&self, who: ReplicaId) -> Check {
+        if self.outlook == Some(Outlook::Lost) && !self.operator {
+            return Err(violation(format!("{who} serves, though every holder's state is lost")));
+        }
+        Ok(())
+    }
+
+    /// The group is still not whole when it had time enough.
+    pub fn too_late(&self, report: &str) -> Violation {
+        let word = if self.operator { ", even after the operator's word" } else { "" };
+        let outlook = self.outlook.unwrap_or(Outlook::Alive);
+        violation(format!(
+            "{} s after all faults ended (outlook: {outlook:?}{word}) the group is not whole: \
+             {report}",
+            HEALING_MAX.0 / 1_000_000
+        ))
+    }
+
+    /// Nobody serves and nobody can: was that said?
+    pub fn silence(&self) -> Check {
+        if self.said {
+            return Ok(());
+        }
+        Err(violation("the state is lost, and no replica says so".to_string()))
+    }
+}
+
+fn violation(message: String) -> Violation {
+    let section = "PLOVER §4.5, §4.6; design §7";
+    Violation { invariant: "progress_after_healing", section, message }
+}
+
+fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) -> Outlook {
+    let members = running.clone().next().map_or(0, |(_, r)| r.members().len());
+    let holders = || running.clone().filter(|(_, replica)| replica.status().holds_state);
+    if holders().next().is_none() {
+        return Outlook::Lost;
+    }
+    let leads = |replica: &Replica| {
+        replica.consensus_core().status().phase == Phase::Leading && replica.status().holds_state
+    };
+    if running.clone().any(|(_, replica)| leads(replica)) {
+        return Outlook::Alive;
+    }
+    let remember: Vec<_> = running
+        .clone()
+        .map(|(_, replica)| replica.consensus_core().status())
+        .filter(|status| status.phase != Phase::Recovering)
+        .collect();
+    let best = remember.iter().max_by_key(|status| status.last);
+    let may = best.is_some_and(|best| holders().any(|(id, _)| best.in_sync.contains(id)));
+    if may && remember.len() > members / 2 { Outlook::Alive } else { Outlook::Stuck }
+}

@@ -1,0 +1,290 @@
+//! What the invariants and the coverage see of a replica: its log, its notes, its messages.
+
+use crate::faults::Ambush;
+use crate::invariants::debt_never_forgotten::{self, Side};
+use crate::invariants::memory_equal_after_sync::Snapshot;
+use crate::invariants::{Violation, committed_not_lost};
+use crate::schedule::Happening;
+use crate::trace::trace;
+use crate::world::World;
+use plover_replica::{Event, Note, Role};
+use plover_syncvm::message::Body;
+use plover_syncvm::{Phase, SyncMessage};
+use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
+
+/// Messages longer than this carry pages, which nothing here looks at.
+const LOOK_BYTES_MAX: usize = 8192;
+
+impl World {
+    /// A replica is about to be told something.
+    pub(crate) fn before(&mut self, who: ReplicaId, event: &Event) {
+        self.cause = name(event);
+        if self.trace.is_on() {
+            let what = brief(event);
+            trace!(self, "{who} <- {what}");
+        }
+        let Event::Received { lane: Lane::Bulk, bytes, .. } = event else { return };
+        if bytes.len() > LOOK_BYTES_MAX {
+            return;
+        }
+        if let Ok(SyncMessage { view, body: Body::End { sync, .. } }) = wire::decode(bytes) {
+            let current = self.process(who).replica.as_ref().map(|r| r.status().view);
+            if current == Some(view) {
+                self.invariants.memory_equal_after_sync.ended(who, view, sync);
+            }
+        }
+    }
+
+    /// A replica writes a message on the bulk lane.
+    pub(crate) fn look_at_bulk(&mut self, who: ReplicaId, bytes: &[u8]) {
+        if bytes.len() > LOOK_BYTES_MAX {
+            return;
+        }
+        let Ok(SyncMessage { view, body }) = wire::decode(bytes) else { return };
+        match body {
+            Body::Ack { sync } => {
+                let cut = self.invariants.memory_equal_after_sync.at_cut(view, sync);
+                if let Some(at) = cut.and_then(|cut| self.histories.find(cut.history)) {
+                    self.invariants.external_consistency.acknowledged(who, at);
+                }
+            }
+            Body::Fetch { .. } => self.coverage.hit("sync: reset with a fetch"),
+            _ => {}
+        }
+    }
+
+    /// Reads what a replica has committed since it was last read.
+    pub(crate) fn read_log(&mut self, who: ReplicaId) {
+        let Some(replica) = self.process(who).replica.as_deref() else { return };
+        let consensus = replica.consensus_core();
+        let (life, status) = (consensus.life(), consensus.status());
+        let (read_life, read) = self.process(who).read;
+        if life == View::NONE || life < self.life || (life == read_life && status.commit == read) {
+            return;
+        }
+        if life > self.life {
+            self.begin_life(who, life);
+        }
+        let read = if life == read_life { read } else { Index(0) };
+        let from = read.max(status.base).next();
+        let process = &self.processes[usize::from(who.0)];
+        let Some(replica) = process.replica.as_deref() else { return };
+        let mut check = Ok(());
+        for index in from.0..=status.commit.0 {
+            let entry = replica.consensus_core().entry(Index(index));
+            let entry = entry.expect("what lies between base and commit is in the log");
+            check = check.and(self.invariants.log.committed(who, entry));
+        }
+        self.process_mut(who).read = (life, status.commit);
+        self.check(check);
+    }
+
+    fn begin_life(&mut self, who: ReplicaId, life: View) {
+        trace!(self, "life {life} begins, says {who}");
+        if self.life != View::NONE {
+            if !self.operator_spoke {
+                let message =
+                    format!("{who} is in life {life}, which no operator let begin");
+                let section = "design §7, \"all lost\"";
+                self.check(Err(Violation { invariant: "committed_not_lost", section, message }));
+            }
+            self.coverage.hit("life: begun by the operator's word");
+            self.invariants.new_life();
+        }
+        self.operator_spoke = false;
+        self.life = life;
+    }
+
+    /// A replica notes something.
+    pub(crate) fn observe(&mut self, who: ReplicaId, note: Note) {
+        trace!(self, "{who} notes {note:?}");
+        self.count(&note);
+        match &note {
+            Note::Elected { view } => self.on_elected(who, *view),
+            Note::Serving { view } => self.on_serving(who, *view),
+            Note::SyncPhase { sync, phase } => self.on_phase(who, *sync, *phase),
+            Note::Applied { sync } => self.on_applied(who, *sync),
+            Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
+            _ => {}
+        }
+        if self.healed_at.is_none() && self.violation.is_none() {
+            let set_off = self.scenario.faults.set_off(&note, &mut self.chance.ambushes);
+            for ambush in set_off {
+                self.spring(who, ambush);
+            }
+        }
+    }
+
+    fn spring(&mut self, who: ReplicaId, ambush: Ambush) {
+        if self.scenario.faults.one_at_a_time && self.active_faults > 0 {
+            return;
+        }
+        if self.plan.now() < self.scenario.faults.begin {
+            return;
+        }
+        let fault = self.aim_at(ambush.kind, ambush.victim, who);
+        let delay = self.chance.ambushes.micros(ambush.delay);
+        // A crash can come between two actions. A stop cannot: see the crate's documentation.
+        let crash = matches!(fault, crate::faults::Fault::Crash(_));
+        if delay == Micros::ZERO && crash {
+            self.strike(fault);
+        } else {
+            self.plan.after(delay, Happening::Strike(fault));
+        }
+    }
+
+    fn on_elected(&mut self, who: ReplicaId, view: View) {
+        let check = self.invariants.one_leader_a_view.elected(who, view);
+        self.check(check);
+        let process = &self.processes[usize::from(who.0)];
+        if let Some(replica) = process.replica.as_deref() {
+            let check = committed_not_lost::elected(who, replica, &self.invariants.log);
+            self.check(check);
+        }
+    }
+
+    fn on_serving(&mut self, who: ReplicaId, view: View) {
+        let history = self.process(who).hypervisor.as_ref().map(|h| h.guest.history());
+        let at = history.and_then(|hash| self.histories.find(hash));
+        if let Some(at) = at {
+            let all = &self.histories;
+            let check = self.invariants.external_consistency.serves(who, view, at, all);
+            self.check(check);
+        }
+        if self.invariants.external_consistency.has_shown() {
+            self.coverage.hit("failover: a new leader serves");
+        }
+        self.invariants.one_sender_a_slot.serves(who, view);
+        let check = self.invariants.progress.serves(who);
+        self.check(check);
+    }
+
+    fn on_phase(&mut self, who: ReplicaId, sync: SyncNo, phase: Phase) {
+        let Some(replica) = self.process(who).replica.as_deref() else { return };
+        let view = replica.status().view;
+        match phase {
+            Phase::Scan => {
+                if let Some(snapshot) = self.snapshot(who) {
+                    self.invariants.memory_equal_after_sync.cut(view, sync, snapshot);
+                }
+            }
+            // The scan's pages are in the ledger by now.
+            Phase::Hash => self.check_debt(who),
+            _ => {}
+        }
+    }
+
+    fn snapshot(&self, who: ReplicaId) -> Option<Snapshot> {
+        let guest = &self.process(who).hypervisor.as_ref()?.guest;
+        Some(Snapshot {
+            memory: guest.memory().to_vec(),
+            devices: guest.save_devices(),
+            history: guest.history(),
+        })
+    }
+
+    fn check_debt(&mut self, leader: ReplicaId) {
+        let Some(ours) = self.side(leader) else { return };
+        // One that the group goes on without may differ as it likes: it gets a full copy.
+        let in_sync = self.invariants.log.in_sync();
+        let follows = |side: &Side<'_>| {
+            side.who != leader && in_sync.contains(side.who) && side.replica.status().holds_state
+        };
+        let members = self.scenario.members.iter();
+        let sides = members.filter_map(|who| self.side(*who)).filter(follows);
+        let check = sides.fold(Ok(()), |so_far, theirs| {
+            so_far.and_then(|()| debt_never_forgotten::check(ours, theirs))
+        });
+        self.check(check);
+    }
+
+    fn side(&self, who: ReplicaId) -> Option<Side<'_>> {
+        let process = self.process(who);
+        let replica = process.replica.as_deref()?;
+        let guest = &process.hypervisor.as_ref()?.guest;
+        Some(Side { who, replica, guest })
+    }
+
+    fn on_applied(&mut self, who: ReplicaId, sync: SyncNo) {
+        if let Some(now) = self.snapshot(who) {
+            let check = self.invariants.memory_equal_after_sync.applied(who, sync, &now);
+            self.check(check);
+        }
+    }
+
+    fn count(&mut self, note: &Note) {
+        let what = match note {
+            Note::Role { from: Role::Deposed, to: Role::Leader, .. } => {
+                "failover: a deposed leader won again"
+            }
+            Note::Role { from: Role::Deposed, to: Role::Witness, .. } => {
+                "failover: a deposed leader came back as witness"
+            }
+            Note::Role { to: Role::Deposed, .. } => "failover: a leader was deposed",
+            Note::Role { from: Role::Recovering, to: Role::Witness, .. } => {
+                "recovery: a replica recovered its log"
+            }
+            Note::Suspected { .. } => "failover: a leader was suspected",
+            Note::Elected { .. } => "failover: elections won",
+            Note::Protected { .. } => "join: the guest is protected",
+            Note::JoinBegun { .. } => "join: begun",
+            Note::JoinRound { round, .. } if *round > 0 => "join: more rounds",
+            Note::JoinFailed { .. } => "join: failed",
+            Note::SyncFailed { .. } => "sync: given up",
+            Note::Synced(report) => match report.reason.as_str() {
+                "idle" => "sync: done (idle)",
+                "longest" => "sync: done (longest)",
+                "guard_full" => "sync: done (guard full)",
+                "log_full" => "sync: done (log full)",
+                "quiet" => "sync: done (quiet)",
+                "join" => "sync: done (join)",
+                "retry" => "sync: done (retry)",
+                _ => "sync: done (other)",
+            },
+            Note::Applied { .. } => "sync: applied",
+            Note::GuestLost { .. } => "guest: lost",
+            Note::GroupEmpty { fresh: true } => "life: the group has never run",
+            Note::GroupEmpty { fresh: false } => "life: the group is empty",
+            Note::InputDropped { .. } => "input: dropped, the queue was full",
+            Note::Rejected { .. } => "messages rejected",
+            _ => return,
+        };
+        self.coverage.hit(what);
+    }
+}
+
+fn name(event: &Event) -> &'static str {
+    match event {
+        Event::Received { lane: Lane::Bulk, .. } => "Received Bulk",
+        Event::Received { lane: Lane::Log, .. } => "Received Log",
+        Event::Outputs(_) => "Outputs",
+        Event::Tick => "Tick",
+        _ => "other",
+    }
+}
+
+/// A line's worth of an event.
+fn brief(event: &Event) -> String {
+    match event {
+        Event::Received { from, lane, bytes } => {
+            let what = match (lane, wire::decode::<SyncMessage>(bytes)) {
+                (Lane::Bulk, Ok(message)) => {
+                    let text = format!("{message:?}");
+                    text.chars().take(110).collect()
+                }
+                _ => format!("{} bytes", bytes.len()),
+            };
+            format!("{lane:?} record of {from}: {what}")
+        }
+        Event::Frames(frames) => format!("{} frames of clients", frames.len()),
+        Event::Outputs(frames) => format!("{} outputs", frames.len()),
+        Event::GuestPaused { outputs, unconsumed } => {
+            format!("paused, {} outputs, {} unconsumed", outputs.len(), unconsumed.len())
+        }
+        Event::StateSaved(_) => "state saved".to_string(),
+        Event::Scanned(set) => format!("scanned {:?}", set.to_runs().0),
+        Event::Hashed(digests) => format!("hashed {} pages", digests.len()),
+        Event::PagesRead(chunk) => format!("read {} bytes of pages", chunk.len()),
+        event => format!("{event:?}"),
+    }
+}

@@ -1,0 +1,110 @@
+//! One replica's process: the brain, its clock, its hypervisor and its disk.
+
+use crate::clock::Clock;
+use crate::disk::Disk;
+use crate::hypervisor::Hypervisor;
+use plover_replica::{Action, Event, Replica};
+use plover_types::{Index, Micros, View};
+use std::collections::VecDeque;
+
+/// Whether a process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// There is none.
+    Down,
+    /// It runs.
+    Up,
+    /// SIGSTOP: what happens to it waits; its clock goes on.
+    Stopped,
+}
+
+/// A process, over all its lives.
+#[derive(Debug)]
+pub struct Process {
+    /// Whether it runs.
+    pub state: State,
+    /// Which life this is.
+    pub incarnation: u64,
+    /// The brain.
+    pub replica: Option<Box<Replica>>,
+    /// Its clock.
+    pub clock: Clock,
+    /// Its hypervisor.
+    pub hypervisor: Option<Hypervisor>,
+    /// How many hypervisors it has started.
+    pub hypervisors: u64,
+    /// Its disk, which outlives it.
+    pub disk: Disk,
+    /// When the disk is done with what it was told.
+    pub disk_free_at: Micros,
+    /// The disk is slow.
+    pub disk_slow: bool,
+    /// Whether it reads the TAP.
+    pub facing: bool,
+    /// What happened and was not looked at yet.
+    pub events: VecDeque<Event>,
+    /// What the brain asked for and was not done yet.
+    pub actions: VecDeque<Action>,
+    /// What happened while it was stopped.
+    pub missed: Vec<Event>,
+    /// When it is to be woken, and which plan to wake it counts.
+    pub tick: (Micros, u64),
+    /// Whether a sample is planned, and which plan counts.
+    pub sample: (bool, u64),
+    /// How far its log was read: the life and the index.
+    pub read: (View, Index),
+    /// How many restarts are planned.
+    pub restarts: u32,
+}
+
+impl Process {
+    /// A host on which no process runs yet.
+    pub fn new() -> Self {
+        Self {
+            state: State::Down,
+            incarnation: 0,
+            replica: None,
+            clock: Clock::new(Micros::ZERO, Micros::ZERO, 0),
+            hypervisor: None,
+            hypervisors: 0,
+            disk: Disk::default(),
+            disk_free_at: Micros::ZERO,
+            disk_slow: false,
+            facing: false,
+            events: VecDeque::new(),
+            actions: VecDeque::new(),
+            missed: Vec::new(),
+            tick: (Micros::NEVER, 0),
+            sample: (false, 0),
+            read: (View::NONE, Index(0)),
+            restarts: 0,
+        }
+    }
+
+    /// The process vanishes; of the writes under way, the first `kept` made it to the disk.
+    pub fn vanish(&mut self, kept: usize) {
+        self.state = State::Down;
+        self.incarnation += 1;
+        self.replica = None;
+        self.hypervisor = None;
+        self.facing = false;
+        self.events.clear();
+        self.actions.clear();
+        self.missed.clear();
+        self.tick = (Micros::NEVER, self.tick.1 + 1);
+        self.sample = (false, self.sample.1 + 1);
+        self.read = (View::NONE, Index(0));
+        self.disk.crash(kept);
+    }
+
+    /// Whether it runs and holds a guest whose hypervisor is alive.
+    pub fn has_guest(&self) -> bool {
+        self.hypervisor.as_ref().is_some_and(|hypervisor| !hypervisor.is_dead())
+    }
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,142 @@
+//! What one seed's world is like: sizes, speeds, habits and the plan of faults.
+
+use crate::faults::FaultPlan;
+use crate::guest::GuestHabits;
+use crate::hypervisor::HypervisorHabits;
+use crate::net::NetHabits;
+use crate::rng::Rng;
+use apus::Durability;
+use plover_policy::{SlotConfig, UnprotectedOutput};
+use plover_replica::{Canary, Config};
+use plover_types::{Micros, ReplicaId, ReplicaSet};
+
+/// How the clients behave.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientHabits {
+    /// How many.
+    pub clients: u8,
+    /// Between a reply and the next request.
+    pub think: (u64, u64),
+    /// How long one waits before it repeats a request.
+    pub patience: (u64, u64),
+    /// How often a request is a burst of frames.
+    pub burst: f64,
+}
+
+/// A seed's world.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The members of the group.
+    pub members: Vec<ReplicaId>,
+    /// Every replica's hypervisor.
+    pub hypervisor: HypervisorHabits,
+    /// The network.
+    pub net: NetHabits,
+    /// The clients.
+    pub clients: ClientHabits,
+    /// How long a write to stable storage takes.
+    pub store: (u64, u64),
+    /// How far clocks drift, in millionths.
+    pub drift_ppm_max: u64,
+    /// What goes wrong.
+    pub faults: FaultPlan,
+    config: Config,
+}
+
+impl Scenario {
+    /// The world of a seed; `replicas` in the group, faults for about `span` if given.
+    pub fn draw(rng: &mut Rng, replicas: u8, span: Option<Micros>, canary: Canary) -> Self {
+        let members: Vec<_> = (0..replicas).map(ReplicaId).collect();
+        let pages = rng.range(48, 160) as u32;
+        let needs_reset = rng.chance(0.5);
+        let quick = rng.chance(0.7);
+        let guest = GuestHabits {
+            pages,
+            noise: rng.pick(&[0.02, 0.2, 1.0]),
+            work: if quick { (50, 2_000) } else { (500, 12_000) },
+            tick: (5_000, 60_000),
+            reset_stray: rng.pick(&[0.0, 0.1, 0.4]),
+        };
+        let hypervisor = HypervisorHabits {
+            guest,
+            start: (20_000, rng.pick(&[60_000, 400_000])),
+            order: (100, rng.pick(&[800, 4_000])),
+            needs_reset,
+        };
+        let net = NetHabits {
+            delay: rng.pick(&[(20, 80), (50, 400), (100, 3_000)]),
+            bytes_per_us: rng.pick(&[100, 1000]),
+            harsh: rng.pick(&[0.0, 0.0, 0.01, 0.05]),
+        };
+        let clients = ClientHabits {
+            clients: rng.range(1, 4) as u8,
+            think: rng.pick(&[(2_000, 20_000), (10_000, 80_000)]),
+            patience: rng.pick(&[(60_000, 120_000), (200_000, 400_000)]),
+            burst: rng.pick(&[0.0, 0.1]),
+        };
+        let store = rng.pick(&[(50, 300), (100, 8_000)]);
+        let drift_ppm_max = rng.pick(&[0, 200, 9_000]);
+        let span = span.unwrap_or_else(|| Micros(rng.range(4_000_000, 12_000_000)));
+        let config = draw_config(rng, &members, pages, needs_reset, canary);
+        let faults = FaultPlan::draw(rng, span);
+        Self { members, hypervisor, net, clients, store, drift_ppm_max, faults, config }
+    }
+
+    /// The configuration of a process that starts.
+    pub fn config(&self, me: ReplicaId, rng: &mut Rng) -> Config {
+        let mut config = self.config.clone();
+        config.me = me;
+        config.seed = rng.next();
+        for byte in &mut config.hash_key {
+            *byte = rng.next() as u8;
+        }
+        config
+    }
+
+    /// Whether a process finds its log again.
+    pub fn keeps_log(&self) -> bool {
+        self.config.durability == Durability::Disk
+    }
+
+    /// Who boots the guest when the group has none.
+    pub fn first_leader(&self) -> ReplicaId {
+        self.config.first_leader
+    }
+}
+
+fn draw_config(
+    rng: &mut Rng,
+    members: &[ReplicaId],
+    pages: u32,
+    needs_reset: bool,
+    canary: Canary,
+) -> Config {
+    let durability =
+        if rng.chance(0.3) { Durability::Disk } else { Durability::Memory };
+    let unprotected_output =
+        if rng.chance(0.15) { UnprotectedOutput::Hold } else { UnprotectedOutput::Release };
+    Config {
+        me: members[0],
+        members: ReplicaSet::of(members.iter().copied()),
+        first_leader: rng.pick(members),
+        heartbeat: Micros::from_ms(25),
+        timeout: Micros::from_ms(100),
+        durability,
+        log_bytes_max: rng.pick(&[4_000, 20_000, 1 << 20]),
+        message_bytes_max: rng.pick(&[1_024, 16_384]),
+        slot: SlotConfig {
+            // Ten times the real one: a sample is an event here.
+            idle_threshold: Micros(1000),
+            quiet_max: Micros::from_ms(rng.pick(&[100, 500])),
+            ..SlotConfig::default()
+        },
+        unprotected_output,
+        pages,
+        needs_reset,
+        guard_bytes_max: rng.pick(&[100, 4_000]),
+        input_frames_max: rng.pick(&[8, 256]),
+        hash_key: [0; 32],
+        seed: 0,
+        canary,
+    }
+}

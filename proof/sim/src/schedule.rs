@@ -1,0 +1,147 @@
+//! What is going to happen, in the order of the world's time.
+//!
+//! Two things at the same microsecond happen in the order in which they were planned, so that
+//! a run depends on nothing but its seed.
+
+use crate::faults::Fault;
+use crate::hypervisor::Due;
+use plover_types::{Frame, Lane, Micros, ReplicaId};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// Something that is going to happen.
+#[derive(Debug)]
+pub enum Happening {
+    /// A replica's deadline, unless a sooner one was planned since.
+    Tick(ReplicaId, u64),
+    /// A replica wants a sample of its guest's activity.
+    Sample(ReplicaId, u64),
+    /// A record reaches the end of its lane.
+    Arrival(Arrival),
+    /// A way that was cut passes what has stalled.
+    Mended(ReplicaId, ReplicaId),
+    /// An end learns that its link is up anew, or down.
+    LinkNotice {
+        /// The end.
+        end: ReplicaId,
+        /// The other end.
+        peer: ReplicaId,
+        /// Which session of the link.
+        session: u64,
+        /// Up or down.
+        up: bool,
+    },
+    /// Two replicas without a link try to connect.
+    Connect(ReplicaId, ReplicaId),
+    /// A link over which nothing passes is given up, if it is still that session.
+    BreakLink(ReplicaId, ReplicaId, u64),
+    /// Something of the hypervisor that this replica's n-th order to start one brought.
+    Hypervisor(ReplicaId, u64, Due),
+    /// A hypervisor's death is noticed.
+    HypervisorDied(ReplicaId, u64),
+    /// The oldest write under way of this process is durable.
+    Stored(ReplicaId, u64),
+    /// Frames of clients reach a replica's TAP.
+    Frames(ReplicaId, Vec<Frame>),
+    /// The guest's frames reach the clients.
+    Replies(Vec<Frame>),
+    /// The clients' bridge learns behind which port the guest is.
+    Learn(ReplicaId),
+    /// A client sends its next request.
+    Ask(u8),
+    /// A client repeats a request that nobody has answered.
+    AskAgain(u8, u32),
+    /// A fault strikes.
+    Strike(Fault),
+    /// A fault ends.
+    Mend(Fault),
+    /// The next fault of the plan.
+    Next,
+    /// A process starts again.
+    Restart(ReplicaId),
+    /// Every fault ends.
+    Heal,
+    /// Has the group recovered?
+    Look,
+}
+
+/// A record under way.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Who wrote it.
+    pub from: ReplicaId,
+    /// Whose ring it goes to.
+    pub to: ReplicaId,
+    /// Which ring.
+    pub lane: Lane,
+    /// Which session of the link.
+    pub session: u64,
+    /// The record.
+    pub bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    at: Micros,
+    order: u64,
+    what: Happening,
+}
+
+impl PartialEq for Planned {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Planned {}
+
+impl PartialOrd for Planned {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Planned {
+    /// The soonest is the greatest: that is the one the heap hands out.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+/// The plan.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    heap: BinaryHeap<Planned>,
+    planned: u64,
+    now: Micros,
+}
+
+impl Schedule {
+    /// The world's time.
+    pub fn now(&self) -> Micros {
+        self.now
+    }
+
+    /// How many things were planned so far.
+    pub fn planned(&self) -> u64 {
+        self.planned
+    }
+
+    /// Plans `what` for `at`, or for now if that has passed.
+    pub fn at(&mut self, at: Micros, what: Happening) {
+        self.planned += 1;
+        self.heap.push(Planned { at: at.max(self.now), order: self.planned, what });
+    }
+
+    /// Plans `what` for a while from now.
+    pub fn after(&mut self, span: Micros, what: Happening) {
+        self.at(self.now + span, what);
+    }
+
+    /// Time goes on to what happens next.
+    pub fn next(&mut self) -> Option<Happening> {
+        let planned = self.heap.pop()?;
+        self.now = planned.at;
+        Some(planned.what)
+    }
+}

@@ -1,0 +1,325 @@
+//! Faults strike and end; in the end all of them, and the group has to get well.
+
+use crate::faults::{Fault, Kind, Victim, aim, any_kind, span_of};
+use crate::invariants::progress_after_healing::{HEALING_MAX, Outlook};
+use crate::process::State;
+use crate::schedule::Happening;
+use crate::trace::trace;
+use crate::world::World;
+use plover_replica::{Event, Role};
+use plover_types::{Micros, ReplicaId};
+
+/// Between two looks at the healing group.
+const LOOK_EVERY: Micros = Micros(50_000);
+
+/// How long the operator watches a group that nobody serves before giving the word.
+const OPERATOR_WAITS: Micros = Micros(3_000_000);
+
+impl World {
+    /// The next fault at a random moment.
+    pub(crate) fn next_fault(&mut self) {
+        if self.healed_at.is_some() {
+            return;
+        }
+        if self.scenario.faults.one_at_a_time && (self.active_faults > 0 || !self.is_whole()) {
+            return self.plan.after(LOOK_EVERY, Happening::Next);
+        }
+        let kind = any_kind(&mut self.chance.faults);
+        let victim =
+            self.chance.faults.pick(&[Victim::Leader, Victim::Secondary, Victim::Anyone]);
+        let anyone = self.chance.faults.pick(&self.scenario.members);
+        let fault = self.aim_at(kind, victim, anyone);
+        self.strike(fault);
+        let gap = self.chance.faults.micros(self.scenario.faults.gap);
+        self.plan.after(gap, Happening::Next);
+    }
+
+    pub(crate) fn aim_at(&mut self, kind: Kind, victim: Victim, myself: ReplicaId) -> Fault {
+        let leader = self.leader();
+        let in_step = |role: Role| matches!(role, Role::Secondary | Role::Joining);
+        let secondary = self.running().find(|(_, replica)| in_step(replica.status().role));
+        let secondary = secondary.map(|(who, _)| who);
+        let anyone = self.chance.faults.pick(&self.scenario.members);
+        let victim = match victim {
+            Victim::Leader => leader.unwrap_or(anyone),
+            Victim::Secondary => secondary.unwrap_or(anyone),
+            Victim::Anyone => anyone,
+            Victim::Myself => myself,
+        };
+        aim(kind, victim, &self.scenario.members, &mut self.chance.faults)
+    }
+
+    /// Who leads, by the newest view.
+    fn leader(&self) -> Option<ReplicaId> {
+        let leads = self.running().filter(|(_, r)| r.status().role == Role::Leader);
+        leads.max_by_key(|(_, replica)| replica.status().view).map(|(who, _)| who)
+    }
+
+    /// Whether all processes run, and a leader serves whose guest is protected in earnest.
+    pub(crate) fn is_whole(&self) -> bool {
+        let up = self.processes.iter().all(|process| process.state == State::Up);
+        let protected = self.running().any(|(who, replica)| {
+            let status = replica.status();
+            let held = |member: ReplicaId| {
+                let process = self.process(member);
+                let holds = process.replica.as_ref().is_some_and(|r| r.status().holds_state);
+                process.has_guest() && holds
+            };
+            status.protected
+                && status.serving
+                && status.in_sync.contains(who)
+                && status.in_sync.iter().all(held)
+        });
+        up && protected
+    }
+
+    /// A fault strikes.
+    pub(crate) fn strike(&mut self, fault: Fault) {
+        if self.healed_at.is_some() {
+            return;
+        }
+        trace!(self, "FAULT {fault:?}");
+        let span = span_of(fault, &mut self.chance.faults);
+        let struck = match fault {
+            Fault::Crash(who) => self.crash(who, span),
+            Fault::Stop(who, with_guest) => self.stop(who, with_guest),
+            Fault::KillGuest(who) => self.kill_guest(who),
+            Fault::Cut(a, b) => {
+                self.net.cut(a, b, &mut self.plan);
+                self.net.cut(b, a, &mut self.plan);
+                Some("fault: cut two ways")
+            }
+            Fault::CutOneWay(from, to) => {
+                self.net.cut(from, to, &mut self.plan);
+                Some("fault: cut one way")
+            }
+            Fault::Isolate(who) => {
+                for peer in self.others(who) {
+                    self.net.cut(who, peer, &mut self.plan);
+                    self.net.cut(peer, who, &mut self.plan);
+                }
+                Some("fault: replica cut off")
+            }
+            Fault::Reset(a, b) => {
+                self.net.break_link(a, b, (0, 30_000), &mut self.plan);
+                Some("fault: link reset")
+            }
+            Fault::Slow(a, b) => {
+                self.net.set_slowness(a, b, 100);
+                Some("fault: slow link")
+            }
+            Fault::FullRing(from, to) => {
+                self.net.set_full_ring(from, to, true);
+                Some("fault: full bulk ring")
+            }
+            Fault::SlowDisk(who) => {
+                self.process_mut(who).disk_slow = true;
+                Some("fault: slow disk")
+            }
+            Fault::StaleBridge => {
+                self.clients.stale = true;
+                Some("fault: stale bridge")
+            }
+        };
+        if let Some(what) = struck {
+            self.coverage.hit(what);
+            self.active_faults += 1;
+            self.plan.after(span, Happening::Mend(fault));
+        }
+    }
+
+    fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
+        self.scenario.members.iter().copied().filter(|peer| *peer != who).collect()
+    }
+
+    fn crash(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
+        if self.process(who).state == State::Down {
+            return None;
+        }
+        self.vanish(who);
+        self.plan.after(span, Happening::Restart(who));
+        Some("fault: process killed")
+    }
+
+    fn vanish(&mut self, who: ReplicaId) {
+        let under_way = self.process(who).disk.under_way() as u64;
+        let kept = self.chance.faults.range(0, under_way) as usize;
+        self.process_mut(who).vanish(kept);
+        // A killed process's connections are reset; a dead host's fall silent.
+        let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);
+        self.net.process_died(who, &self.scenario.members, notice, &mut self.plan);
+    }
+
+    fn stop(&mut self, who: ReplicaId, with_guest: bool) -> Option<&'static str> {
+        let now = self.plan.now();
+        let process = self.process_mut(who);
+        if process.state != State::Up {
+            return None;
+        }
+        process.state = State::Stopped;
+        if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| with_guest) {
+            hypervisor.freeze(now);
+        }
+        Some("fault: process stopped")
+    }
+
+    /// SIGCONT: what was missed comes in one go, and the clock has jumped.
+    fn go_on(&mut self, who: ReplicaId) {
+        let now = self.plan.now();
+        if self.process(who).state != State::Stopped {
+            return;
+        }
+        // The node takes its sources one after the other: first the fabric, then the rest.
+        let by_source = self.chance.faults.chance(0.5);
+        let process = self.process_mut(who);
+        process.state = State::Up;
+        if let Some(hypervisor) = &mut process.hypervisor {
+            hypervisor.thaw(now);
+        }
+        let mut missed = std::mem::take(&mut process.missed);
+        if by_source {
+            missed.sort_by_key(|event| {
+                !matches!(event, Event::Received { .. } | Event::Link { .. })
+            });
+        }
+        process.events.extend(missed);
+        self.plan_hypervisor(who);
+        self.turn(who);
+    }
+
+    fn kill_guest(&mut self, who: ReplicaId) -> Option<&'static str> {
+        let now = self.plan.now();
+        let late = self.chance.faults.micros((10, 30_000));
+        let process = self.process_mut(who);
+        let number = process.hypervisors;
+        let hypervisor = process.hypervisor.as_mut().filter(|h| !h.is_dead())?;
+        hypervisor.die(now);
+        self.plan.after(late, Happening::HypervisorDied(who, number));
+        Some("fault: hypervisor killed")
+    }
+
+    /// A fault ends.
+    pub(crate) fn mend(&mut self, fault: Fault) {
+        self.active_faults -= 1;
+        if self.healed_at.is_some() {
+            return;
+        }
+        trace!(self, "MENDED {fault:?}");
+        match fault {
+            Fault::Stop(who, _) => self.go_on(who),
+            Fault::Cut(a, b) => {
+                self.net.mend(a, b, &mut self.plan);
+                self.net.mend(b, a, &mut self.plan);
+            }
+            Fault::CutOneWay(from, to) => self.net.mend(from, to, &mut self.plan),
+            Fault::Isolate(who) => {
+                for peer in self.others(who) {
+                    self.net.mend(who, peer, &mut self.plan);
+                    self.net.mend(peer, who, &mut self.plan);
+                }
+            }
+            Fault::Slow(a, b) => self.net.set_slowness(a, b, 1),
+            Fault::FullRing(from, to) => self.net.set_full_ring(from, to, false),
+            Fault::SlowDisk(who) => self.process_mut(who).disk_slow = false,
+            Fault::StaleBridge => self.clients.stale = false,
+            Fault::Crash(_) | Fault::KillGuest(_) | Fault::Reset(..) => {}
+        }
+    }
+
+    /// Every fault ends.
+    pub(crate) fn heal(&mut self) {
+        trace!(self, "HEALED");
+        let now = self.plan.now();
+        self.healed_at = Some(now);
+        self.net.heal(&mut self.plan);
+        self.clients.stale = false;
+        self.clients.count_fresh(now);
+        for who in self.scenario.members.clone() {
+            self.process_mut(who).disk_slow = false;
+            self.go_on(who);
+            let late = self.chance.faults.micros((0, 200_000));
+            self.plan.after(late, Happening::Restart(who));
+        }
+        self.plan.after(Micros(1_000_000), Happening::Look);
+    }
+
+    /// Has the group recovered? If it cannot by itself, the operator acts.
+    pub(crate) fn look(&mut self) {
+        let members = self.scenario.members.clone();
+        let processes = &self.processes;
+        let running = members
+            .iter()
+            .filter_map(|who| Some((*who, processes[usize::from(who.0)].replica.as_deref()?)));
+        self.invariants.progress.look(running);
+        if self.is_whole() && self.clients.fresh_replies > 0 {
+            self.finished = true;
+            self.coverage.hit("healed");
+            return;
+        }
+        let since = self.plan.now().since(self.healed_at.unwrap_or_default());
+        if since > HEALING_MAX {
+            let report = self.report();
+            let violation = self.invariants.progress.too_late(&report);
+            return self.check(Err(violation));
+        }
+        if since > OPERATOR_WAITS {
+            self.operate();
+        }
+        self.plan.after(LOOK_EVERY, Happening::Look);
+    }
+
+    /// What an operator does about a group that cannot serve any more.
+    fn operate(&mut self) {
+        let outlook = self.invariants.progress.outlook();
+        if outlook == Some(Outlook::Alive) {
+            return;
+        }
+        let holders: Vec<_> = self
+            .running()
+            .filter(|(_, replica)| replica.status().holds_state)
+            .map(|(who, _)| who)
+            .collect();
+        if outlook == Some(Outlook::Stuck) && self.life_before_operator() {
+            self.coverage.hit("life: stuck, the operator restarted the holder");
+            for who in holders {
+                self.vanish(who);
+                self.plan.after(LOOK_EVERY, Happening::Restart(who));
+            }
+        } else if holders.is_empty() {
+            let silence = self.invariants.progress.silence();
+            self.check(silence);
+            self.operator_spoke = true;
+            self.tell(self.scenario.first_leader(), Event::Bootstrap);
+        }
+        self.invariants.progress.operator_spoke();
+    }
+
+    /// Whether the operator has not acted yet.
+    fn life_before_operator(&self) -> bool {
+        !self.invariants.progress.has_operator_spoken()
+    }
+
+    fn report(&self) -> String {
+        let lines: Vec<_> = self
+            .running()
+            .map(|(who, replica)| {
+                let status = replica.status();
+                let consensus = replica.consensus_core().status();
+                format!(
+                    "{who} is {:?} ({:?}) in view {}, leader {:?}, in-sync set {}, holds the \
+                     state: {}, serves: {}, log {} committed {}",
+                    status.role,
+                    consensus.phase,
+                    status.view,
+                    status.leader,
+                    status.in_sync,
+                    status.holds_state,
+                    status.serving,
+                    consensus.last,
+                    consensus.commit
+                )
+            })
+            .collect();
+        format!("{}; {} fresh replies", lines.join("; "), self.clients.fresh_replies)
+    }
+}

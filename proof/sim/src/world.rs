@@ -1,0 +1,252 @@
+//! The simulated world: it owns everything and lets one thing happen after the other.
+
+use crate::clients::Clients;
+use crate::clock::Clock;
+use crate::coverage::Coverage;
+use crate::history::Histories;
+use crate::invariants::{Check, Invariants, Violation};
+use crate::net::Net;
+use crate::process::{Process, State};
+use crate::rng::Rng;
+use crate::scenario::Scenario;
+use crate::schedule::{Happening, Schedule};
+use crate::trace::{Trace, TraceMode, trace};
+use plover_replica::{Canary, Event, Replica};
+use plover_types::{Index, Micros, ReplicaId, View};
+
+/// No run needs more; one that does is stuck in a loop of its own making.
+const HAPPENINGS_MAX: u64 = 20_000_000;
+
+/// How to run a seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Replicas in the group.
+    pub replicas: u8,
+    /// How long faults come, if not for as long as the seed says.
+    pub faults_for: Option<Micros>,
+    /// A known bug to put back.
+    pub canary: Canary,
+    /// What becomes of the trace.
+    pub trace: TraceMode,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { replicas: 3, faults_for: None, canary: Canary::None, trace: TraceMode::Off }
+    }
+}
+
+/// The world of one seed.
+#[derive(Debug)]
+pub struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) plan: Schedule,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) net: Net,
+    pub(crate) clients: Clients,
+    pub(crate) histories: Histories,
+    pub(crate) invariants: Invariants,
+    pub(crate) coverage: Coverage,
+    pub(crate) trace: Trace,
+    pub(crate) violation: Option<Violation>,
+    /// The life of the guest that the group is in.
+    pub(crate) life: View,
+    /// The operator has let the group begin another life.
+    pub(crate) operator_spoke: bool,
+    pub(crate) healed_at: Option<Micros>,
+    pub(crate) finished: bool,
+    /// Faults that have struck and not ended.
+    pub(crate) active_faults: u32,
+    /// What the replica whose turn it is was told.
+    pub(crate) cause: &'static str,
+    pub(crate) chance: Chance,
+}
+
+/// The streams of random decisions, one for each part of the world.
+#[derive(Debug)]
+pub(crate) struct Chance {
+    pub processes: Rng,
+    pub hypervisors: Rng,
+    pub disks: Rng,
+    pub faults: Rng,
+    pub ambushes: Rng,
+}
+
+impl World {
+    /// The world that `seed` makes.
+    pub fn new(seed: u64, options: &Options) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut draw = rng.fork(1);
+        let scenario =
+            Scenario::draw(&mut draw, options.replicas, options.faults_for, options.canary);
+        let mut plan = Schedule::default();
+        let net = Net::new(scenario.net, rng.fork(2), &scenario.members, &mut plan);
+        let clients = Clients::new(scenario.clients, rng.fork(3), &mut plan);
+        let mut chance = Chance {
+            processes: rng.fork(4),
+            hypervisors: rng.fork(5),
+            disks: rng.fork(6),
+            faults: rng.fork(7),
+            ambushes: rng.fork(8),
+        };
+        for &who in &scenario.members {
+            plan.after(chance.processes.micros((0, 300_000)), Happening::Restart(who));
+        }
+        plan.at(scenario.faults.begin + Micros(1), Happening::Next);
+        plan.at(scenario.faults.heal, Happening::Heal);
+        Self {
+            processes: scenario.members.iter().map(|_| Process::new()).collect(),
+            plan,
+            net,
+            clients,
+            histories: Histories::default(),
+            invariants: Invariants::default(),
+            coverage: Coverage::default(),
+            trace: Trace::new(options.trace),
+            violation: None,
+            life: View::NONE,
+            operator_spoke: false,
+            healed_at: None,
+            finished: false,
+            active_faults: 0,
+            cause: "",
+            chance,
+            scenario,
+        }
+    }
+
+    /// Runs until the group has recovered from its last fault, or something is wrong.
+    pub fn run(&mut self) {
+        trace!(self, "{:?}", self.scenario);
+        while !self.finished && self.violation.is_none() {
+            assert!(self.plan.planned() < HAPPENINGS_MAX, "the simulation does not end");
+            let what = self.plan.next().expect("until it is finished something is planned");
+            self.happen(what);
+        }
+        self.coverage.add("requests answered", self.clients.replies);
+    }
+
+    fn happen(&mut self, what: Happening) {
+        match what {
+            Happening::Tick(who, token) => self.on_tick(who, token),
+            Happening::Sample(who, token) => self.on_sample(who, token),
+            Happening::Arrival(record) => {
+                if let Some(record) = self.net.arrive(record) {
+                    self.receive(record);
+                }
+            }
+            Happening::Mended(from, to) => {
+                for record in self.net.take_stalled(from, to) {
+                    if self.net.is_valid(&record) {
+                        self.receive(record);
+                    }
+                }
+            }
+            Happening::LinkNotice { end, peer, session, up } => {
+                if self.process(end).state != State::Down
+                    && self.net.on_notice(end, peer, session, up)
+                {
+                    self.tell(end, Event::Link { peer, up });
+                }
+            }
+            Happening::Connect(a, b) => {
+                let ready = [a, b].iter().all(|who| self.process(*who).state == State::Up);
+                self.net.connect(a, b, ready, &mut self.plan);
+            }
+            Happening::BreakLink(a, b, session) => {
+                self.net.on_break(a, b, session, &mut self.plan);
+            }
+            Happening::Hypervisor(who, number, due) => self.on_hypervisor(who, number, due),
+            Happening::HypervisorDied(who, number) => self.on_hypervisor_died(who, number),
+            Happening::Stored(who, incarnation) => self.on_stored(who, incarnation),
+            Happening::Frames(who, frames) => {
+                if self.process(who).facing {
+                    self.tell(who, Event::Frames(frames));
+                }
+            }
+            Happening::Replies(frames) => self.clients.receive(&frames, &mut self.plan),
+            Happening::Learn(who) => self.clients.port = Some(who),
+            Happening::Ask(client) => {
+                let frames = self.clients.ask(client, &mut self.plan);
+                self.send_to_guest(frames);
+            }
+            Happening::AskAgain(client, request) => {
+                let frames = self.clients.ask_again(client, request, &mut self.plan);
+                self.send_to_guest(frames);
+            }
+            Happening::Strike(fault) => self.strike(fault),
+            Happening::Mend(fault) => self.mend(fault),
+            Happening::Next => self.next_fault(),
+            Happening::Restart(who) => self.restart(who),
+            Happening::Heal => self.heal(),
+            Happening::Look => self.look(),
+        }
+    }
+
+    pub(crate) fn process(&self, who: ReplicaId) -> &Process {
+        &self.processes[usize::from(who.0)]
+    }
+
+    pub(crate) fn process_mut(&mut self, who: ReplicaId) -> &mut Process {
+        &mut self.processes[usize::from(who.0)]
+    }
+
+    /// The replicas whose processes exist.
+    pub(crate) fn running(&self) -> impl Iterator<Item = (ReplicaId, &Replica)> + Clone {
+        let members = self.scenario.members.iter().copied();
+        members.filter_map(|who| Some((who, self.process(who).replica.as_deref()?)))
+    }
+
+    /// A check's outcome: the first violation ends the run.
+    pub(crate) fn check(&mut self, check: Check) {
+        if let Err(violation) = check {
+            trace!(self, "VIOLATED {violation}");
+            self.violation.get_or_insert(violation);
+        }
+    }
+
+    fn send_to_guest(&mut self, frames: Vec<plover_types::Frame>) {
+        if frames.is_empty() {
+            return;
+        }
+        for frame in &frames {
+            self.invariants.inputs_in_order.sent(&frame.0);
+        }
+        let latency = self.clients.latency();
+        match self.clients.port {
+            Some(port) => self.plan.after(latency, Happening::Frames(port, frames)),
+            None => {
+                // A bridge that has not learnt an address sends to every port.
+                for &who in &self.scenario.members {
+                    self.plan.after(latency, Happening::Frames(who, frames.clone()));
+                }
+            }
+        }
+    }
+
+    /// A process starts, with what its disk remembers.
+    pub(crate) fn restart(&mut self, who: ReplicaId) {
+        if self.process(who).state != State::Down {
+            return;
+        }
+        let now = self.plan.now();
+        let rng = &mut self.chance.processes;
+        let config = self.scenario.config(who, rng);
+        let drift_max = self.scenario.drift_ppm_max;
+        let drift = rng.range(0, 2 * drift_max) as i64 - drift_max as i64;
+        let clock = Clock::new(now, rng.micros((1_000_000, 1_000_000_000)), drift);
+        let keeps_log = self.scenario.keeps_log();
+        let process = self.process_mut(who);
+        let start = process.disk.start(keeps_log);
+        process.clock = clock;
+        process.state = State::Up;
+        process.disk_free_at = now;
+        process.replica = Some(Box::new(Replica::new(config, start, clock.local(now))));
+        process.read = (View::NONE, Index(0));
+        if process.incarnation > 0 {
+            self.coverage.hit("process: restarted");
+        }
+        trace!(self, "{who} starts");
+        self.tell(who, Event::Tick);
+    }
+}
