@@ -75,13 +75,19 @@ impl Apus {
         match self.log.accept(append.prev, append.entries) {
             crate::log::Accepted::Gap => {
                 let (last, commit) = (self.log.last(), self.log.committed());
-                let (view, stamp) = (append.view, append.stamp);
+                let Append {
+                    view,
+                    stamp,
+                    number,
+                    ..
+                } = append;
                 if self.durable == self.promised {
                     self.send(
                         from,
                         &Message::Gap {
                             view,
                             stamp,
+                            number,
                             last,
                             commit,
                         },

@@ -236,6 +236,7 @@ impl Apus {
                 commit: self.log.commit(),
                 trim: leadership.trim,
                 stamp: now,
+                number: peer.take_number(),
                 jump: jump.then(|| self.log.in_sync_at_base()),
             });
             out.push(Command::Write {
@@ -292,7 +293,7 @@ impl Apus {
         now: Micros,
         from: ReplicaId,
         view: View,
-        stamp: Micros,
+        (stamp, number): (Micros, u64),
         (last, commit): (Viewstamp, Viewstamp),
         out: &mut Vec<Command>,
     ) {
@@ -306,8 +307,8 @@ impl Apus {
         let Some(peer) = leadership.peers.get_mut(&from) else {
             return;
         };
-        if peer.is_news(stamp) {
-            peer.rewind(held, now);
+        if peer.is_news(number) {
+            peer.rewind(held);
             self.replicate(now, from, true, out);
         }
     }
@@ -364,7 +365,7 @@ impl Apus {
                 alive: false,
             });
         }
-        peer.rewind(held, now);
+        peer.rewind(held);
         self.replicate(now, from, true, out);
     }
 
@@ -381,7 +382,7 @@ impl Apus {
         if let Some(state) = leadership.peers.get_mut(&peer) {
             if state.matched > Index(0) {
                 let matched = state.matched;
-                state.rewind(Some(matched), now);
+                state.rewind(Some(matched));
             }
             self.replicate(now, peer, true, out);
         }

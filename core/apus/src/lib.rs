@@ -300,10 +300,11 @@ impl Apus {
             Message::Gap {
                 view,
                 stamp,
+                number,
                 last,
                 commit,
             } => {
-                self.on_gap(now, from, view, stamp, (last, commit), out);
+                self.on_gap(now, from, view, (stamp, number), (last, commit), out);
             }
             Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
             Message::Canvass { nonce } => self.on_canvass(now, from, nonce, out),

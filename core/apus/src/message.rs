@@ -37,6 +37,8 @@ pub(crate) struct Append<E> {
     pub trim: Index,
     /// The leader's clock when it sent this; comes back in the acknowledgement.
     pub stamp: Micros,
+    /// Counts the messages to this backup.
+    pub number: u64,
     /// Given when `prev` is the leader's base: the in-sync set there. A backup that lacks
     /// `prev` jumps to it, for the entries before it are gone.
     pub jump: Option<ReplicaSet>,
@@ -63,6 +65,8 @@ pub(crate) enum Message<E> {
         view: View,
         /// From the message that did not fit.
         stamp: Micros,
+        /// The number of that message.
+        number: u64,
         /// Where my log ends.
         last: Viewstamp,
         /// Up to where it is committed.
@@ -286,6 +290,7 @@ mod tests {
             commit: Index(0),
             trim: Index(0),
             stamp: Micros(5),
+            number: 0,
             jump: None,
         })
         .encode()
@@ -346,6 +351,7 @@ mod tests {
                 commit: big.index,
                 trim: big.index,
                 stamp: Micros::NEVER,
+                number: u64::MAX,
                 jump: Some(ReplicaSet(u16::MAX)),
             })
         };

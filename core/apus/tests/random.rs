@@ -74,7 +74,11 @@ fn live(setup: Setup) -> (Ending, World) {
     let mut world = World::new(setup);
     // Some worlds see no more deaths at once than the group is made for, some see anything.
     let size = world.nodes.len();
-    let dead_max = if world.random.range(0, 3) == 0 { size } else { (size - 1) / 2 };
+    let dead_max = if world.random.range(0, 3) == 0 {
+        size
+    } else {
+        (size - 1) / 2
+    };
     let pace = world.random.range(2, 30);
     world.run(Micros::from_ms(100));
     for _ in 0..300 {
@@ -104,9 +108,15 @@ fn peace(world: &mut World) -> Ending {
         assert!(may_refuse(world), "nobody leads, though somebody could");
         return Ending::Refuses;
     };
-    world.propose(leader, last.to_vec()).expect("the leader proposes");
+    world
+        .propose(leader, last.to_vec())
+        .expect("the leader proposes");
     world.run(Micros::from_ms(500));
-    assert_eq!(world.checks.payloads().last(), Some(&last.as_slice()), "nothing is committed");
+    assert_eq!(
+        world.checks.payloads().last(),
+        Some(&last.as_slice()),
+        "nothing is committed"
+    );
     let end = world.core(leader).status();
     for node in world.up() {
         let status = world.core(node).status();
@@ -121,17 +131,30 @@ fn peace(world: &mut World) -> Ending {
 /// Whether the state of the group forbids a leader: the guest survives on a replica that
 /// cannot know whether it is the newest.
 fn may_refuse(world: &World) -> bool {
-    let statuses: Vec<_> = world.up().into_iter().map(|node| world.core(node).status()).collect();
-    let voters: Vec<_> = statuses.iter().filter(|s| s.phase != Phase::Recovering).collect();
+    let statuses: Vec<_> = world
+        .up()
+        .into_iter()
+        .map(|node| world.core(node).status())
+        .collect();
+    let voters: Vec<_> = statuses
+        .iter()
+        .filter(|s| s.phase != Phase::Recovering)
+        .collect();
     let quorum = statuses.len() / 2 + 1;
     let mut holders = world.up().into_iter().filter(|node| {
         world.nodes[*node].holds
-            && world.core(*node).status().in_sync.contains(ReplicaId(*node as u8))
+            && world
+                .core(*node)
+                .status()
+                .in_sync
+                .contains(ReplicaId(*node as u8))
     });
     let ruled_out = |node: usize| {
         let mine = world.core(node).status().last;
         let me = ReplicaId(node as u8);
-        voters.iter().any(|voter| voter.last > mine && !voter.in_sync.contains(me))
+        voters
+            .iter()
+            .any(|voter| voter.last > mine && !voter.in_sync.contains(me))
     };
     holders.any(|node| voters.len() < quorum || ruled_out(node))
 }
@@ -152,7 +175,9 @@ fn no_misfortune_breaks_a_promise() {
     let (mut elections, mut lives) = (0, 0);
     for seed in 0..500 {
         let (ending, world) = run_seed(setup(seed)).unwrap_or_else(|seed| {
-            panic!("seed {seed} fails; repeat with: APUS_SEED={seed} cargo test -p apus --test random")
+            panic!(
+                "seed {seed} fails; repeat with: APUS_SEED={seed} cargo test -p apus --test random"
+            )
         });
         match ending {
             Ending::Serves => serves += 1,
@@ -166,14 +191,23 @@ fn no_misfortune_breaks_a_promise() {
     println!("{serves} serve, {refuses} refuse, {events}");
     // The worlds must be worth something: mostly survivable, and eventful.
     assert!(serves > 400, "only {serves} worlds serve in the end");
-    assert!(elections > lives + 300 && lives > 550 && deliveries > 100_000, "{events}");
+    assert!(
+        elections > lives + 300 && lives > 550 && deliveries > 100_000,
+        "{events}"
+    );
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
         let (ending, world) = live(setup(seed));
-        (ending, world.now, world.writes, world.checks.deliveries, world.checks.elections)
+        (
+            ending,
+            world.now,
+            world.writes,
+            world.checks.deliveries,
+            world.checks.elections,
+        )
     };
     for seed in 0..5 {
         assert_eq!(run(seed), run(seed));
@@ -191,5 +225,8 @@ fn a_vote_after_amnesia_is_caught() {
         run_seed(setup).is_err()
     });
     println!("caught by seed {caught:?}");
-    assert!(caught.is_some(), "500 worlds did not notice votes by replicas without memory");
+    assert!(
+        caught.is_some(),
+        "500 worlds did not notice votes by replicas without memory"
+    );
 }

@@ -25,7 +25,10 @@ impl Checks {
         self.elections += 1;
         // Nothing committed is lost: what the new leader appended comes after all of it.
         let committed = self.life_of(view).len() as u64;
-        assert!(last.index.0 > committed, "{view} begins at {last}, {committed} are committed");
+        assert!(
+            last.index.0 > committed,
+            "{view} begins at {last}, {committed} are committed"
+        );
     }
 
     pub fn life_begins(&mut self, view: View) {
@@ -36,13 +39,22 @@ impl Checks {
     pub fn delivered(&mut self, node: usize, cursor: Index, entry: &Entry) {
         self.deliveries += 1;
         let Viewstamp { index, view } = entry.viewstamp;
-        assert_eq!(index, cursor.next(), "{node} delivers {} after {cursor}", entry.viewstamp);
+        assert_eq!(
+            index,
+            cursor.next(),
+            "{node} delivers {} after {cursor}",
+            entry.viewstamp
+        );
         let life = self.life_of(view);
         let place = (index.0 - 1) as usize;
         match life.get(place) {
             Some(chosen) => assert_eq!(chosen, entry, "{node} delivers something else"),
             None => {
-                assert_eq!(place, life.len(), "{node} delivers {index} before its predecessors");
+                assert_eq!(
+                    place,
+                    life.len(),
+                    "{node} delivers {index} before its predecessors"
+                );
                 life.push(entry.clone());
             }
         }
@@ -56,13 +68,19 @@ impl Checks {
     /// A group that has run is not taken for one that never did.
     pub fn group_empty(&self, fresh: bool) {
         let ran = self.lives.values().any(|life| !life.is_empty());
-        assert!(!(fresh && ran), "the guest would boot again without the operator's word");
+        assert!(
+            !(fresh && ran),
+            "the guest would boot again without the operator's word"
+        );
     }
 
     /// Everything that the application proposed and that was committed in the newest life.
     pub fn payloads(&self) -> Vec<&[u8]> {
         let newest = self.lives.values().next_back();
-        let app = newest.into_iter().flatten().filter(|entry| entry.kind == EntryKind::App);
+        let app = newest
+            .into_iter()
+            .flatten()
+            .filter(|entry| entry.kind == EntryKind::App);
         app.map(|entry| entry.payload.as_slice()).collect()
     }
 
@@ -72,6 +90,7 @@ impl Checks {
 
     fn life_of(&mut self, view: View) -> &mut Vec<Entry> {
         let life = self.lives.range_mut(..=view).next_back();
-        life.map(|(_, entries)| entries).expect("no entries before the first life")
+        life.map(|(_, entries)| entries)
+            .expect("no entries before the first life")
     }
 }

@@ -38,7 +38,9 @@ impl Disk {
     pub fn start(&mut self, durability: Durability) -> Start {
         self.waiting.clear();
         self.busy_until = Micros::ZERO;
-        let Some(durable) = self.state else { return Start::Fresh };
+        let Some(durable) = self.state else {
+            return Start::Fresh;
+        };
         match durability {
             Durability::Memory => Start::Restarted {
                 durable,
@@ -63,14 +65,20 @@ impl Disk {
     }
 
     pub fn write_state(&mut self, state: DurableState) {
-        let promised = self.state.map_or(state.promised, |old| old.promised.max(state.promised));
+        let promised = self
+            .state
+            .map_or(state.promised, |old| old.promised.max(state.promised));
         self.state = Some(DurableState { promised });
     }
 
     /// Does the oldest write, and says up to where the log is now stable.
     pub fn write_oldest(&mut self) -> Viewstamp {
         let write = self.waiting.pop_front().expect("something was submitted");
-        let Write { after, entries, in_sync } = write;
+        let Write {
+            after,
+            entries,
+            in_sync,
+        } = write;
         let position = self.log.iter().position(|entry| entry.viewstamp == after);
         if after == self.base {
             self.log.clear();
@@ -91,7 +99,11 @@ impl Disk {
         if !self.waiting.is_empty() {
             return;
         }
-        while self.log.front().is_some_and(|entry| entry.viewstamp.index <= index) {
+        while self
+            .log
+            .front()
+            .is_some_and(|entry| entry.viewstamp.index <= index)
+        {
             let entry = self.log.pop_front().expect("just seen");
             self.base = entry.viewstamp;
             if let EntryKind::InSync(set) = entry.kind {

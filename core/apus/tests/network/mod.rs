@@ -79,11 +79,24 @@ pub struct Node {
 
 enum Step {
     Tick(usize, u64),
-    Arrive { from: usize, to: usize, bytes: Vec<u8> },
+    Arrive {
+        from: usize,
+        to: usize,
+        bytes: Vec<u8>,
+    },
     StateWritten(usize, u64, DurableState),
     EntriesWritten(usize, u64),
-    LinkTold { node: usize, peer: usize, up: bool },
-    Synced { leader: usize, view: plover_types::View, peer: usize, incarnation: u64 },
+    LinkTold {
+        node: usize,
+        peer: usize,
+        up: bool,
+    },
+    Synced {
+        leader: usize,
+        view: plover_types::View,
+        peer: usize,
+        incarnation: u64,
+    },
     Bootstrap(usize, u64),
 }
 
@@ -104,6 +117,8 @@ pub struct World {
     steps: BTreeMap<u64, Step>,
     sequence: u64,
     pub writes: u64,
+    /// (leader, peer, alive), as told.
+    pub peer_log: Vec<(usize, u8, bool)>,
 }
 
 impl World {
@@ -137,6 +152,7 @@ impl World {
             steps: BTreeMap::new(),
             sequence: 0,
             writes: 0,
+            peer_log: Vec::new(),
         };
         for node in 0..size {
             world.start(node);
@@ -208,7 +224,14 @@ impl World {
         self.nodes[node].holds = false;
         for peer in 0..self.nodes.len() {
             if peer != node && self.random.range(0, 1) == 0 {
-                self.schedule(Micros(200), Step::LinkTold { node: peer, peer: node, up: false });
+                self.schedule(
+                    Micros(200),
+                    Step::LinkTold {
+                        node: peer,
+                        peer: node,
+                        up: false,
+                    },
+                );
             }
         }
     }
@@ -232,8 +255,22 @@ impl World {
         self.cut_one_way(a, b);
         self.cut_one_way(b, a);
         if self.random.range(0, 1) == 0 {
-            self.schedule(Micros(500), Step::LinkTold { node: a, peer: b, up: false });
-            self.schedule(Micros(700), Step::LinkTold { node: b, peer: a, up: false });
+            self.schedule(
+                Micros(500),
+                Step::LinkTold {
+                    node: a,
+                    peer: b,
+                    up: false,
+                },
+            );
+            self.schedule(
+                Micros(700),
+                Step::LinkTold {
+                    node: b,
+                    peer: a,
+                    up: false,
+                },
+            );
         }
     }
 
@@ -257,8 +294,22 @@ impl World {
 
     fn tell_link(&mut self, a: usize, b: usize, up: bool) {
         let (first, second) = (self.random.range(50, 900), self.random.range(50, 900));
-        self.schedule(Micros(first), Step::LinkTold { node: a, peer: b, up });
-        self.schedule(Micros(second), Step::LinkTold { node: b, peer: a, up });
+        self.schedule(
+            Micros(first),
+            Step::LinkTold {
+                node: a,
+                peer: b,
+                up,
+            },
+        );
+        self.schedule(
+            Micros(second),
+            Step::LinkTold {
+                node: b,
+                peer: a,
+                up,
+            },
+        );
     }
 
     /// Proposes on `node`.
@@ -273,7 +324,10 @@ impl World {
         payload: Vec<u8>,
     ) -> Result<Viewstamp, ProposeError> {
         let (now, mut out) = (self.clock(node), Vec::new());
-        let core = self.nodes[node].core.as_mut().ok_or(ProposeError::NotLeader)?;
+        let core = self.nodes[node]
+            .core
+            .as_mut()
+            .ok_or(ProposeError::NotLeader)?;
         let result = core.propose(now, kind, payload, &mut out);
         self.obey(node, out);
         result
@@ -293,7 +347,9 @@ impl World {
     }
 
     pub fn up(&self) -> Vec<usize> {
-        (0..self.nodes.len()).filter(|node| self.nodes[*node].core.is_some()).collect()
+        (0..self.nodes.len())
+            .filter(|node| self.nodes[*node].core.is_some())
+            .collect()
     }
 
     /// The leader with the highest view.
@@ -330,7 +386,9 @@ impl World {
     }
 
     fn step_before(&mut self, end: Micros) -> bool {
-        let Some(&Reverse((at, sequence))) = self.queue.peek() else { return false };
+        let Some(&Reverse((at, sequence))) = self.queue.peek() else {
+            return false;
+        };
         if at > end {
             return false;
         }
@@ -362,7 +420,13 @@ impl World {
             }
             Step::Arrive { from, to, bytes } => {
                 let from = ReplicaId(from as u8);
-                self.apply(to, Event::Received { from, bytes: &bytes });
+                self.apply(
+                    to,
+                    Event::Received {
+                        from,
+                        bytes: &bytes,
+                    },
+                );
             }
             Step::StateWritten(node, incarnation, state) => {
                 if self.nodes[node].incarnation == incarnation && self.nodes[node].core.is_some() {
@@ -381,9 +445,20 @@ impl World {
                 if up == (self.cut[peer][node] || self.nodes[peer].core.is_none()) {
                     return;
                 }
-                self.apply(node, Event::Link { peer: ReplicaId(peer as u8), up });
+                self.apply(
+                    node,
+                    Event::Link {
+                        peer: ReplicaId(peer as u8),
+                        up,
+                    },
+                );
             }
-            Step::Synced { leader, view, peer, incarnation } => {
+            Step::Synced {
+                leader,
+                view,
+                peer,
+                incarnation,
+            } => {
                 self.synced(leader, view, peer, incarnation);
             }
             Step::Bootstrap(node, incarnation) => {
@@ -395,19 +470,26 @@ impl World {
     }
 
     fn tick(&mut self, node: usize) {
-        let Some(core) = &self.nodes[node].core else { return };
+        let Some(core) = &self.nodes[node].core else {
+            return;
+        };
         let (now, deadline) = (self.clock(node), core.deadline());
         if deadline > now {
             return;
         }
         self.apply(node, Event::Tick);
         if let Some(core) = &self.nodes[node].core {
-            assert!(core.deadline() > now, "a caller that waits for the deadline would spin");
+            assert!(
+                core.deadline() > now,
+                "a caller that waits for the deadline would spin"
+            );
         }
     }
 
     fn schedule_tick(&mut self, node: usize) {
-        let Some(core) = &self.nodes[node].core else { return };
+        let Some(core) = &self.nodes[node].core else {
+            return;
+        };
         let deadline = core.deadline();
         if deadline < Micros::NEVER {
             let at = self.global(node, deadline).max(self.now);
@@ -420,7 +502,9 @@ impl World {
 
     pub fn apply(&mut self, node: usize, event: Event<'_>) {
         let (now, mut out) = (self.clock(node), Vec::new());
-        let Some(core) = &mut self.nodes[node].core else { return };
+        let Some(core) = &mut self.nodes[node].core else {
+            return;
+        };
         let before = core.deadline();
         core.apply(now, event, &mut out);
         let moved = core.deadline() != before || core.deadline() <= now;
@@ -432,7 +516,9 @@ impl World {
 
     fn bootstrap(&mut self, node: usize) {
         let (now, mut out) = (self.clock(node), Vec::new());
-        let Some(core) = &mut self.nodes[node].core else { return };
+        let Some(core) = &mut self.nodes[node].core else {
+            return;
+        };
         core.bootstrap(now, &mut out);
         if core.status().phase == Phase::Electing {
             self.nodes[node].booting = true;
@@ -453,7 +539,11 @@ impl World {
                     self.schedule(delay, Step::StateWritten(node, incarnation, state));
                 }
                 Command::PersistEntries { after, entries } => {
-                    let write = disk::Write { after, entries, in_sync: jumped };
+                    let write = disk::Write {
+                        after,
+                        entries,
+                        in_sync: jumped,
+                    };
                     let disk = &mut self.nodes[node].disk;
                     let delay = disk.submit(write, self.now, &mut self.random);
                     self.schedule(delay, Step::EntriesWritten(node, incarnation));
@@ -495,7 +585,9 @@ impl World {
     }
 
     fn delivered(&mut self, node: usize, entry: Entry) {
-        let cursor = self.nodes[node].cursor.expect("a running replica has a cursor");
+        let cursor = self.nodes[node]
+            .cursor
+            .expect("a running replica has a cursor");
         self.checks.delivered(node, cursor, &entry);
         self.nodes[node].cursor = Some(entry.viewstamp.index);
         if let EntryKind::InSync(set) = entry.kind {
@@ -508,9 +600,16 @@ impl World {
     }
 
     fn transmit(&mut self, from: usize, to: usize, bytes: Vec<u8>) {
-        assert!(bytes.len() <= self.setup.message_bytes_max, "{} bytes", bytes.len());
+        assert!(
+            bytes.len() <= self.setup.message_bytes_max,
+            "{} bytes",
+            bytes.len()
+        );
         self.writes += 1;
-        let filtered = self.filter.as_mut().is_some_and(|filter| filter(from, to, &bytes));
+        let filtered = self
+            .filter
+            .as_mut()
+            .is_some_and(|filter| filter(from, to, &bytes));
         if self.cut[from][to] || filtered {
             return;
         }
@@ -518,13 +617,24 @@ impl World {
         if self.random.range(0, 999) < weather.lost {
             return;
         }
-        let copies = if self.random.range(0, 999) < weather.doubled { 2 } else { 1 };
+        let copies = if self.random.range(0, 999) < weather.doubled {
+            2
+        } else {
+            1
+        };
         for _ in 0..copies {
             let mut delay = self.random.range(50, 2000);
             if self.random.range(0, 999) < weather.late {
                 delay = self.random.range(2000, 500_000);
             }
-            self.schedule(Micros(delay), Step::Arrive { from, to, bytes: bytes.clone() });
+            self.schedule(
+                Micros(delay),
+                Step::Arrive {
+                    from,
+                    to,
+                    bytes: bytes.clone(),
+                },
+            );
         }
     }
 
@@ -532,6 +642,7 @@ impl World {
 
     fn peer_alive(&mut self, leader: usize, peer: ReplicaId, alive: bool) {
         self.nodes[leader].alive.insert(peer, alive);
+        self.peer_log.push((leader, peer.0, alive));
         if !self.setup.manage_in_sync {
             return;
         }
@@ -548,23 +659,27 @@ impl World {
     fn bring_up(&mut self, leader: usize) {
         let status = self.core(leader).status();
         let alive = &self.nodes[leader].alive;
-        let candidate = alive.iter().find(|(_, alive)| **alive).map(|(peer, _)| *peer);
+        let candidate = alive
+            .iter()
+            .find(|(_, alive)| **alive)
+            .map(|(peer, _)| *peer);
         if let (1, Some(peer)) = (status.in_sync.len(), candidate) {
             let peer = usize::from(peer.0);
             let incarnation = self.nodes[peer].incarnation;
-            let copied = Step::Synced { leader, view: status.view, peer, incarnation };
+            let copied = Step::Synced {
+                leader,
+                view: status.view,
+                peer,
+                incarnation,
+            };
             self.schedule(Micros::from_ms(30), copied);
         }
     }
 
-    fn synced(
-        &mut self,
-        leader: usize,
-        view: plover_types::View,
-        peer: usize,
-        incarnation: u64,
-    ) {
-        let Some(core) = &self.nodes[leader].core else { return };
+    fn synced(&mut self, leader: usize, view: plover_types::View, peer: usize, incarnation: u64) {
+        let Some(core) = &self.nodes[leader].core else {
+            return;
+        };
         let status = core.status();
         if status.phase != Phase::Leading || status.view != view || status.in_sync.len() > 1 {
             return;
@@ -584,7 +699,9 @@ impl World {
     /// Trims to what every member of the in-sync set has delivered.
     pub fn trim(&mut self, leader: usize) {
         let set = self.core(leader).status().in_sync;
-        let covered = set.iter().map(|id| self.nodes[usize::from(id.0)].cursor.unwrap_or_default());
+        let covered = set
+            .iter()
+            .map(|id| self.nodes[usize::from(id.0)].cursor.unwrap_or_default());
         if let Some(index) = covered.min() {
             let core = self.nodes[leader].core.as_mut().expect("the leader is up");
             core.trim(index);

@@ -1,0 +1,509 @@
+//! The normal case, driven by hand: no clock moves and no message travels unless the test says.
+
+use apus::{
+    Apus, Canary, Command, Config, Durability, DurableState, EntryKind, Event, Phase, ProposeError,
+    Start,
+};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp, wire};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+const HEARTBEAT: Micros = Micros::from_ms(20);
+const TIMEOUT: Micros = Micros::from_ms(100);
+const MESSAGE_BYTES_MAX: usize = 1000;
+
+/// A group whose commands are carried out at once, but for those that a test holds back.
+struct Group {
+    now: Micros,
+    cores: Vec<Apus>,
+    delivered: Vec<Vec<u64>>,
+    /// Messages on their way: from, to, bytes.
+    wire: VecDeque<(usize, usize, Vec<u8>)>,
+    /// Entries that disks have been given and not confirmed.
+    unwritten: Vec<(usize, Viewstamp)>,
+    other: Vec<(usize, Command)>,
+}
+
+impl Group {
+    fn new(size: u8, durability: Durability) -> Self {
+        let cores =
+            (0..size).map(|me| Apus::new(config(me, size, durability), Start::Fresh, Micros(1)));
+        let mut group = Self {
+            now: Micros(1),
+            cores: cores.collect(),
+            delivered: vec![Vec::new(); usize::from(size)],
+            wire: VecDeque::new(),
+            unwritten: Vec::new(),
+            other: Vec::new(),
+        };
+        for core in 0..group.cores.len() {
+            group.apply(core, Event::Tick);
+        }
+        group.settle();
+        let mut out = Vec::new();
+        group.cores[0].bootstrap(group.now, &mut out);
+        group.obey(0, out);
+        for _ in 0..8 {
+            group.settle();
+            group.write_all();
+            group.tick(HEARTBEAT);
+        }
+        group.settle();
+        assert_eq!(group.cores[0].status().phase, Phase::Leading);
+        group
+    }
+
+    fn apply(&mut self, core: usize, event: Event<'_>) {
+        let mut out = Vec::new();
+        self.cores[core].apply(self.now, event, &mut out);
+        self.obey(core, out);
+    }
+
+    fn obey(&mut self, core: usize, out: Vec<Command>) {
+        for command in out {
+            match command {
+                Command::Write { to, bytes } => {
+                    assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+                    self.wire.push_back((core, usize::from(to.0), bytes));
+                }
+                Command::PersistState(DurableState { promised }) => {
+                    self.apply(core, Event::StatePersisted(promised));
+                }
+                Command::PersistEntries { after, entries } => {
+                    let last = entries.last().map_or(after, |entry| entry.viewstamp);
+                    self.unwritten.push((core, last));
+                }
+                Command::Deliver(entry) => self.delivered[core].push(entry.viewstamp.index.0),
+                other => self.other.push((core, other)),
+            }
+        }
+    }
+
+    /// Lets time pass and everyone notice.
+    fn tick(&mut self, span: Micros) {
+        self.now = self.now + span;
+        for core in 0..self.cores.len() {
+            self.apply(core, Event::Tick);
+        }
+    }
+
+    /// Carries messages until none is left.
+    fn settle(&mut self) {
+        while let Some((from, to, bytes)) = self.wire.pop_front() {
+            self.carry(from, to, &bytes);
+        }
+    }
+
+    fn carry(&mut self, from: usize, to: usize, bytes: &[u8]) {
+        self.apply(
+            to,
+            Event::Received {
+                from: ReplicaId(from as u8),
+                bytes,
+            },
+        );
+    }
+
+    fn write_all(&mut self) {
+        for (core, last) in std::mem::take(&mut self.unwritten) {
+            self.apply(core, Event::EntriesPersisted(last));
+        }
+    }
+
+    fn propose(&mut self, kind: EntryKind, bytes: usize) -> Result<Viewstamp, ProposeError> {
+        let mut out = Vec::new();
+        let result = self.cores[0].propose(self.now, kind, vec![7; bytes], &mut out);
+        self.obey(0, out);
+        result
+    }
+
+    fn app(&mut self, bytes: usize) -> Index {
+        self.propose(EntryKind::App, bytes)
+            .expect("the leader proposes")
+            .index
+    }
+
+    fn commit(&self, core: usize) -> Index {
+        self.cores[core].status().commit
+    }
+}
+
+fn config(me: u8, size: u8, durability: Durability) -> Config {
+    Config {
+        me: ReplicaId(me),
+        members: ReplicaSet::of((0..size).map(ReplicaId)),
+        first_leader: ReplicaId(0),
+        heartbeat: HEARTBEAT,
+        timeout: TIMEOUT,
+        durability,
+        log_bytes_max: 100_000,
+        message_bytes_max: MESSAGE_BYTES_MAX,
+        seed: u64::from(me),
+        canary: Canary::None,
+    }
+}
+
+#[test]
+fn a_group_of_one_commits_at_once_and_its_lease_never_ends() {
+    let mut group = Group::new(1, Durability::Memory);
+    let index = group.app(10);
+    assert_eq!(group.commit(0), index);
+    assert_eq!(group.cores[0].lease_until(), Micros::NEVER);
+    assert_eq!(
+        group.cores[0].deadline(),
+        Micros::NEVER,
+        "and it has nothing to wait for"
+    );
+}
+
+#[test]
+fn a_group_of_one_on_disk_commits_what_is_written() {
+    let mut group = Group::new(1, Durability::Disk);
+    let index = group.app(10);
+    assert!(group.commit(0) < index);
+    group.write_all();
+    assert_eq!(group.commit(0), index);
+}
+
+#[test]
+fn on_disk_nothing_unwritten_is_acknowledged_nor_counted() {
+    let mut group = Group::new(3, Durability::Disk);
+    let before = group.commit(0);
+    let index = group.app(10);
+    group.settle();
+    assert_eq!(
+        group.commit(0),
+        before,
+        "three copies in memory are none on disk"
+    );
+    assert_eq!(
+        group.commit(1),
+        before,
+        "and a backup does not conclude otherwise"
+    );
+    // Its own disk is one of three.
+    let (own, theirs): (Vec<_>, Vec<_>) = std::mem::take(&mut group.unwritten)
+        .into_iter()
+        .partition(|(core, _)| *core == 0);
+    for (core, last) in own {
+        group.apply(core, Event::EntriesPersisted(last));
+    }
+    group.settle();
+    assert_eq!(group.commit(0), before);
+    for (core, last) in theirs {
+        group.apply(core, Event::EntriesPersisted(last));
+    }
+    group.settle();
+    assert_eq!(group.commit(0), index);
+}
+
+#[test]
+fn in_a_group_of_three_a_backup_commits_with_the_leader_before_it_says_so() {
+    let mut group = Group::new(3, Durability::Memory);
+    let index = group.app(10);
+    let messages = std::mem::take(&mut group.wire);
+    for (from, to, bytes) in messages {
+        group.carry(from, to, &bytes);
+    }
+    assert!(
+        group.commit(0) < index,
+        "no acknowledgement has travelled yet"
+    );
+    assert_eq!((group.commit(1), group.commit(2)), (index, index));
+    let mut five = Group::new(5, Durability::Memory);
+    let index = five.app(10);
+    let messages = std::mem::take(&mut five.wire);
+    for (from, to, bytes) in messages {
+        five.carry(from, to, &bytes);
+    }
+    assert!(five.commit(1) < index, "of five, two are no majority");
+}
+
+#[test]
+fn everyone_delivers_everything_once_and_in_order() {
+    for size in [1, 2, 3, 5] {
+        let mut group = Group::new(size, Durability::Memory);
+        for _ in 0..100 {
+            group.app(50);
+        }
+        group.settle();
+        group.tick(HEARTBEAT);
+        group.settle();
+        for delivered in &group.delivered {
+            assert_eq!(*delivered, (1..=101).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn late_doubled_and_reordered_messages_are_harmless() {
+    let mut group = Group::new(3, Durability::Memory);
+    for _ in 0..20 {
+        group.app(50);
+    }
+    let mut late = Vec::new();
+    while let Some((from, to, bytes)) = group.wire.pop_back() {
+        group.carry(from, to, &bytes);
+        late.push((from, to, bytes));
+        assert!(late.len() < 2000, "repeats do not breed repeats");
+    }
+    group.tick(HEARTBEAT);
+    group.settle();
+    for (from, to, bytes) in late {
+        group.carry(from, to, &bytes);
+    }
+    group.settle();
+    for core in 0..3 {
+        assert_eq!(group.commit(core), Index(21));
+        assert_eq!(group.delivered[core], (1..=21).collect::<Vec<_>>());
+        assert_eq!(group.cores[core].status().rejected, 0);
+    }
+}
+
+#[test]
+fn lost_entries_are_sent_again_after_a_heartbeat() {
+    let mut group = Group::new(3, Durability::Memory);
+    let index = group.app(50);
+    group.wire.clear();
+    group.tick(HEARTBEAT);
+    group.settle();
+    assert_eq!(
+        (group.commit(0), group.commit(1), group.commit(2)),
+        (index, index, index)
+    );
+}
+
+#[test]
+fn a_link_that_comes_up_anew_gets_what_was_in_flight_without_waiting() {
+    let mut group = Group::new(3, Durability::Memory);
+    let index = group.app(50);
+    group.wire.clear();
+    group.apply(
+        0,
+        Event::Link {
+            peer: ReplicaId(1),
+            up: true,
+        },
+    );
+    group.settle();
+    assert_eq!((group.commit(0), group.commit(1)), (index, index));
+}
+
+#[test]
+fn what_is_in_flight_to_a_silent_peer_is_bounded() {
+    let mut group = Group::new(3, Durability::Memory);
+    let mut last = Index(0);
+    for _ in 0..200 {
+        last = group.app(400);
+    }
+    let bytes: usize = group.wire.iter().map(|(_, _, bytes)| bytes.len()).sum();
+    assert!(
+        bytes <= 2 * 9 * MESSAGE_BYTES_MAX,
+        "{bytes} bytes in flight"
+    );
+    // The rest goes as acknowledgements come.
+    group.settle();
+    assert_eq!((group.commit(0), group.commit(1)), (last, last));
+}
+
+#[test]
+fn proposals_that_wait_for_the_window_share_messages() {
+    let mut group = Group::new(3, Durability::Memory);
+    for _ in 0..1000 {
+        group.app(20);
+    }
+    group.wire.retain(|(_, to, _)| *to == 1);
+    let mut messages = 0;
+    while let Some((from, to, bytes)) = group.wire.pop_front() {
+        messages += usize::from(from == 0);
+        group.carry(from, to, &bytes);
+        group.wire.retain(|(_, to, _)| *to != 2);
+    }
+    assert_eq!(group.commit(0), Index(1001));
+    assert!(messages < 500, "{messages} messages for 1000 entries");
+}
+
+#[test]
+fn a_full_log_refuses_the_application_but_not_the_group_itself() {
+    let mut group = Group::new(3, Durability::Memory);
+    while group.propose(EntryKind::App, 800).is_ok() {}
+    assert_eq!(
+        group.propose(EntryKind::App, 800),
+        Err(ProposeError::LogFull)
+    );
+    assert!(group.cores[0].status().log_bytes <= 100_000);
+    let set = ReplicaSet::of([ReplicaId(0), ReplicaId(2)]);
+    group
+        .propose(EntryKind::InSync(set), 0)
+        .expect("in-sync sets always fit");
+    let last = group
+        .propose(EntryKind::Noop, 0)
+        .expect("no-ops always fit");
+    group.settle();
+    group.cores[0].trim(last.index);
+    assert_eq!(group.cores[0].status().base, last.index);
+    assert_eq!(group.cores[0].status().log_bytes, 0);
+    group.app(800);
+    group.settle();
+    assert_eq!(
+        group.cores[1].status().base,
+        last.index,
+        "backups hear of it"
+    );
+    assert_eq!(group.cores[1].status().in_sync, set);
+}
+
+#[test]
+fn a_payload_that_no_message_can_carry_is_refused_at_once() {
+    let mut group = Group::new(3, Durability::Memory);
+    let refused = group.propose(EntryKind::App, MESSAGE_BYTES_MAX);
+    assert_eq!(refused, Err(ProposeError::TooLarge(MESSAGE_BYTES_MAX)));
+}
+
+#[test]
+fn a_backup_does_not_propose() {
+    let mut group = Group::new(3, Durability::Memory);
+    let mut out = Vec::new();
+    let refused = group.cores[1].propose(group.now, EntryKind::App, vec![1], &mut out);
+    assert_eq!((refused, out), (Err(ProposeError::NotLeader), Vec::new()));
+}
+
+#[test]
+fn a_caller_that_sleeps_until_the_deadline_sends_every_heartbeat() {
+    let mut group = Group::new(3, Durability::Memory);
+    let mut beats = Vec::new();
+    for _ in 0..20 {
+        group.settle();
+        group.now = group.cores[0].deadline();
+        group.apply(0, Event::Tick);
+        assert!(group.cores[0].deadline() > group.now, "it would spin");
+        if group.wire.iter().filter(|(from, _, _)| *from == 0).count() == 2 {
+            beats.push(group.now);
+        }
+    }
+    assert!(beats.len() >= 19, "hardly a wake-up without a heartbeat");
+    assert!(
+        beats
+            .windows(2)
+            .all(|pair| pair[1].since(pair[0]) == HEARTBEAT)
+    );
+}
+
+#[test]
+fn the_lease_counts_from_the_sending_of_what_was_answered() {
+    let mut group = Group::new(3, Durability::Memory);
+    group.tick(HEARTBEAT);
+    let sent = group.now;
+    group.now = sent + Micros::from_ms(30);
+    group.settle();
+    assert_eq!(
+        group.cores[0].lease_until(),
+        sent + TIMEOUT - Micros(TIMEOUT.0 / 8)
+    );
+}
+
+#[test]
+fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
+    let mut group = Group::new(3, Durability::Memory);
+    let before = group.cores[1].status();
+    for (from, bytes) in [
+        (9, vec![1, 0]),
+        (1, vec![1, 0]),
+        (0, vec![]),
+        (0, vec![1, 99, 3]),
+        (2, vec![7]),
+    ] {
+        group.apply(
+            1,
+            Event::Received {
+                from: ReplicaId(from),
+                bytes: &bytes,
+            },
+        );
+    }
+    let after = group.cores[1].status();
+    assert_eq!(after.rejected, before.rejected + 5);
+    assert_eq!((after.last, after.phase), (before.last, before.phase));
+}
+
+#[test]
+fn nothing_is_promised_before_storage_has_it() {
+    let durable = DurableState {
+        promised: View::new(3, ReplicaId(0)),
+    };
+    let start = Start::Restarted {
+        durable,
+        log: Vec::new(),
+        base: Viewstamp::default(),
+        in_sync_at_base: ReplicaSet::of([ReplicaId(0)]),
+    };
+    let mut core = Apus::new(config(1, 3, Durability::Disk), start, Micros(1));
+    let (view, mut out) = (View::new(4, ReplicaId(2)), Vec::new());
+    // Prepare{view}: the seventh message.
+    let prepare = wire::encode(&(6u8, view));
+    let from = ReplicaId(2);
+    let late = Micros(1) + TIMEOUT;
+    core.apply(
+        Micros(50),
+        Event::Received {
+            from,
+            bytes: &prepare,
+        },
+        &mut out,
+    );
+    assert!(
+        !out.contains(&Command::PersistState(DurableState { promised: view })),
+        "{out:?}"
+    );
+    assert_eq!(
+        core.status().view,
+        durable.promised,
+        "it may have answered a leader just before"
+    );
+    out.clear();
+    core.apply(
+        late,
+        Event::Received {
+            from,
+            bytes: &prepare,
+        },
+        &mut out,
+    );
+    assert_eq!(
+        out[0],
+        Command::PersistState(DurableState { promised: view })
+    );
+    assert!(
+        !out.iter()
+            .any(|command| matches!(command, Command::Write { .. })),
+        "{out:?}"
+    );
+    out.clear();
+    core.apply(late, Event::StatePersisted(view), &mut out);
+    assert!(
+        matches!(
+            out[..],
+            [Command::Write {
+                to: ReplicaId(2),
+                ..
+            }]
+        ),
+        "{out:?}"
+    );
+}
+
+proptest! {
+    /// What is read from a ring may be anything.
+    #[test]
+    fn noise_never_panics(noise: Vec<Vec<u8>>, tags: Vec<u8>) {
+        let mut group = Group::new(3, Durability::Memory);
+        for (i, mut bytes) in noise.into_iter().enumerate() {
+            bytes.insert(0, tags.get(i).copied().unwrap_or(0) % 12);
+            bytes.insert(0, wire::WIRE_VERSION);
+            for core in 0..3 {
+                group.apply(core, Event::Received { from: ReplicaId(2 - core as u8), bytes: &bytes });
+            }
+        }
+        group.settle();
+    }
+}
