@@ -78,7 +78,11 @@ impl Guard {
     /// between that and its pause is still held: a NIC may lose a frame, but a client that
     /// waits for it would pay a retransmission for it.
     pub fn new(bytes_max: usize) -> Self {
-        Self { frames: Vec::new(), bytes: 0, bytes_max }
+        Self {
+            frames: Vec::new(),
+            bytes: 0,
+            bytes_max,
+        }
     }
 
     /// Holds what the guest has sent.
@@ -107,7 +111,11 @@ impl Guard {
     /// Ends the slot: everything collected so far belongs to the syncvm `slot`.
     pub fn seal(&mut self, slot: SyncNo) -> HeldSlot {
         self.bytes = 0;
-        HeldSlot { slot, frames: std::mem::take(&mut self.frames), settled: false }
+        HeldSlot {
+            slot,
+            frames: std::mem::take(&mut self.frames),
+            settled: false,
+        }
     }
 
     /// The syncvm failed: its outputs wait again, ahead of younger ones.
@@ -147,7 +155,10 @@ mod tests {
         let held = guard.seal(SyncNo(1));
         guard.collect([frame(3)]);
         guard.reopen(held);
-        assert_eq!(guard.seal(SyncNo(2)).release(), [frame(1), frame(2), frame(3)]);
+        assert_eq!(
+            guard.seal(SyncNo(2)).release(),
+            [frame(1), frame(2), frame(3)]
+        );
         assert!(guard.is_empty());
     }
 

@@ -23,7 +23,11 @@ pub struct IdleDetector {
 impl IdleDetector {
     /// Idle after `threshold` without work (paper: 100 µs).
     pub fn new(threshold: Micros) -> Self {
-        Self { threshold, last: None, idle_since: None }
+        Self {
+            threshold,
+            last: None,
+            idle_since: None,
+        }
     }
 
     /// Takes a sample: at `now` the vCPUs have used `cpu` in all, and `consumed` says whether
@@ -54,7 +58,8 @@ impl IdleDetector {
     }
 
     fn is_idle(&self, now: Micros) -> bool {
-        self.idle_since.is_some_and(|since| now.since(since) >= self.threshold)
+        self.idle_since
+            .is_some_and(|since| now.since(since) >= self.threshold)
     }
 }
 
@@ -69,7 +74,10 @@ mod tests {
         assert!(!idle.sample(Micros(50), Micros(1), true));
         assert!(idle.sample(Micros(100), Micros(2), true));
         assert!(!idle.sample(Micros(150), Micros(2), false), "a frame waits");
-        assert!(!idle.sample(Micros(200), Micros(50), true), "the vCPU worked");
+        assert!(
+            !idle.sample(Micros(200), Micros(50), true),
+            "the vCPU worked"
+        );
         assert!(!idle.sample(Micros(250), Micros(51), true));
         assert!(idle.sample(Micros(300), Micros(52), true));
         idle.disturb();

@@ -82,7 +82,11 @@ const RUN_PER_PAUSE: u64 = 3;
 impl SlotRule {
     /// A rule within the bounds of `config`, before anything was learnt.
     pub fn new(config: SlotConfig) -> Self {
-        Self { config, pause: Micros::ZERO, lag: Micros::ZERO }
+        Self {
+            config,
+            pause: Micros::ZERO,
+            lag: Micros::ZERO,
+        }
     }
 
     /// The bounds.
@@ -124,7 +128,11 @@ impl SlotRule {
 
     /// When the slot must end at the latest, counted from its start.
     pub fn age_max(&self, outputs_held: bool) -> Micros {
-        if outputs_held { self.longest() } else { self.config.quiet_max }
+        if outputs_held {
+            self.longest()
+        } else {
+            self.config.quiet_max
+        }
     }
 
     /// Learns from a finished sync: the leader's guest stood for `pause`, the secondary
@@ -137,7 +145,11 @@ impl SlotRule {
 
 /// An exponential average that forgets half in about five syncs.
 fn smooth(old: Micros, new: Micros) -> Micros {
-    if old == Micros::ZERO { new } else { Micros((old.0 * 7 + new.0) / 8) }
+    if old == Micros::ZERO {
+        new
+    } else {
+        Micros((old.0 * 7 + new.0) / 8)
+    }
 }
 
 #[cfg(test)]
@@ -157,9 +169,19 @@ mod tests {
     #[test]
     fn an_idle_guest_with_outputs_ends_its_slot() {
         let rule = SlotRule::new(SlotConfig::default());
-        assert_eq!(rule.decide(&SlotView { idle: true, ..view() }), None);
         assert_eq!(
-            rule.decide(&SlotView { idle: true, outputs_held: true, ..view() }),
+            rule.decide(&SlotView {
+                idle: true,
+                ..view()
+            }),
+            None
+        );
+        assert_eq!(
+            rule.decide(&SlotView {
+                idle: true,
+                outputs_held: true,
+                ..view()
+            }),
             Some(SyncReason::Idle)
         );
     }
@@ -176,7 +198,11 @@ mod tests {
             rule.learn(Micros::from_ms(80), Micros::ZERO);
         }
         assert_eq!(rule.longest(), SlotConfig::default().slot_max);
-        let view = SlotView { age: rule.longest(), outputs_held: true, ..view() };
+        let view = SlotView {
+            age: rule.longest(),
+            outputs_held: true,
+            ..view()
+        };
         assert_eq!(rule.decide(&view), Some(SyncReason::Longest));
     }
 }

@@ -1,6 +1,6 @@
 //! What happens to a replica, and what it asks of the world.
 
-use apus::{Canary as ConsensusCanary, DurableState, Durability, Entry};
+use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry};
 use plover_policy::{SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
 use plover_types::{

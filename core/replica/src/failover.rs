@@ -57,7 +57,11 @@ impl Replica {
         self.delivered = base;
         self.guest.taken = self.guest.taken.max(base);
         self.in_sync = in_sync;
-        let record = GuestRecord { in_sync, view: self.view, sync: self.sync_no };
+        let record = GuestRecord {
+            in_sync,
+            view: self.view,
+            sync: self.sync_no,
+        };
         self.out.push(Action::PersistGuest(record));
         self.leave_if_out();
     }
@@ -69,7 +73,11 @@ impl Replica {
             self.pending_in_sync = None;
         }
         self.note(Note::InSync { in_sync: set, at });
-        let record = GuestRecord { in_sync: set, view: self.view, sync: self.sync_no };
+        let record = GuestRecord {
+            in_sync: set,
+            view: self.view,
+            sync: self.sync_no,
+        };
         self.out.push(Action::PersistGuest(record));
         self.leave_if_out();
         if self.role != Role::Leader {
@@ -115,7 +123,12 @@ impl Replica {
     pub(crate) fn propose_in_sync(&mut self, set: ReplicaSet) {
         self.pending_in_sync = Some(set);
         self.apus
-            .propose(self.now, EntryKind::InSync(set), Vec::new(), &mut self.consensus_out)
+            .propose(
+                self.now,
+                EntryKind::InSync(set),
+                Vec::new(),
+                &mut self.consensus_out,
+            )
             .expect("a leader's log always has room for an in-sync set");
     }
 
@@ -157,7 +170,7 @@ impl Replica {
         match self.role {
             Role::Leader => {
                 self.set_holds_state(true);
-                self.guest.resume(Vec::new(), &mut self.out);
+                self.resume_guest(Vec::new());
                 self.serve_if_ready();
             }
             Role::Joining => self.joiner_is_ready(),

@@ -17,7 +17,7 @@
 //! leader, which still stands. See docs/decisions/0003.
 
 use crate::api::{Action, Note, Role};
-use crate::guest::Power;
+use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Staged, Staging};
@@ -74,37 +74,67 @@ pub(crate) struct FollowSync {
 }
 
 impl FollowSync {
+    fn is_past_the_end_mark(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Saving(_) | Stage::Resetting(..) | Stage::Fetching(..) | Stage::Loading(_)
+        )
+    }
+
     pub fn is_draining(&self) -> bool {
         matches!(self.stage, Stage::Draining)
     }
 }
 
 impl Replica {
-    /// The log cuts the input stream here.
+    /// The log cuts the input stream here. A guest that is still busy with the last syncvm
+    /// comes to this one when it is done.
     pub(crate) fn on_syncvm_entry(&mut self, sync: SyncNo, at: Viewstamp) {
         self.sync_no = self.sync_no.max(sync);
-        // Syncvms of other views have no leader to carry them out any more.
-        if at.view != self.view || self.role == Role::Leader || self.leader.is_none() {
+        if at.view != self.view || self.leader.is_none() {
             return;
         }
         match self.role {
-            Role::Secondary if self.guest.power != Power::Off => {}
-            Role::Joining if self.guest.power == Power::Paused => {}
-            _ => return,
+            Role::Secondary if self.guest.power != Power::Off => {
+                // A syncvm without its end mark was given up by the leader.
+                self.abort_follow("the leader has begun another one");
+                let cut = Input::Cut(Cut { sync, at });
+                if self.guest.give(cut, &mut self.out).is_some() {
+                    self.begin_follow(sync);
+                }
+            }
+            Role::Joining if self.guest.power == Power::Paused => {
+                // Its guest has never run, so a syncvm that was given up leaves no trace.
+                if self
+                    .follow
+                    .as_ref()
+                    .is_none_or(|f| !f.is_past_the_end_mark())
+                {
+                    self.follow = None;
+                    self.guest.forget_backlog();
+                    self.begin_follow(sync);
+                }
+            }
+            _ => {}
         }
-        self.abort_follow("the leader has begun another one");
-        if self.follow.is_some() {
-            return;
-        }
+    }
+
+    /// This side's part of a syncvm begins.
+    pub(crate) fn begin_follow(&mut self, sync: SyncNo) {
+        assert!(self.follow.is_none(), "one syncvm at a time");
         let joining = self.role == Role::Joining;
         self.guest.shut_gate();
-        if joining {
-            self.guest.forget_backlog();
-        }
-        let dirty = self.early_dirty.take().filter(|d| d.sync == sync && d.view == self.view);
+        let dirty = self
+            .early_dirty
+            .take()
+            .filter(|d| d.sync == sync && d.view == self.view);
         self.follow = Some(FollowSync {
             sync,
-            stage: if joining { Stage::Scanning } else { Stage::Draining },
+            stage: if joining {
+                Stage::Scanning
+            } else {
+                Stage::Draining
+            },
             since: self.now,
             wait: Micros::ZERO,
             wait_max: self.slot_rule.wait(),
@@ -121,7 +151,9 @@ impl Replica {
 
     /// Draining ends when the guest is idle or has been waited for long enough.
     pub(crate) fn tick_follow(&mut self) {
-        let Some(follow) = &mut self.follow else { return };
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
         if !follow.is_draining() || self.guest.power != Power::Running {
             return;
         }
@@ -143,7 +175,9 @@ impl Replica {
     }
 
     pub(crate) fn follow_paused(&mut self, unconsumed: Vec<Frame>) {
-        let Some(follow) = &mut self.follow else { return };
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
         follow.unconsumed = unconsumed;
         follow.stage = Stage::Scanning;
         self.scans.push_back(Asked::Follow(follow.sync));
@@ -167,7 +201,14 @@ impl Replica {
                 follow.dirty = Some((set, key));
                 self.try_hash();
             }
-            _ => self.early_dirty = Some(EarlyDirty { sync, view: self.view, set, key }),
+            _ => {
+                self.early_dirty = Some(EarlyDirty {
+                    sync,
+                    view: self.view,
+                    set,
+                    key,
+                })
+            }
         }
     }
 
@@ -186,11 +227,15 @@ impl Replica {
 
     /// Hashes the union once both sides' dirty pages are known.
     fn try_hash(&mut self) {
-        let Some(follow) = &mut self.follow else { return };
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
         if !matches!(follow.stage, Stage::Scanning) || !follow.scanned {
             return;
         }
-        let Some((theirs, key)) = follow.dirty.take() else { return };
+        let Some((theirs, key)) = follow.dirty.take() else {
+            return;
+        };
         let number = follow.sync;
         follow.stage = Stage::Receiving(Staging::new(number, self.config.pages));
         // Whatever becomes of this sync, these pages may differ until one succeeds.
@@ -202,7 +247,9 @@ impl Replica {
 
     pub(crate) fn follow_hashed(&mut self, number: SyncNo, digests: &[Digest]) {
         let Some(leader) = self.leader else { return };
-        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else { return };
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
         let (mut runs, wait) = (std::mem::take(&mut follow.own), follow.wait);
         let total = digests.len() as u32;
         let mut first = 0;
@@ -228,14 +275,24 @@ impl Replica {
 
     pub(crate) fn follow_pages(&mut self, number: SyncNo, seq: u32, chunk: Vec<u8>) {
         let Some(leader) = self.leader else { return };
-        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else { return };
-        let Stage::Receiving(staging) = &mut follow.stage else { return };
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
+        let Stage::Receiving(staging) = &mut follow.stage else {
+            return;
+        };
         if let Err(error) = staging.push(seq, chunk) {
             return self.reject_leader(&error.to_string());
         }
         let chunks = staging.chunks();
         if chunks % CHUNKS_PER_ACK == 0 {
-            self.send_bulk(leader, Body::PagesAck { sync: number, chunks });
+            self.send_bulk(
+                leader,
+                Body::PagesAck {
+                    sync: number,
+                    chunks,
+                },
+            );
         }
     }
 
@@ -247,7 +304,9 @@ impl Replica {
         device: Vec<u8>,
         refeed: Vec<Frame>,
     ) {
-        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else { return };
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
         if !matches!(follow.stage, Stage::Receiving(_)) {
             return;
         }
@@ -272,7 +331,9 @@ impl Replica {
     }
 
     pub(crate) fn follow_restore_read(&mut self, number: SyncNo, chunk: Vec<u8>) {
-        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else { return };
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
         match std::mem::replace(&mut follow.stage, Stage::Scanning) {
             Stage::Saving(staged) => {
                 follow.stage = Stage::Resetting(staged, chunk);
@@ -292,7 +353,9 @@ impl Replica {
 
     /// What the reset wrote: put back, overwritten by the staged pages, or fetched.
     fn follow_reset_scanned(&mut self, written: &PageSet) {
-        let Some(follow) = &mut self.follow else { return };
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
         let Stage::Resetting(staged, restore) =
             std::mem::replace(&mut follow.stage, Stage::Scanning)
         else {
@@ -318,7 +381,9 @@ impl Replica {
 
     pub(crate) fn follow_fetched(&mut self, number: SyncNo, chunk: Vec<u8>, last: bool) {
         let pages = self.config.pages;
-        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else { return };
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
         match std::mem::replace(&mut follow.stage, Stage::Scanning) {
             Stage::Fetching(mut staged, restore) => {
                 if staged.add(chunk, pages).is_err() {
@@ -336,7 +401,9 @@ impl Replica {
 
     /// From the acknowledgement on the leader may release; the staged state is ours.
     fn acknowledge_and_apply(&mut self, mut staged: Staged, restore: Option<Vec<u8>>) {
-        let Some(follow) = &mut self.follow else { return };
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
         let number = follow.sync;
         let mut chunks: Vec<Vec<u8>> = restore.into_iter().filter(|c| !c.is_empty()).collect();
         chunks.append(&mut staged.chunks);
@@ -355,7 +422,9 @@ impl Replica {
 
     /// Memory and devices are the leader's at the cut.
     pub(crate) fn follow_state_loaded(&mut self) {
-        let Some(follow) = self.follow.take() else { return };
+        let Some(follow) = self.follow.take() else {
+            return;
+        };
         let Stage::Loading(staged) = follow.stage else {
             self.follow = Some(follow);
             return;
@@ -371,7 +440,7 @@ impl Replica {
         self.set_holds_state(true);
         self.idle.disturb();
         self.guest_idle = false;
-        self.guest.resume(staged.refeed, &mut self.out);
+        self.resume_guest(staged.refeed);
         self.serve_if_ready();
     }
 
@@ -383,8 +452,13 @@ impl Replica {
             Stage::Saving(_) | Stage::Resetting(..) | Stage::Loading(_) => return,
             _ => {}
         }
-        let Some(follow) = self.follow.take() else { return };
-        self.note(Note::SyncFailed { sync: follow.sync, why: why.to_string() });
+        let Some(follow) = self.follow.take() else {
+            return;
+        };
+        self.note(Note::SyncFailed {
+            sync: follow.sync,
+            why: why.to_string(),
+        });
         if self.role == Role::Joining {
             // Its guest has never run; the leader begins the attempt anew.
             self.drop_guest();
@@ -392,9 +466,9 @@ impl Replica {
             return;
         }
         match self.guest.power {
-            Power::Running => self.guest.open_gate(Vec::new(), &mut self.out),
+            Power::Running => self.open_gate(),
             Power::Pausing => self.guest.resume_when_paused = true,
-            Power::Paused => self.guest.resume(follow.unconsumed, &mut self.out),
+            Power::Paused => self.resume_guest(follow.unconsumed),
             Power::Off | Power::Starting => {}
         }
     }
@@ -409,7 +483,10 @@ impl Replica {
 
     fn reject_leader(&mut self, why: &str) {
         if let Some(from) = self.leader {
-            self.note(Note::Rejected { from, why: why.to_string() });
+            self.note(Note::Rejected {
+                from,
+                why: why.to_string(),
+            });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! This side's guest: whether it runs, and the gate before its NIC.
 
 use crate::api::{Action, OperatorInput};
-use plover_types::{Frame, Index};
+use plover_types::{Frame, Index, SyncNo, Viewstamp};
 use std::collections::VecDeque;
 
 /// What the hypervisor is doing, as far as ordered and confirmed.
@@ -19,17 +19,28 @@ pub(crate) enum Power {
     Running,
 }
 
-/// An input on its way to the guest.
+/// An input on its way to the guest, or a cut between inputs.
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     Frames(Vec<Frame>),
     Operator(OperatorInput),
+    /// A syncvm: what comes after it stays behind the gate until the syncvm is over.
+    Cut(Cut),
+}
+
+/// A syncvm's place in the input order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub sync: SyncNo,
+    pub at: Viewstamp,
 }
 
 /// The guest and the inputs that wait for it.
 ///
 /// The gate is shut from the moment a syncvm cuts the input stream until the guest resumes:
-/// what comes after the cut waits in the backlog, on both sides alike.
+/// what comes after the cut waits in the backlog, on both sides alike. The backlog may hold
+/// further cuts: a leader that resumes fast can end its next slot before a slow secondary has
+/// applied the last one.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub power: Power,
@@ -59,16 +70,17 @@ impl Guest {
         self.backlog_frames
     }
 
-    /// Gives the guest an input, or keeps it behind the gate.
-    pub fn give(&mut self, input: Input, out: &mut Vec<Action>) {
+    /// Gives the guest an input, or keeps it behind the gate. A cut at an open gate is the
+    /// caller's to carry out; it gets it back.
+    pub fn give(&mut self, input: Input, out: &mut Vec<Action>) -> Option<Cut> {
         if self.gate_open {
-            out.push(feed(input));
-        } else {
-            if let Input::Frames(frames) = &input {
-                self.backlog_frames += frames.len();
-            }
-            self.backlog.push_back(input);
+            return feed(input, out);
         }
+        if let Input::Frames(frames) = &input {
+            self.backlog_frames += frames.len();
+        }
+        self.backlog.push_back(input);
+        None
     }
 
     /// The input stream is cut here.
@@ -76,22 +88,32 @@ impl Guest {
         self.gate_open = false;
     }
 
-    /// Lets everything that waits through, `first` before it.
-    pub fn open_gate(&mut self, first: Vec<Frame>, out: &mut Vec<Action>) {
-        self.gate_open = true;
+    /// Lets what waits through, `first` before it, up to the next cut. At a cut the gate stays
+    /// shut; the caller carries it out or opens the gate again.
+    pub fn open_gate(&mut self, first: Vec<Frame>, out: &mut Vec<Action>) -> Option<Cut> {
         if !first.is_empty() {
             out.push(Action::Feed(first));
         }
-        self.backlog_frames = 0;
-        out.extend(self.backlog.drain(..).map(feed));
+        while let Some(input) = self.backlog.pop_front() {
+            if let Input::Frames(frames) = &input {
+                self.backlog_frames -= frames.len();
+            }
+            if let Some(cut) = feed(input, out) {
+                self.gate_open = false;
+                return Some(cut);
+            }
+        }
+        self.gate_open = true;
+        None
     }
 
-    /// Lets everything through and the guest run.
-    pub fn resume(&mut self, first: Vec<Frame>, out: &mut Vec<Action>) {
+    /// Lets what waits through, up to the next cut, and the guest run.
+    pub fn resume(&mut self, first: Vec<Frame>, out: &mut Vec<Action>) -> Option<Cut> {
         assert_eq!(self.power, Power::Paused, "only a paused guest resumes");
-        self.open_gate(first, out);
+        let cut = self.open_gate(first, out);
         self.power = Power::Running;
         out.push(Action::Resume);
+        cut
     }
 
     /// Orders the guest to stop.
@@ -117,9 +139,11 @@ impl Guest {
     }
 }
 
-fn feed(input: Input) -> Action {
+fn feed(input: Input, out: &mut Vec<Action>) -> Option<Cut> {
     match input {
-        Input::Frames(frames) => Action::Feed(frames),
-        Input::Operator(input) => Action::Operate(input),
+        Input::Frames(frames) => out.push(Action::Feed(frames)),
+        Input::Operator(input) => out.push(Action::Operate(input)),
+        Input::Cut(cut) => return Some(cut),
     }
+    None
 }

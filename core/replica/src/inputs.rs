@@ -7,7 +7,7 @@
 //! once, so inputs are fed when they are committed.
 
 use crate::api::{Note, OperatorInput, Role};
-use crate::guest::{Input, Power};
+use crate::guest::{Cut, Input, Power};
 use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use apus::{Entry, EntryKind};
@@ -75,7 +75,10 @@ impl Replica {
                 }
                 Err(error) => {
                     let from = self.config.me;
-                    self.note(Note::Rejected { from, why: format!("log entry {index}: {error}") });
+                    self.note(Note::Rejected {
+                        from,
+                        why: format!("log entry {index}: {error}"),
+                    });
                 }
             },
         }
@@ -93,7 +96,31 @@ impl Replica {
         };
         self.idle.disturb();
         self.guest_idle = false;
-        self.guest.give(input, &mut self.out);
+        let cut = self.guest.give(input, &mut self.out);
+        assert_eq!(cut, None, "an input is no cut");
+    }
+
+    /// Lets a paused guest run, `first` fed before what waits.
+    pub(crate) fn resume_guest(&mut self, first: Vec<Frame>) {
+        let cut = self.guest.resume(first, &mut self.out);
+        self.carry_out(cut);
+    }
+
+    /// Lets what waits through to a guest that runs.
+    pub(crate) fn open_gate(&mut self) {
+        let cut = self.guest.open_gate(Vec::new(), &mut self.out);
+        self.carry_out(cut);
+    }
+
+    /// A cut has been reached in the input order. Cuts of other views have no leader to carry
+    /// them out any more.
+    fn carry_out(&mut self, mut cut: Option<Cut>) {
+        while let Some(Cut { sync, at }) = cut {
+            if at.view == self.view && self.role == Role::Secondary && self.leader.is_some() {
+                return self.begin_follow(sync);
+            }
+            cut = self.guest.open_gate(Vec::new(), &mut self.out);
+        }
     }
 
     /// Whether this side's guest takes part in the input order: it holds the state, or it is

@@ -58,7 +58,13 @@ enum Stage {
     /// The joiner starts its hypervisor.
     Starting,
     /// A round is being copied.
-    Copying { round: u32, queue: Vec<PageNo>, next: usize, sent: u32, acked: u32 },
+    Copying {
+        round: u32,
+        queue: Vec<PageNo>,
+        next: usize,
+        sent: u32,
+        acked: u32,
+    },
     /// The final syncvm runs, or its in-sync set is being agreed.
     Final,
 }
@@ -131,12 +137,18 @@ impl Replica {
         }
         self.retry = false;
         self.next_join_at = self.now + BACKOFF;
-        self.note(Note::JoinFailed { peer: join.peer, why: why.to_string() });
+        self.note(Note::JoinFailed {
+            peer: join.peer,
+            why: why.to_string(),
+        });
     }
 
     fn join_of(&mut self, from: ReplicaId, attempt: u64) -> Option<&mut LeadJoin> {
         let now = self.now;
-        let join = self.join.as_mut().filter(|j| j.peer == from && j.attempt == attempt)?;
+        let join = self
+            .join
+            .as_mut()
+            .filter(|j| j.peer == from && j.attempt == attempt)?;
         join.last_progress = now;
         Some(join)
     }
@@ -149,7 +161,9 @@ impl Replica {
 
     /// The joiner's hypervisor stands: round 0 copies every page.
     pub(crate) fn on_join_ready(&mut self, from: ReplicaId, attempt: u64) {
-        let Some(join) = self.join_of(from, attempt) else { return };
+        let Some(join) = self.join_of(from, attempt) else {
+            return;
+        };
         if matches!(join.stage, Stage::Starting) {
             self.ledger = Ledger::all(self.config.pages);
             self.begin_round(0);
@@ -158,9 +172,18 @@ impl Replica {
 
     fn begin_round(&mut self, round: u32) {
         let queue: Vec<PageNo> = self.ledger.owed().iter().collect();
-        self.note(Note::JoinRound { round, pages: queue.len() as u32 });
+        self.note(Note::JoinRound {
+            round,
+            pages: queue.len() as u32,
+        });
         if let Some(join) = &mut self.join {
-            join.stage = Stage::Copying { round, queue, next: 0, sent: 0, acked: 0 };
+            join.stage = Stage::Copying {
+                round,
+                queue,
+                next: 0,
+                sent: 0,
+                acked: 0,
+            };
         }
         self.pump_copy();
     }
@@ -168,7 +191,16 @@ impl Replica {
     /// Asks for as many pages as the window allows.
     fn pump_copy(&mut self) {
         let Some(join) = &mut self.join else { return };
-        let Stage::Copying { queue, next, sent, acked, .. } = &mut join.stage else { return };
+        let Stage::Copying {
+            queue,
+            next,
+            sent,
+            acked,
+            ..
+        } = &mut join.stage
+        else {
+            return;
+        };
         while *next < queue.len() && *sent - *acked < WINDOW_CHUNKS {
             let end = (*next + CHUNK_PAGES_MAX).min(queue.len());
             let pages = queue[*next..end].to_vec();
@@ -184,18 +216,35 @@ impl Replica {
     }
 
     pub(crate) fn join_pages_read(&mut self, attempt: u64, chunk: Vec<u8>) {
-        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else { return };
+        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {
+            return;
+        };
         let peer = join.peer;
         let seq = join.chunks_sent;
         join.chunks_sent += 1;
-        self.send_bulk(peer, Body::Copy { attempt, seq, chunk });
+        self.send_bulk(
+            peer,
+            Body::Copy {
+                attempt,
+                seq,
+                chunk,
+            },
+        );
     }
 
     pub(crate) fn on_copy_ack(&mut self, from: ReplicaId, attempt: u64, chunks: u32) {
-        let Some(join) = self.join_of(from, attempt) else { return };
+        let Some(join) = self.join_of(from, attempt) else {
+            return;
+        };
         let base = join.round_base;
         let done = match &mut join.stage {
-            Stage::Copying { queue, next, sent, acked, .. } => {
+            Stage::Copying {
+                queue,
+                next,
+                sent,
+                acked,
+                ..
+            } => {
                 *acked = chunks.saturating_sub(base).min(*sent);
                 *next == queue.len() && *acked == *sent
             }
@@ -213,8 +262,12 @@ impl Replica {
     /// A round is over; this is what was dirtied meanwhile.
     pub(crate) fn join_scanned(&mut self, attempt: u64, set: &PageSet) {
         self.ledger.owe(set);
-        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else { return };
-        let Stage::Copying { round, .. } = join.stage else { return };
+        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {
+            return;
+        };
+        let Stage::Copying { round, .. } = join.stage else {
+            return;
+        };
         if self.ledger.owed().len() <= FINAL_PAGES || round + 1 >= ROUNDS_MAX {
             join.stage = Stage::Final;
             self.start_sync(SyncReason::Join);
@@ -225,7 +278,10 @@ impl Replica {
 
     /// The peer of the attempt whose final syncvm is due.
     pub(crate) fn final_joiner(&self) -> Option<ReplicaId> {
-        self.join.as_ref().filter(|j| matches!(j.stage, Stage::Final)).map(|j| j.peer)
+        self.join
+            .as_ref()
+            .filter(|j| matches!(j.stage, Stage::Final))
+            .map(|j| j.peer)
     }
 
     /// The final syncvm is acknowledged: from here on the joiner is to be in the in-sync set.
@@ -239,27 +295,38 @@ impl Replica {
     // The joiner's side.
 
     pub(crate) fn on_join_start(&mut self, attempt: u64) {
-        if !matches!(self.role, Role::Witness | Role::Joining | Role::Secondary | Role::Deposed) {
+        if !matches!(
+            self.role,
+            Role::Witness | Role::Joining | Role::Secondary | Role::Deposed
+        ) {
             return;
         }
         self.drop_guest();
         self.set_role(Role::Witness);
         self.set_role(Role::Joining);
-        self.joined = Some(Joined { attempt, chunks: 0, applied: false });
+        self.joined = Some(Joined {
+            attempt,
+            chunks: 0,
+            applied: false,
+        });
         self.ledger = Ledger::settled(self.config.pages);
         self.guest.power = Power::Starting;
         self.out.push(Action::StartGuest);
     }
 
     pub(crate) fn joiner_is_ready(&mut self) {
-        let (Some(joined), Some(leader)) = (&self.joined, self.leader) else { return };
+        let (Some(joined), Some(leader)) = (&self.joined, self.leader) else {
+            return;
+        };
         let attempt = joined.attempt;
         self.send_bulk(leader, Body::JoinReady { attempt });
     }
 
     pub(crate) fn on_copy(&mut self, attempt: u64, seq: u32, chunk: Vec<u8>) {
         let Some(leader) = self.leader else { return };
-        let Some(joined) = self.joined.as_mut().filter(|j| j.attempt == attempt) else { return };
+        let Some(joined) = self.joined.as_mut().filter(|j| j.attempt == attempt) else {
+            return;
+        };
         if seq != joined.chunks || self.role != Role::Joining {
             return;
         }

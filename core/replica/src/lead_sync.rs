@@ -10,21 +10,19 @@
 //! the secondary's list is on its way; only pages that the secondary alone has written are
 //! hashed after it.
 
+use crate::Role;
 use crate::api::{Action, Canary, Note};
 use crate::guest::Power;
 use crate::join::WINDOW_CHUNKS;
 use crate::log_ops::LogOp;
 use crate::replica::{Asked, Replica};
-use crate::Role;
 use apus::EntryKind;
 use plover_guard::HeldSlot;
 use plover_policy::{SlotView, SyncReason};
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncReport, compare};
-use plover_types::{
-    Digest, Frame, Index, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo, wire,
-};
+use plover_types::{Digest, Frame, Index, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo, wire};
 
 /// A sync that makes no progress for this many election timeouts has lost its secondary.
 const PATIENCE_TIMEOUTS: u64 = 10;
@@ -79,7 +77,10 @@ impl LeadSync {
     }
 
     fn enter(&mut self, phase: Phase, now: Micros) {
-        let place = Phase::ALL.iter().position(|p| *p == self.phase).unwrap_or(0);
+        let place = Phase::ALL
+            .iter()
+            .position(|p| *p == self.phase)
+            .unwrap_or(0);
         self.report.phases[place] = self.report.phases[place] + now.since(self.phase_since);
         self.phase = phase;
         self.phase_since = now;
@@ -112,7 +113,11 @@ impl Replica {
             log_half_full: self.apus.status().log_bytes * 2 > self.config.log_bytes_max,
         };
         if let Some(reason) = self.slot_rule.decide(&view) {
-            self.start_sync(if self.retry { SyncReason::Retry } else { reason });
+            self.start_sync(if self.retry {
+                SyncReason::Retry
+            } else {
+                reason
+            });
         }
     }
 
@@ -133,7 +138,11 @@ impl Replica {
 
     /// Ends the slot: the entry cuts the input stream on both sides, the guest is paused.
     pub(crate) fn start_sync(&mut self, reason: SyncReason) {
-        let target = if reason == SyncReason::Join { self.final_joiner() } else { self.secondary() };
+        let target = if reason == SyncReason::Join {
+            self.final_joiner()
+        } else {
+            self.secondary()
+        };
         let Some(peer) = target.filter(|p| self.links.contains(*p)) else {
             // Tried again when the link is back; the consensus core tells if the peer is lost.
             self.slot_started = self.now;
@@ -145,7 +154,8 @@ impl Replica {
         let sync = self.sync_no.next();
         let payload = wire::encode(&LogOp::Syncvm(sync));
         let Ok(viewstamp) =
-            self.apus.propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
+            self.apus
+                .propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
         else {
             self.slot_started = self.now;
             return;
@@ -208,7 +218,9 @@ impl Replica {
         self.ledger.owe(set);
         let now = self.now;
         let key = self.config.hash_key;
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else { return };
+        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+            return;
+        };
         sync.enter(Phase::Hash, now);
         sync.stage = Stage::Exchanging;
         sync.own = self.ledger.owed().iter().collect();
@@ -216,7 +228,14 @@ impl Replica {
         let peer = sync.peer;
         let pages = sync.own.clone();
         let runs = self.ledger.owed().to_runs();
-        let bytes = self.send_bulk(peer, Body::Dirty { sync: number, runs, key });
+        let bytes = self.send_bulk(
+            peer,
+            Body::Dirty {
+                sync: number,
+                runs,
+                key,
+            },
+        );
         self.count_hash_bytes(bytes);
         self.hashes.push_back(Asked::Lead(number));
         self.out.push(Action::Hash { key, pages });
@@ -235,7 +254,9 @@ impl Replica {
     ) {
         let pages = self.config.pages;
         let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else { return };
+        let Some(sync) = self.lead_of(from, number) else {
+            return;
+        };
         if first == 0 && sync.theirs.is_none() {
             let Some(set) = runs.to_set(pages) else {
                 return self.abort_lead("the secondary's dirty pages lie outside the guest");
@@ -260,7 +281,9 @@ impl Replica {
 
     pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: Vec<Digest>) {
         let now = self.now;
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else { return };
+        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+            return;
+        };
         if sync.own_digests.is_none() {
             sync.own_digests = Some(digests);
             sync.enter(Phase::Exchange, now);
@@ -347,14 +370,24 @@ impl Replica {
         if !all_sent {
             return;
         }
-        let Some(device) = sync.device.clone() else { return };
+        let Some(device) = sync.device.clone() else {
+            return;
+        };
         sync.report.bytes_device = device.len() as u64;
         sync.stage = Stage::Acknowledging;
         sync.last_progress = now;
         sync.enter(Phase::Apply, now);
         let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
         let refeed = sync.refeed.clone();
-        self.send_bulk(peer, Body::End { sync: number, chunks, device, refeed });
+        self.send_bulk(
+            peer,
+            Body::End {
+                sync: number,
+                chunks,
+                device,
+                refeed,
+            },
+        );
         self.note_phase(number, Phase::Apply);
         if self.canary(Canary::ReleaseBeforeAck) {
             if let Some(held) = self.lead.as_mut().and_then(|s| s.held.take()) {
@@ -364,17 +397,28 @@ impl Replica {
     }
 
     pub(crate) fn lead_pages_read(&mut self, number: SyncNo, chunk: Vec<u8>) {
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else { return };
+        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+            return;
+        };
         let (peer, seq) = (sync.peer, sync.chunks_sent);
         sync.chunks_sent += 1;
         sync.report.bytes_pages += chunk.len() as u64;
-        self.send_bulk(peer, Body::Pages { sync: number, seq, chunk });
+        self.send_bulk(
+            peer,
+            Body::Pages {
+                sync: number,
+                seq,
+                chunk,
+            },
+        );
         self.pump_transfer();
     }
 
     pub(crate) fn lead_pages_ack(&mut self, from: ReplicaId, number: SyncNo, chunks: u32) {
         let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else { return };
+        let Some(sync) = self.lead_of(from, number) else {
+            return;
+        };
         sync.chunks_acked = chunks.min(sync.chunks_sent);
         sync.last_progress = now;
         self.pump_transfer();
@@ -393,7 +437,9 @@ impl Replica {
     pub(crate) fn lead_fetch(&mut self, from: ReplicaId, number: SyncNo, runs: &Runs) {
         let pages = self.config.pages;
         let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else { return };
+        let Some(sync) = self.lead_of(from, number) else {
+            return;
+        };
         let Some(set) = runs.to_set(pages) else {
             return self.abort_lead("the secondary fetched pages outside the guest");
         };
@@ -402,25 +448,40 @@ impl Replica {
         }
         sync.last_progress = now;
         let list: Vec<PageNo> = set.iter().collect();
-        let parts: Vec<_> = list.chunks(CHUNK_PAGES_MAX).map(<[PageNo]>::to_vec).collect();
+        let parts: Vec<_> = list
+            .chunks(CHUNK_PAGES_MAX)
+            .map(<[PageNo]>::to_vec)
+            .collect();
         let count = parts.len();
         for (i, part) in parts.into_iter().enumerate() {
-            self.reads.push_back(Asked::LeadFetch(number, i + 1 == count));
+            self.reads
+                .push_back(Asked::LeadFetch(number, i + 1 == count));
             self.out.push(Action::ReadPages(part));
         }
     }
 
     pub(crate) fn lead_fetch_read(&mut self, number: SyncNo, chunk: Vec<u8>, last: bool) {
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else { return };
+        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+            return;
+        };
         sync.report.bytes_pages += chunk.len() as u64;
         let peer = sync.peer;
-        self.send_bulk(peer, Body::Fetched { sync: number, chunk, last });
+        self.send_bulk(
+            peer,
+            Body::Fetched {
+                sync: number,
+                chunk,
+                last,
+            },
+        );
     }
 
     /// The secondary holds all of it: the state of this slot cannot be lost any more.
     pub(crate) fn lead_ack(&mut self, from: ReplicaId, number: SyncNo) {
         let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else { return };
+        let Some(sync) = self.lead_of(from, number) else {
+            return;
+        };
         if sync.stage != Stage::Acknowledging {
             return;
         }
@@ -443,7 +504,7 @@ impl Replica {
         if join {
             self.join_synced(peer);
         }
-        self.guest.resume(refeed, &mut self.out);
+        self.resume_guest(refeed);
         self.slot_started = now;
         self.guest_idle = false;
         self.idle.disturb();
@@ -456,10 +517,16 @@ impl Replica {
     /// The guest runs again: the sync is over.
     pub(crate) fn lead_resumed(&mut self) {
         let now = self.now;
-        if self.lead.as_ref().is_none_or(|s| s.stage != Stage::Resuming) {
+        if self
+            .lead
+            .as_ref()
+            .is_none_or(|s| s.stage != Stage::Resuming)
+        {
             return;
         }
-        let Some(mut sync) = self.lead.take() else { return };
+        let Some(mut sync) = self.lead.take() else {
+            return;
+        };
         sync.enter(Phase::Idle, now);
         sync.report.pause = now.since(sync.started);
         self.slot_rule.learn(sync.report.pause, sync.their_wait);
@@ -468,12 +535,17 @@ impl Replica {
 
     /// Gives a running sync up: the guest goes on, nothing is released, nothing forgotten.
     pub(crate) fn abort_lead(&mut self, why: &str) {
-        let Some(mut sync) = self.lead.take() else { return };
+        let Some(mut sync) = self.lead.take() else {
+            return;
+        };
         if sync.stage == Stage::Resuming {
             // Acknowledged: only the confirmation that the guest runs was missing.
             return;
         }
-        self.note(Note::SyncFailed { sync: sync.sync, why: why.to_string() });
+        self.note(Note::SyncFailed {
+            sync: sync.sync,
+            why: why.to_string(),
+        });
         self.retry = true;
         if let Some(held) = sync.held.take() {
             self.guard.reopen(held);
@@ -485,13 +557,15 @@ impl Replica {
         self.guest_idle = false;
         match self.guest.power {
             Power::Pausing => self.guest.resume_when_paused = true,
-            Power::Paused => self.guest.resume(sync.refeed, &mut self.out),
+            Power::Paused => self.resume_guest(sync.refeed),
             Power::Off | Power::Starting | Power::Running => {}
         }
     }
 
     fn lead_of(&mut self, from: ReplicaId, number: SyncNo) -> Option<&mut LeadSync> {
-        self.lead.as_mut().filter(|s| s.peer == from && s.sync == number)
+        self.lead
+            .as_mut()
+            .filter(|s| s.peer == from && s.sync == number)
     }
 
     fn count_hash_bytes(&mut self, bytes: u64) {
@@ -512,4 +586,3 @@ fn reason_name(reason: SyncReason) -> &'static str {
         SyncReason::Retry => "retry",
     }
 }
-

@@ -153,17 +153,31 @@ impl Replica {
         match event {
             Event::Tick => self.consensus(apus::Event::Tick),
             Event::Link { peer, up } => self.on_link(peer, up),
-            Event::Received { from, lane: Lane::Log, bytes } => {
-                self.consensus(apus::Event::Received { from, bytes: &bytes });
+            Event::Received {
+                from,
+                lane: Lane::Log,
+                bytes,
+            } => {
+                self.consensus(apus::Event::Received {
+                    from,
+                    bytes: &bytes,
+                });
             }
-            Event::Received { from, lane: Lane::Bulk, bytes } => self.on_bulk(from, &bytes),
+            Event::Received {
+                from,
+                lane: Lane::Bulk,
+                bytes,
+            } => self.on_bulk(from, &bytes),
             Event::StatePersisted(view) => self.consensus(apus::Event::StatePersisted(view)),
             Event::EntriesPersisted(at) => self.consensus(apus::Event::EntriesPersisted(at)),
             Event::Frames(frames) => self.on_frames(frames),
             Event::Operator(input) => self.on_operator(input),
             Event::Bootstrap => self.apus.bootstrap(self.now, &mut self.consensus_out),
             Event::GuestStarted => self.on_guest_started(),
-            Event::GuestPaused { outputs, unconsumed } => {
+            Event::GuestPaused {
+                outputs,
+                unconsumed,
+            } => {
                 self.on_guest_paused(outputs, unconsumed);
             }
             Event::GuestResumed => self.lead_resumed(),
@@ -220,7 +234,10 @@ impl Replica {
                 self.note(Note::Suspected { view });
             }
             if self.role == Role::Recovering
-                && matches!(phase, ConsensusPhase::Following | ConsensusPhase::Canvassing)
+                && matches!(
+                    phase,
+                    ConsensusPhase::Following | ConsensusPhase::Canvassing
+                )
             {
                 self.set_role(Role::Witness);
             }
@@ -231,7 +248,11 @@ impl Replica {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Write { to, bytes } => {
-                self.out.push(Action::Write { to, lane: Lane::Log, bytes });
+                self.out.push(Action::Write {
+                    to,
+                    lane: Lane::Log,
+                    bytes,
+                });
             }
             Command::PersistState(state) => self.out.push(Action::PersistState(state)),
             Command::PersistEntries { after, entries } => {
@@ -277,21 +298,38 @@ impl Replica {
     fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
         let message: SyncMessage = match wire::decode(bytes) {
             Ok(message) => message,
-            Err(error) => return self.note(Note::Rejected { from, why: error.to_string() }),
+            Err(error) => {
+                return self.note(Note::Rejected {
+                    from,
+                    why: error.to_string(),
+                });
+            }
         };
         if message.view != self.view {
             // Not an error: the sender has not heard of the new view, or we have not yet.
-            let why = format!("bulk message of view {}, ours is {}", message.view, self.view);
+            let why = format!(
+                "bulk message of view {}, ours is {}",
+                message.view, self.view
+            );
             return self.note(Note::Rejected { from, why });
         }
         let leads = self.role == Role::Leader;
         let follows = self.leader == Some(from) && !leads;
         match message.body {
             Body::JoinStart { attempt } if follows => self.on_join_start(attempt),
-            Body::Copy { attempt, seq, chunk } if follows => self.on_copy(attempt, seq, chunk),
+            Body::Copy {
+                attempt,
+                seq,
+                chunk,
+            } if follows => self.on_copy(attempt, seq, chunk),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
             Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
-            Body::End { sync, chunks, device, refeed } if follows => {
+            Body::End {
+                sync,
+                chunks,
+                device,
+                refeed,
+            } if follows => {
                 self.follow_end(sync, chunks, device, refeed);
             }
             Body::Fetched { sync, chunk, last } if follows => {
@@ -300,7 +338,14 @@ impl Replica {
             Body::JoinReady { attempt } if leads => self.on_join_ready(from, attempt),
             Body::JoinFailed { attempt, why } if leads => self.on_join_failed(from, attempt, &why),
             Body::CopyAck { attempt, chunks } if leads => self.on_copy_ack(from, attempt, chunks),
-            Body::Hashes { sync, runs, first, total, digests, wait } if leads => {
+            Body::Hashes {
+                sync,
+                runs,
+                first,
+                total,
+                digests,
+                wait,
+            } if leads => {
                 self.lead_hashes(from, sync, &runs, (first, total), &digests, wait);
             }
             Body::PagesAck { sync, chunks } if leads => self.lead_pages_ack(from, sync, chunks),
@@ -309,7 +354,10 @@ impl Replica {
             Body::GuestLost { why } if leads => self.lose_peer(from, &why),
             body => {
                 let why = format!("{body:?}").chars().take(40).collect::<String>();
-                self.note(Note::Rejected { from, why: format!("out of place: {why}") });
+                self.note(Note::Rejected {
+                    from,
+                    why: format!("out of place: {why}"),
+                });
             }
         }
     }
@@ -322,17 +370,13 @@ impl Replica {
         self.on_outputs(outputs);
         if self.guest.resume_when_paused {
             self.guest.resume_when_paused = false;
-            self.guest.resume(unconsumed, &mut self.out);
-            if self.follow.is_some() {
-                // The next syncvm's cut has come meanwhile.
-                self.guest.shut_gate();
-            }
+            self.resume_guest(unconsumed);
         } else if self.lead.is_some() {
             self.lead_paused(unconsumed);
         } else if self.follow.is_some() {
             self.follow_paused(unconsumed);
         } else {
-            self.guest.resume(unconsumed, &mut self.out);
+            self.resume_guest(unconsumed);
         }
     }
 
@@ -387,13 +431,21 @@ impl Replica {
     /// A peer that runs the guest in step with this leader.
     pub(crate) fn secondary(&self) -> Option<ReplicaId> {
         let set = self.pending_in_sync.unwrap_or(self.in_sync);
-        set.iter().find(|id| *id != self.config.me && set.contains(self.config.me))
+        set.iter()
+            .find(|id| *id != self.config.me && set.contains(self.config.me))
     }
 
     pub(crate) fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
-        let bytes = wire::encode(&SyncMessage { view: self.view, body });
+        let bytes = wire::encode(&SyncMessage {
+            view: self.view,
+            body,
+        });
         let len = bytes.len() as u64;
-        self.out.push(Action::Write { to, lane: Lane::Bulk, bytes });
+        self.out.push(Action::Write {
+            to,
+            lane: Lane::Bulk,
+            bytes,
+        });
         len
     }
 

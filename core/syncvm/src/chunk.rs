@@ -99,9 +99,11 @@ fn read_one(bytes: &[u8], pages: u32) -> Option<(PageNo, PageContent<'_>, usize)
     }
     match rest.split_first()? {
         (&KIND_ZERO, _) => Some((page, PageContent::Zero, 5)),
-        (&KIND_RAW, body) => {
-            Some((page, PageContent::Raw(body.get(..PAGE_BYTES)?), 5 + PAGE_BYTES))
-        }
+        (&KIND_RAW, body) => Some((
+            page,
+            PageContent::Raw(body.get(..PAGE_BYTES)?),
+            5 + PAGE_BYTES,
+        )),
         _ => None,
     }
 }
@@ -122,9 +124,15 @@ mod tests {
         let raw = [7; PAGE_BYTES];
         assert_eq!(
             pages.unwrap(),
-            [(PageNo(3), PageContent::Zero), (PageNo(9), PageContent::Raw(&raw))]
+            [
+                (PageNo(3), PageContent::Zero),
+                (PageNo(9), PageContent::Raw(&raw))
+            ]
         );
-        assert!(read(&chunk, 9).any(|p| p.is_err()), "page 9 lies outside 9 pages");
+        assert!(
+            read(&chunk, 9).any(|p| p.is_err()),
+            "page 9 lies outside 9 pages"
+        );
         assert!(read(&chunk[..20], 10).any(|p| p.is_err()), "cut short");
     }
 

@@ -38,7 +38,13 @@ mod tests {
         let ours = [Digest(1), Digest(2), Digest(3)];
         let theirs = [Digest(1), Digest(7), Digest(3)];
         let result = compare(&pages, &ours, &theirs).unwrap();
-        assert_eq!(result, Comparison { divergent: vec![PageNo(5)], same: 2 });
+        assert_eq!(
+            result,
+            Comparison {
+                divergent: vec![PageNo(5)],
+                same: 2
+            }
+        );
         assert_eq!(compare(&pages, &ours, &theirs[..2]), None);
     }
 }

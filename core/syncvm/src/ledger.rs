@@ -16,12 +16,16 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger for a guest of `pages` pages that equals its peer's.
     pub fn settled(pages: u32) -> Self {
-        Self { owed: PageSet::new(pages) }
+        Self {
+            owed: PageSet::new(pages),
+        }
     }
 
     /// A ledger for a guest of which nothing is known.
     pub fn all(pages: u32) -> Self {
-        Self { owed: PageSet::all(pages) }
+        Self {
+            owed: PageSet::all(pages),
+        }
     }
 
     /// Adds what a scan found (and cleared).
@@ -62,7 +66,10 @@ mod tests {
         let mut second = PageSet::new(100);
         second.insert(PageNo(7));
         ledger.owe(&second);
-        assert_eq!(ledger.owed().iter().collect::<Vec<_>>(), [PageNo(3), PageNo(7)]);
+        assert_eq!(
+            ledger.owed().iter().collect::<Vec<_>>(),
+            [PageNo(3), PageNo(7)]
+        );
         ledger.settle();
         assert!(ledger.owed().is_empty());
     }

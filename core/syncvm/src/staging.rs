@@ -59,7 +59,12 @@ pub struct Staged {
 impl Staging {
     /// An empty buffer for `sync` of a guest of `pages` pages.
     pub fn new(sync: SyncNo, pages: u32) -> Self {
-        Self { sync, pages, chunks: Vec::new(), touched: PageSet::new(pages) }
+        Self {
+            sync,
+            pages,
+            chunks: Vec::new(),
+            touched: PageSet::new(pages),
+        }
     }
 
     /// Takes chunk number `seq`.
@@ -88,9 +93,18 @@ impl Staging {
         refeed: Vec<Frame>,
     ) -> Result<Staged, StagingError> {
         if chunks != self.chunks() {
-            return Err(StagingError::Incomplete { expected: chunks, got: self.chunks() });
+            return Err(StagingError::Incomplete {
+                expected: chunks,
+                got: self.chunks(),
+            });
         }
-        Ok(Staged { sync: self.sync, chunks: self.chunks, touched: self.touched, device, refeed })
+        Ok(Staged {
+            sync: self.sync,
+            chunks: self.chunks,
+            touched: self.touched,
+            device,
+            refeed,
+        })
     }
 }
 
@@ -124,17 +138,26 @@ mod tests {
         staging.push(0, chunk_of(4)).unwrap();
         assert_eq!(
             staging.push(2, chunk_of(5)),
-            Err(StagingError::OutOfOrder { expected: 1, got: 2 })
+            Err(StagingError::OutOfOrder {
+                expected: 1,
+                got: 2
+            })
         );
         assert!(matches!(
             staging.finish(2, vec![], vec![]),
-            Err(StagingError::Incomplete { expected: 2, got: 1 })
+            Err(StagingError::Incomplete {
+                expected: 2,
+                got: 1
+            })
         ));
     }
 
     #[test]
     fn a_page_outside_the_guest_is_refused() {
         let mut staging = Staging::new(SyncNo(1), 4);
-        assert!(matches!(staging.push(0, chunk_of(4)), Err(StagingError::Chunk(_))));
+        assert!(matches!(
+            staging.push(0, chunk_of(4)),
+            Err(StagingError::Chunk(_))
+        ));
     }
 }

@@ -72,7 +72,13 @@ mod tests {
     fn mac_round_trips_and_rejects() {
         let mac: Mac = "52:54:00:12:34:56".parse().unwrap();
         assert_eq!(mac.to_string(), "52:54:00:12:34:56");
-        for bad in ["", "52:54:00:12:34", "52:54:00:12:34:56:78", "5z:54:00:12:34:56", "5:4:0:1:3:5"] {
+        for bad in [
+            "",
+            "52:54:00:12:34",
+            "52:54:00:12:34:56:78",
+            "5z:54:00:12:34:56",
+            "5:4:0:1:3:5",
+        ] {
             assert!(bad.parse::<Mac>().is_err(), "{bad}");
         }
     }

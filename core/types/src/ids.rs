@@ -61,7 +61,9 @@ impl ReplicaSet {
 
     /// The members, lowest id first.
     pub fn iter(self) -> impl Iterator<Item = ReplicaId> {
-        (0..16u8).map(ReplicaId).filter(move |id| self.contains(*id))
+        (0..16u8)
+            .map(ReplicaId)
+            .filter(move |id| self.contains(*id))
     }
 }
 

@@ -14,7 +14,10 @@ pub struct PageSet {
 impl PageSet {
     /// The empty set over a guest of `pages` pages.
     pub fn new(pages: u32) -> Self {
-        Self { words: vec![0; (pages as usize).div_ceil(64)], pages }
+        Self {
+            words: vec![0; (pages as usize).div_ceil(64)],
+            pages,
+        }
     }
 
     /// Every page of a guest of `pages` pages.
@@ -31,19 +34,32 @@ impl PageSet {
 
     /// Adds one page. Asserts that it lies in the guest.
     pub fn insert(&mut self, page: PageNo) {
-        assert!(page.0 < self.pages, "page {} outside a guest of {} pages", page.0, self.pages);
+        assert!(
+            page.0 < self.pages,
+            "page {} outside a guest of {} pages",
+            page.0,
+            self.pages
+        );
         self.words[page.0 as usize / 64] |= 1 << (page.0 % 64);
     }
 
     /// Adds `start..end`. Asserts that it lies in the guest.
     pub fn insert_run(&mut self, start: u32, end: u32) {
-        assert!(start <= end && end <= self.pages, "run {start}..{end} outside {} pages", self.pages);
+        assert!(
+            start <= end && end <= self.pages,
+            "run {start}..{end} outside {} pages",
+            self.pages
+        );
         let mut page = start;
         while page < end {
             let word = (page / 64) as usize;
             let low = page % 64;
             let high = (end - (page - low)).min(64);
-            let mask = if high == 64 { u64::MAX } else { (1 << high) - 1 };
+            let mask = if high == 64 {
+                u64::MAX
+            } else {
+                (1 << high) - 1
+            };
             self.words[word] |= mask & (u64::MAX << low);
             page += high - low;
         }

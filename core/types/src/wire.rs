@@ -49,9 +49,18 @@ mod tests {
     #[test]
     fn rejects_what_it_does_not_understand() {
         let good = encode(&vec![Frame(vec![1, 2, 3])]);
-        assert_eq!(decode::<Vec<Frame>>(&good).unwrap(), vec![Frame(vec![1, 2, 3])]);
-        assert!(matches!(decode::<Vec<Frame>>(&[]), Err(WireError::Malformed(_))));
-        assert!(matches!(decode::<Vec<Frame>>(&[9, 1, 1, 1]), Err(WireError::Version(9))));
+        assert_eq!(
+            decode::<Vec<Frame>>(&good).unwrap(),
+            vec![Frame(vec![1, 2, 3])]
+        );
+        assert!(matches!(
+            decode::<Vec<Frame>>(&[]),
+            Err(WireError::Malformed(_))
+        ));
+        assert!(matches!(
+            decode::<Vec<Frame>>(&[9, 1, 1, 1]),
+            Err(WireError::Version(9))
+        ));
         let mut long = good.clone();
         long.push(0);
         assert_eq!(decode::<Vec<Frame>>(&long), Err(WireError::Trailing(1)));

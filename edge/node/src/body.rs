@@ -98,8 +98,10 @@ impl Body {
         let disk = config.group.durability == Durability::Disk;
         let (storage, start) = Storage::open(&config.paths.state_dir, &config.group.name, disk)?;
         let fabric = open_fabric(&config)?;
-        let message_bytes_max =
-            fabric.as_ref().map_or(1 << 20, |f| f.record_bytes_max(Lane::Log)).min(1 << 20);
+        let message_bytes_max = fabric
+            .as_ref()
+            .map_or(1 << 20, |f| f.record_bytes_max(Lane::Log))
+            .min(1 << 20);
         let mut secret = [0u8; 40];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let mut hash_key = [0u8; 32];
@@ -166,10 +168,16 @@ impl Body {
             fds.push(PollFd::new(&self.tap, PollFlags::IN));
         }
         if let Some(fabric) = &self.fabric {
-            fds.push(PollFd::from_borrowed_fd(borrow(fabric.wait_fd(), fabric), PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(
+                borrow(fabric.wait_fd(), fabric),
+                PollFlags::IN,
+            ));
         }
         if let Some(vm) = &self.vm {
-            fds.push(PollFd::from_borrowed_fd(borrow(vm.wait_fd(), vm), PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(
+                borrow(vm.wait_fd(), vm),
+                PollFlags::IN,
+            ));
         }
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
     }
@@ -206,9 +214,7 @@ impl Body {
             let event = match event {
                 FabricEvent::Up(peer) => Event::Link { peer, up: true },
                 FabricEvent::Down(peer) => Event::Link { peer, up: false },
-                FabricEvent::Record { from, lane, bytes } => {
-                    Event::Received { from, lane, bytes }
-                }
+                FabricEvent::Record { from, lane, bytes } => Event::Received { from, lane, bytes },
                 FabricEvent::Room { .. } => continue,
             };
             self.apply(event)?;
@@ -222,11 +228,17 @@ impl Body {
         }
         let mut frames = Vec::new();
         self.tap.read(FRAMES_PER_TURN, &mut frames);
-        if frames.is_empty() { Ok(()) } else { self.apply(Event::Frames(frames)) }
+        if frames.is_empty() {
+            Ok(())
+        } else {
+            self.apply(Event::Frames(frames))
+        }
     }
 
     fn take_vm(&mut self) -> Result<(), BoxError> {
-        let Some(vm) = &mut self.vm else { return Ok(()) };
+        let Some(vm) = &mut self.vm else {
+            return Ok(());
+        };
         let mut happened = Vec::new();
         vm.poll(&mut happened);
         let mut outputs = Vec::new();
@@ -274,7 +286,10 @@ impl Body {
             }
             vm.take_unconsumed(&mut unconsumed);
         }
-        Event::GuestPaused { outputs, unconsumed }
+        Event::GuestPaused {
+            outputs,
+            unconsumed,
+        }
     }
 
     fn guest_is_gone(&mut self, why: String) -> Event {
@@ -368,7 +383,9 @@ impl Body {
     }
 
     fn write(&mut self, to: ReplicaId, lane: Lane, bytes: &[u8]) {
-        let Some(fabric) = &mut self.fabric else { return };
+        let Some(fabric) = &mut self.fabric else {
+            return;
+        };
         if let Err(error) = fabric.write(to, lane, bytes) {
             // The core repeats what matters; a bulk message that is lost ends its sync.
             tracing::debug!(%to, ?lane, %error, "a message was not sent");
@@ -500,8 +517,12 @@ impl Body {
             self.console_log_bytes += bytes.len() as u64;
             let _ = self.console_log.write_all(&bytes);
         }
-        self.console
-            .retain(|o| !matches!(o.try_send(bytes.clone()), Err(TrySendError::Disconnected(_))));
+        self.console.retain(|o| {
+            !matches!(
+                o.try_send(bytes.clone()),
+                Err(TrySendError::Disconnected(_))
+            )
+        });
     }
 
     fn take_control(&mut self) -> Result<(), BoxError> {
@@ -618,7 +639,12 @@ fn memory() -> serde_json::Value {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name: &str| -> u64 {
         text.lines()
-            .find_map(|l| l.strip_prefix(name)?.trim_start_matches(':').split_whitespace().next())
+            .find_map(|l| {
+                l.strip_prefix(name)?
+                    .trim_start_matches(':')
+                    .split_whitespace()
+                    .next()
+            })
             .and_then(|n| n.parse().ok())
             .unwrap_or(0)
     };
@@ -628,4 +654,3 @@ fn memory() -> serde_json::Value {
         "shared_kib": field("RssShmem"),
     })
 }
-

@@ -212,10 +212,14 @@ fn default_mem_mib() -> u32 {
 impl ReplicaConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        let config: Self = toml::from_str(&text)
-            .map_err(|e| ConfigError::Parse { path: path.into(), why: e.to_string() })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        let config: Self = toml::from_str(&text).map_err(|e| ConfigError::Parse {
+            path: path.into(),
+            why: e.to_string(),
+        })?;
         config.check()?;
         Ok(config)
     }
@@ -227,7 +231,9 @@ impl ReplicaConfig {
         let ids: Vec<u8> = group.replica.iter().map(|r| r.id).collect();
         let members = self.members();
         if members.len() != ids.len() || ids.iter().any(|id| *id > 8) {
-            return mismatch(format!("[[group.replica]] ids {ids:?} must be distinct and 0 to 8"));
+            return mismatch(format!(
+                "[[group.replica]] ids {ids:?} must be distinct and 0 to 8"
+            ));
         }
         if !members.contains(ReplicaId(group.me)) {
             return mismatch(format!("group.me = {} has no [[group.replica]]", group.me));
@@ -311,7 +317,9 @@ impl ReplicaConfig {
             log_bytes_max: self.group.log_mib << 20,
             message_bytes_max,
             slot: SlotConfig {
-                idle_threshold: policy.idle_threshold_us.map_or(defaults.idle_threshold, Micros),
+                idle_threshold: policy
+                    .idle_threshold_us
+                    .map_or(defaults.idle_threshold, Micros),
                 slot_min: ms(policy.slot_min_ms, defaults.slot_min),
                 slot_max: ms(policy.slot_max_ms, defaults.slot_max),
                 quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),

@@ -43,9 +43,14 @@ pub(crate) enum Op {
 /// A request on its way to the loop.
 #[derive(Debug)]
 pub(crate) enum Request {
-    Op { op: Op, reply: Sender<Value> },
+    Op {
+        op: Op,
+        reply: Sender<Value>,
+    },
     /// Attach: guest console output goes to `output`.
-    Attach { output: SyncSender<Vec<u8>> },
+    Attach {
+        output: SyncSender<Vec<u8>>,
+    },
     /// Somebody typed.
     Typed(Vec<u8>),
     /// The process was asked to end.
@@ -98,20 +103,29 @@ impl Control {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
         let (sender, requests) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
-        let handle = StopHandle { requests: sender, wake };
+        let handle = StopHandle {
+            requests: sender,
+            wake,
+        };
         let for_threads = handle.clone();
-        std::thread::Builder::new().name("control".into()).spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let handle = for_threads.clone();
-                let served = std::thread::Builder::new()
-                    .name("control-client".into())
-                    .spawn(move || serve(stream, &handle));
-                if let Err(error) = served {
-                    tracing::warn!(%error, "a control connection was refused");
+        std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let handle = for_threads.clone();
+                    let served = std::thread::Builder::new()
+                        .name("control-client".into())
+                        .spawn(move || serve(stream, &handle));
+                    if let Err(error) = served {
+                        tracing::warn!(%error, "a control connection was refused");
+                    }
                 }
-            }
-        })?;
-        Ok(Self { path, requests, handle })
+            })?;
+        Ok(Self {
+            path,
+            requests,
+            handle,
+        })
     }
 
     pub fn handle(&self) -> StopHandle {
@@ -139,7 +153,9 @@ impl Drop for Control {
 }
 
 fn serve(stream: UnixStream, handle: &StopHandle) {
-    let Ok(mut writer) = stream.try_clone() else { return };
+    let Ok(mut writer) = stream.try_clone() else {
+        return;
+    };
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
@@ -157,7 +173,9 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
             Ok(op) => {
                 let (sender, receiver) = channel();
                 handle.send(Request::Op { op, reply: sender });
-                receiver.recv().unwrap_or_else(|_| json!({"error": "this replica is ending"}))
+                receiver
+                    .recv()
+                    .unwrap_or_else(|_| json!({"error": "this replica is ending"}))
             }
             Err(error) => json!({"error": format!("not a request: {error}")}),
         };
@@ -195,10 +213,15 @@ mod tests {
 
     #[test]
     fn requests_are_parsed_strictly() {
-        assert_eq!(serde_json::from_str::<Op>(r#"{"op":"status"}"#).unwrap(), Op::Status);
+        assert_eq!(
+            serde_json::from_str::<Op>(r#"{"op":"status"}"#).unwrap(),
+            Op::Status
+        );
         assert_eq!(
             serde_json::from_str::<Op>(r#"{"op":"crash_in_phase","phase":"transfer"}"#).unwrap(),
-            Op::CrashInPhase { phase: plover_syncvm::Phase::Transfer }
+            Op::CrashInPhase {
+                phase: plover_syncvm::Phase::Transfer
+            }
         );
         for bad in ["", "{}", r#"{"op":"reboot"}"#, r#"{"op":"crash_in_phase"}"#] {
             assert!(serde_json::from_str::<Op>(bad).is_err(), "{bad}");
@@ -211,7 +234,10 @@ mod tests {
         let control = Control::listen(dir.path()).unwrap();
         let error = Control::listen(dir.path()).unwrap_err().to_string();
         assert!(error.contains("run_dir"), "{error}");
-        let mode = std::fs::metadata(&control.path).unwrap().permissions().mode();
+        let mode = std::fs::metadata(&control.path)
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 }

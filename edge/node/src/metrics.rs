@@ -39,7 +39,10 @@ impl SyncMetrics {
         }
         let mut reasons = Map::new();
         for report in &self.window {
-            let count = reasons.get(&report.reason).and_then(Value::as_u64).unwrap_or(0);
+            let count = reasons
+                .get(&report.reason)
+                .and_then(Value::as_u64)
+                .unwrap_or(0);
             reasons.insert(report.reason.clone(), json!(count + 1));
         }
         json!({
@@ -82,7 +85,10 @@ mod tests {
         let mut metrics = SyncMetrics::default();
         assert_eq!(metrics.to_json()["pause_us_p50"], 0, "no sync yet");
         for pause in 0..2000 {
-            metrics.add(SyncReport { pause: Micros(pause), ..SyncReport::default() });
+            metrics.add(SyncReport {
+                pause: Micros(pause),
+                ..SyncReport::default()
+            });
         }
         let json = metrics.to_json();
         assert_eq!(json["count"], 2000);

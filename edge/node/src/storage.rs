@@ -97,19 +97,28 @@ impl Storage {
         std::fs::create_dir_all(dir).map_err(io_error("cannot create", dir))?;
         let path = dir.join("state.json");
         let found = match std::fs::read(&path) {
-            Ok(bytes) => {
-                Some(serde_json::from_slice::<StateFile>(&bytes).map_err(|e| {
-                    StorageError::Damaged { path: path.clone(), why: e.to_string() }
-                })?)
-            }
+            Ok(bytes) => Some(serde_json::from_slice::<StateFile>(&bytes).map_err(|e| {
+                StorageError::Damaged {
+                    path: path.clone(),
+                    why: e.to_string(),
+                }
+            })?),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => return Err(io_error("cannot read", &path)(e)),
         };
         if let Some(state) = found.as_ref().filter(|s| s.group != group) {
             let (found, wanted) = (state.group.clone(), group.to_string());
-            return Err(StorageError::OtherGroup { path, found, wanted });
+            return Err(StorageError::OtherGroup {
+                path,
+                found,
+                wanted,
+            });
         }
-        let log = if disk { Some(Log::open(&dir.join("log"))?) } else { None };
+        let log = if disk {
+            Some(Log::open(&dir.join("log"))?)
+        } else {
+            None
+        };
         let start = match &found {
             None => Start::Fresh,
             Some(state) => Start::Restarted {
@@ -124,7 +133,15 @@ impl Storage {
             consensus: DurableState::default(),
             guest: GuestRecord::default(),
         });
-        Ok((Self { dir: dir.to_path_buf(), state, log, unsynced: false }, start))
+        Ok((
+            Self {
+                dir: dir.to_path_buf(),
+                state,
+                log,
+                unsynced: false,
+            },
+            start,
+        ))
     }
 
     /// Makes the promise durable.
@@ -150,32 +167,44 @@ impl Storage {
             std::fs::rename(&new, &path)?;
             File::open(&self.dir)?.sync_all()
         };
-        bytes.and_then(write).map_err(io_error("cannot write", &path))
+        bytes
+            .and_then(write)
+            .map_err(io_error("cannot write", &path))
     }
 
     /// Appends entries after `after`; durable at the next [`Storage::sync`].
     pub fn append(&mut self, after: Viewstamp, entries: &[Entry]) -> Result<(), StorageError> {
         let in_sync = self.state.guest.in_sync;
-        let Some(log) = &mut self.log else { return Ok(()) };
-        log.append(after, entries, in_sync).map_err(io_error("cannot write", &log.path))?;
+        let Some(log) = &mut self.log else {
+            return Ok(());
+        };
+        log.append(after, entries, in_sync)
+            .map_err(io_error("cannot write", &log.path))?;
         self.unsynced = true;
         Ok(())
     }
 
     /// Makes what was appended durable: one `fdatasync` for all of a turn (group commit).
     pub fn sync(&mut self) -> Result<(), StorageError> {
-        let Some(log) = self.log.as_mut().filter(|_| self.unsynced) else { return Ok(()) };
-        log.file.sync_data().map_err(io_error("cannot sync", &log.path))?;
+        let Some(log) = self.log.as_mut().filter(|_| self.unsynced) else {
+            return Ok(());
+        };
+        log.file
+            .sync_data()
+            .map_err(io_error("cannot sync", &log.path))?;
         self.unsynced = false;
         Ok(())
     }
 
     /// Everything up to `base` has been reclaimed; rewrites the file when it has grown.
     pub fn trim(&mut self, base: plover_types::Index) -> Result<(), StorageError> {
-        let Some(log) = &mut self.log else { return Ok(()) };
+        let Some(log) = &mut self.log else {
+            return Ok(());
+        };
         log.trim(base);
         if log.bytes > LOG_FILE_BYTES_MAX {
-            log.rewrite().map_err(io_error("cannot rewrite", &log.path))?;
+            log.rewrite()
+                .map_err(io_error("cannot rewrite", &log.path))?;
         }
         Ok(())
     }
@@ -191,7 +220,8 @@ impl Log {
             .open(path)
             .map_err(io_error("cannot open", path))?;
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(io_error("cannot read", path))?;
+        file.read_to_end(&mut bytes)
+            .map_err(io_error("cannot read", path))?;
         let mut log = Self {
             path: path.to_path_buf(),
             file,
@@ -202,8 +232,10 @@ impl Log {
         };
         let mut at = 0;
         while let Some((record, used)) = read_record(&bytes[at..]) {
-            log.replay(record)
-                .map_err(|why| StorageError::Damaged { path: path.to_path_buf(), why })?;
+            log.replay(record).map_err(|why| StorageError::Damaged {
+                path: path.to_path_buf(),
+                why,
+            })?;
             at += used;
         }
         if at < bytes.len() {
@@ -213,7 +245,8 @@ impl Log {
                 "the log ends in a torn record, as a crash leaves it; it is cut off"
             );
         }
-        log.cut_file(at as u64).map_err(io_error("cannot cut", path))?;
+        log.cut_file(at as u64)
+            .map_err(io_error("cannot cut", path))?;
         Ok(log)
     }
 
@@ -253,14 +286,19 @@ impl Log {
         match place {
             None => false,
             Some(0) => viewstamp == self.base,
-            Some(n) => {
-                self.entries.get(n as usize - 1).is_some_and(|e| e.viewstamp == viewstamp)
-            }
+            Some(n) => self
+                .entries
+                .get(n as usize - 1)
+                .is_some_and(|e| e.viewstamp == viewstamp),
         }
     }
 
     fn cut_after(&mut self, after: Viewstamp) {
-        while self.entries.back().is_some_and(|e| e.viewstamp.index > after.index) {
+        while self
+            .entries
+            .back()
+            .is_some_and(|e| e.viewstamp.index > after.index)
+        {
             self.entries.pop_back();
         }
     }
@@ -292,7 +330,11 @@ impl Log {
     }
 
     fn trim(&mut self, base: plover_types::Index) {
-        while self.entries.front().is_some_and(|e| e.viewstamp.index <= base) {
+        while self
+            .entries
+            .front()
+            .is_some_and(|e| e.viewstamp.index <= base)
+        {
             if let Some(entry) = self.entries.pop_front() {
                 self.base = entry.viewstamp;
                 if let EntryKind::InSync(set) = entry.kind {
@@ -309,7 +351,12 @@ impl Log {
             push_record(&mut bytes, &Record::Entry(entry.clone()));
         }
         let new = self.path.with_extension("new");
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&new)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&new)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
         std::fs::rename(&new, &self.path)?;
@@ -347,13 +394,23 @@ mod tests {
     use plover_types::{Index, ReplicaId, View};
 
     fn entry(index: u64) -> Entry {
-        let viewstamp =
-            Viewstamp { view: View::new(1, ReplicaId(0)), index: Index(index) };
-        Entry { viewstamp, kind: EntryKind::App, payload: vec![index as u8; 100] }
+        let viewstamp = Viewstamp {
+            view: View::new(1, ReplicaId(0)),
+            index: Index(index),
+        };
+        Entry {
+            viewstamp,
+            kind: EntryKind::App,
+            payload: vec![index as u8; 100],
+        }
     }
 
     fn stamp(index: u64) -> Viewstamp {
-        if index == 0 { Viewstamp::default() } else { entry(index).viewstamp }
+        if index == 0 {
+            Viewstamp::default()
+        } else {
+            entry(index).viewstamp
+        }
     }
 
     fn log_of(start: &Start) -> Vec<u64> {
@@ -366,8 +423,14 @@ mod tests {
     fn filled(dir: &Path) {
         let (mut storage, start) = Storage::open(dir, "g", true).unwrap();
         assert!(matches!(start, Start::Fresh));
-        storage.persist_state(DurableState { promised: View::new(1, ReplicaId(0)) }).unwrap();
-        storage.append(stamp(0), &[entry(1), entry(2), entry(3)]).unwrap();
+        storage
+            .persist_state(DurableState {
+                promised: View::new(1, ReplicaId(0)),
+            })
+            .unwrap();
+        storage
+            .append(stamp(0), &[entry(1), entry(2), entry(3)])
+            .unwrap();
         storage.append(stamp(2), &[entry(3), entry(4)]).unwrap();
         storage.sync().unwrap();
     }
@@ -394,7 +457,11 @@ mod tests {
             std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
             let (mut storage, start) = Storage::open(dir.path(), "g", true).unwrap();
             let kept = log_of(&start);
-            assert_eq!(kept, (1..=kept.len() as u64).collect::<Vec<_>>(), "cut {cut}");
+            assert_eq!(
+                kept,
+                (1..=kept.len() as u64).collect::<Vec<_>>(),
+                "cut {cut}"
+            );
             if cut == 1 {
                 storage.append(stamp(3), &[entry(4), entry(5)]).unwrap();
                 storage.sync().unwrap();
@@ -423,7 +490,12 @@ mod tests {
     fn a_damaged_state_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("state.json"), b"{").unwrap();
-        let error = Storage::open(dir.path(), "g", false).unwrap_err().to_string();
-        assert!(error.contains("state.json") && error.contains("move"), "{error}");
+        let error = Storage::open(dir.path(), "g", false)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("state.json") && error.contains("move"),
+            "{error}"
+        );
     }
 }

@@ -42,7 +42,10 @@ impl Tap {
         if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, 0) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { fd, buffer: vec![0; FRAME_BYTES_MAX] })
+        Ok(Self {
+            fd,
+            buffer: vec![0; FRAME_BYTES_MAX],
+        })
     }
 
     /// Reads frames that wait, at most `max`.

@@ -25,7 +25,13 @@ impl Trace {
         let path = dir.join("trace.jsonl");
         let file = OpenOptions::new().create(true).append(true).open(&path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { me, path, file: Some(BufWriter::new(file)), bytes, syncs })
+        Ok(Self {
+            me,
+            path,
+            file: Some(BufWriter::new(file)),
+            bytes,
+            syncs,
+        })
     }
 
     /// Whether a note belongs into the file. Phases come several a millisecond.
@@ -54,7 +60,11 @@ impl Trace {
             self.rotate();
         }
         let Some(file) = &mut self.file else { return };
-        if file.write_all(line.as_bytes()).and_then(|()| file.flush()).is_err() {
+        if file
+            .write_all(line.as_bytes())
+            .and_then(|()| file.flush())
+            .is_err()
+        {
             tracing::warn!(path = %self.path.display(), "the trace cannot be written; it ends here");
             self.file = None;
         }
