@@ -318,6 +318,24 @@ impl Lab {
         }
     }
 
+    /// Copies every replica's configuration, log and trace to a directory.
+    pub fn copy_evidence(&self, to: &std::path::Path) -> Result<()> {
+        for id in self.ids() {
+            let (files, to) = (self.files(id), to.join(format!("replica-{id}")));
+            std::fs::create_dir_all(&to)
+                .with_context(|| format!("cannot create {}", to.display()))?;
+            let run = files.run_dir();
+            for file in [files.config(), files.log(), files.trace(), run.join("console.log")] {
+                // One that was never written is evidence as well.
+                if let (true, Some(name)) = (file.exists(), file.file_name()) {
+                    std::fs::copy(&file, to.join(name))
+                        .with_context(|| format!("cannot copy {}", file.display()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Replaces this process by a program in the client's namespace. Returns only on failure.
     pub fn exec(&self, command: Command) -> anyhow::Error {
         use std::os::unix::process::CommandExt;

@@ -3,7 +3,9 @@
 pub mod config;
 pub mod console;
 pub mod control;
+pub mod demo;
 pub mod down;
+pub mod experiment;
 pub mod image;
 mod lab;
 pub mod load;
@@ -14,6 +16,7 @@ pub mod prerequisites;
 pub mod process;
 pub mod progress;
 pub mod redis;
+pub mod senders;
 pub mod state;
 pub mod status;
 pub mod trace;

@@ -61,6 +61,8 @@ impl TraceEvent {
             "join_failed" => format!("the copy to replica {} failed: {}", peer(), why()),
             "protected" => format!("protected: replica {} runs the guest in step", peer()),
             "guest_lost" => format!("{me} has lost its guest: {}", why()),
+            // A group that has never run is empty, and about to boot its guest.
+            "group_empty" if self.more.get("fresh") == Some(&Value::Bool(true)) => return None,
             "group_empty" => format!("{me}: nobody holds the guest's state any more"),
             _ => return None,
         })

@@ -7,6 +7,7 @@ use plover_lab::progress::Progress;
 use plover_lab::state::LabName;
 use plover_lab::{Lab, Target, console, down, logs};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -66,9 +67,17 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The main job, shown.
-pub fn demo(_json: bool) -> Result<ExitCode> {
-    Err(anyhow!("not yet"))
+/// The main job, shown. Fails when it did not hold.
+pub fn demo(json: bool) -> Result<ExitCode> {
+    let report = plover_lab::demo::run(&interruptible(false)?)?;
+    if json {
+        // For people all the same, but apart from the one line that programs read.
+        let _ = writeln!(std::io::stderr(), "{report}");
+        output::line(serde_json::to_string(&report)?)?;
+    } else {
+        output::print(&report)?;
+    }
+    Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn show(lab: &Lab, json: bool) -> Result<()> {

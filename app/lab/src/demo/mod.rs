@@ -1,0 +1,75 @@
+//! The main job, shown: a guest outlives two of its hosts, and its clients' connections with it.
+//!
+//! ```text
+//!  lab up ─▶ clients write ─▶ kill the leader ─▶ the witness becomes the new secondary
+//!                                                             │
+//!  audit ◀─ the clients stop ◀─ protected ◀─ kill the new leader ◀─ the first comes back
+//! ```
+//!
+//! The result says yes only if every acknowledged write is there, no connection was reset, and
+//! the switch never saw two hosts send as the guest.
+
+mod report;
+mod timeline;
+
+pub use report::{Failover, Report};
+
+use crate::experiment::Experiment;
+use crate::lab::{Fault, Target};
+use crate::load::Pressure;
+use crate::options::Options;
+use crate::progress::Progress;
+use crate::up::is_interruption;
+use anyhow::Result;
+use plover_types::SplitMix64;
+use std::time::Duration;
+use timeline::Timeline;
+
+/// The kill comes after a random time between these, so that it strikes anywhere in a slot: some
+/// hundred slots pass meanwhile.
+const MOMENT_MS: (u64, u64) = (3000, 6000);
+
+/// Shows it, in a lab called `demo`.
+///
+/// # Errors
+/// When the lab cannot be made, something does not come about in time, or on Ctrl-C. That a
+/// write was lost is no error but a [`Report`] that says so.
+pub fn run(progress: &Progress) -> Result<Report> {
+    let options = Options { name: "demo".parse().unwrap_or_default(), ..Options::default() };
+    let mut experiment = Experiment::begin(&options, Pressure::default(), progress)?;
+    let failovers = script(&mut experiment).inspect_err(|error| {
+        if !is_interruption(error) {
+            experiment.keep_evidence();
+        }
+    })?;
+    let seconds = progress.elapsed().as_secs();
+    let verdict = experiment.finish()?;
+    Ok(Report::new(failovers, verdict, seconds))
+}
+
+fn script(experiment: &mut Experiment) -> Result<Vec<Failover>> {
+    let mut random = SplitMix64::new(crate::trace::now_us());
+    let (first, killed) = fail_over(experiment, &mut random)?;
+    experiment.restart(killed)?;
+    let (second, _) = fail_over(experiment, &mut random)?;
+    // A little more, to be audited as well, under the last pair of replicas.
+    experiment.progress().sleep(Duration::from_secs(1))?;
+    Ok(vec![first, second])
+}
+
+/// Kills the leader at a random moment, and waits until the guest is protected again.
+fn fail_over(experiment: &mut Experiment, random: &mut SplitMix64) -> Result<(Failover, u8)> {
+    let moment = Duration::from_millis(random.range(MOMENT_MS.0, MOMENT_MS.1));
+    experiment.progress().sleep(moment)?;
+    let (killed, fault_us) = experiment.strike(Fault::Kill, &Target::Role("leader".into()))?;
+    experiment.wait_for_failover(killed, fault_us)?;
+    // Before anything else can keep the clients waiting.
+    let gap = experiment.gap(fault_us)?;
+    let since_ms = gap.first_reply_us.saturating_sub(fault_us) / 1000;
+    experiment.progress().say(format!(
+        "the clients are answered again, {since_ms} ms after the kill, over the same connections"
+    ));
+    experiment.wait_until_protected_again(fault_us)?;
+    let timeline = Timeline::of(experiment.events(), killed, fault_us, gap);
+    Ok((Failover::new(timeline), killed))
+}

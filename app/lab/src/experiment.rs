@@ -1,0 +1,318 @@
+//! A lab under load and under watch: what the demo shows and the fault tests prove.
+//!
+//! An [`Experiment`] is a lab, a client whose connections are never renewed ([`Client`]), and a
+//! capture at the switch. A script strikes, waits and restarts; [`Experiment::finish`] stops the
+//! client, reads every acknowledged write back, and gives the [`Verdict`]. Dropping an
+//! experiment at any point takes its lab down.
+
+use crate::control::SyncStatus;
+use crate::lab::{Fault, Lab, Target};
+use crate::load::{Audit, Client, Counts, Gap, Pressure};
+use crate::net::{Capture, GUEST_MAC};
+use crate::options::Options;
+use crate::progress::Progress;
+use crate::senders::Senders;
+use crate::trace::{Tail, TraceEvent};
+use anyhow::{Result, bail};
+use rustix::process::Signal;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How often a wait looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Writes that every connection must have had acknowledged before the first fault: enough to
+/// have gone through several slots.
+const WARM_WRITES: u64 = 20;
+
+/// How long a wait may take before the experiment has failed. A full copy takes seconds, on a
+/// busy machine tens of seconds.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A lab under load and under watch.
+#[derive(Debug)]
+pub struct Experiment {
+    lab: Option<Lab>,
+    client: Option<Client>,
+    capture: Option<Capture>,
+    tail: Tail,
+    events: Vec<TraceEvent>,
+    progress: Progress,
+    pressure: Pressure,
+    sync: SyncStatus,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The acknowledged writes, read back.
+    pub audit: Audit,
+    /// Who sent as the guest.
+    pub senders: Senders,
+    /// The medians of the leader that led most syncs.
+    pub sync: SyncStatus,
+}
+
+impl Verdict {
+    /// Whether nothing was lost, no connection was reset, and there was one sender at a time.
+    pub fn is_good(&self) -> bool {
+        self.audit.acked > 0
+            && self.audit.lost == 0
+            && self.audit.resets.is_empty()
+            && self.senders.is_proof()
+    }
+}
+
+impl Experiment {
+    /// Makes a lab and puts it under load.
+    pub fn begin(options: &Options, pressure: Pressure, progress: &Progress) -> Result<Self> {
+        let lab = Lab::up(options, progress)?;
+        let mut experiment = Self {
+            tail: lab.traces(),
+            lab: Some(lab),
+            client: None,
+            capture: None,
+            events: Vec::new(),
+            progress: progress.clone(),
+            pressure,
+            sync: SyncStatus::default(),
+        };
+        experiment.listen();
+        experiment.load()?;
+        Ok(experiment)
+    }
+
+    /// The capture first: it must see the client's first answer.
+    fn load(&mut self) -> Result<()> {
+        let capture = self.lab().topology().capture_guest(GUEST_MAC)?;
+        let lab = self.lab();
+        let (program, client_host) = (lab.program(), lab.topology().client());
+        let client = Client::start(program, &client_host, lab.service(), self.pressure)?;
+        self.capture = Some(capture);
+        self.client = Some(client);
+        self.progress.say(format!(
+            "clients write over {} connections, which are never renewed",
+            self.pressure.connections
+        ));
+        self.wait("all clients write", |this| Ok(this.counts()?.acked_min >= WARM_WRITES))
+    }
+
+    /// The lab.
+    pub fn lab(&self) -> &Lab {
+        self.lab.as_ref().expect("only `finish` and `drop` take it, and they take self")
+    }
+
+    /// The progress lines.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// All events of all traces so far, in the order of time.
+    pub fn events(&mut self) -> &[TraceEvent] {
+        self.listen();
+        &self.events
+    }
+
+    /// Reads what the replicas wrote since the last time.
+    fn listen(&mut self) {
+        let new = self.tail.take();
+        // An experiment begins with a lab that is up; how it came up has been told.
+        if self.client.is_some() {
+            for words in new.iter().filter_map(TraceEvent::in_words) {
+                self.progress.say(words);
+            }
+        }
+        self.events.extend(new);
+        self.events.sort_by_key(|event| event.mono_us);
+    }
+
+    /// How far the client is.
+    pub fn counts(&mut self) -> Result<Counts> {
+        match &mut self.client {
+            Some(client) => client.counts(),
+            None => bail!("there is no client yet"),
+        }
+    }
+
+    /// The silence that the client heard since a moment.
+    pub fn gap(&mut self, since_us: u64) -> Result<Gap> {
+        match &mut self.client {
+            Some(client) => client.gap(since_us),
+            None => bail!("there is no client yet"),
+        }
+    }
+
+    /// Does something to a replica. Returns which one, and the moment.
+    pub fn strike(&mut self, fault: Fault, target: &Target) -> Result<(u8, u64)> {
+        self.note_syncs();
+        let id = self.lab().find(target)?;
+        let at_us = self.lab().fault(fault, id)?;
+        self.progress.say(format!("replica {id}: {fault}"));
+        Ok((id, at_us))
+    }
+
+    /// Lets the leader crash as soon as a syncvm enters `phase`. Returns which one it was, and
+    /// a moment shortly after its death.
+    pub fn crash_in_phase(&mut self, phase: &str) -> Result<(u8, u64)> {
+        self.note_syncs();
+        let id = self.lab().find(&Target::Role("leader".into()))?;
+        let before_us = crate::trace::now_us();
+        self.lab().control(id).request(&json!({"op": "crash_in_phase", "phase": phase}))?;
+        self.wait(&format!("replica {id} crashes in phase {phase}"), |this| {
+            Ok(this.lab().check_daemon(id).is_err())
+        })?;
+        // Its QEMU dies with it; a host that is dead is dead as a whole.
+        let host = this_host(self.lab(), id);
+        for process in crate::process::in_namespace(&host) {
+            process.signal(Signal::KILL);
+        }
+        self.progress.say(format!("replica {id}: crashed in phase {phase}"));
+        Ok((id, before_us))
+    }
+
+    /// Starts a replica again, and waits until it takes part.
+    pub fn restart(&mut self, id: u8) -> Result<()> {
+        let progress = self.progress.clone();
+        if let Some(lab) = &mut self.lab {
+            lab.restart(id, &progress)?;
+        }
+        self.progress.say(format!("replica {id}: started again"));
+        self.wait_for_part(id)
+    }
+
+    /// Waits until a replica that was away takes part again.
+    pub fn wait_for_part(&mut self, id: u8) -> Result<()> {
+        self.wait(&format!("replica {id} takes part"), |this| {
+            let status = this.lab().status();
+            let role = status.replica(id).map(|replica| replica.role.as_str());
+            Ok(matches!(role, Some("witness" | "joining" | "secondary" | "leader")))
+        })
+    }
+
+    /// Waits until another replica than `old` serves since a moment, and every connection has
+    /// had an answer since then. Returns the new leader.
+    pub fn wait_for_failover(&mut self, old: u8, since_us: u64) -> Result<u8> {
+        let mut new = None;
+        self.wait("another replica serves", |this| {
+            this.listen();
+            new = this.find_event("serving", since_us).map(|event| event.replica);
+            Ok(new.is_some_and(|new| new != old))
+        })?;
+        self.wait_for_answers(since_us)?;
+        new.map_or_else(|| bail!("nobody serves"), Ok)
+    }
+
+    /// Waits until every connection has had an answer since a moment.
+    pub fn wait_for_answers(&mut self, since_us: u64) -> Result<()> {
+        self.wait("every connection is answered", |this| {
+            if let Some(reset) = this.counts()?.resets.first() {
+                bail!("a connection was lost: {reset}");
+            }
+            Ok(this.gap(since_us)?.all_replied)
+        })
+    }
+
+    /// Waits until a new secondary protects the guest since a moment.
+    pub fn wait_until_protected_again(&mut self, since_us: u64) -> Result<()> {
+        self.wait("protected again", |this| {
+            this.listen();
+            Ok(this.find_event("protected", since_us).is_some() && this.lab().status().protected)
+        })?;
+        self.note_syncs();
+        Ok(())
+    }
+
+    /// Waits until the guest is protected, by whomever.
+    pub fn wait_until_protected(&mut self) -> Result<()> {
+        self.wait("protected", |this| Ok(this.lab().status().protected))
+    }
+
+    /// The first event of a kind since a moment.
+    pub fn find_event(&self, what: &str, since_us: u64) -> Option<&TraceEvent> {
+        self.events.iter().find(|event| event.mono_us > since_us && event.what == what)
+    }
+
+    /// Waits until something holds.
+    pub fn wait(
+        &mut self,
+        what: &str,
+        mut holds: impl FnMut(&mut Self) -> Result<bool>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.listen();
+            if holds(self)? {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let status = self.lab().status();
+                bail!("after {} s still not: {what}\n{status}", PATIENCE.as_secs());
+            }
+            self.progress.sleep(LOOK_EVERY)?;
+        }
+    }
+
+    /// Keeps the medians of whoever has led most syncs: a replica forgets its own when it dies.
+    fn note_syncs(&mut self) {
+        for replica in self.lab().status().replicas {
+            if replica.sync.count > self.sync.count {
+                self.sync = replica.sync;
+            }
+        }
+    }
+
+    /// Stops the client, reads everything back, and takes the lab down.
+    pub fn finish(mut self) -> Result<Verdict> {
+        self.note_syncs();
+        let Some(client) = self.client.take() else { bail!("there is no client") };
+        let Some(capture) = self.capture.take() else { bail!("there is no capture") };
+        self.progress.say("the clients stop; every acknowledged write is read back");
+        let audit = client.audit()?;
+        let captured = capture.stop()?;
+        self.listen();
+        let senders = Senders::judge(&captured, &self.events);
+        let verdict = Verdict { audit, senders, sync: std::mem::take(&mut self.sync) };
+        if !verdict.is_good() {
+            self.keep_evidence();
+        }
+        match self.lab.take() {
+            Some(lab) => lab.down().map(|()| verdict),
+            None => Ok(verdict),
+        }
+    }
+
+    /// Copies logs and traces out of a lab that is about to be taken down.
+    pub fn keep_evidence(&self) -> Option<PathBuf> {
+        let lab = self.lab.as_ref()?;
+        let to = std::env::temp_dir()
+            .join(format!("plover-{}-evidence-{}", lab.name(), std::process::id()));
+        match lab.copy_evidence(&to) {
+            Ok(()) => {
+                self.progress.say(format!("logs and traces are kept in {}", to.display()));
+                Some(to)
+            }
+            Err(error) => {
+                self.progress.say(format!("logs and traces could not be kept: {error:#}"));
+                None
+            }
+        }
+    }
+}
+
+fn this_host(lab: &Lab, id: u8) -> PathBuf {
+    lab.topology().replica(id.into()).path()
+}
+
+impl Drop for Experiment {
+    fn drop(&mut self) {
+        // The client's host goes away; it must not see that as a reset.
+        self.client = None;
+        self.capture = None;
+        if let Some(lab) = self.lab.take() {
+            if let Err(error) = lab.down() {
+                self.progress.say(format!("the lab could not be taken down: {error:#}"));
+            }
+        }
+    }
+}

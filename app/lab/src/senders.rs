@@ -1,0 +1,83 @@
+//! Whether two replicas ever sent as the guest at the same time.
+//!
+//! The worst that can happen to a replicated guest is that two hosts are it. The witness from
+//! outside is a capture at the switch ([`crate::net::Capture`]): which host's port each frame
+//! with the guest's address came in through, in the order of arrival. A failover changes the
+//! sender, once, and there is no way back: a host that sends again after another has begun must
+//! have been elected anew. So the senders, in order, must follow the reigns, in order; a reign
+//! without a frame is no fault, a frame without a reign is.
+
+use crate::net::Captured;
+use crate::trace::TraceEvent;
+use serde::Serialize;
+
+/// What a capture showed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Senders {
+    /// Frames that were sent as the guest.
+    pub frames: u64,
+    /// Who sent, in order, without repetitions.
+    pub order: Vec<u8>,
+    /// Frames of a host whose reign was over or had not begun.
+    pub out_of_turn: u64,
+    /// Frames that the capture missed; a proof needs zero.
+    pub missed: u64,
+}
+
+impl Senders {
+    /// Compares what was captured with the reigns that the traces tell of.
+    pub fn judge(captured: &Captured, events: &[TraceEvent]) -> Self {
+        let senders = captured.frames.iter().filter_map(|frame| frame.replica);
+        let reigns = events.iter().filter(|event| event.what == "serving").map(|e| e.replica);
+        let mut judged = Self::follow(senders.map(|id| id as u8), &reigns.collect::<Vec<_>>());
+        judged.missed = captured.lost.into();
+        judged
+    }
+
+    fn follow(senders: impl Iterator<Item = u8>, reigns: &[u8]) -> Self {
+        let mut judged = Self::default();
+        let mut reign = 0;
+        for sender in senders {
+            judged.frames += 1;
+            if judged.order.last() != Some(&sender) {
+                judged.order.push(sender);
+            }
+            match reigns[reign.min(reigns.len())..].iter().position(|ruler| *ruler == sender) {
+                Some(later) => reign += later,
+                None => judged.out_of_turn += 1,
+            }
+        }
+        judged
+    }
+
+    /// Whether the capture proves that there was one sender at a time.
+    pub fn is_proof(&self) -> bool {
+        self.frames > 0 && self.out_of_turn == 0 && self.missed == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn out_of_turn(senders: &[u8], reigns: &[u8]) -> u64 {
+        Senders::follow(senders.iter().copied(), reigns).out_of_turn
+    }
+
+    #[test]
+    fn a_failover_is_one_change() {
+        assert_eq!(out_of_turn(&[0, 0, 1, 1, 2], &[0, 1, 2]), 0);
+        assert_eq!(out_of_turn(&[0, 2, 0], &[0, 1, 2, 0]), 0, "a reign without a frame");
+        assert_eq!(Senders::follow([0, 0, 1].into_iter(), &[0, 1]).order, [0, 1]);
+    }
+
+    /// The fear: the old leader still sends when the new one has begun.
+    #[test]
+    fn a_frame_after_the_end_of_a_reign_is_found() {
+        assert_eq!(out_of_turn(&[0, 0, 1, 0, 1], &[0, 1]), 1);
+        assert_eq!(out_of_turn(&[0, 2], &[0, 1]), 1, "never elected");
+        assert_eq!(out_of_turn(&[0], &[]), 1);
+        assert!(!Senders::follow([0, 1, 0].into_iter(), &[0, 1]).is_proof());
+        assert!(!Senders::default().is_proof(), "no frame proves nothing");
+    }
+}
