@@ -39,8 +39,8 @@
 //!
 //! | what fails | what saves it |
 //! |---|---|
-//! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat ([`leading`](self), `following`) |
-//! | the leader dies | a member of the in-sync set canvasses, collects promises, merges the best log of its quorum and leads a higher view (`election`) |
+//! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat (`replicate`, `following`) |
+//! | the leader dies | a member of the in-sync set canvasses, collects promises, merges the best log of its quorum and leads a higher view (`canvass`, `election`, `merge`) |
 //! | the leader is cut off | it commits nothing without a quorum; its lease runs out before anyone else can be elected ([`Apus::lease_until`]) |
 //! | a replica comes back after a cut | it canvasses before it raises its view, so it cannot depose a leader that the others hear |
 //! | a replica restarts and has forgotten its log | it takes no part until a leader has told it what it might have acknowledged (`recovery`) |
@@ -56,24 +56,29 @@
 //! its quorum's best log, and stands down if that rules it out.
 
 mod api;
+mod canvass;
+mod dispatch;
 mod election;
 mod following;
 mod leading;
 mod log;
+mod merge;
 mod message;
 mod peers;
 mod recovery;
+mod replicate;
 
 pub use api::{
     Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Phase,
     ProposeError, Start, Status,
 };
 
-use election::{Canvass, Election, StoodDown};
+use canvass::{Canvass, StoodDown};
+use election::Election;
 use following::Follower;
 use leading::Leadership;
 use log::Log;
-use message::{Message, Plain};
+use message::Plain;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
 use recovery::Bearings;
 
@@ -265,130 +270,6 @@ impl Apus {
     /// The view in which the guest's present life began, as far as this replica knows.
     pub fn life(&self) -> View {
         self.life
-    }
-
-    fn tick(&mut self, now: Micros, out: &mut Vec<Command>) {
-        match self.role {
-            Role::Following(_) => self.tick_following(now, out),
-            Role::Canvassing(_) => self.tick_canvassing(now, out),
-            Role::Electing(_) => self.tick_electing(now, out),
-            Role::Leading(_) => self.tick_leading(now, out),
-        }
-        if self.is_asking() && now >= self.bearings.ask_at {
-            self.ask_all(now, out);
-        }
-    }
-
-    fn received(&mut self, now: Micros, from: ReplicaId, bytes: &[u8], out: &mut Vec<Command>) {
-        if from == self.config.me || !self.config.members.contains(from) {
-            self.rejected += 1;
-            return;
-        }
-        let Some(message) = message::decode(bytes, from, self.config.members) else {
-            self.rejected += 1;
-            return;
-        };
-        match message {
-            Message::Append(append) => self.on_append(now, from, append, out),
-            Message::Ack {
-                view,
-                stamp,
-                matched,
-            } => {
-                self.on_ack(now, from, view, stamp, matched, out);
-            }
-            Message::Gap {
-                view,
-                stamp,
-                number,
-                last,
-                commit,
-            } => {
-                self.on_gap(now, from, view, (stamp, number), (last, commit), out);
-            }
-            Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
-            Message::Canvass { nonce } => self.on_canvass(now, from, nonce, out),
-            Message::Grant { nonce, promised } => self.on_grant(now, from, nonce, promised, out),
-            Message::Prepare { view } => self.on_prepare(now, from, view, out),
-            Message::Promise {
-                view,
-                last,
-                commit,
-                base,
-            } => {
-                self.on_promise(now, from, view, election::Vote { last, commit, base }, out);
-            }
-            Message::Fetch { view, after } => self.on_fetch(from, view, after, out),
-            Message::Suffix {
-                view,
-                after,
-                entries,
-                reclaimed,
-            } => {
-                let suffix = election::Suffix {
-                    after,
-                    entries,
-                    reclaimed,
-                };
-                self.on_suffix(now, from, view, suffix, out);
-            }
-            Message::Ask {
-                incarnation,
-                round,
-                promised,
-                last,
-                commit,
-                restarted,
-            } => {
-                let ask = recovery::Ask {
-                    incarnation,
-                    round,
-                    promised,
-                    last,
-                    commit,
-                    restarted,
-                };
-                self.on_ask(now, from, ask, out);
-            }
-            Message::Stand {
-                incarnation,
-                round,
-                promised,
-                standing,
-            } => {
-                self.on_stand(now, from, (incarnation, round), promised, standing, out);
-            }
-        }
-    }
-
-    fn link(&mut self, now: Micros, peer: ReplicaId, up: bool, out: &mut Vec<Command>) {
-        if !up {
-            self.down.insert(peer);
-            return;
-        }
-        self.down.remove(peer);
-        if peer == self.config.me || !self.config.members.contains(peer) {
-            return;
-        }
-        match self.role {
-            Role::Following(_) if self.is_asking() => self.ask(peer, out),
-            Role::Following(_) => {}
-            Role::Canvassing(_) | Role::Electing(_) => self.repeat_to(peer, out),
-            Role::Leading(_) => self.resend_after_cut(now, peer, out),
-        }
-    }
-
-    /// Storage has the promise of `view`: what waited for it may now be said.
-    fn state_persisted(&mut self, now: Micros, view: View, out: &mut Vec<Command>) {
-        self.durable = self.durable.max(view.min(self.promised));
-        if self.durable < self.promised {
-            return;
-        }
-        match self.role {
-            Role::Following(_) => self.promise_is_durable(out),
-            Role::Electing(_) => self.candidacy_is_durable(now, out),
-            Role::Canvassing(_) | Role::Leading(_) => {}
-        }
     }
 
     /// Promises `view`: from here on everything older is refused.

@@ -22,6 +22,9 @@ use std::collections::{BTreeMap, BinaryHeap};
 pub const HEARTBEAT: Micros = Micros::from_ms(20);
 pub const TIMEOUT: Micros = Micros::from_ms(100);
 
+/// Whether to drop a message, by sender, receiver and bytes.
+pub type Filter = Box<dyn FnMut(usize, usize, &[u8]) -> bool>;
+
 /// How hostile the network is, in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
@@ -112,7 +115,7 @@ pub struct World {
     /// Whether the first leader boots a new guest when everyone has lost the old one.
     pub operator: bool,
     /// Drops what this says, for scripted scenarios.
-    pub filter: Option<Box<dyn FnMut(usize, usize, &[u8]) -> bool>>,
+    pub filter: Option<Filter>,
     queue: BinaryHeap<Reverse<(Micros, u64)>>,
     steps: BTreeMap<u64, Step>,
     sequence: u64,
@@ -123,7 +126,7 @@ pub struct World {
 
 impl World {
     pub fn new(setup: Setup) -> Self {
-        let mut random = SplitMix64::new(setup.seed ^ 0x0070_6c6f_7665_72);
+        let mut random = SplitMix64::new(setup.seed ^ 0x0070_6c6f_7665);
         let nodes = (0..setup.replicas).map(|_| Node {
             core: None,
             incarnation: 0,

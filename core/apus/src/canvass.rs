@@ -1,0 +1,165 @@
+//! Whether to stand for election, and asking the others first.
+//!
+//! ```text
+//!   FOLLOWING, silence for 1 to 2 timeouts, may stand
+//!       |                                         voter
+//!   CANVASSING  -- Canvass{nonce} -->             refuses while it leads, or has heard a
+//!               <-- Grant --                      leader within the timeout
+//!       |
+//!   a quorum would elect me: ELECTING (see `election`)
+//! ```
+//!
+//! Canvassing changes no view. It costs a round trip and saves a healthy leader: a replica that
+//! was cut off comes back asking, not with a high view that everyone must yield to.
+
+use crate::api::Command;
+use crate::election::{Election, Stage};
+use crate::message::Message;
+use crate::{Apus, Role};
+use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+
+/// Asking whether an election would be won.
+#[derive(Debug)]
+pub(crate) struct Canvass {
+    pub nonce: u64,
+    pub granted: ReplicaSet,
+    repeat_at: Micros,
+    give_up_at: Micros,
+}
+
+impl Canvass {
+    pub(crate) fn deadline(&self) -> Micros {
+        self.repeat_at.min(self.give_up_at)
+    }
+}
+
+/// The memory of an election that was won and not taken up.
+#[derive(Debug)]
+pub(crate) struct StoodDown {
+    /// The log that ruled us out; another may not.
+    pub last: Viewstamp,
+    /// When to try again with the same log.
+    pub until: Micros,
+}
+
+impl Apus {
+    /// Sets the next look for a leader: after the timeout, spread so that rivals rarely meet.
+    pub(crate) fn arm_election(&mut self, now: Micros) {
+        self.election_at = now + self.spread_timeout();
+    }
+
+    pub(crate) fn spread_timeout(&mut self) -> Micros {
+        let timeout = self.config.timeout.0;
+        Micros(self.random.range(timeout, timeout.saturating_mul(2)))
+    }
+
+    pub(crate) fn leader_is_alive(&self, now: Micros) -> bool {
+        now < self.heard_at + self.config.timeout
+    }
+
+    fn may_stand(&self, now: Micros) -> bool {
+        self.holds_guest()
+            && !self.bearings.amnesiac
+            && !self.leader_is_alive(now)
+            && self
+                .stood_down
+                .as_ref()
+                .is_none_or(|stood| stood.last != self.log.last() || now >= stood.until)
+    }
+
+    pub(crate) fn tick_following(&mut self, now: Micros, out: &mut Vec<Command>) {
+        if now < self.election_at {
+            return;
+        }
+        self.arm_election(now);
+        if let Role::Following(follower) = &mut self.role {
+            if follower.leader.take().is_some() {
+                self.tell(None, out);
+            }
+        }
+        if self.may_stand(now) {
+            self.canvass(now, out);
+        }
+    }
+
+    fn canvass(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let canvass = Canvass {
+            nonce: self.random.next_u64(),
+            granted: ReplicaSet::of([self.config.me]),
+            repeat_at: now + self.config.heartbeat,
+            give_up_at: now + self.spread_timeout(),
+        };
+        self.transition(Role::Canvassing(canvass));
+        self.tell(None, out);
+        self.repeat_to_all(out);
+        self.elect_if_granted(now, out);
+    }
+
+    pub(crate) fn tick_canvassing(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let heartbeat = self.config.heartbeat;
+        let Role::Canvassing(canvass) = &mut self.role else {
+            return;
+        };
+        if now >= canvass.give_up_at {
+            // Grants age: ask anew rather than add old ones to new ones.
+            if self.may_stand(now) {
+                self.canvass(now, out);
+            } else {
+                self.follow(now, out);
+            }
+        } else if now >= canvass.repeat_at {
+            canvass.repeat_at = now + heartbeat;
+            self.repeat_to_all(out);
+        }
+    }
+
+    pub(crate) fn on_canvass(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        nonce: u64,
+        out: &mut Vec<Command>,
+    ) {
+        let leads = matches!(self.role, Role::Leading(_));
+        if leads || self.bearings.amnesiac || self.leader_is_alive(now) {
+            return;
+        }
+        self.send(
+            from,
+            &Message::Grant {
+                nonce,
+                promised: self.promised,
+            },
+            out,
+        );
+    }
+
+    pub(crate) fn on_grant(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        nonce: u64,
+        promised: View,
+        out: &mut Vec<Command>,
+    ) {
+        self.round_max = self.round_max.max(promised.round());
+        if let Role::Canvassing(canvass) = &mut self.role {
+            if canvass.nonce == nonce {
+                canvass.granted.insert(from);
+                self.elect_if_granted(now, out);
+            }
+        }
+    }
+
+    fn elect_if_granted(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let Role::Canvassing(canvass) = &self.role else {
+            return;
+        };
+        if canvass.granted.len() < self.quorum || !self.may_stand(now) {
+            return;
+        }
+        self.transition(Role::Electing(Election::new(Stage::Promising)));
+        self.promise(View::new(self.round_max + 1, self.config.me), out);
+        self.tell(None, out);
+    }
+}

@@ -1,0 +1,141 @@
+//! From events to the parts of the protocol that they concern.
+
+use crate::api::Command;
+use crate::election::Vote;
+use crate::merge::Suffix;
+use crate::message::{self, Message};
+use crate::recovery::Ask;
+use crate::{Apus, Role};
+use plover_types::{Micros, ReplicaId, View};
+
+impl Apus {
+    pub(crate) fn tick(&mut self, now: Micros, out: &mut Vec<Command>) {
+        match self.role {
+            Role::Following(_) => self.tick_following(now, out),
+            Role::Canvassing(_) => self.tick_canvassing(now, out),
+            Role::Electing(_) => self.tick_electing(now, out),
+            Role::Leading(_) => self.tick_leading(now, out),
+        }
+        if self.is_asking() && now >= self.bearings.ask_at {
+            self.ask_all(now, out);
+        }
+    }
+
+    pub(crate) fn received(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        bytes: &[u8],
+        out: &mut Vec<Command>,
+    ) {
+        if from == self.config.me || !self.config.members.contains(from) {
+            self.rejected += 1;
+            return;
+        }
+        let Some(message) = message::decode(bytes, from, self.config.members) else {
+            self.rejected += 1;
+            return;
+        };
+        match message {
+            Message::Append(append) => self.on_append(now, from, append, out),
+            Message::Ack {
+                view,
+                stamp,
+                matched,
+            } => {
+                self.on_ack(now, from, view, stamp, matched, out);
+            }
+            Message::Gap {
+                view,
+                stamp,
+                number,
+                last,
+                commit,
+            } => {
+                self.on_gap(now, from, view, (stamp, number), (last, commit), out);
+            }
+            Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
+            Message::Canvass { nonce } => self.on_canvass(now, from, nonce, out),
+            Message::Grant { nonce, promised } => self.on_grant(now, from, nonce, promised, out),
+            Message::Prepare { view } => self.on_prepare(now, from, view, out),
+            Message::Promise {
+                view,
+                last,
+                commit,
+                base,
+            } => {
+                self.on_promise(now, from, view, Vote { last, commit, base }, out);
+            }
+            Message::Fetch { view, after } => self.on_fetch(from, view, after, out),
+            Message::Suffix {
+                view,
+                after,
+                entries,
+                reclaimed,
+            } => {
+                let suffix = Suffix {
+                    after,
+                    entries,
+                    reclaimed,
+                };
+                self.on_suffix(now, from, view, suffix, out);
+            }
+            Message::Ask {
+                incarnation,
+                round,
+                promised,
+                last,
+                commit,
+                restarted,
+            } => {
+                let ask = Ask {
+                    incarnation,
+                    round,
+                    promised,
+                    last,
+                    commit,
+                    restarted,
+                };
+                self.on_ask(now, from, ask, out);
+            }
+            Message::Stand {
+                incarnation,
+                round,
+                promised,
+                standing,
+            } => {
+                self.on_stand(now, from, (incarnation, round), promised, standing, out);
+            }
+        }
+    }
+
+    pub(crate) fn link(&mut self, now: Micros, peer: ReplicaId, up: bool, out: &mut Vec<Command>) {
+        if !up {
+            self.down.insert(peer);
+            return;
+        }
+        self.down.remove(peer);
+        if peer == self.config.me || !self.config.members.contains(peer) {
+            return;
+        }
+        match self.role {
+            Role::Following(_) if self.is_asking() => self.ask(peer, out),
+            Role::Following(_) => {}
+            Role::Canvassing(_) | Role::Electing(_) => self.repeat_to(peer, out),
+            Role::Leading(_) => self.resend_after_cut(now, peer, out),
+        }
+    }
+
+    /// Storage has the promise of `view`: what waited for it may now be said.
+    pub(crate) fn state_persisted(&mut self, now: Micros, view: View, out: &mut Vec<Command>) {
+        self.durable = self.durable.max(view.min(self.promised));
+        if self.durable < self.promised {
+            return;
+        }
+        match self.role {
+            Role::Following(_) => self.promise_is_durable(out),
+            Role::Electing(_) => self.candidacy_is_durable(now, out),
+            Role::Canvassing(_) | Role::Leading(_) => {}
+        }
+    }
+}

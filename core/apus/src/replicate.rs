@@ -1,0 +1,241 @@
+//! The leader's sending half: bringing every backup's log to where its own is.
+//!
+//! ```text
+//!   next <= last, window open --> Append{prev = next - 1, entries}, next moves on
+//!   Ack{matched}              --> window opens, commit may advance, send on
+//!   Gap{last, commit}         --> fall back to where the logs agree, send again
+//!   Ask (a restart)           --> the same, and the caller learns of it
+//!   what is needed is gone    --> Append{prev = base, jump}
+//! ```
+
+use crate::api::Command;
+use crate::leading::Leadership;
+use crate::log::Log;
+use crate::message::{Append, ENTRY_BYTES_MAX, HEADER_BYTES_MAX, Message};
+use crate::recovery::Ask;
+use crate::{Apus, Role};
+use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
+
+/// How many messages' worth of bytes may be in flight to one peer. Eight cover a round trip in
+/// which the leader fills messages as fast as it can encode them, and a ring that holds eight
+/// of the largest messages never overflows.
+const WINDOW_MESSAGES: usize = 8;
+
+impl Apus {
+    /// Sends `to` what it lacks, as far as its window allows; if `beat`, at least a heartbeat.
+    pub(crate) fn replicate(
+        &mut self,
+        now: Micros,
+        to: ReplicaId,
+        beat: bool,
+        out: &mut Vec<Command>,
+    ) {
+        let Role::Leading(leadership) = &mut self.role else {
+            return;
+        };
+        let Some(peer) = leadership.peers.get_mut(&to) else {
+            return;
+        };
+        if self.down.contains(to) {
+            return;
+        }
+        let window = self.config.message_bytes_max * WINDOW_MESSAGES;
+        let (base, last) = (self.log.base(), self.log.last().index);
+        let mut beat = beat;
+        loop {
+            let jump = peer.jump || peer.next <= base.index;
+            let first = if jump { base.index.next() } else { peer.next };
+            let more = first <= last && peer.has_room(window);
+            if !(more || beat) {
+                return;
+            }
+            let prev = self
+                .log
+                .at(Index(first.0 - 1))
+                .expect("next lies at most after the end");
+            let mut entries = self.log.nothing();
+            if more {
+                let (end, bytes) = fit(&self.log, first, self.config.message_bytes_max);
+                entries = self.log.slice(first, end);
+                peer.sent(end, bytes);
+                peer.jump = false;
+            }
+            let message = Message::Append(Append {
+                view: self.promised,
+                life: self.life,
+                prev,
+                entries,
+                commit: self.log.commit(),
+                trim: leadership.trim,
+                stamp: now,
+                number: peer.take_number(),
+                jump: jump.then(|| self.log.in_sync_at_base()),
+            });
+            out.push(Command::Write {
+                to,
+                bytes: message.encode(),
+            });
+            beat = false;
+        }
+    }
+
+    /// The leadership, if this replica leads `view`; answers to an older view come late.
+    fn leading(&mut self, view: View) -> Option<&mut Leadership> {
+        match &mut self.role {
+            Role::Leading(leadership) if view == self.promised => Some(leadership),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn on_ack(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        view: View,
+        stamp: Micros,
+        matched: Index,
+        out: &mut Vec<Command>,
+    ) {
+        let last = self.log.last().index;
+        if !self.heard_peer(now, from, view, stamp, matched <= last, out) {
+            return;
+        }
+        let Some(leadership) = self.leading(view) else {
+            return;
+        };
+        let Some(peer) = leadership.peers.get_mut(&from) else {
+            return;
+        };
+        peer.acknowledged(matched);
+        self.advance_commit(out);
+        self.replicate(now, from, false, out);
+    }
+
+    /// Where the log of a peer equals ours, by what it says of itself: its end, or else what it
+    /// knows to be committed; or else it must jump.
+    pub(crate) fn held_by(&self, last: Viewstamp, commit: Viewstamp) -> Option<Index> {
+        [last, commit]
+            .iter()
+            .find(|held| self.log.has(**held))
+            .map(|held| held.index)
+    }
+
+    pub(crate) fn on_gap(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        view: View,
+        (stamp, number): (Micros, u64),
+        (last, commit): (Viewstamp, Viewstamp),
+        out: &mut Vec<Command>,
+    ) {
+        if !self.heard_peer(now, from, view, stamp, true, out) {
+            return;
+        }
+        let held = self.held_by(last, commit);
+        let Some(leadership) = self.leading(view) else {
+            return;
+        };
+        let Some(peer) = leadership.peers.get_mut(&from) else {
+            return;
+        };
+        if peer.is_news(number) {
+            peer.rewind(held);
+            self.replicate(now, from, true, out);
+        }
+    }
+
+    /// Notes that a peer answered what was sent to it at `stamp`. False if the answer is of no
+    /// use: late, or nothing that a correct replica says.
+    fn heard_peer(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        view: View,
+        stamp: Micros,
+        plausible: bool,
+        out: &mut Vec<Command>,
+    ) -> bool {
+        let Some(leadership) = self.leading(view) else {
+            return false;
+        };
+        let Some(peer) = leadership.peers.get_mut(&from) else {
+            return false;
+        };
+        if stamp > now || !plausible {
+            self.rejected += 1;
+            return false;
+        }
+        if peer.heard(stamp, now) {
+            out.push(Command::PeerAlive {
+                peer: from,
+                alive: true,
+            });
+        }
+        true
+    }
+
+    /// A peer asks where the group stands: show it, from where its log ends.
+    pub(crate) fn reintroduce(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        ask: &Ask,
+        out: &mut Vec<Command>,
+    ) {
+        let held = self.held_by(ask.last, ask.commit);
+        let view = self.promised;
+        let Some(leadership) = self.leading(view) else {
+            return;
+        };
+        let Some(peer) = leadership.peers.get_mut(&from) else {
+            return;
+        };
+        if ask.restarted && peer.restarted(ask.incarnation) {
+            out.push(Command::PeerAlive {
+                peer: from,
+                alive: false,
+            });
+        }
+        peer.rewind(held);
+        self.replicate(now, from, true, out);
+    }
+
+    /// The link to `peer` came up anew: whatever was in flight is lost.
+    pub(crate) fn resend_after_cut(
+        &mut self,
+        now: Micros,
+        peer: ReplicaId,
+        out: &mut Vec<Command>,
+    ) {
+        let Role::Leading(leadership) = &mut self.role else {
+            return;
+        };
+        if let Some(state) = leadership.peers.get_mut(&peer) {
+            if state.matched > Index(0) {
+                let matched = state.matched;
+                state.rewind(Some(matched));
+            }
+            self.replicate(now, peer, true, out);
+        }
+    }
+}
+
+/// How many entries from `first` on fit one message of `bytes_max`, at least one: the last of
+/// them, and their bytes.
+pub(crate) fn fit(log: &Log, first: Index, bytes_max: usize) -> (Index, usize) {
+    let room = bytes_max - HEADER_BYTES_MAX;
+    let mut last = first;
+    let mut bytes = 0;
+    let mut next = first;
+    while let Some(entry) = log.get(next) {
+        let more = ENTRY_BYTES_MAX + entry.payload.len();
+        if next > first && bytes + more > room {
+            break;
+        }
+        bytes += more;
+        last = next;
+        next = next.next();
+    }
+    (last, bytes)
+}
