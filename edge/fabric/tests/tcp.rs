@@ -288,3 +288,11 @@ fn what_is_counted_is_what_was_done() {
     assert_eq!((into.bulk.records_in, into.bulk.bytes_in), (1, 3000));
     assert_eq!((out.ups, out.downs, out.damaged, out.silent), (1, 0, 0, 0));
 }
+
+/// A fabric may be made on one thread and driven on another.
+#[test]
+fn a_fabric_can_move_to_its_thread() {
+    let fabric = TcpMaker::new().open(R0);
+    let bytes = thread::spawn(move || fabric.record_bytes_max(Lane::Log)).join();
+    assert!(bytes.is_ok_and(|bytes| bytes > 0));
+}

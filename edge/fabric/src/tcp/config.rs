@@ -86,8 +86,8 @@ pub struct TcpTimes {
     pub hello_within: Duration,
     /// The pace after a refusal: only a person can mend that, so the log need not fill.
     pub refused_every: Duration,
-    /// A peer whose host has acknowledged nothing for so long, though there was something to
-    /// acknowledge, is cut off. A live host acknowledges in well under 50 ms, also when its
+    /// A peer whose host has answered nothing for so long, though an answer was owed, is cut
+    /// off. A live host acknowledges in well under 50 ms, also when its
     /// replica is stopped or busy; a single lost segment is sent again after about 200 ms. So
     /// this waits for two losses in a row.
     pub silent_after: Duration,

@@ -260,6 +260,17 @@ impl LaneLink {
     }
 }
 
+#[cfg(test)]
+impl LaneLink {
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+}
+
 /// How much one read brought.
 enum Received {
     /// There may be more.

@@ -117,8 +117,14 @@ impl Peer {
         }
     }
 
-    /// Gets the handshakes on that we began.
+    /// Gets the handshakes on that we began, and sees when the peer gives its own up.
     pub fn advance(&mut self, context: &mut Context, now: Instant) {
+        if let Link::Half { lanes, .. } = &self.link {
+            let ended = |greeted: &Greeted| context.poll.has_ended(greeted.token);
+            if lanes.iter().flatten().any(ended) {
+                self.lose(context, now, Loss::Closed);
+            }
+        }
         let Link::Dialing { session, lanes, .. } = &mut self.link else {
             return;
         };
@@ -330,6 +336,21 @@ impl Peer {
         }
         context.stats.downs += 1;
         context.events.push(FabricEvent::Down(self.id));
+    }
+}
+
+#[cfg(test)]
+impl Peer {
+    pub fn sockets(&self) -> Vec<&std::net::TcpStream> {
+        match &self.link {
+            Link::Up { lanes, .. } => lanes.iter().map(LaneLink::socket).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the kernel refuses bytes on one of the lanes.
+    pub fn wants_room(&self) -> bool {
+        matches!(&self.link, Link::Up { lanes, .. } if lanes.iter().any(LaneLink::is_blocked))
     }
 }
 

@@ -13,16 +13,16 @@
 //!
 //! * **Lanes are connections**, so that a megabyte of pages never stands before a heartbeat;
 //!   and in `progress` all log lanes come before all bulk lanes. A link is up when both its
-//!   lanes are, and down when either is lost ([`link`]).
+//!   lanes are, and down when either is lost (`link.rs`).
 //! * **Nothing blocks and nothing spins.** Sockets and listener sit in one level-triggered epoll
-//!   ([`poll`]), whose descriptor is `wait_fd`; the clock is served by `timeout`.
+//!   (`poll.rs`), whose descriptor is `wait_fd`; the clock is served by `timeout`.
 //! * **Memory is bounded** by the rings: a byte is queued only when the peer's ring has room
 //!   for it, and the receiver always takes it off the wire into that room, so two peers that
 //!   flood each other cannot lock each other up.
-//! * **A cut link** is given up after half a second without an acknowledgement ([`socket`]) and
+//! * **A cut link** is given up after half a second without an acknowledgement (`socket.rs`) and
 //!   dialled every quarter of a second ([`TcpTimes`]).
-//! * **Whoever connects** must say a [`hello`] first; nothing else is believed. The peer is not
-//!   authenticated yet: the replication network must be a trusted one.
+//! * **Whoever connects** must say hello first (`hello.rs`); nothing else is believed. The peer
+//!   is not authenticated yet: the replication network must be a trusted one.
 
 mod config;
 mod greeting;
@@ -32,6 +32,8 @@ mod link;
 mod poll;
 mod socket;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 pub use config::{FabricError, TcpConfig, TcpTimes};
 
@@ -170,8 +172,8 @@ impl TcpFabric {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The connection was gone before we took it, or we are short of descriptors;
-                // either way the next one may do.
-                Err(error) => debug!(%error, "accept failed"),
+                // epoll asks again.
+                Err(error) => return debug!(%error, "accept failed"),
             }
         }
     }

@@ -7,6 +7,7 @@
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::Timespec;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// Names one registered descriptor, never reused: an event of a descriptor that was closed in
@@ -34,18 +35,12 @@ impl Interest {
     }
 }
 
+#[derive(Debug)]
 pub(crate) struct Poll {
     epoll: OwnedFd,
     next_token: u64,
-    ready: Vec<Event>,
-}
-
-impl std::fmt::Debug for Poll {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Poll")
-            .field("epoll", &self.epoll)
-            .finish_non_exhaustive()
-    }
+    /// What the last [`Poll::look`] found.
+    ready: Vec<(Token, EventFlags)>,
 }
 
 /// Descriptors looked at in one round; a group has at most 30 connections.
@@ -95,14 +90,16 @@ impl Poll {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let buffer = rustix::buffer::spare_capacity(&mut self.ready);
-        if let Err(error) = epoll::wait(&self.epoll, buffer, Some(&now)) {
+        let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENTS_MAX];
+        match epoll::wait(&self.epoll, &mut buffer, Some(&now)) {
+            Ok((events, _)) => {
+                let found = events
+                    .iter()
+                    .map(|event| (Token(event.data.u64()), event.flags));
+                self.ready.extend(found);
+            }
             // Only an interrupted call can fail here; the next round sees the same events.
-            assert_eq!(
-                error,
-                rustix::io::Errno::INTR,
-                "epoll_wait on a valid descriptor"
-            );
+            Err(error) => assert_eq!(error, rustix::io::Errno::INTR, "epoll_wait"),
         }
     }
 
@@ -123,13 +120,15 @@ impl Poll {
             .intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
     }
 
+    /// Whether the connection of `token` is over in both directions. (It may also be readable
+    /// from before its interest was changed.)
+    pub fn has_ended(&self, token: Token) -> bool {
+        self.flags(token)
+            .intersects(EventFlags::HUP | EventFlags::ERR)
+    }
+
     fn flags(&self, token: Token) -> EventFlags {
-        let mut found = EventFlags::empty();
-        for &Event { data, flags } in &self.ready {
-            if data.u64() == token.0 {
-                found |= flags;
-            }
-        }
-        found
+        let found = self.ready.iter().find(|(ready, _)| *ready == token);
+        found.map_or(EventFlags::empty(), |(_, flags)| *flags)
     }
 }

@@ -2,10 +2,17 @@
 //!
 //! **Noticing a silent cut.** `TCP_USER_TIMEOUT` looks made for it, but it also ends a
 //! connection whose peer has closed its window for that long: a replica that is stopped or busy
-//! for half a second while bulk data waits for it would lose its link though its host answers
-//! every probe. So we ask the kernel ourselves, a few times a second, whether something is
-//! unacknowledged and when the peer's host was last heard ([`acknowledged`], [`Silence`]).
-//! Keepalive probes put something to acknowledge on an idle connection after a second.
+//! for half a second while bulk data waits for it would lose its link though its host is well.
+//! So we ask the kernel ourselves, a few times a second ([`acknowledged`], [`Silence`]), whether
+//! an answer is *owed*:
+//!
+//! * Data was sent after the peer was last heard. That data is merely unacknowledged proves
+//!   nothing: a full receiver acknowledges none for as long as it likes, but it does answer each
+//!   of the ever rarer retransmissions.
+//! * A keepalive probe is unanswered. It goes out after an idle second, so that something is
+//!   owed on an idle connection, too.
+//! * *Two* probes of a closed window are unanswered. One proves nothing: Linux answers such
+//!   probes at most every 500 ms and the first come faster.
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
@@ -60,12 +67,12 @@ pub(crate) fn is_connected(socket: &TcpStream) -> io::Result<bool> {
     }
 }
 
-/// What the kernel knows of the peer's acknowledgements.
+/// What the kernel knows of the peer's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
-    /// Something sent, data or a probe, is not acknowledged yet.
-    pub outstanding: bool,
-    /// How long ago the last segment of the peer came.
+    /// Something, data or a probe, was sent after the peer was last heard.
+    pub owed: bool,
+    /// How long ago the peer was last heard.
     pub heard_ago: Duration,
 }
 
@@ -89,29 +96,34 @@ pub(crate) fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
+    // Data sent in the same millisecond as the peer was heard counts as answered; if it was
+    // not, the retransmission will tell.
+    let data = info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+    // Only probes of a closed window back off.
+    let probes_missed_max = if info.tcpi_backoff > 0 { 1 } else { 0 };
     Ok(Acknowledged {
-        outstanding: info.tcpi_unacked > 0 || info.tcpi_probes > 0,
+        owed: data || info.tcpi_probes > probes_missed_max,
         heard_ago: Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
     })
 }
 
-/// For how long a peer owes an acknowledgement.
+/// For how long a peer owes an answer.
 #[derive(Debug, Default)]
 pub(crate) struct Silence {
-    /// Since then something was outstanding each time we asked, and nothing was heard.
+    /// Since then an answer was owed each time we asked, and nothing was heard.
     since: Option<Instant>,
 }
 
 impl Silence {
     /// Takes in one observation; returns how long the peer has been silent.
     pub fn observe(&mut self, now: Instant, seen: Acknowledged) -> Duration {
-        if !seen.outstanding {
+        if !seen.owed {
             self.since = None;
             return Duration::ZERO;
         }
         let heard = now.checked_sub(seen.heard_ago).unwrap_or(now);
-        // What became outstanding after a long idle time is no silence yet: it counts from
-        // when we first saw it.
+        // What was sent after a long idle time is no silence yet: it counts from when we first
+        // saw it.
         let since = self.since.map_or(now, |since| since.max(heard));
         self.since = Some(since);
         now.saturating_duration_since(since)
@@ -122,15 +134,15 @@ impl Silence {
 mod tests {
     use super::*;
 
-    fn seen(outstanding: bool, heard_ms: u64) -> Acknowledged {
+    fn seen(owed: bool, heard_ms: u64) -> Acknowledged {
         Acknowledged {
-            outstanding,
+            owed,
             heard_ago: Duration::from_millis(heard_ms),
         }
     }
 
     #[test]
-    fn silence_is_outstanding_and_unheard() {
+    fn silence_is_an_answer_owed_and_nothing_heard() {
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
         let mut silence = Silence::default();
@@ -148,7 +160,7 @@ mod tests {
             "heard meanwhile, busy link"
         );
         assert_eq!(observe(900, seen(true, 410)), 410);
-        assert_eq!(observe(950, seen(false, 20)), 0, "all acknowledged");
+        assert_eq!(observe(950, seen(false, 20)), 0, "answered");
         assert_eq!(observe(5000, seen(true, 4070)), 0, "starts anew");
     }
 

@@ -1,0 +1,105 @@
+//! Silent cuts, without privileges: a socket filter that drops everything makes one end's
+//! kernel deaf, and a deaf kernel acknowledges nothing.
+
+use super::*;
+use std::os::fd::AsRawFd;
+
+const R0: ReplicaId = ReplicaId(0);
+const R1: ReplicaId = ReplicaId(1);
+
+fn pair() -> (TcpFabric, TcpFabric) {
+    let any: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let b = TcpFabric::new(TcpConfig::new("test", R1, any, vec![(R0, any)])).expect("loopback");
+    let there = b.listen_address().expect("bound");
+    let a = TcpFabric::new(TcpConfig::new("test", R0, any, vec![(R1, there)])).expect("loopback");
+    let (mut a, mut b) = (a, b);
+    drive(&mut a, &mut b, |a, b| a.is_up(R1) && b.is_up(R0));
+    (a, b)
+}
+
+fn drive(a: &mut TcpFabric, b: &mut TcpFabric, done: impl Fn(&TcpFabric, &TcpFabric) -> bool) {
+    let start = Instant::now();
+    while !done(a, b) {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{:?} {:?}",
+            a.stats(),
+            b.stats()
+        );
+        a.progress(&mut Vec::new());
+        b.progress(&mut Vec::new());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Lets the kernel drop whatever comes for this descriptor.
+fn deafen(fd: RawFd) {
+    // "Return 0": keep no byte of the packet.
+    let mut nothing = libc::sock_filter {
+        code: 0x06,
+        jt: 0,
+        jf: 0,
+        k: 0,
+    };
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut nothing,
+    };
+    // SAFETY: `program` names one instruction that lives until after the call, and the length
+    // is that of the structure; the kernel copies both.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
+fn cut(fabric: &TcpFabric) {
+    for socket in fabric.peers[0].sockets() {
+        deafen(socket.as_raw_fd());
+    }
+}
+
+/// The link is given up at both ends and made anew.
+fn comes_back(a: &mut TcpFabric, b: &mut TcpFabric) {
+    drive(a, b, |a, b| a.stats().silent + b.stats().silent > 0);
+    drive(a, b, |a, b| a.stats().ups == 2 && b.stats().ups == 2);
+    assert!(a.is_up(R1) && b.is_up(R0));
+}
+
+#[test]
+fn a_cut_under_load_is_noticed_and_healed() {
+    let (mut a, mut b) = pair();
+    cut(&b);
+    a.write(R1, Lane::Log, b"never acknowledged").expect("up");
+    comes_back(&mut a, &mut b);
+}
+
+#[test]
+fn a_cut_while_idle_is_noticed_and_healed() {
+    let (mut a, mut b) = pair();
+    cut(&b);
+    comes_back(&mut a, &mut b);
+}
+
+/// A peer that takes nothing off the wire is busy, not gone: its host answers.
+#[test]
+fn a_busy_peer_is_not_cut_off() {
+    let (mut a, mut b) = pair();
+    while a.write(R1, Lane::Bulk, &[1; 60_000]).is_ok() {}
+    a.flush();
+    let busy_until = Instant::now() + a.context.times.silent_after * 4;
+    while Instant::now() < busy_until {
+        a.progress(&mut Vec::new());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(a.peers[0].wants_room(), "{:?}", a.stats());
+    let expected = a.stats().bulk.records_out;
+    drive(&mut a, &mut b, |_, b| b.stats().bulk.records_in == expected);
+    assert_eq!((a.stats().downs, b.stats().downs), (0, 0));
+}
