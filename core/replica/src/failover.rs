@@ -55,6 +55,10 @@ impl Replica {
     /// The log was replaced; entries up to `base` are not delivered here.
     pub(crate) fn on_jump(&mut self, base: Index, in_sync: ReplicaSet) {
         self.delivered = base;
+        if self.guest.power == Power::Off {
+            // A new life of the group counts its entries from 1 again.
+            self.guest.taken = base;
+        }
         self.guest.taken = self.guest.taken.max(base);
         self.in_sync = in_sync;
         let record = GuestRecord {
@@ -110,6 +114,10 @@ impl Replica {
 
     /// The in-sync set goes on without this replica: its guest is history.
     fn leave_if_out(&mut self) {
+        if self.in_sync.contains(self.config.me) {
+            // What it joined for is agreed: the next set without it is meant.
+            self.joined = None;
+        }
         if !self.in_sync.contains(self.config.me)
             && matches!(self.role, Role::Secondary | Role::Deposed)
             && self.holds_state

@@ -353,10 +353,7 @@ impl Replica {
 
     /// Whether this replica has joined and waits for the in-sync set that names it: older sets
     /// in the log do not, and must not make it drop its guest.
-    pub(crate) fn joined_is_pending(&mut self) -> bool {
-        if self.in_sync.contains(self.config.me) {
-            self.joined = None;
-        }
+    pub(crate) fn joined_is_pending(&self) -> bool {
         self.joined.as_ref().is_some_and(|j| j.applied)
     }
 }
