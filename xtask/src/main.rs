@@ -1,2 +1,168 @@
-//! One entry point for every task of the repository.
-fn main() {}
+//! One entry point for every task of the repository: what `./x` runs.
+//!
+//! Thin on purpose. A subcommand makes sure that what it needs is there (Debian packages, the
+//! guest image), and then *becomes* the program that does the work: the last step replaces this
+//! process, so that signals, the terminal and the exit code are that program's own, and Ctrl-C
+//! leaves nothing behind.
+//!
+//! Exit codes: those of what was run; 2 when this machine lacks something, said in a sentence.
+
+mod guest;
+mod packages;
+mod run;
+mod verify;
+
+use clap::{Parser, Subcommand};
+use packages::{BENCH, GUEST, LAB};
+use run::{Cargo, Result};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// Plover's tasks.
+#[derive(Parser)]
+#[command(name = "x", bin_name = "./x", disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// The main job, shown: replicas die, clients do not notice.
+    #[command(disable_help_flag = true)]
+    Demo(Rest),
+    /// Every test. Arguments go to `cargo test`.
+    #[command(disable_help_flag = true)]
+    Test(Rest),
+    /// Format, lints, dependency rule, tidiness. Changes nothing.
+    Verify,
+    /// More simulated runs. Arguments go to `plover-sim`.
+    #[command(disable_help_flag = true)]
+    Sim(Rest),
+    /// A lab of three replicas on this machine. Arguments go to `plover lab`.
+    #[command(disable_help_flag = true)]
+    Lab(Rest),
+    /// Benchmarks. Arguments go to `plover-bench`.
+    #[command(disable_help_flag = true)]
+    Bench(Rest),
+    /// Formats, and applies what the lints suggest.
+    Fix,
+    /// Builds the guest image, if it is missing or stale.
+    Guests,
+}
+
+/// What is passed on as it is.
+#[derive(clap::Args)]
+struct Rest {
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGUMENTS"
+    )]
+    arguments: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().task) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("x: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Demo(rest) => {
+            packages::ensure(&[LAB, GUEST])?;
+            Cargo::run("plover")
+                .with_guest()?
+                .args(["demo"])
+                .args(rest.arguments)
+                .become_it()
+        }
+        Task::Lab(rest) => {
+            let mut cargo = Cargo::run("plover");
+            // Only a lab that starts needs an image and QEMU; `status` shall answer at once.
+            if rest.arguments.iter().any(|argument| argument == "up") {
+                packages::ensure(&[LAB, GUEST])?;
+                cargo = cargo.with_guest()?;
+            }
+            cargo.args(["lab"]).args(rest.arguments).become_it()
+        }
+        Task::Bench(rest) => {
+            packages::ensure(&[LAB, GUEST, BENCH])?;
+            Cargo::run("plover-bench")
+                .with_guest()?
+                .args(rest.arguments)
+                .become_it()
+        }
+        Task::Sim(rest) => Cargo::run("plover-sim").args(rest.arguments).become_it(),
+        Task::Test(rest) => {
+            packages::ensure(&[LAB, GUEST, BENCH])?;
+            // The program first: tests of the lab start it, and cargo builds a package's program
+            // only for that package's own tests.
+            Cargo::new("build").args(["-p", "plover"]).succeed()?;
+            Cargo::new("test")
+                .args(["--workspace", "--no-fail-fast"])
+                .with_guest()?
+                .args(rest.arguments)
+                .become_it()
+        }
+        Task::Verify => verify::all(),
+        Task::Fix => {
+            run::plain(&["fmt", "--all"])?;
+            Cargo::new("clippy")
+                .args([
+                    "--workspace",
+                    "--all-targets",
+                    "--fix",
+                    "--allow-dirty",
+                    "--allow-staged",
+                ])
+                .become_it()
+        }
+        Task::Guests => {
+            packages::ensure(&[GUEST])?;
+            guest::build()?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_task_is_passed_on() {
+        for words in [
+            vec!["lab", "exec", "--", "redis-cli", "-h", "10.77.0.100"],
+            vec!["lab", "up", "--machine", "q35", "--help"],
+            vec!["demo", "--json"],
+        ] {
+            let parsed = Arguments::try_parse_from(std::iter::once("x").chain(words.clone()));
+            let (Task::Lab(rest) | Task::Demo(rest)) = parsed.unwrap().task else {
+                panic!("{words:?} is another task");
+            };
+            assert_eq!(rest.arguments, words[1..], "{words:?}");
+        }
+    }
+
+    /// `x` prints its help without a toolchain, so the list is written there by hand.
+    #[test]
+    fn the_launcher_lists_every_task() {
+        let launcher = std::fs::read_to_string(run::root().join("x")).unwrap();
+        for task in Arguments::command().get_subcommands() {
+            let line = format!("#   ./x {}", task.get_name());
+            assert!(launcher.contains(&line), "x does not say `{line}`");
+        }
+    }
+}

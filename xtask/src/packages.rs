@@ -1,0 +1,149 @@
+//! The Debian packages that a task needs on the host.
+
+use crate::run::{self, Result};
+use anyhow::bail;
+use std::path::Path;
+use std::process::Command;
+
+/// What must be there, and the package that brings it.
+pub(crate) struct Need {
+    /// A program in `PATH`, or a file if it starts with a slash.
+    probe: &'static str,
+    package: &'static str,
+}
+
+const fn need(probe: &'static str, package: &'static str) -> Need {
+    Need { probe, package }
+}
+
+/// To run replicas in a lab.
+pub(crate) const LAB: &[Need] = &[
+    need("qemu-system-x86_64", "qemu-system-x86"),
+    need("ip", "iproute2"),
+    need("bridge", "iproute2"),
+];
+
+/// To build a guest image. What is *in* the image is unpacked, never installed.
+pub(crate) const GUEST: &[Need] = &[
+    need("cc", "gcc"),
+    need("/usr/lib/x86_64-linux-gnu/libc.a", "libc6-dev"),
+    need("readelf", "binutils"),
+    need("cpio", "cpio"),
+    need("xz", "xz-utils"),
+    need("zstd", "zstd"),
+];
+
+/// To load a lab with the clients that people know: `redis-benchmark`.
+pub(crate) const BENCH: &[Need] = &[need("redis-benchmark", "redis-tools")];
+
+/// Installs what is missing, and says so. Where that is not possible, the error names the
+/// packages.
+pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
+    let missing = missing(needs.iter().copied().flatten(), is_there);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !can_install() {
+        bail!(
+            "packages are missing: run 'apt-get install {}' as root",
+            missing.join(" ")
+        );
+    }
+    eprintln!("x: installing Debian packages: {}", missing.join(" "));
+    update()?;
+    apt(&[
+        &["install", "-y", "-qq", "--no-install-recommends"],
+        missing.as_slice(),
+    ]
+    .concat())
+}
+
+/// Installs `rustfmt` or `clippy` where the toolchain is the distribution's. `false` if it is not,
+/// or the packages cannot be had.
+pub(crate) fn install_rust_component(component: &str) -> bool {
+    // Debian 12 has two toolchains, and `x` may have taken the one kept up for browsers.
+    let web = is_there("/usr/share/doc/cargo-web");
+    let package = match (component, web) {
+        ("clippy", false) => "rust-clippy",
+        ("clippy", true) => "rust-web-clippy",
+        (_, false) => "rustfmt",
+        (_, true) => "rustfmt-web",
+    };
+    if !is_there("/usr/bin/cargo") || !can_install() {
+        return false;
+    }
+    eprintln!("x: installing Debian packages: {package}");
+    update()
+        .and_then(|()| apt(&["install", "-y", "-qq", package]))
+        .is_ok()
+}
+
+/// Whether packages can be installed at all.
+pub(crate) fn can_install() -> bool {
+    let root = Command::new("id")
+        .arg("-u")
+        .output()
+        .is_ok_and(|out| out.stdout == b"0\n");
+    root && is_there("apt-get")
+}
+
+/// Makes apt's lists of packages current.
+pub(crate) fn update() -> Result<()> {
+    apt(&["update", "-qq"])
+}
+
+fn apt(args: &[&str]) -> Result<()> {
+    let mut command = Command::new("apt-get");
+    // apt's chatter is not our output.
+    command
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .stdout(std::io::stderr());
+    run::finish(&mut command)
+}
+
+/// Each missing package once, in the order of the needs.
+fn missing<'a>(
+    needs: impl IntoIterator<Item = &'a Need>,
+    is_there: impl Fn(&str) -> bool,
+) -> Vec<&'static str> {
+    let mut packages = Vec::new();
+    for need in needs {
+        if !is_there(need.probe) && !packages.contains(&need.package) {
+            packages.push(need.package);
+        }
+    }
+    packages
+}
+
+fn is_there(probe: &str) -> bool {
+    if probe.starts_with('/') {
+        return Path::new(probe).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Root's own programs are not in everybody's PATH.
+    let sbin = ["/usr/sbin", "/sbin"].map(Into::into);
+    std::env::split_paths(&path)
+        .chain(sbin)
+        .any(|folder| folder.join(probe).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_once() {
+        let none = missing(LAB.iter().chain(GUEST), |_| true);
+        assert!(none.is_empty());
+        let all = missing(LAB, |_| false);
+        assert_eq!(all, ["qemu-system-x86", "iproute2"]);
+        assert_eq!(missing(LAB, |probe| probe != "bridge"), ["iproute2"]);
+    }
+
+    #[test]
+    fn programs_and_files_are_found() {
+        assert!(is_there("sh") && is_there("/proc/self/exe"));
+        assert!(!is_there("no-such-program-here") && !is_there("/no/such/file"));
+    }
+}

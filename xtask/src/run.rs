@@ -1,0 +1,126 @@
+//! Starting other programs, and becoming them.
+
+use crate::guest;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+pub(crate) use anyhow::Result;
+use anyhow::{Context, bail};
+
+/// The repository.
+pub(crate) fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.parent()
+        .expect("xtask is a folder of the repository")
+        .to_path_buf()
+}
+
+/// The cargo that runs us, and hence the toolchain that `x` chose.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Set for us, not for what we start: cargo would take them for the user's wishes.
+    for variable in [
+        "CARGO_MANIFEST_DIR",
+        "CARGO_MANIFEST_PATH",
+        "CARGO_PKG_NAME",
+    ] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// A cargo invocation on this workspace, in the release profile.
+pub(crate) struct Cargo(Command);
+
+impl Cargo {
+    /// `cargo SUBCOMMAND`.
+    pub(crate) fn new(subcommand: &str) -> Self {
+        let mut command = cargo();
+        command
+            .arg(subcommand)
+            .arg("--release")
+            .arg("--manifest-path");
+        command.arg(root().join("Cargo.toml"));
+        Self(command)
+    }
+
+    /// `cargo run` of a package's program, which has the package's name; further arguments are
+    /// the program's.
+    pub(crate) fn run(package: &str) -> Self {
+        // The first build takes minutes and shows its progress; later ones only their errors.
+        let built = std::env::current_exe().is_ok_and(|me| me.with_file_name(package).exists());
+        if !built {
+            eprintln!("x: building {package}; the first time this takes minutes");
+        }
+        let quiet = built.then_some("--quiet");
+        Self::new("run").args(quiet).args(["-p", package, "--"])
+    }
+
+    pub(crate) fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
+        self.0.args(args);
+        self
+    }
+
+    /// Tells the program where the guest image is, after building it if need be.
+    pub(crate) fn with_guest(mut self) -> Result<Self> {
+        let image = guest::build()?;
+        self.0.env("PLOVER_GUEST_KERNEL", image.join("kernel"));
+        self.0.env("PLOVER_GUEST_INITRD", image.join("initrd"));
+        Ok(self)
+    }
+
+    /// Replaces this process. Cargo in its turn is replaced by the program it runs.
+    pub(crate) fn become_it(mut self) -> Result<ExitCode> {
+        let error = self.0.exec();
+        Err(error).context("cannot run cargo")
+    }
+
+    /// Runs it and waits; anything but success is an error.
+    pub(crate) fn succeed(mut self) -> Result<()> {
+        finish(&mut self.0)
+    }
+}
+
+/// Runs `cargo ARGS` in the repository, without a profile.
+pub(crate) fn plain(args: &[&str]) -> Result<()> {
+    finish(cargo().args(args).current_dir(root()))
+}
+
+/// Runs a command; anything but success is an error.
+pub(crate) fn finish(command: &mut Command) -> Result<()> {
+    let name = words(command);
+    let status = command
+        .status()
+        .with_context(|| format!("cannot run `{name}`"))?;
+    if !status.success() {
+        bail!("`{name}` failed ({status})");
+    }
+    Ok(())
+}
+
+/// What a command prints.
+pub(crate) fn output_of(command: &mut Command) -> Result<String> {
+    let name = words(command);
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run `{name}`"))?;
+    if !output.status.success() {
+        bail!("`{name}` failed ({})", output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{name}` printed no text"))
+}
+
+fn words(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let name = program
+        .file_name()
+        .map_or_else(OsString::new, OsStr::to_os_string);
+    std::iter::once(name.as_os_str())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,204 @@
+//! The dependency rule: **core decides, edge acts, app shows, proof proves.**
+//!
+//! `core` imports only `core`; `edge` may import `core`; `app` may import both, `proof` may
+//! import all; nothing imports `proof`. A package's layer is the folder it is in. Dependencies
+//! for tests count like others: a core whose tests need a socket has one.
+
+use crate::run::{self, Result};
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Crates that do what `core` must not: sockets, files, clocks, threads. Their mere presence
+/// among its dependencies is a mistake.
+const NOT_IN_CORE: [&str; 9] = [
+    "async-std",
+    "crossbeam",
+    "libc",
+    "mio",
+    "nix",
+    "rayon",
+    "rustix",
+    "socket2",
+    "tokio",
+];
+
+/// The part of `cargo metadata` that matters.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    manifest_path: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    Core,
+    Edge,
+    App,
+    Proof,
+    Tool,
+}
+
+impl Layer {
+    /// The layer of a package, from its folder below the repository.
+    fn of(folder: &str) -> Option<Self> {
+        Some(match folder {
+            "core" => Self::Core,
+            "edge" => Self::Edge,
+            "app" => Self::App,
+            "proof" => Self::Proof,
+            "xtask" => Self::Tool,
+            _ => return None,
+        })
+    }
+
+    fn may_import(self, other: Self) -> bool {
+        use Layer::{App, Core, Edge, Proof, Tool};
+        match self {
+            Core => other == Core,
+            Edge => matches!(other, Core | Edge),
+            App => matches!(other, Core | Edge | App),
+            Proof => matches!(other, Core | Edge | App | Proof),
+            Tool => false,
+        }
+    }
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Core => "core",
+            Self::Edge => "edge",
+            Self::App => "app",
+            Self::Proof => "proof",
+            Self::Tool => "xtask",
+        })
+    }
+}
+
+pub(super) fn check() -> Result<()> {
+    let mut cargo = run::cargo();
+    cargo.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]);
+    let text = run::output_of(cargo.current_dir(run::root()))?;
+    let metadata: Metadata = serde_json::from_str(&text).context("cannot read cargo's metadata")?;
+    let root = run::root().display().to_string();
+    let broken = violations(&metadata, &root);
+    if broken.is_empty() {
+        Ok(())
+    } else {
+        bail!("{}", broken.join("\n"))
+    }
+}
+
+/// Each breach of the rule as a sentence.
+fn violations(metadata: &Metadata, root: &str) -> Vec<String> {
+    let mut broken = Vec::new();
+    let mut layers = BTreeMap::new();
+    for package in &metadata.packages {
+        let path = package
+            .manifest_path
+            .strip_prefix(root)
+            .unwrap_or(&package.manifest_path);
+        let folder = path
+            .trim_start_matches('/')
+            .split('/')
+            .next()
+            .unwrap_or_default();
+        match Layer::of(folder) {
+            Some(layer) => drop(layers.insert(package.name.as_str(), layer)),
+            None => broken.push(format!("{} is in no layer: {path}", package.name)),
+        }
+    }
+    for package in &metadata.packages {
+        let Some(&layer) = layers.get(package.name.as_str()) else {
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let (from, to) = (&package.name, &dependency.name);
+            match layers.get(to.as_str()) {
+                Some(&other) if !layer.may_import(other) => broken.push(format!(
+                    "{from} ({layer}) imports {to} ({other}): {layer} must not import {other}"
+                )),
+                None if layer == Layer::Core && NOT_IN_CORE.contains(&to.as_str()) => {
+                    broken.push(format!("{from} (core) imports {to}: core does no I/O"));
+                }
+                _ => {}
+            }
+        }
+    }
+    broken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(path: &str, dependencies: &[&str]) -> Package {
+        Package {
+            name: path.rsplit('/').next().unwrap().into(),
+            manifest_path: format!("/repo/{path}/Cargo.toml"),
+            dependencies: dependencies
+                .iter()
+                .map(|name| Dependency {
+                    name: (*name).into(),
+                })
+                .collect(),
+        }
+    }
+
+    fn check(packages: Vec<Package>) -> Vec<String> {
+        violations(&Metadata { packages }, "/repo")
+    }
+
+    #[test]
+    fn what_may_be_imported() {
+        let broken = check(vec![
+            package("core/types", &["serde"]),
+            package("core/brain", &["types"]),
+            package("edge/vm", &["types", "rustix"]),
+            package("edge/node", &["brain", "vm"]),
+            package("app/show", &["brain", "node"]),
+            package("app/command", &["show", "types"]),
+            package("proof/sim", &["brain"]),
+            package("proof/bench", &["show", "node", "sim"]),
+            package("xtask", &["clap"]),
+        ]);
+        assert_eq!(broken, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_may_not() {
+        for (importer, imported) in [
+            ("core/a", "edge/b"),
+            ("core/a", "app/b"),
+            ("core/a", "proof/b"),
+            ("edge/a", "app/b"),
+            ("edge/a", "proof/b"),
+            ("app/a", "proof/b"),
+            ("xtask", "core/b"),
+            ("proof/a", "xtask"),
+        ] {
+            let name = imported.rsplit('/').next().unwrap();
+            let broken = check(vec![package(importer, &[name]), package(imported, &[])]);
+            assert_eq!(broken.len(), 1, "{importer} imports {imported}: {broken:?}");
+        }
+    }
+
+    #[test]
+    fn core_does_no_io_and_every_package_has_a_layer() {
+        assert_eq!(check(vec![package("core/a", &["mio", "serde"])]).len(), 1);
+        assert_eq!(check(vec![package("elsewhere/a", &[])]).len(), 1);
+    }
+}

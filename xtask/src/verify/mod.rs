@@ -1,0 +1,91 @@
+//! `./x verify`: all that can be said about the tree without running it. Never writes.
+
+mod layers;
+mod tidy;
+
+use crate::packages;
+use crate::run::{self, Result};
+use std::process::{Command, ExitCode};
+
+/// Runs every check, also after one has failed: one run shows all there is to mend.
+pub(crate) fn all() -> Result<ExitCode> {
+    let mut failed = Vec::new();
+    let mut check = |name: &'static str, check: &dyn Fn() -> Result<()>| {
+        eprintln!("verify: {name}");
+        if let Err(error) = check() {
+            eprintln!("{error:#}");
+            failed.push(name);
+        }
+    };
+    check("format", &format);
+    check("lints", &lints);
+    check("dependency rule", &layers::check);
+    check("tidiness", &tidy::check);
+
+    if failed.is_empty() {
+        eprintln!("verify: all is well");
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!(
+        "verify: failed: {}. './x fix' mends format and simple lints",
+        failed.join(", ")
+    );
+    Ok(ExitCode::FAILURE)
+}
+
+fn format() -> Result<()> {
+    tool("fmt", "rustfmt")?;
+    run::plain(&["fmt", "--all", "--check"])
+}
+
+fn lints() -> Result<()> {
+    tool("clippy", "clippy")?;
+    let mut cargo = run::cargo();
+    cargo.args([
+        "clippy",
+        "--quiet",
+        "--locked",
+        "--workspace",
+        "--all-targets",
+    ]);
+    cargo
+        .args(["--", "-D", "warnings"])
+        .current_dir(run::root());
+    run::finish(&mut cargo)
+}
+
+/// Formatter and linter come apart from the compiler.
+fn tool(subcommand: &str, component: &str) -> Result<()> {
+    let works = || {
+        let there = run::cargo().args([subcommand, "--version"]).output();
+        there.is_ok_and(|output| output.status.success())
+    };
+    if works() || (packages::install_rust_component(component) && works()) {
+        return Ok(());
+    }
+    anyhow::bail!(
+        "'cargo {subcommand}' is missing: run 'rustup component add {component}', or install the \
+         distribution's package of it"
+    )
+}
+
+/// All files below `folder` of the repository that git knows or would take, as paths relative
+/// to the repository.
+fn files(folder: &str) -> Result<Vec<String>> {
+    let mut git = Command::new("git");
+    git.args([
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--deduplicate",
+        "--",
+    ]);
+    let listed = run::output_of(git.arg(folder).current_dir(run::root()))?;
+    let root = run::root();
+    Ok(listed
+        .lines()
+        .filter(|path| root.join(path).is_file())
+        .map(str::to_owned)
+        .collect())
+}

@@ -1,0 +1,160 @@
+//! Tidiness: habits of STYLE.md that no other tool knows.
+
+use super::files;
+use crate::run::{self, Result};
+use anyhow::{Context, bail};
+
+/// What the sources of `core` must not say, and what takes its place. Lints ban the same calls
+/// (`core/clippy.toml`); this also sees what is imported but not yet called, and macros.
+const BANNED_IN_CORE: [(&str, &str); 7] = [
+    ("unsafe ", "move it to edge/, behind a safe interface"),
+    (
+        "std::time::",
+        "time enters as an argument: plover_types::Micros",
+    ),
+    ("std::net::", "emit an action; edge/fabric has the sockets"),
+    ("std::fs", "emit an action; edge/ has the files"),
+    ("std::thread::spawn", "edge/ has the threads"),
+    ("std::thread::sleep", "return a deadline; edge/node waits"),
+    (
+        "println!",
+        "return it, or emit an action: core prints nothing",
+    ),
+];
+
+/// `std::time::Duration` is a number, not a clock.
+const ALLOWED: [&str; 1] = ["std::time::Duration"];
+
+/// Longer files are named, but no error: a table may be long.
+const LINES_MAX: usize = 500;
+
+pub(super) fn check() -> Result<()> {
+    let mut broken = Vec::new();
+    for path in files(".")? {
+        let is_rust = path.ends_with(".rs");
+        if !is_rust && !path.ends_with("Cargo.toml") {
+            continue;
+        }
+        let text = std::fs::read_to_string(run::root().join(&path))
+            .with_context(|| format!("cannot read {path}"))?;
+        if is_rust && text.lines().count() > LINES_MAX {
+            eprintln!(
+                "warning: {path} has {} lines; could it be two?",
+                text.lines().count()
+            );
+        }
+        if is_rust && path.starts_with("core/") && path.contains("/src/") {
+            broken.extend(banned(&path, &text));
+        }
+        if path != "Cargo.toml" && path.ends_with("/Cargo.toml") && !inherits_lints(&text) {
+            broken.push(format!("{path}: say '[lints] workspace = true'"));
+        }
+    }
+    broken.extend(decisions(&files("docs/decisions")?));
+    if broken.is_empty() {
+        Ok(())
+    } else {
+        bail!("{}", broken.join("\n"))
+    }
+}
+
+/// Lines of a source of `core` that say something banned.
+fn banned(path: &str, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let mut code = line.split("//").next().unwrap_or_default().to_owned();
+        for allowed in ALLOWED {
+            code = code.replace(allowed, "");
+        }
+        for (word, instead) in BANNED_IN_CORE {
+            if code.contains(word) {
+                found.push(format!(
+                    "{path}:{}: `{}`: {instead}",
+                    number + 1,
+                    word.trim_end()
+                ));
+            }
+        }
+    }
+    found
+}
+
+fn inherits_lints(manifest: &str) -> bool {
+    let mut lines = manifest
+        .lines()
+        .skip_while(|line| line.trim() != "[lints]")
+        .skip(1);
+    lines
+        .next()
+        .is_some_and(|line| line.replace(' ', "") == "workspace=true")
+}
+
+/// Decisions are called `0001-what.md`, each number once, without gaps.
+fn decisions(paths: &[String]) -> Vec<String> {
+    let mut broken = Vec::new();
+    let mut numbers = Vec::new();
+    for path in paths {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let number = name
+            .split_once('-')
+            .map(|(number, _)| number)
+            .unwrap_or_default();
+        match number.parse::<usize>() {
+            Ok(value) if number.len() == 4 && name.ends_with(".md") => numbers.push(value),
+            _ => broken.push(format!("{path}: a decision is called 0001-what-it-is.md")),
+        }
+    }
+    numbers.sort_unstable();
+    if !numbers.iter().copied().eq(1..=numbers.len()) {
+        broken.push(format!(
+            "docs/decisions: numbers repeat or leave gaps: {numbers:?}"
+        ));
+    }
+    broken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn banned_words_are_found_where_they_are_code() {
+        let text = "// std::fs in a comment\nuse std::time::Duration;\nuse std::time::Instant;\n\
+                    let x = unsafe { y };\n";
+        let found = banned("core/a/src/lib.rs", text);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].starts_with("core/a/src/lib.rs:3: `std::time::`"),
+            "{found:?}"
+        );
+        assert!(
+            found[1].starts_with("core/a/src/lib.rs:4: `unsafe`"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn decisions_are_numbered() {
+        let check = |names: &[&str]| {
+            let paths: Vec<_> = names
+                .iter()
+                .map(|n| format!("docs/decisions/{n}"))
+                .collect();
+            decisions(&paths).len()
+        };
+        assert_eq!(check(&["0001-a.md", "0002-b-c.md"]), 0);
+        assert_eq!(check(&["0001-a.md", "0001-b.md"]), 1);
+        assert_eq!(check(&["0001-a.md", "0003-b.md"]), 1);
+        assert_eq!(check(&["0001-a.md", "notes.md"]), 1);
+        assert_eq!(check(&["1-a.md"]), 1);
+    }
+
+    #[test]
+    fn lints_are_inherited() {
+        assert!(inherits_lints(
+            "[package]\nname = \"a\"\n\n[lints]\nworkspace = true\n"
+        ));
+        assert!(!inherits_lints("[package]\nname = \"a\"\n"));
+        assert!(!inherits_lints("[lints]\nworkspace = false\n"));
+    }
+}
