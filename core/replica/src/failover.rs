@@ -2,7 +2,7 @@
 
 use crate::api::{Action, GuestRecord, Note, Role};
 use crate::guest::Power;
-use crate::replica::Replica;
+use crate::replica::{Asked, Replica};
 use apus::EntryKind;
 use plover_syncvm::message::Body;
 use plover_types::{Index, ReplicaId, ReplicaSet, View};
@@ -226,9 +226,10 @@ impl Replica {
         self.guard.discard_all();
         self.cleared.clear();
         self.set_holds_state(false);
-        self.scans.clear();
-        self.hashes.clear();
-        self.reads.clear();
+        // What was asked of its memory is still answered, and the answers mean nothing.
+        for asked in [&mut self.scans, &mut self.hashes, &mut self.reads] {
+            asked.iter_mut().for_each(|asked| *asked = Asked::Nothing);
+        }
         if self.guest.power != Power::Off {
             self.guest.off();
             self.out.push(Action::KillGuest);

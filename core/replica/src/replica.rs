@@ -26,6 +26,8 @@ pub(crate) enum Asked {
     Follow(SyncNo),
     /// A full copy, of this attempt.
     Join(u64),
+    /// For a guest that was dropped before the answer.
+    Nothing,
 }
 
 /// One replica: owns all state, touches nothing outside.
@@ -190,6 +192,7 @@ impl Replica {
             Event::Hashed(digests) => match self.hashes.pop_front() {
                 Some(Asked::Lead(sync)) => self.lead_hashed(sync, digests),
                 Some(Asked::Follow(sync)) => self.follow_hashed(sync, &digests),
+                Some(Asked::Nothing) => {}
                 other => panic!("hashes nobody asked for: {other:?}"),
             },
             Event::PagesRead(chunk) => match self.reads.pop_front() {
@@ -197,6 +200,7 @@ impl Replica {
                 Some(Asked::LeadFetch(sync, last)) => self.lead_fetch_read(sync, chunk, last),
                 Some(Asked::Follow(sync)) => self.follow_restore_read(sync, chunk),
                 Some(Asked::Join(attempt)) => self.join_pages_read(attempt, chunk),
+                Some(Asked::Nothing) => {}
                 None => panic!("pages nobody asked for"),
             },
             Event::Sample { cpu, consumed } => self.on_sample(cpu, consumed),
@@ -385,6 +389,7 @@ impl Replica {
             Some(Asked::Lead(sync)) => self.lead_scanned(sync, set),
             Some(Asked::Follow(sync)) => self.follow_scanned(sync, set),
             Some(Asked::Join(attempt)) => self.join_scanned(attempt, set),
+            Some(Asked::Nothing) => {}
             other => panic!("a scan nobody asked for: {other:?}"),
         }
     }
