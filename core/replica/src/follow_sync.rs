@@ -95,6 +95,7 @@ impl Replica {
             return;
         }
         match self.role {
+            Role::Leader => self.lead_cut(sync),
             Role::Secondary if self.guest.power != Power::Off => {
                 // A syncvm without its end mark was given up by the leader.
                 self.abort_follow("the leader has begun another one");

@@ -56,7 +56,7 @@ impl Replica {
     /// Whether the leader may feed its guest before the commit: every output of what it feeds
     /// is certain to wait for a syncvm.
     fn speculates(&self) -> bool {
-        self.in_sync.len() > 1 && self.pending_in_sync.is_none()
+        self.in_sync.len() > 1 && self.pending_in_sync.is_none() && !self.is_ordering()
     }
 
     /// A committed entry. On the leader the input may have been fed at its proposal.

@@ -1,10 +1,16 @@
 //! The leader's side of a syncvm (PLOVER §4.4), from the pause to the release.
 //!
 //! ```text
-//!  Pausing ─▶ Scanning ─▶ Exchanging ─▶ Transferring ─▶ Acknowledging ─▶ Resuming ─▶ (done)
+//!  Ordering ─▶ Pausing ─▶ Scanning ─▶ Exchanging ─▶ Transferring ─▶ Acknowledging ─▶ Resuming ─▶ (done)
 //!     └───────────┴────────────┴──────────────┴───────────────┴──▶ aborted: the guest resumes, its
 //!                                                 outputs stay held and its pages owed
 //! ```
+//!
+//! The cut must lie at the same place of the input order on both sides. While the leader feeds
+//! its guest at the proposal, everything before the cut is fed when the cut is proposed, and the
+//! guest is paused at once. Inputs that wait for their commit come before the cut in the log, so
+//! the leader waits for the cut's own commit (*Ordering*); were it to pause at once, they would
+//! be in neither the state it sends nor the inputs that the other side takes after it.
 //!
 //! Device state is serialised while pages are scanned and hashed. Own pages are hashed while
 //! the secondary's list is on its way; only pages that the secondary alone has written are
@@ -30,6 +36,8 @@ const PATIENCE_TIMEOUTS: u64 = 10;
 /// Stages in the order of their happening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
+    /// Inputs before the cut are not committed yet.
+    Ordering,
     Pausing,
     Scanning,
     Exchanging,
@@ -151,6 +159,8 @@ impl Replica {
         if self.lead.is_some() || self.follow.is_some() || self.guest.power != Power::Running {
             return;
         }
+        // Whether every input before the cut has been fed.
+        let fed = self.guest.taken >= self.last_input_proposed;
         let sync = self.sync_no.next();
         let payload = wire::encode(&LogOp::Syncvm(sync));
         let Ok(viewstamp) =
@@ -172,7 +182,7 @@ impl Replica {
             peer,
             index: viewstamp.index,
             join: reason == SyncReason::Join,
-            stage: Stage::Pausing,
+            stage: Stage::Ordering,
             started: self.now,
             last_progress: self.now,
             phase: Phase::Pause,
@@ -194,7 +204,26 @@ impl Replica {
             chunks_sent: 0,
             chunks_acked: 0,
         });
-        self.note_phase(sync, Phase::Pause);
+        if fed {
+            self.lead_cut(sync);
+        }
+    }
+
+    /// Whether the guest runs on until the log reaches the cut.
+    pub(crate) fn is_ordering(&self) -> bool {
+        self.lead.as_ref().is_some_and(|sync| sync.stage == Stage::Ordering)
+    }
+
+    /// Everything before the cut is fed: the guest is paused, and what comes later waits.
+    pub(crate) fn lead_cut(&mut self, number: SyncNo) {
+        let now = self.now;
+        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else { return };
+        if sync.stage != Stage::Ordering {
+            return;
+        }
+        sync.stage = Stage::Pausing;
+        sync.last_progress = now;
+        self.note_phase(number, Phase::Pause);
         self.guest.pause(&mut self.out);
     }
 
