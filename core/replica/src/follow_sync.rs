@@ -362,6 +362,8 @@ impl Replica {
         else {
             return;
         };
+        // Settled when the staged state is in place.
+        self.ledger.owe(written);
         let number = follow.sync;
         let mut missing = written.clone();
         missing.subtract(&staged.touched);
