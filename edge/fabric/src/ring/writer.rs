@@ -1,0 +1,116 @@
+//! The writing end of a ring.
+
+use super::{ALIGN, Capacity, HEADER_BYTES, Position, Salt, canary, checksum, record_bytes};
+
+/// Why [`RingWriter::put`] refused a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PutError {
+    /// No room until the consumer's head moves; wait for a credit.
+    #[error("the ring is full")]
+    Full,
+    /// Never fits: split it.
+    #[error("larger than half of the ring")]
+    TooLarge,
+}
+
+/// A credit that no correct consumer writes: before the last one, or beyond what was written.
+/// The session is beyond repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("credit up to {credit}, but the ring holds {head} to {tail}")]
+pub struct BadCredit {
+    /// What the consumer claims to have read up to.
+    pub credit: Position,
+    /// What it claimed before.
+    pub head: Position,
+    /// Up to where we wrote.
+    pub tail: Position,
+}
+
+/// The writing end: where the next record goes, and whether it fits.
+#[derive(Debug)]
+pub struct RingWriter {
+    capacity: Capacity,
+    salt: Salt,
+    tail: Position,
+    /// The consumer's head as last told; the true one may be further.
+    head: Position,
+    sequence: u64,
+}
+
+impl RingWriter {
+    /// The writer of an empty ring.
+    pub fn new(capacity: Capacity, salt: Salt) -> Self {
+        let start = Position(0);
+        Self {
+            capacity,
+            salt,
+            tail: start,
+            head: start,
+            sequence: 1,
+        }
+    }
+
+    /// Bytes known to be free.
+    pub fn free(&self) -> usize {
+        self.capacity.0 - self.tail.since(self.head) as usize
+    }
+
+    /// Up to where records were put.
+    pub fn tail(&self) -> Position {
+        self.tail
+    }
+
+    /// Puts one record at the tail: calls `write(offset, bytes)` for each run of bytes, in
+    /// rising order of position; no run crosses the ring's end. On an error nothing is written.
+    pub fn put(
+        &mut self,
+        payload: &[u8],
+        mut write: impl FnMut(usize, &[u8]),
+    ) -> Result<(), PutError> {
+        if payload.len() > self.capacity.record_bytes_max() {
+            return Err(PutError::TooLarge);
+        }
+        let total = record_bytes(payload.len());
+        if total > self.free() {
+            return Err(PutError::Full);
+        }
+        let length = payload.len() as u32;
+        let crc = checksum(self.salt, length, self.sequence, payload);
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&length.to_le_bytes());
+        header[4..8].copy_from_slice(&crc.to_le_bytes());
+        header[8..].copy_from_slice(&self.sequence.to_le_bytes());
+        let mut trailer = [0; ALIGN];
+        trailer[0] = canary(self.sequence);
+        let trailer = &trailer[..total - HEADER_BYTES - payload.len()];
+
+        let mut at = self.tail;
+        for part in [&header[..], payload, trailer] {
+            let to_end = self.capacity.0 - self.capacity.offset(at);
+            let (first, second) = part.split_at(part.len().min(to_end));
+            for run in [first, second] {
+                if !run.is_empty() {
+                    write(self.capacity.offset(at), run);
+                    at = at.plus(run.len());
+                }
+            }
+        }
+        self.tail = self.tail.plus(total);
+        self.sequence += 1;
+        assert_eq!(at, self.tail, "the runs are the record");
+        Ok(())
+    }
+
+    /// Takes in the consumer's head as it was reported.
+    pub fn credit(&mut self, head: Position) -> Result<(), BadCredit> {
+        if head < self.head || head > self.tail {
+            return Err(BadCredit {
+                credit: head,
+                head: self.head,
+                tail: self.tail,
+            });
+        }
+        self.head = head;
+        Ok(())
+    }
+}
