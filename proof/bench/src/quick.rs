@@ -1,0 +1,187 @@
+//! `./x bench quick`: what protection costs a Redis server.
+//!
+//! Rounds alternate between `none` (the same guest and NIC path, unreplicated) and `vsmr`, each
+//! in a fresh lab, so that a drift of the machine's speed hits both.
+
+use crate::lab::Lab;
+use crate::machine::Machine;
+use crate::stats::Sample;
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Rounds of each policy.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Further options for `plover lab up`, such as `--machine q35`.
+    #[arg(last = true)]
+    lab: Vec<String>,
+    /// Also write everything as JSON.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+/// One way to load the server: arguments of redis-benchmark.
+struct Load {
+    name: &'static str,
+    arguments: &'static [&'static str],
+}
+
+const LOADS: [Load; 2] = [
+    Load { name: "-c 16", arguments: &["-c", "16", "-n", "16000"] },
+    Load { name: "-c 16 -P 200", arguments: &["-c", "16", "-P", "200", "-n", "320000"] },
+];
+
+const POLICIES: [&str; 2] = ["none", "vsmr"];
+
+#[derive(Debug, Default, Serialize)]
+struct Cell {
+    requests_per_s: Sample,
+    p50_ms: Sample,
+    p99_ms: Sample,
+    /// The status' `sync` object after each round, for policies that sync.
+    syncs: Vec<Value>,
+}
+
+type Cells = BTreeMap<(String, &'static str, &'static str), Cell>;
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut cells = Cells::new();
+    let mut accel = String::new();
+    for round in 0..options.rounds {
+        for policy in POLICIES {
+            eprintln!("round {}/{}: {policy}", round + 1, options.rounds);
+            let lab = Lab::up(policy, &options.lab)?;
+            let leader = lab.leader()?;
+            accel = leader["more"]["accel"].as_str().unwrap_or("unknown").to_string();
+            for load in &LOADS {
+                measure(&lab, policy, load, &mut cells)
+                    .with_context(|| format!("{policy}, redis-benchmark {}", load.name))?;
+            }
+        }
+    }
+    let machine = Machine::this(&accel);
+    print_table(&cells, &machine, options.rounds);
+    if let Some(path) = &options.out {
+        let rows: Vec<_> = cells
+            .iter()
+            .map(|((test, load, policy), cell)| {
+                serde_json::json!({"test": test, "load": load, "policy": policy, "cell": cell})
+            })
+            .collect();
+        let report = serde_json::json!({"machine": machine, "rows": rows});
+        std::fs::write(path, serde_json::to_vec_pretty(&report)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn measure(lab: &Lab, policy: &'static str, load: &Load, cells: &mut Cells) -> Result<()> {
+    let guest = lab.guest_ip()?;
+    for test in ["SET", "GET"] {
+        let mut command = vec!["redis-benchmark", "-h", &guest, "--csv", "-t"];
+        let lower = test.to_lowercase();
+        command.push(&lower);
+        command.extend(load.arguments);
+        let printed = lab.exec(&command)?;
+        let line = csv_line(&printed, test)
+            .with_context(|| format!("redis-benchmark printed no line for {test}: {printed}"))?;
+        let cell = cells.entry((test.to_string(), load.name, policy)).or_default();
+        cell.requests_per_s.push(line.requests_per_s);
+        cell.p50_ms.push(line.p50_ms);
+        cell.p99_ms.push(line.p99_ms);
+        if policy != "none" {
+            cell.syncs.push(lab.leader()?["sync"].clone());
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, PartialEq)]
+struct CsvLine {
+    requests_per_s: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+}
+
+/// `"test","rps","avg_latency_ms","min_latency_ms","p50…","p95…","p99…","max…"`.
+fn csv_line(printed: &str, test: &str) -> Option<CsvLine> {
+    let line = printed.lines().find(|l| l.starts_with(&format!("\"{test}\"")))?;
+    let fields: Vec<f64> = line
+        .split(',')
+        .skip(1)
+        .map(|f| f.trim().trim_matches('"').parse())
+        .collect::<Result<_, _>>()
+        .ok()?;
+    Some(CsvLine {
+        requests_per_s: *fields.first()?,
+        p50_ms: *fields.get(3)?,
+        p99_ms: *fields.get(5)?,
+    })
+}
+
+fn print_table(cells: &Cells, machine: &Machine, rounds: u32) {
+    println!("{machine}; {rounds} rounds, medians (least to greatest)\n");
+    println!(
+        "{:<5} {:<13} {:<5} {:>24} {:>10} {:>10} {:>22}",
+        "test", "load", "", "requests/s", "p50 ms", "p99 ms", "of none"
+    );
+    for ((test, load, policy), cell) in cells {
+        let (low, high) = cell.requests_per_s.spread();
+        let rate = format!("{:.0} ({low:.0} to {high:.0})", cell.requests_per_s.median());
+        let ratio = match cells.get(&(test.clone(), *load, "none")) {
+            Some(none) if *policy != "none" => {
+                let ratio = cell.requests_per_s.ratio(&none.requests_per_s);
+                let (low, high) = ratio.spread();
+                format!("{:.2} ({low:.2} to {high:.2})", ratio.median())
+            }
+            _ => String::new(),
+        };
+        println!(
+            "{test:<5} {load:<13} {policy:<5} {rate:>24} {:>10.2} {:>10.2} {ratio:>22}",
+            cell.p50_ms.median(),
+            cell.p99_ms.median()
+        );
+    }
+    println!("\nsyncvm, medians of each round's last 512 syncs:");
+    for ((test, load, policy), cell) in cells {
+        let Some(sync) = cell.syncs.last() else { continue };
+        let phases: Vec<String> = sync["phases_us_p50"]
+            .as_object()
+            .map(|o| o.iter().filter(|(_, v)| **v != 0).map(|(k, v)| format!("{k} {v}")).collect())
+            .unwrap_or_default();
+        println!(
+            "{test} {load} {policy}: pause {} µs, slot {} µs, dirty {}, same {}, divergent {}, \
+             {} bytes, {} outputs; {}",
+            sync["pause_us_p50"],
+            sync["slot_us_p50"],
+            sync["dirty"],
+            sync["same"],
+            sync["divergent"],
+            sync["bytes"],
+            sync["outputs"],
+            phases.join(", ")
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_redis_benchmark_prints() {
+        let printed = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\
+                       \"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
+                       \"SET\",\"7411.07\",\"2.1\",\"0.5\",\"2.0\",\"3.0\",\"4.5\",\"9.0\"\n";
+        assert_eq!(
+            csv_line(printed, "SET"),
+            Some(CsvLine { requests_per_s: 7411.07, p50_ms: 2.0, p99_ms: 4.5 })
+        );
+        assert_eq!(csv_line(printed, "GET"), None);
+    }
+}

@@ -1,0 +1,59 @@
+//! Medians and spreads.
+
+use serde::Serialize;
+
+/// Several measurements of one thing.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Sample(Vec<f64>);
+
+impl Sample {
+    pub fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// The middle one; of an even number, the mean of the two in the middle.
+    pub fn median(&self) -> f64 {
+        let sorted = self.sorted();
+        match sorted.len() {
+            0 => f64::NAN,
+            n if n % 2 == 1 => sorted[n / 2],
+            n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+        }
+    }
+
+    /// The least and the greatest.
+    pub fn spread(&self) -> (f64, f64) {
+        let sorted = self.sorted();
+        let end = |value: Option<&f64>| value.copied().unwrap_or(f64::NAN);
+        (end(sorted.first()), end(sorted.last()))
+    }
+
+    /// Round by round, this one divided by `other`.
+    pub fn ratio(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_ratios() {
+        let (mut a, mut b) = (Sample::default(), Sample::default());
+        for (x, y) in [(3.0, 6.0), (1.0, 4.0), (2.0, 2.0), (10.0, 10.0)] {
+            a.push(x);
+            b.push(y);
+        }
+        assert_eq!(a.median(), 2.5);
+        assert_eq!(a.spread(), (1.0, 10.0));
+        assert_eq!(a.ratio(&b).median(), 0.75);
+        assert!(Sample::default().median().is_nan());
+    }
+}
