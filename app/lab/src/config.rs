@@ -51,7 +51,10 @@ pub fn read_overlay(path: &Path) -> Result<Table> {
         let found = table.get(section);
         if found.is_some_and(|found| key.is_none_or(|key| found.get(key).is_some())) {
             let name = key.map_or(section.into(), |key| format!("{section}.{key}"));
-            bail!("the configuration {} sets {name}, which the lab decides", path.display());
+            bail!(
+                "the configuration {} sets {name}, which the lab decides",
+                path.display()
+            );
         }
     }
     Ok(table)
@@ -61,13 +64,19 @@ pub fn read_overlay(path: &Path) -> Result<Table> {
 pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place<'_>) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
     let replicas = place.addresses.iter().enumerate().map(|(id, address)| {
-        let pairs = [("id", Value::from(id as i64)), ("address", address.to_string().into())];
+        let pairs = [
+            ("id", Value::from(id as i64)),
+            ("address", address.to_string().into()),
+        ];
         Value::from(table(pairs))
     });
     let (ip, prefix) = place.guest_ip;
     let mut guest = table([
         ("kernel", text(&image.kernel)),
-        ("cmdline", format!("{} plover.ip={ip}/{prefix}", image.cmdline).into()),
+        (
+            "cmdline",
+            format!("{} plover.ip={ip}/{prefix}", image.cmdline).into(),
+        ),
         ("mac", place.mac.into()),
     ]);
     if let Some(initrd) = &image.initrd {
@@ -85,10 +94,17 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
         ),
         ("guest", guest.into()),
         ("net", table([("tap", place.tap.into())]).into()),
-        ("policy", table([("name", options.policy.name().into())]).into()),
+        (
+            "policy",
+            table([("name", options.policy.name().into())]).into(),
+        ),
         (
             "paths",
-            table([("state_dir", text(place.state_dir)), ("run_dir", text(place.run_dir))]).into(),
+            table([
+                ("state_dir", text(place.state_dir)),
+                ("run_dir", text(place.run_dir)),
+            ])
+            .into(),
         ),
     ]);
     merge(&mut config, overlay);
@@ -104,12 +120,20 @@ fn flags(options: &Options) -> Table {
         ("vcpus", options.vcpus.map(|n| i64::from(n).into())),
         ("mem_mib", options.mem_mib.map(|n| i64::from(n).into())),
     ];
-    let given = guest.into_iter().filter_map(|(key, value)| Some((key, value?)));
-    table([("guest", Value::from(given.map(|(k, v)| (k.to_owned(), v)).collect::<Table>()))])
+    let given = guest
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)));
+    table([(
+        "guest",
+        Value::from(given.map(|(k, v)| (k.to_owned(), v)).collect::<Table>()),
+    )])
 }
 
 fn table<const N: usize>(pairs: [(&str, Value); N]) -> Table {
-    pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+    pairs
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
 }
 
 /// Puts `over` over `base`: tables are merged key by key, everything else is replaced.
@@ -149,7 +173,10 @@ mod tests {
 
     #[test]
     fn defaults_then_overlay_then_flags() {
-        let options = Options { machine: Some("q35".into()), ..Options::default() };
+        let options = Options {
+            machine: Some("q35".into()),
+            ..Options::default()
+        };
         let config = config(
             &options,
             "[guest]\nmachine = 'pc'\nvcpus = 2\n[policy]\nslot_max_ms = 20\n[debug]\nx = 1",
@@ -157,11 +184,21 @@ mod tests {
         let guest = config["guest"].as_table().unwrap();
         assert_eq!(guest["machine"].as_str(), Some("q35"), "flags win");
         assert_eq!(guest["vcpus"].as_integer(), Some(2), "the overlay adds");
-        assert_eq!(guest["cmdline"].as_str(), Some("console=ttyS0 plover.ip=10.77.0.100/24"));
-        assert_eq!(config["policy"]["name"].as_str(), Some("vsmr"), "the rest stays");
+        assert_eq!(
+            guest["cmdline"].as_str(),
+            Some("console=ttyS0 plover.ip=10.77.0.100/24")
+        );
+        assert_eq!(
+            config["policy"]["name"].as_str(),
+            Some("vsmr"),
+            "the rest stays"
+        );
         assert_eq!(config["policy"]["slot_max_ms"].as_integer(), Some(20));
         assert_eq!(config["group"]["me"].as_integer(), Some(1));
-        assert_eq!(config["group"]["replica"][2]["address"].as_str(), Some("10.77.1.12:7700"));
+        assert_eq!(
+            config["group"]["replica"][2]["address"].as_str(),
+            Some("10.77.1.12:7700")
+        );
         // A key that no replica knows passes through: the replica names it when it refuses.
         assert_eq!(config["debug"]["x"].as_integer(), Some(1));
     }
@@ -177,10 +214,16 @@ mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", read_overlay(&path).unwrap_err());
-            assert!(error.contains(named) && error.contains("plover-overlay"), "{error}");
+            assert!(
+                error.contains(named) && error.contains("plover-overlay"),
+                "{error}"
+            );
         }
         std::fs::write(&path, "[group]\ntimeout_ms = 100").unwrap();
-        assert_eq!(read_overlay(&path).unwrap()["group"]["timeout_ms"].as_integer(), Some(100));
+        assert_eq!(
+            read_overlay(&path).unwrap()["group"]["timeout_ms"].as_integer(),
+            Some(100)
+        );
         std::fs::remove_file(path).unwrap();
         assert!(format!("{:#}", read_overlay(Path::new("/none")).unwrap_err()).contains("/none"));
     }

@@ -46,7 +46,11 @@ pub fn attach(lab: &Lab) -> Result<()> {
     if terminal {
         eprintln_quietly("[the guest's console; Ctrl-] leaves it]");
     }
-    let _raw = if terminal { Some(RawTerminal::new()?) } else { None };
+    let _raw = if terminal {
+        Some(RawTerminal::new()?)
+    } else {
+        None
+    };
     let typed = console.sender.clone();
     std::thread::spawn(move || read_input(terminal, &typed));
     console.run()
@@ -70,7 +74,14 @@ struct Connection {
 impl<'a> Console<'a> {
     fn new(lab: &'a Lab) -> Self {
         let (sender, messages) = channel();
-        Self { lab, sender, messages, connection: None, number: 0, ended: None }
+        Self {
+            lab,
+            sender,
+            messages,
+            connection: None,
+            number: 0,
+            ended: None,
+        }
     }
 
     fn run(&mut self) -> Result<()> {
@@ -112,7 +123,10 @@ impl<'a> Console<'a> {
     fn follow(&mut self) -> Result<()> {
         let before = self.connection.take().map(|connection| connection.replica);
         self.connect()?;
-        let now = self.connection.as_ref().map(|connection| connection.replica);
+        let now = self
+            .connection
+            .as_ref()
+            .map(|connection| connection.replica);
         if let (Some(before), Some(now)) = (before, now) {
             if before != now {
                 eprintln_quietly(&format!("\r\n[replica {now} runs the guest now]\r"));
@@ -141,7 +155,10 @@ impl<'a> Console<'a> {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("no replica leads, so there is no console:\n{}", self.lab.status());
+                bail!(
+                    "no replica leads, so there is no console:\n{}",
+                    self.lab.status()
+                );
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -152,7 +169,9 @@ fn read_input(terminal: bool, typed: &Sender<Message>) {
     let mut input = std::io::stdin().lock();
     let mut bytes = [0; 1024];
     while let Ok(got @ 1..) = input.read(&mut bytes) {
-        let leave = bytes[..got].iter().position(|byte| terminal && *byte == LEAVE);
+        let leave = bytes[..got]
+            .iter()
+            .position(|byte| terminal && *byte == LEAVE);
         let _ = typed.send(Message::Typed(bytes[..leave.unwrap_or(got)].to_vec()));
         if leave.is_some() {
             let _ = typed.send(Message::Leave);

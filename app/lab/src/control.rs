@@ -75,20 +75,31 @@ impl Control {
     /// The guest's console, as a stream of raw bytes both ways.
     pub fn console(&self) -> Result<UnixStream, ControlError> {
         let (stream, _) = self.ask(&json!({"op": "console"}))?;
-        stream.set_read_timeout(None).map_err(|error| self.garbled(error))?;
+        stream
+            .set_read_timeout(None)
+            .map_err(|error| self.garbled(error))?;
         Ok(stream)
     }
 
     fn ask(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {
-        let absent = |source| ControlError::Absent { path: self.path.clone(), source };
+        let absent = |source| ControlError::Absent {
+            path: self.path.clone(),
+            source,
+        };
         let mut stream = UnixStream::connect(&self.path).map_err(absent)?;
-        stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(absent)?;
-        stream.set_write_timeout(Some(ANSWER_WITHIN)).map_err(absent)?;
+        stream
+            .set_read_timeout(Some(ANSWER_WITHIN))
+            .map_err(absent)?;
+        stream
+            .set_write_timeout(Some(ANSWER_WITHIN))
+            .map_err(absent)?;
         writeln!(stream, "{request}").map_err(|error| self.garbled(error))?;
         // Unbuffered, for what follows the line belongs to whoever gets the stream.
         let line = read_line(&stream).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::UnexpectedEof => {
-                ControlError::Silent { path: self.path.clone() }
+                ControlError::Silent {
+                    path: self.path.clone(),
+                }
             }
             _ => self.garbled(error),
         })?;
@@ -100,7 +111,10 @@ impl Control {
     }
 
     fn garbled(&self, why: impl std::fmt::Display) -> ControlError {
-        ControlError::Garbled { path: self.path.clone(), why: why.to_string() }
+        ControlError::Garbled {
+            path: self.path.clone(),
+            why: why.to_string(),
+        }
     }
 }
 
@@ -108,7 +122,11 @@ fn read_line(stream: &UnixStream) -> std::io::Result<String> {
     let mut line = String::new();
     // A buffer of one byte never holds anything back.
     let got = BufReader::with_capacity(1, stream).read_line(&mut line)?;
-    if got == 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(line) }
+    if got == 0 {
+        Err(ErrorKind::UnexpectedEof.into())
+    } else {
+        Ok(line)
+    }
 }
 
 /// What a daemon says of itself, as far as the lab uses it. Fields that it does not send are
@@ -180,7 +198,8 @@ mod tests {
 
     /// A daemon that answers one connection with `answer`.
     fn daemon(name: &str, answer: &'static [u8]) -> (Control, JoinHandle<String>) {
-        let path = std::env::temp_dir().join(format!("plover-control-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("plover-control-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         let control = Control::at(&path);
@@ -202,10 +221,20 @@ mod tests {
         );
         let status = control.status().unwrap();
         assert_eq!(thread.join().unwrap(), "{\"op\":\"status\"}\n");
-        assert_eq!((status.id, status.view_parts(), status.qemu_pid), (1, Some((12, 1)), None));
+        assert_eq!(
+            (status.id, status.view_parts(), status.qemu_pid),
+            (1, Some((12, 1)), None)
+        );
         assert_eq!(status.isr, [0, 1]);
         assert_eq!(status.more["new"], 7);
-        assert_eq!(DaemonStatus { view: "none".into(), ..status }.view_parts(), None);
+        assert_eq!(
+            DaemonStatus {
+                view: "none".into(),
+                ..status
+            }
+            .view_parts(),
+            None
+        );
     }
 
     #[test]
@@ -215,11 +244,20 @@ mod tests {
         assert!(matches!(&error, ControlError::Refused(why) if why == "not the leader"));
         thread.join().unwrap();
         let (control, thread) = daemon("silent", b"");
-        assert!(matches!(control.status().unwrap_err(), ControlError::Silent { .. }));
+        assert!(matches!(
+            control.status().unwrap_err(),
+            ControlError::Silent { .. }
+        ));
         thread.join().unwrap();
-        assert!(matches!(control.status().unwrap_err(), ControlError::Absent { .. }));
+        assert!(matches!(
+            control.status().unwrap_err(),
+            ControlError::Absent { .. }
+        ));
         let (control, thread) = daemon("garbled", b"hello\n");
-        assert!(matches!(control.status().unwrap_err(), ControlError::Garbled { .. }));
+        assert!(matches!(
+            control.status().unwrap_err(),
+            ControlError::Garbled { .. }
+        ));
         thread.join().unwrap();
     }
 
@@ -227,7 +265,11 @@ mod tests {
     fn a_console_keeps_the_bytes_that_follow_the_answer() {
         let (control, thread) = daemon("console", b"{\"ok\":true}\nlogin: ");
         let mut text = String::new();
-        control.console().unwrap().read_to_string(&mut text).unwrap();
+        control
+            .console()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
         assert_eq!(text, "login: ");
         thread.join().unwrap();
     }

@@ -35,7 +35,11 @@ pub fn down(name: &LabName) -> Result<bool> {
     stop_builder(&dir);
     // A command that restarts a daemon meanwhile would leave it behind. Where the lock cannot
     // be had (nobody else can keep it for long), being done matters more.
-    let lock = if dir.exists() { dir.lock(LOCK_WITHIN).ok() } else { None };
+    let lock = if dir.exists() {
+        dir.lock(LOCK_WITHIN).ok()
+    } else {
+        None
+    };
     teardown(&dir)?;
     drop(lock);
     Ok(there_was)
@@ -59,14 +63,17 @@ pub fn all() -> Vec<LabName> {
 /// The lab to which a namespace called `plover-LAB-PART` belongs.
 fn lab_of(namespace: &str) -> Option<LabName> {
     let (lab, part) = namespace.strip_prefix("plover-")?.rsplit_once('-')?;
-    let is_replica = part.len() == 2 && part.starts_with('r') && part.as_bytes()[1].is_ascii_digit();
+    let is_replica =
+        part.len() == 2 && part.starts_with('r') && part.as_bytes()[1].is_ascii_digit();
     (matches!(part, "sw" | "client") || is_replica).then(|| lab.parse().ok())?
 }
 
 /// Ends a `lab up` that is at work: it must not build while this takes down.
 fn stop_builder(dir: &LabDir) {
     let builder = dir.load().ok().and_then(|state| state.builder);
-    let Some(builder) = builder.filter(|builder| Some(*builder) != Process::me()) else { return };
+    let Some(builder) = builder.filter(|builder| Some(*builder) != Process::me()) else {
+        return;
+    };
     builder.signal(Signal::INT);
     let deadline = Instant::now() + BUILDER_ENDS_WITHIN;
     while builder.is_alive() && Instant::now() < deadline {
@@ -78,8 +85,10 @@ fn stop_builder(dir: &LabDir) {
 fn teardown(dir: &LabDir) -> Result<()> {
     let namespaces = namespaces_of(dir.name());
     let find = || {
-        let mut found: Vec<Process> =
-            namespaces.iter().flat_map(|path| process::in_namespace(path)).collect();
+        let mut found: Vec<Process> = namespaces
+            .iter()
+            .flat_map(|path| process::in_namespace(path))
+            .collect();
         // A daemon whose namespace has lost its name; and its QEMU, which dies with it.
         found.extend(process::with_argument_below(dir.path(), &PROGRAMS));
         for process in &found {
@@ -113,8 +122,14 @@ mod tests {
         let lab = |text: &str| lab_of(text).map(|name| name.to_string());
         assert_eq!(lab("plover-default-sw").as_deref(), Some("default"));
         assert_eq!(lab("plover-a-b-r2").as_deref(), Some("a-b"));
-        for other in ["default", "plover-sw", "plover-a-b", "plover-a-rx", "plover-a-r10", "x-a-r1"]
-        {
+        for other in [
+            "default",
+            "plover-sw",
+            "plover-a-b",
+            "plover-a-rx",
+            "plover-a-r10",
+            "x-a-r1",
+        ] {
             assert_eq!(lab(other), None, "{other}");
         }
     }

@@ -95,12 +95,16 @@ impl Experiment {
             "clients write over {} connections, which are never renewed",
             self.pressure.connections
         ));
-        self.wait("all clients write", |this| Ok(this.counts()?.acked_min >= WARM_WRITES))
+        self.wait("all clients write", |this| {
+            Ok(this.counts()?.acked_min >= WARM_WRITES)
+        })
     }
 
     /// The lab.
     pub fn lab(&self) -> &Lab {
-        self.lab.as_ref().expect("only `finish` and `drop` take it, and they take self")
+        self.lab
+            .as_ref()
+            .expect("only `finish` and `drop` take it, and they take self")
     }
 
     /// The progress lines.
@@ -158,7 +162,9 @@ impl Experiment {
         self.note_syncs();
         let id = self.lab().find(&Target::Role("leader".into()))?;
         let before_us = crate::trace::now_us();
-        self.lab().control(id).request(&json!({"op": "crash_in_phase", "phase": phase}))?;
+        self.lab()
+            .control(id)
+            .request(&json!({"op": "crash_in_phase", "phase": phase}))?;
         self.wait(&format!("replica {id} crashes in phase {phase}"), |this| {
             Ok(this.lab().check_daemon(id).is_err())
         })?;
@@ -167,7 +173,8 @@ impl Experiment {
         for process in crate::process::in_namespace(&host) {
             process.signal(Signal::KILL);
         }
-        self.progress.say(format!("replica {id}: crashed in phase {phase}"));
+        self.progress
+            .say(format!("replica {id}: crashed in phase {phase}"));
         Ok((id, before_us))
     }
 
@@ -186,7 +193,10 @@ impl Experiment {
         self.wait(&format!("replica {id} takes part"), |this| {
             let status = this.lab().status();
             let role = status.replica(id).map(|replica| replica.role.as_str());
-            Ok(matches!(role, Some("witness" | "joining" | "secondary" | "leader")))
+            Ok(matches!(
+                role,
+                Some("witness" | "joining" | "secondary" | "leader")
+            ))
         })
     }
 
@@ -196,7 +206,9 @@ impl Experiment {
         let mut new = None;
         self.wait("another replica serves", |this| {
             this.listen();
-            new = this.find_event("serving", since_us).map(|event| event.replica);
+            new = this
+                .find_event("serving", since_us)
+                .map(|event| event.replica);
             Ok(new.is_some_and(|new| new != old))
         })?;
         self.wait_for_answers(since_us)?;
@@ -230,7 +242,9 @@ impl Experiment {
 
     /// The first event of a kind since a moment.
     pub fn find_event(&self, what: &str, since_us: u64) -> Option<&TraceEvent> {
-        self.events.iter().find(|event| event.mono_us > since_us && event.what == what)
+        self.events
+            .iter()
+            .find(|event| event.mono_us > since_us && event.what == what)
     }
 
     /// Waits until something holds.
@@ -265,14 +279,23 @@ impl Experiment {
     /// Stops the client, reads everything back, and takes the lab down.
     pub fn finish(mut self) -> Result<Verdict> {
         self.note_syncs();
-        let Some(client) = self.client.take() else { bail!("there is no client") };
-        let Some(capture) = self.capture.take() else { bail!("there is no capture") };
-        self.progress.say("the clients stop; every acknowledged write is read back");
+        let Some(client) = self.client.take() else {
+            bail!("there is no client")
+        };
+        let Some(capture) = self.capture.take() else {
+            bail!("there is no capture")
+        };
+        self.progress
+            .say("the clients stop; every acknowledged write is read back");
         let audit = client.audit()?;
         let captured = capture.stop()?;
         self.listen();
         let senders = Senders::judge(&captured, &self.events);
-        let verdict = Verdict { audit, senders, sync: std::mem::take(&mut self.sync) };
+        let verdict = Verdict {
+            audit,
+            senders,
+            sync: std::mem::take(&mut self.sync),
+        };
         if !verdict.is_good() {
             self.keep_evidence();
         }
@@ -285,15 +308,20 @@ impl Experiment {
     /// Copies logs and traces out of a lab that is about to be taken down.
     pub fn keep_evidence(&self) -> Option<PathBuf> {
         let lab = self.lab.as_ref()?;
-        let to = std::env::temp_dir()
-            .join(format!("plover-{}-evidence-{}", lab.name(), std::process::id()));
+        let to = std::env::temp_dir().join(format!(
+            "plover-{}-evidence-{}",
+            lab.name(),
+            std::process::id()
+        ));
         match lab.copy_evidence(&to) {
             Ok(()) => {
-                self.progress.say(format!("logs and traces are kept in {}", to.display()));
+                self.progress
+                    .say(format!("logs and traces are kept in {}", to.display()));
                 Some(to)
             }
             Err(error) => {
-                self.progress.say(format!("logs and traces could not be kept: {error:#}"));
+                self.progress
+                    .say(format!("logs and traces could not be kept: {error:#}"));
                 None
             }
         }
@@ -311,7 +339,8 @@ impl Drop for Experiment {
         self.capture = None;
         if let Some(lab) = self.lab.take() {
             if let Err(error) = lab.down() {
-                self.progress.say(format!("the lab could not be taken down: {error:#}"));
+                self.progress
+                    .say(format!("the lab could not be taken down: {error:#}"));
             }
         }
     }

@@ -32,7 +32,10 @@ impl Image {
             None if options.initrd.is_some() => {
                 return Err("--initrd goes with --kernel: name both".into());
             }
-            None => (variable("PLOVER_GUEST_KERNEL"), variable("PLOVER_GUEST_INITRD")),
+            None => (
+                variable("PLOVER_GUEST_KERNEL"),
+                variable("PLOVER_GUEST_INITRD"),
+            ),
         };
         match kernel {
             Some(kernel) => Self::of_files(kernel, initrd),
@@ -47,7 +50,11 @@ impl Image {
         }
         let beside = kernel.with_file_name("cmdline");
         let cmdline = std::fs::read_to_string(beside).unwrap_or_else(|_| DEFAULT_CMDLINE.into());
-        Ok(Self { kernel, initrd, cmdline: cmdline.trim().into() })
+        Ok(Self {
+            kernel,
+            initrd,
+            cmdline: cmdline.trim().into(),
+        })
     }
 
     fn of_cache(guest: &str, places: impl Iterator<Item = PathBuf>) -> Result<Self, String> {
@@ -68,13 +75,21 @@ impl Image {
         let copy = |from: &Path, name: &str| {
             let to = dir.join(name);
             std::fs::copy(from, &to).with_context(|| {
-                format!("cannot copy the guest image {} to {}", from.display(), to.display())
+                format!(
+                    "cannot copy the guest image {} to {}",
+                    from.display(),
+                    to.display()
+                )
             })?;
             anyhow::Ok(to)
         };
         Ok(Self {
             kernel: copy(&self.kernel, "kernel")?,
-            initrd: self.initrd.as_deref().map(|initrd| copy(initrd, "initrd")).transpose()?,
+            initrd: self
+                .initrd
+                .as_deref()
+                .map(|initrd| copy(initrd, "initrd"))
+                .transpose()?,
             cmdline: self.cmdline.clone(),
         })
     }
@@ -83,7 +98,10 @@ impl Image {
 /// The working directory and the program, and what lies above them.
 fn places() -> impl Iterator<Item = PathBuf> {
     let above = |path: PathBuf| path.ancestors().map(Path::to_path_buf).collect::<Vec<_>>();
-    [std::env::current_dir(), std::env::current_exe()].into_iter().flatten().flat_map(above)
+    [std::env::current_dir(), std::env::current_exe()]
+        .into_iter()
+        .flatten()
+        .flat_map(above)
 }
 
 #[cfg(test)]
@@ -92,9 +110,19 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let options = Options { kernel: Some("/nowhere/kernel".into()), ..Options::default() };
-        assert!(Image::find(&options).unwrap_err().contains("/nowhere/kernel"));
-        let options = Options { initrd: Some("/nowhere/initrd".into()), ..Options::default() };
+        let options = Options {
+            kernel: Some("/nowhere/kernel".into()),
+            ..Options::default()
+        };
+        assert!(
+            Image::find(&options)
+                .unwrap_err()
+                .contains("/nowhere/kernel")
+        );
+        let options = Options {
+            initrd: Some("/nowhere/initrd".into()),
+            ..Options::default()
+        };
         assert!(Image::find(&options).unwrap_err().contains("--kernel"));
         let error = Image::of_cache("redis", std::iter::once("/nowhere".into())).unwrap_err();
         assert!(error.contains("guests/build redis"), "{error}");
@@ -105,7 +133,11 @@ mod tests {
         let root = std::env::temp_dir().join(format!("plover-image-{}", std::process::id()));
         let cache = root.join(".cache/guests/redis");
         std::fs::create_dir_all(&cache).unwrap();
-        for (name, text) in [("kernel", "k"), ("initrd", "i"), ("cmdline", "console=ttyS0 \n")] {
+        for (name, text) in [
+            ("kernel", "k"),
+            ("initrd", "i"),
+            ("cmdline", "console=ttyS0 \n"),
+        ] {
             std::fs::write(cache.join(name), text).unwrap();
         }
         let places = ["/nowhere".into(), root.clone()];

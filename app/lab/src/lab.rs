@@ -83,7 +83,11 @@ impl Lab {
                  what is left of it"
             )
         })?;
-        Ok(Self { dir, state, topology })
+        Ok(Self {
+            dir,
+            state,
+            topology,
+        })
     }
 
     /// Its name.
@@ -139,8 +143,11 @@ impl Lab {
                 let status = self.status();
                 let found = status.with_role(role).map(|replica| replica.id);
                 found.with_context(|| {
-                    let roles: Vec<_> =
-                        status.replicas.iter().map(|r| format!("{} {}", r.id, r.role)).collect();
+                    let roles: Vec<_> = status
+                        .replicas
+                        .iter()
+                        .map(|r| format!("{} {}", r.id, r.role))
+                        .collect();
                     format!("no replica is {role} now ({})", roles.join(", "))
                 })
             }
@@ -169,7 +176,11 @@ impl Lab {
             }
             Fault::Cut { from: None } => {
                 began_us = now_us();
-                let peers: Vec<usize> = self.ids().filter(|peer| *peer != id).map(usize::from).collect();
+                let peers: Vec<usize> = self
+                    .ids()
+                    .filter(|peer| *peer != id)
+                    .map(usize::from)
+                    .collect();
                 self.topology.cut(id.into(), &peers)?;
             }
             Fault::Heal => {
@@ -185,7 +196,10 @@ impl Lab {
         let host = self.host(id);
         let processes = process::in_namespace(&host.path());
         let began_us = now_us();
-        let reached = processes.iter().filter(|process| process.signal(signal)).count();
+        let reached = processes
+            .iter()
+            .filter(|process| process.signal(signal))
+            .count();
         if reached == 0 {
             bail!("replica {id} is down: nothing runs there");
         }
@@ -205,7 +219,12 @@ impl Lab {
         let lock = self.dir.lock(DAEMON_OPENS_WITHIN)?;
         // Another command may have restarted it since this one read the record.
         self.state = self.dir.load()?;
-        if self.state.replica(id)?.daemon.is_some_and(Process::is_alive) {
+        if self
+            .state
+            .replica(id)?
+            .daemon
+            .is_some_and(Process::is_alive)
+        {
             bail!("replica {id} is running; `plover lab fault kill --replica {id}` ends it");
         }
         // Whatever a dead daemon left on its host.
@@ -249,7 +268,12 @@ impl Lab {
         // daemon ends before this process, and costs nothing otherwise.
         std::thread::spawn(move || child.wait());
         let daemon = daemon.with_context(|| self.last_words(id, "ended at once"))?;
-        if let Some(replica) = self.state.replicas.iter_mut().find(|replica| replica.id == id) {
+        if let Some(replica) = self
+            .state
+            .replicas
+            .iter_mut()
+            .find(|replica| replica.id == id)
+        {
             replica.daemon = Some(daemon);
         }
         Ok(daemon)
@@ -304,7 +328,11 @@ impl Lab {
     ) -> Result<LabStatus> {
         let deadline = Instant::now() + patience;
         loop {
-            for words in traces.take().iter().filter_map(crate::trace::TraceEvent::in_words) {
+            for words in traces
+                .take()
+                .iter()
+                .filter_map(crate::trace::TraceEvent::in_words)
+            {
                 progress.say(words);
             }
             let status = self.status();
@@ -325,7 +353,12 @@ impl Lab {
             std::fs::create_dir_all(&to)
                 .with_context(|| format!("cannot create {}", to.display()))?;
             let run = files.run_dir();
-            for file in [files.config(), files.log(), files.trace(), run.join("console.log")] {
+            for file in [
+                files.config(),
+                files.log(),
+                files.trace(),
+                run.join("console.log"),
+            ] {
                 // One that was never written is evidence as well.
                 if let (true, Some(name)) = (file.exists(), file.file_name()) {
                     std::fs::copy(&file, to.join(name))
@@ -358,7 +391,10 @@ pub(crate) fn wait_until_gone(mut find: impl FnMut() -> Vec<Process>) -> Result<
         }
         if Instant::now() > deadline {
             let pids: Vec<_> = left.iter().map(|process| process.pid.to_string()).collect();
-            bail!("processes {} do not end though they were killed", pids.join(", "));
+            bail!(
+                "processes {} do not end though they were killed",
+                pids.join(", ")
+            );
         }
         std::thread::sleep(Duration::from_millis(5));
     }

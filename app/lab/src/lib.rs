@@ -1,4 +1,33 @@
 //! A lab of replicas in network namespaces on one machine.
+//!
+//! Three replicas need three hosts. A lab makes them out of one: each host is a network
+//! namespace with one `plover replica` and its QEMU, a switch connects them, and a client lives
+//! on a host of its own. It is a tool for people who want to see a failover, and the ground on
+//! which the tests of real replicas stand.
+//!
+//! ```text
+//!  Lab::up ──▶ Lab ──▶ status, fault, restart, exec, console, logs ──▶ down
+//!               │
+//!               └── Experiment: a lab under load (Client) and under watch (Capture, Tail)
+//!                     ├── demo: kills two leaders and tells the story
+//!                     └── the fault tests of proof/lab
+//! ```
+//!
+//! | question | module |
+//! |---|---|
+//! | what may be chosen, what a daemon gets to read | [`options`], [`config`], [`image`] |
+//! | what must be there | [`prerequisites`] |
+//! | making and removing | [`up`], [`down`] |
+//! | what exists, across commands and crashes | [`state`], [`process`] |
+//! | hosts, switch, cuts, capture | [`net`] |
+//! | talking to daemons, reading what they did | [`control`], [`status`], [`trace`], [`logs`] |
+//! | the guest's clients and its console | [`load`], [`redis`], [`console`] |
+//! | what must hold | [`experiment`], [`senders`], [`demo`] |
+//!
+//! Two rules keep a lab from doing harm. A process is only ever signalled if it is in one of the
+//! lab's namespaces or was started by it and has the same start time ([`process`]); and a lab is
+//! found by its name alone, so that it can be taken down when everything that was written down
+//! is lost ([`down`]).
 
 pub mod config;
 pub mod console;

@@ -38,9 +38,7 @@ enum Question {
     /// How far it is → [`Counts`].
     Count,
     /// How long it heard nothing, from this moment on → [`Gap`].
-    Gap {
-        since_us: u64,
-    },
+    Gap { since_us: u64 },
     /// Stop writing, and read everything back → [`Audit`].
     Audit,
 }
@@ -136,11 +134,18 @@ impl Load {
     fn start(address: SocketAddrV4, connections: u32, writes_per_second: u32) -> Result<Self> {
         let pace = Duration::from_secs(1) / writes_per_second.max(1);
         let stop = Arc::new(AtomicBool::new(false));
-        let mut load = Self { address, writers: Vec::new(), threads: Vec::new(), stop };
+        let mut load = Self {
+            address,
+            writers: Vec::new(),
+            threads: Vec::new(),
+            stop,
+        };
         for number in 0..connections {
             let connection = Connection::open(address, PATIENCE)
                 .with_context(|| format!("cannot connect to {address}"))?;
-            let writer = Arc::new(Writer { account: Mutex::default() });
+            let writer = Arc::new(Writer {
+                account: Mutex::default(),
+            });
             load.writers.push(Arc::clone(&writer));
             let stop = Arc::clone(&load.stop);
             load.threads.push(std::thread::spawn(move || {
@@ -151,7 +156,10 @@ impl Load {
     }
 
     fn counts(&self) -> Counts {
-        let mut counts = Counts { acked_min: u64::MAX, ..Counts::default() };
+        let mut counts = Counts {
+            acked_min: u64::MAX,
+            ..Counts::default()
+        };
         for writer in &self.writers {
             let account = writer.account();
             let acked = account.acks_us.len() as u64;
@@ -163,7 +171,11 @@ impl Load {
     }
 
     fn gap(&self, since_us: u64) -> Gap {
-        let all: Vec<Vec<u64>> = self.writers.iter().map(|w| w.account().acks_us.clone()).collect();
+        let all: Vec<Vec<u64>> = self
+            .writers
+            .iter()
+            .map(|w| w.account().acks_us.clone())
+            .collect();
         gap_of(&all, since_us)
     }
 
@@ -175,7 +187,11 @@ impl Load {
             let _ = thread.join();
         }
         let Counts { acked, resets, .. } = self.counts();
-        let mut audit = Audit { acked, resets, ..Audit::default() };
+        let mut audit = Audit {
+            acked,
+            resets,
+            ..Audit::default()
+        };
         let mut connection = Connection::open(self.address, PATIENCE)
             .context("the audit's connection was refused")?;
         for (number, writer) in self.writers.iter().enumerate() {
@@ -183,7 +199,9 @@ impl Load {
             for from in (0..written).step_by(AUDIT_KEYS as usize) {
                 let values: Vec<u64> = (from..written.min(from + AUDIT_KEYS)).collect();
                 let keys: Vec<String> = values.iter().map(|n| key(number as u32, *n)).collect();
-                let found = connection.get_many(&keys).context("the audit could not read")?;
+                let found = connection
+                    .get_many(&keys)
+                    .context("the audit could not read")?;
                 for ((value, key), found) in values.into_iter().zip(keys).zip(found) {
                     if found.as_deref() != Some(value.to_string().as_bytes()) {
                         audit.lost += 1;
@@ -235,8 +253,14 @@ fn gap_of(all: &[Vec<u64>], since_us: u64) -> Gap {
     Gap {
         silence_us,
         first_reply_us,
-        slowest_us: all.iter().map(|acks| longest(acks, since_us).0).max().unwrap_or(0),
-        all_replied: all.iter().all(|acks| acks.last().is_some_and(|last| *last > since_us)),
+        slowest_us: all
+            .iter()
+            .map(|acks| longest(acks, since_us).0)
+            .max()
+            .unwrap_or(0),
+        all_replied: all
+            .iter()
+            .all(|acks| acks.last().is_some_and(|last| *last > since_us)),
     }
 }
 
@@ -270,7 +294,10 @@ pub struct Pressure {
 
 impl Default for Pressure {
     fn default() -> Self {
-        Self { connections: 10, writes_per_second: 100 }
+        Self {
+            connections: 10,
+            writes_per_second: 100,
+        }
     }
 }
 
@@ -286,7 +313,10 @@ impl Client {
         let mut command = Command::new(program);
         command
             .args(["lab-client", &address.to_string()])
-            .args([pressure.connections.to_string(), pressure.writes_per_second.to_string()])
+            .args([
+                pressure.connections.to_string(),
+                pressure.writes_per_second.to_string(),
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C is for who started the client; the audit may still be wanted.
@@ -298,7 +328,11 @@ impl Client {
         let (questions, answers) = (child.stdin.take(), child.stdout.take());
         let questions = questions.context("the client has no standard input")?;
         let answers = BufReader::new(answers.context("the client has no standard output")?);
-        Ok(Self { child, questions, answers })
+        Ok(Self {
+            child,
+            questions,
+            answers,
+        })
     }
 
     /// How far it is.
@@ -351,7 +385,10 @@ mod tests {
         assert_eq!((gap.silence_us, gap.first_reply_us), (470, 500));
         assert_eq!(gap.slowest_us, 870);
         assert!(gap.all_replied);
-        assert!(!gap_of(&all, 600).all_replied, "the first has not heard anything since");
+        assert!(
+            !gap_of(&all, 600).all_replied,
+            "the first has not heard anything since"
+        );
         assert_eq!(gap_of(&[vec![1], vec![]], 0), Gap::default());
     }
 
@@ -408,7 +445,10 @@ mod tests {
     fn an_audit_finds_the_write_that_was_lost() {
         let audit = audit_after(forgetful_redis("plover:1:17"), 300);
         assert!(audit.acked >= 900);
-        assert_eq!((audit.lost, audit.lost_keys), (1, vec!["plover:1:17".into()]));
+        assert_eq!(
+            (audit.lost, audit.lost_keys),
+            (1, vec!["plover:1:17".into()])
+        );
         assert!(audit.resets.is_empty());
         let audit = audit_after(forgetful_redis(""), 300);
         assert_eq!(audit.lost, 0);
@@ -417,7 +457,8 @@ mod tests {
     #[test]
     fn a_closed_connection_is_a_reset() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let address = SocketAddrV4::new([127, 0, 0, 1].into(), listener.local_addr().unwrap().port());
+        let address =
+            SocketAddrV4::new([127, 0, 0, 1].into(), listener.local_addr().unwrap().port());
         let load = Load::start(address, 1, 10).unwrap();
         drop(listener.accept().unwrap());
         let deadline = Instant::now() + Duration::from_secs(30);

@@ -12,7 +12,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Prints the logs of the replicas `ids`, each line behind its replica when there are several;
 /// with `follow` goes on for ever.
 pub fn print(lab: &Lab, ids: &[u8], follow: bool, output: &mut impl Write) -> Result<()> {
-    let mut logs: Vec<Log> = ids.iter().map(|id| Log::new(*id, lab.files(*id).log())).collect();
+    let mut logs: Vec<Log> = ids
+        .iter()
+        .map(|id| Log::new(*id, lab.files(*id).log()))
+        .collect();
     loop {
         for log in &mut logs {
             log.print(ids.len() > 1, !follow, output)?;
@@ -34,12 +37,19 @@ struct Log {
 
 impl Log {
     fn new(id: u8, path: PathBuf) -> Self {
-        Self { id, path, offset: 0, rest: Vec::new() }
+        Self {
+            id,
+            path,
+            offset: 0,
+            rest: Vec::new(),
+        }
     }
 
     /// Prints the whole lines that are new; with `all` also one without its end.
     fn print(&mut self, named: bool, all: bool, output: &mut impl Write) -> Result<()> {
-        let Ok(mut file) = std::fs::File::open(&self.path) else { return Ok(()) };
+        let Ok(mut file) = std::fs::File::open(&self.path) else {
+            return Ok(());
+        };
         file.seek(SeekFrom::Start(self.offset))?;
         self.offset += file.read_to_end(&mut self.rest)? as u64;
         let whole = match self.rest.iter().rposition(|byte| *byte == b'\n') {
@@ -47,7 +57,12 @@ impl Log {
             Some(end) => end + 1,
             None => return Ok(()),
         };
-        for line in self.rest.drain(..whole).as_slice().split_inclusive(|byte| *byte == b'\n') {
+        for line in self
+            .rest
+            .drain(..whole)
+            .as_slice()
+            .split_inclusive(|byte| *byte == b'\n')
+        {
             if named {
                 write!(output, "r{} | ", self.id)?;
             }

@@ -20,7 +20,7 @@ pub fn check(options: &Options) -> Result<Image, Missing> {
         missing.push(
             "a lab makes network namespaces and TAP devices, which needs root: run this with \
              sudo"
-            .to_owned(),
+                .to_owned(),
         );
     }
     if !Path::new("/dev/net/tun").exists() {
@@ -63,7 +63,15 @@ mod tests {
     fn all_that_is_missing_is_told_at_once() {
         let missing = Missing(vec!["one".into(), "two".into()]);
         assert_eq!(missing.to_string(), "one\ntwo");
-        let options = Options { kernel: Some("/nowhere/kernel".into()), ..Options::default() };
-        assert!(check(&options).unwrap_err().to_string().contains("/nowhere/kernel"));
+        let options = Options {
+            kernel: Some("/nowhere/kernel".into()),
+            ..Options::default()
+        };
+        assert!(
+            check(&options)
+                .unwrap_err()
+                .to_string()
+                .contains("/nowhere/kernel")
+        );
     }
 }

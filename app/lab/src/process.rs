@@ -93,7 +93,9 @@ fn parse_stat(stat: &str) -> Option<(Life, u64)> {
 /// All processes whose network namespace is the one at `namespace` (a path such as
 /// `/run/netns/NAME`), but never the caller.
 pub fn in_namespace(namespace: &Path) -> Vec<Process> {
-    let Ok(wanted) = std::fs::metadata(namespace) else { return Vec::new() };
+    let Ok(wanted) = std::fs::metadata(namespace) else {
+        return Vec::new();
+    };
     all()
         .filter(|process| {
             // Not readable for a process that has ended: it is in no namespace any more.
@@ -115,7 +117,8 @@ pub fn with_argument_below(dir: &Path, names: &[&str]) -> Vec<Process> {
         })
         .filter(|process| {
             std::fs::read(format!("/proc/{}/cmdline", process.pid)).is_ok_and(|line| {
-                line.split(|byte| *byte == 0).any(|argument| argument.starts_with(&prefix))
+                line.split(|byte| *byte == 0)
+                    .any(|argument| argument.starts_with(&prefix))
             })
         })
         .collect()
@@ -144,7 +147,11 @@ mod tests {
     fn wait_for(process: Process, wanted: Life) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while process.life() != wanted {
-            assert!(Instant::now() < deadline, "not {wanted:?} but {:?}", process.life());
+            assert!(
+                Instant::now() < deadline,
+                "not {wanted:?} but {:?}",
+                process.life()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -178,7 +185,10 @@ mod tests {
     fn another_process_with_the_same_number_is_not_signalled() {
         let mut child = sleeper();
         let real = Process::now(child.id()).unwrap();
-        let older = Process { start_ticks: real.start_ticks - 1, ..real };
+        let older = Process {
+            start_ticks: real.start_ticks - 1,
+            ..real
+        };
         assert!(!older.signal(Signal::KILL));
         assert_eq!(older.life(), Life::Gone);
         assert_eq!(real.life(), Life::Running);
@@ -199,7 +209,10 @@ mod tests {
         assert!(in_namespace(Path::new("/proc/self/ns/net")).contains(&process));
         let deadline = Instant::now() + Duration::from_secs(10);
         while !with_argument_below(&dir, &["sh"]).contains(&process) {
-            assert!(Instant::now() < deadline, "the child never became what it was to run");
+            assert!(
+                Instant::now() < deadline,
+                "the child never became what it was to run"
+            );
         }
         assert!(!with_argument_below(&dir.join("config"), &["sh"]).contains(&process));
         assert!(!with_argument_below(&dir, &["plover", "qemu"]).contains(&process));

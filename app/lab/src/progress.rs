@@ -22,7 +22,11 @@ pub struct Progress {
 impl Progress {
     /// Speaks, unless `quiet`, and obeys `interrupted`.
     pub fn new(quiet: bool, interrupted: Arc<AtomicBool>) -> Self {
-        Self { start: Instant::now(), quiet, interrupted }
+        Self {
+            start: Instant::now(),
+            quiet,
+            interrupted,
+        }
     }
 
     /// Says nothing and cannot be interrupted: for tests.
@@ -47,7 +51,11 @@ impl Progress {
 
     /// Fails once the command was asked to stop. To be called at least every 100 ms or so.
     pub fn check(&self) -> Result<(), Interrupted> {
-        if self.interrupted.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
+        if self.interrupted.load(Ordering::Relaxed) {
+            Err(Interrupted)
+        } else {
+            Ok(())
+        }
     }
 
     /// Sleeps, but not through an interruption.

@@ -39,7 +39,9 @@ impl Connection {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Self { reader: BufReader::new(stream) })
+        Ok(Self {
+            reader: BufReader::new(stream),
+        })
     }
 
     /// Sends one command and waits for its answer.
@@ -78,7 +80,10 @@ impl Connection {
             return Err(ErrorKind::InvalidData.into());
         };
         if answers.len() != keys.len() {
-            return Err(Error::new(ErrorKind::InvalidData, "not one answer for each key"));
+            return Err(Error::new(
+                ErrorKind::InvalidData,
+                "not one answer for each key",
+            ));
         }
         let bulk = |answer| match answer {
             Answer::Bulk(value) => Ok(value),
@@ -89,16 +94,26 @@ impl Connection {
 }
 
 fn unexpected(answer: &Answer) -> Error {
-    Error::new(ErrorKind::InvalidData, format!("unexpected answer {answer:?}"))
+    Error::new(
+        ErrorKind::InvalidData,
+        format!("unexpected answer {answer:?}"),
+    )
 }
 
 fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
     let malformed = |why: &str| Error::new(ErrorKind::InvalidData, format!("not RESP: {why}"));
     let line = read_line(reader)?;
-    let (kind, rest) = line.split_at_checked(1).ok_or_else(|| malformed("an empty line"))?;
-    let number = || rest.parse::<i64>().map_err(|_| malformed("a number was due"));
+    let (kind, rest) = line
+        .split_at_checked(1)
+        .ok_or_else(|| malformed("an empty line"))?;
+    let number = || {
+        rest.parse::<i64>()
+            .map_err(|_| malformed("a number was due"))
+    };
     let length = |number: i64| {
-        let length = usize::try_from(number).ok().filter(|n| *n <= ANSWER_BYTES_MAX);
+        let length = usize::try_from(number)
+            .ok()
+            .filter(|n| *n <= ANSWER_BYTES_MAX);
         length.ok_or_else(|| malformed("an impossible length"))
     };
     match kind {
@@ -117,7 +132,10 @@ fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
         }
         "*" if depth > 0 => {
             let count = length(number()?)?;
-            (0..count).map(|_| read_answer(reader, depth - 1)).collect::<io::Result<_>>().map(Answer::Many)
+            (0..count)
+                .map(|_| read_answer(reader, depth - 1))
+                .collect::<io::Result<_>>()
+                .map(Answer::Many)
         }
         _ => Err(malformed("an unknown kind of answer")),
     }
@@ -125,7 +143,10 @@ fn read_answer(reader: &mut impl BufRead, depth: u32) -> io::Result<Answer> {
 
 fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
     let mut line = Vec::new();
-    reader.by_ref().take(ANSWER_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
+    reader
+        .by_ref()
+        .take(ANSWER_BYTES_MAX as u64)
+        .read_until(b'\n', &mut line)?;
     if line.is_empty() {
         // The other side has closed the connection.
         return Err(ErrorKind::UnexpectedEof.into());
@@ -149,15 +170,28 @@ mod tests {
         assert_eq!(read(b":-7\r\n").unwrap(), Answer::Number(-7));
         assert_eq!(
             read(b"*2\r\n$3\r\na\r\n\r\n$-1\r\n").unwrap(),
-            Answer::Many(vec![Answer::Bulk(Some(b"a\r\n".to_vec()[..3].to_vec())), Answer::Bulk(None)])
+            Answer::Many(vec![
+                Answer::Bulk(Some(b"a\r\n".to_vec()[..3].to_vec())),
+                Answer::Bulk(None)
+            ])
         );
     }
 
     #[test]
     fn noise_is_refused() {
         for bad in [
-            "", "\r\n", "+OK", "$5\r\nab", "$2\r\nabcd", "$-2\r\n", "$99999999999\r\n", "?\r\n",
-            ":x\r\n", "*1\r\n*1\r\n*1\r\n", "*-1\r\n", "é\r\n",
+            "",
+            "\r\n",
+            "+OK",
+            "$5\r\nab",
+            "$2\r\nabcd",
+            "$-2\r\n",
+            "$99999999999\r\n",
+            "?\r\n",
+            ":x\r\n",
+            "*1\r\n*1\r\n*1\r\n",
+            "*-1\r\n",
+            "é\r\n",
         ] {
             assert!(read(bad.as_bytes()).is_err(), "{bad:?}");
         }
@@ -185,8 +219,17 @@ mod tests {
         let address = server(&[b"+PONG\r\n", b"-OOM full\r\n", b"*1\r\n$1\r\n5\r\n"]);
         let mut connection = Connection::open(address, Duration::from_secs(10)).unwrap();
         connection.ping().unwrap();
-        assert!(connection.set("a", "5").unwrap_err().to_string().contains("OOM"));
-        assert_eq!(connection.get_many(&["a".into()]).unwrap(), [Some(b"5".to_vec())]);
+        assert!(
+            connection
+                .set("a", "5")
+                .unwrap_err()
+                .to_string()
+                .contains("OOM")
+        );
+        assert_eq!(
+            connection.get_many(&["a".into()]).unwrap(),
+            [Some(b"5".to_vec())]
+        );
         assert!(connection.ping().is_err());
         assert!(connection.ping().is_err());
     }

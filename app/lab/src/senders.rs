@@ -28,7 +28,10 @@ impl Senders {
     /// Compares what was captured with the reigns that the traces tell of.
     pub fn judge(captured: &Captured, events: &[TraceEvent]) -> Self {
         let senders = captured.frames.iter().filter_map(|frame| frame.replica);
-        let reigns = events.iter().filter(|event| event.what == "serving").map(|e| e.replica);
+        let reigns = events
+            .iter()
+            .filter(|event| event.what == "serving")
+            .map(|e| e.replica);
         let mut judged = Self::follow(senders.map(|id| id as u8), &reigns.collect::<Vec<_>>());
         judged.missed = captured.lost.into();
         judged
@@ -42,7 +45,10 @@ impl Senders {
             if judged.order.last() != Some(&sender) {
                 judged.order.push(sender);
             }
-            match reigns[reign.min(reigns.len())..].iter().position(|ruler| *ruler == sender) {
+            match reigns[reign.min(reigns.len())..]
+                .iter()
+                .position(|ruler| *ruler == sender)
+            {
                 Some(later) => reign += later,
                 None => judged.out_of_turn += 1,
             }
@@ -67,8 +73,15 @@ mod tests {
     #[test]
     fn a_failover_is_one_change() {
         assert_eq!(out_of_turn(&[0, 0, 1, 1, 2], &[0, 1, 2]), 0);
-        assert_eq!(out_of_turn(&[0, 2, 0], &[0, 1, 2, 0]), 0, "a reign without a frame");
-        assert_eq!(Senders::follow([0, 0, 1].into_iter(), &[0, 1]).order, [0, 1]);
+        assert_eq!(
+            out_of_turn(&[0, 2, 0], &[0, 1, 2, 0]),
+            0,
+            "a reign without a frame"
+        );
+        assert_eq!(
+            Senders::follow([0, 0, 1].into_iter(), &[0, 1]).order,
+            [0, 1]
+        );
     }
 
     /// The fear: the old leader still sends when the new one has begun.

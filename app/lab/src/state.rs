@@ -14,8 +14,8 @@
 
 use crate::process::Process;
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::fd::OwnedFd;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
@@ -89,7 +89,10 @@ pub struct LabDir {
 impl LabDir {
     /// The directory of the lab `name`.
     pub fn of(name: &LabName) -> Self {
-        Self { name: name.clone(), path: Path::new(ROOT).join(name.as_str()) }
+        Self {
+            name: name.clone(),
+            path: Path::new(ROOT).join(name.as_str()),
+        }
     }
 
     /// The names of all labs on this machine.
@@ -126,7 +129,10 @@ impl LabDir {
     /// Creates it, and locks it. Fails when it exists.
     pub fn create(&self) -> Result<LabLock> {
         let make = |path: &Path, recursive| {
-            std::fs::DirBuilder::new().mode(0o700).recursive(recursive).create(path)
+            std::fs::DirBuilder::new()
+                .mode(0o700)
+                .recursive(recursive)
+                .create(path)
         };
         make(Path::new(ROOT), true).with_context(|| format!("cannot create {ROOT}"))?;
         match make(&self.path, false) {
@@ -160,8 +166,7 @@ impl LabDir {
     /// Locks it; `None` when somebody else has the lock.
     pub fn try_lock(&self) -> Result<Option<LabLock>> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&self.path, flags, Mode::empty())
-            .map_err(|_| self.missing())?;
+        let fd = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(|_| self.missing())?;
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => return Ok(None),
@@ -170,9 +175,8 @@ impl LabDir {
             }
         }
         // It may have been removed, and made anew, between the two steps.
-        let same = std::fs::metadata(&self.path).is_ok_and(|now| {
-            rustix::fs::fstat(&fd).is_ok_and(|ours| ours.st_ino == now.ino())
-        });
+        let same = std::fs::metadata(&self.path)
+            .is_ok_and(|now| rustix::fs::fstat(&fd).is_ok_and(|ours| ours.st_ino == now.ino()));
         Ok(same.then_some(LabLock { _fd: fd }))
     }
 
@@ -306,10 +310,13 @@ pub struct ReplicaState {
 impl LabState {
     /// The state of replica `id`.
     pub fn replica(&self, id: u8) -> Result<&ReplicaState> {
-        self.replicas.iter().find(|replica| replica.id == id).with_context(|| {
-            let ids: Vec<_> = self.replicas.iter().map(|r| r.id.to_string()).collect();
-            format!("there is no replica {id}; there are {}", ids.join(", "))
-        })
+        self.replicas
+            .iter()
+            .find(|replica| replica.id == id)
+            .with_context(|| {
+                let ids: Vec<_> = self.replicas.iter().map(|r| r.id.to_string()).collect();
+                format!("there is no replica {id}; there are {}", ids.join(", "))
+            })
     }
 }
 
@@ -331,7 +338,10 @@ mod tests {
     fn scratch(name: &str) -> LabDir {
         let path = std::env::temp_dir().join(format!("plover-state-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
-        LabDir { name: "scratch".parse().unwrap(), path }
+        LabDir {
+            name: "scratch".parse().unwrap(),
+            path,
+        }
     }
 
     #[test]
@@ -343,11 +353,20 @@ mod tests {
             guest_port: 6379,
             policy: "vsmr".into(),
             program: "/bin/true".into(),
-            replicas: vec![ReplicaState { id: 0, daemon: Process::me() }],
+            replicas: vec![ReplicaState {
+                id: 0,
+                daemon: Process::me(),
+            }],
         };
         dir.save(&state).unwrap();
         assert_eq!(dir.load().unwrap().replicas[0].daemon, Process::me());
-        assert!(state.replica(3).unwrap_err().to_string().contains("there are 0"));
+        assert!(
+            state
+                .replica(3)
+                .unwrap_err()
+                .to_string()
+                .contains("there are 0")
+        );
         std::fs::write(dir.path.join("lab.json"), "{\"builder\":").unwrap();
         assert!(format!("{:#}", dir.load().unwrap_err()).contains("plover lab down"));
         std::fs::remove_dir_all(&dir.path).unwrap();
@@ -359,7 +378,12 @@ mod tests {
         let dir = scratch("lock");
         let lock = dir.try_lock().unwrap().unwrap();
         assert!(dir.try_lock().unwrap().is_none());
-        assert!(dir.lock(Duration::ZERO).unwrap_err().to_string().contains("another command"));
+        assert!(
+            dir.lock(Duration::ZERO)
+                .unwrap_err()
+                .to_string()
+                .contains("another command")
+        );
         drop(lock);
         assert!(dir.try_lock().unwrap().is_some());
         std::fs::remove_dir_all(&dir.path).unwrap();

@@ -59,14 +59,24 @@ impl LabStatus {
                 .iter()
                 .map(|replica| scope.spawn(|| ReplicaStatus::of(dir, replica)))
                 .collect();
-            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+            asked
+                .into_iter()
+                .filter_map(|thread| thread.join().ok())
+                .collect()
         });
         Self::of(state.guest_ip, state.policy.clone(), replicas)
     }
 
     fn of(guest_ip: Ipv4Addr, policy: String, replicas: Vec<ReplicaStatus>) -> Self {
-        let mut status = Self { protected: false, guest_ip, policy, replicas };
-        status.protected = status.leader().is_some_and(|leader| leader.claims_protected);
+        let mut status = Self {
+            protected: false,
+            guest_ip,
+            policy,
+            replicas,
+        };
+        status.protected = status
+            .leader()
+            .is_some_and(|leader| leader.claims_protected);
         status
     }
 
@@ -79,7 +89,10 @@ impl LabStatus {
     /// The replica of this role; where several say so, the one in the newest view.
     pub fn with_role(&self, role: &str) -> Option<&ReplicaStatus> {
         let newest = |replica: &&ReplicaStatus| (replica.view, replica.view_leader);
-        self.replicas.iter().filter(|replica| replica.role == role).max_by_key(newest)
+        self.replicas
+            .iter()
+            .filter(|replica| replica.role == role)
+            .max_by_key(newest)
     }
 
     /// The replica with this id.
@@ -99,7 +112,10 @@ impl LabStatus {
 impl ReplicaStatus {
     fn of(dir: &LabDir, replica: &ReplicaState) -> Self {
         let life = replica.daemon.map_or(Life::Gone, |daemon| daemon.life());
-        let pid = replica.daemon.filter(|_| life != Life::Gone).map(|daemon| daemon.pid);
+        let pid = replica
+            .daemon
+            .filter(|_| life != Life::Gone)
+            .map(|daemon| daemon.pid);
         match life {
             Life::Gone => Self::mute(replica.id, "down", None),
             // It would not answer, and waiting for that takes seconds.
@@ -161,18 +177,40 @@ impl fmt::Display for LabStatus {
             _ if self.protected => "protected",
             _ => "NOT PROTECTED",
         };
-        writeln!(f, "guest {}  {protected}  policy {}", self.guest_ip, self.policy)?;
+        writeln!(
+            f,
+            "guest {}  {protected}  policy {}",
+            self.guest_ip, self.policy
+        )?;
         writeln!(
             f,
             "{:>7}  {:<10} {:>6}  {:<8} {:>8} {:>8}  {:>7} {:>9} {:>8}  {:>6} {:>6}",
-            "replica", "role", "view", "in sync", "plover", "qemu", "syncs", "pause", "slot",
-            "dirty", "same"
+            "replica",
+            "role",
+            "view",
+            "in sync",
+            "plover",
+            "qemu",
+            "syncs",
+            "pause",
+            "slot",
+            "dirty",
+            "same"
         )?;
         for replica in &self.replicas {
             let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".into());
-            let view = replica.view.zip(replica.view_leader).map(|(n, l)| format!("{n}@r{l}"));
-            let isr = (!replica.isr.is_empty())
-                .then(|| replica.isr.iter().map(u8::to_string).collect::<Vec<_>>().join(","));
+            let view = replica
+                .view
+                .zip(replica.view_leader)
+                .map(|(n, l)| format!("{n}@r{l}"));
+            let isr = (!replica.isr.is_empty()).then(|| {
+                replica
+                    .isr
+                    .iter()
+                    .map(u8::to_string)
+                    .collect::<Vec<_>>()
+                    .join(",")
+            });
             let sync = &replica.sync;
             let synced = |text: String| if sync.count > 0 { text } else { "-".into() };
             writeln!(
@@ -207,7 +245,16 @@ mod tests {
     fn said(id: u8, role: &str, view: &str, protected: bool) -> ReplicaStatus {
         let role = role.into();
         let view = view.into();
-        ReplicaStatus::said(id, DaemonStatus { id, role, view, protected, ..Default::default() })
+        ReplicaStatus::said(
+            id,
+            DaemonStatus {
+                id,
+                role,
+                view,
+                protected,
+                ..Default::default()
+            },
+        )
     }
 
     fn lab(replicas: Vec<ReplicaStatus>) -> LabStatus {
@@ -226,23 +273,43 @@ mod tests {
         assert!(!status.protected);
         assert!(status.with_role("secondary").is_none());
         let table = status.to_string();
-        assert!(table.contains("NOT PROTECTED") && table.contains("10@r1"), "{table}");
+        assert!(
+            table.contains("NOT PROTECTED") && table.contains("10@r1"),
+            "{table}"
+        );
     }
 
     #[test]
     fn the_json_has_the_promised_shape() {
-        let replicas = vec![said(0, "leader", "1@r0", true), said(1, "secondary", "1@r0", false)];
+        let replicas = vec![
+            said(0, "leader", "1@r0", true),
+            said(1, "secondary", "1@r0", false),
+        ];
         let json = serde_json::to_value(lab(replicas)).unwrap();
         assert_eq!(json["protected"], true);
         assert_eq!(json["guest_ip"], "10.77.0.100");
         assert_eq!(json["replicas"][1]["role"], "secondary");
         assert_eq!(json["replicas"][0]["view"], 1);
-        for key in ["id", "role", "view", "isr", "plover_pid", "qemu_pid", "sync"] {
+        for key in [
+            "id",
+            "role",
+            "view",
+            "isr",
+            "plover_pid",
+            "qemu_pid",
+            "sync",
+        ] {
             assert!(json["replicas"][0].get(key).is_some(), "{key}");
         }
-        for key in
-            ["count", "pause_us_p50", "slot_us_p50", "dirty", "same", "divergent", "bytes"]
-        {
+        for key in [
+            "count",
+            "pause_us_p50",
+            "slot_us_p50",
+            "dirty",
+            "same",
+            "divergent",
+            "bytes",
+        ] {
             assert!(json["replicas"][0]["sync"].get(key).is_some(), "{key}");
         }
     }

@@ -45,7 +45,10 @@ impl TraceEvent {
     /// The event in words for a progress line, if it is one that people want to see.
     pub fn in_words(&self) -> Option<String> {
         let me = format!("replica {}", self.replica);
-        let peer = || self.number("peer").map_or_else(|| "?".into(), |id| id.to_string());
+        let peer = || {
+            self.number("peer")
+                .map_or_else(|| "?".into(), |id| id.to_string())
+        };
         let why = || self.text("why").unwrap_or("?");
         Some(match self.what.as_str() {
             "suspected" => format!("{me} suspects the leader"),
@@ -86,8 +89,14 @@ struct TailedFile {
 impl Tail {
     /// Reads these files from their beginning. They need not exist yet.
     pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        let files = paths.into_iter().map(|path| TailedFile { path, offset: 0, rest: Vec::new() });
-        Self { files: files.collect() }
+        let files = paths.into_iter().map(|path| TailedFile {
+            path,
+            offset: 0,
+            rest: Vec::new(),
+        });
+        Self {
+            files: files.collect(),
+        }
     }
 
     /// What was written since the last call, in the order of time.
@@ -104,7 +113,9 @@ impl Tail {
 impl TailedFile {
     fn take(&mut self, events: &mut Vec<TraceEvent>) {
         // A file that cannot be read now is read at the next call.
-        let Ok(mut file) = std::fs::File::open(&self.path) else { return };
+        let Ok(mut file) = std::fs::File::open(&self.path) else {
+            return;
+        };
         let length = file.metadata().map_or(0, |metadata| metadata.len());
         if length < self.offset {
             // The replica has begun a new file.
@@ -118,7 +129,9 @@ impl TailedFile {
         }
         self.offset += bytes.len() as u64;
         self.rest.append(&mut bytes);
-        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else { return };
+        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else {
+            return;
+        };
         let whole = self.rest.drain(..=end).collect::<Vec<_>>();
         // A replica that is killed while it writes leaves half a line, to which it appends when
         // it comes back: such a line is no event.
@@ -133,7 +146,11 @@ mod tests {
     use std::io::Write;
 
     fn append(path: &PathBuf, text: &str) {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
         file.write_all(text.as_bytes()).unwrap();
     }
 
@@ -144,21 +161,45 @@ mod tests {
         let paths = [dir.join("0"), dir.join("1")];
         let mut tail = Tail::new(paths.clone());
         assert!(tail.take().is_empty());
-        append(&paths[0], "{\"mono_us\":30,\"replica\":0,\"what\":\"serving\",\"view\":16}\n{\"mo");
-        append(&paths[1], "{\"mono_us\":20,\"replica\":1,\"what\":\"role\",\"to\":\"witness\"}\n");
+        append(
+            &paths[0],
+            "{\"mono_us\":30,\"replica\":0,\"what\":\"serving\",\"view\":16}\n{\"mo",
+        );
+        append(
+            &paths[1],
+            "{\"mono_us\":20,\"replica\":1,\"what\":\"role\",\"to\":\"witness\"}\n",
+        );
         let events = tail.take();
-        assert_eq!(events.iter().map(|e| e.mono_us).collect::<Vec<_>>(), [20, 30]);
+        assert_eq!(
+            events.iter().map(|e| e.mono_us).collect::<Vec<_>>(),
+            [20, 30]
+        );
         assert_eq!(events[0].in_words().unwrap(), "replica 1 is witness");
         assert_eq!(events[1].number("view"), Some(16));
-        append(&paths[0], "no_us\":40,\"replica\":0,\"what\":\"protected\",\"peer\":1}\n");
-        assert_eq!(tail.take()[0].in_words().unwrap(), "protected: replica 1 runs the guest in step");
+        append(
+            &paths[0],
+            "no_us\":40,\"replica\":0,\"what\":\"protected\",\"peer\":1}\n",
+        );
+        assert_eq!(
+            tail.take()[0].in_words().unwrap(),
+            "protected: replica 1 runs the guest in step"
+        );
         // Killed in the middle of a line, then started again.
-        append(&paths[0], "{\"mono_us\":50,\"repl{\"mono_us\":60,\"replica\":0,\"what\":\"a\"}\n");
+        append(
+            &paths[0],
+            "{\"mono_us\":50,\"repl{\"mono_us\":60,\"replica\":0,\"what\":\"a\"}\n",
+        );
         append(&paths[0], "{\"mono_us\":70,\"replica\":0,\"what\":\"b\"}\n");
-        assert_eq!(tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(), [70]);
+        assert_eq!(
+            tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(),
+            [70]
+        );
         // A new file.
         std::fs::write(&paths[0], "{\"mono_us\":80,\"replica\":0,\"what\":\"c\"}\n").unwrap();
-        assert_eq!(tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(), [80]);
+        assert_eq!(
+            tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(),
+            [80]
+        );
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -62,7 +62,9 @@ impl Lab {
                 // The first error is the one to report, unless taking down failed as well.
                 match down_locked(&dir, lock) {
                     Ok(()) => Err(error),
-                    Err(second) => Err(error.context(format!("and taking down failed: {second:#}"))),
+                    Err(second) => {
+                        Err(error.context(format!("and taking down failed: {second:#}")))
+                    }
                 }
             }
         }
@@ -89,7 +91,10 @@ fn build(
         guest_port: options.guest.port(),
         policy: options.policy.name().into(),
         program,
-        replicas: ids.clone().map(|id| ReplicaState { id, daemon: None }).collect(),
+        replicas: ids
+            .clone()
+            .map(|id| ReplicaState { id, daemon: None })
+            .collect(),
     };
     dir.save(&state)?;
     configure(options, dir, image, overlay)?;
@@ -102,10 +107,18 @@ fn build(
     let topology = Topology::create(options.name.as_str(), ids.len())?;
     progress.say(format!(
         "{} in namespaces plover-{name}-r*, client in plover-{name}-client",
-        if ids.len() == 1 { "one replica".into() } else { format!("{} replicas", ids.len()) },
+        if ids.len() == 1 {
+            "one replica".into()
+        } else {
+            format!("{} replicas", ids.len())
+        },
         name = options.name
     ));
-    let mut lab = Lab { dir: dir.clone(), state: state.clone(), topology };
+    let mut lab = Lab {
+        dir: dir.clone(),
+        state: state.clone(),
+        topology,
+    };
     for id in ids {
         progress.check()?;
         lab.start_daemon(id)?;
@@ -120,12 +133,7 @@ fn build(
 }
 
 /// Writes every replica's configuration, and has each checked by the code that will read it.
-fn configure(
-    options: &Options,
-    dir: &LabDir,
-    image: &Image,
-    overlay: &toml::Table,
-) -> Result<()> {
+fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Table) -> Result<()> {
     let image = image.copy_into(dir.path())?;
     let addresses: Vec<SocketAddrV4> = (0..options.policy.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
@@ -150,10 +158,11 @@ fn configure(
         );
         std::fs::write(files.config(), table.to_string())
             .with_context(|| format!("cannot write {}", files.config().display()))?;
-        let replica = ReplicaConfig::load(&files.config()).with_context(|| match &options.overlay {
-            Some(overlay) => format!("with the keys of {}", overlay.display()),
-            None => "with the options given".into(),
-        })?;
+        let replica =
+            ReplicaConfig::load(&files.config()).with_context(|| match &options.overlay {
+                Some(overlay) => format!("with the keys of {}", overlay.display()),
+                None => "with the options given".into(),
+            })?;
         if id == 0 {
             let guest = replica.qemu();
             guest.validate().context("with the options given")?;
@@ -193,7 +202,11 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
             bail!(
                 "not ready after {} s: the guest {}\n{status}{}",
                 UP_WITHIN.as_secs(),
-                if answers { "answers but is not protected" } else { "does not answer" },
+                if answers {
+                    "answers but is not protected"
+                } else {
+                    "does not answer"
+                },
                 lab.last_words(leader, "led last")
             );
         }

@@ -255,7 +255,10 @@ mod tests {
     #[test]
     fn faults_name_what_and_whom() {
         let fault = |line: &str| match parse(line).unwrap().command {
-            Command::Lab { command: LabCommand::Fault(options), .. } => options.parts(),
+            Command::Lab {
+                command: LabCommand::Fault(options),
+                ..
+            } => options.parts(),
             other => panic!("{other:?}"),
         };
         assert_eq!(
@@ -266,7 +269,11 @@ mod tests {
             fault("plover lab fault cut --replica 0 --from 2 --name x"),
             Ok((Fault::Cut { from: Some(2) }, Target::Replica(0)))
         );
-        assert!(fault("plover lab fault kill --replica 0 --from 2").unwrap_err().contains("cut"));
+        assert!(
+            fault("plover lab fault kill --replica 0 --from 2")
+                .unwrap_err()
+                .contains("cut")
+        );
         assert!(parse("plover lab fault kill").is_err());
         assert!(parse("plover lab fault kill --role leader --replica 1").is_err());
         assert!(parse("plover lab fault maim --replica 1").is_err());
@@ -274,13 +281,25 @@ mod tests {
 
     #[test]
     fn a_command_for_the_client_keeps_its_own_options() {
-        let Command::Lab { command: LabCommand::Exec { command }, .. } =
-            parse("plover lab exec -- redis-benchmark -h 1 --name z").unwrap().command
+        let Command::Lab {
+            command: LabCommand::Exec { command },
+            ..
+        } = parse("plover lab exec -- redis-benchmark -h 1 --name z")
+            .unwrap()
+            .command
         else {
             panic!("not exec");
         };
         assert_eq!(command, ["redis-benchmark", "-h", "1", "--name", "z"]);
-        assert!(parse("plover lab up --policy paxos").unwrap_err().contains("vsmr"));
-        assert!(parse("plover lab --name a/b up").unwrap_err().contains("no name"));
+        assert!(
+            parse("plover lab up --policy paxos")
+                .unwrap_err()
+                .contains("vsmr")
+        );
+        assert!(
+            parse("plover lab --name a/b up")
+                .unwrap_err()
+                .contains("no name")
+        );
     }
 }

@@ -24,7 +24,9 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         LabCommand::Status { json } => show(&Lab::open(&name)?, json)?,
         LabCommand::Exec { command } => {
             let mut words = command.into_iter();
-            let program = words.next().ok_or_else(|| anyhow!("name a command after `--`"))?;
+            let program = words
+                .next()
+                .ok_or_else(|| anyhow!("name a command after `--`"))?;
             let mut command = std::process::Command::new(program);
             command.args(words);
             return Err(Lab::open(&name)?.exec(command));
@@ -42,7 +44,10 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         }
         LabCommand::Restart { replica } => {
             let daemon = Lab::open(&name)?.restart(replica, &interruptible(true)?)?;
-            output::line(format_args!("replica {replica} runs again, as process {}", daemon.pid))?;
+            output::line(format_args!(
+                "replica {replica} runs again, as process {}",
+                daemon.pid
+            ))?;
         }
         LabCommand::Console => console::attach(&Lab::open(&name)?)?,
         LabCommand::Logs { replica, follow } => {
@@ -56,7 +61,11 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         LabCommand::Down { all } => {
             let names = if all { down::all() } else { vec![name] };
             for name in &names {
-                let was = if down::down(name)? { "is down" } else { "was not there" };
+                let was = if down::down(name)? {
+                    "is down"
+                } else {
+                    "was not there"
+                };
                 output::line(format_args!("lab '{name}' {was}"))?;
             }
             if names.is_empty() {
@@ -77,12 +86,20 @@ pub fn demo(json: bool) -> Result<ExitCode> {
     } else {
         output::print(&report)?;
     }
-    Ok(if report.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.ok {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn show(lab: &Lab, json: bool) -> Result<()> {
     let status = lab.status();
-    if json { output::line(serde_json::to_string(&status)?) } else { output::print(status) }
+    if json {
+        output::line(serde_json::to_string(&status)?)
+    } else {
+        output::print(status)
+    }
 }
 
 /// Progress that ends when somebody presses Ctrl-C, closes the terminal or asks the process to

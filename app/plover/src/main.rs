@@ -28,7 +28,11 @@ fn main() -> ExitCode {
             // Help and version come this way too. A mistake in the arguments is an ordinary
             // failure: code 2, which clap would use, is for what a machine lacks.
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            return if error.use_stderr() {
+                ExitCode::FAILURE
+            } else {
+                ExitCode::SUCCESS
+            };
         }
     };
     match run(arguments) {
@@ -43,7 +47,11 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
         cli::Command::Lab { name, command } => lab::run(name, command),
         cli::Command::Demo { json } => lab::demo(json),
-        cli::Command::LabClient { address, connections, writes_per_second } => {
+        cli::Command::LabClient {
+            address,
+            connections,
+            writes_per_second,
+        } => {
             plover_lab::load::serve(address, connections, writes_per_second)?;
             Ok(ExitCode::SUCCESS)
         }

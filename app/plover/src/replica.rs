@@ -15,7 +15,10 @@ use std::process::ExitCode;
 pub fn run(config: &Path) -> Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter)
+        .init();
     let config = ReplicaConfig::load(config)?;
     prerequisites::check_hypervisor(&config.qemu())?;
     // Before the replica starts, so that a signal never finds the default: death without
@@ -41,8 +44,14 @@ pub fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
     }
     let status = control.status()?;
     let isr: Vec<String> = status.isr.iter().map(|id| format!("r{id}")).collect();
-    let protected = if status.protected { "protected" } else { "not known to be protected here" };
-    let qemu = status.qemu_pid.map_or_else(|| "none".into(), |pid| pid.to_string());
+    let protected = if status.protected {
+        "protected"
+    } else {
+        "not known to be protected here"
+    };
+    let qemu = status
+        .qemu_pid
+        .map_or_else(|| "none".into(), |pid| pid.to_string());
     output::print(format_args!(
         "replica   {}, {} in view {}\nin sync   {}\nguest     {protected}\nprocesses plover {}, \
          qemu {qemu}\n",

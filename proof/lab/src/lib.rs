@@ -1,1 +1,109 @@
-//! Tests on real replicas in network namespaces.
+//! Tests on real replicas: the distribution's QEMU, a Linux guest with Redis, three daemons in
+//! network namespaces, and faults. They need root and what a lab needs.
+//!
+//! A real lab keeps every processor busy, so there is one at a time ([`Turn`]), however the
+//! tests are run. No test asserts a time: they wait for what must come about, and fail when it
+//! does not come about at all.
+
+use anyhow::Result;
+use plover_lab::experiment::{Experiment, Verdict};
+use plover_lab::load::Pressure;
+use plover_lab::options::Options;
+use plover_lab::progress::Progress;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+
+/// One lab at a time on this machine: held while a test runs one. The lock is on a file that is
+/// there anyway, so that nothing is left behind, and it is the kernel's, so that it holds between
+/// processes and ends with them.
+#[derive(Debug)]
+pub struct Turn {
+    _file: File,
+}
+
+impl Turn {
+    /// Waits for it.
+    pub fn wait() -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let file = File::open(path).expect("this package has a Cargo.toml");
+        flock(&file, FlockOperation::LockExclusive).expect("a file can be locked");
+        Self { _file: file }
+    }
+}
+
+/// The `plover` program under test: `$PLOVER_BIN`, or what this workspace builds now.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        if let Some(given) = std::env::var_os("PLOVER_BIN") {
+            return given.into();
+        }
+        // Tests of one package do not make cargo build another's program.
+        let release = if cfg!(debug_assertions) {
+            &[][..]
+        } else {
+            &["--release"]
+        };
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "plover"])
+            .args(release)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status();
+        assert!(
+            built.is_ok_and(|status| status.success()),
+            "plover does not build"
+        );
+        // A test runs as target/PROFILE/deps/NAME-HASH.
+        let test = std::env::current_exe().expect("a running program has a path");
+        let profile = test.ancestors().nth(2).expect("tests lie two folders deep");
+        profile.join("plover")
+    })
+}
+
+/// Runs the `plover` command and returns what it said.
+pub fn plover(arguments: &[&str]) -> Output {
+    Command::new(program())
+        .args(arguments)
+        .output()
+        .expect("plover starts")
+}
+
+/// A lab under load whose story is told on the error output, which a passing test hides.
+pub fn experiment(name: &str, options: Options) -> Result<Experiment> {
+    let name = name.parse().map_err(anyhow::Error::msg)?;
+    let options = Options {
+        name,
+        program: Some(program().to_owned()),
+        ..options
+    };
+    // What a test that was killed may have left.
+    plover_lab::down::down(&options.name)?;
+    let progress = Progress::new(false, AtomicBool::new(false).into());
+    Experiment::begin(&options, Pressure::default(), &progress)
+}
+
+/// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:
+/// no acknowledged write lost, no connection reset, never two replicas sending as the guest.
+pub fn prove(name: &str, options: Options, script: impl FnOnce(&mut Experiment) -> Result<()>) {
+    let _turn = Turn::wait();
+    let run = || -> Result<Verdict> {
+        let mut experiment = experiment(name, options)?;
+        script(&mut experiment).inspect_err(|_| {
+            experiment.keep_evidence();
+        })?;
+        experiment.finish()
+    };
+    match run() {
+        Ok(verdict) => assert!(
+            verdict.is_good(),
+            "{:#?}\n{:#?}",
+            verdict.audit,
+            verdict.senders
+        ),
+        Err(error) => panic!("{error:#}"),
+    }
+}

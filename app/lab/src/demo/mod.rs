@@ -35,7 +35,10 @@ const MOMENT_MS: (u64, u64) = (3000, 6000);
 /// When the lab cannot be made, something does not come about in time, or on Ctrl-C. That a
 /// write was lost is no error but a [`Report`] that says so.
 pub fn run(progress: &Progress) -> Result<Report> {
-    let options = Options { name: "demo".parse().unwrap_or_default(), ..Options::default() };
+    let options = Options {
+        name: "demo".parse().unwrap_or_default(),
+        ..Options::default()
+    };
     let mut experiment = Experiment::begin(&options, Pressure::default(), progress)?;
     let failovers = script(&mut experiment).inspect_err(|error| {
         if !is_interruption(error) {

@@ -112,9 +112,17 @@ impl fmt::Display for Report {
                 writeln!(f, "  {:>7} ms  {text}", at_us / 1000)?;
             }
         }
-        let senders: Vec<String> = self.senders.iter().map(|id| format!("replica {id}")).collect();
+        let senders: Vec<String> = self
+            .senders
+            .iter()
+            .map(|id| format!("replica {id}"))
+            .collect();
         writeln!(f, "\naudit")?;
-        writeln!(f, "  {} acknowledged writes read back: {} lost", self.acked_writes, self.lost_writes)?;
+        writeln!(
+            f,
+            "  {} acknowledged writes read back: {} lost",
+            self.acked_writes, self.lost_writes
+        )?;
         writeln!(f, "  connections reset: {}", self.resets)?;
         writeln!(
             f,
@@ -122,7 +130,11 @@ impl fmt::Display for Report {
             self.captured_frames,
             senders.join(", then "),
             self.two_senders,
-            if self.captured_missed > 0 { " (AND SOME WERE MISSED)" } else { "" }
+            if self.captured_missed > 0 {
+                " (AND SOME WERE MISSED)"
+            } else {
+                ""
+            }
         )?;
         for complaint in &self.complaints {
             writeln!(f, "  {complaint}")?;
@@ -139,7 +151,11 @@ impl fmt::Display for Report {
             sync.same,
             sync.bytes / 1024
         )?;
-        let outcome = if self.ok { "nothing was lost" } else { "FAILED" };
+        let outcome = if self.ok {
+            "nothing was lost"
+        } else {
+            "FAILED"
+        };
         writeln!(f, "{outcome}, in {} s", self.seconds)
     }
 }
@@ -152,8 +168,15 @@ mod tests {
 
     fn verdict() -> Verdict {
         Verdict {
-            audit: Audit { acked: 100, ..Audit::default() },
-            senders: Senders { frames: 9, order: vec![0, 1], ..Senders::default() },
+            audit: Audit {
+                acked: 100,
+                ..Audit::default()
+            },
+            senders: Senders {
+                frames: 9,
+                order: vec![0, 1],
+                ..Senders::default()
+            },
             sync: SyncStatus::default(),
         }
     }
@@ -190,7 +213,10 @@ mod tests {
         let report = Report::new(vec![Failover::new(timeline)], verdict(), 60);
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["ok"], true);
-        assert_eq!((json["acked_writes"].as_u64(), json["lost_writes"].as_u64()), (Some(100), Some(0)));
+        assert_eq!(
+            (json["acked_writes"].as_u64(), json["lost_writes"].as_u64()),
+            (Some(100), Some(0))
+        );
         assert_eq!(json["resets"], 0);
         let failover = &json["failovers"][0];
         assert_eq!(failover["fault"], "kill-leader");

@@ -32,7 +32,9 @@ impl Timeline {
     /// Puts it together from all events and what the client heard.
     pub fn of(events: &[TraceEvent], killed: u8, fault_us: u64, gap: Gap) -> Self {
         let after = |what: &str| {
-            events.iter().find(|event| event.mono_us > fault_us && event.what == what)
+            events
+                .iter()
+                .find(|event| event.mono_us > fault_us && event.what == what)
         };
         let since = |event: Option<&TraceEvent>| event.map(|event| event.mono_us - fault_us);
         Self {
@@ -53,11 +55,17 @@ impl Timeline {
     pub fn lines(&self) -> Vec<(u64, String)> {
         let who = |id: Option<u8>| id.map_or_else(|| "?".into(), |id| id.to_string());
         let leader = who(self.leader);
-        let mut lines = vec![(0, format!("replica {} killed: plover and QEMU", self.killed))];
+        let mut lines = vec![(
+            0,
+            format!("replica {} killed: plover and QEMU", self.killed),
+        )];
         let mut add = |at: Option<u64>, text: String| lines.extend(at.map(|at| (at, text)));
         add(self.suspected_us, "its loss is suspected".into());
         add(self.elected_us, format!("replica {leader} elected"));
-        add(self.serving_us, format!("replica {leader} faces the clients"));
+        add(
+            self.serving_us,
+            format!("replica {leader} faces the clients"),
+        );
         add(
             Some(self.first_reply_us),
             format!(
@@ -67,8 +75,13 @@ impl Timeline {
                 self.slowest_us / 1000
             ),
         );
-        let secondary = self.secondary.map_or_else(|| "?".into(), |id| id.to_string());
-        add(self.protected_us, format!("protected again: replica {secondary} in step"));
+        let secondary = self
+            .secondary
+            .map_or_else(|| "?".into(), |id| id.to_string());
+        add(
+            self.protected_us,
+            format!("protected again: replica {secondary} in step"),
+        );
         lines.sort();
         lines
     }
@@ -80,7 +93,12 @@ mod tests {
 
     fn event(mono_us: u64, replica: u8, what: &str, more: serde_json::Value) -> TraceEvent {
         let more = more.as_object().cloned().unwrap_or_default();
-        TraceEvent { mono_us, replica, what: what.into(), more }
+        TraceEvent {
+            mono_us,
+            replica,
+            what: what.into(),
+            more,
+        }
     }
 
     #[test]
@@ -95,12 +113,23 @@ mod tests {
             event(1210, 1, "serving", none),
             event(9000, 1, "protected", serde_json::json!({"peer": 2})),
         ];
-        let gap = Gap { silence_us: 320, first_reply_us: 1300, slowest_us: 400, all_replied: true };
+        let gap = Gap {
+            silence_us: 320,
+            first_reply_us: 1300,
+            slowest_us: 400,
+            all_replied: true,
+        };
         let timeline = Timeline::of(&events, 0, 1000, gap);
         assert_eq!(timeline.leader, Some(1));
         assert_eq!(timeline.suspected_us, Some(150));
-        assert_eq!((timeline.elected_us, timeline.serving_us), (Some(200), Some(210)));
-        assert_eq!((timeline.first_reply_us, timeline.protected_us), (300, Some(8000)));
+        assert_eq!(
+            (timeline.elected_us, timeline.serving_us),
+            (Some(200), Some(210))
+        );
+        assert_eq!(
+            (timeline.first_reply_us, timeline.protected_us),
+            (300, Some(8000))
+        );
         let lines = timeline.lines();
         assert_eq!(lines.len(), 6);
         assert!(lines.is_sorted());

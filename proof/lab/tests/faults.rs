@@ -1,0 +1,136 @@
+//! Every fault of one replica, under load. What `prove` asserts at the end holds for each of
+//! them; in between, the scripts assert that the guest is protected again by itself.
+
+use anyhow::{Result, ensure};
+use plover_lab::experiment::Experiment;
+use plover_lab::options::Options;
+use plover_lab::trace::now_us;
+use plover_lab::{Fault, Target};
+use plover_lab_proof::prove;
+use plover_syncvm::Phase;
+use std::time::Duration;
+
+fn role(name: &str) -> Target {
+    Target::Role(name.into())
+}
+
+/// Brings back whoever is down, and waits until all three take part, two hold the guest, and
+/// every client is served by these two.
+fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
+    lab.restart(id)?;
+    lab.wait_until_protected()?;
+    lab.wait_for_answers(now_us())
+}
+
+#[test]
+fn hosts_die() {
+    prove("t-die", Options::default(), |lab| {
+        let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+        lab.wait_for_failover(leader, at)?;
+        // By the witness: the dead host is not needed for it.
+        lab.wait_until_protected_again(at)?;
+        recover(lab, leader)?;
+
+        let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+        lab.wait_for_answers(at)?;
+        lab.wait_until_protected_again(at)?;
+        recover(lab, secondary)?;
+
+        let (witness, at) = lab.strike(Fault::Kill, &role("witness"))?;
+        lab.wait_for_answers(at)?;
+        ensure!(
+            lab.lab().status().protected,
+            "the witness is not needed for protection"
+        );
+        recover(lab, witness)
+    });
+}
+
+/// The crash may come before the end mark, where the secondary goes on from its own state, or
+/// after it, where it applies what it has staged; either way from a state that explains
+/// everything the clients saw.
+#[test]
+fn the_leader_dies_in_each_phase_of_a_syncvm() {
+    prove("t-phase", Options::default(), |lab| {
+        for phase in PHASES {
+            let name = serde_json::to_value(phase)?;
+            let (leader, at) = lab.crash_in_phase(name.as_str().unwrap_or_default())?;
+            lab.wait_for_failover(leader, at)?;
+            lab.wait_until_protected_again(at)?;
+            recover(lab, leader)?;
+        }
+        Ok(())
+    });
+}
+
+/// The phases in which a leader does something or waits for something. (`Wait` is the secondary's,
+/// `Compare` is over before anything else can happen, and while `Resume` or `Idle` the sync is
+/// done.)
+const PHASES: [Phase; 7] = [
+    Phase::Pause,
+    Phase::Scan,
+    Phase::Hash,
+    Phase::Exchange,
+    Phase::Transfer,
+    Phase::Apply,
+    Phase::Release,
+];
+
+/// A host that stands still and goes on believes that it still leads.
+#[test]
+fn the_leader_stands_still_for_three_seconds() {
+    prove("t-stop", Options::default(), |lab| {
+        let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
+        lab.progress().sleep(Duration::from_secs(3))?;
+        lab.strike(Fault::Continue, &Target::Replica(leader))?;
+        let new = lab.wait_for_failover(leader, at)?;
+        lab.wait_for_part(leader)?;
+        lab.wait_until_protected_again(at)?;
+        let status = lab.lab().status();
+        ensure!(
+            status.leader().is_some_and(|now| now.id == new),
+            "who led leads again:\n{status}"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn the_leader_is_cut_off_and_healed() {
+    prove("t-cut", Options::default(), |lab| {
+        let (leader, at) = lab.strike(Fault::Cut { from: None }, &role("leader"))?;
+        lab.wait_for_failover(leader, at)?;
+        lab.wait_until_protected_again(at)?;
+        let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
+        lab.wait("the old leader is witness", |lab| {
+            Ok(lab
+                .lab()
+                .status()
+                .replica(leader)
+                .is_some_and(|r| r.role == "witness"))
+        })?;
+        lab.wait_for_answers(healed)?;
+        lab.wait_until_protected()
+    });
+}
+
+/// Both still reach the witness, and who of the two goes on is the witness's word.
+#[test]
+fn the_leader_is_cut_from_the_secondary_only() {
+    prove("t-split", Options::default(), |lab| {
+        let secondary = lab.lab().find(&role("secondary"))?;
+        let (leader, at) = lab.strike(
+            Fault::Cut {
+                from: Some(secondary),
+            },
+            &role("leader"),
+        )?;
+        lab.wait_for_answers(at)?;
+        lab.wait_until_protected_again(at)?;
+        let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
+        lab.wait_for_part(leader)?;
+        lab.wait_for_part(secondary)?;
+        lab.wait_for_answers(healed)?;
+        lab.wait_until_protected()
+    });
+}
