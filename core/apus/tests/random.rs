@@ -166,7 +166,10 @@ fn run_seed(setup: Setup) -> Result<(Ending, World), u64> {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "a failing seed is repeated by its number")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a failing seed is repeated by its number"
+)]
 fn no_misfortune_breaks_a_promise() {
     if let Ok(seed) = std::env::var("APUS_SEED") {
         live(setup(seed.parse().expect("APUS_SEED is a number")));

@@ -688,7 +688,9 @@ impl World {
             return;
         }
         let ready = self.nodes[peer].core.as_ref().is_some_and(|core| {
-            self.nodes[peer].incarnation == incarnation && core.status().view == view
+            // Its guest is only worth something with the log that goes on from there.
+            let follows = core.status().view == view && core.status().commit >= status.base;
+            self.nodes[peer].incarnation == incarnation && follows
         });
         if !ready {
             self.bring_up(leader);
