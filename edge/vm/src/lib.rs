@@ -29,6 +29,7 @@ mod api;
 mod check;
 mod config;
 mod console;
+mod cpu_clock;
 mod device_state;
 mod dirty;
 mod fake;

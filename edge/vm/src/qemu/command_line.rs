@@ -42,6 +42,9 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: Inherited) -> Ve
     // A load without this section skips comparing machine names and sizes, which expects a
     // fresh incoming QEMU.
     line.option("-global", "migration.send-configuration=off");
+    // An aid for 32-bit Windows without which it still runs; its state lives in guest RAM and is
+    // written when device state is loaded.
+    line.option("-global", "apic-common.vapic=off");
     match accel {
         Accel::Kvm => {
             line.option("-accel", "kvm");
@@ -111,7 +114,7 @@ fn boot(line: &mut Line, boot: &Boot) {
             line.option("-append", cmdline);
         }
         Boot::Disk { image } => {
-            let mut drive = OsString::from("format=raw,if=ide,snapshot=on,file=");
+            let mut drive = OsString::from("format=raw,if=virtio,snapshot=on,file=");
             drive.push(escape_path(image));
             line.option("-drive", drive);
         }

@@ -39,6 +39,7 @@ mod orders;
 pub(crate) mod process;
 
 use crate::console::Console;
+use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
 use crate::nic::Nic;
@@ -50,7 +51,7 @@ use orders::{Orders, Purpose};
 use plover_agent::{AGENT_VERSION, HELLO_HAS_YANK, Op};
 use plover_types::{Digest, Frame, PageNo, PageSet};
 use process::{Ends, Process};
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::Value;
@@ -86,6 +87,7 @@ const AGENT: u64 = 2;
 const CONSOLE: u64 = 3;
 const STDERR: u64 = 4;
 const PROCESS: u64 = 5;
+const WAKE: u64 = 6;
 
 /// One guest under a stock QEMU; see the module.
 pub struct QemuVm {
@@ -105,8 +107,10 @@ pub struct QemuVm {
     orders: Orders,
     /// Whether QEMU's yank instance is registered, as a load needs.
     armed: bool,
-    vcpu_clocks: Vec<libc::clockid_t>,
+    vcpu_clocks: Vec<CpuClock>,
     events: VecDeque<VmEvent>,
+    /// Readable while there are events that no descriptor of QEMU's announces.
+    wake: OwnedFd,
 }
 
 impl QemuVm {
@@ -148,6 +152,8 @@ impl QemuVm {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(VmError::io("making an epoll set"))?;
         let qmp = Qmp::new(qmp);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(VmError::io("making an eventfd"))?;
         for (tag, fd) in [
             (NIC, nic.fd()),
             (QMP, qmp.fd()),
@@ -155,6 +161,7 @@ impl QemuVm {
             (CONSOLE, console.fd()),
             (STDERR, process.stderr()),
             (PROCESS, process.pidfd()),
+            (WAKE, wake.as_fd()),
         ] {
             epoll::add(
                 &epoll,
@@ -183,6 +190,7 @@ impl QemuVm {
             armed: false,
             vcpu_clocks: Vec::new(),
             events: VecDeque::new(),
+            wake,
         })
     }
 
@@ -243,6 +251,9 @@ impl QemuVm {
             .iter()
             .map(|event| event.data.u64())
             .collect();
+        if tags.contains(&WAKE) {
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
         // Error output first and the end last, so that a death is told with its reason, after
         // what QEMU had still answered.
         if tags.contains(&STDERR) && !self.process.read_stderr() {
@@ -393,16 +404,18 @@ impl QemuVm {
         self.send(Purpose::ListVcpus, "query-cpus-fast", Value::Null);
     }
 
-    /// Notes the vCPU threads' clocks.
+    /// Opens the vCPU threads' clocks.
     fn vcpus_listed(&mut self, list: &Value) {
+        let pid = self.process.pid();
         let threads = list.as_array().into_iter().flatten();
-        self.vcpu_clocks = threads
-            .filter_map(|vcpu| vcpu.get("thread-id")?.as_i64())
-            .filter_map(|tid| libc::pid_t::try_from(tid).ok())
-            .map(thread_clock)
+        let clocks: std::io::Result<Vec<CpuClock>> = threads
+            .filter_map(|vcpu| vcpu.get("thread-id")?.as_i64()?.try_into().ok())
+            .map(|tid| CpuClock::open(pid, tid))
             .collect();
-        if self.vcpu_clocks.len() != self.config.vcpus as usize {
-            return self.give_up("QEMU has other vCPUs than it was told to make");
+        match clocks {
+            Ok(clocks) if clocks.len() == self.config.vcpus as usize => self.vcpu_clocks = clocks,
+            Ok(_) => return self.give_up("QEMU has other vCPUs than it was told to make"),
+            Err(error) => return self.give_up(&format!("reading vCPU time: {error}")),
         }
         self.heard.vcpus = true;
         self.track_if_ready();
@@ -438,14 +451,6 @@ impl AsFd for Process {
     }
 }
 
-/// The CPU clock of a thread of another process: the kernel's
-/// `MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED)`.
-fn thread_clock(tid: libc::pid_t) -> libc::clockid_t {
-    const PER_THREAD: libc::clockid_t = 4;
-    const SCHED: libc::clockid_t = 2;
-    (!tid << 3) | PER_THREAD | SCHED
-}
-
 impl Vm for QemuVm {
     fn pages(&self) -> u32 {
         self.ram.pages()
@@ -459,6 +464,11 @@ impl Vm for QemuVm {
         if self.phase != Phase::Gone {
             self.orders.push(command);
             self.next_order();
+            // Some orders are answered on the spot.
+            if !self.events.is_empty() {
+                // Fails only if it is readable beyond counting.
+                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            }
         }
     }
 
@@ -508,21 +518,7 @@ impl Vm for QemuVm {
     }
 
     fn cpu_time(&self) -> Duration {
-        let read = |clock: &libc::clockid_t| {
-            let mut time = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
-            // SAFETY: `time` is a timespec to fill in. The clock of a thread that has ended is
-            // an error, not a fault.
-            let failed = unsafe { libc::clock_gettime(*clock, &raw mut time) } != 0;
-            if failed {
-                Duration::ZERO
-            } else {
-                Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-            }
-        };
-        self.vcpu_clocks.iter().map(read).sum()
+        self.vcpu_clocks.iter().map(CpuClock::read).sum()
     }
 
     fn console_write(&mut self, bytes: &[u8]) {

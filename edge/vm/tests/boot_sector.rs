@@ -1,0 +1,121 @@
+//! Two guests that are 512 bytes of real-mode code, synced under KVM and under TCG.
+//!
+//! KVM cannot run Linux on every machine that has `/dev/kvm`, but it runs this everywhere, and it
+//! is the other way in which guest memory gets written: by the processor itself, through KVM's own
+//! page tables. The code counts up a word in each of 128 pages, for ever.
+
+mod common;
+
+use common::{Guest, assert_equal, have_kvm, have_qemu, sync};
+use plover_types::{PAGE_BYTES, PageNo, PageSet};
+use plover_vm::{Accel, Boot, Machine, QemuConfig, Vm, VmCommand};
+use std::io::Write;
+use std::time::Duration;
+
+/// ```text
+///          cli
+///          xor  ax, ax
+///          mov  ds, ax
+///          mov  ss, ax
+///          mov  sp, 0x7c00
+///  again:  mov  bx, 0x1000           ; the segment of page 0x10
+///  page:   mov  es, bx
+///          inc  dword [es:0]
+///          add  bx, 0x100
+///          cmp  bx, 0x9000           ; up to page 0x90
+///          jb   page
+///          jmp  again
+/// ```
+const CODE: &[u8] = &[
+    0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0xbb, 0x00, 0x10, 0x8e, 0xc3, 0x26,
+    0x66, 0xff, 0x06, 0x00, 0x00, 0x81, 0xc3, 0x00, 0x01, 0x81, 0xfb, 0x00, 0x90, 0x72, 0xee, 0xeb,
+    0xe9,
+];
+const PAGES: std::ops::Range<u32> = 0x10..0x90;
+const SYNCS: usize = 20;
+
+fn count(guest: &Guest, page: u32) -> u32 {
+    let mut bytes = [0; PAGE_BYTES];
+    guest.vm.read_page(PageNo(page), &mut bytes);
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+/// Lets a guest run until its counters have moved since they were `before`.
+fn run_past(guest: &mut Guest, before: u32) {
+    while count(guest, PAGES.start) <= before {
+        guest.run_for(Duration::from_millis(5));
+    }
+}
+
+fn counters_go_on(accel: Accel, machine: Machine) {
+    let mut sector = CODE.to_vec();
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    sector.resize(1_474_560, 0);
+    let mut image = tempfile::NamedTempFile::new().unwrap();
+    image.write_all(&sector).unwrap();
+    let boot = Boot::Disk {
+        image: image.path().into(),
+    };
+    let config = QemuConfig {
+        machine,
+        accel,
+        mem_mib: 64,
+        ..QemuConfig::new(boot, common::GUEST_MAC)
+    };
+    let mut a = Guest::start(config.clone());
+    let mut b = Guest::start(config);
+    a.order(VmCommand::Resume);
+    b.order(VmCommand::Resume);
+    run_past(&mut a, 1000);
+    sync(&mut a, &mut b, true);
+    assert_equal(&a, &b);
+
+    for _ in 0..SYNCS {
+        let before = count(&a, PAGES.start);
+        for guest in [&mut a, &mut b] {
+            guest.order(VmCommand::Resume);
+            run_past(guest, before);
+        }
+        let synced = sync(&mut a, &mut b, false);
+        assert_equal(&a, &b);
+        // Both guests wrote all their pages, and the scan saw it.
+        for dirty in [synced.dirty_a, synced.dirty_b] {
+            assert!(dirty >= PAGES.len() as u32, "{dirty} pages seen");
+        }
+        // The guest goes on where the other stood: its counters are those of one loop.
+        let counts: Vec<u32> = PAGES.map(|page| count(&b, page)).collect();
+        let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        assert!(high - low <= 1 && *low > before, "{counts:?}");
+    }
+
+    a.vm.kill();
+    let before = count(&b, PAGES.start);
+    b.order(VmCommand::Resume);
+    run_past(&mut b, before);
+    b.order(VmCommand::Pause);
+    let mut dirty = PageSet::new(b.vm.pages());
+    b.vm.scan_dirty(&mut dirty).unwrap();
+    dirty.clear();
+    b.vm.scan_dirty(&mut dirty).unwrap();
+    assert!(
+        dirty.is_empty(),
+        "a guest that stands writes nothing: {:?}",
+        dirty.to_runs()
+    );
+}
+
+#[test]
+fn under_kvm() {
+    if have_qemu() && have_kvm() {
+        counters_go_on(Accel::Kvm, Machine::Q35);
+    }
+}
+
+#[test]
+fn under_tcg() {
+    if have_qemu() {
+        counters_go_on(Accel::Tcg, Machine::Q35);
+        counters_go_on(Accel::Tcg, Machine::Pc);
+    }
+}

@@ -1,0 +1,383 @@
+//! What the tests with a real QEMU share: a guest to wait on, a sync, a comparison of the whole
+//! memory, and frames that a guest answers.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use plover_types::{Frame, Mac, PAGE_BYTES, PageNo, PageSet};
+use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The guest's address in every test.
+pub const GUEST_IP: [u8; 4] = [10, 77, 0, 100];
+/// The address frames come from.
+pub const CLIENT_IP: [u8; 4] = [10, 77, 0, 1];
+pub const CLIENT_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
+pub const GUEST_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 0x64]);
+
+/// Nothing here takes this long; a test that waits longer has found something that hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Whether there is a QEMU at all. Prints why a test does nothing, if there is none.
+pub fn have_qemu() -> bool {
+    let found = std::process::Command::new("qemu-system-x86_64")
+        .arg("--version")
+        .output()
+        .is_ok();
+    if !found {
+        eprintln!("skipped: no qemu-system-x86_64 on this machine");
+    }
+    found
+}
+
+/// Whether `/dev/kvm` opens.
+pub fn have_kvm() -> bool {
+    let opened = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm");
+    if let Err(error) = &opened {
+        eprintln!("skipped: /dev/kvm: {error}");
+    }
+    opened.is_ok()
+}
+
+/// The Linux guest that `guests/build` makes.
+pub fn linux(machine: Machine, vcpus: u32) -> QemuConfig {
+    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests/redis");
+    let file = |variable: &str, name: &str| {
+        let path = std::env::var_os(variable).map_or_else(|| cache.join(name), PathBuf::from);
+        assert!(
+            path.exists(),
+            "no {}: run guests/build, or set {variable}",
+            path.display()
+        );
+        path
+    };
+    let kernel = file("PLOVER_GUEST_KERNEL", "kernel");
+    let initrd = file("PLOVER_GUEST_INITRD", "initrd");
+    let cmdline = std::fs::read_to_string(kernel.with_file_name("cmdline")).expect("cmdline");
+    let cmdline = format!("{} plover.ip=10.77.0.100/24", cmdline.trim());
+    let boot = Boot::Kernel {
+        kernel,
+        initrd: Some(initrd),
+        cmdline,
+    };
+    QemuConfig {
+        machine,
+        vcpus,
+        ..QemuConfig::new(boot, GUEST_MAC)
+    }
+}
+
+/// A guest and what it has said so far.
+pub struct Guest {
+    pub vm: QemuVm,
+    pub events: VecDeque<VmEvent>,
+    pub console: String,
+    pub sent: Vec<Frame>,
+    /// Pages that the last load wrote.
+    pub by_load: PageSet,
+}
+
+impl Guest {
+    /// Starts QEMU and waits until it is ready.
+    pub fn start(config: QemuConfig) -> Self {
+        let vm = QemuVm::spawn(config).expect("QEMU starts");
+        let mut guest = Self {
+            by_load: PageSet::new(vm.pages()),
+            vm,
+            events: VecDeque::new(),
+            console: String::new(),
+            sent: Vec::new(),
+        };
+        guest.expect(VmEvent::Started);
+        guest
+    }
+
+    /// Starts a Linux guest and waits for its service.
+    pub fn boot(config: QemuConfig) -> Self {
+        let mut guest = Self::start(config);
+        guest.order(VmCommand::Resume);
+        guest.wait_console("plover-guest: ready");
+        guest
+    }
+
+    /// Collects what there is, waiting at most `timeout` for something.
+    pub fn collect(&mut self, timeout: Duration) {
+        // SAFETY: the descriptor belongs to `self.vm`, which outlives this call.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.vm.wait_fd()) };
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        poll(
+            &mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)],
+            Some(&timeout),
+        )
+        .expect("poll");
+        let mut events = Vec::new();
+        self.vm.poll(&mut events);
+        self.events.extend(events);
+        let mut bytes = Vec::new();
+        self.vm.console_read(&mut bytes);
+        self.console.push_str(&String::from_utf8_lossy(&bytes));
+        self.vm.take_outputs(usize::MAX, &mut self.sent);
+    }
+
+    /// The next event.
+    pub fn event(&mut self) -> VmEvent {
+        let begin = Instant::now();
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return event;
+            }
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "no event; console: {}",
+                self.console
+            );
+            self.collect(Duration::from_secs(1));
+        }
+    }
+
+    pub fn expect(&mut self, expected: VmEvent) {
+        let event = self.event();
+        assert_eq!(event, expected);
+    }
+
+    /// Gives an order and waits for the event that answers it.
+    pub fn order(&mut self, command: VmCommand) -> VmEvent {
+        self.vm.command(command.clone());
+        let event = self.event();
+        let right = matches!(
+            (&command, &event),
+            (VmCommand::Pause, VmEvent::Paused)
+                | (VmCommand::Resume, VmEvent::Resumed)
+                | (VmCommand::Reset, VmEvent::ResetDone)
+                | (VmCommand::SaveState, VmEvent::StateSaved(_))
+                | (VmCommand::LoadState(_), VmEvent::StateLoaded)
+        );
+        let name = format!("{command:?}");
+        assert!(
+            right,
+            "{} was answered by {event:?}",
+            &name[..name.len().min(40)]
+        );
+        event
+    }
+
+    pub fn save(&mut self) -> Vec<u8> {
+        match self.order(VmCommand::SaveState) {
+            VmEvent::StateSaved(state) => state,
+            _ => unreachable!("checked by `order`"),
+        }
+    }
+
+    /// Lets the guest run for a while, collecting what it says.
+    pub fn run_for(&mut self, time: Duration) {
+        let begin = Instant::now();
+        while let Some(left) = time.checked_sub(begin.elapsed()) {
+            self.collect(left);
+        }
+    }
+
+    /// Waits until the console has said `text` since it was last cleared.
+    pub fn wait_console(&mut self, text: &str) {
+        let begin = Instant::now();
+        while !self.console.contains(text) {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "no '{text}' on the console: {}",
+                self.console
+            );
+            assert!(
+                self.events.is_empty(),
+                "{:?} while waiting for '{text}'",
+                self.events
+            );
+            self.collect(Duration::from_secs(1));
+        }
+    }
+
+    /// Types a command at the guest's shell.
+    pub fn type_line(&mut self, line: &str) {
+        self.console.clear();
+        self.vm.console_write(format!("{line}\n").as_bytes());
+    }
+
+    /// Makes sure that the guest knows where to send its answers.
+    pub fn introduce(&mut self) {
+        self.vm.feed(&arp_request());
+        self.vm.feed(&arp_reply());
+    }
+
+    /// Waits until the guest has answered ping `number`; keeps asking, as the guest may be slow.
+    pub fn wait_ping(&mut self, number: u16) {
+        let begin = Instant::now();
+        self.sent.clear();
+        while !self.sent.iter().any(|frame| pong(frame) == Some(number)) {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "no answer to a ping; console: {}",
+                self.console
+            );
+            self.introduce();
+            self.vm.feed(&ping(number, 56));
+            self.run_for(Duration::from_millis(50));
+        }
+    }
+}
+
+/// What one sync moved.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Synced {
+    pub dirty_a: u32,
+    pub dirty_b: u32,
+    pub divergent: u32,
+    pub state_bytes: usize,
+}
+
+/// Makes `b` what `a` is, both running before; both stand afterwards. With `full`, all pages are
+/// compared, as for the first sync of two guests.
+pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
+    let pages = a.vm.pages();
+    a.order(VmCommand::Pause);
+    b.order(VmCommand::Pause);
+    let state = a.save();
+    b.order(VmCommand::Reset);
+    let mut dirty = [PageSet::new(pages), PageSet::new(pages)];
+    a.vm.scan_dirty(&mut dirty[0]).unwrap();
+    b.vm.scan_dirty(&mut dirty[1]).unwrap();
+    let mut synced = Synced {
+        dirty_a: dirty[0].len(),
+        dirty_b: dirty[1].len(),
+        state_bytes: state.len(),
+        divergent: 0,
+    };
+    let mut union = if full {
+        PageSet::all(pages)
+    } else {
+        dirty[0].clone()
+    };
+    union.union_with(&dirty[1]);
+    union.union_with(&b.by_load);
+    let (mut left, mut right) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
+    for page in union.iter() {
+        a.vm.read_page(page, &mut left);
+        b.vm.read_page(page, &mut right);
+        if left != right {
+            b.vm.write_page(page, &left);
+            synced.divergent += 1;
+        }
+    }
+    b.order(VmCommand::LoadState(state));
+    b.by_load.clear();
+    b.vm.scan_dirty(&mut b.by_load).unwrap();
+    // The frames each side has not consumed: on the secondary the leader's would be fed again.
+    b.vm.take_unconsumed(&mut Vec::new());
+    synced
+}
+
+/// After a sync, compares every page of both guests. They are equal; under KVM, except for what
+/// KVM itself writes into the guest when its clock is loaded (the pvclock page: the guest's own
+/// view of its host's clock). Then the scan has seen that, and the next sync moves it.
+pub fn assert_equal(a: &Guest, b: &Guest) {
+    let (mut left, mut right) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
+    let mut differing = PageSet::new(a.vm.pages());
+    for page in (0..a.vm.pages()).map(PageNo) {
+        a.vm.read_page(page, &mut left);
+        b.vm.read_page(page, &mut right);
+        if left != right {
+            differing.insert(page);
+        }
+    }
+    if a.vm.accel() == Accel::Kvm {
+        assert!(
+            b.by_load.len() <= 2,
+            "a load wrote {:?}",
+            b.by_load.to_runs()
+        );
+        differing.subtract(&b.by_load);
+    } else {
+        assert!(
+            b.by_load.is_empty(),
+            "a load wrote {:?}",
+            b.by_load.to_runs()
+        );
+    }
+    assert!(
+        differing.is_empty(),
+        "pages differ: {:?}",
+        differing.to_runs()
+    );
+}
+
+/// Tells the guest our address, by asking for its own; it answers that.
+pub fn arp_request() -> Frame {
+    arp(1)
+}
+
+/// Confirms our address, as if the guest had asked. It does ask, every half minute or so, and
+/// drops its answers to us if nobody tells it.
+pub fn arp_reply() -> Frame {
+    arp(2)
+}
+
+fn arp(operation: u8) -> Frame {
+    let mut frame = if operation == 1 {
+        vec![0xff; 6]
+    } else {
+        GUEST_MAC.0.to_vec()
+    };
+    frame.extend(CLIENT_MAC.0);
+    frame.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, operation]);
+    frame.extend(CLIENT_MAC.0);
+    frame.extend(CLIENT_IP);
+    frame.extend(GUEST_MAC.0);
+    frame.extend(GUEST_IP);
+    frame.resize(60, 0);
+    Frame(frame)
+}
+
+/// An echo request of `bytes` of data.
+pub fn ping(number: u16, bytes: usize) -> Frame {
+    let mut icmp = vec![8, 0, 0, 0, 0x70, 0x6c];
+    icmp.extend(number.to_be_bytes());
+    icmp.resize(8 + bytes, number as u8);
+    let sum = checksum(&icmp);
+    icmp[2..4].copy_from_slice(&sum);
+    let mut ip = vec![0x45, 0];
+    ip.extend(((20 + icmp.len()) as u16).to_be_bytes());
+    ip.extend([0, 0, 0x40, 0, 64, 1, 0, 0]);
+    ip.extend(CLIENT_IP);
+    ip.extend(GUEST_IP);
+    let sum = checksum(&ip);
+    ip[10..12].copy_from_slice(&sum);
+    let mut frame = GUEST_MAC.0.to_vec();
+    frame.extend(CLIENT_MAC.0);
+    frame.extend([0x08, 0x00]);
+    frame.extend(ip);
+    frame.extend(icmp);
+    Frame(frame)
+}
+
+/// The number of the ping that `frame` answers, if it answers one.
+pub fn pong(frame: &Frame) -> Option<u16> {
+    let bytes = &frame.0;
+    let reply = bytes.len() >= 42 && bytes[12..14] == [8, 0] && bytes[23] == 1 && bytes[34] == 0;
+    reply.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
+}
+
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let sum: u32 = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
+        .sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    (!(folded as u16)).to_be_bytes()
+}

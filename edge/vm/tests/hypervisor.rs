@@ -1,0 +1,292 @@
+//! What a hypervisor can do to us: die, lack a symbol, shut down, and swallow frames.
+
+mod common;
+
+use common::{Guest, have_qemu, linux, ping, pong};
+use plover_types::{Frame, PageSet};
+use plover_vm::{Accel, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+fn config(machine: Machine) -> QemuConfig {
+    QemuConfig {
+        accel: Accel::Tcg,
+        ..linux(machine, 1)
+    }
+}
+
+/// A guest that is killed is reported as dead, once, by a readable `wait_fd`, also when orders are
+/// open; its process and its descriptors are gone.
+#[test]
+fn a_killed_qemu_is_noticed_at_once() {
+    if !have_qemu() {
+        return;
+    }
+    let mut guest = Guest::start(config(Machine::Microvm));
+    guest.order(VmCommand::Resume);
+    let pid = guest.vm.pid().expect("it lives");
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    guest.vm.command(VmCommand::Pause);
+    match guest.event() {
+        VmEvent::Died(how) => assert!(how.contains("signal: 9"), "{how}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(guest.vm.pid(), None);
+    guest.vm.command(VmCommand::Resume);
+    guest.run_for(Duration::from_millis(20));
+    assert!(
+        guest.events.is_empty(),
+        "nothing is heard of the dead: {:?}",
+        guest.events
+    );
+    assert!(
+        rustix::process::test_kill_process(pid).is_err(),
+        "it was waited for"
+    );
+    // Whoever still asks gets an answer.
+    guest.vm.feed(&ping(1, 9));
+    guest.vm.console_write(b"x");
+    let _ = guest.vm.scan_dirty(&mut PageSet::new(guest.vm.pages()));
+}
+
+/// What QEMU says on its way down is in the report.
+#[test]
+fn the_reason_of_a_failed_start_is_told() {
+    if !have_qemu() {
+        return;
+    }
+    let mut bad = config(Machine::Microvm);
+    bad.boot = plover_vm::Boot::Kernel {
+        kernel: "/nonexistent/kernel".into(),
+        initrd: None,
+        cmdline: String::new(),
+    };
+    let mut vm = QemuVm::spawn(bad).expect("QEMU itself starts");
+    let died = first_event(&mut vm);
+    assert!(
+        died.contains("exit status: 1") && died.contains("/nonexistent/kernel"),
+        "{died}"
+    );
+}
+
+/// A QEMU without the symbol: here a shell, which has no such symbol either.
+#[test]
+fn a_qemu_without_the_symbol_is_told_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qemu");
+    std::fs::write(&path, "#!/bin/sh\nread line <&2\n").unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+    let bad = QemuConfig {
+        qemu: Some(path),
+        ..config(Machine::Microvm)
+    };
+    let mut vm = QemuVm::spawn(bad).expect("the script starts");
+    let died = first_event(&mut vm);
+    assert!(
+        died.contains("does not export yank_register_instance"),
+        "{died}"
+    );
+}
+
+fn first_event(vm: &mut QemuVm) -> String {
+    let mut events = Vec::new();
+    while events.is_empty() {
+        vm.poll(&mut events);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    match &events[..] {
+        [VmEvent::Died(how)] => how.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// 500 frames fed to a guest that stands come back, all and in order, and QEMU saw none.
+#[test]
+fn frames_fed_to_a_standing_guest_come_back_whole() {
+    if !have_qemu() {
+        return;
+    }
+    let mut guest = Guest::start(config(Machine::Microvm));
+    let frames: Vec<Frame> = (0..500).map(|n| ping(n, 1000)).collect();
+    for frame in &frames {
+        assert!(guest.vm.feed(frame));
+    }
+    guest.run_for(Duration::from_millis(50));
+    assert!(!guest.vm.consumed_all());
+    let mut back = Vec::new();
+    guest.vm.take_unconsumed(&mut back);
+    assert!(guest.vm.consumed_all());
+    assert_eq!(back, frames);
+}
+
+/// A flood, with pauses at random moments of it. Each frame is answered by the guest, or taken
+/// back; none is both, and none is neither.
+#[test]
+fn pauses_lose_no_frame_and_feed_none_twice() {
+    if !have_qemu() {
+        return;
+    }
+    let mut guest = Guest::boot(config(Machine::Microvm));
+    guest.wait_ping(60_000);
+    guest.run_for(Duration::from_millis(200));
+    guest.sent.clear();
+    let mut next = 0u16;
+    let mut back = Vec::new();
+    for round in 0..40u64 {
+        guest.introduce();
+        for _ in 0..60 {
+            assert!(guest.vm.feed(&ping(next, 56)), "{next} was refused");
+            next += 1;
+        }
+        guest.run_for(Duration::from_micros(round * 100));
+        guest.order(VmCommand::Pause);
+        let before = back.len();
+        guest.vm.take_unconsumed(&mut back);
+        // Fed again by the one who took them, every other time.
+        if round % 2 == 0 {
+            for frame in back.drain(before..) {
+                assert!(guest.vm.feed(&frame));
+            }
+        }
+        guest.order(VmCommand::Resume);
+    }
+    // All that is still on its way is answered before this one is.
+    guest.introduce();
+    guest.vm.feed(&ping(60_001, 56));
+    while !guest.sent.iter().any(|frame| pong(frame) == Some(60_001)) {
+        guest.collect(Duration::from_secs(1));
+    }
+    let answered: Vec<u16> = guest
+        .sent
+        .iter()
+        .filter_map(pong)
+        .filter(|n| *n < 60_000)
+        .collect();
+    let taken: Vec<u16> = back.iter().filter_map(number).collect();
+    let all: BTreeSet<u16> = answered.iter().chain(&taken).copied().collect();
+    eprintln!(
+        "{next} frames: {} answered, {} taken back",
+        answered.len(),
+        taken.len()
+    );
+    assert!(answered.is_sorted(), "the order is kept");
+    assert_eq!(answered.len() + taken.len(), all.len(), "none is both");
+    assert_eq!(all.len(), usize::from(next), "none is neither");
+    assert!(
+        !taken.is_empty(),
+        "no pause came in the middle of the flood"
+    );
+}
+
+/// The number of an echo request.
+fn number(frame: &Frame) -> Option<u16> {
+    let bytes = &frame.0;
+    let request = bytes.len() >= 42 && bytes[12..14] == [8, 0] && bytes[34] == 8;
+    request.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
+}
+
+/// A guest that powers off or reboots stops, and that is told once; it does not run on.
+#[test]
+fn a_guest_that_ends_itself_is_told() {
+    if !have_qemu() {
+        return;
+    }
+    for (machine, how) in [
+        (Machine::Microvm, "reboot -f"),
+        (Machine::Q35, "poweroff -f"),
+    ] {
+        let mut guest = Guest::boot(config(machine));
+        guest.type_line(how);
+        guest.expect(VmEvent::GuestShutdown);
+        guest.run_for(Duration::from_millis(100));
+        assert!(guest.events.is_empty(), "{:?}", guest.events);
+        assert!(
+            guest.vm.pid().is_some(),
+            "the hypervisor stays for the operator to look at"
+        );
+    }
+}
+
+/// A bad state is an error, drops the orders behind it, and the guest does not run on it.
+#[test]
+fn a_bad_state_is_refused() {
+    if !have_qemu() {
+        return;
+    }
+    let mut guest = Guest::boot(config(Machine::Microvm));
+    guest.order(VmCommand::Pause);
+    guest
+        .vm
+        .command(VmCommand::LoadState(b"no state at all".to_vec()));
+    guest.vm.command(VmCommand::Resume);
+    match guest.event() {
+        VmEvent::Failed { command, .. } => assert_eq!(command, "load"),
+        other => panic!("{other:?}"),
+    }
+    guest.run_for(Duration::from_millis(50));
+    assert!(
+        guest.events.is_empty(),
+        "the resume behind it was dropped: {:?}",
+        guest.events
+    );
+    // And QEMU survived it: the next state is taken.
+    let state = guest.save();
+    guest.order(VmCommand::LoadState(state));
+    guest.order(VmCommand::Resume);
+    guest.wait_ping(7);
+}
+
+/// Pause and save in one go, which is how a leader syncs.
+#[test]
+fn orders_may_be_given_back_to_back() {
+    if !have_qemu() {
+        return;
+    }
+    let mut guest = Guest::boot(config(Machine::Q35));
+    for order in [
+        VmCommand::Pause,
+        VmCommand::SaveState,
+        VmCommand::Resume,
+        VmCommand::Pause,
+    ] {
+        guest.vm.command(order);
+    }
+    guest.expect(VmEvent::Paused);
+    let VmEvent::StateSaved(state) = guest.event() else {
+        panic!("no state")
+    };
+    guest.expect(VmEvent::Resumed);
+    guest.expect(VmEvent::Paused);
+    for order in [
+        VmCommand::Reset,
+        VmCommand::LoadState(state),
+        VmCommand::Resume,
+    ] {
+        guest.vm.command(order);
+    }
+    guest.expect(VmEvent::ResetDone);
+    guest.expect(VmEvent::StateLoaded);
+    guest.expect(VmEvent::Resumed);
+}
+
+/// An idle guest uses little CPU time and a busy one all of it.
+#[test]
+fn cpu_time_tells_idle_from_busy() {
+    if !have_qemu() {
+        return;
+    }
+    let mut guest = Guest::boot(config(Machine::Microvm));
+    let used = |guest: &mut Guest| {
+        let before = guest.vm.cpu_time();
+        guest.run_for(Duration::from_millis(400));
+        guest.vm.cpu_time() - before
+    };
+    let idle = used(&mut guest);
+    guest.type_line("while :; do :; done");
+    guest.run_for(Duration::from_millis(100));
+    let busy = used(&mut guest);
+    eprintln!("in 400 ms: idle {idle:?}, busy {busy:?}");
+    assert!(busy > idle * 3, "idle {idle:?}, busy {busy:?}");
+}
