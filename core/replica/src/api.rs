@@ -137,7 +137,8 @@ pub enum Event {
     Sample {
         /// CPU time of all vCPUs since the start.
         cpu: Micros,
-        /// Whether the hypervisor has consumed every frame fed to it.
+        /// Whether the hypervisor has consumed every frame fed to it and none of its threads
+        /// runs or waits for a CPU.
         consumed: bool,
     },
 }

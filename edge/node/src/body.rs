@@ -191,7 +191,7 @@ impl Body {
         if self.replica.wants_samples().is_some() {
             if let Some(vm) = &self.vm {
                 let cpu = Micros(vm.cpu_time().as_micros() as u64);
-                let consumed = vm.consumed_all();
+                let consumed = vm.consumed_all() && !vm.has_work();
                 self.apply(Event::Sample { cpu, consumed })?;
             }
         }

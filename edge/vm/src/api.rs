@@ -87,6 +87,8 @@ pub trait Vm {
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>);
     /// CPU time of all vCPU threads since the start.
     fn cpu_time(&self) -> Duration;
+    /// Whether a thread that runs the guest or its devices is running or waiting for a CPU.
+    fn has_work(&self) -> bool;
     /// Types on the guest's serial console.
     fn console_write(&mut self, bytes: &[u8]);
     /// What the guest printed on its serial console since the last call.

@@ -283,6 +283,10 @@ impl Vm for FakeVm {
         self.cpu
     }
 
+    fn has_work(&self) -> bool {
+        false
+    }
+
     /// The fake guest's console echoes.
     fn console_write(&mut self, bytes: &[u8]) {
         self.print(bytes);

@@ -38,6 +38,7 @@ mod nic;
 mod qemu;
 pub mod qmp;
 mod ram;
+mod thread_state;
 
 pub use accel::{AccelChoice, choose_accel};
 pub use api::{Vm, VmCommand, VmError, VmEvent};

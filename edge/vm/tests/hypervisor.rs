@@ -171,6 +171,8 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
         answered.len(),
         taken.len()
     );
+    let missing: Vec<u16> = (0..next).filter(|n| !all.contains(n)).collect();
+    eprintln!("missing {missing:?}");
     assert!(answered.is_sorted(), "the order is kept");
     assert_eq!(answered.len() + taken.len(), all.len(), "none is both");
     assert_eq!(all.len(), usize::from(next), "none is neither");

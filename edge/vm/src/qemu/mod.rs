@@ -45,6 +45,7 @@ use crate::dirty::DirtyTracker;
 use crate::nic::Nic;
 use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
+use crate::thread_state::ThreadState;
 use crate::{Accel, QemuConfig, Vm, VmCommand, VmError, VmEvent, hash};
 use agent_link::AgentLink;
 use orders::{Orders, Purpose};
@@ -108,6 +109,8 @@ pub struct QemuVm {
     /// Whether QEMU's yank instance is registered, as a load needs.
     armed: bool,
     vcpu_clocks: Vec<CpuClock>,
+    /// Of the vCPU threads and the main thread.
+    thread_states: Vec<ThreadState>,
     events: VecDeque<VmEvent>,
     /// Readable while there are events that no descriptor of QEMU's announces.
     wake: OwnedFd,
@@ -189,6 +192,7 @@ impl QemuVm {
             orders: Orders::default(),
             armed: false,
             vcpu_clocks: Vec::new(),
+            thread_states: Vec::new(),
             events: VecDeque::new(),
             wake,
         })
@@ -407,15 +411,33 @@ impl QemuVm {
     /// Opens the vCPU threads' clocks.
     fn vcpus_listed(&mut self, list: &Value) {
         let pid = self.process.pid();
-        let threads = list.as_array().into_iter().flatten();
-        let clocks: std::io::Result<Vec<CpuClock>> = threads
+        let threads: Vec<i32> = list
+            .as_array()
+            .into_iter()
+            .flatten()
             .filter_map(|vcpu| vcpu.get("thread-id")?.as_i64()?.try_into().ok())
-            .map(|tid| CpuClock::open(pid, tid))
             .collect();
-        match clocks {
-            Ok(clocks) if clocks.len() == self.config.vcpus as usize => self.vcpu_clocks = clocks,
-            Ok(_) => return self.give_up("QEMU has other vCPUs than it was told to make"),
-            Err(error) => return self.give_up(&format!("reading vCPU time: {error}")),
+        if threads.len() != self.config.vcpus as usize {
+            return self.give_up("QEMU has other vCPUs than it was told to make");
+        }
+        let clocks: std::io::Result<Vec<_>> = threads
+            .iter()
+            .map(|tid| CpuClock::open(pid, *tid))
+            .collect();
+        // The main thread, whose id is the process's, carries frames between NIC and socket.
+        let states: std::io::Result<Vec<_>> = threads
+            .iter()
+            .chain([&(pid as i32)])
+            .map(|tid| ThreadState::open(pid, *tid))
+            .collect();
+        match (clocks, states) {
+            (Ok(clocks), Ok(states)) => {
+                self.vcpu_clocks = clocks;
+                self.thread_states = states;
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                return self.give_up(&format!("reading vCPU time: {error}"));
+            }
         }
         self.heard.vcpus = true;
         self.track_if_ready();
@@ -519,6 +541,10 @@ impl Vm for QemuVm {
 
     fn cpu_time(&self) -> Duration {
         self.vcpu_clocks.iter().map(CpuClock::read).sum()
+    }
+
+    fn has_work(&self) -> bool {
+        self.thread_states.iter().any(ThreadState::is_runnable)
     }
 
     fn console_write(&mut self, bytes: &[u8]) {
