@@ -20,7 +20,11 @@ impl Replica {
         self.abort_follow("this replica leads now");
         self.last_input_proposed = self.apus.status().last.index;
         if self.guest.power == Power::Off {
-            // The first start of all: nobody else holds a guest.
+            if self.apus.life() != view {
+                // Its guest died while it was being elected. A new one may only be booted where
+                // a new life of the group begins: nobody else holds a guest then.
+                return self.apus.resign(self.now, &mut self.consensus_out);
+            }
             self.guest.power = Power::Starting;
             self.out.push(Action::StartGuest);
         }
@@ -113,7 +117,7 @@ impl Replica {
     }
 
     /// The in-sync set goes on without this replica: its guest is history.
-    fn leave_if_out(&mut self) {
+    pub(crate) fn leave_if_out(&mut self) {
         if self.in_sync.contains(self.config.me) {
             // What it joined for is agreed: the next set without it is meant.
             self.joined = None;

@@ -445,6 +445,8 @@ impl Replica {
         self.guest_idle = false;
         self.resume_guest(staged.refeed);
         self.serve_if_ready();
+        // The in-sync set may have gone on without this replica while it was loading.
+        self.leave_if_out();
     }
 
     /// Gives the syncvm up if its end mark has not come; carries it through otherwise.
