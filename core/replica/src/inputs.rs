@@ -13,6 +13,10 @@ use crate::replica::Replica;
 use apus::{Entry, EntryKind};
 use plover_types::{Frame, Index, wire};
 
+/// The part of the log, as a divisor, that inputs leave free: the syncvm that empties a full
+/// log must find room in it, also after some that failed.
+const KEPT_FREE_PART: usize = 8;
+
 impl Replica {
     /// Clients' frames: the leader proposes them; anybody else's TAP is not the guest's face.
     pub(crate) fn on_frames(&mut self, frames: Vec<Frame>) {
@@ -38,12 +42,15 @@ impl Replica {
 
     fn propose_input(&mut self, op: LogOp) -> bool {
         let before = self.last_input_proposed;
-        let Ok(viewstamp) = self.apus.propose(
-            self.now,
-            EntryKind::App,
-            wire::encode(&op),
-            &mut self.consensus_out,
-        ) else {
+        let payload = wire::encode(&op);
+        let log_bytes_max = self.config.log_bytes_max;
+        let kept_free = log_bytes_max / KEPT_FREE_PART;
+        if self.apus.status().log_bytes + payload.len() > log_bytes_max - kept_free {
+            return false;
+        }
+        let Ok(viewstamp) =
+            self.apus.propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
+        else {
             return false;
         };
         self.last_input_proposed = viewstamp.index;

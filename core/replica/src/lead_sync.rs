@@ -101,6 +101,7 @@ impl Replica {
         if self.role != Role::Leader {
             return;
         }
+        self.reclaim_solo_log();
         if let Some(sync) = &self.lead {
             let patience = Micros(self.config.timeout.0 * PATIENCE_TIMEOUTS);
             if sync.stage < Stage::Resuming && self.now.since(sync.last_progress) > patience {
@@ -118,7 +119,7 @@ impl Replica {
             outputs_held: !self.guard.is_empty(),
             idle: self.guest_idle,
             guard_full: self.guard.is_full(),
-            log_half_full: self.apus.status().log_bytes * 2 > self.config.log_bytes_max,
+            log_half_full: self.is_log_half_full(),
         };
         if let Some(reason) = self.slot_rule.decide(&view) {
             self.start_sync(if self.retry {
@@ -126,6 +127,19 @@ impl Replica {
             } else {
                 reason
             });
+        }
+    }
+
+    fn is_log_half_full(&self) -> bool {
+        self.apus.status().log_bytes * 2 > self.config.log_bytes_max
+    }
+
+    /// Solo, no syncvm reclaims the log, and none has to: this side's own state covers what its
+    /// guest was fed, and nobody else holds one. A joiner that is about to be synced needs what
+    /// comes after its cut, so that is kept.
+    fn reclaim_solo_log(&mut self) {
+        if self.is_solo() && self.final_joiner().is_none() && self.is_log_half_full() {
+            self.apus.trim(self.delivered);
         }
     }
 
