@@ -188,7 +188,8 @@ impl World {
         // One that the group goes on without may differ as it likes: it gets a full copy.
         let in_sync = self.invariants.log.in_sync();
         let follows = |side: &Side<'_>| {
-            side.who != leader && in_sync.contains(side.who) && side.replica.status().holds_state
+            in_sync.contains(leader) && side.who != leader && in_sync.contains(side.who)
+                && side.replica.status().holds_state
         };
         let members = self.scenario.members.iter();
         let sides = members.filter_map(|who| self.side(*who)).filter(follows);

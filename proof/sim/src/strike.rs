@@ -182,9 +182,11 @@ impl World {
                 !matches!(event, Event::Received { .. } | Event::Link { .. })
             });
         }
-        process.events.extend(missed);
         self.plan_hypervisor(who);
-        self.turn(who);
+        for event in missed {
+            self.tell(who, event);
+        }
+        self.tell(who, Event::Tick);
     }
 
     fn kill_guest(&mut self, who: ReplicaId) -> Option<&'static str> {
