@@ -5,11 +5,12 @@
 //! client, reads every acknowledged write back, and gives the [`Verdict`]. Dropping an
 //! experiment at any point takes its lab down.
 
-use crate::control::SyncStatus;
+use crate::control::{ControlError, SyncStatus};
 use crate::lab::{Fault, Lab, Target};
 use crate::load::{Audit, Client, Counts, Gap, Pressure};
 use crate::net::{Capture, GUEST_MAC};
 use crate::options::Options;
+use crate::process;
 use crate::progress::Progress;
 use crate::senders::Senders;
 use crate::trace::{Tail, TraceEvent};
@@ -157,20 +158,22 @@ impl Experiment {
     }
 
     /// Lets the leader crash as soon as a syncvm enters `phase`. Returns which one it was, and
-    /// a moment shortly after its death.
+    /// a moment before its death.
     pub fn crash_in_phase(&mut self, phase: &str) -> Result<(u8, u64)> {
         self.note_syncs();
         let id = self.lab().find(&Target::Role("leader".into()))?;
         let before_us = crate::trace::now_us();
-        self.lab()
-            .control(id)
-            .request(&json!({"op": "crash_in_phase", "phase": phase}))?;
+        let request = json!({"op": "crash_in_phase", "phase": phase});
+        match self.lab().control(id).request(&request) {
+            // It may crash before it has said that it will.
+            Ok(_) | Err(ControlError::Silent { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
         self.wait(&format!("replica {id} crashes in phase {phase}"), |this| {
             Ok(this.lab().check_daemon(id).is_err())
         })?;
         // Its QEMU dies with it; a host that is dead is dead as a whole.
-        let host = this_host(self.lab(), id);
-        for process in crate::process::in_namespace(&host) {
+        for process in process::in_namespace(&self.lab().host(id).path()) {
             process.signal(Signal::KILL);
         }
         self.progress
@@ -326,10 +329,6 @@ impl Experiment {
             }
         }
     }
-}
-
-fn this_host(lab: &Lab, id: u8) -> PathBuf {
-    lab.topology().replica(id.into()).path()
 }
 
 impl Drop for Experiment {

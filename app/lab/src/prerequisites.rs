@@ -16,12 +16,8 @@ pub struct Missing(pub Vec<String>);
 /// image. All that is missing is told at once.
 pub fn check(options: &Options) -> Result<Image, Missing> {
     let mut missing = Vec::new();
-    if !rustix::process::geteuid().is_root() {
-        missing.push(
-            "a lab makes network namespaces and TAP devices, which needs root: run this with \
-             sudo"
-                .to_owned(),
-        );
+    if let Err(Missing(sentences)) = check_root() {
+        missing.extend(sentences);
     }
     if !Path::new("/dev/net/tun").exists() {
         missing.push("this kernel has no TAP devices: run `modprobe tun`".into());
@@ -34,6 +30,18 @@ pub fn check(options: &Options) -> Result<Image, Missing> {
         Ok(image) if missing.is_empty() => Ok(image),
         _ => Err(Missing(missing)),
     }
+}
+
+/// Whether this user may touch a lab.
+pub fn check_root() -> Result<(), Missing> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Missing(vec![
+        "a lab is made of network namespaces and TAP devices, which needs root: run this with \
+         sudo"
+            .into(),
+    ]))
 }
 
 /// Whether the kernel and QEMU can do what replication needs.

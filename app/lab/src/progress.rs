@@ -1,5 +1,7 @@
 //! What a long command says while it works, and how it notices that it shall stop.
 
+use std::fmt;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,28 +12,48 @@ use std::time::{Duration, Instant};
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Progress lines with the time since the start, on the error output, so that the result on
-/// the standard output stays alone.
-#[derive(Clone, Debug)]
+/// Where progress lines go.
+type Voice = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Progress lines with the time since the start, and the wish of whoever started the command
+/// that it stop.
+#[derive(Clone)]
 pub struct Progress {
     start: Instant,
-    quiet: bool,
+    voice: Option<Voice>,
     interrupted: Arc<AtomicBool>,
 }
 
 impl Progress {
-    /// Speaks, unless `quiet`, and obeys `interrupted`.
-    pub fn new(quiet: bool, interrupted: Arc<AtomicBool>) -> Self {
+    /// Speaks on the error output, so that the result on the standard output stays alone;
+    /// stops when `interrupted` becomes true.
+    pub fn on_stderr(interrupted: Arc<AtomicBool>) -> Self {
+        // Not `eprintln!`, which panics when nobody reads any more.
+        let speak = |line: &str| {
+            let _ = writeln!(std::io::stderr(), "{line}");
+        };
+        Self::spoken_by(speak, interrupted)
+    }
+
+    /// Speaks through `voice`.
+    pub fn spoken_by(
+        voice: impl Fn(&str) + Send + Sync + 'static,
+        interrupted: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             start: Instant::now(),
-            quiet,
+            voice: Some(Arc::new(voice)),
             interrupted,
         }
     }
 
-    /// Says nothing and cannot be interrupted: for tests.
-    pub fn silent() -> Self {
-        Self::new(true, Arc::new(AtomicBool::new(false)))
+    /// Says nothing.
+    pub fn silent(interrupted: Arc<AtomicBool>) -> Self {
+        Self {
+            start: Instant::now(),
+            voice: None,
+            interrupted,
+        }
     }
 
     /// Since the start.
@@ -40,12 +62,12 @@ impl Progress {
     }
 
     /// Says one line.
-    pub fn say(&self, line: impl std::fmt::Display) {
-        if !self.quiet {
-            // Not `eprintln!`, which panics when nobody reads any more.
-            use std::io::Write;
-            let seconds = self.start.elapsed().as_secs_f64();
-            let _ = writeln!(std::io::stderr(), "{seconds:6.1} s  {line}");
+    pub fn say(&self, line: impl fmt::Display) {
+        if let Some(voice) = &self.voice {
+            voice(&format!(
+                "{:6.1} s  {line}",
+                self.start.elapsed().as_secs_f64()
+            ));
         }
     }
 
@@ -72,14 +94,26 @@ impl Progress {
     }
 }
 
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Progress({:?})", self.start.elapsed())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
 
     #[test]
     fn an_interruption_ends_a_sleep() {
         let flag = Arc::new(AtomicBool::new(false));
-        let progress = Progress::new(true, Arc::clone(&flag));
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hear = Arc::clone(&heard);
+        let voice = move |line: &str| hear.lock().unwrap().push(line.to_owned());
+        let progress = Progress::spoken_by(voice, Arc::clone(&flag));
+        progress.say("hello");
+        assert!(heard.lock().unwrap()[0].ends_with(" s  hello"));
         progress.sleep(Duration::from_millis(1)).unwrap();
         flag.store(true, Ordering::Relaxed);
         assert!(progress.sleep(Duration::from_secs(3600)).is_err());

@@ -3,6 +3,7 @@
 use crate::cli::LabCommand;
 use crate::output;
 use anyhow::{Result, anyhow};
+use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
 use plover_lab::state::LabName;
 use plover_lab::{Lab, Target, console, down, logs};
@@ -14,6 +15,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Runs one of the lab's commands.
 pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
+    prerequisites::check_root()?;
     match command {
         LabCommand::Up(up) => {
             let (json, progress) = (up.json, interruptible(up.quiet)?);
@@ -109,5 +111,9 @@ fn interruptible(quiet: bool) -> Result<Progress> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
     }
-    Ok(Progress::new(quiet, interrupted))
+    Ok(if quiet {
+        Progress::silent(interrupted)
+    } else {
+        Progress::on_stderr(interrupted)
+    })
 }

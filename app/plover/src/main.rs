@@ -70,7 +70,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     }
     let mut stderr = std::io::stderr();
     if is_interruption(error) {
-        let _ = writeln!(stderr, "plover: interrupted; nothing is left behind");
+        let _ = writeln!(stderr, "plover: interrupted");
         return ExitCode::from(130);
     }
     if let Some(Missing(sentences)) = error.downcast_ref::<Missing>() {

@@ -82,7 +82,7 @@ pub fn experiment(name: &str, options: Options) -> Result<Experiment> {
     };
     // What a test that was killed may have left.
     plover_lab::down::down(&options.name)?;
-    let progress = Progress::new(false, AtomicBool::new(false).into());
+    let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
     Experiment::begin(&options, Pressure::default(), &progress)
 }
 
