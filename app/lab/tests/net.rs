@@ -1,9 +1,7 @@
 //! The lab's network, on the real kernel. Needs root, like every lab.
 
 use anyhow::Result;
-use plover_lab::net::{
-    CLIENT_IP, Captured, GUEST_IP, GUEST_MAC, TAP, Topology, replica_ip,
-};
+use plover_lab::net::{CLIENT_IP, Captured, GUEST_IP, GUEST_MAC, TAP, Topology, replica_ip};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use std::io::{ErrorKind, Read, Write};
@@ -17,7 +15,10 @@ struct Lab(Option<Topology>);
 
 impl Lab {
     fn new(name: &str, replicas: usize) -> Self {
-        assert!(rustix::process::geteuid().is_root(), "these tests make namespaces: run as root");
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests make namespaces: run as root"
+        );
         Topology::remove(name).unwrap();
         Self(Some(Topology::create(name, replicas).unwrap()))
     }
@@ -59,10 +60,18 @@ fn links_in(namespace: std::fs::File) -> String {
 /// What comes of a datagram that `from` sends to `to`: one direction only. Sending itself must
 /// succeed even where nothing arrives, for a cut is silent.
 fn send(lab: &Topology, from: usize, to: usize, patience: Duration) -> std::io::Result<usize> {
-    let bind = |id| lab.replica(id).run(move || Ok(UdpSocket::bind((replica_ip(id), 0))?));
+    let bind = |id| {
+        lab.replica(id)
+            .run(move || Ok(UdpSocket::bind((replica_ip(id), 0))?))
+    };
     let (sender, receiver) = (bind(from).unwrap(), bind(to).unwrap());
     receiver.set_read_timeout(Some(patience)).unwrap();
-    assert_eq!(sender.send_to(b"hello", receiver.local_addr().unwrap()).unwrap(), 5);
+    assert_eq!(
+        sender
+            .send_to(b"hello", receiver.local_addr().unwrap())
+            .unwrap(),
+        5
+    );
     receiver.recv(&mut [0; 16])
 }
 
@@ -72,7 +81,10 @@ fn timed_out(error: &std::io::Error) -> bool {
 
 fn open(lab: &Topology, from: usize, to: usize) {
     let result = send(lab, from, to, Duration::from_secs(10));
-    assert!(matches!(result, Ok(5)), "{from} does not reach {to}: {result:?}");
+    assert!(
+        matches!(result, Ok(5)),
+        "{from} does not reach {to}: {result:?}"
+    );
 }
 
 fn closed(lab: &Topology, from: usize, to: usize) {
@@ -95,7 +107,11 @@ fn attach_tap(lab: &Topology, replica: usize) -> OwnedFd {
             request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
             // SAFETY: TUNSETIFF reads and writes one ifreq, which lives across the call.
             let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) };
-            anyhow::ensure!(result == 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
+            anyhow::ensure!(
+                result == 0,
+                "TUNSETIFF: {}",
+                std::io::Error::last_os_error()
+            );
             Ok(fd)
         })
         .unwrap();
@@ -103,7 +119,12 @@ fn attach_tap(lab: &Topology, replica: usize) -> OwnedFd {
     loop {
         let mut bridge = Command::new("bridge");
         bridge.args(["link", "show", "dev", TAP]);
-        let output = lab.replica(replica).exec_in(bridge).unwrap().output().unwrap();
+        let output = lab
+            .replica(replica)
+            .exec_in(bridge)
+            .unwrap()
+            .output()
+            .unwrap();
         if String::from_utf8_lossy(&output.stdout).contains("state forwarding") {
             return tap;
         }
@@ -115,7 +136,10 @@ fn attach_tap(lab: &Topology, replica: usize) -> OwnedFd {
 /// All frames that wait on a TAP; waits for the first one.
 fn read_frames(tap: &OwnedFd) -> Vec<Vec<u8>> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    let second = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
     let mut frames = Vec::new();
     let mut buffer = vec![0; 70_000];
     while poll(&mut [PollFd::new(tap, PollFlags::IN)], Some(&second)).unwrap() > 0 {
@@ -134,7 +158,10 @@ fn checksum(ip: &[u8]) -> u16 {
     let segment = &ip[header..total];
     let mut sum = u32::from(ip[9]) + segment.len() as u32;
     for pair in ip[12..20].chunks(2).chain(segment.chunks(2)) {
-        sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        sum += u32::from(u16::from_be_bytes([
+            pair[0],
+            pair.get(1).copied().unwrap_or(0),
+        ]));
     }
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -148,16 +175,32 @@ fn up_and_down_leaves_no_trace() {
     let lab = Lab::new("t-updown", 3);
     assert!(Topology::exists("t-updown"));
     assert_eq!(Topology::open("t-updown").unwrap().as_ref(), Some(&*lab));
-    let namespaces: Vec<_> =
-        [lab.switch(), lab.client()].into_iter().chain((0..3).map(|i| lab.replica(i))).collect();
+    let namespaces: Vec<_> = [lab.switch(), lab.client()]
+        .into_iter()
+        .chain((0..3).map(|i| lab.replica(i)))
+        .collect();
     assert!(namespaces.iter().all(|namespace| namespace.path().exists()));
-    assert_eq!(links_here(), before, "a lab adds nothing to the machine's own links");
-    assert!(Topology::create("t-updown", 3).is_err(), "a lab is not made twice");
-    assert!(Topology::exists("t-updown"), "and the refusal does not take the first one down");
+    assert_eq!(
+        links_here(),
+        before,
+        "a lab adds nothing to the machine's own links"
+    );
+    assert!(
+        Topology::create("t-updown", 3).is_err(),
+        "a lab is not made twice"
+    );
+    assert!(
+        Topology::exists("t-updown"),
+        "and the refusal does not take the first one down"
+    );
 
     drop(lab);
     assert!(!Topology::exists("t-updown"));
-    assert!(namespaces.iter().all(|namespace| !namespace.path().exists()));
+    assert!(
+        namespaces
+            .iter()
+            .all(|namespace| !namespace.path().exists())
+    );
     assert_eq!(Topology::open("t-updown").unwrap(), None);
     Topology::remove("t-updown").unwrap();
 }
@@ -179,14 +222,24 @@ fn leftovers_of_a_crashed_lab_are_removed() {
     sleeper.arg("60");
     let mut child = lab.replica(1).exec_in(sleeper).unwrap().spawn().unwrap();
     let inside = std::fs::File::open(format!("/proc/{}/ns/net", child.id())).unwrap();
-    Command::new("ip").args(["netns", "del", lab.client().name()]).status().unwrap();
-    assert_eq!(Topology::open("t-crash").unwrap(), None, "not a whole lab any more");
+    Command::new("ip")
+        .args(["netns", "del", lab.client().name()])
+        .status()
+        .unwrap();
+    assert_eq!(
+        Topology::open("t-crash").unwrap(),
+        None,
+        "not a whole lab any more"
+    );
     assert!(Topology::exists("t-crash"));
 
     Topology::remove("t-crash").unwrap();
     assert!(!Topology::exists("t-crash"));
     let left = links_in(inside);
-    assert!(!left.contains("repl0") && !left.contains("edge0"), "still plugged in: {left}");
+    assert!(
+        !left.contains("repl0") && !left.contains("edge0"),
+        "still plugged in: {left}"
+    );
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -228,20 +281,28 @@ fn one_way_cut() {
 #[test]
 fn a_cut_is_silent_for_connections() {
     let lab = Lab::new("t-silent", 2);
-    let listener = lab.replica(1).run(|| Ok(TcpListener::bind((replica_ip(1), 0))?)).unwrap();
+    let listener = lab
+        .replica(1)
+        .run(|| Ok(TcpListener::bind((replica_ip(1), 0))?))
+        .unwrap();
     let address = listener.local_addr().unwrap();
-    let mut out = lab.replica(0).run(|| Ok(TcpStream::connect(address)?)).unwrap();
+    let mut out = lab
+        .replica(0)
+        .run(|| Ok(TcpStream::connect(address)?))
+        .unwrap();
     let mut peer = listener.accept().unwrap().0;
 
     lab.cut(0, &[1]).unwrap();
     out.write_all(b"during").unwrap();
-    peer.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    peer.set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
     let error = peer.read(&mut [0; 16]).unwrap_err();
     assert!(timed_out(&error), "{error}");
     assert!(out.take_error().unwrap().is_none());
 
     lab.heal(0).unwrap();
-    peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
     let mut text = [0; 6];
     peer.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"during");
@@ -265,7 +326,11 @@ fn nothing_but_the_clients_frames_reaches_the_guests() {
     let ask = || Ok(UdpSocket::bind((CLIENT_IP, 0))?.send_to(b"?", (GUEST_IP, 5000))?);
     lab.client().run(ask).unwrap();
     for tap in &taps {
-        assert!(read_frames(tap).iter().any(|frame| frame[12..14] == [0x08, 0x06]));
+        assert!(
+            read_frames(tap)
+                .iter()
+                .any(|frame| frame[12..14] == [0x08, 0x06])
+        );
     }
 }
 
@@ -277,7 +342,14 @@ fn frames_on_the_tap_are_whole() {
     let neighbour = format!("neigh replace {GUEST_IP} lladdr {GUEST_MAC} dev eth0 nud permanent");
     let mut ip = Command::new("ip");
     ip.args(neighbour.split(' '));
-    assert!(lab.client().exec_in(ip).unwrap().status().unwrap().success());
+    assert!(
+        lab.client()
+            .exec_in(ip)
+            .unwrap()
+            .status()
+            .unwrap()
+            .success()
+    );
 
     let result: Result<()> = lab.client().run(|| {
         let socket = UdpSocket::bind((CLIENT_IP, 0))?;
@@ -297,7 +369,11 @@ fn frames_on_the_tap_are_whole() {
                 size_of_val(&segment) as libc::socklen_t,
             )
         };
-        anyhow::ensure!(result == 0, "UDP_SEGMENT: {}", std::io::Error::last_os_error());
+        anyhow::ensure!(
+            result == 0,
+            "UDP_SEGMENT: {}",
+            std::io::Error::last_os_error()
+        );
         socket.send_to(&[0x5a; 10_000], (GUEST_IP, 5000))?;
         Ok(())
     });
@@ -309,7 +385,12 @@ fn frames_on_the_tap_are_whole() {
     expected.extend([1000; 10]);
     assert_eq!(payloads, expected);
     for frame in &frames {
-        assert_eq!(checksum(&frame[14..]), 0, "a frame of {} bytes", frame.len());
+        assert_eq!(
+            checksum(&frame[14..]),
+            0,
+            "a frame of {} bytes",
+            frame.len()
+        );
     }
 }
 
@@ -325,7 +406,10 @@ fn the_capture_sees_who_sends_as_the_guest() {
         frame
     };
     let send = |replica: usize, frame: Vec<u8>| {
-        assert_eq!(rustix::io::write(&taps[replica], &frame).unwrap(), frame.len());
+        assert_eq!(
+            rustix::io::write(&taps[replica], &frame).unwrap(),
+            frame.len()
+        );
     };
 
     send(0, frame(GUEST_MAC.0, 0, 60));
@@ -338,8 +422,10 @@ fn the_capture_sees_who_sends_as_the_guest() {
     open(&lab, 0, 1);
     let Captured { frames, lost } = capture.stop().unwrap();
 
-    let seen: Vec<_> =
-        frames.iter().map(|f| (f.replica, f.port.as_str(), f.ethertype, f.len, f.head[20])).collect();
+    let seen: Vec<_> = frames
+        .iter()
+        .map(|f| (f.replica, f.port.as_str(), f.ethertype, f.len, f.head[20]))
+        .collect();
     assert_eq!(
         seen,
         [
@@ -348,7 +434,10 @@ fn the_capture_sees_who_sends_as_the_guest() {
             (Some(1), "r1-edge", 0x0800, 100, 4),
         ]
     );
-    assert_eq!((frames[0].head.len(), frames[1].head.len(), lost), (60, 64, 0));
+    assert_eq!(
+        (frames[0].head.len(), frames[1].head.len(), lost),
+        (60, 64, 0)
+    );
     let end = std::time::SystemTime::now();
     assert!(frames.iter().all(|f| (start..=end).contains(&f.at)));
     assert!(frames.is_sorted_by_key(|f| f.at));

@@ -70,19 +70,28 @@ impl Capture {
             }
             Ok((socket, by_index))
         })?;
-        let (wake, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context("cannot make a pipe")?;
+        let (wake, stop) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .context("cannot make a pipe")?;
         let thread = std::thread::Builder::new()
             .name("capture".into())
             .spawn(move || collect(&socket, &wake, &ports))
             .context("cannot start a thread")?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Ends the capture. Everything that had entered the switch before the call is in it.
     pub fn stop(mut self) -> Result<Captured> {
         self.stop = None;
-        let thread = self.thread.take().expect("only `stop` takes it, and it takes self");
-        thread.join().map_err(|_| anyhow!("the capture's thread panicked"))?
+        let thread = self
+            .thread
+            .take()
+            .expect("only `stop` takes it, and it takes self");
+        thread
+            .join()
+            .map_err(|_| anyhow!("the capture's thread panicked"))?
     }
 }
 
@@ -99,7 +108,10 @@ impl Drop for Capture {
 fn collect(socket: &OwnedFd, wake: &OwnedFd, ports: &HashMap<u32, String>) -> Result<Captured> {
     let mut captured = Captured::default();
     loop {
-        let mut fds = [PollFd::new(socket, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(wake, PollFlags::IN),
+        ];
         match poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot wait for frames"),
@@ -123,8 +135,10 @@ fn receive(socket: &OwnedFd, ports: &HashMap<u32, String>) -> Result<Option<Opti
     // SAFETY: all-zero is a valid value of these plain C structs.
     let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    let mut part =
-        libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() };
+    let mut part = libc::iovec {
+        iov_base: head.as_mut_ptr().cast(),
+        iov_len: head.len(),
+    };
     message.msg_name = (&raw mut from).cast();
     message.msg_namelen = size_of_val(&from) as libc::socklen_t;
     message.msg_iov = &raw mut part;
@@ -146,7 +160,9 @@ fn receive(socket: &OwnedFd, ports: &HashMap<u32, String>) -> Result<Option<Opti
             _ => Err(error).context("cannot read a frame"),
         };
     }
-    let port = u32::try_from(from.sll_ifindex).ok().and_then(|index| ports.get(&index));
+    let port = u32::try_from(from.sll_ifindex)
+        .ok()
+        .and_then(|index| ports.get(&index));
     let Some(port) = port.filter(|_| from.sll_pkttype != libc::PACKET_OUTGOING) else {
         return Ok(Some(None));
     };
@@ -174,7 +190,9 @@ fn timestamp(message: &libc::msghdr) -> Option<SystemTime> {
         {
             return None;
         }
-        libc::CMSG_DATA(header).cast::<libc::timespec>().read_unaligned()
+        libc::CMSG_DATA(header)
+            .cast::<libc::timespec>()
+            .read_unaligned()
     };
     let since = Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?);
     Some(SystemTime::UNIX_EPOCH + since)
@@ -196,12 +214,19 @@ fn packet_socket(source: Option<Mac>) -> io::Result<OwnedFd> {
     // SAFETY: a descriptor just returned by the kernel, owned by nobody else.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
 
-    set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &BUFFER_BYTES)?;
+    set(
+        &socket,
+        libc::SOL_SOCKET,
+        libc::SO_RCVBUFFORCE,
+        &BUFFER_BYTES,
+    )?;
     set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1_i32)?;
     if let Some(mac) = source {
         let mut code = from_only(mac);
-        let program =
-            libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
+        let program = libc::sock_fprog {
+            len: code.len() as u16,
+            filter: code.as_mut_ptr(),
+        };
         set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
     }
     // SAFETY: all-zero is a valid value of this plain C struct.
@@ -219,23 +244,43 @@ fn packet_socket(source: Option<Mac>) -> io::Result<OwnedFd> {
 /// Classic BPF: the source address, bytes 6 to 11, is `mac`.
 fn from_only(mac: Mac) -> [libc::sock_filter; 6] {
     let [a, b, c, d, e, f] = mac.0;
-    let op = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let op = |code: u32, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
     [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 6),
-        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 3, u32::from_be_bytes([a, b, c, d])),
+        op(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            3,
+            u32::from_be_bytes([a, b, c, d]),
+        ),
         op(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, 10),
-        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, u16::from_be_bytes([e, f]).into()),
+        op(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            u16::from_be_bytes([e, f]).into(),
+        ),
         op(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
         op(libc::BPF_RET | libc::BPF_K, 0, 0),
     ]
 }
 
 fn set<T>(socket: &impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
-    let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
+    let (fd, len) = (
+        socket.as_fd().as_raw_fd(),
+        size_of::<T>() as libc::socklen_t,
+    );
     // SAFETY: pointer and length describe `value`, which outlives the call; the kernel only
     // reads it. Each option above is given the type that its documentation names.
     let result = unsafe { libc::setsockopt(fd, level, option, (value as *const T).cast(), len) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// How many frames found the socket's buffer full.

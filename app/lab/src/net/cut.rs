@@ -40,8 +40,14 @@ impl Topology {
     pub fn heal(&self, replica: usize) -> Result<()> {
         let all: Vec<_> = (0..self.replicas()).collect();
         for peer in self.others(replica, &all) {
-            tool::ip(Some(&self.replica(replica)), &[neighbour(peer, replica_mac(peer))])?;
-            tool::ip(Some(&self.replica(peer)), &[neighbour(replica, replica_mac(replica))])?;
+            tool::ip(
+                Some(&self.replica(replica)),
+                &[neighbour(peer, replica_mac(peer))],
+            )?;
+            tool::ip(
+                Some(&self.replica(peer)),
+                &[neighbour(replica, replica_mac(replica))],
+            )?;
         }
         Ok(())
     }
@@ -52,6 +58,10 @@ impl Topology {
     }
 
     fn others(&self, replica: usize, peers: &[usize]) -> Vec<usize> {
-        peers.iter().copied().filter(|peer| *peer != replica).collect()
+        peers
+            .iter()
+            .copied()
+            .filter(|peer| *peer != replica)
+            .collect()
     }
 }

@@ -72,7 +72,10 @@ impl Namespace {
             work()
         };
         std::thread::scope(|scope| {
-            scope.spawn(in_namespace).join().map_err(|_| anyhow!("the work in {self:?} panicked"))?
+            scope
+                .spawn(in_namespace)
+                .join()
+                .map_err(|_| anyhow!("the work in {self:?} panicked"))?
         })
     }
 

@@ -10,6 +10,13 @@ pub(super) fn ip(namespace: Option<&Namespace>, lines: &[String]) -> Result<()> 
     batch("ip", namespace, lines)
 }
 
+/// Runs each of the `ip` commands, also after one has failed. The error is the first one's.
+pub(super) fn ip_all(namespace: &Namespace, lines: impl IntoIterator<Item = String>) -> Result<()> {
+    lines.into_iter().fold(Ok(()), |result, line| {
+        result.and(ip(Some(namespace), &[line]))
+    })
+}
+
 /// Runs `bridge` commands.
 pub(super) fn bridge(namespace: &Namespace, lines: &[String]) -> Result<()> {
     batch("bridge", Some(namespace), lines)
@@ -18,7 +25,15 @@ pub(super) fn bridge(namespace: &Namespace, lines: &[String]) -> Result<()> {
 /// The devices that are plugged into `bridge`.
 pub(super) fn ports_of(namespace: &Namespace, bridge: &str) -> Result<Vec<String>> {
     let output = Command::new("ip")
-        .args(["-n", namespace.name(), "-o", "link", "show", "master", bridge])
+        .args([
+            "-n",
+            namespace.name(),
+            "-o",
+            "link",
+            "show",
+            "master",
+            bridge,
+        ])
         .output()
         .context("cannot run 'ip' (package iproute2)")?;
     // "4: r0-edge@if2: <BROADCAST,…"
@@ -46,8 +61,14 @@ fn batch(tool: &str, namespace: Option<&Namespace>, lines: &[String]) -> Result<
         .with_context(|| format!("cannot run '{tool}' (package iproute2)"))?;
     // Dropped at once: the end of the input is the end of the batch. A tool that died early
     // breaks the pipe; its own words, below, say why.
-    let _ = child.stdin.take().expect("it is piped").write_all((lines.join("\n") + "\n").as_bytes());
-    let output = child.wait_with_output().with_context(|| format!("cannot wait for '{tool}'"))?;
+    let _ = child
+        .stdin
+        .take()
+        .expect("it is piped")
+        .write_all((lines.join("\n") + "\n").as_bytes());
+    let output = child
+        .wait_with_output()
+        .with_context(|| format!("cannot wait for '{tool}'"))?;
     if output.status.success() {
         return Ok(());
     }
@@ -55,9 +76,19 @@ fn batch(tool: &str, namespace: Option<&Namespace>, lines: &[String]) -> Result<
     // "Command failed -:3" is about the third line.
     let line = said
         .lines()
-        .find_map(|line| line.strip_prefix("Command failed -:")?.trim().parse::<usize>().ok())
+        .find_map(|line| {
+            line.strip_prefix("Command failed -:")?
+                .trim()
+                .parse::<usize>()
+                .ok()
+        })
         .and_then(|number| lines.get(number.checked_sub(1)?));
-    let reason = said.lines().find(|line| !line.starts_with("Command failed")).unwrap_or("failed");
-    let place = namespace.map(|n| format!(" -n {}", n.name())).unwrap_or_default();
+    let reason = said
+        .lines()
+        .find(|line| !line.starts_with("Command failed"))
+        .unwrap_or("failed");
+    let place = namespace
+        .map(|n| format!(" -n {}", n.name()))
+        .unwrap_or_default();
     bail!("`{tool}{place} {}`: {reason}", line.unwrap_or(&lines[0]));
 }
