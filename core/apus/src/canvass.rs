@@ -57,8 +57,11 @@ impl Apus {
         now < self.heard_at + self.config.timeout
     }
 
+    /// Our own log need not name us: it may end before the in-sync set that does (a secondary
+    /// that has just joined). The merged log has the last word (`merge`).
     fn may_stand(&self, now: Micros) -> bool {
-        self.holds_guest()
+        self.life > View::NONE
+            && self.holds_state
             && !self.bearings.amnesiac
             && !self.leader_is_alive(now)
             && self

@@ -151,7 +151,8 @@ impl Apus {
             return;
         };
         let votes = std::mem::take(&mut election.votes);
-        if !self.log.in_sync().contains(self.config.me) {
+        // The guest may have been lost since we stood.
+        if !self.holds_state || !self.log.in_sync().contains(self.config.me) {
             self.stand_down(now, out);
             return;
         }

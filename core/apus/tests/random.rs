@@ -141,20 +141,12 @@ fn may_refuse(world: &World) -> bool {
         .filter(|s| s.phase != Phase::Recovering)
         .collect();
     let quorum = statuses.len() / 2 + 1;
-    let mut holders = world.up().into_iter().filter(|node| {
-        world.nodes[*node].holds
-            && world
-                .core(*node)
-                .status()
-                .in_sync
-                .contains(ReplicaId(*node as u8))
-    });
+    let best = voters.iter().max_by_key(|voter| voter.last);
+    let mut holders = world.up().into_iter().filter(|node| world.nodes[*node].holds);
+    // A holder that its own log does not name (yet) may be named by another's.
     let ruled_out = |node: usize| {
-        let mine = world.core(node).status().last;
         let me = ReplicaId(node as u8);
-        voters
-            .iter()
-            .any(|voter| voter.last > mine && !voter.in_sync.contains(me))
+        best.is_none_or(|best| !best.in_sync.contains(me))
     };
     holders.any(|node| voters.len() < quorum || ruled_out(node))
 }
