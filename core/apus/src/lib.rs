@@ -19,9 +19,9 @@
 //!                    v    a leader answers, log caught up       v
 //!   +--------> RECOVERING ----------------------------------> FOLLOWING <---------------+
 //!   |                |                                        |      ^                  |
-//!   |  bootstrap of  |             silence for a timeout, and |      | a leader is      |
-//!   |  an empty      |             holds the guest, and is in |      | heard            |
-//!   |  group         |             the in-sync set            v      |                  |
+//!   |  bootstrap of  |             silence for a timeout,     |      | a leader is      |
+//!   |  an empty      |             and holds the guest        |      | heard            |
+//!   |  group         |                                        v      |                  |
 //!   |                |                                      CANVASSING                  |
 //!   |                |              a quorum would elect me   |                         |
 //!   |                |                                        v                         |
@@ -29,8 +29,8 @@
 //!   |                     (no votes needed: nobody            |   refused, out of time, |
 //!   |                      has anything to lose)              |   or the merged log     |
 //!   |                                                         |   rules me out          |
-//!   |                              a quorum has promised, the |                         |
-//!   |                              best log is merged         v                         |
+//!   |                              a quorum has promised; its |                         |
+//!   |                              best log names me          v                         |
 //! process dies                                             LEADING ---------------------+
 //!                                                              a higher view was promised
 //! ```
@@ -51,9 +51,10 @@
 //!
 //! The *in-sync set* lives in the log and names the replicas whose guest explains everything
 //! clients have seen. A replica stands for election only if it [holds the
-//! guest](Apus::set_holds_state) and the newest set in its log names it; the witness votes but
-//! never stands. And since a candidate's log may be behind, it looks again once it has merged
-//! its quorum's best log, and stands down if that rules it out.
+//! guest](Apus::set_holds_state); the witness votes but never stands. And it leads only if the
+//! newest in-sync set names it once it has merged the best log of its quorum: its own may end
+//! before the entry that took it in, or before the one that went on without it. Otherwise it
+//! stands down.
 
 mod api;
 mod canvass;

@@ -125,10 +125,13 @@ impl Apus {
         self.bearings.amnesiac || self.bearings.restarted || lost
     }
 
-    /// Whether its guest is one that the log vouches for, in a life that a leader has named.
+    /// Whether its guest may be the one to go on with: it has one, in a life that a leader has
+    /// named, and has not just been told by a quorum's best log that others went on without it.
     pub(crate) fn holds_guest(&self) -> bool {
-        let life_is_known = self.life > View::NONE;
-        life_is_known && self.holds_state && self.log.in_sync().contains(self.config.me)
+        let named = self.log.in_sync().contains(self.config.me);
+        let stood = self.stood_down.as_ref();
+        let ruled_out = !named && stood.is_some_and(|stood| stood.last == self.log.last());
+        self.life > View::NONE && self.holds_state && !ruled_out
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add

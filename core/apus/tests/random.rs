@@ -142,7 +142,10 @@ fn may_refuse(world: &World) -> bool {
         .collect();
     let quorum = statuses.len() / 2 + 1;
     let best = voters.iter().max_by_key(|voter| voter.last);
-    let mut holders = world.up().into_iter().filter(|node| world.nodes[*node].holds);
+    let mut holders = world
+        .up()
+        .into_iter()
+        .filter(|node| world.nodes[*node].holds);
     // A holder that its own log does not name (yet) may be named by another's.
     let ruled_out = |node: usize| {
         let me = ReplicaId(node as u8);

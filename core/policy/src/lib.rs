@@ -6,9 +6,11 @@
 
 mod idle;
 mod slot;
+mod wait;
 
 pub use idle::IdleDetector;
 pub use slot::{SlotConfig, SlotRule, SlotView, SyncReason};
+pub use wait::WaitRule;
 
 use serde::{Deserialize, Serialize};
 

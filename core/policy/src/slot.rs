@@ -71,8 +71,6 @@ pub struct SlotRule {
     config: SlotConfig,
     /// Smoothed pause of the leader's guest.
     pause: Micros,
-    /// Smoothed time the secondary needed to finish after the leader.
-    lag: Micros,
 }
 
 /// A busy guest runs this many times as long as the pause that ends its slot, so that it
@@ -85,28 +83,13 @@ impl SlotRule {
         Self {
             config,
             pause: Micros::ZERO,
-            lag: Micros::ZERO,
         }
-    }
-
-    /// The bounds.
-    pub fn config(&self) -> &SlotConfig {
-        &self.config
     }
 
     /// How long a busy guest with waiting outputs may run now.
     pub fn longest(&self) -> Micros {
         let by_cost = Micros(self.pause.0 * RUN_PER_PAUSE);
         by_cost.max(self.config.slot_min).min(self.config.slot_max)
-    }
-
-    /// How long the leader will stand and wait for the secondary. Waiting pays while it is
-    /// shorter than what the divergence of an unfinished secondary would cost, which is of the
-    /// order of the pause itself; a secondary that is usually done within twice its smoothed
-    /// lag is worth waiting for that long.
-    pub fn wait(&self) -> Micros {
-        let usual = Micros(self.lag.0 * 2 + 500);
-        usual.min(self.config.wait_max)
     }
 
     /// Whether the slot ends now, and why.
@@ -135,11 +118,9 @@ impl SlotRule {
         }
     }
 
-    /// Learns from a finished sync: the leader's guest stood for `pause`, the secondary
-    /// needed `lag` to finish its inputs.
-    pub fn learn(&mut self, pause: Micros, lag: Micros) {
+    /// Learns from a finished sync: the leader's guest stood for `pause`.
+    pub fn learn(&mut self, pause: Micros) {
         self.pause = smooth(self.pause, pause);
-        self.lag = smooth(self.lag, lag);
     }
 }
 
@@ -191,11 +172,11 @@ mod tests {
         let mut rule = SlotRule::new(SlotConfig::default());
         assert_eq!(rule.longest(), SlotConfig::default().slot_min);
         for _ in 0..50 {
-            rule.learn(Micros::from_ms(8), Micros::ZERO);
+            rule.learn(Micros::from_ms(8));
         }
         assert_eq!(rule.longest(), Micros::from_ms(24));
         for _ in 0..50 {
-            rule.learn(Micros::from_ms(80), Micros::ZERO);
+            rule.learn(Micros::from_ms(80));
         }
         assert_eq!(rule.longest(), SlotConfig::default().slot_max);
         let view = SlotView {

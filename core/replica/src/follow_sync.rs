@@ -138,7 +138,7 @@ impl Replica {
             },
             since: self.now,
             wait: Micros::ZERO,
-            wait_max: self.slot_rule.wait(),
+            wait_max: self.wait_rule.begin(),
             unconsumed: Vec::new(),
             scanned: false,
             dirty: dirty.map(|d| (d.set, d.key)),
@@ -161,6 +161,7 @@ impl Replica {
         let waited = self.now.since(follow.since);
         if self.guest_idle || waited >= follow.wait_max {
             follow.wait = waited;
+            self.wait_rule.learn(waited, self.guest_idle);
             follow.stage = Stage::Pausing;
             self.guest.pause(&mut self.out);
         }
@@ -436,7 +437,6 @@ impl Replica {
         // Own outputs of the slot, and own unconsumed inputs, belong to a state that is gone.
         self.guard.discard_all();
         self.note(Note::Applied { sync: follow.sync });
-        self.slot_rule.learn(Micros::ZERO, follow.wait);
         if self.role == Role::Joining {
             self.joiner_applied();
         }

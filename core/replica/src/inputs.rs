@@ -49,7 +49,8 @@ impl Replica {
             return false;
         }
         let Ok(viewstamp) =
-            self.apus.propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
+            self.apus
+                .propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
         else {
             return false;
         };

@@ -69,7 +69,6 @@ pub(crate) struct LeadSync {
     theirs: Option<PageSet>,
     their_digests: Vec<Digest>,
     their_total: Option<u32>,
-    their_wait: Micros,
     /// Pages only the secondary has written; hashed after its list came.
     extra: Option<Vec<PageNo>>,
     divergent: Vec<PageNo>,
@@ -210,7 +209,6 @@ impl Replica {
             theirs: None,
             their_digests: Vec::new(),
             their_total: None,
-            their_wait: Micros::ZERO,
             extra: None,
             divergent: Vec::new(),
             next: 0,
@@ -225,13 +223,17 @@ impl Replica {
 
     /// Whether the guest runs on until the log reaches the cut.
     pub(crate) fn is_ordering(&self) -> bool {
-        self.lead.as_ref().is_some_and(|sync| sync.stage == Stage::Ordering)
+        self.lead
+            .as_ref()
+            .is_some_and(|sync| sync.stage == Stage::Ordering)
     }
 
     /// Everything before the cut is fed: the guest is paused, and what comes later waits.
     pub(crate) fn lead_cut(&mut self, number: SyncNo) {
         let now = self.now;
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else { return };
+        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+            return;
+        };
         if sync.stage != Stage::Ordering {
             return;
         }
@@ -307,7 +309,7 @@ impl Replica {
             sync.report.dirty_secondary = set.len();
             sync.theirs = Some(set);
             sync.their_total = Some(total);
-            sync.their_wait = wait;
+            sync.report.phases[Phase::Wait as usize] = wait;
         }
         if first as usize != sync.their_digests.len() || sync.their_total != Some(total) {
             return self.abort_lead("the secondary's digests do not follow each other");
@@ -572,7 +574,7 @@ impl Replica {
         };
         sync.enter(Phase::Idle, now);
         sync.report.pause = now.since(sync.started);
-        self.slot_rule.learn(sync.report.pause, sync.their_wait);
+        self.slot_rule.learn(sync.report.pause);
         self.note(Note::Synced(Box::new(sync.report)));
     }
 

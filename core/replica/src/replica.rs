@@ -7,7 +7,7 @@ use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
 use apus::{Apus, Command, Phase as ConsensusPhase, Start};
 use plover_guard::Guard;
-use plover_policy::{IdleDetector, SlotRule};
+use plover_policy::{IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Ledger, Phase, SyncMessage};
 use plover_types::{
@@ -65,6 +65,7 @@ pub struct Replica {
     pub(crate) sync_no: SyncNo,
     pub(crate) slot_started: Micros,
     pub(crate) slot_rule: SlotRule,
+    pub(crate) wait_rule: WaitRule,
     pub(crate) idle: IdleDetector,
     pub(crate) guest_idle: bool,
     /// The last syncvm failed; the next one is a repetition.
@@ -121,6 +122,7 @@ impl Replica {
             sync_no: SyncNo(0),
             slot_started: now,
             slot_rule: SlotRule::new(config.slot),
+            wait_rule: WaitRule::new(config.slot.wait_max),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
             retry: false,

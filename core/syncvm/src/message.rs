@@ -140,7 +140,7 @@ pub enum Body {
 pub enum Phase {
     /// No sync is running.
     Idle,
-    /// The secondary finishes its inputs.
+    /// The secondary finishes its inputs; this time lies within [`Phase::Exchange`].
     Wait,
     /// The guest is being stopped.
     Pause,
