@@ -128,6 +128,7 @@ fn a_secondary_whose_own_log_does_not_name_it_yet_can_lead() {
         .unwrap();
     world.run(Micros::from_ms(60));
     assert_eq!(world.core(1).status().in_sync, set(&[0]));
+    (world.nodes[1].empty, world.nodes[2].empty) = (false, false);
     world.crash(0);
     assert!(world.run_until(Micros::from_ms(1000), |world| world.leader() == Some(1)));
     assert!(

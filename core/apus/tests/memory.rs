@@ -223,8 +223,14 @@ fn a_replica_that_missed_what_was_reclaimed_jumps() {
         }
         world.run(Micros::from_ms(200));
         world.trim(0);
+        // A newer set after the base must not be taken for the one at the base.
+        let all = ReplicaSet(0b111);
+        world
+            .propose_kind(0, EntryKind::InSync(all), Vec::new())
+            .unwrap();
         world.heal();
         world.run(Micros::from_ms(500));
+        assert_eq!(world.nodes[2].jumped_to, Some(ReplicaSet(0b011)));
         let (leader, jumper) = (world.core(0).status(), world.core(2).status());
         assert!(leader.base > Index(40));
         assert_eq!((jumper.base, jumper.commit), (leader.base, leader.commit));

@@ -403,6 +403,22 @@ fn the_lease_counts_from_the_sending_of_what_was_answered() {
 }
 
 #[test]
+fn a_leader_with_a_lease_gives_no_vote_and_one_without_stops_leading_as_it_does() {
+    let mut group = Group::new(3, Durability::Memory);
+    group.tick(HEARTBEAT);
+    group.settle();
+    let prepare = wire::encode(&(6u8, View::new(5, ReplicaId(2))));
+    let lease = group.cores[0].lease_until();
+    group.now = Micros(lease.0 - 1);
+    group.carry(2, 0, &prepare);
+    assert_eq!(group.cores[0].status().phase, Phase::Leading);
+    group.now = lease;
+    group.carry(2, 0, &prepare);
+    assert_eq!(group.cores[0].status().phase, Phase::Following);
+    assert_eq!(group.cores[0].lease_until(), Micros::ZERO);
+}
+
+#[test]
 fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
     let mut group = Group::new(3, Durability::Memory);
     let before = group.cores[1].status();
@@ -424,72 +440,6 @@ fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
     let after = group.cores[1].status();
     assert_eq!(after.rejected, before.rejected + 5);
     assert_eq!((after.last, after.phase), (before.last, before.phase));
-}
-
-#[test]
-fn nothing_is_promised_before_storage_has_it() {
-    let durable = DurableState {
-        promised: View::new(3, ReplicaId(0)),
-    };
-    let start = Start::Restarted {
-        durable,
-        log: Vec::new(),
-        base: Viewstamp::default(),
-        in_sync_at_base: ReplicaSet::of([ReplicaId(0)]),
-    };
-    let mut core = Apus::new(config(1, 3, Durability::Disk), start, Micros(1));
-    let (view, mut out) = (View::new(4, ReplicaId(2)), Vec::new());
-    // Prepare{view}: the seventh message.
-    let prepare = wire::encode(&(6u8, view));
-    let from = ReplicaId(2);
-    let late = Micros(1) + TIMEOUT;
-    core.apply(
-        Micros(50),
-        Event::Received {
-            from,
-            bytes: &prepare,
-        },
-        &mut out,
-    );
-    assert!(
-        !out.contains(&Command::PersistState(DurableState { promised: view })),
-        "{out:?}"
-    );
-    assert_eq!(
-        core.status().view,
-        durable.promised,
-        "it may have answered a leader just before"
-    );
-    out.clear();
-    core.apply(
-        late,
-        Event::Received {
-            from,
-            bytes: &prepare,
-        },
-        &mut out,
-    );
-    assert_eq!(
-        out[0],
-        Command::PersistState(DurableState { promised: view })
-    );
-    assert!(
-        !out.iter()
-            .any(|command| matches!(command, Command::Write { .. })),
-        "{out:?}"
-    );
-    out.clear();
-    core.apply(late, Event::StatePersisted(view), &mut out);
-    assert!(
-        matches!(
-            out[..],
-            [Command::Write {
-                to: ReplicaId(2),
-                ..
-            }]
-        ),
-        "{out:?}"
-    );
 }
 
 proptest! {

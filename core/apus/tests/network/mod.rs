@@ -72,6 +72,8 @@ pub struct Node {
     pub cursor: Option<Index>,
     pub holds: bool,
     pub empty: bool,
+    /// The in-sync set at the base of the last jump.
+    pub jumped_to: Option<ReplicaSet>,
     alive: BTreeMap<ReplicaId, bool>,
     offset: u64,
     /// Clock drift in thousandths, fast or slow.
@@ -134,6 +136,7 @@ impl World {
             cursor: None,
             holds: false,
             empty: false,
+            jumped_to: None,
             alive: BTreeMap::new(),
             offset: random.range(0, 1 << 40),
             drift: random.range(0, 80) as i64 - 40,
@@ -554,6 +557,7 @@ impl World {
                 Command::Deliver(entry) => self.delivered(node, entry),
                 Command::Jump { base, in_sync } => {
                     jumped = Some(in_sync);
+                    self.nodes[node].jumped_to = jumped;
                     self.nodes[node].cursor = Some(base.index);
                 }
                 Command::Lead { view } => {

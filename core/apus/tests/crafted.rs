@@ -1,0 +1,251 @@
+//! One replica, and messages written by hand: what must not be said, and when.
+
+use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event};
+use apus::{Phase, Start};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp, wire};
+
+const TIMEOUT: Micros = Micros::from_ms(100);
+/// Clocks start anywhere, but not near zero, where every span since seems long.
+const START: Micros = Micros::from_ms(1_000_000);
+const ME: ReplicaId = ReplicaId(2);
+
+// The tags of messages, in the order of their declaration.
+const APPEND: u8 = 0;
+const ACK: u8 = 1;
+const PREPARE: u8 = 6;
+const PROMISE: u8 = 7;
+const FETCH: u8 = 8;
+const ASK: u8 = 10;
+const STAND: u8 = 11;
+
+fn view(round: u64, leader: u8) -> View {
+    View::new(round, ReplicaId(leader))
+}
+
+fn vs(view: View, index: u64) -> Viewstamp {
+    Viewstamp {
+        view,
+        index: Index(index),
+    }
+}
+
+fn noop(view: View, index: u64) -> Entry {
+    Entry {
+        viewstamp: vs(view, index),
+        kind: EntryKind::Noop,
+        payload: Vec::new(),
+    }
+}
+
+/// An append of `leader`, in the life that its first view began.
+fn append(leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<u8> {
+    let (life, stamp, number, jump) = (view(1, 0), START, 0u64, None::<ReplicaSet>);
+    let tail = (Index(commit), Index(0), stamp, number, jump);
+    wire::encode(&(APPEND, leader, life, prev, entries, tail))
+}
+
+/// Replica 2 of three, after a restart.
+struct Replica {
+    core: Apus,
+    now: Micros,
+}
+
+impl Replica {
+    fn restarted(durability: Durability, promised: View, log: Vec<Entry>) -> Self {
+        let config = Config {
+            me: ME,
+            members: ReplicaSet(0b111),
+            first_leader: ReplicaId(0),
+            heartbeat: Micros::from_ms(20),
+            timeout: TIMEOUT,
+            durability,
+            log_bytes_max: 1 << 20,
+            message_bytes_max: 1 << 16,
+            seed: 1,
+            canary: Canary::None,
+        };
+        let start = Start::Restarted {
+            durable: DurableState { promised },
+            log,
+            base: vs(view(1, 0), 0),
+            in_sync_at_base: ReplicaSet(0b001),
+        };
+        Self {
+            core: Apus::new(config, start, START),
+            now: START,
+        }
+    }
+
+    fn apply(&mut self, event: Event<'_>) -> Vec<Command> {
+        let mut out = Vec::new();
+        self.core.apply(self.now, event, &mut out);
+        out
+    }
+
+    fn read(&mut self, from: u8, bytes: &[u8]) -> Vec<Command> {
+        let out = self.apply(Event::Received {
+            from: ReplicaId(from),
+            bytes,
+        });
+        assert_eq!(
+            self.core.status().rejected,
+            0,
+            "the test speaks the language"
+        );
+        out
+    }
+
+    /// Reads the answer of a leader to the question that this replica has just asked.
+    fn is_answered(&mut self, question: &[Command], leader: View, last: Viewstamp, skew: u64) {
+        let asked = messages(question, ASK);
+        let (_, incarnation, round): (u8, u64, u32) = head(&asked[0]);
+        // Standing::Leading is the first of its kind.
+        let answer = (STAND, incarnation ^ skew, round, leader, (0u8, last));
+        let leader = leader.leader().unwrap().0;
+        self.read(leader, &wire::encode(&answer));
+    }
+
+    fn persists(&mut self, view: View) -> Vec<Command> {
+        self.apply(Event::StatePersisted(view))
+    }
+}
+
+/// The messages with this tag.
+fn messages(commands: &[Command], tag: u8) -> Vec<Vec<u8>> {
+    let written = commands.iter().filter_map(|command| match command {
+        Command::Write { bytes, .. } if bytes[1] == tag => Some(bytes.clone()),
+        _ => None,
+    });
+    written.collect()
+}
+
+/// The first fields of a message.
+fn head<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> T {
+    postcard::take_from_bytes(&bytes[1..]).unwrap().0
+}
+
+#[test]
+fn nothing_is_promised_before_storage_has_it() {
+    let mut replica = Replica::restarted(Durability::Disk, view(3, 0), Vec::new());
+    replica.now = START + TIMEOUT;
+    let prepare = wire::encode(&(PREPARE, view(4, 1)));
+    let out = replica.read(1, &prepare);
+    assert!(out.contains(&Command::PersistState(DurableState {
+        promised: view(4, 1)
+    })));
+    assert_eq!(messages(&out, PROMISE).len(), 0);
+    assert_eq!(
+        messages(&replica.read(1, &prepare), PROMISE).len(),
+        0,
+        "nor when asked again"
+    );
+    assert_eq!(messages(&replica.persists(view(4, 1)), PROMISE).len(), 1);
+    assert_eq!(
+        messages(&replica.read(1, &prepare), PROMISE).len(),
+        1,
+        "the first may be lost"
+    );
+}
+
+#[test]
+fn a_restarted_voter_waits_for_the_leases_it_may_have_granted() {
+    let mut replica = Replica::restarted(Durability::Disk, view(3, 0), Vec::new());
+    replica.now = START + TIMEOUT - Micros(1);
+    replica.read(1, &wire::encode(&(PREPARE, view(4, 1))));
+    assert_eq!(replica.core.status().view, view(3, 0));
+    replica.now = replica.now + Micros(1);
+    replica.read(1, &wire::encode(&(PREPARE, view(4, 1))));
+    assert_eq!(replica.core.status().view, view(4, 1));
+}
+
+#[test]
+fn a_voter_that_hears_a_leader_promises_nothing() {
+    let mut replica = Replica::restarted(Durability::Disk, view(3, 0), Vec::new());
+    replica.now = START + TIMEOUT + TIMEOUT;
+    replica.read(0, &append(view(3, 0), vs(view(1, 0), 0), &[], 0));
+    replica.now = replica.now + TIMEOUT - Micros(1);
+    replica.read(1, &wire::encode(&(PREPARE, view(4, 1))));
+    assert_eq!(replica.core.status().view, view(3, 0));
+}
+
+#[test]
+fn nothing_is_acknowledged_in_a_view_that_storage_does_not_know() {
+    let mut replica = Replica::restarted(Durability::Disk, view(1, 0), Vec::new());
+    let (leader, start) = (view(2, 1), vs(view(1, 0), 0));
+    let out = replica.read(1, &append(leader, start, &[noop(leader, 1)], 0));
+    assert!(out.contains(&Command::PersistState(DurableState { promised: leader })));
+    let out = replica.apply(Event::EntriesPersisted(vs(leader, 1)));
+    assert_eq!(messages(&out, ACK).len(), 0);
+    let acks = messages(&replica.persists(leader), ACK);
+    let (_, acked_view, _, matched): (u8, View, Micros, Index) = head(&acks[0]);
+    assert_eq!((acked_view, matched), (leader, Index(1)));
+}
+
+#[test]
+fn an_older_view_is_refused_whatever_it_brings() {
+    let mut replica = Replica::restarted(Durability::Disk, view(2, 1), Vec::new());
+    let old = view(1, 0);
+    let out = replica.read(0, &append(old, vs(old, 0), &[noop(old, 1)], 1));
+    assert_eq!(messages(&out, ACK).len(), 0);
+    assert_eq!(replica.core.status().last, vs(old, 0));
+}
+
+#[test]
+fn a_log_shown_to_a_candidate_is_not_shown_after_a_higher_promise() {
+    let old = view(1, 0);
+    let log = vec![noop(old, 1), noop(old, 2)];
+    let mut replica = Replica::restarted(Durability::Disk, old, log);
+    replica.now = START + TIMEOUT;
+    let fetch = wire::encode(&(FETCH, view(2, 1), vs(old, 0)));
+    replica.read(1, &wire::encode(&(PREPARE, view(2, 1))));
+    replica.persists(view(2, 1));
+    assert_eq!(replica.read(1, &fetch).len(), 1);
+    replica.read(0, &wire::encode(&(PREPARE, view(3, 0))));
+    replica.persists(view(3, 0));
+    assert_eq!(replica.read(1, &fetch).len(), 0);
+}
+
+#[test]
+fn a_backup_does_not_commit_old_entries_by_the_number_of_their_copies() {
+    let (old, leader) = (view(1, 0), view(2, 1));
+    let mut replica = Replica::restarted(Durability::Memory, old, Vec::new());
+    let question = replica.apply(Event::Tick);
+    replica.is_answered(&question, leader, vs(leader, 3), 0);
+    replica.persists(leader);
+    // Two copies of entries of an older view: another leader might yet replace them.
+    replica.read(
+        1,
+        &append(leader, vs(old, 0), &[noop(old, 1), noop(old, 2)], 0),
+    );
+    assert_eq!(replica.core.status().commit, Index(0));
+    replica.read(1, &append(leader, vs(old, 2), &[noop(leader, 3)], 0));
+    assert_eq!(replica.core.status().commit, Index(3));
+}
+
+#[test]
+fn an_answer_to_an_earlier_life_of_the_process_does_not_end_its_amnesia() {
+    let leader = view(1, 0);
+    let mut replica = Replica::restarted(Durability::Memory, leader, Vec::new());
+    let question = replica.apply(Event::Tick);
+    let first = append(leader, vs(leader, 0), &[noop(leader, 1)], 1);
+    // The leader of the time before the restart said that its log ended here; since then this
+    // replica may have acknowledged more.
+    replica.is_answered(&question, leader, vs(leader, 1), 1);
+    assert_eq!(messages(&replica.read(0, &first), ACK).len(), 0);
+    assert_eq!(replica.core.status().phase, Phase::Recovering);
+    replica.is_answered(&question, leader, vs(leader, 2), 0);
+    replica.read(0, &first);
+    assert_eq!(
+        replica.core.status().phase,
+        Phase::Recovering,
+        "half of it is missing"
+    );
+    replica.now = START + TIMEOUT + TIMEOUT;
+    assert_eq!(
+        replica.read(1, &wire::encode(&(PREPARE, view(2, 1)))),
+        [],
+        "so it does not vote"
+    );
+    replica.read(0, &append(leader, vs(leader, 1), &[noop(leader, 2)], 1));
+    assert_eq!(replica.core.status().phase, Phase::Following);
+}
