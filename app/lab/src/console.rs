@@ -24,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LEADER_WITHIN: Duration = Duration::from_secs(30);
 
 /// Where a script types, nobody says when to leave: after this long a silence.
-const QUIET: Duration = Duration::from_secs(2);
+const QUIET: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 enum Message {

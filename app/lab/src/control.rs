@@ -182,6 +182,11 @@ pub struct SyncStatus {
 }
 
 impl DaemonStatus {
+    /// Whether it says that it has the guest, in a state that counts.
+    pub fn holds_state(&self) -> bool {
+        self.more.get("holds_state").and_then(Value::as_bool) == Some(true)
+    }
+
     /// The number of its view, by which later views exceed earlier ones, and who leads it;
     /// none before the first.
     pub fn view_parts(&self) -> Option<(u64, u8)> {

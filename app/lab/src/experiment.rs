@@ -149,7 +149,14 @@ impl Experiment {
     }
 
     /// Does something to a replica. Returns which one, and the moment.
+    ///
+    /// What is promised is to survive one fault at a time, so a bad thing waits until the guest
+    /// is protected: on a machine that is short of processors, a replica may have been silent
+    /// for too long without any help.
     pub fn strike(&mut self, fault: Fault, target: &Target) -> Result<(u8, u64)> {
+        if !matches!(fault, Fault::Continue | Fault::Heal) {
+            self.wait_until_protected()?;
+        }
         self.note_syncs();
         let id = self.lab().find(target)?;
         let at_us = self.lab().fault(fault, id)?;
@@ -160,6 +167,7 @@ impl Experiment {
     /// Lets the leader crash as soon as a syncvm enters `phase`. Returns which one it was, and
     /// a moment before its death.
     pub fn crash_in_phase(&mut self, phase: &str) -> Result<(u8, u64)> {
+        self.wait_until_protected()?;
         self.note_syncs();
         let id = self.lab().find(&Target::Role("leader".into()))?;
         let before_us = crate::trace::now_us();

@@ -10,6 +10,7 @@ use crate::status::LabStatus;
 use crate::trace::{Tail, now_us};
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
+use serde_json::json;
 use std::net::SocketAddrV4;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +21,10 @@ const DAEMON_OPENS_WITHIN: Duration = Duration::from_secs(20);
 /// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer
 /// to give back.
 const DEATH_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a new guest may take to be protected: a copy takes seconds, on a busy machine tens
+/// of seconds.
+const BOOTSTRAPPED_WITHIN: Duration = Duration::from_secs(90);
 
 /// Whom an operation is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -366,6 +371,27 @@ impl Lab {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// The operator's word that a new guest may be booted, after all replicas have lost the old
+    /// one's state. Waits until it is protected.
+    pub fn bootstrap(&self, progress: &Progress) -> Result<()> {
+        let status = self.status();
+        if let Some(holder) = status.replicas.iter().find(|replica| replica.holds_state()) {
+            bail!(
+                "replica {} holds the guest's state: nothing is lost",
+                holder.id
+            );
+        }
+        for id in self.ids() {
+            self.control(id)
+                .request(&json!({"op": "bootstrap"}))
+                .context("all replicas must be up to say that none holds the guest's state")?;
+        }
+        let mut traces = self.traces();
+        traces.take();
+        self.wait_until_settled(&mut traces, progress, BOOTSTRAPPED_WITHIN)?;
         Ok(())
     }
 

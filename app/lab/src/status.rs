@@ -100,6 +100,12 @@ impl LabStatus {
         self.replicas.iter().find(|replica| replica.id == id)
     }
 
+    /// Whether every replica answers, and none of them holds the guest's state.
+    pub fn guest_is_lost(&self) -> bool {
+        self.replicas.iter().all(ReplicaStatus::answers)
+            && !self.replicas.iter().any(ReplicaStatus::holds_state)
+    }
+
     /// Whether the guest is up as well as it can be under its policy.
     pub fn is_settled(&self) -> bool {
         match self.policy.as_str() {
@@ -110,6 +116,19 @@ impl LabStatus {
 }
 
 impl ReplicaStatus {
+    /// Whether it said anything.
+    pub fn answers(&self) -> bool {
+        !matches!(self.role.as_str(), "down" | "stopped" | "silent")
+    }
+
+    /// Whether it says that it has the guest, in a state that counts.
+    pub fn holds_state(&self) -> bool {
+        self.more
+            .get("holds_state")
+            .and_then(serde_json::Value::as_bool)
+            == Some(true)
+    }
+
     fn of(dir: &LabDir, replica: &ReplicaState) -> Self {
         let life = replica.daemon.map_or(Life::Gone, |daemon| daemon.life());
         let pid = replica
@@ -212,7 +231,9 @@ impl fmt::Display for LabStatus {
                     .join(",")
             });
             let sync = &replica.sync;
-            let synced = |text: String| if sync.count > 0 { text } else { "-".into() };
+            // Who has led before still knows what its syncs cost then.
+            let leads = replica.role == "leader" && sync.count > 0;
+            let synced = |text: String| if leads { text } else { "-".into() };
             writeln!(
                 f,
                 "{:>7}  {:<10} {:>6}  {:<8} {:>8} {:>8}  {:>7} {:>9} {:>8}  {:>6} {:>6}",
@@ -227,6 +248,13 @@ impl fmt::Display for LabStatus {
                 synced(milliseconds(sync.slot_us_p50)),
                 synced(sync.dirty.to_string()),
                 synced(sync.same.to_string()),
+            )?;
+        }
+        if self.guest_is_lost() {
+            writeln!(
+                f,
+                "No replica holds the guest's state. `plover lab bootstrap` boots a new guest, \
+                 without what the old one held."
             )?;
         }
         Ok(())

@@ -33,6 +33,13 @@ pub enum Command {
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
     },
+    /// Boot a new guest after all replicas of a group have lost the old one's state. To be said
+    /// to each of them; the group's first leader acts on it.
+    Bootstrap {
+        /// The replica's `paths.run_dir`.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
     /// Replicas, a switch and a client on this one machine, to try and to break.
     Lab {
         /// Which lab: several can exist at the same time.
@@ -81,6 +88,8 @@ pub enum LabCommand {
         #[arg(long, value_name = "ID")]
         replica: u8,
     },
+    /// Boot a new guest after all replicas have lost the old one's state.
+    Bootstrap,
     /// The guest's serial console; Ctrl-] leaves it.
     Console,
     /// The replicas' logs.

@@ -51,6 +51,11 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
                 daemon.pid
             ))?;
         }
+        LabCommand::Bootstrap => {
+            let (lab, progress) = (Lab::open(&name)?, interruptible(false)?);
+            lab.bootstrap(&progress)?;
+            show(&lab, false)?;
+        }
         LabCommand::Console => console::attach(&Lab::open(&name)?)?,
         LabCommand::Logs { replica, follow } => {
             let lab = Lab::open(&name)?;

@@ -3,6 +3,7 @@
 //! ```text
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    what one replica says of itself
+//!  plover bootstrap                 the operator's word after a total loss
 //!  plover lab …                     three replicas on one machine, to try and to break
 //!  plover demo                      the main job, shown
 //! ```
@@ -45,6 +46,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
+        cli::Command::Bootstrap { run_dir } => replica::bootstrap(&run_dir),
         cli::Command::Lab { name, command } => lab::run(name, command),
         cli::Command::Demo { json } => lab::demo(json),
         cli::Command::LabClient {

@@ -1,13 +1,14 @@
 //! `plover replica` and `plover status`.
 
 use crate::output;
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use plover_lab::control::Control;
 use plover_lab::prerequisites;
 use plover_node::ReplicaConfig;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -17,6 +18,7 @@ pub fn run(config: &Path) -> Result<ExitCode> {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(filter)
         .init();
     let config = ReplicaConfig::load(config)?;
@@ -32,6 +34,20 @@ pub fn run(config: &Path) -> Result<ExitCode> {
         });
     })
     .map_err(|error| anyhow!(error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Passes on the operator's word that a new guest may be booted.
+pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
+    let control = Control::in_run_dir(run_dir);
+    let status = control.status()?;
+    if status.holds_state() {
+        bail!(
+            "replica {} holds the guest's state: nothing is lost",
+            status.id
+        );
+    }
+    control.request(&json!({"op": "bootstrap"}))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -76,6 +76,24 @@ const PHASES: [Phase; 7] = [
     Phase::Release,
 ];
 
+/// Machines with PCI, whose devices must be reset before a state is loaded (design §4).
+#[test]
+fn other_machines_fail_over_too() {
+    for machine in ["q35", "pc"] {
+        let options = Options {
+            machine: Some(machine.into()),
+            vcpus: Some(2),
+            ..Options::default()
+        };
+        prove("t-machine", options, |lab| {
+            let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+            lab.wait_for_failover(leader, at)?;
+            lab.wait_until_protected_again(at)?;
+            recover(lab, leader)
+        });
+    }
+}
+
 /// A host that stands still and goes on believes that it still leads.
 #[test]
 fn the_leader_stands_still_for_three_seconds() {
