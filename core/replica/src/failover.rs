@@ -18,7 +18,11 @@ impl Replica {
         self.set_role(Role::Leader);
         // The old leader's syncvm: given up, or carried through if it was complete.
         self.abort_follow("this replica leads now");
-        self.last_input_proposed = self.apus.status().last.index;
+        let last = self.apus.status().last.index;
+        self.last_input_proposed = last;
+        // Inputs that this guest was fed before their commit, as leader of an older view, may
+        // have lost their places in the log to others; what takes those places is new to it.
+        self.guest.taken = self.guest.taken.min(last);
         if self.guest.power == Power::Off {
             if self.apus.life() != view {
                 // Its guest died while it was being elected. A new one may only be booted where
@@ -235,7 +239,7 @@ impl Replica {
             asked.iter_mut().for_each(|asked| *asked = Asked::Nothing);
         }
         if self.guest.power != Power::Off {
-            self.guest.off();
+            self.guest.off(self.delivered);
             self.out.push(Action::KillGuest);
         }
     }

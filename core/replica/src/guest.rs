@@ -131,11 +131,11 @@ impl Guest {
         self.backlog_frames = 0;
     }
 
-    /// The hypervisor is gone, and with it whatever waited for it.
-    pub fn off(&mut self) {
-        let taken = self.taken;
+    /// The hypervisor is gone, and with it whatever waited for it. The next one starts after
+    /// what was `delivered`: the old one may have been fed inputs that were never committed.
+    pub fn off(&mut self, delivered: Index) {
         *self = Self::new();
-        self.taken = taken;
+        self.taken = delivered;
     }
 }
 
