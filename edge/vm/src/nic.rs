@@ -15,8 +15,11 @@
 //! matter that QEMU still reads too), what is fed meanwhile is kept on our side, and
 //! [`Nic::release`] puts all of it back, in order, when the guest is let run.
 //!
-//! One thing cannot be seen from outside: when the guest's receive ring is full, QEMU holds one
-//! frame that it has read, and drops it at a stop. A NIC with a full ring drops frames too.
+//! Two things cannot be had from outside. While the guest's receive ring is full (256 frames that
+//! it has not looked at), QEMU has one more frame in its hands, and drops that one at a stop; a NIC
+//! with a full ring drops frames too. And QEMU goes on reading while frames are taken back, so that
+//! a few may reach the guest before older ones that were taken and fed again: they are reordered,
+//! as by any network.
 //!
 //! A socket pair is not bound by `net.unix.max_dgram_qlen`, which counts for unconnected
 //! receivers only; the bound is the sender's buffer.

@@ -57,7 +57,7 @@ mod tests {
         let mut idle = Command::new("sleep").arg("1000").spawn().unwrap();
         let of = |pid: u32| ThreadState::open(pid, pid as i32).unwrap();
         let (busy_state, idle_state) = (of(busy.id()), of(idle.id()));
-        let mut settles = |state: &ThreadState, runnable: bool| {
+        let settles = |state: &ThreadState, runnable: bool| {
             (0..200).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(10));
                 state.is_runnable() == runnable

@@ -215,7 +215,7 @@ impl Guest {
         self.vm.feed(&arp_reply());
     }
 
-    /// Waits until the guest has answered ping `number`; keeps asking, as the guest may be slow.
+    /// Pings until the guest has answered `number`: it may still be starting.
     pub fn wait_ping(&mut self, number: u16) {
         let begin = Instant::now();
         self.sent.clear();
@@ -228,6 +228,21 @@ impl Guest {
             self.introduce();
             self.vm.feed(&ping(number, 56));
             self.run_for(Duration::from_millis(50));
+        }
+    }
+
+    /// Pings once and waits for the answer.
+    pub fn wait_answer(&mut self, number: u16) {
+        let begin = Instant::now();
+        self.introduce();
+        assert!(self.vm.feed(&ping(number, 56)), "no room for a ping");
+        while !self.sent.iter().any(|frame| pong(frame) == Some(number)) {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "a ping was lost; console: {}",
+                self.console
+            );
+            self.collect(Duration::from_secs(1));
         }
     }
 }
