@@ -50,11 +50,10 @@ pub fn choose_accel(config: &QemuConfig) -> AccelChoice {
     let mut chosen = CHOSEN
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    if let Some((path, machine, choice)) = &*chosen
-        && *path == binary(config)
-        && *machine == config.machine
-    {
-        return choice.clone();
+    if let Some((path, machine, choice)) = &*chosen {
+        if *path == binary(config) && *machine == config.machine {
+            return choice.clone();
+        }
     }
     let choice = match open_kvm().and_then(|()| run_probe(config, "kvm")) {
         Ok(took) => AccelChoice {

@@ -70,9 +70,10 @@ impl FakeVm {
     /// Lets the guest consume all it was fed, if it runs; gives back how many frames.
     pub fn run(&mut self) -> usize {
         let mut consumed = 0;
-        while self.running
-            && let Some(frame) = self.inputs.pop_front()
-        {
+        while self.running {
+            let Some(frame) = self.inputs.pop_front() else {
+                break;
+            };
             self.consume(&frame);
             consumed += 1;
         }

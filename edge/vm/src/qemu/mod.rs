@@ -269,12 +269,11 @@ impl QemuVm {
         if tags.contains(&QMP) {
             self.hear_qmp();
         }
-        if tags.contains(&PROCESS)
-            && self.phase != Phase::Gone
-            && let Some(how) = self.process.ended()
-        {
-            self.end();
-            self.events.push_back(VmEvent::Died(how));
+        if tags.contains(&PROCESS) && self.phase != Phase::Gone {
+            if let Some(how) = self.process.ended() {
+                self.end();
+                self.events.push_back(VmEvent::Died(how));
+            }
         }
     }
 
@@ -444,10 +443,10 @@ impl QemuVm {
     }
 
     fn send(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
-        if let Err(error) = self.qmp.send(purpose, execute, arguments)
-            && !(error == QmpError::Closed && self.process_ending())
-        {
-            self.give_up(&error.to_string());
+        if let Err(error) = self.qmp.send(purpose, execute, arguments) {
+            if error != QmpError::Closed || !self.process_ending() {
+                self.give_up(&error.to_string());
+            }
         }
     }
 

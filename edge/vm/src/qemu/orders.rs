@@ -58,13 +58,17 @@ impl Orders {
 impl QemuVm {
     /// Sends the orders whose turn it is.
     pub(super) fn next_order(&mut self) {
-        while self.phase == Phase::Ready
-            && let Some(next) = self.orders.queue.front()
-            && self.orders.may_send(next)
-            && (self.armed || !matches!(next, VmCommand::LoadState(_)))
-        {
-            let next = self.orders.queue.pop_front().expect("it was looked at");
-            self.give_order(next);
+        while self.phase == Phase::Ready {
+            let armed = self.armed;
+            let may = |next: &VmCommand| {
+                self.orders.may_send(next) && (armed || !matches!(next, VmCommand::LoadState(_)))
+            };
+            if !self.orders.queue.front().is_some_and(may) {
+                break;
+            }
+            if let Some(next) = self.orders.queue.pop_front() {
+                self.give_order(next);
+            }
         }
     }
 
