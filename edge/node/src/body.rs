@@ -461,6 +461,7 @@ impl Body {
             Note::Role { to, .. } => {
                 self.role = *to;
                 tracing::info!(role = ?to, "role");
+                self.place_guest();
             }
             Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
             Note::Synced(report) => self.metrics.add((**report).clone()),
@@ -471,6 +472,33 @@ impl Body {
         }
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);
+        }
+    }
+
+    /// Gives the guest the place among the host's processes that its role deserves. Only root
+    /// may raise a priority again, so nobody else lowers it.
+    fn place_guest(&self) {
+        let Some(pid) = self.vm.as_ref().and_then(Vm::pid) else {
+            return;
+        };
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let nice = if self.role == Role::Secondary {
+            self.config.guest.secondary_nice
+        } else {
+            0
+        };
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let tid = thread
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            if let Some(tid) = tid.and_then(rustix::process::Pid::from_raw) {
+                // A thread that ends meanwhile needs no place.
+                let _ = rustix::process::setpriority_process(Some(tid), nice);
+            }
         }
     }
 

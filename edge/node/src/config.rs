@@ -118,6 +118,11 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's Ethernet address.
     pub mac: Mac,
+    /// The nice value of a guest that runs as secondary (default 10): on a host that also runs
+    /// leaders, theirs come first, since a secondary that falls behind costs some pages more at
+    /// the next sync and a leader that does costs its clients time. Needs root.
+    #[serde(default = "default_secondary_nice")]
+    pub secondary_nice: i32,
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).
     #[serde(default)]
     pub qemu: Option<PathBuf>,
@@ -201,6 +206,10 @@ fn default_log_mib() -> usize {
     8
 }
 
+fn default_secondary_nice() -> i32 {
+    10
+}
+
 fn default_vcpus() -> u32 {
     1
 }
@@ -267,6 +276,12 @@ impl ReplicaConfig {
             return mismatch(format!(
                 "guest.mem_mib = {} and guest.vcpus = {} are no machine",
                 self.guest.mem_mib, self.guest.vcpus
+            ));
+        }
+        if !(0..20).contains(&self.guest.secondary_nice) {
+            return mismatch(format!(
+                "guest.secondary_nice = {} must be 0 to 19",
+                self.guest.secondary_nice
             ));
         }
         if group.log_mib == 0 {
