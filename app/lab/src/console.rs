@@ -20,8 +20,11 @@ const LEAVE: u8 = 0x1d;
 /// How often the loop looks whether the guest has moved.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long it looks for a leader before it gives up: longer than an election.
-const LEADER_WITHIN: Duration = Duration::from_secs(30);
+/// How long it looks for a leader at first: longer than an election.
+const FIRST_LEADER_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long it looks for the next one, when somebody has the console open.
+const NEXT_LEADER_WITHIN: Duration = Duration::from_secs(60);
 
 /// Where a script types, nobody says when to leave: after this long a silence.
 const QUIET: Duration = Duration::from_secs(3);
@@ -42,7 +45,7 @@ enum Message {
 pub fn attach(lab: &Lab) -> Result<()> {
     let terminal = isatty(std::io::stdin());
     let mut console = Console::new(lab);
-    console.connect()?;
+    console.connect(FIRST_LEADER_WITHIN)?;
     if terminal {
         eprintln_quietly("[the guest's console; Ctrl-] leaves it]");
     }
@@ -122,7 +125,7 @@ impl<'a> Console<'a> {
 
     fn follow(&mut self) -> Result<()> {
         let before = self.connection.take().map(|connection| connection.replica);
-        self.connect()?;
+        self.connect(NEXT_LEADER_WITHIN)?;
         let now = self
             .connection
             .as_ref()
@@ -135,8 +138,8 @@ impl<'a> Console<'a> {
         Ok(())
     }
 
-    fn connect(&mut self) -> Result<()> {
-        let deadline = Instant::now() + LEADER_WITHIN;
+    fn connect(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
         loop {
             let leader = self.lab.status().leader().map(|leader| leader.id);
             let stream = leader.and_then(|id| Some((id, self.lab.control(id).console().ok()?)));

@@ -6,7 +6,7 @@
 //! cleans up after a lab command or a daemon that was killed at any moment, and doing it twice
 //! is the same as doing it once.
 
-use crate::lab::wait_until_gone;
+use crate::fault::wait_until_gone;
 use crate::net::Topology;
 use crate::process::{self, Process};
 use crate::state::{LabDir, LabLock, LabName};
@@ -83,6 +83,14 @@ fn stop_builder(dir: &LabDir) {
 }
 
 fn teardown(dir: &LabDir) -> Result<()> {
+    // Even if a process will not die: the more is removed, the less it can do.
+    let hosts = remove_hosts(dir);
+    let files = dir.remove();
+    hosts.and(files)
+}
+
+/// Ends everything that runs in the lab's namespaces, and removes them.
+pub(crate) fn remove_hosts(dir: &LabDir) -> Result<()> {
     let namespaces = namespaces_of(dir.name());
     let find = || {
         let mut found: Vec<Process> = namespaces
@@ -97,10 +105,8 @@ fn teardown(dir: &LabDir) -> Result<()> {
         found
     };
     let gone = wait_until_gone(find);
-    // Even if a process will not die: the more is removed, the less it can do.
     let network = Topology::remove(dir.name().as_str());
-    let files = dir.remove();
-    gone.and(network).and(files)
+    gone.and(network)
 }
 
 fn namespaces_of(name: &LabName) -> Vec<PathBuf> {

@@ -6,7 +6,8 @@
 //! experiment at any point takes its lab down.
 
 use crate::control::{ControlError, SyncStatus};
-use crate::lab::{Fault, Lab, Target};
+use crate::fault::{Fault, Target};
+use crate::lab::Lab;
 use crate::load::{Audit, Client, Counts, Gap, Pressure};
 use crate::net::{Capture, GUEST_MAC};
 use crate::options::Options;

@@ -36,6 +36,8 @@ pub mod demo;
 pub mod down;
 pub mod experiment;
 pub mod image;
+mod daemon;
+mod fault;
 mod lab;
 pub mod load;
 pub mod logs;
@@ -51,4 +53,5 @@ pub mod status;
 pub mod trace;
 pub mod up;
 
-pub use lab::{Fault, Lab, Target};
+pub use fault::{Fault, Target};
+pub use lab::Lab;

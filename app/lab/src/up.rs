@@ -9,7 +9,7 @@
 //! which a person can mend it.
 
 use crate::config::{self, Place};
-use crate::down::down_locked;
+use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
 use crate::lab::Lab;
 use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
@@ -100,10 +100,8 @@ fn build(
     configure(options, dir, image, overlay)?;
     progress.check()?;
 
-    if Topology::exists(options.name.as_str()) {
-        // The directory was free, so these are what a reboot of nothing or a crash left.
-        Topology::remove(options.name.as_str())?;
-    }
+    // The directory was free, so namespaces of this name are what a crash left.
+    remove_hosts(dir)?;
     let topology = Topology::create(options.name.as_str(), ids.len())?;
     progress.say(format!(
         "{} in namespaces plover-{name}-r*, client in plover-{name}-client",

@@ -138,8 +138,14 @@ fn after_dead_daemons_a_stopped_one_and_a_damaged_record() {
     assert_eq!(said.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&said.stderr).contains("plover lab down --name t-damage"));
 
+    // And a host loses its name, by which it would be found.
     let hosts = namespaces(name);
-    assert!(!hosts.is_empty());
+    assert_eq!(hosts.len(), 5);
+    let unnamed = Command::new("ip")
+        .args(["netns", "del", "plover-t-damage-r1"])
+        .status();
+    assert!(unnamed.expect("ip runs").success());
+    assert!(namespaces(name).len() < hosts.len());
     succeeds(&["lab", "--name", name, "down"]);
     assert_nothing_left(name, &hosts);
     succeeds(&["lab", "--name", name, "down"]);

@@ -1,7 +1,7 @@
 //! Every fault of one replica, under load. What `prove` asserts at the end holds for each of
 //! them; in between, the scripts assert that the guest is protected again by itself.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
@@ -20,6 +20,28 @@ fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
     lab.restart(id)?;
     lab.wait_until_protected()?;
     lab.wait_for_answers(now_us())
+}
+
+/// Beside the guest's memory, which it maps, and the buffers whose sizes are configured, a
+/// replica holds little.
+fn memory_is_bounded(lab: &Experiment) -> Result<()> {
+    // The defaults of `group.log_mib` and `policy.guard_mib`.
+    const CONFIGURED_MIB: u64 = 8 + 8;
+    const BESIDE_MIB_MAX: u64 = 64;
+    for replica in lab.lab().status().replicas {
+        let held = replica
+            .more
+            .get("memory")
+            .and_then(|memory| memory["private_kib"].as_u64());
+        let held_mib = held.context("a replica says how much memory it holds")? / 1024;
+        let max = CONFIGURED_MIB + BESIDE_MIB_MAX;
+        ensure!(
+            held_mib <= max,
+            "replica {} holds {held_mib} MiB of {max}",
+            replica.id
+        );
+    }
+    Ok(())
 }
 
 #[test]
@@ -42,7 +64,8 @@ fn hosts_die() {
             lab.lab().status().protected,
             "the witness is not needed for protection"
         );
-        recover(lab, witness)
+        recover(lab, witness)?;
+        memory_is_bounded(lab)
     });
 }
 

@@ -15,7 +15,7 @@ mod timeline;
 pub use report::{Failover, Report};
 
 use crate::experiment::Experiment;
-use crate::lab::{Fault, Target};
+use crate::fault::{Fault, Target};
 use crate::load::Pressure;
 use crate::options::Options;
 use crate::progress::Progress;

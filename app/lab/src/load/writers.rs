@@ -1,24 +1,10 @@
-//! The client whose word counts: it writes numbered values over connections that it never
-//! renews, notes which writes were acknowledged, and at the end reads every one of them back.
-//!
-//! It is a process of its own, because it lives in another network namespace than the command
-//! that drives it: [`serve`] is what runs there (`plover lab-client`), [`Client`] is the other
-//! end. Between them go one JSON object a line, a question and an answer. The client ends when
-//! its input does, so that it never outlives who started it.
-//!
-//! Connection *c* sets `plover:c:0` to 0, then `plover:c:1` to 1, and so on, each after the
-//! acknowledgement of the one before; so the number of acknowledgements says exactly which
-//! writes must be there, and a write whose fate is unknown is not among them.
+//! The writers at work, their accounts, and the audit.
 
-use crate::net::Namespace;
+use super::{Audit, Counts, Gap};
 use crate::redis::Connection;
 use crate::trace::now_us;
-use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::io::{BufRead, BufReader, Write};
+use anyhow::{Context, Result};
 use std::net::SocketAddrV4;
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -30,55 +16,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Keys that are read back in one go.
 const AUDIT_KEYS: u64 = 256;
-
-/// What is asked of the client.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(tag = "op", rename_all = "snake_case")]
-enum Question {
-    /// How far it is → [`Counts`].
-    Count,
-    /// How long it heard nothing, from this moment on → [`Gap`].
-    Gap { since_us: u64 },
-    /// Stop writing, and read everything back → [`Audit`].
-    Audit,
-}
-
-/// How far the client is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    /// Writes that were acknowledged.
-    pub acked: u64,
-    /// The fewest acknowledged on any one connection.
-    pub acked_min: u64,
-    /// Connections that were lost, and what was seen.
-    pub resets: Vec<String>,
-}
-
-/// The silence around a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Gap {
-    /// The longest time without any acknowledgement on any connection.
-    pub silence_us: u64,
-    /// The acknowledgement that ended it, on the clock of the traces.
-    pub first_reply_us: u64,
-    /// The longest time without one on the connection that waited longest.
-    pub slowest_us: u64,
-    /// Whether every connection has heard an acknowledgement since.
-    pub all_replied: bool,
-}
-
-/// What reading everything back found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Audit {
-    /// Writes that were acknowledged.
-    pub acked: u64,
-    /// Of those, not there or with another value.
-    pub lost: u64,
-    /// The first few of them.
-    pub lost_keys: Vec<String>,
-    /// Connections that were lost, and what was seen.
-    pub resets: Vec<String>,
-}
 
 /// One connection's account.
 #[derive(Debug, Default)]
@@ -99,31 +36,8 @@ impl Writer {
     }
 }
 
-/// The client's own process: writes until asked for the audit, and answers questions on its
-/// standard input and output until the input ends.
-///
-/// # Errors
-/// When not all connections can be opened, or the standard output is closed.
-pub fn serve(address: SocketAddrV4, connections: u32, writes_per_second: u32) -> Result<()> {
-    let mut load = Load::start(address, connections, writes_per_second)?;
-    let mut output = std::io::stdout();
-    for line in std::io::stdin().lines() {
-        let question = serde_json::from_str(&line?).context("not a question")?;
-        let answer = match question {
-            Question::Count => serde_json::to_value(load.counts())?,
-            Question::Gap { since_us } => serde_json::to_value(load.gap(since_us))?,
-            Question::Audit => match load.audit() {
-                Ok(audit) => serde_json::to_value(audit)?,
-                Err(error) => serde_json::json!({ "error": format!("{error:#}") }),
-            },
-        };
-        writeln!(output, "{answer}")?;
-    }
-    Ok(())
-}
-
 /// Writers at work.
-struct Load {
+pub(super) struct Load {
     address: SocketAddrV4,
     writers: Vec<Arc<Writer>>,
     threads: Vec<JoinHandle<()>>,
@@ -131,7 +45,7 @@ struct Load {
 }
 
 impl Load {
-    fn start(address: SocketAddrV4, connections: u32, writes_per_second: u32) -> Result<Self> {
+    pub fn start(address: SocketAddrV4, connections: u32, writes_per_second: u32) -> Result<Self> {
         let pace = Duration::from_secs(1) / writes_per_second.max(1);
         let stop = Arc::new(AtomicBool::new(false));
         let mut load = Self {
@@ -155,7 +69,7 @@ impl Load {
         Ok(load)
     }
 
-    fn counts(&self) -> Counts {
+    pub fn counts(&self) -> Counts {
         let mut counts = Counts {
             acked_min: u64::MAX,
             ..Counts::default()
@@ -170,7 +84,7 @@ impl Load {
         counts
     }
 
-    fn gap(&self, since_us: u64) -> Gap {
+    pub fn gap(&self, since_us: u64) -> Gap {
         let all: Vec<Vec<u64>> = self
             .writers
             .iter()
@@ -181,7 +95,7 @@ impl Load {
 
     /// Over a fresh connection: what counts is what the guest holds, not what an old connection
     /// may still have in flight.
-    fn audit(&mut self) -> Result<Audit> {
+    pub fn audit(&mut self) -> Result<Audit> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -274,108 +188,10 @@ fn longest(acks: &[u64], since_us: u64) -> (u64, u64) {
         .unwrap_or_default()
 }
 
-/// The other end of [`serve`].
-#[derive(Debug)]
-pub struct Client {
-    child: Child,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-/// How hard a client writes.
-#[derive(Clone, Copy, Debug)]
-pub struct Pressure {
-    /// Connections, all open from the beginning to the end.
-    pub connections: u32,
-    /// At most this many writes a second on each: enough to keep an emulated guest busy, and
-    /// few enough that all values of a run fit into the guest's memory on a fast machine.
-    pub writes_per_second: u32,
-}
-
-impl Default for Pressure {
-    fn default() -> Self {
-        Self {
-            connections: 10,
-            writes_per_second: 100,
-        }
-    }
-}
-
-impl Client {
-    /// Starts `program lab-client` in a network namespace.
-    pub fn start(
-        program: &Path,
-        namespace: &Namespace,
-        address: SocketAddrV4,
-        pressure: Pressure,
-    ) -> Result<Self> {
-        use std::os::unix::process::CommandExt;
-        let mut command = Command::new(program);
-        command
-            .args(["lab-client", &address.to_string()])
-            .args([
-                pressure.connections.to_string(),
-                pressure.writes_per_second.to_string(),
-            ])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // Ctrl-C is for who started the client; the audit may still be wanted.
-            .process_group(0);
-        let mut child = namespace
-            .exec_in(command)?
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let (questions, answers) = (child.stdin.take(), child.stdout.take());
-        let questions = questions.context("the client has no standard input")?;
-        let answers = BufReader::new(answers.context("the client has no standard output")?);
-        Ok(Self {
-            child,
-            questions,
-            answers,
-        })
-    }
-
-    /// How far it is.
-    pub fn counts(&mut self) -> Result<Counts> {
-        self.ask(Question::Count)
-    }
-
-    /// How long it heard nothing, from `since_us` on.
-    pub fn gap(&mut self, since_us: u64) -> Result<Gap> {
-        self.ask(Question::Gap { since_us })
-    }
-
-    /// Stops the writers and reads everything back.
-    pub fn audit(mut self) -> Result<Audit> {
-        self.ask(Question::Audit)
-    }
-
-    fn ask<T: DeserializeOwned>(&mut self, question: Question) -> Result<T> {
-        let mut line = String::new();
-        writeln!(self.questions, "{}", serde_json::to_string(&question)?)
-            .and_then(|()| self.answers.read_line(&mut line))
-            .context("the client has ended")?;
-        if line.is_empty() {
-            bail!("the client has ended; its last words are above");
-        }
-        let answer: serde_json::Value = serde_json::from_str(&line)?;
-        if let Some(error) = answer.get("error").and_then(|error| error.as_str()) {
-            bail!("{error}");
-        }
-        Ok(serde_json::from_value(answer)?)
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
 
     #[test]
     fn silences_are_measured_across_the_fault() {

@@ -1,0 +1,112 @@
+//! The daemons of a lab: starting them, waiting for them, and what they said last.
+
+use crate::lab::Lab;
+use crate::process::{self, Life, Process};
+use crate::progress::Progress;
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A daemon that has not opened its control socket by then is not going to.
+const DAEMON_OPENS_WITHIN: Duration = Duration::from_secs(20);
+
+impl Lab {
+    /// Starts the daemon of a replica that is down, and waits until it can be asked.
+    pub fn restart(&mut self, id: u8, progress: &Progress) -> Result<Process> {
+        let lock = self.dir.lock(DAEMON_OPENS_WITHIN)?;
+        // Another command may have restarted it since this one read the record.
+        self.state = self.dir.load()?;
+        if self
+            .state
+            .replica(id)?
+            .daemon
+            .is_some_and(Process::is_alive)
+        {
+            bail!("replica {id} is running; `plover lab fault kill --replica {id}` ends it");
+        }
+        // Whatever a dead daemon left on its host.
+        for process in process::in_namespace(&self.host(id).path()) {
+            process.signal(Signal::KILL);
+        }
+        self.wait_until_empty(id)?;
+        let daemon = self.start_daemon(id)?;
+        self.dir.save(&self.state)?;
+        drop(lock);
+        self.wait_for_daemon(id, progress)?;
+        Ok(daemon)
+    }
+
+    /// Starts a daemon in its namespace, to outlive this process.
+    pub(crate) fn start_daemon(&mut self, id: u8) -> Result<Process> {
+        use std::os::unix::process::CommandExt;
+        let files = self.files(id);
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(files.log())
+            .with_context(|| format!("cannot write {}", files.log().display()))?;
+        let mut command = Command::new(&self.state.program);
+        command
+            .args(["replica", "--config"])
+            .arg(files.config())
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            // Out of reach of the Ctrl-C that is meant for the command that starts it.
+            .process_group(0);
+        let mut child = self
+            .host(id)
+            .exec_in(command)?
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.state.program.display()))?;
+        let daemon = Process::now(child.id());
+        // Somebody must wait for a child or its number stays taken; this thread does so if the
+        // daemon ends before this process, and costs nothing otherwise.
+        std::thread::spawn(move || child.wait());
+        let daemon = daemon.with_context(|| self.last_words(id, "ended at once"))?;
+        if let Some(replica) = self
+            .state
+            .replicas
+            .iter_mut()
+            .find(|replica| replica.id == id)
+        {
+            replica.daemon = Some(daemon);
+        }
+        Ok(daemon)
+    }
+
+    /// Waits until a daemon can be asked.
+    pub(crate) fn wait_for_daemon(&self, id: u8, progress: &Progress) -> Result<()> {
+        let deadline = Instant::now() + DAEMON_OPENS_WITHIN;
+        while self.control(id).status().is_err() {
+            self.check_daemon(id)?;
+            if Instant::now() > deadline {
+                bail!(self.last_words(id, "does not answer on its control socket"));
+            }
+            progress.sleep(Duration::from_millis(50))?;
+        }
+        Ok(())
+    }
+
+    /// Fails if a daemon that was started has ended.
+    pub(crate) fn check_daemon(&self, id: u8) -> Result<()> {
+        match self.state.replica(id)?.daemon.map(Process::life) {
+            Some(Life::Gone) => bail!(self.last_words(id, "has ended")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a daemon wrote last, for an error about it.
+    pub(crate) fn last_words(&self, id: u8, what: &str) -> String {
+        const LINES: usize = 12;
+        let path = self.files(id).log();
+        let log = std::fs::read(&path).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(LINES)..].join("\n    ");
+        let last = if last.is_empty() { "(nothing)" } else { &last };
+        format!("replica {id} {what}; the end of its log:\n    {last}")
+    }
+}

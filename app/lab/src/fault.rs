@@ -1,0 +1,154 @@
+//! Bad things that can be done to a replica.
+//!
+//! A replica's namespace stands for its host, so what is done is done to everything that runs
+//! there: a kill ends `plover` and QEMU in the same instant, as a power cut would.
+
+use crate::lab::Lab;
+use crate::process::{self, Process};
+use crate::trace::now_us;
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+
+/// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer
+/// to give back.
+const DEATH_WITHIN: Duration = Duration::from_secs(10);
+
+/// Whom an operation is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The replica with this id.
+    Replica(u8),
+    /// The replica that has this role now: `leader`, `secondary`, `witness`.
+    Role(String),
+}
+
+/// What can be done to a replica: to its whole host, that is, to everything that runs in its
+/// namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The host dies.
+    Kill,
+    /// The host stands still.
+    Stop,
+    /// It goes on.
+    Continue,
+    /// The replication network no longer carries anything between it and the others (or one of
+    /// them). Clients still reach it.
+    Cut {
+        /// Only this peer.
+        from: Option<u8>,
+    },
+    /// It is connected again.
+    Heal,
+}
+
+/// What was done, after "replica N: ".
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Kill => f.write_str("killed"),
+            Self::Stop => f.write_str("stopped"),
+            Self::Continue => f.write_str("goes on"),
+            Self::Cut { from: None } => f.write_str("cut off from the other replicas"),
+            Self::Cut { from: Some(peer) } => write!(f, "cut off from replica {peer}"),
+            Self::Heal => f.write_str("connected again"),
+        }
+    }
+}
+
+impl Lab {
+    /// The id of whom `target` means.
+    pub fn find(&self, target: &Target) -> Result<u8> {
+        match target {
+            Target::Replica(id) => Ok(self.state.replica(*id)?.id),
+            Target::Role(role) => {
+                let status = self.status();
+                let found = status.with_role(role).map(|replica| replica.id);
+                found.with_context(|| {
+                    let roles: Vec<_> = status
+                        .replicas
+                        .iter()
+                        .map(|r| format!("{} {}", r.id, r.role))
+                        .collect();
+                    format!("no replica is {role} now ({})", roles.join(", "))
+                })
+            }
+        }
+    }
+
+    /// Does it, and returns when it is done, with the moment at which it began on the clock of
+    /// the traces.
+    pub fn fault(&self, fault: Fault, id: u8) -> Result<u64> {
+        self.state.replica(id)?;
+        let began_us;
+        match fault {
+            Fault::Kill => {
+                began_us = self.signal(id, Signal::KILL)?;
+                self.wait_until_empty(id)?;
+            }
+            Fault::Stop => began_us = self.signal(id, Signal::STOP)?,
+            Fault::Continue => began_us = self.signal(id, Signal::CONT)?,
+            Fault::Cut { from: Some(peer) } => {
+                self.state.replica(peer)?;
+                if peer == id {
+                    bail!("replica {id} cannot be cut from itself");
+                }
+                began_us = now_us();
+                self.topology.cut(id.into(), &[peer.into()])?;
+            }
+            Fault::Cut { from: None } => {
+                began_us = now_us();
+                let peers: Vec<usize> = self
+                    .ids()
+                    .filter(|peer| *peer != id)
+                    .map(usize::from)
+                    .collect();
+                self.topology.cut(id.into(), &peers)?;
+            }
+            Fault::Heal => {
+                began_us = now_us();
+                self.topology.heal(id.into())?;
+            }
+        }
+        Ok(began_us)
+    }
+
+    /// Signals everything on a replica's host.
+    fn signal(&self, id: u8, signal: Signal) -> Result<u64> {
+        let host = self.host(id);
+        let processes = process::in_namespace(&host.path());
+        let began_us = now_us();
+        let reached = processes
+            .iter()
+            .filter(|process| process.signal(signal))
+            .count();
+        if reached == 0 {
+            bail!("replica {id} is down: nothing runs there");
+        }
+        Ok(began_us)
+    }
+
+    pub(crate) fn wait_until_empty(&self, id: u8) -> Result<()> {
+        wait_until_gone(|| process::in_namespace(&self.host(id).path()))
+    }
+}
+
+/// Waits until a search for processes finds none.
+pub(crate) fn wait_until_gone(mut find: impl FnMut() -> Vec<Process>) -> Result<()> {
+    let deadline = Instant::now() + DEATH_WITHIN;
+    loop {
+        let left = find();
+        if left.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let pids: Vec<_> = left.iter().map(|process| process.pid.to_string()).collect();
+            bail!(
+                "processes {} do not end though they were killed",
+                pids.join(", ")
+            );
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,229 @@
+//! The lab as a tool: its commands on a real lab, from the outside.
+
+use anyhow::{Context, Result, ensure};
+use plover_lab::process::{self, Process};
+use plover_lab::{Lab, Target};
+use plover_lab_proof::{Turn, plover, program};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A lab made by the command, taken down also when the test fails.
+struct Up {
+    name: &'static str,
+}
+
+impl Up {
+    fn new(name: &'static str, options: &[&str]) -> (Self, Value) {
+        let up = Self { name };
+        up.succeeds(&["down"]);
+        let said = up.succeeds(&[&["up", "--quiet", "--json"], options].concat());
+        let status = serde_json::from_str(&said).expect("one JSON object");
+        (up, status)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        plover(&[&["lab", "--name", self.name], arguments].concat())
+    }
+
+    fn succeeds(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn fails(&self, arguments: &[&str], words: &str) {
+        let output = self.run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(1) && said.contains(words),
+            "{arguments:?}: {output:?}"
+        );
+    }
+
+    fn open(&self) -> Lab {
+        Lab::open(&self.name.parse().expect("a good name")).expect("the lab is up")
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let output = self.run(&["down"]);
+        assert!(
+            output.status.success() || std::thread::panicking(),
+            "{output:?}"
+        );
+    }
+}
+
+/// A question to the guest's Redis, from the client's host, with nothing but a shell.
+fn ping(status: &Value) -> String {
+    let ip = status["guest_ip"].as_str().expect("an address");
+    format!("exec 3<>/dev/tcp/{ip}/6379; printf 'PING\\r\\n' >&3; head -n 1 <&3")
+}
+
+/// Types on a console and reads until it answers.
+fn converse(console: &mut UnixStream, typed: &str, awaited: &str) -> Result<()> {
+    console.write_all(typed.as_bytes())?;
+    console.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let (mut heard, deadline) = (String::new(), Instant::now() + Duration::from_secs(60));
+    let mut bytes = [0; 1024];
+    while !heard.contains(awaited) {
+        ensure!(Instant::now() < deadline, "'{awaited}' is not in: {heard}");
+        let got = console
+            .read(&mut bytes)
+            .with_context(|| format!("after: {heard}"))?;
+        ensure!(got > 0, "the console closed after: {heard}");
+        heard.push_str(&String::from_utf8_lossy(&bytes[..got]));
+    }
+    Ok(())
+}
+
+/// The id of the replica that has this role.
+fn replica_with_role(status: &Value, role: &str) -> u8 {
+    let replicas = status["replicas"].as_array().expect("replicas");
+    let place = replicas.iter().position(|replica| replica["role"] == role);
+    place.unwrap_or_else(|| panic!("no {role}: {status}")) as u8
+}
+
+#[test]
+fn a_replicated_guest_by_hand() {
+    let _turn = Turn::wait();
+    let (lab, status) = Up::new("t-tool", &[]);
+    assert_eq!(status["protected"], true, "{status}");
+    assert_ne!(
+        replica_with_role(&status, "leader"),
+        replica_with_role(&status, "secondary")
+    );
+    assert!(lab.succeeds(&["status"]).contains("protected"));
+
+    assert_eq!(
+        lab.succeeds(&["exec", "--", "bash", "-c", &ping(&status)]),
+        "+PONG\r\n"
+    );
+    assert_eq!(
+        lab.run(&["exec", "--", "sh", "-c", "exit 7"]).status.code(),
+        Some(7)
+    );
+    lab.fails(&["exec", "--", "no-such-program"], "no-such-program");
+    lab.fails(&["restart", "--replica", "0"], "replica 0 is running");
+    lab.fails(&["restart", "--replica", "5"], "there are 0, 1, 2");
+    lab.fails(&["fault", "cut", "--replica", "1", "--from", "1"], "itself");
+    lab.fails(&["bootstrap"], "nothing is lost");
+    for replica in ["r0 | ", "r1 | ", "r2 | "] {
+        assert!(lab.succeeds(&["logs"]).contains(replica));
+    }
+    assert!(!lab.succeeds(&["logs", "--replica", "1"]).contains("r1 | "));
+
+    // A daemon that is asked to end leaves nothing that could be taken for it, nor its QEMU.
+    let secondary = replica_with_role(&status, "secondary");
+    let host = lab.open().topology().replica(secondary.into());
+    assert_eq!(
+        process::in_namespace(&host.path()).len(),
+        2,
+        "plover and QEMU"
+    );
+    let daemon = status["replicas"][usize::from(secondary)]["plover_pid"].as_u64();
+    let daemon = daemon
+        .and_then(|pid| Process::now(pid as u32))
+        .expect("it runs");
+    assert!(daemon.signal(Signal::TERM));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !process::in_namespace(&host.path()).is_empty() {
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!lab.open().files(secondary).control_socket().exists());
+    lab.succeeds(&["restart", "--replica", &secondary.to_string()]);
+
+    // One daemon says the same of itself.
+    let run_dir = format!("/run/plover-lab/{}/replica-0/run", lab.name);
+    let own = plover(&["status", "--json", "--run-dir", &run_dir]);
+    let own: Value = serde_json::from_slice(&own.stdout).expect("one JSON object");
+    assert_eq!(own["id"], 0);
+    assert!(plover(&["status", "--run-dir", &run_dir]).status.success());
+    let bootstrap = plover(&["bootstrap", "--run-dir", &run_dir]);
+    let holds = own["holds_state"] == true;
+    assert_eq!(bootstrap.status.success(), !holds, "{bootstrap:?}");
+}
+
+/// What is typed goes through the log: the shell that hears it is the same on both sides, and
+/// remembers it after a failover.
+#[test]
+fn the_console_outlives_its_host() {
+    let _turn = Turn::wait();
+    let (up, _) = Up::new("t-console", &[]);
+    let lab = up.open();
+    let leader = |lab: &Lab| lab.find(&Target::Role("leader".into()));
+    let run = || -> Result<()> {
+        let first = leader(&lab)?;
+        let mut console = lab.control(first).console()?;
+        converse(&mut console, "word=plo; echo is-$((6*7))\n", "is-42")?;
+        // Typed on the command's standard input, as a script would.
+        let mut typing = Command::new(program())
+            .args(["lab", "--name", up.name, "console"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()?;
+        typing
+            .stdin
+            .take()
+            .context("a pipe")?
+            .write_all(b"word=${word}ver\n")?;
+        ensure!(typing.wait()?.success());
+        converse(&mut console, "echo now-$word\n", "now-plover")?;
+
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !lab.status().protected {
+            ensure!(
+                Instant::now() < deadline,
+                "not protected:\n{}",
+                lab.status()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let first = leader(&lab)?;
+        up.succeeds(&["fault", "kill", "--role", "leader"]);
+        let second = loop {
+            ensure!(
+                Instant::now() < deadline,
+                "no new leader:\n{}",
+                lab.status()
+            );
+            match lab.status().leader() {
+                Some(second) if second.id != first && second.serving => break second.id,
+                _ => std::thread::sleep(Duration::from_millis(50)),
+            }
+        };
+        let mut console = lab.control(second).console()?;
+        converse(&mut console, "echo still-$word\n", "still-plover")
+    };
+    run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
+}
+
+#[test]
+fn an_unreplicated_guest_and_a_second_lab() {
+    let _turn = Turn::wait();
+    let (first, status) = Up::new("t-none", &["--policy", "none"]);
+    assert_eq!(
+        status["replicas"].as_array().map(Vec::len),
+        Some(1),
+        "{status}"
+    );
+    assert_eq!(status["protected"], false);
+    // Labs are apart, though their addresses are the same.
+    let (second, status) = Up::new("t-none-2", &["--policy", "none"]);
+    first.succeeds(&["fault", "kill", "--replica", "0"]);
+    assert_eq!(
+        second.succeeds(&["exec", "--", "bash", "-c", &ping(&status)]),
+        "+PONG\r\n"
+    );
+    let said: Value = serde_json::from_str(&first.succeeds(&["status", "--json"])).expect("JSON");
+    assert_eq!(said["replicas"][0]["role"], "down");
+    assert_eq!(said["replicas"][0]["plover_pid"], Value::Null);
+    first.fails(&["fault", "kill", "--replica", "0"], "down");
+    first.fails(&["console"], "no replica leads");
+}
