@@ -40,7 +40,17 @@ impl Replica {
         }
     }
 
+    /// Solo, no syncvm reclaims the log, and none has to: this side's own state covers what its
+    /// guest was fed, and nobody else holds one. A joiner that is about to be synced needs what
+    /// comes after its cut, so that is kept.
+    fn reclaim_solo_log(&mut self) {
+        if self.is_solo() && self.final_joiner().is_none() && self.is_log_half_full() {
+            self.apus.trim(self.delivered);
+        }
+    }
+
     fn propose_input(&mut self, op: LogOp) -> bool {
+        self.reclaim_solo_log();
         let before = self.last_input_proposed;
         let payload = wire::encode(&op);
         let log_bytes_max = self.config.log_bytes_max;

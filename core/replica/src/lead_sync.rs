@@ -100,7 +100,6 @@ impl Replica {
         if self.role != Role::Leader {
             return;
         }
-        self.reclaim_solo_log();
         if let Some(sync) = &self.lead {
             let patience = Micros(self.config.timeout.0 * PATIENCE_TIMEOUTS);
             if sync.stage < Stage::Resuming && self.now.since(sync.last_progress) > patience {
@@ -129,17 +128,8 @@ impl Replica {
         }
     }
 
-    fn is_log_half_full(&self) -> bool {
+    pub(crate) fn is_log_half_full(&self) -> bool {
         self.apus.status().log_bytes * 2 > self.config.log_bytes_max
-    }
-
-    /// Solo, no syncvm reclaims the log, and none has to: this side's own state covers what its
-    /// guest was fed, and nobody else holds one. A joiner that is about to be synced needs what
-    /// comes after its cut, so that is kept.
-    fn reclaim_solo_log(&mut self) {
-        if self.is_solo() && self.final_joiner().is_none() && self.is_log_half_full() {
-            self.apus.trim(self.delivered);
-        }
     }
 
     pub(crate) fn lead_deadline(&self) -> Micros {
