@@ -41,7 +41,10 @@ impl World {
             let now = self.plan.now();
             let process = self.process_mut(who);
             let local = process.clock.local(now);
-            let replica = process.replica.as_mut().expect("a process that runs has a brain");
+            let replica = process
+                .replica
+                .as_mut()
+                .expect("a process that runs has a brain");
             let mut actions = Vec::new();
             replica.apply(local, event, &mut actions);
             process.actions.extend(actions);
@@ -60,7 +63,13 @@ impl World {
     }
 
     pub(crate) fn receive(&mut self, record: Arrival) {
-        let Arrival { from, to, lane, bytes, .. } = record;
+        let Arrival {
+            from,
+            to,
+            lane,
+            bytes,
+            ..
+        } = record;
         self.tell(to, Event::Received { from, lane, bytes });
     }
 
@@ -68,7 +77,9 @@ impl World {
     fn rearm(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         let process = &mut self.processes[usize::from(who.0)];
-        let Some(replica) = &process.replica else { return };
+        let Some(replica) = &process.replica else {
+            return;
+        };
         let due = process.clock.global(replica.deadline()).max(now + TURN);
         if due < process.tick.0 && due != Micros::NEVER {
             process.tick = (due, process.tick.1 + 1);
@@ -76,7 +87,8 @@ impl World {
         }
         if let Some(period) = replica.wants_samples().filter(|_| !process.sample.0) {
             process.sample = (true, process.sample.1 + 1);
-            self.plan.after(period, Happening::Sample(who, process.sample.1));
+            self.plan
+                .after(period, Happening::Sample(who, process.sample.1));
         }
     }
 
@@ -87,7 +99,11 @@ impl World {
             return;
         }
         process.tick.0 = Micros::NEVER;
-        let Some(replica) = process.replica.as_ref().filter(|_| process.state == State::Up) else {
+        let Some(replica) = process
+            .replica
+            .as_ref()
+            .filter(|_| process.state == State::Up)
+        else {
             return;
         };
         if process.clock.local(now) < replica.deadline() {
@@ -108,7 +124,10 @@ impl World {
             return;
         }
         process.sample.0 = false;
-        let wanted = process.replica.as_ref().is_some_and(|r| r.wants_samples().is_some());
+        let wanted = process
+            .replica
+            .as_ref()
+            .is_some_and(|r| r.wants_samples().is_some());
         if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| wanted) {
             let (cpu, consumed) = hypervisor.sample(now);
             self.tell(who, Event::Sample { cpu, consumed });
@@ -146,13 +165,21 @@ impl World {
             }
             Action::ReadPages(pages) => {
                 let process = self.process_mut(who);
-                let chunk = process.hypervisor.as_ref().map(|h| h.guest.read_pages(&pages));
-                process.events.push_back(Event::PagesRead(chunk.unwrap_or_default()));
+                let chunk = process
+                    .hypervisor
+                    .as_ref()
+                    .map(|h| h.guest.read_pages(&pages));
+                process
+                    .events
+                    .push_back(Event::PagesRead(chunk.unwrap_or_default()));
             }
             Action::WriteChunks(chunks) => {
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
                     for chunk in &chunks {
-                        hypervisor.guest.write_chunk(chunk).expect("chunks are checked before");
+                        hypervisor
+                            .guest
+                            .write_chunk(chunk)
+                            .expect("chunks are checked before");
                     }
                 }
             }
@@ -189,7 +216,9 @@ impl World {
         process.events.push_back(Event::Scanned(set));
         if dead {
             process.hypervisor = None;
-            process.events.push_back(Event::GuestDied("it cannot be scanned".to_string()));
+            process
+                .events
+                .push_back(Event::GuestDied("it cannot be scanned".to_string()));
         }
     }
 
@@ -217,8 +246,7 @@ impl World {
 
     fn start_guest(&mut self, who: ReplicaId) {
         let rng = self.chance.hypervisors.fork(u64::from(who.0));
-        let hypervisor =
-            Hypervisor::start(self.scenario.hypervisor, rng, &mut self.histories);
+        let hypervisor = Hypervisor::start(self.scenario.hypervisor, rng, &mut self.histories);
         let process = self.process_mut(who);
         process.hypervisors += 1;
         process.hypervisor = Some(hypervisor);
@@ -237,7 +265,8 @@ impl World {
         let number = process.hypervisors;
         if let Some(hypervisor) = &mut process.hypervisor {
             for (span, due) in hypervisor.take_due() {
-                self.plan.after(span, Happening::Hypervisor(who, number, due));
+                self.plan
+                    .after(span, Happening::Hypervisor(who, number, due));
             }
         }
     }
@@ -248,7 +277,9 @@ impl World {
         if process.hypervisors != number {
             return;
         }
-        let Some(hypervisor) = &mut process.hypervisor else { return };
+        let Some(hypervisor) = &mut process.hypervisor else {
+            return;
+        };
         let event = hypervisor.on_due(now, due, &mut self.histories);
         let whole = guest_is_whole::check(who, &hypervisor.guest);
         self.plan_hypervisor(who);
@@ -271,10 +302,16 @@ impl World {
 
     /// Outputs go to clients: the moment everything else is about.
     fn release(&mut self, who: ReplicaId, slot: SyncNo, frames: Vec<Frame>) {
-        let Some(replica) = &self.process(who).replica else { return };
+        let Some(replica) = &self.process(who).replica else {
+            return;
+        };
         let view = replica.status().view;
         let in_sync = self.invariants.log.in_sync();
-        trace!(self, "{who} releases {} frames of slot {slot}", frames.len());
+        trace!(
+            self,
+            "{who} releases {} frames of slot {slot}",
+            frames.len()
+        );
         match (in_sync.len(), self.cause) {
             (1, _) => self.coverage.hit("release: solo"),
             (_, "Received Bulk") => self.coverage.hit("release: on acknowledgement"),
@@ -284,10 +321,15 @@ impl World {
         self.check(check);
         for frame in &frames {
             let reply: Reply = wire::decode(&frame.0).expect("the guest's frames decode");
-            let at = self.histories.find(reply.history).expect("a guest was there");
+            let at = self
+                .histories
+                .find(reply.history)
+                .expect("a guest was there");
             let all = &self.histories;
-            let check =
-                self.invariants.external_consistency.released(who, view, in_sync, at, all);
+            let check = self
+                .invariants
+                .external_consistency
+                .released(who, view, in_sync, at, all);
             let log = &self.invariants.log;
             let order = self.invariants.inputs_in_order.released(who, at, all, log);
             self.check(check.and(order));

@@ -67,7 +67,11 @@ impl Clients {
         state.waiting = true;
         state.asked_at = plan.now();
         let request = state.request;
-        let copies = if self.rng.chance(self.habits.burst) { self.rng.range(2, 12) } else { 1 };
+        let copies = if self.rng.chance(self.habits.burst) {
+            self.rng.range(2, 12)
+        } else {
+            1
+        };
         let patience = self.rng.micros(self.habits.patience);
         plan.after(patience, Happening::AskAgain(client, request));
         (0..copies).map(|_| self.frame(client, request)).collect()
@@ -86,7 +90,11 @@ impl Clients {
 
     fn frame(&mut self, client: u8, request: u32) -> Frame {
         self.frames += 1;
-        Frame(wire::encode(&Request { client, request, number: self.frames }))
+        Frame(wire::encode(&Request {
+            client,
+            request,
+            number: self.frames,
+        }))
     }
 
     /// How long a frame is under way between the clients and a TAP.
@@ -96,13 +104,21 @@ impl Clients {
 
     /// How long the bridge takes to learn a port.
     pub fn learning(&mut self) -> Micros {
-        if self.stale { self.rng.micros((1000, 400_000)) } else { self.rng.micros((20, 400)) }
+        if self.stale {
+            self.rng.micros((1000, 400_000))
+        } else {
+            self.rng.micros((20, 400))
+        }
     }
 
     /// Frames of the guest arrive.
     pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) {
         for frame in frames {
-            let Ok(Reply { to: Some((client, request)), .. }) = wire::decode(&frame.0) else {
+            let Ok(Reply {
+                to: Some((client, request)),
+                ..
+            }) = wire::decode(&frame.0)
+            else {
                 continue;
             };
             let state = &mut self.clients[usize::from(client)];

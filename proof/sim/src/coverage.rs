@@ -1,8 +1,39 @@
 //! How often the interesting things were reached. A simulator that never reached a moment has
 //! proved nothing about it.
 
+use plover_syncvm::Phase;
 use std::collections::BTreeMap;
 use std::fmt;
+
+/// A syncvm failed on its leader in this phase.
+pub fn failed_in(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Idle | Phase::Wait => "sync: failed on the leader before its pause",
+        Phase::Pause => "sync: failed on the leader in Pause",
+        Phase::Scan => "sync: failed on the leader in Scan",
+        Phase::Hash => "sync: failed on the leader in Hash",
+        Phase::Exchange => "sync: failed on the leader in Exchange",
+        Phase::Compare => "sync: failed on the leader in Compare",
+        Phase::Transfer => "sync: failed on the leader in Transfer",
+        Phase::Apply => "sync: failed on the leader in Apply",
+        Phase::Resume | Phase::Release => "sync: failed on the leader in Release",
+    }
+}
+
+/// A leader's process was killed in this phase of a syncvm.
+pub fn killed_in(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Idle | Phase::Wait => "process: killed in a sync, before its pause",
+        Phase::Pause => "process: killed in a sync, in Pause",
+        Phase::Scan => "process: killed in a sync, in Scan",
+        Phase::Hash => "process: killed in a sync, in Hash",
+        Phase::Exchange => "process: killed in a sync, in Exchange",
+        Phase::Compare => "process: killed in a sync, in Compare",
+        Phase::Transfer => "process: killed in a sync, in Transfer",
+        Phase::Apply => "process: killed in a sync, in Apply",
+        Phase::Resume | Phase::Release => "process: killed in a sync, in Release",
+    }
+}
 
 /// Counts by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -63,7 +63,8 @@ impl Disk {
             self.in_sync_at_base = self.guest.unwrap_or_default().in_sync;
             self.log.clear();
         }
-        self.log.retain(|entry| entry.viewstamp.index <= after.index);
+        self.log
+            .retain(|entry| entry.viewstamp.index <= after.index);
         self.log.extend(entries);
     }
 

@@ -184,7 +184,11 @@ impl Ambush {
         let often = matches!(moment, Moment::Phase(_) | Moment::Applied);
         Self {
             moment,
-            chance: if often { rng.pick(&[0.01, 0.03, 0.1]) } else { rng.pick(&[0.2, 0.5]) },
+            chance: if often {
+                rng.pick(&[0.01, 0.03, 0.1])
+            } else {
+                rng.pick(&[0.2, 0.5])
+            },
             kind: rng.pick(&SUDDEN),
             victim: rng.pick(&[
                 Victim::Myself,
@@ -221,7 +225,11 @@ impl FaultPlan {
         Self {
             begin: Micros(begin),
             heal: Micros(begin) + span,
-            gap: rng.pick(&[(100_000, 900_000), (300_000, 3_000_000), (1_000_000, 6_000_000)]),
+            gap: rng.pick(&[
+                (100_000, 900_000),
+                (300_000, 3_000_000),
+                (1_000_000, 6_000_000),
+            ]),
             one_at_a_time: rng.chance(0.45),
             ambushes: (0..ambushes).map(|_| Ambush::draw(rng)).collect(),
         }
@@ -229,9 +237,17 @@ impl FaultPlan {
 
     /// The ambushes that this note sets off.
     pub fn set_off(&self, note: &Note, rng: &mut Rng) -> Vec<Ambush> {
-        let Some(moment) = Moment::of(note) else { return Vec::new() };
-        let waiting = self.ambushes.iter().filter(|ambush| ambush.moment == moment);
-        waiting.filter(|ambush| rng.chance(ambush.chance)).copied().collect()
+        let Some(moment) = Moment::of(note) else {
+            return Vec::new();
+        };
+        let waiting = self
+            .ambushes
+            .iter()
+            .filter(|ambush| ambush.moment == moment);
+        waiting
+            .filter(|ambush| rng.chance(ambush.chance))
+            .copied()
+            .collect()
     }
 }
 
@@ -246,7 +262,11 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
     let Some(other) = (!others.is_empty()).then(|| rng.pick(&others)) else {
         return Fault::Stop(victim, true);
     };
-    let (from, to) = if rng.chance(0.5) { (victim, other) } else { (other, victim) };
+    let (from, to) = if rng.chance(0.5) {
+        (victim, other)
+    } else {
+        (other, victim)
+    };
     match kind {
         Kind::Crash => Fault::Crash(victim),
         Kind::Stop => Fault::Stop(victim, rng.chance(0.5)),

@@ -129,7 +129,11 @@ impl FakeGuest {
 
     /// How long until the next thing happens in it, if it runs.
     pub fn next_step_in(&self) -> Micros {
-        let work = self.devices.work.as_ref().map_or(Micros::NEVER, |(_, left)| *left);
+        let work = self
+            .devices
+            .work
+            .as_ref()
+            .map_or(Micros::NEVER, |(_, left)| *left);
         work.min(self.devices.tick_left)
     }
 
@@ -160,7 +164,12 @@ impl FakeGuest {
     /// Does what is due now; returns what it sends.
     pub fn step(&mut self, histories: &mut Histories) -> Vec<Frame> {
         let mut sent = Vec::new();
-        if self.devices.work.as_ref().is_some_and(|(_, left)| *left == Micros::ZERO) {
+        if self
+            .devices
+            .work
+            .as_ref()
+            .is_some_and(|(_, left)| *left == Micros::ZERO)
+        {
             if let Some((frame, _)) = self.devices.work.take() {
                 sent.extend(self.answer(&frame, histories));
             }
@@ -188,7 +197,10 @@ impl FakeGuest {
     }
 
     fn say(&self, to: Option<(u8, u32)>) -> Frame {
-        Frame(wire::encode(&Reply { to, history: self.devices.history }))
+        Frame(wire::encode(&Reply {
+            to,
+            history: self.devices.history,
+        }))
     }
 
     /// One step of its life: memory and devices change, mostly as every guest's would, and
@@ -198,7 +210,11 @@ impl FakeGuest {
         if self.torn {
             return;
         }
-        let noise = if self.rng.chance(self.habits.noise) { self.rng.next() } else { 0 };
+        let noise = if self.rng.chance(self.habits.noise) {
+            self.rng.next()
+        } else {
+            0
+        };
         let history = histories.step(self.devices.history, step, noise);
         self.devices.history = history;
         self.devices.registers = mix(self.devices.registers, history);
@@ -274,7 +290,11 @@ impl FakeGuest {
     /// Hashes pages under a key.
     pub fn hash(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<Digest> {
         let word = |i: usize| {
-            u64::from_le_bytes(key[i * 8..i * 8 + 8].try_into().expect("a key has four words"))
+            u64::from_le_bytes(
+                key[i * 8..i * 8 + 8]
+                    .try_into()
+                    .expect("a key has four words"),
+            )
         };
         let (low, high) = (mix(word(0), word(1)), mix(word(2), word(3)));
         let digest = |page: &PageNo| {

@@ -50,7 +50,11 @@ impl Histories {
     /// A guest booted; `hash` names the moment.
     pub fn boot(&mut self, hash: u64) {
         let id = History(self.nodes.len() as u32);
-        self.nodes.push(Node { parent: id, depth: 0, step: Step::Boot });
+        self.nodes.push(Node {
+            parent: id,
+            depth: 0,
+            step: Step::Boot,
+        });
         self.by_hash.insert(hash, id);
     }
 
@@ -67,7 +71,11 @@ impl Histories {
             let parent = self.by_hash[&from];
             let id = History(self.nodes.len() as u32);
             let depth = self.nodes[parent.0 as usize].depth + 1;
-            self.nodes.push(Node { parent, depth, step });
+            self.nodes.push(Node {
+                parent,
+                depth,
+                step,
+            });
             self.by_hash.insert(hash, id);
         }
         hash

@@ -171,7 +171,8 @@ impl Hypervisor {
     /// And go on.
     pub fn thaw(&mut self, now: Micros) {
         if let Some(missed) = self.frozen.take() {
-            self.due.extend(missed.into_iter().map(|due| (Micros::ZERO, due)));
+            self.due
+                .extend(missed.into_iter().map(|due| (Micros::ZERO, due)));
             if self.running_since.is_some() {
                 self.running_since = Some(now);
                 self.plan_step();
@@ -269,7 +270,8 @@ impl Hypervisor {
             }
         }
         self.token += 1;
-        self.due.push((self.guest.next_step_in(), Due::Step(self.token)));
+        self.due
+            .push((self.guest.next_step_in(), Due::Step(self.token)));
     }
 
     fn step(&mut self, now: Micros, histories: &mut Histories) {

@@ -40,6 +40,7 @@ pub mod history;
 pub mod hypervisor;
 pub mod invariants;
 pub mod net;
+pub mod plots;
 pub mod process;
 pub mod rng;
 pub mod run;

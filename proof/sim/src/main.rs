@@ -51,7 +51,9 @@ fn canary(name: &str) -> Result<Canary, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let faults_for = arguments.minutes.map(|minutes| Micros((minutes * 60e6) as u64));
+    let faults_for = arguments
+        .minutes
+        .map(|minutes| Micros((minutes * 60e6) as u64));
     let mut options = Options {
         replicas: arguments.replicas,
         faults_for,
@@ -81,22 +83,31 @@ fn many(arguments: &Arguments, options: &Options) -> ExitCode {
     let mut coverage = Coverage::default();
     let (mut done, mut simulated) = (0, 0);
     let mut failed = Vec::new();
-    run_many(arguments.start, arguments.seeds, threads, options, |outcome| {
-        done += 1;
-        simulated += outcome.simulated.0;
-        coverage.merge(&outcome.coverage);
-        if outcome.violation.is_some() {
-            println!("{}", headline(&outcome, arguments));
-            failed.push(outcome);
-        }
-        if spoken.elapsed() > Duration::from_secs(5) {
-            spoken = Instant::now();
-            let rate = done as f64 / begun.elapsed().as_secs_f64();
-            let left = (arguments.seeds - done) as f64 / rate;
-            eprintln!("{done} of {} seeds, {rate:.0} a second, {left:.0} s left", arguments.seeds);
-        }
-        failed.is_empty() || arguments.keep_going
-    });
+    run_many(
+        arguments.start,
+        arguments.seeds,
+        threads,
+        options,
+        |outcome| {
+            done += 1;
+            simulated += outcome.simulated.0;
+            coverage.merge(&outcome.coverage);
+            if outcome.violation.is_some() {
+                println!("{}", headline(&outcome, arguments));
+                failed.push(outcome);
+            }
+            if spoken.elapsed() > Duration::from_secs(5) {
+                spoken = Instant::now();
+                let rate = done as f64 / begun.elapsed().as_secs_f64();
+                let left = (arguments.seeds - done) as f64 / rate;
+                eprintln!(
+                    "{done} of {} seeds, {rate:.0} a second, {left:.0} s left",
+                    arguments.seeds
+                );
+            }
+            failed.is_empty() || arguments.keep_going
+        },
+    );
     let span = begun.elapsed().as_secs_f64();
     println!("{coverage}");
     println!(
@@ -124,8 +135,15 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::ReleaseBeforeAck => " --canary release-before-ack",
         Canary::DirtyBitsLost => " --canary dirty-bits-lost",
     };
-    let why = outcome.violation.as_ref().map(ToString::to_string).unwrap_or_default();
-    format!("seed {} FAILED: {why}\n  repeat it with: {repeat}{canary}", outcome.seed)
+    let why = outcome
+        .violation
+        .as_ref()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    format!(
+        "seed {} FAILED: {why}\n  repeat it with: {repeat}{canary}",
+        outcome.seed
+    )
 }
 
 fn conclude(outcomes: &[Outcome], options: &Options, arguments: &Arguments) -> ExitCode {

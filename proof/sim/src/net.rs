@@ -78,12 +78,24 @@ fn place(lane: Lane) -> usize {
 impl Net {
     /// No links yet, all of them about to connect.
     pub fn new(habits: NetHabits, rng: Rng, members: &[ReplicaId], plan: &mut Schedule) -> Self {
-        let mut net = Self { habits, rng, links: BTreeMap::new(), ways: BTreeMap::new() };
+        let mut net = Self {
+            habits,
+            rng,
+            links: BTreeMap::new(),
+            ways: BTreeMap::new(),
+        };
         for &a in members {
             for &b in members.iter().filter(|b| **b != a) {
                 net.ways.insert((a, b), Way::default());
                 if a < b {
-                    net.links.insert((a, b), Link { session: 0, open: false, slowness: 1 });
+                    net.links.insert(
+                        (a, b),
+                        Link {
+                            session: 0,
+                            open: false,
+                            slowness: 1,
+                        },
+                    );
                     plan.after(net.rng.micros((0, 20_000)), Happening::Connect(a, b));
                 }
             }
@@ -92,11 +104,15 @@ impl Net {
     }
 
     fn way(&mut self, from: ReplicaId, to: ReplicaId) -> &mut Way {
-        self.ways.get_mut(&(from, to)).expect("a way between members")
+        self.ways
+            .get_mut(&(from, to))
+            .expect("a way between members")
     }
 
     fn link(&mut self, a: ReplicaId, b: ReplicaId) -> &mut Link {
-        self.links.get_mut(&pair(a, b)).expect("a link between members")
+        self.links
+            .get_mut(&pair(a, b))
+            .expect("a link between members")
     }
 
     /// Two replicas try to connect; `ready` says whether both their processes answer.
@@ -132,7 +148,15 @@ impl Net {
         let way = self.way(end, peer);
         way.noticed_at = way.noticed_at.max(at) + Micros(1);
         let at = way.noticed_at;
-        plan.at(at, Happening::LinkNotice { end, peer, session, up });
+        plan.at(
+            at,
+            Happening::LinkNotice {
+                end,
+                peer,
+                session,
+                up,
+            },
+        );
     }
 
     /// A notice reaches a living end. False if it means nothing any more.
@@ -214,7 +238,10 @@ impl Net {
         if way.cut {
             return Vec::new();
         }
-        way.lanes.iter_mut().flat_map(|lane| std::mem::take(&mut lane.stalled)).collect()
+        way.lanes
+            .iter_mut()
+            .flat_map(|lane| std::mem::take(&mut lane.stalled))
+            .collect()
     }
 
     /// Makes a link slow, or not any more.
@@ -257,16 +284,32 @@ impl Net {
         if lane == Lane::Bulk && full && self.rng.chance(0.3) {
             return;
         }
-        let harsh = if lane == Lane::Log { self.habits.harsh } else { 0.0 };
+        let harsh = if lane == Lane::Log {
+            self.habits.harsh
+        } else {
+            0.0
+        };
         if harsh > 0.0 && self.rng.chance(harsh) {
             return;
         }
         if harsh > 0.0 && self.rng.chance(harsh) {
             let late = self.rng.micros((0, 20_000));
-            let twin = Arrival { from, to, lane, session, bytes: bytes.clone() };
+            let twin = Arrival {
+                from,
+                to,
+                lane,
+                session,
+                bytes: bytes.clone(),
+            };
             plan.after(late, Happening::Arrival(twin));
         }
-        let record = Arrival { from, to, lane, session, bytes };
+        let record = Arrival {
+            from,
+            to,
+            lane,
+            session,
+            bytes,
+        };
         if harsh > 0.0 && self.rng.chance(harsh) {
             let late = self.rng.micros((0, 10_000));
             return plan.after(late, Happening::Arrival(record));
@@ -284,7 +327,11 @@ impl Net {
         // A session's records come after the notice of it.
         let receiver = self.way(record.to, record.from);
         let told = receiver.told == Some(record.session);
-        let notice = if told { Micros::ZERO } else { receiver.noticed_at + Micros(1) };
+        let notice = if told {
+            Micros::ZERO
+        } else {
+            receiver.noticed_at + Micros(1)
+        };
         let lane = &mut self.way(record.from, record.to).lanes[place(record.lane)];
         lane.last_arrival = lane.last_arrival.max(plan.now() + travel).max(notice);
         let at = lane.last_arrival;

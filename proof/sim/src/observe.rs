@@ -1,9 +1,12 @@
 //! What the invariants and the coverage see of a replica: its log, its notes, its messages.
 
+use crate::coverage::failed_in;
 use crate::faults::Ambush;
+use crate::history::History;
 use crate::invariants::debt_never_forgotten::{self, Side};
 use crate::invariants::memory_equal_after_sync::Snapshot;
 use crate::invariants::{Violation, committed_not_lost};
+use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
@@ -23,14 +26,30 @@ impl World {
             let what = brief(event);
             trace!(self, "{who} <- {what}");
         }
-        let Event::Received { lane: Lane::Bulk, bytes, .. } = event else { return };
+        if let Event::Frames(frames) = event {
+            self.invariants.inputs_in_order.offered(who, frames);
+        }
+        let Event::Received {
+            lane: Lane::Bulk,
+            bytes,
+            ..
+        } = event
+        else {
+            return;
+        };
         if bytes.len() > LOOK_BYTES_MAX {
             return;
         }
-        if let Ok(SyncMessage { view, body: Body::End { sync, .. } }) = wire::decode(bytes) {
+        if let Ok(SyncMessage {
+            view,
+            body: Body::End { sync, .. },
+        }) = wire::decode(bytes)
+        {
             let current = self.process(who).replica.as_ref().map(|r| r.status().view);
             if current == Some(view) {
-                self.invariants.memory_equal_after_sync.ended(who, view, sync);
+                self.invariants
+                    .memory_equal_after_sync
+                    .ended(who, view, sync);
             }
         }
     }
@@ -40,7 +59,9 @@ impl World {
         if bytes.len() > LOOK_BYTES_MAX {
             return;
         }
-        let Ok(SyncMessage { view, body }) = wire::decode(bytes) else { return };
+        let Ok(SyncMessage { view, body }) = wire::decode(bytes) else {
+            return;
+        };
         match body {
             Body::Ack { sync } => {
                 let cut = self.invariants.memory_equal_after_sync.at_cut(view, sync);
@@ -55,7 +76,9 @@ impl World {
 
     /// Reads what a replica has committed since it was last read.
     pub(crate) fn read_log(&mut self, who: ReplicaId) {
-        let Some(replica) = self.process(who).replica.as_deref() else { return };
+        let Some(replica) = self.process(who).replica.as_deref() else {
+            return;
+        };
         let consensus = replica.consensus_core();
         let (life, status) = (consensus.life(), consensus.status());
         let (read_life, read) = self.process(who).read;
@@ -68,7 +91,9 @@ impl World {
         let read = if life == read_life { read } else { Index(0) };
         let from = read.max(status.base).next();
         let process = &self.processes[usize::from(who.0)];
-        let Some(replica) = process.replica.as_deref() else { return };
+        let Some(replica) = process.replica.as_deref() else {
+            return;
+        };
         let mut check = Ok(());
         for index in from.0..=status.commit.0 {
             let entry = replica.consensus_core().entry(Index(index));
@@ -83,10 +108,13 @@ impl World {
         trace!(self, "life {life} begins, says {who}");
         if self.life != View::NONE {
             if !self.operator_spoke {
-                let message =
-                    format!("{who} is in life {life}, which no operator let begin");
+                let message = format!("{who} is in life {life}, which no operator let begin");
                 let section = "design §7, \"all lost\"";
-                self.check(Err(Violation { invariant: "committed_not_lost", section, message }));
+                self.check(Err(Violation {
+                    invariant: "committed_not_lost",
+                    section,
+                    message,
+                }));
             }
             self.coverage.hit("life: begun by the operator's word");
             self.invariants.new_life();
@@ -98,7 +126,7 @@ impl World {
     /// A replica notes something.
     pub(crate) fn observe(&mut self, who: ReplicaId, note: Note) {
         trace!(self, "{who} notes {note:?}");
-        self.count(&note);
+        self.count(who, &note);
         match &note {
             Note::Elected { view } => self.on_elected(who, *view),
             Note::Serving { view } => self.on_serving(who, *view),
@@ -108,7 +136,10 @@ impl World {
             _ => {}
         }
         if self.healed_at.is_none() && self.violation.is_none() {
-            let set_off = self.scenario.faults.set_off(&note, &mut self.chance.ambushes);
+            let set_off = self
+                .scenario
+                .faults
+                .set_off(&note, &mut self.chance.ambushes);
             for ambush in set_off {
                 self.spring(who, ambush);
             }
@@ -127,9 +158,9 @@ impl World {
         // A crash can come between two actions. A stop cannot: see the crate's documentation.
         let crash = matches!(fault, crate::faults::Fault::Crash(_));
         if delay == Micros::ZERO && crash {
-            self.strike(fault);
+            self.strike(fault, None);
         } else {
-            self.plan.after(delay, Happening::Strike(fault));
+            self.plan.after(delay, Happening::Strike(fault, None));
         }
     }
 
@@ -141,14 +172,24 @@ impl World {
             let check = committed_not_lost::elected(who, replica, &self.invariants.log);
             self.check(check);
         }
+        self.invariants
+            .inputs_in_order
+            .elected(who, &self.invariants.log);
+    }
+
+    /// What the guest of a replica has lived through.
+    fn history_of(&self, who: ReplicaId) -> Option<History> {
+        let guest = &self.process(who).hypervisor.as_ref()?.guest;
+        self.histories.find(guest.history())
     }
 
     fn on_serving(&mut self, who: ReplicaId, view: View) {
-        let history = self.process(who).hypervisor.as_ref().map(|h| h.guest.history());
-        let at = history.and_then(|hash| self.histories.find(hash));
-        if let Some(at) = at {
+        if let Some(at) = self.history_of(who) {
             let all = &self.histories;
-            let check = self.invariants.external_consistency.serves(who, view, at, all);
+            let check = self
+                .invariants
+                .external_consistency
+                .serves(who, view, at, all);
             self.check(check);
         }
         if self.invariants.external_consistency.has_shown() {
@@ -160,12 +201,16 @@ impl World {
     }
 
     fn on_phase(&mut self, who: ReplicaId, sync: SyncNo, phase: Phase) {
-        let Some(replica) = self.process(who).replica.as_deref() else { return };
+        let Some(replica) = self.process(who).replica.as_deref() else {
+            return;
+        };
         let view = replica.status().view;
         match phase {
             Phase::Scan => {
                 if let Some(snapshot) = self.snapshot(who) {
-                    self.invariants.memory_equal_after_sync.cut(view, sync, snapshot);
+                    self.invariants
+                        .memory_equal_after_sync
+                        .cut(view, sync, snapshot);
                 }
             }
             // The scan's pages are in the ledger by now.
@@ -184,11 +229,15 @@ impl World {
     }
 
     fn check_debt(&mut self, leader: ReplicaId) {
-        let Some(ours) = self.side(leader) else { return };
+        let Some(ours) = self.side(leader) else {
+            return;
+        };
         // One that the group goes on without may differ as it likes: it gets a full copy.
         let in_sync = self.invariants.log.in_sync();
         let follows = |side: &Side<'_>| {
-            in_sync.contains(leader) && side.who != leader && in_sync.contains(side.who)
+            in_sync.contains(leader)
+                && side.who != leader
+                && in_sync.contains(side.who)
                 && side.replica.status().holds_state
         };
         let members = self.scenario.members.iter();
@@ -203,35 +252,67 @@ impl World {
         let process = self.process(who);
         let replica = process.replica.as_deref()?;
         let guest = &process.hypervisor.as_ref()?.guest;
-        Some(Side { who, replica, guest })
+        Some(Side {
+            who,
+            replica,
+            guest,
+        })
     }
 
     fn on_applied(&mut self, who: ReplicaId, sync: SyncNo) {
+        let leader = self
+            .process(who)
+            .replica
+            .as_deref()
+            .and_then(|r| r.status().leader);
+        if leader.is_none_or(|l| l == who || self.process(l).state == State::Down) {
+            self.coverage.hit("sync: applied after its leader was lost");
+        }
         if let Some(now) = self.snapshot(who) {
-            let check = self.invariants.memory_equal_after_sync.applied(who, sync, &now);
+            let check = self
+                .invariants
+                .memory_equal_after_sync
+                .applied(who, sync, &now);
             self.check(check);
         }
     }
 
-    fn count(&mut self, note: &Note) {
+    fn count(&mut self, who: ReplicaId, note: &Note) {
+        let phase = self.process(who).phase;
+        match note {
+            Note::SyncPhase { phase, .. } => self.process_mut(who).phase = Some(*phase),
+            Note::Synced(_) | Note::SyncFailed { .. } => self.process_mut(who).phase = None,
+            _ => {}
+        }
         let what = match note {
-            Note::Role { from: Role::Deposed, to: Role::Leader, .. } => {
-                "failover: a deposed leader won again"
-            }
-            Note::Role { from: Role::Deposed, to: Role::Witness, .. } => {
-                "failover: a deposed leader came back as witness"
-            }
-            Note::Role { to: Role::Deposed, .. } => "failover: a leader was deposed",
-            Note::Role { from: Role::Recovering, to: Role::Witness, .. } => {
-                "recovery: a replica recovered its log"
-            }
+            Note::Role {
+                from: Role::Deposed,
+                to: Role::Leader,
+                ..
+            } => "failover: a deposed leader won again",
+            Note::Role {
+                from: Role::Deposed,
+                to: Role::Witness,
+                ..
+            } => "failover: a deposed leader came back as witness",
+            Note::Role {
+                to: Role::Deposed, ..
+            } => "failover: a leader was deposed",
+            Note::Role {
+                from: Role::Recovering,
+                to: Role::Witness,
+                ..
+            } => "recovery: a replica recovered its log",
             Note::Suspected { .. } => "failover: a leader was suspected",
             Note::Elected { .. } => "failover: elections won",
             Note::Protected { .. } => "join: the guest is protected",
             Note::JoinBegun { .. } => "join: begun",
             Note::JoinRound { round, .. } if *round > 0 => "join: more rounds",
             Note::JoinFailed { .. } => "join: failed",
-            Note::SyncFailed { .. } => "sync: given up",
+            Note::SyncFailed { .. } => match phase {
+                Some(phase) => failed_in(phase),
+                None => "sync: given up by the secondary",
+            },
             Note::Synced(report) => match report.reason.as_str() {
                 "idle" => "sync: done (idle)",
                 "longest" => "sync: done (longest)",
@@ -256,8 +337,12 @@ impl World {
 
 fn name(event: &Event) -> &'static str {
     match event {
-        Event::Received { lane: Lane::Bulk, .. } => "Received Bulk",
-        Event::Received { lane: Lane::Log, .. } => "Received Log",
+        Event::Received {
+            lane: Lane::Bulk, ..
+        } => "Received Bulk",
+        Event::Received {
+            lane: Lane::Log, ..
+        } => "Received Log",
         Event::Outputs(_) => "Outputs",
         Event::Tick => "Tick",
         _ => "other",
@@ -269,9 +354,8 @@ fn brief(event: &Event) -> String {
     match event {
         Event::Received { from, lane, bytes } => {
             let what = match (lane, wire::decode::<SyncMessage>(bytes)) {
-                (Lane::Bulk, Ok(message)) => {
-                    let text = format!("{message:?}");
-                    text.chars().take(110).collect()
+                (Lane::Bulk, Ok(SyncMessage { view, body })) => {
+                    format!("{} of view {view}", brief_body(&body))
                 }
                 _ => format!("{} bytes", bytes.len()),
             };
@@ -279,13 +363,44 @@ fn brief(event: &Event) -> String {
         }
         Event::Frames(frames) => format!("{} frames of clients", frames.len()),
         Event::Outputs(frames) => format!("{} outputs", frames.len()),
-        Event::GuestPaused { outputs, unconsumed } => {
-            format!("paused, {} outputs, {} unconsumed", outputs.len(), unconsumed.len())
+        Event::GuestPaused {
+            outputs,
+            unconsumed,
+        } => {
+            format!(
+                "paused, {} outputs, {} unconsumed",
+                outputs.len(),
+                unconsumed.len()
+            )
         }
         Event::StateSaved(_) => "state saved".to_string(),
         Event::Scanned(set) => format!("scanned {:?}", set.to_runs().0),
         Event::Hashed(digests) => format!("hashed {} pages", digests.len()),
         Event::PagesRead(chunk) => format!("read {} bytes of pages", chunk.len()),
         event => format!("{event:?}"),
+    }
+}
+
+fn brief_body(body: &Body) -> String {
+    match body {
+        Body::Copy { seq, .. } => format!("Copy {seq}"),
+        Body::Dirty { sync, runs, .. } => format!("Dirty {sync} {:?}", runs.0),
+        Body::Hashes {
+            sync, runs, total, ..
+        } => format!("Hashes {sync} {total} {:?}", runs.0),
+        Body::Pages { sync, seq, .. } => format!("Pages {sync} {seq}"),
+        Body::End {
+            sync,
+            chunks,
+            refeed,
+            ..
+        } => {
+            format!(
+                "End {sync}, {chunks} chunks, {} frames to feed again",
+                refeed.len()
+            )
+        }
+        Body::Fetched { sync, last, .. } => format!("Fetched {sync} {last}"),
+        body => format!("{body:?}"),
     }
 }

@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::hypervisor::Hypervisor;
 use plover_replica::{Action, Event, Replica};
+use plover_syncvm::Phase;
 use plover_types::{Index, Micros, View};
 use std::collections::VecDeque;
 
@@ -53,8 +54,8 @@ pub struct Process {
     pub sample: (bool, u64),
     /// How far its log was read: the life and the index.
     pub read: (View, Index),
-    /// How many restarts are planned.
-    pub restarts: u32,
+    /// The phase of the syncvm that it leads.
+    pub phase: Option<Phase>,
 }
 
 impl Process {
@@ -77,7 +78,7 @@ impl Process {
             tick: (Micros::NEVER, 0),
             sample: (false, 0),
             read: (View::NONE, Index(0)),
-            restarts: 0,
+            phase: None,
         }
     }
 
@@ -94,12 +95,15 @@ impl Process {
         self.tick = (Micros::NEVER, self.tick.1 + 1);
         self.sample = (false, self.sample.1 + 1);
         self.read = (View::NONE, Index(0));
+        self.phase = None;
         self.disk.crash(kept);
     }
 
     /// Whether it runs and holds a guest whose hypervisor is alive.
     pub fn has_guest(&self) -> bool {
-        self.hypervisor.as_ref().is_some_and(|hypervisor| !hypervisor.is_dead())
+        self.hypervisor
+            .as_ref()
+            .is_some_and(|hypervisor| !hypervisor.is_dead())
     }
 }
 

@@ -60,7 +60,9 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
     SIMULATING.set(false);
     let mut violation = world.violation.take();
     if ran.is_err() {
-        let message = PANIC.take().unwrap_or_else(|| "a panic without a message".to_string());
+        let message = PANIC
+            .take()
+            .unwrap_or_else(|| "a panic without a message".to_string());
         violation = Some(Violation {
             invariant: "no_panic",
             section: "style 13",
@@ -80,7 +82,14 @@ pub fn run(seed: u64, options: &Options) -> Outcome {
 
 /// Runs a seed again to see its last lines.
 pub fn tail_of(seed: u64, options: &Options) -> Vec<String> {
-    run(seed, &Options { trace: TraceMode::Sum, ..*options }).tail
+    run(
+        seed,
+        &Options {
+            trace: TraceMode::Sum,
+            ..*options
+        },
+    )
+    .tail
 }
 
 /// Runs `count` seeds from `start` on `threads` threads; `each` sees every outcome as it comes

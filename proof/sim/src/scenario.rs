@@ -79,7 +79,16 @@ impl Scenario {
         let span = span.unwrap_or_else(|| Micros(rng.range(4_000_000, 12_000_000)));
         let config = draw_config(rng, &members, pages, needs_reset, canary);
         let faults = FaultPlan::draw(rng, span);
-        Self { members, hypervisor, net, clients, store, drift_ppm_max, faults, config }
+        Self {
+            members,
+            hypervisor,
+            net,
+            clients,
+            store,
+            drift_ppm_max,
+            faults,
+            config,
+        }
     }
 
     /// The configuration of a process that starts.
@@ -111,10 +120,16 @@ fn draw_config(
     needs_reset: bool,
     canary: Canary,
 ) -> Config {
-    let durability =
-        if rng.chance(0.3) { Durability::Disk } else { Durability::Memory };
-    let unprotected_output =
-        if rng.chance(0.15) { UnprotectedOutput::Hold } else { UnprotectedOutput::Release };
+    let durability = if rng.chance(0.3) {
+        Durability::Disk
+    } else {
+        Durability::Memory
+    };
+    let unprotected_output = if rng.chance(0.15) {
+        UnprotectedOutput::Hold
+    } else {
+        UnprotectedOutput::Release
+    };
     Config {
         me: members[0],
         members: ReplicaSet::of(members.iter().copied()),
@@ -122,7 +137,7 @@ fn draw_config(
         heartbeat: Micros::from_ms(25),
         timeout: Micros::from_ms(100),
         durability,
-        log_bytes_max: rng.pick(&[4_000, 20_000, 1 << 20]),
+        log_bytes_max: rng.pick(&[200, 20_000, 1 << 20]),
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         slot: SlotConfig {
             // Ten times the real one: a sample is an event here.

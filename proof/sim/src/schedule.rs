@@ -51,8 +51,8 @@ pub enum Happening {
     Ask(u8),
     /// A client repeats a request that nobody has answered.
     AskAgain(u8, u32),
-    /// A fault strikes.
-    Strike(Fault),
+    /// A fault strikes, for so long if the plan says.
+    Strike(Fault, Option<Micros>),
     /// A fault ends.
     Mend(Fault),
     /// The next fault of the plan.
@@ -130,7 +130,11 @@ impl Schedule {
     /// Plans `what` for `at`, or for now if that has passed.
     pub fn at(&mut self, at: Micros, what: Happening) {
         self.planned += 1;
-        self.heap.push(Planned { at: at.max(self.now), order: self.planned, what });
+        self.heap.push(Planned {
+            at: at.max(self.now),
+            order: self.planned,
+            what,
+        });
     }
 
     /// Plans `what` for a while from now.

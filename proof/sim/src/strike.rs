@@ -1,7 +1,9 @@
 //! Faults strike and end; in the end all of them, and the group has to get well.
 
+use crate::coverage::killed_in;
 use crate::faults::{Fault, Kind, Victim, aim, any_kind, span_of};
 use crate::invariants::progress_after_healing::{HEALING_MAX, Outlook};
+use crate::plots::{Cast, PLOTS, scenes};
 use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
@@ -24,20 +26,56 @@ impl World {
         if self.scenario.faults.one_at_a_time && (self.active_faults > 0 || !self.is_whole()) {
             return self.plan.after(LOOK_EVERY, Happening::Next);
         }
-        let kind = any_kind(&mut self.chance.faults);
-        let victim =
-            self.chance.faults.pick(&[Victim::Leader, Victim::Secondary, Victim::Anyone]);
-        let anyone = self.chance.faults.pick(&self.scenario.members);
-        let fault = self.aim_at(kind, victim, anyone);
-        self.strike(fault);
         let gap = self.chance.faults.micros(self.scenario.faults.gap);
         self.plan.after(gap, Happening::Next);
+        if self.chance.faults.chance(0.15) {
+            return self.plot();
+        }
+        let kind = any_kind(&mut self.chance.faults);
+        let victim = self
+            .chance
+            .faults
+            .pick(&[Victim::Leader, Victim::Secondary, Victim::Anyone]);
+        let anyone = self.chance.faults.pick(&self.scenario.members);
+        let fault = self.aim_at(kind, victim, anyone);
+        self.strike(fault, None);
+    }
+
+    /// Several faults that are each harmless and meant to be harmful together.
+    fn plot(&mut self) {
+        let cast = self.cast();
+        let Some(cast) = cast else { return };
+        let rng = &mut self.chance.faults;
+        let plot = rng.pick(&PLOTS);
+        trace!(self, "PLOT {plot:?} on {cast:?}");
+        self.coverage.hit(plot.name());
+        for (late, fault, span) in scenes(plot, cast, &mut self.chance.faults) {
+            self.plan.after(late, Happening::Strike(fault, Some(span)));
+        }
+    }
+
+    /// Who plays the leader, its secondary, and the witness.
+    fn cast(&self) -> Option<Cast> {
+        let leader = self.leader()?;
+        let role_of = |role: Role| {
+            let mut players = self.running().filter(|(_, r)| r.status().role == role);
+            players.find(|(who, _)| *who != leader).map(|(who, _)| who)
+        };
+        let secondary = role_of(Role::Secondary)?;
+        let witness = role_of(Role::Witness)?;
+        Some(Cast {
+            leader,
+            secondary,
+            witness,
+        })
     }
 
     pub(crate) fn aim_at(&mut self, kind: Kind, victim: Victim, myself: ReplicaId) -> Fault {
         let leader = self.leader();
         let in_step = |role: Role| matches!(role, Role::Secondary | Role::Joining);
-        let secondary = self.running().find(|(_, replica)| in_step(replica.status().role));
+        let secondary = self
+            .running()
+            .find(|(_, replica)| in_step(replica.status().role));
         let secondary = secondary.map(|(who, _)| who);
         let anyone = self.chance.faults.pick(&self.scenario.members);
         let victim = match victim {
@@ -46,23 +84,38 @@ impl World {
             Victim::Anyone => anyone,
             Victim::Myself => myself,
         };
-        aim(kind, victim, &self.scenario.members, &mut self.chance.faults)
+        aim(
+            kind,
+            victim,
+            &self.scenario.members,
+            &mut self.chance.faults,
+        )
     }
 
     /// Who leads, by the newest view.
     fn leader(&self) -> Option<ReplicaId> {
-        let leads = self.running().filter(|(_, r)| r.status().role == Role::Leader);
-        leads.max_by_key(|(_, replica)| replica.status().view).map(|(who, _)| who)
+        let leads = self
+            .running()
+            .filter(|(_, r)| r.status().role == Role::Leader);
+        leads
+            .max_by_key(|(_, replica)| replica.status().view)
+            .map(|(who, _)| who)
     }
 
     /// Whether all processes run, and a leader serves whose guest is protected in earnest.
     pub(crate) fn is_whole(&self) -> bool {
-        let up = self.processes.iter().all(|process| process.state == State::Up);
+        let up = self
+            .processes
+            .iter()
+            .all(|process| process.state == State::Up);
         let protected = self.running().any(|(who, replica)| {
             let status = replica.status();
             let held = |member: ReplicaId| {
                 let process = self.process(member);
-                let holds = process.replica.as_ref().is_some_and(|r| r.status().holds_state);
+                let holds = process
+                    .replica
+                    .as_ref()
+                    .is_some_and(|r| r.status().holds_state);
                 process.has_guest() && holds
             };
             status.protected
@@ -74,12 +127,12 @@ impl World {
     }
 
     /// A fault strikes.
-    pub(crate) fn strike(&mut self, fault: Fault) {
+    pub(crate) fn strike(&mut self, fault: Fault, span: Option<Micros>) {
         if self.healed_at.is_some() {
             return;
         }
         trace!(self, "FAULT {fault:?}");
-        let span = span_of(fault, &mut self.chance.faults);
+        let span = span.unwrap_or_else(|| span_of(fault, &mut self.chance.faults));
         let struck = match fault {
             Fault::Crash(who) => self.crash(who, span),
             Fault::Stop(who, with_guest) => self.stop(who, with_guest),
@@ -129,7 +182,12 @@ impl World {
     }
 
     fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
-        self.scenario.members.iter().copied().filter(|peer| *peer != who).collect()
+        self.scenario
+            .members
+            .iter()
+            .copied()
+            .filter(|peer| *peer != who)
+            .collect()
     }
 
     fn crash(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
@@ -142,12 +200,16 @@ impl World {
     }
 
     fn vanish(&mut self, who: ReplicaId) {
+        if let Some(phase) = self.process(who).phase {
+            self.coverage.hit(killed_in(phase));
+        }
         let under_way = self.process(who).disk.under_way() as u64;
         let kept = self.chance.faults.range(0, under_way) as usize;
         self.process_mut(who).vanish(kept);
         // A killed process's connections are reset; a dead host's fall silent.
         let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);
-        self.net.process_died(who, &self.scenario.members, notice, &mut self.plan);
+        self.net
+            .process_died(who, &self.scenario.members, notice, &mut self.plan);
     }
 
     fn stop(&mut self, who: ReplicaId, with_guest: bool) -> Option<&'static str> {
@@ -178,9 +240,8 @@ impl World {
         }
         let mut missed = std::mem::take(&mut process.missed);
         if by_source {
-            missed.sort_by_key(|event| {
-                !matches!(event, Event::Received { .. } | Event::Link { .. })
-            });
+            missed
+                .sort_by_key(|event| !matches!(event, Event::Received { .. } | Event::Link { .. }));
         }
         self.plan_hypervisor(who);
         for event in missed {
@@ -196,7 +257,8 @@ impl World {
         let number = process.hypervisors;
         let hypervisor = process.hypervisor.as_mut().filter(|h| !h.is_dead())?;
         hypervisor.die(now);
-        self.plan.after(late, Happening::HypervisorDied(who, number));
+        self.plan
+            .after(late, Happening::HypervisorDied(who, number));
         Some("fault: hypervisor killed")
     }
 
@@ -282,7 +344,8 @@ impl World {
             .map(|(who, _)| who)
             .collect();
         if outlook == Some(Outlook::Stuck) && self.life_before_operator() {
-            self.coverage.hit("life: stuck, the operator restarted the holder");
+            self.coverage
+                .hit("life: stuck, the operator restarted the holder");
             for who in holders {
                 self.vanish(who);
                 self.plan.after(LOOK_EVERY, Happening::Restart(who));
@@ -322,6 +385,10 @@ impl World {
                 )
             })
             .collect();
-        format!("{}; {} fresh replies", lines.join("; "), self.clients.fresh_replies)
+        format!(
+            "{}; {} fresh replies",
+            lines.join("; "),
+            self.clients.fresh_replies
+        )
     }
 }

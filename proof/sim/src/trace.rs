@@ -31,7 +31,11 @@ pub struct Trace {
 impl Trace {
     /// An empty trace.
     pub fn new(mode: TraceMode) -> Self {
-        Self { mode, sum: 0, tail: VecDeque::new() }
+        Self {
+            mode,
+            sum: 0,
+            tail: VecDeque::new(),
+        }
     }
 
     /// Whether lines are wanted at all.

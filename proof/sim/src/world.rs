@@ -32,7 +32,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { replicas: 3, faults_for: None, canary: Canary::None, trace: TraceMode::Off }
+        Self {
+            replicas: 3,
+            faults_for: None,
+            canary: Canary::None,
+            trace: TraceMode::Off,
+        }
     }
 }
 
@@ -77,8 +82,12 @@ impl World {
     pub fn new(seed: u64, options: &Options) -> Self {
         let mut rng = Rng::new(seed);
         let mut draw = rng.fork(1);
-        let scenario =
-            Scenario::draw(&mut draw, options.replicas, options.faults_for, options.canary);
+        let scenario = Scenario::draw(
+            &mut draw,
+            options.replicas,
+            options.faults_for,
+            options.canary,
+        );
         let mut plan = Schedule::default();
         let net = Net::new(scenario.net, rng.fork(2), &scenario.members, &mut plan);
         let clients = Clients::new(scenario.clients, rng.fork(3), &mut plan);
@@ -90,7 +99,10 @@ impl World {
             ambushes: rng.fork(8),
         };
         for &who in &scenario.members {
-            plan.after(chance.processes.micros((0, 300_000)), Happening::Restart(who));
+            plan.after(
+                chance.processes.micros((0, 300_000)),
+                Happening::Restart(who),
+            );
         }
         plan.at(scenario.faults.begin + Micros(1), Happening::Next);
         plan.at(scenario.faults.heal, Happening::Heal);
@@ -119,8 +131,14 @@ impl World {
     pub fn run(&mut self) {
         trace!(self, "{:?}", self.scenario);
         while !self.finished && self.violation.is_none() {
-            assert!(self.plan.planned() < HAPPENINGS_MAX, "the simulation does not end");
-            let what = self.plan.next().expect("until it is finished something is planned");
+            assert!(
+                self.plan.planned() < HAPPENINGS_MAX,
+                "the simulation does not end"
+            );
+            let what = self
+                .plan
+                .next()
+                .expect("until it is finished something is planned");
             self.happen(what);
         }
         self.coverage.add("requests answered", self.clients.replies);
@@ -142,7 +160,12 @@ impl World {
                     }
                 }
             }
-            Happening::LinkNotice { end, peer, session, up } => {
+            Happening::LinkNotice {
+                end,
+                peer,
+                session,
+                up,
+            } => {
                 if self.process(end).state != State::Down
                     && self.net.on_notice(end, peer, session, up)
                 {
@@ -150,7 +173,9 @@ impl World {
                 }
             }
             Happening::Connect(a, b) => {
-                let ready = [a, b].iter().all(|who| self.process(*who).state == State::Up);
+                let ready = [a, b]
+                    .iter()
+                    .all(|who| self.process(*who).state == State::Up);
                 self.net.connect(a, b, ready, &mut self.plan);
             }
             Happening::BreakLink(a, b, session) => {
@@ -174,7 +199,7 @@ impl World {
                 let frames = self.clients.ask_again(client, request, &mut self.plan);
                 self.send_to_guest(frames);
             }
-            Happening::Strike(fault) => self.strike(fault),
+            Happening::Strike(fault, span) => self.strike(fault, span),
             Happening::Mend(fault) => self.mend(fault),
             Happening::Next => self.next_fault(),
             Happening::Restart(who) => self.restart(who),
@@ -218,7 +243,8 @@ impl World {
             None => {
                 // A bridge that has not learnt an address sends to every port.
                 for &who in &self.scenario.members {
-                    self.plan.after(latency, Happening::Frames(who, frames.clone()));
+                    self.plan
+                        .after(latency, Happening::Frames(who, frames.clone()));
                 }
             }
         }

@@ -11,7 +11,11 @@ pub fn elected(who: ReplicaId, replica: &Replica, log: &CommittedLog) -> Check {
     let status = consensus.status();
     let lost = |message: String| {
         let section = "APUS §4.3, PLOVER §4.6";
-        Err(Violation { invariant: "committed_not_lost", section, message })
+        Err(Violation {
+            invariant: "committed_not_lost",
+            section,
+            message,
+        })
     };
     if status.last.index < log.last() {
         let first = log.first_to_deliver(status.last.index.next());
@@ -24,7 +28,10 @@ pub fn elected(who: ReplicaId, replica: &Replica, log: &CommittedLog) -> Check {
     }
     for index in status.base.0 + 1..=log.last().0 {
         let Some(entry) = consensus.entry(Index(index)) else {
-            return lost(format!("{who} leads view {} without index {index}", status.view));
+            return lost(format!(
+                "{who} leads view {} without index {index}",
+                status.view
+            ));
         };
         if !log.agrees(entry) {
             let first = log.first_to_deliver(Index(index));

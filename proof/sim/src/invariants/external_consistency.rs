@@ -19,7 +19,11 @@ pub struct ExternalConsistency {
 }
 
 fn violation(message: String) -> Violation {
-    Violation { invariant: "external_consistency", section: "PLOVER §3.2 and §4.6", message }
+    Violation {
+        invariant: "external_consistency",
+        section: "PLOVER §3.2 and §4.6",
+        message,
+    }
 }
 
 impl ExternalConsistency {

@@ -106,7 +106,9 @@ impl CommittedLog {
     /// Whether this is the entry that was committed at its index, as far as anything was.
     pub fn agrees(&self, entry: &Entry) -> bool {
         let place = entry.viewstamp.index.0 as usize - 1;
-        self.entries.get(place).is_none_or(|(sum, _)| *sum == digest(entry))
+        self.entries
+            .get(place)
+            .is_none_or(|(sum, _)| *sum == digest(entry))
     }
 
     /// Which replica delivered it first; for messages.
@@ -116,7 +118,11 @@ impl CommittedLog {
 }
 
 fn violation(message: String) -> Violation {
-    Violation { invariant: "logs_agree", section: "PLOVER §4.1; APUS §4.1", message }
+    Violation {
+        invariant: "logs_agree",
+        section: "PLOVER §4.1; APUS §4.1",
+        message,
+    }
 }
 
 /// A life of the guest, named by the view in which it began.

@@ -28,7 +28,11 @@ pub struct MemoryEqualAfterSync {
 }
 
 fn violation(message: String) -> Violation {
-    Violation { invariant: "memory_equal_after_sync", section: "PLOVER §4.4, §6.1", message }
+    Violation {
+        invariant: "memory_equal_after_sync",
+        section: "PLOVER §4.4, §6.1",
+        message,
+    }
 }
 
 impl MemoryEqualAfterSync {
@@ -56,20 +60,28 @@ impl MemoryEqualAfterSync {
     /// A secondary says that it has applied a syncvm.
     pub fn applied(&self, who: ReplicaId, sync: SyncNo, now: &Snapshot) -> Check {
         let Some(&(view, ended)) = self.ended.get(&who).filter(|(_, ended)| *ended == sync) else {
-            return Err(violation(format!("{who} applies syncvm {sync} without its end mark")));
+            return Err(violation(format!(
+                "{who} applies syncvm {sync} without its end mark"
+            )));
         };
         let Some(cut) = self.cuts.get(&(view, ended)) else {
-            return Err(violation(format!("{who} applies syncvm {sync}, whose cut nobody made")));
+            return Err(violation(format!(
+                "{who} applies syncvm {sync}, whose cut nobody made"
+            )));
         };
         if cut.devices != now.devices {
-            return Err(violation(format!("after syncvm {sync} {who}'s devices differ")));
+            return Err(violation(format!(
+                "after syncvm {sync} {who}'s devices differ"
+            )));
         }
         let differ: Vec<_> = (0..cut.memory.len())
             .filter(|page| cut.memory[*page] != now.memory[*page])
             .collect();
         match differ.as_slice() {
             [] => Ok(()),
-            pages => Err(violation(format!("after syncvm {sync} {who}'s pages {pages:?} differ"))),
+            pages => Err(violation(format!(
+                "after syncvm {sync} {who}'s pages {pages:?} differ"
+            ))),
         }
     }
 }

@@ -25,7 +25,11 @@ impl NothingSpins {
     /// A replica is woken because it asked for it.
     pub fn ticked(&mut self, who: ReplicaId, now: Micros) -> Check {
         let (last, count) = self.ticks.entry(who).or_insert((now, 0));
-        *count = if now.since(*last) < CLOSE { *count + 1 } else { 0 };
+        *count = if now.since(*last) < CLOSE {
+            *count + 1
+        } else {
+            0
+        };
         *last = now;
         if *count < TICKS_MAX {
             return Ok(());

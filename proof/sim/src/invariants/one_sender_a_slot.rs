@@ -14,7 +14,11 @@ pub struct OneSenderASlot {
 }
 
 fn violation(message: String) -> Violation {
-    Violation { invariant: "one_sender_a_slot", section: "PLOVER §4.6", message }
+    Violation {
+        invariant: "one_sender_a_slot",
+        section: "PLOVER §4.6",
+        message,
+    }
 }
 
 impl OneSenderASlot {

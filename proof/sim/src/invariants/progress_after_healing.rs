@@ -69,14 +69,20 @@ impl Progress {
     /// operator's word.
     pub fn serves(&self, who: ReplicaId) -> Check {
         if self.outlook == Some(Outlook::Lost) && !self.operator {
-            return Err(violation(format!("{who} serves, though every holder's state is lost")));
+            return Err(violation(format!(
+                "{who} serves, though every holder's state is lost"
+            )));
         }
         Ok(())
     }
 
     /// The group is still not whole when it had time enough.
     pub fn too_late(&self, report: &str) -> Violation {
-        let word = if self.operator { ", even after the operator's word" } else { "" };
+        let word = if self.operator {
+            ", even after the operator's word"
+        } else {
+            ""
+        };
         let outlook = self.outlook.unwrap_or(Outlook::Alive);
         violation(format!(
             "{} s after all faults ended (outlook: {outlook:?}{word}) the group is not whole: \
@@ -90,18 +96,28 @@ impl Progress {
         if self.said {
             return Ok(());
         }
-        Err(violation("the state is lost, and no replica says so".to_string()))
+        Err(violation(
+            "the state is lost, and no replica says so".to_string(),
+        ))
     }
 }
 
 fn violation(message: String) -> Violation {
     let section = "PLOVER §4.5, §4.6; design §7";
-    Violation { invariant: "progress_after_healing", section, message }
+    Violation {
+        invariant: "progress_after_healing",
+        section,
+        message,
+    }
 }
 
 fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) -> Outlook {
     let members = running.clone().next().map_or(0, |(_, r)| r.members().len());
-    let holders = || running.clone().filter(|(_, replica)| replica.status().holds_state);
+    let holders = || {
+        running
+            .clone()
+            .filter(|(_, replica)| replica.status().holds_state)
+    };
     if holders().next().is_none() {
         return Outlook::Lost;
     }
@@ -118,5 +134,9 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
         .collect();
     let best = remember.iter().max_by_key(|status| status.last);
     let may = best.is_some_and(|best| holders().any(|(id, _)| best.in_sync.contains(id)));
-    if may && remember.len() > members / 2 { Outlook::Alive } else { Outlook::Stuck }
+    if may && remember.len() > members / 2 {
+        Outlook::Alive
+    } else {
+        Outlook::Stuck
+    }
 }

@@ -1,0 +1,115 @@
+//! Faults that are harmless one by one and were chosen to be harmful together: the classic ways
+//! in which replicated systems lose what they have promised.
+
+use crate::faults::Fault;
+use crate::rng::Rng;
+use plover_types::{Micros, ReplicaId};
+
+/// Who plays what.
+#[derive(Clone, Copy, Debug)]
+pub struct Cast {
+    /// Serves.
+    pub leader: ReplicaId,
+    /// Runs the guest in step.
+    pub secondary: ReplicaId,
+    /// Votes.
+    pub witness: ReplicaId,
+}
+
+/// A plot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plot {
+    /// The leader goes on without its secondary with the witness's vote; then the witness
+    /// forgets that vote, and the leader falls silent. Now the secondary, with an old state,
+    /// and the witness, with none, are a majority.
+    Amnesia,
+    /// The leader stands still just as long as an election takes, in a busy moment: on waking
+    /// it believes itself leader.
+    Sleeper,
+    /// The leader dies, and whoever takes over dies while it brings up the next.
+    Succession,
+    /// The leader hears everybody and nobody hears it; then the other way round.
+    DeafAndDumb,
+    /// The link between leader and secondary breaks again and again.
+    BrokenRecord,
+}
+
+/// All plots.
+pub const PLOTS: [Plot; 5] = [
+    Plot::Amnesia,
+    Plot::Sleeper,
+    Plot::Succession,
+    Plot::DeafAndDumb,
+    Plot::BrokenRecord,
+];
+
+impl Plot {
+    /// For the coverage.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amnesia => "plot: amnesia",
+            Self::Sleeper => "plot: sleeper",
+            Self::Succession => "plot: succession",
+            Self::DeafAndDumb => "plot: deaf and dumb",
+            Self::BrokenRecord => "plot: broken record",
+        }
+    }
+}
+
+/// What happens when, and for how long.
+pub fn scenes(plot: Plot, cast: Cast, rng: &mut Rng) -> Vec<(Micros, Fault, Micros)> {
+    let Cast {
+        leader,
+        secondary,
+        witness,
+    } = cast;
+    let mut ms = |low: u64, high: u64| rng.micros((low * 1000, high * 1000));
+    match plot {
+        Plot::Amnesia => {
+            // Beyond the timeout, so that the in-sync set without the secondary is agreed.
+            let parted = ms(120, 500);
+            let late = parted + ms(1, 60);
+            vec![
+                (
+                    Micros::ZERO,
+                    Fault::Cut(leader, secondary),
+                    parted + ms(0, 300),
+                ),
+                (parted, Fault::Crash(witness), ms(5, 50)),
+                (late, Fault::Isolate(leader), ms(300, 1500)),
+            ]
+        }
+        Plot::Sleeper => {
+            let with_guest = ms(0, 1) > Micros(500);
+            vec![(ms(0, 30), Fault::Stop(leader, with_guest), ms(80, 500))]
+        }
+        Plot::Succession => {
+            let heir = ms(150, 1200);
+            vec![
+                (Micros::ZERO, Fault::Crash(leader), ms(20, 400)),
+                (heir, Fault::Crash(secondary), ms(20, 400)),
+            ]
+        }
+        Plot::DeafAndDumb => {
+            let turn = ms(50, 600);
+            vec![
+                (Micros::ZERO, Fault::CutOneWay(leader, secondary), turn),
+                (Micros::ZERO, Fault::CutOneWay(leader, witness), turn),
+                (
+                    turn + Micros(1),
+                    Fault::CutOneWay(secondary, leader),
+                    ms(50, 600),
+                ),
+                (
+                    turn + Micros(1),
+                    Fault::CutOneWay(witness, leader),
+                    ms(50, 600),
+                ),
+            ]
+        }
+        Plot::BrokenRecord => {
+            let breaks = (0..6).map(|_| (ms(0, 400), Fault::Reset(leader, secondary), ms(1, 5)));
+            breaks.collect()
+        }
+    }
+}
