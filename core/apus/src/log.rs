@@ -276,7 +276,6 @@ impl serde::Serialize for Slice<'_> {
     }
 }
 
-/// An entry for tests.
 #[cfg(test)]
 pub(crate) fn entry(view: u64, index: u64, kind: EntryKind) -> Entry {
     let payload = if kind == EntryKind::App {

@@ -104,17 +104,17 @@ impl Replica {
                     self.begin_follow(sync);
                 }
             }
-            Role::Joining if self.guest.power == Power::Paused => {
-                // Its guest has never run, so a syncvm that was given up leaves no trace.
-                if self
-                    .follow
-                    .as_ref()
-                    .is_none_or(|f| !f.is_past_the_end_mark())
-                {
-                    self.follow = None;
-                    self.guest.forget_backlog();
-                    self.begin_follow(sync);
-                }
+            // Its guest has never run, so a syncvm that was given up leaves no trace.
+            Role::Joining
+                if self.guest.power == Power::Paused
+                    && self
+                        .follow
+                        .as_ref()
+                        .is_none_or(|f| !f.is_past_the_end_mark()) =>
+            {
+                self.follow = None;
+                self.guest.forget_backlog();
+                self.begin_follow(sync);
             }
             _ => {}
         }
