@@ -11,9 +11,7 @@ pub mod checks;
 pub mod disk;
 mod fate;
 
-use apus::{
-    Apus, Canary, Config, Durability, DurableState, EntryKind, Event, Phase, ProposeError, Start,
-};
+use apus::{Apus, Canary, Durability, DurableState, EntryKind, Event, Phase, ProposeError};
 use checks::Checks;
 use disk::Disk;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, Viewstamp};
