@@ -50,7 +50,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("{failovers} leaders killed under load, {acked} acknowledged writes, none lost\n");
     for (part, sample) in PARTS.iter().zip(&parts) {
         let (low, high) = sample.spread();
-        println!("{part:<16} {:>8.0} ms ({low:.0} to {high:.0})", sample.median());
+        println!(
+            "{part:<16} {:>8.0} ms ({low:.0} to {high:.0})",
+            sample.median()
+        );
     }
     Ok(())
 }

@@ -14,7 +14,9 @@ pub(crate) struct Lab {
 impl Lab {
     /// Brings a lab up with these further options of `plover lab up`.
     pub fn up(policy: &str, options: &[String]) -> Result<Self> {
-        let lab = Self { name: format!("bench{}", std::process::id()) };
+        let lab = Self {
+            name: format!("bench{}", std::process::id()),
+        };
         let status = lab
             .plover(&["up", "--quiet", "--policy", policy])
             .args(options)
@@ -29,7 +31,11 @@ impl Lab {
 
     /// Runs a command on the client's host and returns what it printed.
     pub fn exec(&self, command: &[&str]) -> Result<String> {
-        let output = self.plover(&["exec", "--"]).args(command).stderr(Stdio::inherit()).output()?;
+        let output = self
+            .plover(&["exec", "--"])
+            .args(command)
+            .stderr(Stdio::inherit())
+            .output()?;
         if !output.status.success() {
             bail!("{command:?} on the client failed ({})", output.status);
         }
@@ -55,20 +61,33 @@ impl Lab {
     /// The guest's address.
     pub fn guest_ip(&self) -> Result<String> {
         let status = self.status()?;
-        status["guest_ip"].as_str().map(Into::into).context("the lab names no guest address")
+        status["guest_ip"]
+            .as_str()
+            .map(Into::into)
+            .context("the lab names no guest address")
     }
 
     fn plover(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(plover());
-        let (verb, rest) = arguments.split_first().map_or(("", arguments), |(v, r)| (*v, r));
-        command.arg("lab").arg(verb).args(["--name", &self.name]).args(rest);
+        let (verb, rest) = arguments
+            .split_first()
+            .map_or(("", arguments), |(v, r)| (*v, r));
+        command
+            .arg("lab")
+            .arg(verb)
+            .args(["--name", &self.name])
+            .args(rest);
         command
     }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        let _ = self.plover(&["down"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let _ = self
+            .plover(&["down"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
     }
 }
 

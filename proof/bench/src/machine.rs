@@ -26,13 +26,25 @@ impl Machine {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let kib: u64 = meminfo
             .lines()
-            .find_map(|l| l.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok())
+            .find_map(|l| {
+                l.strip_prefix("MemTotal:")?
+                    .split_whitespace()
+                    .next()?
+                    .parse()
+                    .ok()
+            })
             .unwrap_or(0);
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let qemu = Command::new("qemu-system-x86_64")
             .arg("--version")
             .output()
-            .map(|o| String::from_utf8_lossy(&o.stdout).lines().next().unwrap_or("").to_string())
+            .map(|o| {
+                String::from_utf8_lossy(&o.stdout)
+                    .lines()
+                    .next()
+                    .unwrap_or("")
+                    .to_string()
+            })
             .unwrap_or_default();
         Self {
             cpu,

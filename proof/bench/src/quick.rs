@@ -32,8 +32,14 @@ struct Load {
 }
 
 const LOADS: [Load; 2] = [
-    Load { name: "-c 16", arguments: &["-c", "16", "-n", "16000"] },
-    Load { name: "-c 16 -P 200", arguments: &["-c", "16", "-P", "200", "-n", "320000"] },
+    Load {
+        name: "-c 16",
+        arguments: &["-c", "16", "-n", "16000"],
+    },
+    Load {
+        name: "-c 16 -P 200",
+        arguments: &["-c", "16", "-P", "200", "-n", "320000"],
+    },
 ];
 
 const POLICIES: [&str; 2] = ["none", "vsmr"];
@@ -57,7 +63,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             eprintln!("round {}/{}: {policy}", round + 1, options.rounds);
             let lab = Lab::up(policy, &options.lab)?;
             let leader = lab.leader()?;
-            accel = leader["more"]["accel"].as_str().unwrap_or("unknown").to_string();
+            accel = leader["more"]["accel"]
+                .as_str()
+                .unwrap_or("unknown")
+                .to_string();
             for load in &LOADS {
                 measure(&lab, policy, load, &mut cells)
                     .with_context(|| format!("{policy}, redis-benchmark {}", load.name))?;
@@ -90,7 +99,9 @@ fn measure(lab: &Lab, policy: &'static str, load: &Load, cells: &mut Cells) -> R
         let printed = lab.exec(&command)?;
         let line = csv_line(&printed, test)
             .with_context(|| format!("redis-benchmark printed no line for {test}: {printed}"))?;
-        let cell = cells.entry((test.to_string(), load.name, policy)).or_default();
+        let cell = cells
+            .entry((test.to_string(), load.name, policy))
+            .or_default();
         cell.requests_per_s.push(line.requests_per_s);
         cell.p50_ms.push(line.p50_ms);
         cell.p99_ms.push(line.p99_ms);
@@ -110,7 +121,9 @@ struct CsvLine {
 
 /// `"test","rps","avg_latency_ms","min_latency_ms","p50…","p95…","p99…","max…"`.
 fn csv_line(printed: &str, test: &str) -> Option<CsvLine> {
-    let line = printed.lines().find(|l| l.starts_with(&format!("\"{test}\"")))?;
+    let line = printed
+        .lines()
+        .find(|l| l.starts_with(&format!("\"{test}\"")))?;
     let fields: Vec<f64> = line
         .split(',')
         .skip(1)
@@ -132,7 +145,10 @@ fn print_table(cells: &Cells, machine: &Machine, rounds: u32) {
     );
     for ((test, load, policy), cell) in cells {
         let (low, high) = cell.requests_per_s.spread();
-        let rate = format!("{:.0} ({low:.0} to {high:.0})", cell.requests_per_s.median());
+        let rate = format!(
+            "{:.0} ({low:.0} to {high:.0})",
+            cell.requests_per_s.median()
+        );
         let ratio = match cells.get(&(test.clone(), *load, "none")) {
             Some(none) if *policy != "none" => {
                 let ratio = cell.requests_per_s.ratio(&none.requests_per_s);
@@ -149,10 +165,17 @@ fn print_table(cells: &Cells, machine: &Machine, rounds: u32) {
     }
     println!("\nsyncvm, medians of each round's last 512 syncs:");
     for ((test, load, policy), cell) in cells {
-        let Some(sync) = cell.syncs.last() else { continue };
+        let Some(sync) = cell.syncs.last() else {
+            continue;
+        };
         let phases: Vec<String> = sync["phases_us_p50"]
             .as_object()
-            .map(|o| o.iter().filter(|(_, v)| **v != 0).map(|(k, v)| format!("{k} {v}")).collect())
+            .map(|o| {
+                o.iter()
+                    .filter(|(_, v)| **v != 0)
+                    .map(|(k, v)| format!("{k} {v}"))
+                    .collect()
+            })
             .unwrap_or_default();
         println!(
             "{test} {load} {policy}: pause {} µs, slot {} µs, dirty {}, same {}, divergent {}, \
@@ -180,7 +203,11 @@ mod tests {
                        \"SET\",\"7411.07\",\"2.1\",\"0.5\",\"2.0\",\"3.0\",\"4.5\",\"9.0\"\n";
         assert_eq!(
             csv_line(printed, "SET"),
-            Some(CsvLine { requests_per_s: 7411.07, p50_ms: 2.0, p99_ms: 4.5 })
+            Some(CsvLine {
+                requests_per_s: 7411.07,
+                p50_ms: 2.0,
+                p99_ms: 4.5
+            })
         );
         assert_eq!(csv_line(printed, "GET"), None);
     }
