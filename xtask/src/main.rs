@@ -31,7 +31,7 @@ enum Task {
     /// The main job, shown: replicas die, clients do not notice.
     #[command(disable_help_flag = true)]
     Demo(Rest),
-    /// Every test. Arguments go to `cargo test`.
+    /// Every test, or with `-p PACKAGE` that package's. Arguments go to `cargo test`.
     #[command(disable_help_flag = true)]
     Test(Rest),
     /// Format, lints, dependency rule, tidiness. Changes nothing.
@@ -63,7 +63,19 @@ struct Rest {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().task) {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Not clap's code 2, which here is for what a machine lacks.
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::FAILURE
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    match run(arguments.task) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("x: {error:#}");
@@ -103,9 +115,13 @@ fn run(task: Task) -> Result<ExitCode> {
             packages::ensure(&[LAB, GUEST, BENCH])?;
             // The program first: tests of the lab start it, and cargo builds a package's program
             // only for that package's own tests.
-            Cargo::new("build").args(["-p", "plover"]).succeed()?;
+            if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {
+                return Ok(ExitCode::FAILURE);
+            }
+            let some = rest.arguments.iter().any(|argument| argument == "-p");
             Cargo::new("test")
-                .args(["--workspace", "--no-fail-fast"])
+                .args((!some).then_some("--workspace"))
+                .args(["--no-fail-fast"])
                 .with_guest()?
                 .args(rest.arguments)
                 .become_it()

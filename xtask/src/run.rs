@@ -77,9 +77,9 @@ impl Cargo {
         Err(error).context("cannot run cargo")
     }
 
-    /// Runs it and waits; anything but success is an error.
-    pub(crate) fn succeed(mut self) -> Result<()> {
-        finish(&mut self.0)
+    /// Runs it and waits. `false` if it failed; it has then said why.
+    pub(crate) fn succeeds(mut self) -> Result<bool> {
+        Ok(self.0.status().context("cannot run cargo")?.success())
     }
 }
 
