@@ -475,8 +475,9 @@ impl Body {
         }
     }
 
-    /// Gives the guest the place among the host's processes that its role deserves. Only root
-    /// may raise a priority again, so nobody else lowers it.
+    /// Gives the guest's vCPUs the place among the host's threads that its role deserves; QEMU's
+    /// main thread keeps its own, since a leader waits for it in every syncvm. Only root may
+    /// raise a priority again, so nobody else lowers it.
     fn place_guest(&self) {
         let Some(pid) = self.vm.as_ref().and_then(Vm::pid) else {
             return;
@@ -491,6 +492,10 @@ impl Body {
         };
         let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
         for thread in threads.into_iter().flatten().flatten() {
+            let name = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+            if !name.starts_with("CPU ") {
+                continue;
+            }
             let tid = thread
                 .file_name()
                 .to_str()
