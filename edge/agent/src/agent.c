@@ -1,8 +1,8 @@
 /*
  * The agent: the only code of Plover that runs inside QEMU.
  *
- * QEMU is the distribution's own, unpatched. Two things cannot be done to it from outside, so
- * this library is preloaded into it and does them when asked over a socket:
+ * QEMU is the distribution's own, unpatched. A few things cannot be done to it from outside,
+ * so this library is preloaded into it and does them when asked over a socket:
  *
  *   OP_TRACK  Create a userfaultfd over guest RAM, write-protect the range in asynchronous mode,
  *             and hand the descriptor out. A userfaultfd belongs to the address space of the
@@ -11,13 +11,20 @@
  *             unregistering it, an abort unless somebody has registered it before. QEMU builds
  *             that support modules export the function; others do not, and OP_HELLO says so.
  *
+ *   OP_INVALIDATE  Make QEMU's translator (TCG) forget the code that it has translated from given
+ *             pages. The parent writes guest RAM behind QEMU's back, and translations of a page it
+ *             wrote would be stale. QEMU's own answer is to forget everything at each state load,
+ *             and to translate the guest anew for tens of milliseconds. This writes the pages onto
+ *             themselves through QEMU's interface for devices, which knows what to forget.
+ *
  * The socket is connected and inherited; its number comes in PLOVER_AGENT_FD. There is no path to
  * find it by, and only the parent holds the other end. Each request is answered in order:
  *
- *   struct request { u32 op; u32 zero; u64 addr; u64 len; }     host byte order, 24 bytes
+ *   struct request { u32 op; u32 runs; u64 addr; u64 len; }     host byte order, 24 bytes,
+ *   then for OP_INVALIDATE `runs` times { u32 page; u32 pages; }, in the same packet
  *   struct reply   { i32 status; u32 value; }                   + one descriptor for OP_TRACK
  *
- * status is 0 or an errno; value is, for OP_HELLO, the version and whether OP_YANK can work.
+ * status is 0 or an errno; value is, for OP_HELLO, the version and which of the others can work.
  * The agent's thread takes no signal, holds no lock of QEMU, and ends when the socket closes.
  */
 #define _GNU_SOURCE
@@ -27,6 +34,7 @@
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,13 +51,19 @@
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
-enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2 };
-enum { AGENT_VERSION = 1, HELLO_HAS_YANK = 1 << 16 };
+enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_INVALIDATE = 3 };
+enum { AGENT_VERSION = 1, HELLO_HAS_YANK = 1 << 16, HELLO_HAS_INVALIDATE = 1 << 17 };
+enum { PAGE_BYTES = 4096, RUNS_MAX = 8192 };
 enum { STACK_BYTES = 256 * 1024 }; /* holds QEMU's thread-local data too */
 
+struct run {
+    uint32_t page, pages;
+};
+
 struct request {
-    uint32_t op, zero;
+    uint32_t op, runs;
     uint64_t addr, len;
+    struct run run[RUNS_MAX];
 };
 
 struct reply {
@@ -68,6 +82,20 @@ typedef _Bool yank_register_fn(const struct yank_instance *, void **errp);
 static yank_register_fn *find_yank(void)
 {
     return (yank_register_fn *)dlsym(RTLD_DEFAULT, "yank_register_instance");
+}
+
+/* include/exec/cpu-common.h and include/qemu/rcu.h; unchanged since QEMU 5.0. */
+typedef void physical_rw_fn(uint64_t addr, void *buf, uint64_t len, _Bool is_write);
+typedef void rcu_register_fn(void);
+
+static physical_rw_fn *find_physical_rw(void)
+{
+    return (physical_rw_fn *)dlsym(RTLD_DEFAULT, "cpu_physical_memory_rw");
+}
+
+static rcu_register_fn *find_rcu_register(void)
+{
+    return (rcu_register_fn *)dlsym(RTLD_DEFAULT, "rcu_register_thread");
 }
 
 /* Returns a userfaultfd that write-protects [addr, addr+len), or -errno. USER_MODE_ONLY needs no
@@ -104,6 +132,24 @@ static int arm_yank(void)
     return 0;
 }
 
+/* Writes pages of guest RAM, mapped at `ram`, onto themselves. The guest stands meanwhile. */
+static int invalidate(char *ram, const struct run *run, size_t runs)
+{
+    static _Bool registered;
+    physical_rw_fn *physical_rw = find_physical_rw();
+    rcu_register_fn *rcu_register = find_rcu_register();
+    if (!physical_rw || !rcu_register)
+        return ENOSYS;
+    if (!registered) /* A thread must be known to QEMU's RCU before it looks at the memory map. */
+        rcu_register();
+    registered = 1;
+    for (; runs; runs--, run++) {
+        uint64_t at = (uint64_t)run->page * PAGE_BYTES;
+        physical_rw(at, ram + at, (uint64_t)run->pages * PAGE_BYTES, 1);
+    }
+    return 0;
+}
+
 /* Sends one reply, with fd beside it unless that is negative. */
 static int answer(int sock, struct reply reply, int fd)
 {
@@ -129,22 +175,28 @@ static int answer(int sock, struct reply reply, int fd)
 static void *serve(void *argument)
 {
     int sock = (int)(intptr_t)argument;
-    struct request request;
+    static struct request request; /* too big for the stack; there is one such thread */
+    const size_t head = offsetof(struct request, run);
     for (;;) {
-        ssize_t got = recv(sock, &request, sizeof request, MSG_WAITALL);
+        ssize_t got = recv(sock, &request, sizeof request, 0);
         if (got < 0 && errno == EINTR)
             continue;
-        if (got != sizeof request)
+        if (got < (ssize_t)head || request.runs > RUNS_MAX ||
+            (size_t)got != head + request.runs * sizeof(struct run))
             break;
         struct reply reply = {0, 0};
         int fd = -1;
         if (request.op == OP_HELLO) {
             reply.value = AGENT_VERSION | (find_yank() ? HELLO_HAS_YANK : 0);
+            if (find_physical_rw() && find_rcu_register())
+                reply.value |= HELLO_HAS_INVALIDATE;
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
             reply.status = fd < 0 ? -fd : 0;
         } else if (request.op == OP_YANK) {
             reply.status = arm_yank();
+        } else if (request.op == OP_INVALIDATE) {
+            reply.status = invalidate((char *)(uintptr_t)request.addr, request.run, request.runs);
         } else {
             reply.status = EINVAL;
         }

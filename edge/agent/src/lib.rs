@@ -7,9 +7,9 @@
 //!
 //! ```text
 //!   plover                                   QEMU
-//!     │  request {op, 0, addr, len}  24 B      │
+//!     │  request {op, runs, addr, len, …}      │
 //!     ├───────────────────────────────────────►│ agent thread
-//!     │  reply {status, value}        8 B      │
+//!     │  reply {status, value}                 │
 //!     │◄───────────────────────────────────────┤  (+ the userfaultfd, after TRACK)
 //! ```
 
@@ -25,6 +25,12 @@ pub const AGENT_VERSION: u16 = 1;
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
 pub const HELLO_HAS_YANK: u32 = 1 << 16;
 
+/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Invalidate`] needs.
+pub const HELLO_HAS_INVALIDATE: u32 = 1 << 17;
+
+/// The most runs of pages in one [`Op::Invalidate`].
+pub const RUNS_MAX: usize = 8192;
+
 /// What the agent can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -36,6 +42,8 @@ pub enum Op {
     Track = 1,
     /// Make the next device-state load survivable.
     Yank = 2,
+    /// Forget what was translated from given pages of the guest RAM that is mapped at `addr`.
+    Invalidate = 3,
 }
 
 /// The agent's answer.
@@ -62,11 +70,26 @@ impl Reply {
 }
 
 /// The bytes of a request; `addr` and `len` matter to [`Op::Track`] only.
-pub fn request(op: Op, addr: u64, len: u64) -> [u8; 24] {
-    let mut bytes = [0; 24];
-    bytes[..4].copy_from_slice(&(op as u32).to_ne_bytes());
-    bytes[8..16].copy_from_slice(&addr.to_ne_bytes());
-    bytes[16..].copy_from_slice(&len.to_ne_bytes());
+pub fn request(op: Op, addr: u64, len: u64) -> Vec<u8> {
+    encode(op, addr, len, &[])
+}
+
+/// The bytes of an [`Op::Invalidate`] of `runs` of (first page, pages), at most [`RUNS_MAX`].
+pub fn invalidate_request(ram: u64, runs: &[(u32, u32)]) -> Vec<u8> {
+    assert!(runs.len() <= RUNS_MAX, "{} runs in one request", runs.len());
+    encode(Op::Invalidate, ram, 0, runs)
+}
+
+fn encode(op: Op, addr: u64, len: u64, runs: &[(u32, u32)]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(24 + runs.len() * 8);
+    bytes.extend((op as u32).to_ne_bytes());
+    bytes.extend((runs.len() as u32).to_ne_bytes());
+    bytes.extend(addr.to_ne_bytes());
+    bytes.extend(len.to_ne_bytes());
+    for (page, pages) in runs {
+        bytes.extend(page.to_ne_bytes());
+        bytes.extend(pages.to_ne_bytes());
+    }
     bytes
 }
 

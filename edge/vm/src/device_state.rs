@@ -8,6 +8,7 @@ use crate::VmError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// More than any machine here saves (20 to 80 KiB), with room for big virtio devices. A bound
@@ -51,9 +52,117 @@ impl StateFile {
     }
 }
 
+/// A section of a saved state begins with this byte, its number (32 bits) and its name, one byte
+/// of length first.
+const SECTION: u8 = 0x04;
+/// It ends with this byte and its number again.
+const FOOTER: u8 = 0x7e;
+/// The section that holds a vCPU's halted flag and pending interrupts.
+const CPU_COMMON: &[u8] = b"\x0acpu_common";
+/// It has 8 bytes of data and at most a few small subsections.
+const CPU_COMMON_BYTES_MAX: usize = 256;
+
+/// `state` without its `cpu_common` sections, if `own` has exactly the same ones; see
+/// `qemu::load` for what this is good for.
+pub(crate) fn without_cpu_common(state: &[u8], own: &[u8]) -> Option<Vec<u8>> {
+    let (theirs, ours) = (cpu_common(state)?, cpu_common(own)?);
+    let equal = theirs.len() == ours.len()
+        && theirs
+            .iter()
+            .zip(&ours)
+            .all(|(a, b)| state[a.clone()] == own[b.clone()]);
+    if !equal || theirs.is_empty() {
+        return None;
+    }
+    let mut reduced = Vec::with_capacity(state.len());
+    let mut from = 0;
+    for section in theirs {
+        reduced.extend_from_slice(&state[from..section.start]);
+        from = section.end;
+    }
+    reduced.extend_from_slice(&state[from..]);
+    Some(reduced)
+}
+
+/// Where the `cpu_common` sections are; `None` if one does not look as it should.
+fn cpu_common(state: &[u8]) -> Option<Vec<Range<usize>>> {
+    let mut sections = Vec::new();
+    let mut from = 0;
+    while let Some(at) = find(state, from, CPU_COMMON) {
+        let start = at.checked_sub(5)?;
+        let number = &state[start + 1..at];
+        let footer = [&[FOOTER], number].concat();
+        let data = at + CPU_COMMON.len();
+        let end = find(state, data, &footer)? + footer.len();
+        if state[start] != SECTION || end - data > CPU_COMMON_BYTES_MAX {
+            return None;
+        }
+        sections.push(start..end);
+        from = end;
+    }
+    Some(sections)
+}
+
+fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
+    bytes[from..]
+        .windows(what.len())
+        .position(|window| window == what)
+        .map(|at| from + at)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn section(number: u8, name: &[u8], data: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![SECTION, 0, 0, 0, number, name.len() as u8];
+        bytes.extend(name);
+        bytes.extend(data);
+        bytes.extend([FOOTER, 0, 0, 0, number]);
+        bytes
+    }
+
+    #[test]
+    fn equal_cpu_sections_are_left_out_and_different_ones_are_not() {
+        let timer = section(1, b"timer", b"t");
+        let (cpu0, cpu1) = (
+            section(2, b"cpu_common", b"\x01\0"),
+            section(3, b"cpu_common", b"\0\0"),
+        );
+        let rest = section(4, b"cpu", b"registers");
+        let state = [&timer[..], &cpu0, &cpu1, &rest].concat();
+        let own = [&b"other"[..], &cpu0, &cpu1].concat();
+        let reduced = without_cpu_common(&state, &own).unwrap();
+        assert_eq!(reduced, [&timer[..], &rest].concat());
+
+        let busy = [&section(2, b"cpu_common", b"\0\0")[..], &cpu1].concat();
+        assert_eq!(
+            without_cpu_common(&state, &busy),
+            None,
+            "another halted flag"
+        );
+        assert_eq!(
+            without_cpu_common(&state, &cpu0),
+            None,
+            "another number of vCPUs"
+        );
+        assert_eq!(without_cpu_common(&timer, &timer), None, "no vCPU at all");
+    }
+
+    proptest::proptest! {
+        /// The other side's state is bytes from outside.
+        #[test]
+        fn noise_never_panics(
+            a: Vec<u8>,
+            b: Vec<u8>,
+            cut in 0usize..40,
+        ) {
+            let whole = [&a[..], &section(2, b"cpu_common", &b)].concat();
+            let _ = without_cpu_common(&whole[..whole.len().saturating_sub(cut)], &whole);
+            let _ = without_cpu_common(&a, &b);
+            let _ = without_cpu_common(&[CPU_COMMON, &b].concat(), &whole);
+        }
+    }
 
     #[test]
     fn a_shorter_state_leaves_nothing_of_a_longer_one() {

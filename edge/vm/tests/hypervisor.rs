@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Guest, have_qemu, linux, ping, pong};
-use plover_types::{Frame, PageSet};
+use plover_types::{Frame, PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -296,4 +296,84 @@ fn cpu_time_tells_idle_from_busy() {
     let busy = used(&mut guest);
     eprintln!("in 400 ms: idle {idle:?}, busy {busy:?}");
     assert!(busy > idle * 3, "idle {idle:?}, busy {busy:?}");
+}
+
+/// A load under TCG keeps what QEMU has translated, but not of pages that were overwritten: a
+/// program that counts up is changed in memory to count down, and then must do so.
+#[test]
+fn code_that_was_overwritten_is_translated_anew() {
+    const SIGNATURE: [u8; 8] = *b"plover:)";
+    /// Where the loop stands in the file, and so in its page.
+    const LOOP: usize = 0x89;
+    const INC: [u8; 3] = [0x48, 0xff, 0x05];
+    const DEC: [u8; 3] = [0x48, 0xff, 0x0d];
+    if !have_qemu() {
+        return;
+    }
+    // A whole ELF program at 0x400000: one segment, writable and executable, three pages long.
+    // It stores the signature and then counts in its third page, for ever.
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(16, 0);
+    elf.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    for word in [0x40_0078u64, 64, 0] {
+        elf.extend(word.to_le_bytes());
+    }
+    elf.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    elf.extend([1, 0, 0, 0, 7, 0, 0, 0]);
+    for word in [0, 0x40_0000, 0x40_0000, 0x92, 0x3000, 0x1000u64] {
+        elf.extend(word.to_le_bytes());
+    }
+    elf.extend([0x48, 0xb8]); // mov rax, signature
+    elf.extend(SIGNATURE);
+    elf.extend([0x48, 0x89, 0x05, 0x7f, 0x1f, 0, 0]); // mov [0x402008], rax
+    assert_eq!(elf.len(), LOOP);
+    elf.extend(INC); // inc qword [0x402000]
+    elf.extend([0x70, 0x1f, 0, 0, 0xeb, 0xf7]); // jmp to the inc
+    let typed: String = elf.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+
+    let mut guest = Guest::boot(config(Machine::Microvm));
+    guest.type_line(&format!(
+        "printf '{typed}' >/tmp/count && chmod +x /tmp/count && echo ok$((1+1))"
+    ));
+    guest.wait_console("ok2");
+    guest.type_line("/tmp/count & usleep 200000; echo up$((1+1))");
+    guest.wait_console("up2");
+    guest.order(VmCommand::Pause);
+    let state = guest.save();
+
+    let mut page = [0; PAGE_BYTES];
+    let (mut counters, mut codes) = (Vec::new(), 0);
+    for number in (0..guest.vm.pages()).map(PageNo) {
+        guest.vm.read_page(number, &mut page);
+        if page[8..16] == SIGNATURE && page[..8] != [0; 8] {
+            counters.push(number);
+        }
+        if page[LOOP..LOOP + 3] == INC && page[0x7a..0x82] == SIGNATURE {
+            page[LOOP..LOOP + 3].copy_from_slice(&DEC);
+            guest.vm.write_page(number, &page);
+            codes += 1;
+        }
+    }
+    assert!(codes > 0, "the program is nowhere in memory");
+    let [counter] = counters[..] else {
+        panic!("counters: {counters:?}")
+    };
+    let count = |guest: &Guest| {
+        let mut page = [0; PAGE_BYTES];
+        guest.vm.read_page(counter, &mut page);
+        u64::from_le_bytes(std::array::from_fn(|byte| page[byte]))
+    };
+    // Onto the very state it was saved from: nothing but the code is different.
+    guest.order(VmCommand::LoadState(state));
+    let before = count(&guest);
+    guest.order(VmCommand::Resume);
+    while count(&guest).abs_diff(before) < 1000 {
+        guest.run_for(Duration::from_millis(5));
+    }
+    guest.order(VmCommand::Pause);
+    let after = count(&guest);
+    assert!(
+        after < before,
+        "the old code still runs: {before} to {after}"
+    );
 }

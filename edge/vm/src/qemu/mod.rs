@@ -35,8 +35,10 @@
 
 pub(crate) mod agent_link;
 mod command_line;
+mod load;
 mod orders;
 pub(crate) mod process;
+mod startup;
 
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
@@ -48,8 +50,9 @@ use crate::ram::Ram;
 use crate::thread_state::ThreadState;
 use crate::{Accel, QemuConfig, Vm, VmCommand, VmError, VmEvent, hash};
 use agent_link::AgentLink;
+use load::Loads;
 use orders::{Orders, Purpose};
-use plover_agent::{AGENT_VERSION, HELLO_HAS_YANK, Op};
+use plover_agent::Op;
 use plover_types::{Digest, Frame, PageNo, PageSet};
 use process::{Ends, Process};
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -106,6 +109,7 @@ pub struct QemuVm {
     phase: Phase,
     heard: Heard,
     orders: Orders,
+    loads: Loads,
     /// Whether QEMU's yank instance is registered, as a load needs.
     armed: bool,
     vcpu_clocks: Vec<CpuClock>,
@@ -128,6 +132,7 @@ impl QemuVm {
         config.validate()?;
         let accel = crate::choose_accel(&config).accel;
         let ram = Ram::new(config.ram_bytes())?;
+        let loads = Loads::new(ram.pages());
         let state_file = StateFile::new()?;
         let nic = Nic::new(config.feed_frames)?;
         let console = Console::new()?;
@@ -190,6 +195,7 @@ impl QemuVm {
             phase: Phase::Hello,
             heard: Heard::default(),
             orders: Orders::default(),
+            loads,
             armed: false,
             vcpu_clocks: Vec::new(),
             thread_states: Vec::new(),
@@ -285,91 +291,15 @@ impl QemuVm {
                 // The end of the process, which is told with more detail, closes the socket too.
                 Err(_) => {
                     self.unwatch(self.agent.fd());
-                    if self.phase != Phase::Ready && !self.process_ending() {
+                    if !self.process_ending() {
                         self.give_up(
-                            "the agent did not start inside QEMU (is it static, or is \
-                                      LD_PRELOAD disabled?)",
+                            "the agent inside QEMU did not start, or ended (is QEMU static, or \
+                             LD_PRELOAD disabled?)",
                         );
                     }
                     return;
                 }
             }
-        }
-    }
-
-    fn agent_answered(&mut self, answer: agent_link::Answer) {
-        let status = std::io::Error::from_raw_os_error(answer.reply.status);
-        match answer.op {
-            Op::Hello if answer.reply.value & 0xffff != u32::from(AGENT_VERSION) => {
-                self.give_up("the agent inside QEMU is of another version");
-            }
-            Op::Hello if answer.reply.value & HELLO_HAS_YANK == 0 => {
-                let binary = process::binary(&self.config);
-                self.give_up(&crate::check::missing_symbol(&binary));
-            }
-            Op::Hello => {
-                self.heard.agent = true;
-                self.track_if_ready();
-            }
-            Op::Track => match answer.fd {
-                Some(fd) if answer.reply.status == 0 => self.tracking(fd),
-                _ => self.give_up(&format!(
-                    "QEMU's memory cannot be tracked: {status}; Linux 6.7 or newer is needed"
-                )),
-            },
-            Op::Yank if answer.reply.status != 0 => {
-                self.give_up(&format!("the agent could not prepare a load: {status}"));
-            }
-            Op::Yank => {
-                self.armed = true;
-                if self.phase == Phase::Track {
-                    self.phase = Phase::Ready;
-                    self.events.push_back(VmEvent::Started);
-                }
-                self.next_order();
-            }
-        }
-    }
-
-    /// Asks for the tracker once the agent and QMP have both said hello.
-    fn track_if_ready(&mut self) {
-        if self.phase != Phase::Hello || !(self.heard.agent && self.heard.vcpus) {
-            return;
-        }
-        self.phase = Phase::Track;
-        let asked = self.ram.find_in(self.process.pid()).and_then(|start| {
-            self.agent
-                .ask(Op::Track, start, self.ram.bytes() as u64)
-                .map_err(|source| VmError::Io {
-                    what: "asking the agent".into(),
-                    source,
-                })
-        });
-        if let Err(error) = asked {
-            self.give_up(&error.to_string());
-        }
-    }
-
-    fn tracking(&mut self, userfaultfd: OwnedFd) {
-        let pid = self.process.pid();
-        let tracker = self
-            .ram
-            .find_in(pid)
-            .and_then(|start| DirtyTracker::new(pid, userfaultfd, start, self.ram.bytes()));
-        match tracker {
-            Ok(tracker) => {
-                self.tracker = Some(tracker);
-                self.arm();
-            }
-            Err(error) => self.give_up(&error.to_string()),
-        }
-    }
-
-    /// Has the agent prepare the next load. Done ahead of it: a load then need not wait.
-    fn arm(&mut self) {
-        self.armed = false;
-        if let Err(error) = self.agent.ask(Op::Yank, 0, 0) {
-            self.give_up(&format!("asking the agent: {error}"));
         }
     }
 
@@ -393,53 +323,6 @@ impl QemuVm {
                 Err(error) => return self.give_up(&error.to_string()),
             }
         }
-    }
-
-    fn greeted(&mut self) {
-        if std::mem::replace(&mut self.heard.qmp, true) {
-            return self.give_up("a second QMP greeting");
-        }
-        self.send(
-            Purpose::Quiet("qmp_capabilities"),
-            "qmp_capabilities",
-            Value::Null,
-        );
-        self.send(Purpose::ListVcpus, "query-cpus-fast", Value::Null);
-    }
-
-    /// Opens the vCPU threads' clocks.
-    fn vcpus_listed(&mut self, list: &Value) {
-        let pid = self.process.pid();
-        let threads: Vec<i32> = list
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|vcpu| vcpu.get("thread-id")?.as_i64()?.try_into().ok())
-            .collect();
-        if threads.len() != self.config.vcpus as usize {
-            return self.give_up("QEMU has other vCPUs than it was told to make");
-        }
-        let clocks: std::io::Result<Vec<_>> = threads
-            .iter()
-            .map(|tid| CpuClock::open(pid, *tid))
-            .collect();
-        // The main thread, whose id is the process's, carries frames between NIC and socket.
-        let states: std::io::Result<Vec<_>> = threads
-            .iter()
-            .chain([&(pid as i32)])
-            .map(|tid| ThreadState::open(pid, *tid))
-            .collect();
-        match (clocks, states) {
-            (Ok(clocks), Ok(states)) => {
-                self.vcpu_clocks = clocks;
-                self.thread_states = states;
-            }
-            (Err(error), _) | (_, Err(error)) => {
-                return self.give_up(&format!("reading vCPU time: {error}"));
-            }
-        }
-        self.heard.vcpus = true;
-        self.track_if_ready();
     }
 
     fn send(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
@@ -501,6 +384,7 @@ impl Vm for QemuVm {
     }
 
     fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
+        self.loads.give_back_cleared(dirty);
         match &mut self.tracker {
             Some(tracker) => tracker.scan(dirty),
             None => Err(VmError::Io {
@@ -520,6 +404,7 @@ impl Vm for QemuVm {
 
     fn write_page(&mut self, page: PageNo, from: &[u8]) {
         self.ram.write(page, from);
+        self.loads.overwrote(page);
     }
 
     fn feed(&mut self, frame: &Frame) -> bool {

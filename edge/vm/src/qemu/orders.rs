@@ -16,6 +16,8 @@ pub(super) enum Purpose {
     Resume,
     Save,
     Load,
+    /// The state that is about to be replaced, saved to compare (see `load`).
+    OwnState,
     /// The last command of a reset.
     Reset,
     /// Why the guest stands, when nobody told it to.
@@ -43,6 +45,16 @@ impl Orders {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.open.clear();
+    }
+
+    /// An order is in the works from now on.
+    pub(super) fn opened(&mut self, purpose: Purpose) {
+        self.open.push_back(purpose);
+    }
+
+    /// An order is done with.
+    pub(super) fn closed(&mut self, purpose: Purpose) {
+        self.open.retain(|open| *open != purpose);
     }
 
     /// Whether `next` may be sent while `open` is unanswered.
@@ -104,20 +116,10 @@ impl QemuVm {
                 self.open(Purpose::Reset, setting, json!({ "reboot": "shutdown" }));
             }
             VmCommand::SaveState => {
-                let file = self.state_file_name();
-                let arguments = json!({ "filename": file, "live": true });
-                self.open(Purpose::Save, "xen-save-devices-state", arguments);
+                self.orders.opened(Purpose::Save);
+                self.save(Purpose::Save);
             }
-            VmCommand::LoadState(state) => {
-                self.console.discard();
-                if let Err(error) = self.state_file.write(&state) {
-                    return self.failed("load", &error.to_string());
-                }
-                let arguments = json!({ "filename": self.state_file_name() });
-                // The load uses the preparation up, whether it succeeds or not.
-                self.armed = false;
-                self.open(Purpose::Load, "xen-load-devices-state", arguments);
-            }
+            VmCommand::LoadState(state) => self.begin_load(state),
             VmCommand::PowerButton => {
                 self.send(
                     Purpose::Quiet("power button"),
@@ -128,18 +130,26 @@ impl QemuVm {
         }
     }
 
+    /// Has QEMU save its state into the state file.
+    pub(super) fn save(&mut self, purpose: Purpose) {
+        // live: false, because a live save of a guest that stands hands its disks over to
+        // somebody else: QEMU aborts at the next save.
+        let arguments = json!({ "filename": self.state_file_name(), "live": false });
+        self.send(purpose, "xen-save-devices-state", arguments);
+    }
+
     /// The device state's name inside QEMU, which inherited it under the number it has here.
-    fn state_file_name(&self) -> String {
+    pub(super) fn state_file_name(&self) -> String {
         format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
     }
 
     fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
-        self.orders.open.push_back(purpose);
+        self.orders.opened(purpose);
         self.send(purpose, execute, arguments);
     }
 
     /// An order failed: those behind it are dropped.
-    fn failed(&mut self, command: &str, error: &str) {
+    pub(super) fn failed(&mut self, command: &str, error: &str) {
         self.orders.queue.clear();
         self.events.push_back(VmEvent::Failed {
             command: command.into(),
@@ -159,7 +169,7 @@ impl QemuVm {
             (Purpose::Quiet(_), Ok(_)) => {}
             (Purpose::Quiet(command), Err(error)) => {
                 // The first failing part of a reset is the end of it.
-                self.orders.open.retain(|open| *open != Purpose::Reset);
+                self.orders.closed(Purpose::Reset);
                 self.failed(command, &error);
             }
             (Purpose::ListVcpus, Ok(list)) => self.vcpus_listed(&list),
@@ -173,12 +183,13 @@ impl QemuVm {
             },
             (Purpose::Save, Err(error)) => self.failed("save", &error),
             (Purpose::Load, result) => {
-                self.arm();
+                self.load_ended();
                 match result {
                     Ok(_) => self.events.push_back(VmEvent::StateLoaded),
                     Err(error) => self.failed("load", &error),
                 }
             }
+            (Purpose::OwnState, result) => self.own_state_saved(result),
             (Purpose::Reset, Ok(_)) => {
                 self.orders.reset_answered = true;
                 self.reset_if_done();

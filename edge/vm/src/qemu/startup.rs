@@ -1,0 +1,137 @@
+//! From a started process to a guest that takes orders.
+
+use super::{Phase, Purpose, QemuVm, agent_link, process};
+use crate::cpu_clock::CpuClock;
+use crate::dirty::DirtyTracker;
+use crate::thread_state::ThreadState;
+use crate::{Accel, VmError, VmEvent};
+use plover_agent::{AGENT_VERSION, HELLO_HAS_INVALIDATE, HELLO_HAS_YANK, Op};
+use rustix::fd::OwnedFd;
+use serde_json::Value;
+
+impl QemuVm {
+    pub(super) fn greeted(&mut self) {
+        if std::mem::replace(&mut self.heard.qmp, true) {
+            return self.give_up("a second QMP greeting");
+        }
+        self.send(
+            Purpose::Quiet("qmp_capabilities"),
+            "qmp_capabilities",
+            Value::Null,
+        );
+        self.send(Purpose::ListVcpus, "query-cpus-fast", Value::Null);
+    }
+
+    /// Opens the vCPU threads' clocks.
+    pub(super) fn vcpus_listed(&mut self, list: &Value) {
+        let pid = self.process.pid();
+        let threads: Vec<i32> = list
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|vcpu| vcpu.get("thread-id")?.as_i64()?.try_into().ok())
+            .collect();
+        if threads.len() != self.config.vcpus as usize {
+            return self.give_up("QEMU has other vCPUs than it was told to make");
+        }
+        let clocks: std::io::Result<Vec<_>> = threads
+            .iter()
+            .map(|tid| CpuClock::open(pid, *tid))
+            .collect();
+        // The main thread, whose id is the process's, carries frames between NIC and socket.
+        let states: std::io::Result<Vec<_>> = threads
+            .iter()
+            .chain([&(pid as i32)])
+            .map(|tid| ThreadState::open(pid, *tid))
+            .collect();
+        match (clocks, states) {
+            (Ok(clocks), Ok(states)) => {
+                self.vcpu_clocks = clocks;
+                self.thread_states = states;
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                return self.give_up(&format!("reading vCPU time: {error}"));
+            }
+        }
+        self.heard.vcpus = true;
+        self.track_if_ready();
+    }
+
+    pub(super) fn agent_answered(&mut self, answer: agent_link::Answer) {
+        let status = std::io::Error::from_raw_os_error(answer.reply.status);
+        match answer.op {
+            Op::Hello if answer.reply.value & 0xffff != u32::from(AGENT_VERSION) => {
+                self.give_up("the agent inside QEMU is of another version");
+            }
+            Op::Hello if answer.reply.value & HELLO_HAS_YANK == 0 => {
+                let binary = process::binary(&self.config);
+                self.give_up(&crate::check::missing_symbol(&binary));
+            }
+            Op::Hello => {
+                self.loads.keeps_code =
+                    self.accel == Accel::Tcg && answer.reply.value & HELLO_HAS_INVALIDATE != 0;
+                self.heard.agent = true;
+                self.track_if_ready();
+            }
+            Op::Track => match answer.fd {
+                Some(fd) if answer.reply.status == 0 => self.tracking(fd),
+                _ => self.give_up(&format!(
+                    "QEMU's memory cannot be tracked: {status}; Linux 6.7 or newer is needed"
+                )),
+            },
+            Op::Yank if answer.reply.status != 0 => {
+                self.give_up(&format!("the agent could not prepare a load: {status}"));
+            }
+            Op::Yank => {
+                self.armed = true;
+                if self.phase == Phase::Track {
+                    self.phase = Phase::Ready;
+                    self.events.push_back(VmEvent::Started);
+                }
+                self.next_order();
+            }
+            Op::Invalidate => self.invalidated(answer.reply.status),
+        }
+    }
+
+    /// Asks for the tracker once the agent and QMP have both said hello.
+    fn track_if_ready(&mut self) {
+        if self.phase != Phase::Hello || !(self.heard.agent && self.heard.vcpus) {
+            return;
+        }
+        self.phase = Phase::Track;
+        let asked = self.ram.find_in(self.process.pid()).and_then(|start| {
+            self.loads.ram_in_qemu = start;
+            self.agent
+                .ask(Op::Track, start, self.ram.bytes() as u64)
+                .map_err(|source| VmError::Io {
+                    what: "asking the agent".into(),
+                    source,
+                })
+        });
+        if let Err(error) = asked {
+            self.give_up(&error.to_string());
+        }
+    }
+
+    fn tracking(&mut self, userfaultfd: OwnedFd) {
+        let pid = self.process.pid();
+        let start = self.loads.ram_in_qemu;
+        let tracker = DirtyTracker::new(pid, userfaultfd, start, self.ram.bytes());
+        match tracker {
+            Ok(tracker) => {
+                self.tracker = Some(tracker);
+                self.arm();
+            }
+            Err(error) => self.give_up(&error.to_string()),
+        }
+    }
+
+    /// Has the agent prepare the next load. Done ahead of it: a load then need not wait.
+    pub(super) fn arm(&mut self) {
+        self.armed = false;
+        if let Err(error) = self.agent.ask(Op::Yank, 0, 0) {
+            self.give_up(&format!("asking the agent: {error}"));
+        }
+    }
+}
