@@ -86,7 +86,7 @@ pub struct FakeGuest {
 impl FakeGuest {
     /// A guest at power-on.
     pub fn boot(habits: GuestHabits, mut rng: Rng, histories: &mut Histories) -> Self {
-        let history = rng.next();
+        let history = rng.word();
         histories.boot(history);
         let mut guest = Self {
             memory: vec![0; habits.pages as usize],
@@ -96,7 +96,7 @@ impl FakeGuest {
                 ticks: 0,
                 tick_left: rng.micros(habits.tick),
                 work: None,
-                registers: rng.next(),
+                registers: rng.word(),
             },
             devices_clean: true,
             torn: false,
@@ -119,7 +119,7 @@ impl FakeGuest {
     /// A page that nothing but this side's luck determines.
     fn scribble(&mut self) {
         let page = self.any_page();
-        let value = self.rng.next();
+        let value = self.rng.word();
         self.write(page, value);
     }
 
@@ -211,7 +211,7 @@ impl FakeGuest {
             return;
         }
         let noise = if self.rng.chance(self.habits.noise) {
-            self.rng.next()
+            self.rng.word()
         } else {
             0
         };
@@ -244,11 +244,11 @@ impl FakeGuest {
             ticks: 0,
             tick_left: Micros::ZERO,
             work: None,
-            registers: self.rng.next(),
+            registers: self.rng.word(),
         };
         self.devices_clean = true;
         for page in RESET_PAGES {
-            let value = self.rng.next();
+            let value = self.rng.word();
             self.write(page, value);
         }
         if self.rng.chance(self.habits.reset_stray) {

@@ -50,6 +50,7 @@ pub mod trace;
 pub mod world;
 
 mod body;
+mod describe;
 mod observe;
 mod strike;
 

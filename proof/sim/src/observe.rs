@@ -1,6 +1,6 @@
 //! What the invariants and the coverage see of a replica: its log, its notes, its messages.
 
-use crate::coverage::failed_in;
+use crate::describe::{brief, name};
 use crate::faults::Ambush;
 use crate::history::History;
 use crate::invariants::debt_never_forgotten::{self, Side};
@@ -10,7 +10,7 @@ use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note, Role};
+use plover_replica::{Event, Note};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
@@ -242,9 +242,7 @@ impl World {
         };
         let members = self.scenario.members.iter();
         let sides = members.filter_map(|who| self.side(*who)).filter(follows);
-        let check = sides.fold(Ok(()), |so_far, theirs| {
-            so_far.and_then(|()| debt_never_forgotten::check(ours, theirs))
-        });
+        let check = { sides }.try_for_each(|theirs| debt_never_forgotten::check(ours, theirs));
         self.check(check);
     }
 
@@ -275,132 +273,5 @@ impl World {
                 .applied(who, sync, &now);
             self.check(check);
         }
-    }
-
-    fn count(&mut self, who: ReplicaId, note: &Note) {
-        let phase = self.process(who).phase;
-        match note {
-            Note::SyncPhase { phase, .. } => self.process_mut(who).phase = Some(*phase),
-            Note::Synced(_) | Note::SyncFailed { .. } => self.process_mut(who).phase = None,
-            _ => {}
-        }
-        let what = match note {
-            Note::Role {
-                from: Role::Deposed,
-                to: Role::Leader,
-                ..
-            } => "failover: a deposed leader won again",
-            Note::Role {
-                from: Role::Deposed,
-                to: Role::Witness,
-                ..
-            } => "failover: a deposed leader came back as witness",
-            Note::Role {
-                to: Role::Deposed, ..
-            } => "failover: a leader was deposed",
-            Note::Role {
-                from: Role::Recovering,
-                to: Role::Witness,
-                ..
-            } => "recovery: a replica recovered its log",
-            Note::Suspected { .. } => "failover: a leader was suspected",
-            Note::Elected { .. } => "failover: elections won",
-            Note::Protected { .. } => "join: the guest is protected",
-            Note::JoinBegun { .. } => "join: begun",
-            Note::JoinRound { round, .. } if *round > 0 => "join: more rounds",
-            Note::JoinFailed { .. } => "join: failed",
-            Note::SyncFailed { .. } => match phase {
-                Some(phase) => failed_in(phase),
-                None => "sync: given up by the secondary",
-            },
-            Note::Synced(report) => match report.reason.as_str() {
-                "idle" => "sync: done (idle)",
-                "longest" => "sync: done (longest)",
-                "guard_full" => "sync: done (guard full)",
-                "log_full" => "sync: done (log full)",
-                "quiet" => "sync: done (quiet)",
-                "join" => "sync: done (join)",
-                "retry" => "sync: done (retry)",
-                _ => "sync: done (other)",
-            },
-            Note::Applied { .. } => "sync: applied",
-            Note::GuestLost { .. } => "guest: lost",
-            Note::GroupEmpty { fresh: true } => "life: the group has never run",
-            Note::GroupEmpty { fresh: false } => "life: the group is empty",
-            Note::InputDropped { .. } => "input: dropped, the queue was full",
-            Note::Rejected { .. } => "messages rejected",
-            _ => return,
-        };
-        self.coverage.hit(what);
-    }
-}
-
-fn name(event: &Event) -> &'static str {
-    match event {
-        Event::Received {
-            lane: Lane::Bulk, ..
-        } => "Received Bulk",
-        Event::Received {
-            lane: Lane::Log, ..
-        } => "Received Log",
-        Event::Outputs(_) => "Outputs",
-        Event::Tick => "Tick",
-        _ => "other",
-    }
-}
-
-/// A line's worth of an event.
-fn brief(event: &Event) -> String {
-    match event {
-        Event::Received { from, lane, bytes } => {
-            let what = match (lane, wire::decode::<SyncMessage>(bytes)) {
-                (Lane::Bulk, Ok(SyncMessage { view, body })) => {
-                    format!("{} of view {view}", brief_body(&body))
-                }
-                _ => format!("{} bytes", bytes.len()),
-            };
-            format!("{lane:?} record of {from}: {what}")
-        }
-        Event::Frames(frames) => format!("{} frames of clients", frames.len()),
-        Event::Outputs(frames) => format!("{} outputs", frames.len()),
-        Event::GuestPaused {
-            outputs,
-            unconsumed,
-        } => {
-            format!(
-                "paused, {} outputs, {} unconsumed",
-                outputs.len(),
-                unconsumed.len()
-            )
-        }
-        Event::StateSaved(_) => "state saved".to_string(),
-        Event::Scanned(set) => format!("scanned {:?}", set.to_runs().0),
-        Event::Hashed(digests) => format!("hashed {} pages", digests.len()),
-        Event::PagesRead(chunk) => format!("read {} bytes of pages", chunk.len()),
-        event => format!("{event:?}"),
-    }
-}
-
-fn brief_body(body: &Body) -> String {
-    match body {
-        Body::Copy { seq, .. } => format!("Copy {seq}"),
-        Body::Dirty { sync, runs, .. } => format!("Dirty {sync} {:?}", runs.0),
-        Body::Hashes {
-            sync, runs, total, ..
-        } => format!("Hashes {sync} {total} {:?}", runs.0),
-        Body::Pages { sync, seq, .. } => format!("Pages {sync} {seq}"),
-        Body::End {
-            sync,
-            chunks,
-            refeed,
-            ..
-        } => {
-            format!(
-                "End {sync}, {chunks} chunks, {} frames to feed again",
-                refeed.len()
-            )
-        }
-        Body::Fetched { sync, last, .. } => format!("Fetched {sync} {last}"),
-        body => format!("{body:?}"),
     }
 }

@@ -18,12 +18,12 @@ impl Rng {
 
     /// A stream of its own for the part of the world that `tag` names.
     pub fn fork(&mut self, tag: u64) -> Self {
-        let seed = self.next();
+        let seed = self.word();
         Self::new(mix(seed, tag))
     }
 
     /// 64 random bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0.next_u64()
     }
 
@@ -40,7 +40,7 @@ impl Rng {
     /// True once in `1 / probability` times.
     pub fn chance(&mut self, probability: f64) -> bool {
         // 53 bits are what a double holds exactly.
-        ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
+        ((self.word() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
     /// One of `choices`, which must not be empty.

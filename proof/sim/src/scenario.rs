@@ -95,9 +95,9 @@ impl Scenario {
     pub fn config(&self, me: ReplicaId, rng: &mut Rng) -> Config {
         let mut config = self.config.clone();
         config.me = me;
-        config.seed = rng.next();
+        config.seed = rng.word();
         for byte in &mut config.hash_key {
-            *byte = rng.next() as u8;
+            *byte = rng.word() as u8;
         }
         config
     }

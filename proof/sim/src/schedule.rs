@@ -143,7 +143,7 @@ impl Schedule {
     }
 
     /// Time goes on to what happens next.
-    pub fn next(&mut self) -> Option<Happening> {
+    pub fn pop(&mut self) -> Option<Happening> {
         let planned = self.heap.pop()?;
         self.now = planned.at;
         Some(planned.what)

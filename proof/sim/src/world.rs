@@ -137,7 +137,7 @@ impl World {
             );
             let what = self
                 .plan
-                .next()
+                .pop()
                 .expect("until it is finished something is planned");
             self.happen(what);
         }

@@ -1,0 +1,139 @@
+//! Names for what happens: for the coverage, and for the trace.
+
+use crate::coverage::failed_in;
+use crate::world::World;
+use plover_replica::{Event, Note, Role};
+use plover_syncvm::SyncMessage;
+use plover_syncvm::message::Body;
+use plover_types::{Lane, ReplicaId, wire};
+
+impl World {
+    /// Counts what a note tells of.
+    pub(crate) fn count(&mut self, who: ReplicaId, note: &Note) {
+        let phase = self.process(who).phase;
+        match note {
+            Note::SyncPhase { phase, .. } => self.process_mut(who).phase = Some(*phase),
+            Note::Synced(_) | Note::SyncFailed { .. } => self.process_mut(who).phase = None,
+            _ => {}
+        }
+        let what = match note {
+            Note::Role {
+                from: Role::Deposed,
+                to: Role::Leader,
+                ..
+            } => "failover: a deposed leader won again",
+            Note::Role {
+                from: Role::Deposed,
+                to: Role::Witness,
+                ..
+            } => "failover: a deposed leader came back as witness",
+            Note::Role {
+                to: Role::Deposed, ..
+            } => "failover: a leader was deposed",
+            Note::Role {
+                from: Role::Recovering,
+                to: Role::Witness,
+                ..
+            } => "recovery: a replica recovered its log",
+            Note::Suspected { .. } => "failover: a leader was suspected",
+            Note::Elected { .. } => "failover: elections won",
+            Note::Protected { .. } => "join: the guest is protected",
+            Note::JoinBegun { .. } => "join: begun",
+            Note::JoinRound { round, .. } if *round > 0 => "join: more rounds",
+            Note::JoinFailed { .. } => "join: failed",
+            Note::SyncFailed { .. } => match phase {
+                Some(phase) => failed_in(phase),
+                None => "sync: given up by the secondary",
+            },
+            Note::Synced(report) => match report.reason.as_str() {
+                "idle" => "sync: done (idle)",
+                "longest" => "sync: done (longest)",
+                "guard_full" => "sync: done (guard full)",
+                "log_full" => "sync: done (log full)",
+                "quiet" => "sync: done (quiet)",
+                "join" => "sync: done (join)",
+                "retry" => "sync: done (retry)",
+                _ => "sync: done (other)",
+            },
+            Note::Applied { .. } => "sync: applied",
+            Note::GuestLost { .. } => "guest: lost",
+            Note::GroupEmpty { fresh: true } => "life: the group has never run",
+            Note::GroupEmpty { fresh: false } => "life: the group is empty",
+            Note::InputDropped { .. } => "input: dropped, the queue was full",
+            Note::Rejected { .. } => "messages rejected",
+            _ => return,
+        };
+        self.coverage.hit(what);
+    }
+}
+
+/// What kind of event this is, for counting what it causes.
+pub(crate) fn name(event: &Event) -> &'static str {
+    match event {
+        Event::Received {
+            lane: Lane::Bulk, ..
+        } => "Received Bulk",
+        Event::Received {
+            lane: Lane::Log, ..
+        } => "Received Log",
+        Event::Outputs(_) => "Outputs",
+        Event::Tick => "Tick",
+        _ => "other",
+    }
+}
+
+/// A line's worth of an event.
+pub(crate) fn brief(event: &Event) -> String {
+    match event {
+        Event::Received { from, lane, bytes } => {
+            let what = match (lane, wire::decode::<SyncMessage>(bytes)) {
+                (Lane::Bulk, Ok(SyncMessage { view, body })) => {
+                    format!("{} of view {view}", brief_body(&body))
+                }
+                _ => format!("{} bytes", bytes.len()),
+            };
+            format!("{lane:?} record of {from}: {what}")
+        }
+        Event::Frames(frames) => format!("{} frames of clients", frames.len()),
+        Event::Outputs(frames) => format!("{} outputs", frames.len()),
+        Event::GuestPaused {
+            outputs,
+            unconsumed,
+        } => {
+            format!(
+                "paused, {} outputs, {} unconsumed",
+                outputs.len(),
+                unconsumed.len()
+            )
+        }
+        Event::StateSaved(_) => "state saved".to_string(),
+        Event::Scanned(set) => format!("scanned {:?}", set.to_runs().0),
+        Event::Hashed(digests) => format!("hashed {} pages", digests.len()),
+        Event::PagesRead(chunk) => format!("read {} bytes of pages", chunk.len()),
+        event => format!("{event:?}"),
+    }
+}
+
+fn brief_body(body: &Body) -> String {
+    match body {
+        Body::Copy { seq, .. } => format!("Copy {seq}"),
+        Body::Dirty { sync, runs, .. } => format!("Dirty {sync} {:?}", runs.0),
+        Body::Hashes {
+            sync, runs, total, ..
+        } => format!("Hashes {sync} {total} {:?}", runs.0),
+        Body::Pages { sync, seq, .. } => format!("Pages {sync} {seq}"),
+        Body::End {
+            sync,
+            chunks,
+            refeed,
+            ..
+        } => {
+            format!(
+                "End {sync}, {chunks} chunks, {} frames to feed again",
+                refeed.len()
+            )
+        }
+        Body::Fetched { sync, last, .. } => format!("Fetched {sync} {last}"),
+        body => format!("{body:?}"),
+    }
+}
