@@ -32,12 +32,12 @@
 pub mod config;
 pub mod console;
 pub mod control;
+mod daemon;
 pub mod demo;
 pub mod down;
 pub mod experiment;
-pub mod image;
-mod daemon;
 mod fault;
+pub mod image;
 mod lab;
 pub mod load;
 pub mod logs;

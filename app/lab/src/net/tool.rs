@@ -12,9 +12,12 @@ pub(super) fn ip(namespace: Option<&Namespace>, lines: &[String]) -> Result<()> 
 
 /// Runs each of the `ip` commands, also after one has failed. The error is the first one's.
 pub(super) fn ip_all(namespace: &Namespace, lines: impl IntoIterator<Item = String>) -> Result<()> {
-    lines.into_iter().fold(Ok(()), |result, line| {
-        result.and(ip(Some(namespace), &[line]))
-    })
+    let mut first = Ok(());
+    for line in lines {
+        let done = ip(Some(namespace), &[line]);
+        first = first.and(done);
+    }
+    first
 }
 
 /// Runs `bridge` commands.
