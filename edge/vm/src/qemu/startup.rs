@@ -68,8 +68,10 @@ impl QemuVm {
                 self.give_up(&crate::check::missing_symbol(&binary));
             }
             Op::Hello => {
-                self.loads.keeps_code =
-                    self.accel == Accel::Tcg && answer.reply.value & HELLO_HAS_INVALIDATE != 0;
+                // After a reset the vCPUs never agree with those of a guest that has run.
+                self.loads.keeps_code = self.accel == Accel::Tcg
+                    && !self.config.machine.needs_reset()
+                    && answer.reply.value & HELLO_HAS_INVALIDATE != 0;
                 self.heard.agent = true;
                 self.track_if_ready();
             }
