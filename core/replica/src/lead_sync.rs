@@ -1,10 +1,16 @@
 //! The leader's side of a syncvm (PLOVER §4.4), from the pause to the release.
 //!
 //! ```text
-//!  Ordering ─▶ Pausing ─▶ Scanning ─▶ Exchanging ─▶ Transferring ─▶ Acknowledging ─▶ Resuming ─▶ (done)
-//!     └───────────┴────────────┴──────────────┴───────────────┴──▶ aborted: the guest resumes, its
-//!                                                 outputs stay held and its pages owed
+//!  Ordering ─▶ Pausing ─▶ Scanning ─▶ Exchanging ─▶ Transferring ─▶ Acknowledging ─▶ Acknowledged
+//!     └───────────┴────────────┴──────────────┴──────────────┴──────────────┴──▶ aborted: the guest
+//!                                               resumes, its outputs stay held and its pages owed
 //! ```
+//!
+//! The guest resumes with the end mark, as soon as what is to be sent has been read: until the
+//! acknowledgement it runs ahead into the next slot, whose outputs wait for the next syncvm
+//! anyway (MC resumes after its local copy for the same reason, PLOVER §3.3). Only where the
+//! secondary must reset its devices does the leader stand until the acknowledgement, since
+//! pages may still be fetched from it (docs/decisions/0003).
 //!
 //! The cut must lie at the same place of the input order on both sides. While the leader feeds
 //! its guest at the proposal, everything before the cut is fed when the cut is proposed, and the
@@ -43,7 +49,7 @@ enum Stage {
     Exchanging,
     Transferring,
     Acknowledging,
-    Resuming,
+    Acknowledged,
 }
 
 /// A running syncvm.
@@ -76,6 +82,8 @@ pub(crate) struct LeadSync {
     chunks_asked: u32,
     chunks_sent: u32,
     chunks_acked: u32,
+    /// The guest is known to run again.
+    runs: bool,
 }
 
 impl LeadSync {
@@ -102,7 +110,7 @@ impl Replica {
         }
         if let Some(sync) = &self.lead {
             let patience = Micros(self.config.timeout.0 * PATIENCE_TIMEOUTS);
-            if sync.stage < Stage::Resuming && self.now.since(sync.last_progress) > patience {
+            if sync.stage < Stage::Acknowledged && self.now.since(sync.last_progress) > patience {
                 let peer = sync.peer;
                 self.abort_lead("the secondary made no progress");
                 self.lose_peer(peer, "a syncvm made no progress");
@@ -205,6 +213,7 @@ impl Replica {
             chunks_asked: 0,
             chunks_sent: 0,
             chunks_acked: 0,
+            runs: false,
         });
         if fed {
             self.lead_cut(sync);
@@ -411,7 +420,8 @@ impl Replica {
         sync.report.bytes_device = device.len() as u64;
         sync.stage = Stage::Acknowledging;
         sync.last_progress = now;
-        sync.enter(Phase::Apply, now);
+        let early = !self.config.needs_reset;
+        sync.enter(if early { Phase::Resume } else { Phase::Apply }, now);
         let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
         let refeed = sync.refeed.clone();
         self.send_bulk(
@@ -424,6 +434,9 @@ impl Replica {
             },
         );
         self.note_phase(number, Phase::Apply);
+        if early {
+            self.lead_resume();
+        }
         if self.canary(Canary::ReleaseBeforeAck) {
             if let Some(held) = self.lead.as_mut().and_then(|s| s.held.take()) {
                 self.clear_for_release(held);
@@ -520,11 +533,10 @@ impl Replica {
         if sync.stage != Stage::Acknowledging {
             return;
         }
-        sync.stage = Stage::Resuming;
+        sync.stage = Stage::Acknowledged;
         sync.last_progress = now;
         sync.enter(Phase::Release, now);
         let (index, join, peer) = (sync.index, sync.join, sync.peer);
-        let refeed = std::mem::take(&mut sync.refeed);
         let held = sync.held.take();
         self.note_phase(number, Phase::Release);
         self.ledger.settle();
@@ -539,31 +551,54 @@ impl Replica {
         if join {
             self.join_synced(peer);
         }
-        self.resume_guest(refeed);
-        self.slot_started = now;
-        self.guest_idle = false;
-        self.idle.disturb();
+        if self.guest.power == Power::Paused {
+            self.lead_resume();
+        }
         self.release_what_is_safe();
         if let Some(sync) = &mut self.lead {
             sync.enter(Phase::Resume, now);
         }
+        self.finish_lead();
     }
 
-    /// The guest runs again: the sync is over.
+    /// The next slot begins.
+    fn lead_resume(&mut self) {
+        let Some(sync) = &mut self.lead else { return };
+        let refeed = std::mem::take(&mut sync.refeed);
+        self.resume_guest(refeed);
+        self.slot_started = self.now;
+        self.guest_idle = false;
+        self.idle.disturb();
+    }
+
+    /// The guest runs again.
     pub(crate) fn lead_resumed(&mut self) {
         let now = self.now;
-        if self
+        let Some(sync) = self
             .lead
-            .as_ref()
-            .is_none_or(|s| s.stage != Stage::Resuming)
-        {
+            .as_mut()
+            .filter(|s| s.stage >= Stage::Acknowledging)
+        else {
+            return;
+        };
+        if !sync.runs {
+            sync.runs = true;
+            sync.report.pause = now.since(sync.started);
+            sync.enter(Phase::Apply, now);
+        }
+        self.finish_lead();
+    }
+
+    /// The sync is over when it is acknowledged and the guest runs.
+    fn finish_lead(&mut self) {
+        let over = |s: &LeadSync| s.runs && s.stage == Stage::Acknowledged;
+        if !self.lead.as_ref().is_some_and(over) {
             return;
         }
         let Some(mut sync) = self.lead.take() else {
             return;
         };
-        sync.enter(Phase::Idle, now);
-        sync.report.pause = now.since(sync.started);
+        sync.enter(Phase::Idle, self.now);
         self.slot_rule.learn(sync.report.pause);
         self.note(Note::Synced(Box::new(sync.report)));
     }
@@ -573,8 +608,8 @@ impl Replica {
         let Some(mut sync) = self.lead.take() else {
             return;
         };
-        if sync.stage == Stage::Resuming {
-            // Acknowledged: only the confirmation that the guest runs was missing.
+        if sync.stage == Stage::Acknowledged {
+            // Only the confirmation that the guest runs was missing.
             return;
         }
         self.note(Note::SyncFailed {

@@ -155,7 +155,9 @@ pub enum Phase {
     Compare,
     /// Divergent pages and device state travel.
     Transfer,
-    /// The secondary's acknowledgement is awaited.
+    /// The secondary's acknowledgement is awaited. The leader's guest already runs again, unless
+    /// the machine type needs a device reset; so this is part of the outputs' wait, not of the
+    /// pause.
     Apply,
     /// The guest is being resumed.
     Resume,
