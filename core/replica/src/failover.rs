@@ -63,6 +63,11 @@ impl Replica {
     /// The log was replaced; entries up to `base` are not delivered here.
     pub(crate) fn on_jump(&mut self, base: Index, in_sync: ReplicaSet) {
         self.delivered = base;
+        if base == Index(0) && self.guest.power != Power::Off {
+            // A new life of the group: this guest lived the last one, up to nobody knows where.
+            self.drop_guest();
+            self.set_role(Role::Witness);
+        }
         if self.guest.power == Power::Off {
             // A new life of the group counts its entries from 1 again.
             self.guest.taken = base;
