@@ -39,6 +39,7 @@ macro_rules! fabric_contract {
                 a_restarted_peer_goes_down_and_up
                 nothing_crosses_sessions
                 wait_fd_wakes
+                what_one_call_leaves_is_announced
                 a_quiet_fabric_lets_its_caller_sleep
                 a_bulk_flood_does_not_stop_the_log
             );
@@ -273,6 +274,27 @@ pub fn wait_fd_wakes<M: Maker>(maker: M) {
                     node.fabric.progress(&mut node.events);
                 }
             }
+        }
+    }
+}
+
+/// A burst that is more than one call delivers comes out whole though nothing more arrives:
+/// as long as something is left, the descriptor is readable or the timeout zero.
+pub fn what_one_call_leaves_is_announced<M: Maker>(maker: M) {
+    let mut group = Group::new(maker);
+    let mut written = 0;
+    while written < 5000 && group.fabric(R[0]).write(R[1], Lane::Bulk, b"").is_ok() {
+        written += 1;
+    }
+    let start = Instant::now();
+    while group.node_ref(R[1]).records(R[0], Lane::Bulk).count() < written {
+        assert!(start.elapsed() < DEADLINE, "records lie there unannounced");
+        let node = group.node(R[0]);
+        node.fabric.progress(&mut node.events);
+        let node = group.node(R[1]);
+        let now = node.fabric.timeout() == Some(Duration::ZERO);
+        if now || sleep([&node.fabric].into_iter(), Duration::from_millis(10)) {
+            node.fabric.progress(&mut node.events);
         }
     }
 }

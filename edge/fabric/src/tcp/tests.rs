@@ -103,3 +103,19 @@ fn a_busy_peer_is_not_cut_off() {
     drive(&mut a, &mut b, |_, b| b.stats().bulk.records_in == expected);
     assert_eq!((a.stats().downs, b.stats().downs), (0, 0));
 }
+
+/// Records that one call left in the ring are on no socket any more: nothing but the timeout
+/// can announce them.
+#[test]
+fn records_left_in_the_ring_ask_for_another_call() {
+    let (mut a, mut b) = pair();
+    // One write to the kernel, one read from it, more records than one call delivers.
+    for _ in 0..2000 {
+        a.write(R1, Lane::Log, b"").expect("room");
+    }
+    a.flush();
+    drive(&mut a, &mut b, |_, b| b.stats().log.records_in > 0);
+    assert!(b.stats().log.records_in < 2000, "one call is bounded");
+    assert_eq!(b.timeout(), Some(Duration::ZERO));
+    drive(&mut a, &mut b, |_, b| b.stats().log.records_in == 2000);
+}
