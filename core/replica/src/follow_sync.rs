@@ -104,17 +104,21 @@ impl Replica {
                     self.begin_follow(sync);
                 }
             }
-            // Its guest has never run, so a syncvm that was given up leaves no trace.
-            Role::Joining
-                if self.guest.power == Power::Paused
-                    && self
-                        .follow
-                        .as_ref()
-                        .is_none_or(|f| !f.is_past_the_end_mark()) =>
-            {
-                self.follow = None;
-                self.guest.forget_backlog();
-                self.begin_follow(sync);
+            Role::Joining if self.guest.power == Power::Paused => {
+                if self
+                    .follow
+                    .as_ref()
+                    .is_some_and(FollowSync::is_past_the_end_mark)
+                {
+                    // The leader's next slot ended before our first state was loaded.
+                    let cut = self.guest.give(Input::Cut(Cut { sync, at }), &mut self.out);
+                    assert_eq!(cut, None, "the gate is shut while a state is loaded");
+                } else {
+                    // Its guest has never run, so a syncvm that was given up leaves no trace.
+                    self.follow = None;
+                    self.guest.forget_backlog();
+                    self.begin_follow(sync);
+                }
             }
             _ => {}
         }

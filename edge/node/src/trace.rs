@@ -34,11 +34,10 @@ impl Trace {
         })
     }
 
-    /// Whether a note belongs into the file. Phases come several a millisecond.
+    /// Whether a note belongs into the file. Those of a sync come several a millisecond.
     pub fn wants(&self, note: &Note) -> bool {
         match note {
-            Note::SyncPhase { .. } => false,
-            Note::Synced(_) | Note::Applied { .. } => self.syncs,
+            Note::SyncPhase { .. } | Note::Synced(_) | Note::Applied { .. } => self.syncs,
             _ => true,
         }
     }
