@@ -23,11 +23,24 @@ impl World {
         let process = self.process_mut(who);
         match process.state {
             State::Down => {}
-            State::Stopped => process.missed.push(event),
+            State::Stopped => process.missed.push((None, event)),
             State::Up => {
                 process.events.push_back(event);
                 self.turn(who);
             }
+        }
+    }
+
+    /// Something happens to the hypervisor of a replica. Of one that the replica has replaced
+    /// meanwhile it hears nothing any more.
+    pub(crate) fn tell_of_hypervisor(&mut self, who: ReplicaId, number: u64, event: Event) {
+        let process = self.process_mut(who);
+        if process.hypervisors != number || process.hypervisor.is_none() {
+            return;
+        }
+        match process.state {
+            State::Stopped => process.missed.push((Some(number), event)),
+            State::Up | State::Down => self.tell(who, event),
         }
     }
 
@@ -36,6 +49,9 @@ impl World {
         while let Some(event) = self.process_mut(who).events.pop_front() {
             if !matches!(event, Event::Tick) {
                 self.invariants.nothing_spins.busy(who);
+            }
+            if matches!(event, Event::GuestDied(_)) {
+                self.process_mut(who).hypervisor = None;
             }
             self.before(who, &event);
             let now = self.plan.now();
@@ -288,16 +304,12 @@ impl World {
         if let Event::GuestDied(why) = &event {
             trace!(self, "{who}'s hypervisor {why}");
             self.coverage.hit("hypervisor: refused an order");
-            self.process_mut(who).hypervisor = None;
         }
-        self.tell(who, event);
+        self.tell_of_hypervisor(who, number, event);
     }
 
     pub(crate) fn on_hypervisor_died(&mut self, who: ReplicaId, number: u64) {
-        let process = self.process_mut(who);
-        if process.hypervisors == number && process.hypervisor.take().is_some() {
-            self.tell(who, Event::GuestDied("killed".to_string()));
-        }
+        self.tell_of_hypervisor(who, number, Event::GuestDied("killed".to_string()));
     }
 
     /// Outputs go to clients: the moment everything else is about.

@@ -213,6 +213,8 @@ pub struct FaultPlan {
     pub gap: (u64, u64),
     /// One at a time: the next waits until the group is whole and protected again.
     pub one_at_a_time: bool,
+    /// An operator is at hand who lets an empty group begin a new life at once.
+    pub operator: bool,
     /// Those that lie in wait.
     pub ambushes: Vec<Ambush>,
 }
@@ -231,6 +233,7 @@ impl FaultPlan {
                 (1_000_000, 6_000_000),
             ]),
             one_at_a_time: rng.chance(0.45),
+            operator: rng.chance(0.5),
             ambushes: (0..ambushes).map(|_| Ambush::draw(rng)).collect(),
         }
     }

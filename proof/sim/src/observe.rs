@@ -18,6 +18,18 @@ use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
 /// Messages longer than this carry pages, which nothing here looks at.
 const LOOK_BYTES_MAX: usize = 8192;
 
+/// An operator's word is carried out within this time: a promise on a slow disk.
+const OPERATOR_HEARD_WITHIN: Micros = Micros(2_000_000);
+
+fn unwanted_life(message: String) -> Violation {
+    let section = "design §7, \"all lost\"";
+    Violation {
+        invariant: "committed_not_lost",
+        section,
+        message,
+    }
+}
+
 impl World {
     /// A replica is about to be told something.
     pub(crate) fn before(&mut self, who: ReplicaId, event: &Event) {
@@ -98,7 +110,7 @@ impl World {
         for index in from.0..=status.commit.0 {
             let entry = replica.consensus_core().entry(Index(index));
             let entry = entry.expect("what lies between base and commit is in the log");
-            check = check.and(self.invariants.log.committed(who, entry));
+            check = check.and(self.invariants.log.committed(who, status.view, entry));
         }
         self.process_mut(who).read = (life, status.commit);
         self.check(check);
@@ -107,20 +119,36 @@ impl World {
     fn begin_life(&mut self, who: ReplicaId, life: View) {
         trace!(self, "life {life} begins, says {who}");
         if self.life != View::NONE {
-            if !self.operator_spoke {
-                let message = format!("{who} is in life {life}, which no operator let begin");
-                let section = "design §7, \"all lost\"";
-                self.check(Err(Violation {
-                    invariant: "committed_not_lost",
-                    section,
-                    message,
-                }));
+            let spoke = self.operator_spoke_at.take();
+            if spoke.is_none_or(|at| self.plan.now().since(at) > OPERATOR_HEARD_WITHIN) {
+                self.check(Err(unwanted_life(format!(
+                    "{who} is in life {life}, which no operator let begin"
+                ))));
             }
+            self.check_nobody_held(who, life);
             self.coverage.hit("life: begun by the operator's word");
             self.invariants.new_life();
         }
-        self.operator_spoke = false;
         self.life = life;
+    }
+
+    /// A new life begins by `who`: no other replica may hold the state of the old one and be
+    /// named by the best log of those that are left.
+    fn check_nobody_held(&mut self, who: ReplicaId, life: View) {
+        let others = || self.running().filter(|(id, _)| *id != who);
+        let logs = others().filter(|(_, replica)| replica.consensus_core().life() < life);
+        let best = logs
+            .map(|(_, replica)| replica.consensus_core().status())
+            .max_by_key(|s| s.last);
+        let Some(best) = best else { return };
+        let holder = others().find(|(id, r)| r.status().holds_state && best.in_sync.contains(*id));
+        if let Some((holder, _)) = holder {
+            let in_sync = best.in_sync;
+            self.check(Err(unwanted_life(format!(
+                "{who} begins life {life} while {holder}, in the in-sync set {in_sync}, holds the \
+                 state of the old one"
+            ))));
+        }
     }
 
     /// A replica notes something.

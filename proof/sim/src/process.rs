@@ -46,8 +46,8 @@ pub struct Process {
     pub events: VecDeque<Event>,
     /// What the brain asked for and was not done yet.
     pub actions: VecDeque<Action>,
-    /// What happened while it was stopped.
-    pub missed: Vec<Event>,
+    /// What happened while it was stopped, and to which of its hypervisors if to one.
+    pub missed: Vec<(Option<u64>, Event)>,
     /// When it is to be woken, and which plan to wake it counts.
     pub tick: (Micros, u64),
     /// Whether a sample is planned, and which plan counts.

@@ -59,6 +59,8 @@ pub enum Happening {
     Next,
     /// A process starts again.
     Restart(ReplicaId),
+    /// The operator looks at the group, in the middle of its misfortunes.
+    Operator,
     /// Every fault ends.
     Heal,
     /// Has the group recovered?

@@ -14,6 +14,9 @@ use plover_types::{Micros, ReplicaId};
 /// Between two looks at the healing group.
 const LOOK_EVERY: Micros = Micros(50_000);
 
+/// Between two looks of an operator who is there all the time.
+const OPERATOR_LOOKS_EVERY: Micros = Micros(150_000);
+
 /// How long the operator watches a group that nobody serves before giving the word.
 const OPERATOR_WAITS: Micros = Micros(3_000_000);
 
@@ -240,12 +243,16 @@ impl World {
         }
         let mut missed = std::mem::take(&mut process.missed);
         if by_source {
-            missed
-                .sort_by_key(|event| !matches!(event, Event::Received { .. } | Event::Link { .. }));
+            missed.sort_by_key(|(_, event)| {
+                !matches!(event, Event::Received { .. } | Event::Link { .. })
+            });
         }
         self.plan_hypervisor(who);
-        for event in missed {
-            self.tell(who, event);
+        for (hypervisor, event) in missed {
+            match hypervisor {
+                Some(number) => self.tell_of_hypervisor(who, number, event),
+                None => self.tell(who, event),
+            }
         }
         self.tell(who, Event::Tick);
     }
@@ -332,6 +339,23 @@ impl World {
         self.plan.after(LOOK_EVERY, Happening::Look);
     }
 
+    /// An impatient operator: a group without a leader may begin anew. It is the group that
+    /// has to know whether it is empty.
+    pub(crate) fn watch(&mut self) {
+        if self.healed_at.is_some() {
+            return;
+        }
+        if self.leader().is_none() {
+            self.speak();
+        }
+        self.plan.after(OPERATOR_LOOKS_EVERY, Happening::Operator);
+    }
+
+    fn speak(&mut self) {
+        self.operator_spoke_at = Some(self.plan.now());
+        self.tell(self.scenario.first_leader(), Event::Bootstrap);
+    }
+
     /// What an operator does about a group that cannot serve any more.
     fn operate(&mut self) {
         let outlook = self.invariants.progress.outlook();
@@ -353,8 +377,7 @@ impl World {
         } else if holders.is_empty() {
             let silence = self.invariants.progress.silence();
             self.check(silence);
-            self.operator_spoke = true;
-            self.tell(self.scenario.first_leader(), Event::Bootstrap);
+            self.speak();
         }
         self.invariants.progress.operator_spoke();
     }

@@ -56,8 +56,8 @@ pub struct World {
     pub(crate) violation: Option<Violation>,
     /// The life of the guest that the group is in.
     pub(crate) life: View,
-    /// The operator has let the group begin another life.
-    pub(crate) operator_spoke: bool,
+    /// When the operator last let the group begin another life.
+    pub(crate) operator_spoke_at: Option<Micros>,
     pub(crate) healed_at: Option<Micros>,
     pub(crate) finished: bool,
     /// Faults that have struck and not ended.
@@ -106,6 +106,9 @@ impl World {
         }
         plan.at(scenario.faults.begin + Micros(1), Happening::Next);
         plan.at(scenario.faults.heal, Happening::Heal);
+        if scenario.faults.operator {
+            plan.at(scenario.faults.begin, Happening::Operator);
+        }
         Self {
             processes: scenario.members.iter().map(|_| Process::new()).collect(),
             plan,
@@ -117,7 +120,7 @@ impl World {
             trace: Trace::new(options.trace),
             violation: None,
             life: View::NONE,
-            operator_spoke: false,
+            operator_spoke_at: None,
             healed_at: None,
             finished: false,
             active_faults: 0,
@@ -203,6 +206,7 @@ impl World {
             Happening::Mend(fault) => self.mend(fault),
             Happening::Next => self.next_fault(),
             Happening::Restart(who) => self.restart(who),
+            Happening::Operator => self.watch(),
             Happening::Heal => self.heal(),
             Happening::Look => self.look(),
         }

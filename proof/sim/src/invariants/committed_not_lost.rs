@@ -1,4 +1,8 @@
-//! Whoever is elected holds every entry that anybody has delivered.
+//! Whoever is elected holds every entry that was committed in an older view.
+//!
+//! A replica may win the election of a view that others have left behind already: stopped in
+//! the middle of it, and woken by votes of long ago. It need not know what they have committed
+//! since; it can commit nothing itself.
 
 use super::logs_agree::CommittedLog;
 use super::{Check, Violation};
@@ -9,37 +13,24 @@ use plover_types::{Index, ReplicaId};
 pub fn elected(who: ReplicaId, replica: &Replica, log: &CommittedLog) -> Check {
     let consensus = replica.consensus_core();
     let status = consensus.status();
-    let lost = |message: String| {
-        let section = "APUS §4.3, PLOVER §4.6";
-        Err(Violation {
-            invariant: "committed_not_lost",
-            section,
-            message,
-        })
-    };
-    if status.last.index < log.last() {
-        let first = log.first_to_deliver(status.last.index.next());
-        return lost(format!(
-            "{who} leads view {} with a log that ends at {}; {} was delivered (first by {first:?})",
-            status.view,
-            status.last,
-            log.last()
-        ));
-    }
-    for index in status.base.0 + 1..=log.last().0 {
-        let Some(entry) = consensus.entry(Index(index)) else {
-            return lost(format!(
-                "{who} leads view {} without index {index}",
-                status.view
-            ));
+    for index in (status.base.0 + 1..=log.last().0).map(Index) {
+        let Some(first) = log.first(index).filter(|first| first.view < status.view) else {
+            continue;
         };
-        if !log.agrees(entry) {
-            let first = log.first_to_deliver(Index(index));
-            return lost(format!(
-                "{who} leads view {} with {} at index {index}, where {first:?} delivered another",
-                status.view, entry.viewstamp
-            ));
+        let held = consensus.entry(index);
+        if held.is_some_and(|entry| log.agrees(entry)) {
+            continue;
         }
+        let held = held.map_or("nothing".to_string(), |entry| entry.viewstamp.to_string());
+        return Err(Violation {
+            invariant: "committed_not_lost",
+            section: "APUS §4.3, PLOVER §4.6",
+            message: format!(
+                "{who} leads view {} with {held} at index {index}, which {} has delivered in \
+                 view {}",
+                status.view, first.by, first.view
+            ),
+        });
     }
     Ok(())
 }

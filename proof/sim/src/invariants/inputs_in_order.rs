@@ -34,6 +34,12 @@ fn violation(message: String) -> Violation {
 }
 
 impl InputsInOrder {
+    /// The places of a new life are counted anew.
+    pub fn new_life(&mut self) {
+        self.checked.clear();
+        self.excused.clear();
+    }
+
     /// A client sends a frame.
     pub fn sent(&mut self, frame: &[u8]) {
         if let Ok(request) = wire::decode::<Request>(frame) {

@@ -9,6 +9,7 @@ use apus::{Entry, EntryKind};
 use plover_replica::OperatorInput;
 use plover_types::{Frame, Index, ReplicaId, ReplicaSet, SyncNo, View, wire};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 /// The replica's own form of an entry's payload, which it keeps to itself.
@@ -19,11 +20,21 @@ enum Payload {
     Syncvm(SyncNo),
 }
 
+/// The first delivery of an entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed {
+    digest: u64,
+    /// Who delivered it first.
+    pub by: ReplicaId,
+    /// In which view that replica was: it was committed in this one or an older one.
+    pub view: View,
+}
+
 /// What has been committed in this life of the guest.
 #[derive(Debug, Default)]
 pub struct CommittedLog {
-    /// Digest of each entry, from index 1, and who delivered it first.
-    entries: Vec<(u64, ReplicaId)>,
+    /// Each entry's first delivery, from index 1.
+    entries: Vec<Committed>,
     /// The newest committed in-sync set.
     in_sync: ReplicaSet,
     /// The place of each committed frame among the inputs, by the frame's bytes. Only looked up.
@@ -62,24 +73,28 @@ impl CommittedLog {
         self.inputs.get(frame).copied()
     }
 
-    /// A replica has committed this entry.
-    pub fn committed(&mut self, who: ReplicaId, entry: &Entry) -> Check {
+    /// A replica in `view` has committed this entry.
+    pub fn committed(&mut self, who: ReplicaId, view: View, entry: &Entry) -> Check {
         let index = entry.viewstamp.index;
-        let sum = digest(entry);
+        let digest = digest(entry);
         match index.0.cmp(&(self.last().0 + 1)) {
-            std::cmp::Ordering::Less => match self.entries[index.0 as usize - 1] {
-                (first, _) if first == sum => Ok(()),
-                (_, before) => Err(violation(format!(
-                    "{who} delivers {} at index {index}, {before} has delivered another",
-                    entry.viewstamp
+            Ordering::Less => match self.entries[index.0 as usize - 1] {
+                first if first.digest == digest => Ok(()),
+                first => Err(violation(format!(
+                    "{who} delivers {} at index {index}, {} has delivered another",
+                    entry.viewstamp, first.by
                 ))),
             },
-            std::cmp::Ordering::Equal => {
-                self.entries.push((sum, who));
+            Ordering::Equal => {
+                self.entries.push(Committed {
+                    digest,
+                    by: who,
+                    view,
+                });
                 self.learn(entry);
                 Ok(())
             }
-            std::cmp::Ordering::Greater => Err(violation(format!(
+            Ordering::Greater => Err(violation(format!(
                 "{who} delivers index {index}, nobody has delivered {}",
                 self.last().next()
             ))),
@@ -103,17 +118,15 @@ impl CommittedLog {
         }
     }
 
-    /// Whether this is the entry that was committed at its index, as far as anything was.
-    pub fn agrees(&self, entry: &Entry) -> bool {
-        let place = entry.viewstamp.index.0 as usize - 1;
-        self.entries
-            .get(place)
-            .is_none_or(|(sum, _)| *sum == digest(entry))
+    /// The first delivery of the entry at `index`.
+    pub fn first(&self, index: Index) -> Option<Committed> {
+        self.entries.get(index.0 as usize - 1).copied()
     }
 
-    /// Which replica delivered it first; for messages.
-    pub fn first_to_deliver(&self, index: Index) -> Option<ReplicaId> {
-        self.entries.get(index.0 as usize - 1).map(|(_, who)| *who)
+    /// Whether this is the entry that was committed at its index, as far as anything was.
+    pub fn agrees(&self, entry: &Entry) -> bool {
+        self.first(entry.viewstamp.index)
+            .is_none_or(|first| first.digest == digest(entry))
     }
 }
 
@@ -124,6 +137,3 @@ fn violation(message: String) -> Violation {
         message,
     }
 }
-
-/// A life of the guest, named by the view in which it began.
-pub type Life = View;

@@ -64,6 +64,6 @@ impl Invariants {
         self.log = logs_agree::CommittedLog::default();
         self.external_consistency = external_consistency::ExternalConsistency::default();
         self.one_sender_a_slot.new_life();
-        self.inputs_in_order = inputs_in_order::InputsInOrder::default();
+        self.inputs_in_order.new_life();
     }
 }
