@@ -14,6 +14,8 @@ use plover_types::{Micros, ReplicaId};
 pub enum Fault {
     /// SIGKILL: the process and its hypervisor vanish.
     Crash(ReplicaId),
+    /// The same, and its disk is lost with it: it starts as if it had never run.
+    Wipe(ReplicaId),
     /// SIGSTOP; true: its hypervisor stands still too.
     Stop(ReplicaId, bool),
     /// The hypervisor dies.
@@ -54,6 +56,8 @@ pub enum Victim {
 pub enum Kind {
     /// See [`Fault::Crash`].
     Crash,
+    /// See [`Fault::Wipe`].
+    Wipe,
     /// See [`Fault::Stop`].
     Stop,
     /// See [`Fault::KillGuest`].
@@ -77,9 +81,10 @@ pub enum Kind {
 }
 
 /// All kinds; those that destroy come twice.
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 15] = [
     Kind::Crash,
     Kind::Crash,
+    Kind::Wipe,
     Kind::Stop,
     Kind::Stop,
     Kind::KillGuest,
@@ -272,6 +277,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
     };
     match kind {
         Kind::Crash => Fault::Crash(victim),
+        Kind::Wipe => Fault::Wipe(victim),
         Kind::Stop => Fault::Stop(victim, rng.chance(0.5)),
         Kind::KillGuest => Fault::KillGuest(victim),
         Kind::Cut => Fault::Cut(victim, other),
@@ -288,7 +294,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
 /// How long a fault lasts.
 pub fn span_of(fault: Fault, rng: &mut Rng) -> Micros {
     match fault {
-        Fault::Crash(_) => rng.micros((20_000, 2_000_000)),
+        Fault::Crash(_) | Fault::Wipe(_) => rng.micros((20_000, 2_000_000)),
         // Around the timeout and well beyond it: the lease is what is tried here.
         Fault::Stop(..) => {
             let longest = rng.pick(&[120_000, 400_000, 3_000_000]);

@@ -51,6 +51,7 @@ pub mod world;
 
 mod body;
 mod describe;
+mod heal;
 mod observe;
 mod strike;
 

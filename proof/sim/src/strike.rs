@@ -1,24 +1,17 @@
-//! Faults strike and end; in the end all of them, and the group has to get well.
+//! Faults strike and end.
 
 use crate::coverage::killed_in;
+use crate::disk::Disk;
 use crate::faults::{Fault, Kind, Victim, aim, any_kind, span_of};
-use crate::invariants::progress_after_healing::{HEALING_MAX, Outlook};
+use crate::heal::LOOK_EVERY;
 use crate::plots::{Cast, PLOTS, scenes};
 use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
+use apus::Phase;
 use plover_replica::{Event, Role};
 use plover_types::{Micros, ReplicaId};
-
-/// Between two looks at the healing group.
-const LOOK_EVERY: Micros = Micros(50_000);
-
-/// Between two looks of an operator who is there all the time.
-const OPERATOR_LOOKS_EVERY: Micros = Micros(150_000);
-
-/// How long the operator watches a group that nobody serves before giving the word.
-const OPERATOR_WAITS: Micros = Micros(3_000_000);
 
 impl World {
     /// The next fault at a random moment.
@@ -96,37 +89,13 @@ impl World {
     }
 
     /// Who leads, by the newest view.
-    fn leader(&self) -> Option<ReplicaId> {
+    pub(crate) fn leader(&self) -> Option<ReplicaId> {
         let leads = self
             .running()
             .filter(|(_, r)| r.status().role == Role::Leader);
         leads
             .max_by_key(|(_, replica)| replica.status().view)
             .map(|(who, _)| who)
-    }
-
-    /// Whether all processes run, and a leader serves whose guest is protected in earnest.
-    pub(crate) fn is_whole(&self) -> bool {
-        let up = self
-            .processes
-            .iter()
-            .all(|process| process.state == State::Up);
-        let protected = self.running().any(|(who, replica)| {
-            let status = replica.status();
-            let held = |member: ReplicaId| {
-                let process = self.process(member);
-                let holds = process
-                    .replica
-                    .as_ref()
-                    .is_some_and(|r| r.status().holds_state);
-                process.has_guest() && holds
-            };
-            status.protected
-                && status.serving
-                && status.in_sync.contains(who)
-                && status.in_sync.iter().all(held)
-        });
-        up && protected
     }
 
     /// A fault strikes.
@@ -138,6 +107,7 @@ impl World {
         let span = span.unwrap_or_else(|| span_of(fault, &mut self.chance.faults));
         let struck = match fault {
             Fault::Crash(who) => self.crash(who, span),
+            Fault::Wipe(who) => self.wipe(who, span),
             Fault::Stop(who, with_guest) => self.stop(who, with_guest),
             Fault::KillGuest(who) => self.kill_guest(who),
             Fault::Cut(a, b) => {
@@ -202,7 +172,25 @@ impl World {
         Some("fault: process killed")
     }
 
-    fn vanish(&mut self, who: ReplicaId) {
+    /// A new disk is an ordinary misfortune while all others remember; a group in which several
+    /// have forgotten even their promises is beyond what any protocol can keep.
+    fn wipe(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
+        let remembers = |peer: ReplicaId| {
+            let process = self.process(peer);
+            let phase = process
+                .replica
+                .as_ref()
+                .map(|r| r.consensus_core().status().phase);
+            process.state == State::Up && phase.is_some_and(|phase| phase != Phase::Recovering)
+        };
+        if !self.others(who).into_iter().all(remembers) || self.crash(who, span).is_none() {
+            return None;
+        }
+        self.process_mut(who).disk = Disk::default();
+        Some("fault: process killed, its disk lost")
+    }
+
+    pub(crate) fn vanish(&mut self, who: ReplicaId) {
         if let Some(phase) = self.process(who).phase {
             self.coverage.hit(killed_in(phase));
         }
@@ -229,7 +217,7 @@ impl World {
     }
 
     /// SIGCONT: what was missed comes in one go, and the clock has jumped.
-    fn go_on(&mut self, who: ReplicaId) {
+    pub(crate) fn go_on(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         if self.process(who).state != State::Stopped {
             return;
@@ -293,125 +281,7 @@ impl World {
             Fault::FullRing(from, to) => self.net.set_full_ring(from, to, false),
             Fault::SlowDisk(who) => self.process_mut(who).disk_slow = false,
             Fault::StaleBridge => self.clients.stale = false,
-            Fault::Crash(_) | Fault::KillGuest(_) | Fault::Reset(..) => {}
+            Fault::Crash(_) | Fault::Wipe(_) | Fault::KillGuest(_) | Fault::Reset(..) => {}
         }
-    }
-
-    /// Every fault ends.
-    pub(crate) fn heal(&mut self) {
-        trace!(self, "HEALED");
-        let now = self.plan.now();
-        self.healed_at = Some(now);
-        self.net.heal(&mut self.plan);
-        self.clients.stale = false;
-        self.clients.count_fresh(now);
-        for who in self.scenario.members.clone() {
-            self.process_mut(who).disk_slow = false;
-            self.go_on(who);
-            let late = self.chance.faults.micros((0, 200_000));
-            self.plan.after(late, Happening::Restart(who));
-        }
-        self.plan.after(Micros(1_000_000), Happening::Look);
-    }
-
-    /// Has the group recovered? If it cannot by itself, the operator acts.
-    pub(crate) fn look(&mut self) {
-        let members = self.scenario.members.clone();
-        let processes = &self.processes;
-        let running = members
-            .iter()
-            .filter_map(|who| Some((*who, processes[usize::from(who.0)].replica.as_deref()?)));
-        self.invariants.progress.look(running);
-        if self.is_whole() && self.clients.fresh_replies > 0 {
-            self.finished = true;
-            self.coverage.hit("healed");
-            return;
-        }
-        let since = self.plan.now().since(self.healed_at.unwrap_or_default());
-        if since > HEALING_MAX {
-            let report = self.report();
-            let violation = self.invariants.progress.too_late(&report);
-            return self.check(Err(violation));
-        }
-        if since > OPERATOR_WAITS {
-            self.operate();
-        }
-        self.plan.after(LOOK_EVERY, Happening::Look);
-    }
-
-    /// An impatient operator: a group without a leader may begin anew. It is the group that
-    /// has to know whether it is empty.
-    pub(crate) fn watch(&mut self) {
-        if self.healed_at.is_some() {
-            return;
-        }
-        if self.leader().is_none() {
-            self.speak();
-        }
-        self.plan.after(OPERATOR_LOOKS_EVERY, Happening::Operator);
-    }
-
-    fn speak(&mut self) {
-        self.operator_spoke_at = Some(self.plan.now());
-        self.tell(self.scenario.first_leader(), Event::Bootstrap);
-    }
-
-    /// What an operator does about a group that cannot serve any more.
-    fn operate(&mut self) {
-        let outlook = self.invariants.progress.outlook();
-        if outlook == Some(Outlook::Alive) {
-            return;
-        }
-        let holders: Vec<_> = self
-            .running()
-            .filter(|(_, replica)| replica.status().holds_state)
-            .map(|(who, _)| who)
-            .collect();
-        if outlook == Some(Outlook::Stuck) && self.life_before_operator() {
-            self.coverage
-                .hit("life: stuck, the operator restarted the holder");
-            for who in holders {
-                self.vanish(who);
-                self.plan.after(LOOK_EVERY, Happening::Restart(who));
-            }
-        } else if holders.is_empty() {
-            let silence = self.invariants.progress.silence();
-            self.check(silence);
-            self.speak();
-        }
-        self.invariants.progress.operator_spoke();
-    }
-
-    /// Whether the operator has not acted yet.
-    fn life_before_operator(&self) -> bool {
-        !self.invariants.progress.has_operator_spoken()
-    }
-
-    fn report(&self) -> String {
-        let lines: Vec<_> = self
-            .running()
-            .map(|(who, replica)| {
-                let status = replica.status();
-                let consensus = replica.consensus_core().status();
-                format!(
-                    "{who} is {:?} ({:?}) in view {}, leader {:?}, in-sync set {}, holds the \
-                     state: {}, serves: {}, log {} committed {}",
-                    status.role,
-                    consensus.phase,
-                    status.view,
-                    status.leader,
-                    status.in_sync,
-                    status.holds_state,
-                    status.serving,
-                    consensus.last,
-                    consensus.commit
-                )
-            })
-            .collect();
-        format!(
-            "{}; {} fresh replies",
-            lines.join("; "),
-            self.clients.fresh_replies
-        )
     }
 }

@@ -1,0 +1,162 @@
+//! After the last fault: the group has to get well, by itself or with an operator's word.
+
+use crate::invariants::progress_after_healing::{HEALING_MAX, Outlook};
+use crate::process::State;
+use crate::schedule::Happening;
+use crate::trace::trace;
+use crate::world::World;
+use plover_replica::Event;
+use plover_types::{Micros, ReplicaId};
+
+/// Between two looks at the healing group.
+pub(crate) const LOOK_EVERY: Micros = Micros(50_000);
+
+/// Between two looks of an operator who is there all the time.
+const OPERATOR_LOOKS_EVERY: Micros = Micros(150_000);
+
+/// How long the operator watches a group that nobody serves before giving the word.
+const OPERATOR_WAITS: Micros = Micros(3_000_000);
+
+impl World {
+    /// Whether all processes run, and a leader serves whose guest is protected in earnest.
+    pub(crate) fn is_whole(&self) -> bool {
+        let up = self
+            .processes
+            .iter()
+            .all(|process| process.state == State::Up);
+        let protected = self.running().any(|(who, replica)| {
+            let status = replica.status();
+            let held = |member: ReplicaId| {
+                let process = self.process(member);
+                let holds = process
+                    .replica
+                    .as_ref()
+                    .is_some_and(|r| r.status().holds_state);
+                process.has_guest() && holds
+            };
+            status.protected
+                && status.serving
+                && status.in_sync.contains(who)
+                && status.in_sync.iter().all(held)
+        });
+        up && protected
+    }
+
+    /// Every fault ends.
+    pub(crate) fn heal(&mut self) {
+        trace!(self, "HEALED");
+        let now = self.plan.now();
+        self.healed_at = Some(now);
+        self.net.heal(&mut self.plan);
+        self.clients.stale = false;
+        self.clients.count_fresh(now);
+        for who in self.scenario.members.clone() {
+            self.process_mut(who).disk_slow = false;
+            self.go_on(who);
+            let late = self.chance.faults.micros((0, 200_000));
+            self.plan.after(late, Happening::Restart(who));
+        }
+        self.plan.after(Micros(1_000_000), Happening::Look);
+    }
+
+    /// Has the group recovered? If it cannot by itself, the operator acts.
+    pub(crate) fn look(&mut self) {
+        let members = self.scenario.members.clone();
+        let processes = &self.processes;
+        let running = members
+            .iter()
+            .filter_map(|who| Some((*who, processes[usize::from(who.0)].replica.as_deref()?)));
+        self.invariants.progress.look(running);
+        if self.is_whole() && self.clients.fresh_replies > 0 {
+            self.finished = true;
+            self.coverage.hit("healed");
+            return;
+        }
+        let since = self.plan.now().since(self.healed_at.unwrap_or_default());
+        if since > HEALING_MAX {
+            let report = self.report();
+            let violation = self.invariants.progress.too_late(&report);
+            return self.check(Err(violation));
+        }
+        if since > OPERATOR_WAITS {
+            self.operate();
+        }
+        self.plan.after(LOOK_EVERY, Happening::Look);
+    }
+
+    /// An impatient operator: a group without a leader may begin anew. It is the group that
+    /// has to know whether it is empty.
+    pub(crate) fn watch(&mut self) {
+        if self.healed_at.is_some() {
+            return;
+        }
+        if self.leader().is_none() {
+            self.speak();
+        }
+        self.plan.after(OPERATOR_LOOKS_EVERY, Happening::Operator);
+    }
+
+    fn speak(&mut self) {
+        self.operator_spoke_at = Some(self.plan.now());
+        self.tell(self.scenario.first_leader(), Event::Bootstrap);
+    }
+
+    /// What an operator does about a group that cannot serve any more.
+    fn operate(&mut self) {
+        let outlook = self.invariants.progress.outlook();
+        if outlook == Some(Outlook::Alive) {
+            return;
+        }
+        let holders: Vec<_> = self
+            .running()
+            .filter(|(_, replica)| replica.status().holds_state)
+            .map(|(who, _)| who)
+            .collect();
+        if outlook == Some(Outlook::Stuck) && self.life_before_operator() {
+            self.coverage
+                .hit("life: stuck, the operator restarted the holder");
+            for who in holders {
+                self.vanish(who);
+                self.plan.after(LOOK_EVERY, Happening::Restart(who));
+            }
+        } else if holders.is_empty() {
+            let silence = self.invariants.progress.silence();
+            self.check(silence);
+            self.speak();
+        }
+        self.invariants.progress.operator_spoke();
+    }
+
+    /// Whether the operator has not acted yet.
+    fn life_before_operator(&self) -> bool {
+        !self.invariants.progress.has_operator_spoken()
+    }
+
+    fn report(&self) -> String {
+        let lines: Vec<_> = self
+            .running()
+            .map(|(who, replica)| {
+                let status = replica.status();
+                let consensus = replica.consensus_core().status();
+                format!(
+                    "{who} is {:?} ({:?}) in view {}, leader {:?}, in-sync set {}, holds the \
+                     state: {}, serves: {}, log {} committed {}",
+                    status.role,
+                    consensus.phase,
+                    status.view,
+                    status.leader,
+                    status.in_sync,
+                    status.holds_state,
+                    status.serving,
+                    consensus.last,
+                    consensus.commit
+                )
+            })
+            .collect();
+        format!(
+            "{}; {} fresh replies",
+            lines.join("; "),
+            self.clients.fresh_replies
+        )
+    }
+}
