@@ -74,9 +74,10 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard that asks for a sync once it holds `bytes_max` bytes. What the guest sends
-    /// between that and its pause is still held: a NIC may lose a frame, but a client that
-    /// waits for it would pay a retransmission for it.
+    /// A guard that asks for a sync once it holds `bytes_max` bytes, and drops what comes when
+    /// it holds twice that: no sync may be possible for long (no quorum, or `hold` while solo),
+    /// and memory must stay bounded. A frame lost here is lost as on any network; the guest
+    /// sends it again.
     pub fn new(bytes_max: usize) -> Self {
         Self {
             frames: Vec::new(),
@@ -85,12 +86,18 @@ impl Guard {
         }
     }
 
-    /// Holds what the guest has sent.
-    pub fn collect(&mut self, frames: impl IntoIterator<Item = Frame>) {
+    /// Holds what the guest has sent. Returns how many frames it had to drop.
+    pub fn collect(&mut self, frames: impl IntoIterator<Item = Frame>) -> usize {
+        let mut dropped = 0;
         for frame in frames {
+            if self.bytes >= self.bytes_max.saturating_mul(2) {
+                dropped += 1;
+                continue;
+            }
             self.bytes += frame.0.len();
             self.frames.push(frame);
         }
+        dropped
     }
 
     /// How many frames wait.
@@ -168,6 +175,23 @@ mod tests {
         let mut guard = Guard::new(1000);
         guard.collect([frame(1)]);
         drop(guard.seal(SyncNo(7)));
+    }
+
+    #[test]
+    fn memory_is_bounded_when_no_sync_comes() {
+        let mut guard = Guard::new(100);
+        let dropped: usize = (0..100).map(|n| guard.collect([frame(n)])).sum();
+        assert_eq!(dropped + guard.len(), 100);
+        assert_eq!(
+            guard.release_all()[0],
+            frame(0),
+            "the oldest are kept, in order"
+        );
+        assert_eq!(
+            guard.collect([frame(1)]),
+            0,
+            "an emptied guard takes frames again"
+        );
     }
 
     #[test]

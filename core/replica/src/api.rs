@@ -353,6 +353,11 @@ pub enum Note {
         /// How many.
         frames: usize,
     },
+    /// The guest's outputs were dropped because the guard was full and no sync could empty it.
+    OutputDropped {
+        /// How many.
+        frames: usize,
+    },
     /// A message was dropped: of another view, malformed, or out of place.
     Rejected {
         /// From whom.

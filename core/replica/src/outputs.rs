@@ -1,6 +1,6 @@
 //! Outputs: from the guest into the guard, and out to clients when their state is safe.
 
-use crate::api::{Action, Role};
+use crate::api::{Action, Note, Role};
 use crate::guest::Power;
 use crate::replica::Replica;
 use plover_guard::HeldSlot;
@@ -12,7 +12,10 @@ impl Replica {
     /// end of the turn.
     pub(crate) fn on_outputs(&mut self, frames: Vec<Frame>) {
         if self.guest.power != Power::Off && self.holds_state {
-            self.guard.collect(frames);
+            let dropped = self.guard.collect(frames);
+            if dropped > 0 {
+                self.note(Note::OutputDropped { frames: dropped });
+            }
         }
     }
 

@@ -37,6 +37,8 @@ impl Trace {
     /// Whether a note belongs into the file. Those of a sync come several a millisecond.
     pub fn wants(&self, note: &Note) -> bool {
         match note {
+            // Counted in the status; a flood of frames must not become a flood of lines.
+            Note::InputDropped { .. } | Note::OutputDropped { .. } => false,
             Note::SyncPhase { .. } | Note::Synced(_) | Note::Applied { .. } => self.syncs,
             _ => true,
         }

@@ -60,6 +60,7 @@ impl World {
             Note::GroupEmpty { fresh: true } => "life: the group has never run",
             Note::GroupEmpty { fresh: false } => "life: the group is empty",
             Note::InputDropped { .. } => "input: dropped, the queue was full",
+            Note::OutputDropped { .. } => "output: dropped, the guard was full",
             Note::Rejected { .. } => "messages rejected",
             _ => return,
         };
