@@ -125,12 +125,7 @@ impl Apus {
             return;
         };
         if now >= election.give_up_at {
-            let elected = election.votes.len() + 1 >= self.quorum;
-            if elected && !self.log.in_sync().contains(self.config.me) {
-                self.stand_down(now, out);
-            } else {
-                self.give_up(now, out);
-            }
+            self.give_up(now, out);
         } else if now >= election.repeat_at {
             election.repeat_at = now + heartbeat;
             self.repeat_to_all(out);

@@ -6,8 +6,8 @@
 //!               -- Fetch{after} -->               (only while it has promised nothing higher)
 //!               <-- Suffix{entries} --
 //!               ... until my log ends where that log ends
-//!   am I in the in-sync set that it names? --no--> wait for the votes of the others as well;
-//!               | yes                              then FOLLOWING, until the log changes
+//!   am I in the in-sync set that it names? --no--> FOLLOWING, until the log changes
+//!               | yes
 //!   LEADING
 //! ```
 //!
@@ -150,15 +150,9 @@ impl Apus {
         let Role::Electing(election) = &mut self.role else {
             return;
         };
-        let named = self.log.in_sync().contains(self.config.me);
-        if !named && election.votes.len() + 1 < self.config.members.len() {
-            // The log that names us may be that of one who has not answered yet.
-            election.stage = Stage::Collecting;
-            return;
-        }
         let votes = std::mem::take(&mut election.votes);
         // The guest may have been lost since we stood.
-        if !named || !self.holds_state {
+        if !self.holds_state || !self.log.in_sync().contains(self.config.me) {
             self.stand_down(now, out);
             return;
         }
@@ -174,7 +168,7 @@ impl Apus {
         }
     }
 
-    pub(crate) fn stand_down(&mut self, now: Micros, out: &mut Vec<Command>) {
+    fn stand_down(&mut self, now: Micros, out: &mut Vec<Command>) {
         let until = now + Micros(self.config.timeout.0.saturating_mul(10));
         self.stood_down = Some(StoodDown {
             last: self.log.last(),

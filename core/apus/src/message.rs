@@ -160,21 +160,11 @@ pub(crate) enum Standing {
     Leading(Viewstamp),
     /// I hold the guest's state, or know of a leader.
     Voting,
-    /// I know of no leader, and hold no guest that my log still vouches for.
-    Empty(Empty),
-}
-
-/// What a replica has that cannot go on by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Empty {
-    /// Nothing, and never had.
-    pub fresh: bool,
-    /// A guest all the same, which another log may vouch for.
-    pub guest: bool,
-    /// A log that ends here.
-    pub last: Viewstamp,
-    /// And whose newest in-sync set is this.
-    pub in_sync: ReplicaSet,
+    /// I neither hold the guest's state nor know of a leader.
+    Empty {
+        /// And never did.
+        fresh: bool,
+    },
 }
 
 impl<E: Serialize> Message<E> {
@@ -243,8 +233,7 @@ pub(crate) fn decode(
             sane_view(*promised)
                 && match standing {
                     Standing::Leading(last) => led(*promised) && sane(*last),
-                    Standing::Voting => true,
-                    Standing::Empty(empty) => sane(empty.last),
+                    Standing::Voting | Standing::Empty { .. } => true,
                 }
         }
     };

@@ -41,7 +41,7 @@
 use crate::api::{Canary, Command, Config, Durability, Start};
 use crate::election::{Election, Stage};
 use crate::log::Log;
-use crate::message::{Empty, Message, Standing};
+use crate::message::{Message, Standing};
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
@@ -185,19 +185,11 @@ impl Apus {
         match &self.role {
             Role::Leading(_) => Standing::Leading(self.log.last()),
             Role::Following(follower) if follower.leader.is_none() && !self.holds_guest() => {
-                Standing::Empty(self.leavings())
+                Standing::Empty {
+                    fresh: self.never_ran(),
+                }
             }
             _ => Standing::Voting,
-        }
-    }
-
-    /// What is left here when nobody leads.
-    fn leavings(&self) -> Empty {
-        Empty {
-            fresh: self.never_ran(),
-            guest: self.life > View::NONE && self.holds_state,
-            last: self.log.last(),
-            in_sync: self.log.in_sync(),
         }
     }
 
@@ -220,7 +212,7 @@ impl Apus {
         }
         self.round_max = self.round_max.max(promised.round());
         bearings.answers.insert(from, (promised, standing));
-        if !matches!(standing, Standing::Empty(_)) {
+        if !matches!(standing, Standing::Empty { .. }) {
             bearings.not_empty();
         }
         if self.is_asking() {
@@ -289,26 +281,17 @@ impl Apus {
         }
     }
 
-    /// Tells the caller if nobody has a guest to go on with: everybody has answered, and no
-    /// guest that somebody still has is named by the best of all logs. A replica whose own log
-    /// does not name it cannot tell that by itself.
     fn report_if_empty(&mut self, out: &mut Vec<Command>) {
+        let empty = |(_, standing): &(View, Standing)| matches!(standing, Standing::Empty { .. });
         let answers = &self.bearings.answers;
-        let mut left = vec![(self.config.me, self.leavings())];
-        left.extend(answers.iter().filter_map(|(id, (_, standing))| match standing {
-            Standing::Empty(empty) => Some((*id, *empty)),
-            _ => None,
-        }));
-        if left.len() < self.config.members.len() || self.holds_guest() {
+        let all = answers.len() + 1 == self.config.members.len();
+        if !all || !answers.values().all(empty) || self.holds_guest() {
             return;
         }
-        let best = left.iter().map(|(_, empty)| empty).max_by_key(|empty| empty.last);
-        let in_sync = best.map_or(ReplicaSet::EMPTY, |best| best.in_sync);
-        if left.iter().any(|(id, empty)| empty.guest && in_sync.contains(*id)) {
-            // It stands again before long, and merges that log.
-            return self.bearings.not_empty();
-        }
-        let fresh = left.iter().all(|(_, empty)| empty.fresh);
+        let fresh = self.never_ran()
+            && answers
+                .values()
+                .all(|(_, standing)| *standing == Standing::Empty { fresh: true });
         self.bearings.empty = true;
         if !std::mem::replace(&mut self.bearings.reported, true) {
             out.push(Command::GroupEmpty { fresh });
