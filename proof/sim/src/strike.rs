@@ -187,6 +187,11 @@ impl World {
             return None;
         }
         self.process_mut(who).disk = Disk::default();
+        let views = self
+            .running()
+            .map(|(_, replica)| replica.consensus_core().status().view);
+        let known = views.max().unwrap_or_default();
+        self.invariants.one_leader_a_view.forgotten(who, known);
         Some("fault: process killed, its disk lost")
     }
 

@@ -23,4 +23,11 @@ impl OneLeaderAView {
             }),
         }
     }
+
+    /// A replica has lost its disk. Views that it led and that nobody has heard of (`known` is
+    /// the highest that anybody has) have left no trace: it may come upon them again.
+    pub fn forgotten(&mut self, who: ReplicaId, known: View) {
+        self.elected
+            .retain(|view, leader| *leader != who || *view <= known);
+    }
 }
