@@ -1,0 +1,1 @@
+//! A replicated log: apus over a fabric, with clients.

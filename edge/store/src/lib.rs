@@ -1,0 +1,1 @@
+//! The consensus log on stable storage.

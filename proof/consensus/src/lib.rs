@@ -1,0 +1,1 @@
+//! The consensus core, simulated and model-checked.

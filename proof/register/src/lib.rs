@@ -1,0 +1,1 @@
+//! A replicated register over real processes, checked for linearizability.
