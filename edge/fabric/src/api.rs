@@ -75,6 +75,13 @@ pub trait Fabric {
     /// or `timeout` at zero.
     fn progress(&mut self, events: &mut Vec<FabricEvent>);
 
+    /// Gives back the buffer of a [`FabricEvent::Record`] that the caller is done with, for a
+    /// later record to use. Optional: a caller that keeps or drops its records loses nothing
+    /// but the saved allocation. What a fabric holds of them is bounded.
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        drop(bytes);
+    }
+
     /// A descriptor that polls readable when `progress` has something to do (an epoll
     /// descriptor can be nested in the caller's own, level-triggered).
     fn wait_fd(&self) -> RawFd;
@@ -99,6 +106,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn progress(&mut self, events: &mut Vec<FabricEvent>) {
         (**self).progress(events);
+    }
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        (**self).recycle(bytes);
     }
     fn wait_fd(&self) -> RawFd {
         (**self).wait_fd()

@@ -186,10 +186,11 @@ impl<F: Fabric> Faulty<F> {
             };
             if link.faults_out.cut {
                 self.stats.dropped += 1;
+                self.inner.recycle(record);
                 continue;
             }
             match self.inner.write(peer, lane, &record) {
-                Ok(()) | Err(WriteError::Down(_)) => {}
+                Ok(()) | Err(WriteError::Down(_)) => self.inner.recycle(record),
                 Err(WriteError::Full(_)) => {
                     held.leaving.unpop(now, record);
                     held.stuck = true;
@@ -217,6 +218,7 @@ impl<F: Fabric> Faulty<F> {
         while let Some(bytes) = link.lanes[lane.index()].arriving.pop_due(now) {
             if link.faults_in.cut {
                 self.stats.dropped += 1;
+                self.inner.recycle(bytes);
             } else {
                 events.push(FabricEvent::Record { from, lane, bytes });
             }
@@ -245,7 +247,10 @@ impl<F: Fabric> Faulty<F> {
                 let held = &mut link.lanes[lane.index()].arriving;
                 match fate(&mut self.random, &link.faults_in, held, now) {
                     Fate::Passes => events.push(FabricEvent::Record { from, lane, bytes }),
-                    Fate::Vanishes => self.stats.dropped += 1,
+                    Fate::Vanishes => {
+                        self.stats.dropped += 1;
+                        self.inner.recycle(bytes);
+                    }
                     Fate::Waits(due) => {
                         self.stats.delayed += 1;
                         held.push(due, bytes);
@@ -323,6 +328,10 @@ impl<F: Fabric> Fabric for Faulty<F> {
             }
         }
         self.inner.flush();
+    }
+
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        self.inner.recycle(bytes);
     }
 
     fn wait_fd(&self) -> RawFd {

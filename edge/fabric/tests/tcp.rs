@@ -5,7 +5,7 @@ mod common;
 
 use common::{TcpMaker, free_addresses};
 use plover_fabric::contract::Maker;
-use plover_fabric::{Fabric, FabricError, FabricEvent, Lane, TcpConfig, TcpFabric};
+use plover_fabric::{Fabric, FabricError, FabricEvent, Faulty, Lane, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -295,4 +295,34 @@ fn a_fabric_can_move_to_its_thread() {
     let fabric = TcpMaker::new().open(R0);
     let bytes = thread::spawn(move || fabric.record_bytes_max(Lane::Log)).join();
     assert!(bytes.is_ok_and(|bytes| bytes > 0));
+}
+
+/// A buffer given back carries the next record, also through the wrappers.
+#[test]
+fn a_recycled_buffer_is_used_again() {
+    let (mut a, b) = pair(|_| {});
+    let mut b: Box<Faulty<TcpFabric>> = Box::new(Faulty::new(b, 1));
+    let (mut events, mut last) = (Vec::new(), None);
+    let start = Instant::now();
+    for n in 0..10u8 {
+        while a.write(R1, Lane::Log, &[n; 200]).is_err() {
+            a.progress(&mut Vec::new());
+            b.progress(&mut events);
+            assert!(start.elapsed() < Duration::from_secs(60), "no link");
+        }
+        a.flush();
+        let bytes = loop {
+            b.progress(&mut events);
+            match events.pop() {
+                Some(FabricEvent::Record { bytes, .. }) => break bytes,
+                _ => thread::sleep(Duration::from_micros(100)),
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "no record");
+        };
+        assert_eq!(bytes, [n; 200]);
+        let place = bytes.as_ptr();
+        assert!(last.is_none_or(|last| last == place), "a new allocation");
+        last = Some(place);
+        b.recycle(bytes);
+    }
 }

@@ -41,9 +41,11 @@
 //! most half of the ring, so a drained ring always shows the writer enough room: half is less
 //! than the three quarters that it is sure to see.
 
+mod pool;
 mod reader;
 mod writer;
 
+pub use pool::BufferPool;
 pub use reader::{Damage, RingMemory, RingReader};
 pub use writer::{BadCredit, PutError, RingWriter};
 

@@ -1,6 +1,6 @@
 //! The consuming end of a ring.
 
-use super::{Capacity, HEADER_BYTES, Position, Salt, canary, checksum, record_bytes};
+use super::{BufferPool, Capacity, HEADER_BYTES, Position, Salt, canary, checksum, record_bytes};
 
 /// Memory that a ring lies in. A slice is; memory that someone else writes meanwhile (shared
 /// memory, a registered region) implements it with raw copies.
@@ -81,6 +81,15 @@ impl RingReader {
     /// The next record, if it is wholly in `memory`, by looking at the memory alone. `None`
     /// means not yet, whatever stands there.
     pub fn look<M: RingMemory + ?Sized>(&mut self, memory: &M) -> Option<Vec<u8>> {
+        self.look_with(memory, &mut BufferPool::default())
+    }
+
+    /// As [`look`](Self::look), with a buffer out of `pool`.
+    pub fn look_with<M: RingMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        pool: &mut BufferPool,
+    ) -> Option<Vec<u8>> {
         let header = self.header(memory);
         let length = self.plausible(&header).ok()?;
         // The hint: it saves the copy and the checksum of a record that is still arriving.
@@ -89,7 +98,7 @@ impl RingReader {
         if last != [canary(self.sequence)] {
             return None;
         }
-        self.checked(memory, &header, length).ok()
+        self.checked(memory, &header, length, pool).ok()
     }
 
     /// The next record, given that bytes arrive in order and did so up to `arrived`.
@@ -97,6 +106,16 @@ impl RingReader {
         &mut self,
         memory: &M,
         arrived: Position,
+    ) -> Result<Option<Vec<u8>>, Damage> {
+        self.take_with(memory, arrived, &mut BufferPool::default())
+    }
+
+    /// As [`take`](Self::take), with a buffer out of `pool`.
+    pub fn take_with<M: RingMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        arrived: Position,
+        pool: &mut BufferPool,
     ) -> Result<Option<Vec<u8>>, Damage> {
         // A reader that also looks may have taken a record whose padding is still under way.
         let there = arrived.0.saturating_sub(self.head.0);
@@ -108,7 +127,7 @@ impl RingReader {
         if there < record_bytes(length) as u64 {
             return Ok(None);
         }
-        self.checked(memory, &header, length).map(Some)
+        self.checked(memory, &header, length, pool).map(Some)
     }
 
     /// The head to report to the writer, if it is time to; the caller then does report it.
@@ -160,10 +179,12 @@ impl RingReader {
         memory: &M,
         header: &Header,
         length: usize,
+        pool: &mut BufferPool,
     ) -> Result<Vec<u8>, Damage> {
-        let mut payload = vec![0; length];
+        let mut payload = pool.take(length);
         self.copy(memory, HEADER_BYTES, &mut payload);
         if checksum(self.salt, header.length, header.sequence, &payload) != header.crc {
+            pool.give(payload);
             return Err(Damage::Checksum {
                 sequence: self.sequence,
                 at: self.head,

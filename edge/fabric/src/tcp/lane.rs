@@ -153,7 +153,10 @@ impl LaneLink {
         let (mut records, mut delivered, mut read) = (0, 0, 0);
         loop {
             self.more = false;
-            while let Some(bytes) = self.reader.take(ring, self.inbox.arrived())? {
+            while let Some(bytes) =
+                self.reader
+                    .take_with(ring, self.inbox.arrived(), &mut context.pool)?
+            {
                 records += 1;
                 delivered += bytes.len();
                 context.deliver(self.peer, self.lane, bytes);

@@ -37,7 +37,7 @@ mod tests;
 
 pub use config::{FabricError, TcpConfig, TcpTimes};
 
-use crate::ring::Capacity;
+use crate::ring::{BufferPool, Capacity};
 use crate::{Fabric, FabricEvent, FabricStats, Lane, WriteError};
 use greeting::Stranger;
 use hello::{GroupName, Hello, Refusal};
@@ -81,6 +81,8 @@ struct Context {
     /// What happened since `progress` last returned.
     events: Vec<FabricEvent>,
     scratch: Vec<u8>,
+    /// Buffers of records that the caller is done with.
+    pool: BufferPool,
 }
 
 impl Context {
@@ -124,6 +126,7 @@ impl TcpFabric {
             stats: FabricStats::default(),
             events: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES],
+            pool: BufferPool::default(),
         };
         let now = Instant::now();
         let peers = config
@@ -287,6 +290,10 @@ impl Fabric for TcpFabric {
             peer.flush(&mut self.context, now);
         }
         events.append(&mut self.context.events);
+    }
+
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        self.context.pool.give(bytes);
     }
 
     fn wait_fd(&self) -> RawFd {
