@@ -66,7 +66,7 @@ impl World {
         let running = members
             .iter()
             .filter_map(|who| Some((*who, processes[usize::from(who.0)].replica.as_deref()?)));
-        self.invariants.progress.look(running);
+        self.invariants.progress.look(self.life, running);
         if self.is_whole() && self.clients.fresh_replies > 0 {
             self.finished = true;
             self.coverage.hit("healed");

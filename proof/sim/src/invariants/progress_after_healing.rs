@@ -10,7 +10,7 @@
 use super::{Check, Violation};
 use apus::Phase;
 use plover_replica::Replica;
-use plover_types::{Micros, ReplicaId};
+use plover_types::{Micros, ReplicaId, View};
 
 /// How long after the end of all faults the group may take. A joiner's patience of 15 s, once,
 /// with the copy that follows, is the longest single wait.
@@ -31,6 +31,8 @@ pub enum Outlook {
 #[derive(Debug, Default)]
 pub struct Progress {
     outlook: Option<Outlook>,
+    /// The life that was looked at.
+    lost: View,
     /// Replicas that said the guest is lost or the group is empty.
     said: bool,
     /// The operator has spoken.
@@ -59,16 +61,21 @@ impl Progress {
     }
 
     /// The faults have ended; these are the processes that run.
-    pub fn look<'a>(&mut self, running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) {
+    pub fn look<'a>(
+        &mut self,
+        life: View,
+        running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone,
+    ) {
         if self.outlook.is_none() {
             self.outlook = Some(outlook(running));
+            self.lost = life;
         }
     }
 
-    /// Somebody starts to serve while the outlook was that nobody could, without the
-    /// operator's word.
-    pub fn serves(&self, who: ReplicaId) -> Check {
-        if self.outlook == Some(Outlook::Lost) && !self.operator {
+    /// Somebody starts to serve in this life of the guest, while the outlook was that nobody
+    /// could go on with it.
+    pub fn serves(&self, who: ReplicaId, life: View) -> Check {
+        if self.outlook == Some(Outlook::Lost) && life <= self.lost {
             return Err(violation(format!(
                 "{who} serves, though every holder's state is lost"
             )));
@@ -118,14 +125,18 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
             .clone()
             .filter(|(_, replica)| replica.status().holds_state)
     };
-    if holders().next().is_none() {
-        return Outlook::Lost;
-    }
+    // One that begins a life has no guest yet, and needs none of the last life.
     let leads = |replica: &Replica| {
-        replica.consensus_core().status().phase == Phase::Leading && replica.status().holds_state
+        let consensus = replica.consensus_core();
+        let status = consensus.status();
+        let begins = consensus.life() == status.view;
+        status.phase == Phase::Leading && (begins || replica.status().holds_state)
     };
     if running.clone().any(|(_, replica)| leads(replica)) {
         return Outlook::Alive;
+    }
+    if holders().next().is_none() {
+        return Outlook::Lost;
     }
     let remember: Vec<_> = running
         .clone()
