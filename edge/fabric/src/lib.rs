@@ -27,13 +27,17 @@
 
 mod api;
 pub mod contract;
+mod error;
 pub mod faulty;
+mod hello;
+mod poll;
 pub mod ring;
 mod stats;
 pub mod tcp;
 
 pub use api::{Fabric, FabricEvent, Lane, WriteError};
+pub use error::FabricError;
 pub use faulty::Faulty;
 
 pub use stats::{FabricStats, LaneStats};
-pub use tcp::{FabricError, TcpConfig, TcpFabric};
+pub use tcp::{TcpConfig, TcpFabric};

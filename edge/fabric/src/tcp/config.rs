@@ -1,9 +1,8 @@
-//! What a TCP fabric is told, and what can be wrong with it.
+//! What a TCP fabric is told.
 
-use crate::Lane;
-use crate::ring::{BadCapacity, Capacity};
+use crate::ring::Capacity;
+use crate::{FabricError, Lane};
 use plover_types::ReplicaId;
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -100,65 +99,6 @@ impl Default for TcpTimes {
             hello_within: Duration::from_millis(500),
             refused_every: Duration::from_secs(2),
             silent_after: Duration::from_millis(500),
-        }
-    }
-}
-
-/// Why a fabric cannot be made. All but `System` are for the operator to mend.
-#[derive(Debug, thiserror::Error)]
-pub enum FabricError {
-    /// Change `group`.
-    #[error("the group name '{0}' must have 1 to 64 bytes")]
-    Group(String),
-    /// Change `peers` or the own id.
-    #[error("{0} is a member twice: every replica needs its own id, and peers leave out this one")]
-    Member(ReplicaId),
-    /// Change the ring's size.
-    #[error("the {lane} lane cannot have {source}")]
-    Ring {
-        /// Which ring.
-        lane: Lane,
-        /// What is wrong with its size.
-        source: BadCapacity,
-    },
-    /// Change `listen`, or end what holds the address.
-    #[error("cannot listen for replicas on {address}: {source}; {advice}")]
-    Bind {
-        /// What was asked.
-        address: SocketAddr,
-        /// What the kernel said.
-        source: io::Error,
-        /// What to do about it.
-        advice: &'static str,
-    },
-    /// The kernel refuses something basic, such as another file descriptor.
-    #[error("cannot {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-impl FabricError {
-    pub(crate) fn bind(address: SocketAddr, source: io::Error) -> Self {
-        let advice = match source.kind() {
-            io::ErrorKind::AddrInUse => {
-                "another process listens there: end it (is this replica running already?) or \
-                 choose another port"
-            }
-            io::ErrorKind::AddrNotAvailable => {
-                "no interface of this host has that address: correct `listen` or bring the \
-                 interface up"
-            }
-            io::ErrorKind::PermissionDenied => "choose a port above 1023 or run with more rights",
-            _ => "correct `listen`",
-        };
-        Self::Bind {
-            address,
-            source,
-            advice,
         }
     }
 }

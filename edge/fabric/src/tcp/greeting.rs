@@ -1,9 +1,9 @@
 //! Connections before their lane is up: our dialling, and strangers at our door.
 
-use super::hello::{HELLO_BYTES, Hello, NotHello};
 use super::lane::{Greeted, Loss};
-use super::poll::Interest;
 use super::{Context, socket};
+use crate::hello::{HELLO_BYTES, Hello, NotHello};
+use crate::poll::Interest;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
@@ -66,7 +66,7 @@ enum Stage {
 /// What came of looking at a dialled connection.
 pub(super) enum Answer {
     Pending,
-    Refused(super::hello::Refusal),
+    Refused(crate::hello::Refusal),
     /// Not a replica, or one that speaks nonsense.
     Stranger(NotHello),
 }

@@ -1,9 +1,9 @@
 //! One lane of a link that is up: a connection, the ring it writes and the ring it fills.
 
 use super::Context;
-use super::poll::{Interest, Token};
 use super::socket::{self, Silence};
 use super::stream::{Inbox, Outbox, StreamDamage};
+use crate::poll::{Interest, Token};
 use crate::ring::{BadCredit, Damage, PutError, RingReader, RingWriter, record_bytes};
 use crate::{FabricEvent, Lane, WriteError};
 use plover_types::ReplicaId;
@@ -85,7 +85,7 @@ impl LaneLink {
         context: &Context,
         peer: ReplicaId,
         lane: Lane,
-        session: super::hello::Session,
+        session: crate::hello::Session,
         greeted: Greeted,
     ) -> io::Result<Self> {
         let capacity = context.capacity(lane);

@@ -23,8 +23,8 @@
 
 use super::Context;
 use super::greeting::{Answer, Dial};
-use super::hello::{Hello, Session};
 use super::lane::{Greeted, LaneLink, Loss};
+use crate::hello::{Hello, Session};
 use crate::{FabricEvent, Lane, WriteError};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;

@@ -26,24 +26,22 @@
 
 mod config;
 mod greeting;
-mod hello;
-mod lane;
+pub(crate) mod lane;
 mod link;
-mod poll;
-mod socket;
+pub(crate) mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use config::{FabricError, TcpConfig, TcpTimes};
+pub use config::{TcpConfig, TcpTimes};
 
+use crate::hello::{GroupName, Hello, Refusal};
+use crate::poll::{Interest, Poll, Token};
 use crate::ring::{BufferPool, Capacity};
-use crate::{Fabric, FabricEvent, FabricStats, Lane, WriteError};
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, WriteError};
 use greeting::Stranger;
-use hello::{GroupName, Hello, Refusal};
 use link::Peer;
 use plover_types::ReplicaId;
-use poll::{Interest, Poll, Token};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::RawFd;

@@ -11,9 +11,8 @@
 //! The answer is sent even when it refuses, and says why, so that both operators read the
 //! cause in their own log. Magic and version stand first, in every version to come.
 
-use super::FabricError;
-use crate::Lane;
 use crate::ring::Salt;
+use crate::{FabricError, Lane};
 use plover_types::ReplicaId;
 use plover_types::wire::WIRE_VERSION;
 use std::fmt;

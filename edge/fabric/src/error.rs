@@ -1,0 +1,66 @@
+//! Why a fabric cannot be made.
+
+use crate::Lane;
+use crate::ring::BadCapacity;
+use plover_types::ReplicaId;
+use std::io;
+use std::net::SocketAddr;
+
+/// Why a fabric cannot be made. All but `System` are for the operator to mend.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// Change `group`.
+    #[error("the group name '{0}' must have 1 to 64 bytes")]
+    Group(String),
+    /// Change `peers` or the own id.
+    #[error("{0} is a member twice: every replica needs its own id, and peers leave out this one")]
+    Member(ReplicaId),
+    /// Change the ring's size.
+    #[error("the {lane} lane cannot have {source}")]
+    Ring {
+        /// Which ring.
+        lane: Lane,
+        /// What is wrong with its size.
+        source: BadCapacity,
+    },
+    /// Change `listen`, or end what holds the address.
+    #[error("cannot listen for replicas on {address}: {source}; {advice}")]
+    Bind {
+        /// What was asked.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// The kernel refuses something basic, such as another file descriptor.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl FabricError {
+    pub(crate) fn bind(address: SocketAddr, source: io::Error) -> Self {
+        let advice = match source.kind() {
+            io::ErrorKind::AddrInUse => {
+                "another process listens there: end it (is this replica running already?) or \
+                 choose another port"
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                "no interface of this host has that address: correct `listen` or bring the \
+                 interface up"
+            }
+            io::ErrorKind::PermissionDenied => "choose a port above 1023 or run with more rights",
+            _ => "correct `listen`",
+        };
+        Self::Bind {
+            address,
+            source,
+            advice,
+        }
+    }
+}
