@@ -65,6 +65,7 @@ mod leading;
 mod log;
 mod merge;
 mod message;
+pub mod outputs;
 mod peers;
 mod recovery;
 mod replicate;
