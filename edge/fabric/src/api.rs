@@ -57,9 +57,9 @@ pub enum FabricEvent {
 
 /// A way to write into other replicas' memory.
 ///
-/// One thread drives a fabric: it sleeps on [`wait_fd`](Self::wait_fd) for at most
-/// [`timeout`](Self::timeout), calls [`progress`](Self::progress), reacts with
-/// [`write`](Self::write)s and ends its turn with [`flush`](Self::flush).
+/// One thread drives a fabric: it asks for [`timeout`](Self::timeout), sleeps on
+/// [`wait_fd`](Self::wait_fd) for at most that long, calls [`progress`](Self::progress), reacts
+/// with [`write`](Self::write)s and ends its turn with [`flush`](Self::flush).
 pub trait Fabric {
     /// Writes one record into the next place of our ring at `to`. Returns when the bytes are
     /// queued within the ring's bound; they leave at the next `flush` or `progress` at the
@@ -87,7 +87,9 @@ pub trait Fabric {
     fn wait_fd(&self) -> RawFd;
 
     /// How long the caller may sleep on `wait_fd` before it must call `progress` anyway
-    /// (reconnect timers); `None` for as long as it likes.
+    /// (reconnect timers); `None` for as long as it likes. Ask right before each sleep, and after
+    /// the last write: a fabric whose peers write into memory tells them here that from now on
+    /// they have to wake this side.
     fn timeout(&self) -> Option<Duration>;
 
     /// Largest record `write` takes on `lane`, bytes.

@@ -33,6 +33,16 @@ pub enum FabricError {
         /// What to do about it.
         advice: &'static str,
     },
+    /// Change the directory in which the replicas of a host meet, or end what listens there.
+    #[error("cannot listen for replicas of this host at {door}: {source}; {advice}")]
+    Door {
+        /// The unix socket's name.
+        door: String,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do about it.
+        advice: &'static str,
+    },
     /// The kernel refuses something basic, such as another file descriptor.
     #[error("cannot {what}: {source}")]
     System {

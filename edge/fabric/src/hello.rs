@@ -112,6 +112,10 @@ pub(crate) enum Refusal {
     RingBytes = 4,
     #[error("lane or session make no sense: run the same release on all replicas")]
     Lane = 5,
+    #[error("it runs as another user: run all replicas of a host as the same")]
+    User = 6,
+    #[error("it offers no memory: run the same release on all replicas")]
+    Memory = 7,
     #[error("it refused this replica for a reason unknown to this release")]
     Unknown = 255,
 }
@@ -119,12 +123,14 @@ pub(crate) enum Refusal {
 impl Refusal {
     /// The reason behind a verdict; none for 0.
     pub fn from_verdict(verdict: u8) -> Option<Self> {
-        const KNOWN: [Refusal; 5] = [
+        const KNOWN: [Refusal; 7] = [
             Refusal::Version,
             Refusal::Group,
             Refusal::Identity,
             Refusal::RingBytes,
             Refusal::Lane,
+            Refusal::User,
+            Refusal::Memory,
         ];
         match verdict {
             0 => None,

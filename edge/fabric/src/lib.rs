@@ -32,6 +32,8 @@ pub mod faulty;
 mod hello;
 mod poll;
 pub mod ring;
+pub mod shm;
+mod spin;
 mod stats;
 pub mod tcp;
 
@@ -39,5 +41,7 @@ pub use api::{Fabric, FabricEvent, Lane, WriteError};
 pub use error::FabricError;
 pub use faulty::Faulty;
 
+pub use shm::{ShmConfig, ShmFabric, ShmPlace};
+pub use spin::{Spin, UnknownSpin};
 pub use stats::{FabricStats, LaneStats};
 pub use tcp::{TcpConfig, TcpFabric};

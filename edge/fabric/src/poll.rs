@@ -2,7 +2,8 @@
 //!
 //! Level-triggered, because its own descriptor then stays readable as long as a socket holds
 //! anything unread: a caller that nests it and a `progress` that stops early need no
-//! bookkeeping to find each other again.
+//! bookkeeping to find each other again. The one exception are eventfds that carry no more than
+//! a wake-up ([`Interest::Edge`]): nobody has to read them, which saves a system call a wake-up.
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::Timespec;
@@ -22,6 +23,8 @@ pub(crate) enum Interest {
     Read,
     Write,
     ReadWrite,
+    /// Each write of the peer once, without reading anything off: for eventfds that only wake.
+    Edge,
 }
 
 impl Interest {
@@ -31,6 +34,7 @@ impl Interest {
             Self::Read => EventFlags::IN,
             Self::Write => EventFlags::OUT,
             Self::ReadWrite => EventFlags::IN | EventFlags::OUT,
+            Self::Edge => EventFlags::IN | EventFlags::ET,
         }
     }
 }
@@ -101,6 +105,11 @@ impl Poll {
             // Only an interrupted call can fail here; the next round sees the same events.
             Err(error) => assert_eq!(error, rustix::io::Errno::INTR, "epoll_wait"),
         }
+    }
+
+    /// Goes on as if nothing were ready, without asking.
+    pub fn skip(&mut self) {
+        self.ready.clear();
     }
 
     /// Whether anything is to be had from `token`: bytes, an end, an error, room to write.

@@ -270,7 +270,9 @@ pub fn wait_fd_wakes<M: Maker>(maker: M) {
                     "not woken for record {n} on {lane}"
                 );
                 let node = group.node(R[1]);
-                if sleep([&node.fabric].into_iter(), DEADLINE) {
+                // Asked as any sleeper has to, but its timers are not what wakes this one.
+                let now = node.fabric.timeout() == Some(Duration::ZERO);
+                if now || sleep([&node.fabric].into_iter(), DEADLINE) {
                     node.fabric.progress(&mut node.events);
                 }
             }

@@ -60,6 +60,11 @@ impl RingWriter {
         self.tail
     }
 
+    /// Up to where the consumer has read, as last told.
+    pub fn head(&self) -> Position {
+        self.head
+    }
+
     /// Puts one record at the tail: calls `write(offset, bytes)` for each run of bytes, in
     /// rising order of position; no run crosses the ring's end. On an error nothing is written.
     pub fn put(

@@ -1,9 +1,9 @@
-//! TCP fabrics on the loopback interface.
+//! Fabrics of one machine, with small rings.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use plover_fabric::contract::Maker;
-use plover_fabric::{TcpConfig, TcpFabric};
+use plover_fabric::{ShmConfig, ShmFabric, ShmPlace, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -61,4 +61,61 @@ pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     held.iter()
         .map(|listener| listener.local_addr().expect("bound"))
         .collect()
+}
+
+/// Opens shared-memory fabrics that find each other.
+pub struct ShmMaker {
+    pub group: String,
+    pub place: ShmPlace,
+    pub tune: fn(&mut ShmConfig),
+    /// Removed with everything in it when the maker is dropped.
+    pub directory: Option<tempfile::TempDir>,
+}
+
+impl ShmMaker {
+    /// By names without files.
+    pub fn new() -> Self {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self {
+            group: format!("test-{}-{next}", std::process::id()),
+            place: ShmPlace::Abstract,
+            tune: |_| {},
+            directory: None,
+        }
+    }
+
+    /// By files in a directory of their own.
+    pub fn in_directory() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        Self {
+            place: ShmPlace::Directory(directory.path().into()),
+            directory: Some(directory),
+            ..Self::new()
+        }
+    }
+
+    pub fn tuned(tune: fn(&mut ShmConfig)) -> Self {
+        Self {
+            tune,
+            ..Self::new()
+        }
+    }
+
+    pub fn config(&self, me: ReplicaId) -> ShmConfig {
+        let peers = (0..3).map(ReplicaId).filter(|id| *id != me).collect();
+        let mut config = ShmConfig::new(self.group.clone(), me, peers);
+        config.place = self.place.clone();
+        config.log_ring_bytes = 64 << 10;
+        config.bulk_ring_bytes = 1 << 20;
+        (self.tune)(&mut config);
+        config
+    }
+}
+
+impl Maker for ShmMaker {
+    type Fabric = ShmFabric;
+    fn open(&mut self, me: ReplicaId) -> ShmFabric {
+        ShmFabric::new(self.config(me)).expect("this machine has memory files")
+    }
 }

@@ -1,0 +1,115 @@
+//! Waking a peer that sleeps, and only then.
+//!
+//! ```text
+//!   sleeper                                 writer
+//!     nap := n   (in the writer's region)     tail := …  (in the sleeper's region)
+//!     ── fence ──                             ── fence ──
+//!     anything new? then do not sleep         nap ≠ 0?  then ring the bell, once for this n
+//! ```
+//!
+//! Whichever of the two fences comes second sees what stands before the other one: so either the
+//! sleeper sees the record, or the writer sees the nap. Naps are numbered, so that many writes to
+//! a peer that is about to wake cost one system call.
+//!
+//! The bell is an eventfd in the sleeper's epoll, edge-triggered: ringing it wakes, and nobody
+//! has to read it afterwards.
+
+use super::socket::Offer;
+use rustix::event::EventfdFlags;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// A peer's bell.
+#[derive(Debug)]
+pub(super) struct Bell {
+    eventfd: OwnedFd,
+    /// For which nap it was rung last.
+    rung: u64,
+}
+
+/// What came as a bell is none.
+#[derive(Debug, thiserror::Error)]
+#[error("the bell it offers is not an eventfd that never blocks")]
+pub(super) struct NoBell;
+
+/// A bell of our own.
+pub(super) fn make() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(
+        0,
+        EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+    )?)
+}
+
+impl Bell {
+    /// Takes the bell out of a peer's offer. Whether it blocks is checked once: a peer that makes
+    /// it block later runs as our user and could stop us in simpler ways.
+    pub fn new(eventfd: OwnedFd) -> Result<Self, NoBell> {
+        let link = format!("/proc/self/fd/{}", eventfd.as_raw_fd());
+        let is_eventfd =
+            std::fs::read_link(link).is_ok_and(|kind| kind.as_os_str() == "anon_inode:[eventfd]");
+        let never_blocks = rustix::fs::fcntl_getfl(&eventfd)
+            .is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+        if is_eventfd && never_blocks {
+            Ok(Self { eventfd, rung: 0 })
+        } else {
+            Err(NoBell)
+        }
+    }
+
+    /// Wakes the peer if it naps. What it is to see must have been stored before.
+    pub fn ring(&mut self, nap: &AtomicU64) {
+        fence(Ordering::SeqCst);
+        let nap = nap.load(Ordering::Relaxed);
+        if nap != 0 && nap != self.rung {
+            self.rung = nap;
+            // The only failure is a counter at its limit, after 2^64 rings.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// What one side gives the other in the greeting.
+pub(super) fn offer(memory: OwnedFd, bell: &OwnedFd) -> io::Result<Offer> {
+    Ok(Offer {
+        memory,
+        bell: bell.try_clone()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(eventfd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        match rustix::io::read(eventfd, &mut bytes) {
+            Ok(_) => u64::from_ne_bytes(bytes),
+            Err(_) => 0,
+        }
+    }
+
+    #[test]
+    fn it_rings_once_a_nap_and_not_for_the_awake() {
+        let mine = make().unwrap();
+        let mut bell = Bell::new(mine.try_clone().unwrap()).unwrap();
+        let nap = AtomicU64::new(0);
+        bell.ring(&nap);
+        assert_eq!(count(&mine), 0, "awake");
+        nap.store(7, Ordering::Relaxed);
+        bell.ring(&nap);
+        bell.ring(&nap);
+        assert_eq!(count(&mine), 1, "one nap");
+        nap.store(8, Ordering::Relaxed);
+        bell.ring(&nap);
+        assert_eq!(count(&mine), 1, "the next nap");
+    }
+
+    #[test]
+    fn what_could_block_is_no_bell() {
+        let blocking = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!(Bell::new(blocking).is_err());
+        let (read, _write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        assert!(Bell::new(read).is_err());
+    }
+}

@@ -1,0 +1,396 @@
+//! One-sided writes between processes of one host: rings in memory that both have mapped.
+//!
+//! Here a write is a copy and nothing else: no system call, no kernel, no help of the target. What
+//! costs anything is waking a peer that sleeps. So this fabric shows what the protocol above it
+//! costs by itself, and it is the nearest thing to RDMA that every machine has.
+//!
+//! ```text
+//!      replica 0                                             replica 1
+//!   ┌─────────────┐   record ────────────────────────►  ┌────────────────┐
+//!   │ RingWriter  │   tail   ────────────────────────►  │ region of 1    │ ─► RingReader ─► Record
+//!   │             │   bell   ── only if 1 naps ──────►  │ (memfd)        │
+//!   │ region of 0 │  ◄──────────────────── head, nap    │                │
+//!   └─────────────┘                                     └────────────────┘
+//!          └────────────── unix socket: greeting, then its end ──────┘
+//! ```
+//!
+//! * **Regions** (`memory.rs`): each replica owns one per peer, which only that peer writes. They
+//!   are memory files without a name, passed through the socket: nothing is left behind in any
+//!   file system when a process is killed.
+//! * **Sleeping** (`bell.rs`): a replica that is awake sees records by looking; one that is about
+//!   to sleep says so in its peers' memory, and the first to write then rings. When is a replica
+//!   about to sleep? When its caller asks for [`Fabric::timeout`].
+//! * **Spinning** before that is a choice ([`Spin`](crate::Spin)).
+//! * **Loss**: the kernel closes the socket of a process that ends, however it ends. A process
+//!   that is merely stopped keeps its link; its ring fills up and refuses, as it should.
+//! * **What a peer does to its memory** can end the link and do no more: everything read is
+//!   checked, and a tail or credit that makes no sense is damage. Peers have to run as the same
+//!   user, which the kernel vouches for.
+
+mod bell;
+mod channel;
+mod config;
+mod link;
+mod memory;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+pub use config::{ShmConfig, ShmPlace, ShmTimes};
+
+use crate::hello::{GroupName, Hello, Refusal, Session};
+use crate::poll::{Interest, Poll, Token};
+use crate::ring::BufferPool;
+use crate::spin::Spinner;
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, WriteError};
+use link::Peer;
+use memory::Layout;
+use plover_types::ReplicaId;
+use plover_types::wire::WIRE_VERSION;
+use socket::{Door, Heard, Listener, Offer};
+use std::cell::{Cell, RefCell};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+use tracing::{debug, warn};
+
+/// Connections that may stand at the door without having greeted.
+const STRANGERS_MAX: usize = 32;
+/// The greeting's lane: one connection stands for both.
+const BOTH_LANES: u8 = 255;
+/// How seldom the sockets are looked at while records keep coming and nobody sleeps. A link's
+/// loss is seen so much later at most; each look is a system call.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// [`Fabric`] over shared memory.
+#[derive(Debug)]
+pub struct ShmFabric {
+    context: Context,
+    listener: Listener,
+    listener_token: Token,
+    strangers: Vec<Stranger>,
+    peers: Vec<Peer>,
+    /// Which peer is served first, moved on by one each time.
+    first: usize,
+    looked_at: Instant,
+    /// The number of the last nap, and whether the peers have been told of it.
+    nap: Cell<u64>,
+    napping: Cell<bool>,
+    spinner: RefCell<Spinner>,
+}
+
+/// What all links share.
+#[derive(Debug)]
+struct Context {
+    me: ReplicaId,
+    group: GroupName,
+    layout: Layout,
+    times: ShmTimes,
+    poll: Poll,
+    stats: FabricStats,
+    /// What happened since `progress` last returned.
+    events: Vec<FabricEvent>,
+    /// Buffers of records that the caller is done with.
+    pool: BufferPool,
+}
+
+/// A connection that has not said yet whose it is.
+#[derive(Debug)]
+struct Stranger {
+    socket: OwnedFd,
+    token: Token,
+    since: Instant,
+}
+
+impl Context {
+    fn deliver(&mut self, from: ReplicaId, lane: Lane, bytes: Vec<u8>) {
+        let stats = self.stats.lane_mut(lane);
+        stats.records_in += 1;
+        stats.bytes_in += bytes.len() as u64;
+        self.events.push(FabricEvent::Record { from, lane, bytes });
+    }
+
+    /// What we say to `peer` when all is well.
+    fn hello(&self, peer: ReplicaId, session: Session) -> Hello {
+        Hello {
+            version: WIRE_VERSION,
+            lane: BOTH_LANES,
+            from: self.me,
+            to: peer,
+            verdict: 0,
+            session,
+            ring_bytes: self.layout.ring_bytes(),
+            group: self.group,
+        }
+    }
+}
+
+impl ShmFabric {
+    /// Opens the own door, and starts to dial at the first `progress`.
+    pub fn new(config: ShmConfig) -> Result<Self, FabricError> {
+        config.check_members()?;
+        let group = GroupName::new(&config.group)?;
+        let layout = Layout::new([config.capacity(Lane::Log)?, config.capacity(Lane::Bulk)?]);
+        let system = |what| move |source| FabricError::System { what, source };
+        let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
+        let door = |id| Door::new(&config.place, &config.group, id);
+        let listener = Listener::open(&door(config.me)?)?;
+        let listener_token = poll
+            .watch(&listener.socket, Interest::Read)
+            .map_err(system("watch the listener"))?;
+        let now = Instant::now();
+        let peers: Result<_, FabricError> = config
+            .peers
+            .iter()
+            .map(|&id| Ok(Peer::new(id, door(id)?, now)))
+            .collect();
+        Ok(Self {
+            context: Context {
+                me: config.me,
+                group,
+                layout,
+                times: config.times,
+                poll,
+                stats: FabricStats::default(),
+                events: Vec::new(),
+                pool: BufferPool::default(),
+            },
+            listener,
+            listener_token,
+            strangers: Vec::new(),
+            peers: peers?,
+            first: 0,
+            looked_at: now,
+            nap: Cell::new(0),
+            napping: Cell::new(false),
+            spinner: RefCell::new(Spinner::new(config.spin)),
+        })
+    }
+
+    /// Whether the link to `peer` is up.
+    pub fn is_up(&self, peer: ReplicaId) -> bool {
+        self.peers
+            .iter()
+            .any(|p| p.id == peer && p.channel().is_some())
+    }
+
+    /// Lets in whoever knocks.
+    fn accept(&mut self, now: Instant) {
+        if !self.context.poll.is_ready(self.listener_token) {
+            return;
+        }
+        for _ in 0..STRANGERS_MAX {
+            match self.listener.accept() {
+                Ok(Some(socket)) => {
+                    if self.strangers.len() == STRANGERS_MAX {
+                        // The oldest has had its chance; a peer dials again.
+                        self.strangers.remove(0);
+                        self.context.stats.rejected += 1;
+                        debug!("turned away: too many at the door");
+                    }
+                    match self.context.poll.watch(&socket, Interest::Read) {
+                        Ok(token) => self.strangers.push(Stranger {
+                            socket,
+                            token,
+                            since: now,
+                        }),
+                        Err(error) => debug!(%error, "a connection failed at once"),
+                    }
+                }
+                Ok(None) => return,
+                // We are short of descriptors; epoll asks again.
+                Err(error) => return debug!(%error, "accept failed"),
+            }
+        }
+    }
+
+    /// Hears who the strangers are.
+    fn greet(&mut self, now: Instant) {
+        for stranger in std::mem::take(&mut self.strangers) {
+            match socket::receive(&stranger.socket) {
+                Ok(Heard::Greeting(bytes, offer)) => match Hello::decode(&bytes) {
+                    Ok(theirs) => self.introduce(stranger, &theirs, offer, now),
+                    Err(error) => self.turn_away(&error),
+                },
+                Ok(Heard::Noise) => self.turn_away(&"it sent something else than a greeting"),
+                Ok(Heard::Nothing) if now < stranger.since + self.context.times.hello_within => {
+                    self.strangers.push(stranger);
+                }
+                Ok(Heard::Nothing) => self.turn_away(&"it said nothing"),
+                // It left by itself, as peers do that give up dialling.
+                Ok(Heard::End) => debug!("a connection ended early"),
+                Err(error) => debug!(%error, "a connection ended early"),
+            }
+        }
+    }
+
+    fn turn_away(&mut self, why: &dyn std::fmt::Display) {
+        self.context.stats.rejected += 1;
+        debug!("turned away: {why}");
+    }
+
+    /// A stranger has said who it is: answers, and hands it to its peer.
+    fn introduce(
+        &mut self,
+        stranger: Stranger,
+        theirs: &Hello,
+        offer: Option<Offer>,
+        now: Instant,
+    ) {
+        let context = &mut self.context;
+        let Stranger { socket, token, .. } = stranger;
+        let peer = self
+            .peers
+            .iter_mut()
+            .find(|p| p.id == theirs.from && p.id < context.me);
+        let mut mine = context.hello(theirs.from, theirs.session);
+        let refusal = match socket::is_same_user(&socket) {
+            Ok(true) => theirs.refusal(&mine),
+            Ok(false) => Some(Refusal::User),
+            Err(error) => return debug!(%error, "a connection ended early"),
+        };
+        let refusal = match (refusal, peer, offer) {
+            (Some(refusal), ..) => refusal,
+            (None, None, _) => Refusal::Identity,
+            (None, Some(_), None) => Refusal::Memory,
+            (None, Some(peer), Some(offer)) => {
+                match peer.welcome(context, now, &mine, (socket, token), offer) {
+                    Ok(()) => {}
+                    Err(loss) => {
+                        context.stats.rejected += 1;
+                        warn!("refused {}: {loss}", theirs.from);
+                    }
+                }
+                return;
+            }
+        };
+        mine.verdict = refusal as u8;
+        context.stats.rejected += 1;
+        warn!("refused {}: {refusal}", theirs.from);
+        // It may have left already.
+        let _ = socket::send(&socket, &mine, None);
+    }
+
+    /// Everything that the sockets have to say.
+    fn attend(&mut self, now: Instant) {
+        for peer in &mut self.peers {
+            peer.listen(&mut self.context, now);
+        }
+        self.accept(now);
+        self.greet(now);
+    }
+
+    fn has_news(&self) -> bool {
+        self.channels().any(|channel| channel.has_news())
+    }
+
+    fn channels(&self) -> impl Iterator<Item = &channel::Channel> {
+        self.peers.iter().filter_map(Peer::channel)
+    }
+
+    /// Tells the peers that this side naps, or is awake again.
+    fn tell(&self, nap: u64) {
+        for channel in self.channels() {
+            channel.nap(nap);
+        }
+    }
+
+    /// Whether the caller must not sleep; if it may, the peers know that it does.
+    fn stays_awake(&self) -> bool {
+        let wants_progress = |channel: &channel::Channel| channel.wants_progress();
+        if !self.context.events.is_empty() || self.channels().any(wants_progress) || self.has_news()
+        {
+            return true;
+        }
+        let mut spinner = self.spinner.borrow_mut();
+        if spinner.spin(|| self.has_news()) || !spinner.may_sleep() {
+            return true;
+        }
+        self.nap.set(self.nap.get() + 1);
+        self.napping.set(true);
+        self.tell(self.nap.get());
+        fence(Ordering::SeqCst);
+        self.has_news()
+    }
+}
+
+impl Fabric for ShmFabric {
+    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
+        let max = self.record_bytes_max(lane);
+        if record.len() > max {
+            return Err(WriteError::TooLarge {
+                bytes: record.len(),
+                max,
+            });
+        }
+        match self.peers.iter_mut().find(|peer| peer.id == to) {
+            Some(peer) => peer.write(&mut self.context, lane, record),
+            None => Err(WriteError::Down(to)),
+        }
+    }
+
+    fn flush(&mut self) {
+        for peer in &mut self.peers {
+            peer.ring();
+        }
+    }
+
+    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
+        let now = Instant::now();
+        // A bell that was rung keeps `wait_fd` readable until it is looked at; it can only have
+        // been rung for a nap.
+        let looks = self.napping.get() || now >= self.looked_at + LOOK_EVERY;
+        if looks {
+            self.looked_at = now;
+            self.context.poll.look();
+        } else {
+            self.context.poll.skip();
+        }
+        if self.napping.take() {
+            self.tell(0);
+        }
+        let count = self.peers.len();
+        for lane in Lane::ALL {
+            for turn in 0..count {
+                self.peers[(self.first + turn) % count].serve(&mut self.context, now, lane);
+            }
+        }
+        self.first = (self.first + 1) % count.max(1);
+        // After the rings: what a peer wrote before its end is there and is delivered.
+        if looks {
+            self.attend(now);
+        }
+        for peer in &mut self.peers {
+            peer.tick(&mut self.context, now);
+            peer.ring();
+        }
+        events.append(&mut self.context.events);
+    }
+
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        self.context.pool.give(bytes);
+    }
+
+    fn wait_fd(&self) -> RawFd {
+        self.context.poll.fd()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        if self.stays_awake() {
+            return Some(Duration::ZERO);
+        }
+        let hello_within = self.context.times.hello_within;
+        let strangers = self.strangers.iter().map(|s| s.since + hello_within);
+        let links = self.peers.iter().filter_map(|p| p.due_at(&self.context));
+        let due = strangers.chain(links).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
+    fn record_bytes_max(&self, lane: Lane) -> usize {
+        self.context.layout.capacity(lane).record_bytes_max()
+    }
+
+    fn stats(&self) -> FabricStats {
+        self.context.stats
+    }
+}

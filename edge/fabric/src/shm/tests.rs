@@ -1,0 +1,210 @@
+//! What a broken or hostile peer can do with the memory it writes: end the link, and nothing else.
+
+use super::memory::Cell;
+use super::*;
+use crate::spin::Spin;
+use proptest::prelude::*;
+use std::sync::atomic::AtomicU32;
+use std::thread;
+
+const R0: ReplicaId = ReplicaId(0);
+const R1: ReplicaId = ReplicaId(1);
+const RING_BYTES: usize = 4096;
+
+/// Two fabrics that are linked: `victim` reads what `peer` writes.
+struct Pair {
+    victim: ShmFabric,
+    peer: ShmFabric,
+    at_victim: Vec<FabricEvent>,
+    at_peer: Vec<FabricEvent>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let group = format!("shm-unit-{}-{next}", std::process::id());
+        let open = |me, other| {
+            let mut config = ShmConfig::new(group.clone(), me, vec![other]);
+            config.log_ring_bytes = RING_BYTES;
+            config.bulk_ring_bytes = RING_BYTES;
+            config.times.dial_every = Duration::from_millis(1);
+            config.spin = Spin::Never;
+            ShmFabric::new(config).unwrap()
+        };
+        let mut pair = Self {
+            victim: open(R1, R0),
+            peer: open(R0, R1),
+            at_victim: vec![],
+            at_peer: vec![],
+        };
+        pair.until(|pair| pair.victim.is_up(R0) && pair.peer.is_up(R1));
+        pair.at_victim.clear();
+        pair.at_peer.clear();
+        pair
+    }
+
+    fn until(&mut self, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            let late = start.elapsed() > Duration::from_secs(60);
+            assert!(!late, "{:?} {:?}", self.at_victim, self.at_peer);
+            self.victim.progress(&mut self.at_victim);
+            self.peer.progress(&mut self.at_peer);
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// What the peer does to the victim's memory, past its own code.
+    fn poke(&self, cell: Cell, value: u64) {
+        self.peer_channel()
+            .outbound()
+            .cell(cell)
+            .store(value, Ordering::Release);
+    }
+
+    fn scribble(&self, lane: Lane, offset: usize, bytes: &[u8]) {
+        self.peer_channel().outbound().write(lane, offset, bytes);
+    }
+
+    fn peer_channel(&self) -> &channel::Channel {
+        self.peer.peers[0].channel().expect("up")
+    }
+
+    fn victim_ends_the_link(mut self) {
+        self.victim.progress(&mut self.at_victim);
+        assert_eq!(self.at_victim, [FabricEvent::Down(R0)]);
+        assert_eq!(self.victim.stats().damaged, 1);
+        // And both come back with fresh memory.
+        self.until(|pair| pair.victim.is_up(R0) && pair.peer.is_up(R1));
+        self.peer.write(R1, Lane::Log, b"whole").unwrap();
+        self.until(|pair| pair.victim.stats().log.records_in == 1);
+    }
+}
+
+#[test]
+fn impossible_tails_are_damage() {
+    for tail in [1, 8, 15, RING_BYTES as u64 + 8, u64::MAX] {
+        let pair = Pair::new();
+        pair.poke(Cell::Tail(Lane::Log), tail);
+        pair.victim_ends_the_link();
+    }
+}
+
+#[test]
+fn a_tail_that_goes_back_is_damage() {
+    let mut pair = Pair::new();
+    pair.peer.write(R1, Lane::Bulk, &[1; 100]).unwrap();
+    pair.until(|pair| pair.victim.stats().bulk.records_in == 1);
+    pair.at_victim.clear();
+    pair.poke(Cell::Tail(Lane::Bulk), 0);
+    pair.victim_ends_the_link();
+}
+
+#[test]
+fn impossible_credits_are_damage() {
+    let pair = Pair::new();
+    pair.poke(Cell::Head(Lane::Log), 8);
+    pair.victim_ends_the_link();
+}
+
+#[test]
+fn a_record_with_another_checksum_is_damage() {
+    let mut pair = Pair::new();
+    pair.peer.write(R1, Lane::Log, &[1; 100]).unwrap();
+    pair.scribble(Lane::Log, 50, &[2]);
+    pair.victim_ends_the_link();
+}
+
+/// A process that is not a replica, or is one no longer, says something on the socket.
+#[test]
+fn noise_on_the_socket_ends_the_link() {
+    let pair = Pair::new();
+    rustix::io::write(&pair.peer_channel().socket, b"noise").unwrap();
+    pair.victim_ends_the_link();
+}
+
+/// A nap that never was costs needless wake-ups only.
+#[test]
+fn false_naps_do_no_harm() {
+    let mut pair = Pair::new();
+    for nap in [u64::MAX, 3, 3, 0, 1] {
+        pair.poke(Cell::Nap, nap);
+        pair.victim.write(R0, Lane::Log, b"record").unwrap();
+        pair.victim.flush();
+    }
+    pair.until(|pair| pair.peer.stats().log.records_in == 5);
+}
+
+#[derive(Clone, Debug)]
+enum Stroke {
+    Scribble(Lane, usize, Vec<u8>),
+    Poke(usize, u64),
+    Write(Lane, usize),
+    Look,
+}
+
+fn strokes() -> impl Strategy<Value = Vec<Stroke>> {
+    let lane = prop_oneof![Just(Lane::Log), Just(Lane::Bulk)];
+    let near = prop_oneof![
+        0..256u64,
+        Just(RING_BYTES as u64),
+        Just(u64::MAX),
+        any::<u64>()
+    ];
+    let small_words = prop::collection::vec(prop_oneof![Just(0u8), Just(1), any::<u8>()], 1..64);
+    let stroke = prop_oneof![
+        3 => (lane.clone(), 0..RING_BYTES - 64, small_words)
+            .prop_map(|(lane, offset, bytes)| Stroke::Scribble(lane, offset / 8 * 8, bytes)),
+        2 => (0..5usize, near).prop_map(|(cell, value)| Stroke::Poke(cell, value)),
+        3 => (lane, 0..600usize).prop_map(|(lane, bytes)| Stroke::Write(lane, bytes)),
+        2 => Just(Stroke::Look),
+    ];
+    prop::collection::vec(stroke, 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever is written there: no panic, no record that was not written, no busy waiting.
+    #[test]
+    fn noise_in_the_memory_is_no_record(strokes in strokes()) {
+        let cells = [
+            Cell::Tail(Lane::Log),
+            Cell::Tail(Lane::Bulk),
+            Cell::Head(Lane::Log),
+            Cell::Head(Lane::Bulk),
+            Cell::Nap,
+        ];
+        let mut pair = Pair::new();
+        for stroke in strokes.into_iter().chain([Stroke::Look, Stroke::Look]) {
+            match stroke {
+                Stroke::Scribble(lane, offset, bytes) => pair.scribble(lane, offset, &bytes),
+                Stroke::Poke(cell, value) => pair.poke(cells[cell], value),
+                // The ring may be full, by the peer's own doing.
+                Stroke::Write(lane, bytes) => {
+                    let _ = pair.peer.write(R1, lane, &vec![0xa5; bytes]);
+                }
+                Stroke::Look => {
+                    // What the victim writes must not be refused forever either.
+                    let _ = pair.victim.write(R0, Lane::Log, &[7; 500]);
+                    pair.victim.progress(&mut pair.at_victim);
+                    for event in pair.at_victim.drain(..) {
+                        match event {
+                            FabricEvent::Record { bytes, .. } => {
+                                prop_assert!(bytes.iter().all(|byte| *byte == 0xa5));
+                            }
+                            FabricEvent::Down(_) => {
+                                prop_assert_eq!(pair.victim.stats().damaged, 1);
+                                return Ok(());
+                            }
+                            _ => {}
+                        }
+                    }
+                    let at_rest = pair.victim.timeout() != Some(Duration::ZERO);
+                    prop_assert!(at_rest, "it keeps looking at what will never be a record");
+                }
+            }
+        }
+    }
+}
