@@ -16,7 +16,7 @@ pub enum Durability {
 }
 
 /// What a log entry is for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryKind {
     /// Starts a view; carries nothing.
     Noop,
@@ -25,6 +25,65 @@ pub enum EntryKind {
     /// From here on these are the in-sync set: the only replicas that may stand for election
     /// (`paxos_second`, PLOVER §4.2). In force as soon as a replica has the entry in its log.
     InSync(ReplicaSet),
+    /// From here on these are the group's replicas. In force as soon as a replica has the entry
+    /// in its log. The payload is the caller's, such as the addresses of newcomers.
+    Members(Members),
+}
+
+/// Who belongs to the group, and as what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    /// They vote, and a majority of them commits; 1 to 9.
+    pub voters: ReplicaSet,
+    /// They are sent the log and count for nothing: replicas that catch up before they vote.
+    pub learners: ReplicaSet,
+}
+
+impl Members {
+    /// A group of voters alone.
+    pub fn of(voters: ReplicaSet) -> Self {
+        let learners = ReplicaSet::EMPTY;
+        Self { voters, learners }
+    }
+
+    /// Voters and learners.
+    pub fn all(self) -> ReplicaSet {
+        ReplicaSet(self.voters.0 | self.learners.0)
+    }
+
+    /// How many voters are a majority.
+    pub fn quorum(self) -> usize {
+        self.voters.len() / 2 + 1
+    }
+
+    /// Whether a group can be this: voters enough and not too many, and nobody is both.
+    pub(crate) fn are_sane(self) -> bool {
+        (1..=VOTERS_MAX).contains(&self.voters.len()) && self.voters.0 & self.learners.0 == 0
+    }
+}
+
+/// The most voters of a group.
+pub(crate) const VOTERS_MAX: usize = 9;
+
+/// Who is who at one place of the log: the newest words of [`EntryKind::InSync`] and
+/// [`EntryKind::Members`] up to there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Roster {
+    /// The in-sync set.
+    pub in_sync: ReplicaSet,
+    /// The group.
+    pub members: Members,
+}
+
+impl Roster {
+    /// The roster after an entry of this kind.
+    pub fn note(&mut self, kind: EntryKind) {
+        match kind {
+            EntryKind::InSync(set) => self.in_sync = set,
+            EntryKind::Members(members) => self.members = members,
+            EntryKind::Noop | EntryKind::App => {}
+        }
+    }
 }
 
 /// One log entry.
@@ -44,6 +103,13 @@ pub struct Entry {
 pub struct DurableState {
     /// The highest view this replica has promised. It never accepts from an older one.
     pub promised: View,
+    /// The view in which the present life of the guest began, as far as it knew.
+    #[serde(default)]
+    pub life: View,
+    /// It had lost its log and had not recovered it yet: what its storage holds is not all that
+    /// it has ever acknowledged.
+    #[serde(default)]
+    pub amnesiac: bool,
 }
 
 /// How a group is tuned.
@@ -51,10 +117,15 @@ pub struct DurableState {
 pub struct Config {
     /// This replica.
     pub me: ReplicaId,
-    /// The whole group, `me` included; 1 to 9 replicas.
+    /// The voters with which the group began, 1 to 9. The log has the last word
+    /// ([`EntryKind::Members`]): a newcomer gives those that it is to join, and is none of them.
     pub members: ReplicaSet,
     /// The replica that leads first in a group that has never run, and its in-sync set.
     pub first_leader: ReplicaId,
+    /// The log is all there is: no guest, no in-sync set. Every voter that has not forgotten its
+    /// log may stand for election, and a group with [`Durability::Disk`] goes on by itself after
+    /// all of it was restarted.
+    pub any_voter_stands: bool,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
     /// A follower suspects the leader after a silence of this long (paper: 100 ms). The
@@ -85,6 +156,13 @@ pub enum Canary {
     /// A restarted replica whose memory was its log votes with an empty log instead of
     /// recovering it first.
     VoteAfterAmnesia,
+    /// An acceptor in disk mode acknowledges what only its memory holds.
+    AcknowledgeBeforeDisk,
+    /// Majorities are those of the group's first members, whatever the log says.
+    FirstMembersForEver,
+    /// A candidate leads with the votes of a majority of the group that its own log knew,
+    /// though the log it merged names another.
+    OldMajorityElects,
 }
 
 /// What this replica knew when its process started.
@@ -94,8 +172,8 @@ pub enum Start {
     /// was replaced. It joins once enough others have said what they promised.
     Fresh,
     /// It has run before. With [`Durability::Disk`] `log` is what storage held (gapless,
-    /// starting after `base`) and the replica is at once a full member; with
-    /// [`Durability::Memory`] the log is empty and it must recover before it votes.
+    /// starting after `base`) and the replica is at once a full member, unless it has `forgotten`;
+    /// with [`Durability::Memory`] the log is empty and it must recover before it votes.
     Restarted {
         /// The last durable state.
         durable: DurableState,
@@ -103,8 +181,11 @@ pub enum Start {
         log: Vec<Entry>,
         /// The viewstamp before the first entry of `log`.
         base: Viewstamp,
-        /// The in-sync set in force at `base`.
-        in_sync_at_base: ReplicaSet,
+        /// Who was who at `base`.
+        roster_at_base: Roster,
+        /// Storage has lost entries that it had confirmed (damage in the middle of the log): the
+        /// replica keeps its promise, drops `log` and recovers like one whose memory was its log.
+        forgotten: bool,
     },
 }
 
@@ -139,7 +220,8 @@ pub enum Event<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Write these bytes at the next place of our ring at `to`. May be lost with the link or
-    /// when the ring is full; the core repeats what matters.
+    /// when the ring is full; the core repeats what matters. A peer that the caller has no link
+    /// to yet is learnt of from the [`EntryKind::Members`] that was delivered or jumped to.
     Write {
         /// The ring's owner.
         to: ReplicaId,
@@ -151,16 +233,19 @@ pub enum Command {
     PersistState(DurableState),
     /// Disk mode: the log after `after` is now these entries (what stood there is
     /// truncated); make it durable, in the order of the commands, then say
-    /// [`Event::EntriesPersisted`] with the last of them. If storage does not hold `after`, the
-    /// log begins anew there, by the [`Command::Jump`] that came just before.
+    /// [`Event::EntriesPersisted`] with the last of them (with `after` if there is none).
     PersistEntries {
         /// The viewstamp before the first entry.
         after: Viewstamp,
+        /// Given when the log begins anew at `after`: nothing of what storage holds is part of it,
+        /// and this is who is who there.
+        anew: Option<Roster>,
         /// The entries.
         entries: Vec<Entry>,
     },
     /// This entry is committed; entries are delivered once each, in order, without gaps
-    /// except after [`Command::Jump`].
+    /// except after [`Command::Jump`]. Give the payload back ([`crate::Apus::recycle`]) where
+    /// allocations matter.
     Deliver(Entry),
     /// The log was replaced from a peer's; entries up to `base` are not delivered here. With a
     /// `base` of index 0 a new life of the guest begins (see [`crate::Apus::bootstrap`]) and
@@ -168,8 +253,8 @@ pub enum Command {
     Jump {
         /// The last viewstamp that is skipped.
         base: Viewstamp,
-        /// The in-sync set in force there.
-        in_sync: ReplicaSet,
+        /// Who is who there.
+        roster: Roster,
     },
     /// This replica leads `view`. The merged log's uncommitted tail will be committed and
     /// delivered first, then what is proposed from now on.
@@ -214,6 +299,30 @@ pub enum ProposeError {
     /// The payload cannot fit one message (`message_bytes_max`): split it before proposing.
     #[error("a payload of {0} bytes does not fit one message")]
     TooLarge(usize),
+    /// The group cannot become that now; the reason says whether later may do.
+    #[error("the group's members cannot change: {0}")]
+    Members(MembersError),
+}
+
+/// Why the group's members cannot change.
+///
+/// Majorities of two groups that differ by one voter always meet, and that is all that keeps
+/// two leaders apart while replicas do not agree yet who belongs to the group. Hence one voter at
+/// a time, and one change after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MembersError {
+    /// Not 1 to 9 voters, or somebody is voter and learner: ask for something else.
+    #[error("a group has 1 to {VOTERS_MAX} voters, and nobody is voter and learner at once")]
+    NoGroup,
+    /// Add or remove one voter, wait until that is delivered, then the next.
+    #[error("only one voter may come or go at a time")]
+    MoreThanOne,
+    /// The last change is not committed yet: wait for its delivery.
+    #[error("the change before this one is not committed yet")]
+    ChangePending,
+    /// The leader has committed nothing in its view yet: wait for the delivery of its no-op.
+    #[error("the leader's view has only just begun")]
+    ViewTooYoung,
 }
 
 /// Where a core stands.
@@ -242,6 +351,8 @@ pub struct Status {
     pub leader: Option<ReplicaId>,
     /// The in-sync set by the newest such entry in its log.
     pub in_sync: ReplicaSet,
+    /// The group by the newest such entry in its log.
+    pub members: Members,
     /// Last entry in the log.
     pub last: Viewstamp,
     /// Last committed entry that this replica knows of.

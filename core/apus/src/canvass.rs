@@ -19,7 +19,7 @@ use crate::{Apus, Role};
 use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 /// Asking whether an election would be won.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Canvass {
     pub nonce: u64,
     pub granted: ReplicaSet,
@@ -34,7 +34,7 @@ impl Canvass {
 }
 
 /// The memory of an election that was won and not taken up.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StoodDown {
     /// The log that ruled us out; another may not.
     pub last: Viewstamp,
@@ -61,8 +61,9 @@ impl Apus {
     /// that has just joined). The merged log has the last word (`merge`).
     fn may_stand(&self, now: Micros) -> bool {
         self.life > View::NONE
-            && self.holds_state
+            && self.has_state()
             && !self.bearings.amnesiac
+            && self.is_voter()
             && !self.leader_is_alive(now)
             && self
                 .stood_down
@@ -88,7 +89,7 @@ impl Apus {
     fn canvass(&mut self, now: Micros, out: &mut Vec<Command>) {
         let canvass = Canvass {
             nonce: self.random.next_u64(),
-            granted: ReplicaSet::of([self.config.me]),
+            granted: ReplicaSet::EMPTY,
             repeat_at: now + self.config.heartbeat,
             give_up_at: now + self.spread_timeout(),
         };
@@ -158,7 +159,7 @@ impl Apus {
         let Role::Canvassing(canvass) = &self.role else {
             return;
         };
-        if canvass.granted.len() < self.quorum || !self.may_stand(now) {
+        if !self.is_quorum(canvass.granted) || !self.may_stand(now) {
             return;
         }
         self.transition(Role::Electing(Election::new(Stage::Promising)));

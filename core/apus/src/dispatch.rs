@@ -28,16 +28,16 @@ impl Apus {
         bytes: &[u8],
         out: &mut Vec<Command>,
     ) {
-        if from == self.config.me || !self.config.members.contains(from) {
+        if from == self.config.me {
             self.rejected += 1;
             return;
         }
-        let Some(message) = message::decode(bytes, from, self.config.members) else {
+        let Some((message, entries)) = message::decode(bytes, from) else {
             self.rejected += 1;
             return;
         };
         match message {
-            Message::Append(append) => self.on_append(now, from, append, out),
+            Message::Append(append) => self.on_append(now, from, append, entries, out),
             Message::Ack {
                 view,
                 stamp,
@@ -70,8 +70,8 @@ impl Apus {
             Message::Suffix {
                 view,
                 after,
-                entries,
                 reclaimed,
+                ..
             } => {
                 let suffix = Suffix {
                     after,
@@ -115,7 +115,7 @@ impl Apus {
             return;
         }
         self.down.remove(peer);
-        if peer == self.config.me || !self.config.members.contains(peer) {
+        if peer == self.config.me {
             return;
         }
         match self.role {

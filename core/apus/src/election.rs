@@ -15,7 +15,7 @@
 use crate::api::Command;
 use crate::message::Message;
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// What a voter says of its log.
@@ -27,7 +27,7 @@ pub(crate) struct Vote {
 }
 
 /// How far an election has come.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Stage {
     /// Storage does not have our own promise yet.
     Promising,
@@ -47,7 +47,7 @@ pub(crate) enum Stage {
 }
 
 /// An attempt to lead the view that is promised.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Election {
     pub stage: Stage,
     pub votes: BTreeMap<ReplicaId, Vote>,
@@ -68,6 +68,11 @@ impl Election {
 
     pub(crate) fn deadline(&self) -> Micros {
         self.repeat_at.min(self.give_up_at)
+    }
+
+    /// Those who have promised, whether they vote or not.
+    pub(crate) fn voters(&self) -> ReplicaSet {
+        ReplicaSet::of(self.votes.keys().copied())
     }
 }
 
@@ -125,7 +130,12 @@ impl Apus {
             return;
         };
         if now >= election.give_up_at {
-            self.give_up(now, out);
+            let voters = election.voters();
+            if self.is_quorum(voters) && !self.is_eligible() {
+                self.stand_down(now, out);
+            } else {
+                self.give_up(now, out);
+            }
         } else if now >= election.repeat_at {
             election.repeat_at = now + heartbeat;
             self.repeat_to_all(out);

@@ -12,13 +12,13 @@
 //! `matched` is how far our log is known to equal the leader's *in this view*. What lies beyond
 //! it may be the leavings of an older view and is neither acknowledged nor committed.
 
-use crate::api::{Command, Durability};
-use crate::message::{Append, Message};
-use crate::{Apus, Entry, Role};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
+use crate::api::{Command, Durability, Roster};
+use crate::message::{Append, Batch, Message};
+use crate::{Apus, Role};
+use plover_types::{Index, Micros, ReplicaId, Viewstamp};
 
 /// What a replica keeps of the leader it follows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Follower {
     /// The leader, once heard from, until suspected.
     pub leader: Option<ReplicaId>,
@@ -48,7 +48,8 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        append: Append<Vec<Entry>>,
+        append: Append,
+        entries: Batch<'_>,
         out: &mut Vec<Command>,
     ) {
         if append.view < self.promised {
@@ -66,13 +67,13 @@ impl Apus {
         if append.life > self.life {
             self.adopt_life(append.life, out);
         }
-        if let Some(in_sync) = append.jump {
+        if let Some(roster) = append.jump {
             if append.prev.index > self.log.commit() && !self.log.has(append.prev) {
-                self.jump(append.prev, in_sync, out);
+                self.jump(append.prev, roster, out);
             }
         }
-        let matched = Index(append.prev.index.0 + append.entries.len() as u64);
-        match self.log.accept(append.prev, append.entries) {
+        let matched = Index(append.prev.index.0 + entries.len());
+        match self.log.accept(append.prev, entries, &mut self.pool) {
             crate::log::Accepted::Gap => {
                 let (last, commit) = (self.log.last(), self.log.committed());
                 let Append {
@@ -96,7 +97,7 @@ impl Apus {
                 }
                 return;
             }
-            crate::log::Accepted::ChangedAfter(after) => self.persist_after(after, out),
+            crate::log::Accepted::ChangedAfter(after) => self.persist_after(after, None, out),
             crate::log::Accepted::Unchanged => {}
         }
         let follower = self.follower();
@@ -107,19 +108,13 @@ impl Apus {
             self.commit_to(commit, out);
         }
         self.commit_with_leader(out);
-        self.log.trim(append.trim);
+        self.log.trim(append.trim, &mut self.pool);
         self.acknowledge(out);
-        self.check_recovered();
+        self.check_recovered(out);
     }
 
     /// A message of a leader of our view or a higher one: follow it.
-    fn heed(
-        &mut self,
-        now: Micros,
-        from: ReplicaId,
-        append: &Append<Vec<Entry>>,
-        out: &mut Vec<Command>,
-    ) {
+    fn heed(&mut self, now: Micros, from: ReplicaId, append: &Append, out: &mut Vec<Command>) {
         let newer = append.view > self.promised;
         if newer {
             self.promise(append.view, out);
@@ -143,10 +138,10 @@ impl Apus {
 
     /// Skips to `base`, because the entries before it are gone from the leader's log. They are
     /// committed, so whatever we hold instead of them or after them is worth nothing.
-    pub(crate) fn jump(&mut self, base: Viewstamp, in_sync: ReplicaSet, out: &mut Vec<Command>) {
-        self.log = crate::log::Log::new(base, in_sync);
-        out.push(Command::Jump { base, in_sync });
-        self.persist_after(base, out);
+    pub(crate) fn jump(&mut self, base: Viewstamp, roster: Roster, out: &mut Vec<Command>) {
+        self.log = crate::log::Log::new(base, roster);
+        out.push(Command::Jump { base, roster });
+        self.persist_after(base, Some(roster), out);
         self.follower().matched = base.index;
     }
 
@@ -158,20 +153,23 @@ impl Apus {
     /// itself commits when our acknowledgement arrives, and nothing but a loss of that message
     /// can prevent it; elections see the two copies, not the message. The promise of the view
     /// must be durable, as for an acknowledgement. Not on disk: the leader sends before its own
-    /// storage has the entry, so two copies in memory prove nothing there.
+    /// storage has the entry, so two copies in memory prove nothing there. And our log must end
+    /// there: what an older view left behind it could name another group.
     pub(crate) fn commit_with_leader(&mut self, out: &mut Vec<Command>) {
         let Role::Following(follower) = &self.role else {
             return;
         };
         let matched = follower.matched;
+        let members = self.members();
+        let leader = self.promised.leader();
+        let last = self.log.last();
         if self.config.durability == Durability::Memory
-            && self.quorum == 2
+            && members.quorum() == 2
+            && self.is_voter()
+            && leader.is_some_and(|leader| members.voters.contains(leader))
             && self.durable == self.promised
             && matched > self.log.commit()
-            && self
-                .log
-                .at(matched)
-                .is_some_and(|held| held.view == self.promised)
+            && (matched, self.promised) == (last.index, last.view)
         {
             self.commit_to(matched, out);
         }
@@ -206,6 +204,6 @@ impl Apus {
         }
         self.commit_with_leader(out);
         self.acknowledge(out);
-        self.check_recovered();
+        self.check_recovered(out);
     }
 }

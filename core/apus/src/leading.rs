@@ -1,7 +1,8 @@
 //! The leader's half of the normal case: put in order, send, count, commit.
 //!
 //! ```text
-//!   propose --> log --> Append to every peer (many in flight, a bounded window each)
+//!   propose, propose, ... --> log
+//!   flush --> Append to every peer (several in flight, a bounded window each)
 //!                          |
 //!     (`replicate`) Ack{matched} from peers, own copy counted once durable
 //!                          |
@@ -11,43 +12,69 @@
 //! Entries of older views are never committed by counting: a majority may hold one and a
 //! later leader still replace it (figure 8 of the Raft paper). They are committed by an entry
 //! of this view that follows them, which is why a leader begins with a no-op.
+//!
+//! Batches form by themselves (APUS §4): what is proposed in one turn of the caller's loop goes
+//! together, and so does what gathers while the window is closed. Nothing waits for company: an
+//! idle group sends one entry at once.
 
-use crate::api::{Command, Entry, EntryKind, ProposeError};
+use crate::api::{Command, Entry, EntryKind, ProposeError, VOTERS_MAX};
 use crate::election::Vote;
-use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX, sane_set};
+use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX};
 use crate::peers::Peer;
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
 
 /// What a replica keeps while it leads.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Leadership {
     pub peers: BTreeMap<ReplicaId, Peer>,
     heartbeat_at: Micros,
     /// Nobody needs entries up to here.
     pub trim: Index,
+    /// The last entry before those that `propose` took and `flush` has not sent.
+    unsent: Option<Viewstamp>,
 }
 
 impl Leadership {
     pub(crate) fn deadline(&self, timeout: Micros) -> Micros {
+        if self.unsent.is_some() {
+            return Micros::ZERO;
+        }
         let dead_at = self.peers.values().map(|peer| peer.dead_at(timeout)).min();
         dead_at.map_or(Micros::NEVER, |at| at.min(self.heartbeat_at))
+    }
+
+    /// Those who are sent the log.
+    pub(crate) fn audience(&self) -> ReplicaSet {
+        ReplicaSet::of(self.peers.keys().copied())
+    }
+
+    /// What is known of those among `voters` that are peers.
+    fn voters(&self, voters: ReplicaSet) -> impl Iterator<Item = &Peer> {
+        let peers = self.peers.iter();
+        peers.filter_map(move |(id, peer)| voters.contains(*id).then_some(peer))
+    }
+
+    /// Sends the log to `id` from now on, if that is news.
+    pub(crate) fn welcome(&mut self, id: ReplicaId, now: Micros) {
+        let newcomer = || Peer::new(Index(0), now);
+        self.peers.entry(id).or_insert_with(newcomer);
     }
 }
 
 impl Apus {
-    /// Appends an entry to the leader's log and sends it. The entry's viewstamp comes back at
-    /// once; [`Command::Deliver`] says when it is committed.
+    /// Appends an entry to the leader's log. It is sent by the next [`flush`](Self::flush), with
+    /// whatever else was proposed until then. The entry's viewstamp comes back at once;
+    /// [`Command::Deliver`] says when it is committed.
     ///
-    /// Entries of the group itself ([`EntryKind::Noop`], [`EntryKind::InSync`]) are taken even
-    /// when the log is full: they may be what empties it.
+    /// Entries of the group itself (all but [`EntryKind::App`]) are taken even when the log is
+    /// full: they may be what empties it.
     pub fn propose(
         &mut self,
         now: Micros,
         kind: EntryKind,
         payload: Vec<u8>,
-        out: &mut Vec<Command>,
     ) -> Result<Viewstamp, ProposeError> {
         if !matches!(self.role, Role::Leading(_)) {
             return Err(ProposeError::NotLeader);
@@ -66,21 +93,23 @@ impl Apus {
             EntryKind::InSync(set) => {
                 assert!(payload.is_empty(), "an in-sync set carries nothing else");
                 assert!(
-                    sane_set(set, self.config.members),
+                    !set.is_empty() && set.0 & !self.members().voters.0 == 0,
                     "in-sync set {set} off the group"
                 );
             }
+            EntryKind::Members(members) => {
+                let overhead = HEADER_BYTES_MAX + ENTRY_BYTES_MAX;
+                if payload.len() + overhead > self.config.message_bytes_max {
+                    return Err(ProposeError::TooLarge(payload.len()));
+                }
+                self.check_members(members).map_err(ProposeError::Members)?;
+                self.welcome(now, members);
+            }
         }
-        Ok(self.append(now, kind, payload, out))
+        Ok(self.append(kind, payload))
     }
 
-    fn append(
-        &mut self,
-        now: Micros,
-        kind: EntryKind,
-        payload: Vec<u8>,
-        out: &mut Vec<Command>,
-    ) -> Viewstamp {
+    fn append(&mut self, kind: EntryKind, payload: Vec<u8>) -> Viewstamp {
         let prev = self.log.last();
         let viewstamp = Viewstamp {
             view: self.promised,
@@ -91,19 +120,32 @@ impl Apus {
             kind,
             payload,
         });
-        self.persist_after(prev, out);
-        for peer in self.others().iter() {
-            self.replicate(now, peer, false, out);
+        if let Role::Leading(leadership) = &mut self.role {
+            leadership.unsent.get_or_insert(prev);
         }
-        self.advance_commit(out);
         viewstamp
+    }
+
+    /// Sends what was proposed since the last time, and makes it durable. To be called at the
+    /// end of each turn in which something was proposed.
+    pub fn flush(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let Role::Leading(leadership) = &mut self.role else {
+            return;
+        };
+        let Some(prev) = leadership.unsent.take() else {
+            return;
+        };
+        // First the others, so that their storage works while ours does.
+        self.replicate_to_all(now, false, out);
+        self.persist_after(prev, None, out);
+        self.advance_commit(now, out);
     }
 
     /// The leader's word that no replica needs entries up to `index` any more. Only what is
     /// committed goes; backups learn of it with the next message. Ignored unless leading.
     pub fn trim(&mut self, index: Index) {
         if let Role::Leading(leadership) = &mut self.role {
-            self.log.trim(index);
+            self.log.trim(index, &mut self.pool);
             leadership.trim = leadership.trim.max(self.log.base().index);
         }
     }
@@ -119,16 +161,19 @@ impl Apus {
         let Role::Leading(leadership) = &self.role else {
             return Micros::ZERO;
         };
-        let Some(peers_needed) = self.quorum.checked_sub(2) else {
+        let members = self.members();
+        let peers_needed = members.quorum() - usize::from(self.is_voter());
+        if peers_needed == 0 {
             return Micros::NEVER;
-        };
-        let mut echoes = [None; 16];
-        for (slot, peer) in echoes.iter_mut().zip(leadership.peers.values()) {
+        }
+        let mut echoes = [None; VOTERS_MAX];
+        let voters = leadership.voters(members.voters);
+        for (slot, peer) in echoes.iter_mut().zip(voters) {
             *slot = peer.echo;
         }
         echoes.sort_unstable_by(|a, b| b.cmp(a));
         let span = self.config.timeout - Micros(self.config.timeout.0 / 8);
-        echoes[peers_needed].map_or(Micros::ZERO, |echo| echo + span)
+        echoes[peers_needed - 1].map_or(Micros::ZERO, |echo| echo + span)
     }
 
     /// Begins to lead the view that was won. `votes` tell where each voter's log stands.
@@ -143,10 +188,7 @@ impl Apus {
             Some(self.config.me),
             "another's view"
         );
-        assert!(
-            self.log.in_sync().contains(self.config.me),
-            "leading outside the in-sync set"
-        );
+        assert!(self.is_eligible(), "leading without the right to");
         let peers = self.others().iter().map(|id| {
             let believed = match votes.get(&id) {
                 Some(vote) => self.held_by(vote.last, vote.commit),
@@ -160,13 +202,15 @@ impl Apus {
             peers: peers.collect(),
             heartbeat_at: now + self.config.heartbeat,
             trim: self.log.base().index,
+            unsent: None,
         };
         self.transition(Role::Leading(leadership));
         self.told = None;
         out.push(Command::Lead {
             view: self.promised,
         });
-        self.append(now, EntryKind::Noop, Vec::new(), out);
+        self.append(EntryKind::Noop, Vec::new());
+        self.flush(now, out);
     }
 
     pub(crate) fn tick_leading(&mut self, now: Micros, out: &mut Vec<Command>) {
@@ -183,33 +227,44 @@ impl Apus {
                 });
             }
         }
-        if now >= leadership.heartbeat_at {
+        let beat = now >= leadership.heartbeat_at;
+        if beat {
             leadership.heartbeat_at = now + self.config.heartbeat;
-            for peer in self.others().iter() {
-                self.replicate(now, peer, true, out);
-            }
+        }
+        self.flush(now, out);
+        if beat {
+            self.replicate_to_all(now, true, out);
         }
     }
 
     /// Commits what a quorum holds, if that ends with an entry of this view.
-    pub(crate) fn advance_commit(&mut self, out: &mut Vec<Command>) {
+    pub(crate) fn advance_commit(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &self.role else {
             return;
         };
-        let mut held = [Index(0); 16];
-        held[0] = self.counted();
-        for (slot, peer) in held[1..].iter_mut().zip(leadership.peers.values()) {
+        let members = self.members();
+        let mut held = [Index(0); VOTERS_MAX + 1];
+        if self.is_voter() {
+            held[VOTERS_MAX] = self.counted();
+        }
+        let voters = leadership.voters(members.voters);
+        for (slot, peer) in held.iter_mut().zip(voters) {
             *slot = peer.matched;
         }
         held.sort_unstable_by(|a, b| b.cmp(a));
-        let index = held[self.quorum - 1];
-        if index > self.log.commit()
+        let index = held[members.quorum() - 1];
+        let before = self.log.commit();
+        if index > before
             && self
                 .log
                 .at(index)
                 .is_some_and(|entry| entry.view == self.promised)
         {
             self.commit_to(index, out);
+            let changed_at = self.log.members_at();
+            if changed_at > before && changed_at <= index {
+                self.dismiss(now, members, out);
+            }
         }
     }
 }

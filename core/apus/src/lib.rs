@@ -45,7 +45,8 @@
 //! | a replica comes back after a cut | it canvasses before it raises its view, so it cannot depose a leader that the others hear |
 //! | a replica restarts and has forgotten its log | it takes no part until a leader has told it what it might have acknowledged (`recovery`) |
 //! | a backup falls behind what is still in the log | it jumps to the leader's base |
-//! | everyone restarts | nobody leads until [`Apus::bootstrap`], because nobody holds the guest |
+//! | everyone restarts | nobody leads until [`Apus::bootstrap`], because nobody holds the guest; unless the log, on disk, is all there is |
+//! | a replica is gone for good | another takes its place, through the log (`members`) |
 //!
 //! # Two words that decide who may lead
 //!
@@ -63,16 +64,18 @@ mod election;
 mod following;
 mod leading;
 mod log;
+mod members;
 mod merge;
 mod message;
 pub mod outputs;
 mod peers;
+mod pool;
 mod recovery;
 mod replicate;
 
 pub use api::{
-    Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Phase,
-    ProposeError, Start, Status,
+    Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Members,
+    MembersError, Phase, ProposeError, Roster, Start, Status,
 };
 
 use canvass::{Canvass, StoodDown};
@@ -80,15 +83,16 @@ use election::Election;
 use following::Follower;
 use leading::Leadership;
 use log::Log;
-use message::Plain;
+use message::Message;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
+use pool::Pool;
 use recovery::Bearings;
 
 /// The smallest useful `message_bytes_max`.
 const MESSAGE_BYTES_MIN: usize = 256;
 
 /// What a replica is doing, with what only matters while it does that.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Role {
     /// Also while recovering: then [`Bearings`] forbids voting.
     Following(Follower),
@@ -98,11 +102,9 @@ enum Role {
 }
 
 /// One replica's consensus core.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Apus {
     config: Config,
-    /// How many replicas are a majority.
-    quorum: usize,
     random: SplitMix64,
     role: Role,
     bearings: Bearings,
@@ -128,56 +130,63 @@ pub struct Apus {
     /// What the caller believes by the last [`Command::Follow`].
     told: Option<(View, Option<ReplicaId>)>,
     rejected: u64,
+    pool: Pool,
 }
 
 impl Apus {
     /// A core that starts at `now` with what `start` says it remembers.
     pub fn new(config: Config, start: Start, now: Micros) -> Self {
-        let members = config.members;
+        let members = Members::of(config.members);
+        assert!(members.are_sane(), "a group of 1 to 9 replicas");
         assert!(
-            members.contains(config.me),
-            "{} is no member of {members}",
-            config.me
-        );
-        assert!(
-            members.contains(config.first_leader),
+            config.members.contains(config.first_leader),
             "the first leader is no member"
         );
-        assert!(members.len() <= 9, "at most 9 replicas");
         assert!(config.heartbeat > Micros::ZERO && config.heartbeat < config.timeout);
         assert!(
             config.message_bytes_max >= MESSAGE_BYTES_MIN,
             "messages of a few bytes"
         );
-        let first = ReplicaSet::of([config.first_leader]);
+        let first = Roster {
+            in_sync: ReplicaSet::of([config.first_leader]),
+            members,
+        };
         let mut random = SplitMix64::new(config.seed);
         let bearings = Bearings::new(&config, &start, random.next_u64() ^ now.0, now);
-        let (log, promised) = match start {
+        let (log, promised, life) = match start {
             Start::Restarted {
                 durable,
                 log,
                 base,
-                in_sync_at_base,
+                roster_at_base,
+                forgotten: false,
             } if config.durability == Durability::Disk => {
-                let log = Log::restored(base, in_sync_at_base, log);
+                // Storage that was never told of a log has one from the beginning.
+                let begun = base != Viewstamp::default();
+                let roster = if begun { roster_at_base } else { first };
+                let log = Log::restored(base, roster, log);
                 // An entry of a view is as good as the promise of it.
                 let promised = durable.promised.max(log.last().view);
-                (log, promised)
+                (log, promised, durable.life)
             }
             Start::Restarted { durable, .. } => {
-                (Log::new(Viewstamp::default(), first), durable.promised)
+                let log = Log::new(Viewstamp::default(), first);
+                (log, durable.promised, View::NONE)
             }
-            Start::Fresh => (Log::new(Viewstamp::default(), first), View::NONE),
+            Start::Fresh => (
+                Log::new(Viewstamp::default(), first),
+                View::NONE,
+                View::NONE,
+            ),
         };
         let mut core = Self {
-            quorum: members.len() / 2 + 1,
             random,
             role: Role::Following(Follower::new(log.commit())),
             bearings,
             log,
             promised,
             durable: promised,
-            life: View::NONE,
+            life,
             round_max: promised.round(),
             holds_state: false,
             heard_at: now,
@@ -186,6 +195,7 @@ impl Apus {
             down: ReplicaSet::EMPTY,
             told: None,
             rejected: 0,
+            pool: Pool::default(),
             config,
         };
         core.arm_election(now);
@@ -194,6 +204,8 @@ impl Apus {
 
     /// Applies one event and appends what is to be done to `out`.
     pub fn apply(&mut self, now: Micros, event: Event<'_>, out: &mut Vec<Command>) {
+        // What an event changes must not meet entries that storage has not been told of.
+        self.flush(now, out);
         match event {
             Event::Tick => self.tick(now, out),
             Event::Link { peer, up } => self.link(now, peer, up, out),
@@ -202,9 +214,10 @@ impl Apus {
             Event::EntriesPersisted(viewstamp) => {
                 self.log.mark_stable(viewstamp);
                 match self.role {
-                    Role::Leading(_) => self.advance_commit(out),
+                    Role::Leading(_) => self.advance_commit(now, out),
                     _ => self.acknowledge(out),
                 }
+                self.check_recovered(out);
             }
         }
     }
@@ -215,11 +228,24 @@ impl Apus {
         self.holds_state = holds;
     }
 
+    /// Takes back the bytes of a [`Command::Write`] that was carried out, or the payload of an
+    /// entry that was delivered or persisted, for use in later ones. A caller that does so, and
+    /// keeps `out`, allocates nothing in the steady state.
+    pub fn recycle(&mut self, bytes: Vec<u8>) {
+        self.pool.give(bytes);
+    }
+
+    /// An empty buffer with room for a payload of `bytes`, out of those that were given back.
+    pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
+        self.pool.lend(bytes)
+    }
+
     /// Stops leading, because this replica has lost what a leader needs (its guest). It sends
     /// no heartbeat any more, so a member of the in-sync set that still holds the state is
     /// elected after the timeout; this replica votes, but does not stand.
     pub fn resign(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.holds_state = false;
+        self.flush(now, out);
         if let Role::Leading(_) = self.role {
             self.follow(now, out);
         }
@@ -255,7 +281,8 @@ impl Apus {
             phase,
             view: self.promised,
             leader,
-            in_sync: self.log.in_sync(),
+            in_sync: self.log.roster().in_sync,
+            members: self.members(),
             last: self.log.last(),
             commit: self.log.commit(),
             base: self.log.base().index,
@@ -283,7 +310,16 @@ impl Apus {
         );
         self.promised = view;
         self.round_max = self.round_max.max(view.round());
-        out.push(Command::PersistState(DurableState { promised: view }));
+        self.persist_state(out);
+    }
+
+    /// What must outlive the process has changed.
+    fn persist_state(&self, out: &mut Vec<Command>) {
+        out.push(Command::PersistState(DurableState {
+            promised: self.promised,
+            life: self.life,
+            amnesiac: self.bearings.amnesiac,
+        }));
     }
 
     /// The one place where the role changes. Edges that the picture in the crate's doc lacks
@@ -331,44 +367,52 @@ impl Apus {
                 .log
                 .get(next)
                 .expect("committed entries lie in the log");
-            out.push(Command::Deliver(entry.clone()));
+            out.push(Command::Deliver(entry.copied(&mut self.pool)));
             next = next.next();
         }
     }
 
     /// Disk mode: the log after `after` is new.
-    fn persist_after(&self, after: Viewstamp, out: &mut Vec<Command>) {
+    fn persist_after(&mut self, after: Viewstamp, anew: Option<Roster>, out: &mut Vec<Command>) {
         if self.config.durability == Durability::Disk {
-            let last = self.log.last().index;
-            let entries = if last > after.index {
-                self.log.slice(after.index.next(), last).to_vec()
-            } else {
-                Vec::new()
-            };
-            out.push(Command::PersistEntries { after, entries });
+            let last = self.log.last().index.max(after.index);
+            let entries = self.log.slice(after.index.next(), last);
+            let pool = &mut self.pool;
+            let entries = entries.iter().map(|entry| entry.copied(pool)).collect();
+            out.push(Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            });
         }
     }
 
     /// Up to where our own copy of the log counts.
     fn counted(&self) -> Index {
         match self.config.durability {
-            Durability::Memory => self.log.last().index,
-            Durability::Disk => self.log.stable(),
+            Durability::Disk if self.config.canary != Canary::AcknowledgeBeforeDisk => {
+                self.log.stable()
+            }
+            Durability::Memory | Durability::Disk => self.log.last().index,
         }
     }
 
-    fn send(&self, to: ReplicaId, message: &Plain, out: &mut Vec<Command>) {
+    /// Sends a message that carries no entries.
+    fn send(&mut self, to: ReplicaId, message: &Message, out: &mut Vec<Command>) {
         if !self.down.contains(to) {
-            out.push(Command::Write {
-                to,
-                bytes: message.encode(),
-            });
+            let buffer = self.pool.lend(message::HEADER_BYTES_MAX);
+            let bytes = message.encode(std::iter::empty(), buffer);
+            out.push(Command::Write { to, bytes });
         }
     }
+}
 
-    fn others(&self) -> ReplicaSet {
-        let mut others = self.config.members;
-        others.remove(self.config.me);
-        others
+impl Entry {
+    /// The same, in a buffer of `pool`.
+    fn copied(&self, pool: &mut Pool) -> Self {
+        Self {
+            payload: pool.copy(&self.payload),
+            ..*self
+        }
     }
 }

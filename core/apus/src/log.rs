@@ -4,16 +4,18 @@
 //!          base             commit              last
 //!   reclaimed | delivered, kept | not yet chosen  |
 //!   ----------+-----------------+-----------------+
-//!             ^ in_sync_at_base   ^ may be truncated by a new leader
+//!             ^ roster_at_base    ^ may be truncated by a new leader
 //! ```
 //!
 //! What lies at or below `commit` is chosen for ever: truncating it would be the one thing
 //! consensus exists to prevent, so that is asserted in release builds too. The newest in-sync
-//! set in the log is in force as soon as it is in the log, committed or not, and is reverted
-//! with its entry; so the log keeps it.
+//! set and the newest group in the log are in force as soon as they are in the log, committed or
+//! not, and are reverted with their entries; so the log keeps them, as its *roster*.
 
-use crate::api::{Entry, EntryKind};
-use plover_types::{Index, ReplicaSet, Viewstamp};
+use crate::api::{Entry, EntryKind, Roster};
+use crate::message::Batch;
+use crate::pool::Pool;
+use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 
 /// What became of entries that a leader sent.
@@ -31,10 +33,12 @@ pub(crate) enum Accepted {
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     base: Viewstamp,
-    in_sync_at_base: ReplicaSet,
+    roster_at_base: Roster,
     entries: VecDeque<Entry>,
     commit: Index,
-    in_sync: ReplicaSet,
+    roster: Roster,
+    /// The newest entry that named a group.
+    members_at: Index,
     bytes: usize,
     /// Disk mode: stable storage holds the log up to here, as it stands now. Never below
     /// `base`: what is reclaimed is committed without our vote.
@@ -43,21 +47,22 @@ pub(crate) struct Log {
 
 impl Log {
     /// An empty log after `base`, everything up to there being committed.
-    pub(crate) fn new(base: Viewstamp, in_sync_at_base: ReplicaSet) -> Self {
+    pub(crate) fn new(base: Viewstamp, roster_at_base: Roster) -> Self {
         Self {
             base,
-            in_sync_at_base,
+            roster_at_base,
             entries: VecDeque::new(),
             commit: base.index,
-            in_sync: in_sync_at_base,
+            roster: roster_at_base,
+            members_at: base.index,
             bytes: 0,
             stable: base.index,
         }
     }
 
     /// The log that stable storage held.
-    pub(crate) fn restored(base: Viewstamp, in_sync: ReplicaSet, entries: Vec<Entry>) -> Self {
-        let mut log = Self::new(base, in_sync);
+    pub(crate) fn restored(base: Viewstamp, roster: Roster, entries: Vec<Entry>) -> Self {
+        let mut log = Self::new(base, roster);
         for entry in entries {
             log.push(entry);
         }
@@ -69,12 +74,17 @@ impl Log {
         self.base
     }
 
-    pub(crate) fn in_sync_at_base(&self) -> ReplicaSet {
-        self.in_sync_at_base
+    pub(crate) fn roster_at_base(&self) -> Roster {
+        self.roster_at_base
     }
 
-    pub(crate) fn in_sync(&self) -> ReplicaSet {
-        self.in_sync
+    pub(crate) fn roster(&self) -> Roster {
+        self.roster
+    }
+
+    /// The place of the newest entry that named a group, or at most `base`.
+    pub(crate) fn members_at(&self) -> Index {
+        self.members_at
     }
 
     pub(crate) fn commit(&self) -> Index {
@@ -157,8 +167,9 @@ impl Log {
             entry.viewstamp.view >= last.view,
             "views never fall along a log"
         );
-        if let EntryKind::InSync(set) = entry.kind {
-            self.in_sync = set;
+        self.roster.note(entry.kind);
+        if let EntryKind::Members(_) = entry.kind {
+            self.members_at = entry.viewstamp.index;
         }
         self.bytes += entry.payload.len();
         self.entries.push_back(entry);
@@ -169,7 +180,12 @@ impl Log {
     ///
     /// Only a conflict truncates. An older message of the same leader may end before our log
     /// does, and cutting there could take back what we have acknowledged.
-    pub(crate) fn accept(&mut self, prev: Viewstamp, entries: Vec<Entry>) -> Accepted {
+    pub(crate) fn accept(
+        &mut self,
+        prev: Viewstamp,
+        entries: Batch<'_>,
+        pool: &mut Pool,
+    ) -> Accepted {
         if prev.index >= self.base.index && !self.has(prev) {
             assert!(
                 prev.index > self.commit,
@@ -178,7 +194,7 @@ impl Log {
             return Accepted::Gap;
         }
         let mut changed = None;
-        for entry in entries {
+        for entry in entries.iter() {
             let Viewstamp { index, .. } = entry.viewstamp;
             if index <= self.base.index || self.has(entry.viewstamp) {
                 continue;
@@ -187,7 +203,11 @@ impl Log {
                 self.truncate(Index(index.0 - 1));
             }
             changed.get_or_insert(self.last());
-            self.push(entry);
+            self.push(Entry {
+                viewstamp: entry.viewstamp,
+                kind: entry.kind,
+                payload: pool.copy(entry.payload),
+            });
         }
         changed.map_or(Accepted::Unchanged, Accepted::ChangedAfter)
     }
@@ -202,12 +222,24 @@ impl Log {
         let mut reverted = false;
         for entry in self.entries.drain(keep..) {
             self.bytes -= entry.payload.len();
-            reverted |= matches!(entry.kind, EntryKind::InSync(_));
+            reverted |= matches!(entry.kind, EntryKind::InSync(_) | EntryKind::Members(_));
         }
         if reverted {
-            self.in_sync = newest_set(&self.entries).unwrap_or(self.in_sync_at_base);
+            self.take_roster_anew();
         }
         self.stable = self.stable.min(last);
+    }
+
+    /// Finds out who is who by what is left.
+    fn take_roster_anew(&mut self) {
+        self.roster = self.roster_at_base;
+        self.members_at = self.base.index;
+        for entry in &self.entries {
+            self.roster.note(entry.kind);
+            if let EntryKind::Members(_) = entry.kind {
+                self.members_at = entry.viewstamp.index;
+            }
+        }
     }
 
     /// Marks everything up to `index` as committed. What the caller has to deliver is what
@@ -221,15 +253,14 @@ impl Log {
     }
 
     /// Reclaims everything up to `index` that is committed.
-    pub(crate) fn trim(&mut self, index: Index) {
+    pub(crate) fn trim(&mut self, index: Index, pool: &mut Pool) {
         let index = index.min(self.commit);
         while self.base.index < index {
             let entry = self.entries.pop_front().expect("commit lies in the log");
             self.bytes -= entry.payload.len();
             self.base = entry.viewstamp;
-            if let EntryKind::InSync(set) = entry.kind {
-                self.in_sync_at_base = set;
-            }
+            self.roster_at_base.note(entry.kind);
+            pool.give(entry.payload);
         }
         self.stable = self.stable.max(self.base.index);
     }
@@ -243,16 +274,7 @@ impl Log {
     }
 }
 
-/// The newest in-sync set among `entries`.
-fn newest_set(entries: &VecDeque<Entry>) -> Option<ReplicaSet> {
-    entries.iter().rev().find_map(|entry| match entry.kind {
-        EntryKind::InSync(set) => Some(set),
-        _ => None,
-    })
-}
-
-/// Neighbouring entries, borrowed for encoding: the same wire form as a `Vec<Entry>` without
-/// copying a payload.
+/// Neighbouring entries, borrowed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice<'a> {
     entries: &'a VecDeque<Entry>,
@@ -263,16 +285,6 @@ pub(crate) struct Slice<'a> {
 impl Slice<'_> {
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Entry> {
         self.entries.range(self.start..self.end)
-    }
-
-    pub(crate) fn to_vec(self) -> Vec<Entry> {
-        self.iter().cloned().collect()
-    }
-}
-
-impl serde::Serialize for Slice<'_> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.iter())
     }
 }
 
@@ -297,7 +309,8 @@ pub(crate) fn entry(view: u64, index: u64, kind: EntryKind) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::{ReplicaId, View};
+    use crate::api::Members;
+    use plover_types::{ReplicaId, ReplicaSet, View};
 
     fn vs(view: u64, index: u64) -> Viewstamp {
         Viewstamp {
@@ -310,9 +323,26 @@ mod tests {
         ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
     }
 
+    /// Of the in-sync set `ids`, in a group of three.
+    fn roster(ids: &[u8]) -> Roster {
+        Roster {
+            in_sync: set(ids),
+            members: Members::of(set(&[0, 1, 2])),
+        }
+    }
+
+    /// What a leader sent reaches the log as bytes.
+    fn accept(log: &mut Log, prev: Viewstamp, entries: &[Entry]) -> Accepted {
+        let bytes = entries.iter().fold(Vec::new(), |bytes, entry| {
+            plover_types::wire::encode_part(entry, bytes)
+        });
+        let batch = Batch::unchecked(entries.len() as u64, &bytes);
+        log.accept(prev, batch, &mut Pool::default())
+    }
+
     /// Three App entries of view 16 at 1..=3 after an empty base.
     fn three() -> Log {
-        let mut log = Log::new(Viewstamp::default(), set(&[0]));
+        let mut log = Log::new(Viewstamp::default(), roster(&[0]));
         for index in 1..=3 {
             log.push(entry(16, index, EntryKind::App));
         }
@@ -323,7 +353,7 @@ mod tests {
     fn a_late_shorter_message_does_not_take_back_what_was_acknowledged() {
         let mut log = three();
         let late = vec![entry(16, 1, EntryKind::App)];
-        assert_eq!(log.accept(vs(0, 0), late), Accepted::Unchanged);
+        assert_eq!(accept(&mut log, vs(0, 0), &late), Accepted::Unchanged);
         assert_eq!(log.last(), vs(16, 3));
     }
 
@@ -331,15 +361,15 @@ mod tests {
     fn a_conflict_replaces_the_suffix_and_reverts_its_in_sync_set() {
         let mut log = three();
         log.push(entry(16, 4, EntryKind::InSync(set(&[0, 1]))));
-        assert_eq!(log.in_sync(), set(&[0, 1]));
+        assert_eq!(log.roster().in_sync, set(&[0, 1]));
         log.mark_stable(vs(16, 4));
         let new = vec![entry(16, 2, EntryKind::App), entry(33, 3, EntryKind::Noop)];
         assert_eq!(
-            log.accept(vs(16, 1), new),
+            accept(&mut log, vs(16, 1), &new),
             Accepted::ChangedAfter(vs(16, 2))
         );
         assert_eq!(log.last(), vs(33, 3));
-        assert_eq!(log.in_sync(), set(&[0]));
+        assert_eq!(log.roster().in_sync, set(&[0]));
         assert_eq!(log.stable(), Index(2), "the new entry is not on disk yet");
         assert_eq!(log.bytes(), 6);
         log.mark_stable(vs(16, 3));
@@ -350,11 +380,11 @@ mod tests {
     fn entries_after_a_gap_are_not_taken() {
         let mut log = three();
         assert_eq!(
-            log.accept(vs(16, 4), vec![entry(16, 5, EntryKind::Noop)]),
+            accept(&mut log, vs(16, 4), &[entry(16, 5, EntryKind::Noop)]),
             Accepted::Gap
         );
         assert_eq!(
-            log.accept(vs(33, 3), vec![entry(33, 4, EntryKind::Noop)]),
+            accept(&mut log, vs(33, 3), &[entry(33, 4, EntryKind::Noop)]),
             Accepted::Gap
         );
         assert_eq!(log.last(), vs(16, 3));
@@ -365,7 +395,7 @@ mod tests {
     fn a_committed_entry_is_never_truncated() {
         let mut log = three();
         log.commit_to(Index(2));
-        log.accept(vs(16, 1), vec![entry(33, 2, EntryKind::Noop)]);
+        accept(&mut log, vs(16, 1), &[entry(33, 2, EntryKind::Noop)]);
     }
 
     #[test]
@@ -374,27 +404,29 @@ mod tests {
         log.push(entry(16, 4, EntryKind::InSync(set(&[1]))));
         log.push(entry(16, 5, EntryKind::App));
         log.commit_to(Index(4));
-        log.trim(Index(9));
+        log.trim(Index(9), &mut Pool::default());
         assert_eq!(log.base(), vs(16, 4));
-        assert_eq!(log.in_sync_at_base(), set(&[1]));
+        assert_eq!(log.roster_at_base().in_sync, set(&[1]));
         assert_eq!(log.bytes(), 3);
         assert_eq!(log.at(Index(3)), None);
         assert_eq!(log.committed(), vs(16, 4));
         // What lies below the base is committed and therefore the same everywhere.
         let again = vec![entry(16, 4, EntryKind::App), entry(16, 5, EntryKind::App)];
-        assert_eq!(log.accept(vs(16, 3), again), Accepted::Unchanged);
+        assert_eq!(accept(&mut log, vs(16, 3), &again), Accepted::Unchanged);
     }
 
     #[test]
-    fn a_slice_is_encoded_like_a_vector() {
-        let log = three();
-        let slice = log.slice(Index(2), Index(3));
-        let vector = slice.to_vec();
-        assert_eq!(vector.len(), 2);
-        assert_eq!(
-            plover_types::wire::encode(&slice),
-            plover_types::wire::encode(&vector)
-        );
-        assert_eq!(log.nothing().iter().len(), 0);
+    fn the_group_is_reverted_and_reclaimed_with_its_entry() {
+        let mut log = three();
+        let four = Members::of(set(&[0, 1, 2, 3]));
+        log.push(entry(16, 4, EntryKind::Members(four)));
+        assert_eq!((log.roster().members, log.members_at()), (four, Index(4)));
+        accept(&mut log, vs(16, 3), &[entry(33, 4, EntryKind::Noop)]);
+        assert_eq!(log.roster().members.voters, set(&[0, 1, 2]));
+        assert_eq!(log.members_at(), Index(0));
+        log.push(entry(33, 5, EntryKind::Members(four)));
+        log.commit_to(Index(5));
+        log.trim(Index(5), &mut Pool::default());
+        assert_eq!(log.roster_at_base().members, four);
     }
 }

@@ -6,7 +6,9 @@
 //!               -- Fetch{after} -->               (only while it has promised nothing higher)
 //!               <-- Suffix{entries} --
 //!               ... until my log ends where that log ends
-//!   am I in the in-sync set that it names? --no--> FOLLOWING, until the log changes
+//!   am I in the in-sync set that it names? --no--> wait for the votes of the others as well;
+//!               | yes                              then FOLLOWING, until the log changes
+//!   is that quorum one of the group that it names? --no--> ask on
 //!               | yes
 //!   LEADING
 //! ```
@@ -16,11 +18,11 @@
 //! and fetching it would be lost. A better log contains all that is committed, so a conflict
 //! with it proves that what goes was not.
 
-use crate::api::{Command, Entry};
+use crate::api::{Canary, Command};
 use crate::canvass::StoodDown;
 use crate::election::Stage;
 use crate::log::Accepted;
-use crate::message::Message;
+use crate::message::{Batch, Message};
 use crate::replicate::fit;
 use crate::{Apus, Role};
 use plover_types::{Micros, ReplicaId, View, Viewstamp};
@@ -28,21 +30,25 @@ use std::cmp::Reverse;
 
 /// A piece of a better log.
 #[derive(Debug)]
-pub(crate) struct Suffix {
+pub(crate) struct Suffix<'a> {
     pub after: Viewstamp,
-    pub entries: Vec<Entry>,
+    pub entries: Batch<'a>,
     pub reclaimed: bool,
 }
 
 impl Apus {
     /// With a quorum of promises, our own included: take over the best log among them.
     pub(crate) fn merge_if_promised(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let Role::Electing(election) = &self.role else {
+            return;
+        };
+        let voters = election.voters();
+        if !self.is_quorum(voters) {
+            return;
+        }
         let Role::Electing(election) = &mut self.role else {
             return;
         };
-        if election.votes.len() + 1 < self.quorum {
-            return;
-        }
         // Of equally good logs the one that reaches back farthest.
         let best = election
             .votes
@@ -89,13 +95,11 @@ impl Apus {
             let message = Message::Suffix {
                 view,
                 after,
-                entries,
                 reclaimed,
+                count: entries.iter().len() as u64,
             };
-            out.push(Command::Write {
-                to: from,
-                bytes: message.encode(),
-            });
+            let bytes = message.encode(entries.iter(), Vec::new());
+            out.push(Command::Write { to: from, bytes });
         }
     }
 
@@ -104,7 +108,7 @@ impl Apus {
         now: Micros,
         from: ReplicaId,
         view: View,
-        suffix: Suffix,
+        suffix: Suffix<'_>,
         out: &mut Vec<Command>,
     ) {
         let give_up_at = now + self.spread_timeout();
@@ -126,16 +130,19 @@ impl Apus {
             self.stand_down(now, out);
             return;
         }
-        let Some(last) = suffix.entries.last().map(|entry| entry.viewstamp) else {
+        let Some(last) = suffix.entries.iter().last().map(|entry| entry.viewstamp) else {
             return;
         };
         let target = *target;
         *after = last;
         election.give_up_at = give_up_at;
-        match self.log.accept(suffix.after, suffix.entries) {
+        match self
+            .log
+            .accept(suffix.after, suffix.entries, &mut self.pool)
+        {
             Accepted::Gap => unreachable!("what precedes the suffix is committed or just merged"),
             Accepted::Unchanged => {}
-            Accepted::ChangedAfter(changed) => self.persist_after(changed, out),
+            Accepted::ChangedAfter(changed) => self.persist_after(changed, None, out),
         }
         if last < target {
             self.repeat_to(from, out);
@@ -147,15 +154,28 @@ impl Apus {
     /// Our log is as good as any of the quorum's. Leads, unless the log says that others have
     /// gone on without our guest.
     fn lead_if_in_sync(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let Role::Electing(election) = &self.role else {
+            return;
+        };
+        let promisers = election.voters();
+        let named = self.is_eligible();
+        // The log that names us may be that of one who has not answered yet.
+        let more_may_tell = !named && self.voters_without(promisers) > 0;
+        // And the merged log may name another group, whose majority this is not.
+        let elected = self.is_quorum(promisers) || self.config.canary == Canary::OldMajorityElects;
+        if more_may_tell || !elected {
+            self.collect_more(out);
+            return;
+        }
+        // The guest may have been lost since we stood.
+        if !named || !self.has_state() {
+            self.stand_down(now, out);
+            return;
+        }
         let Role::Electing(election) = &mut self.role else {
             return;
         };
         let votes = std::mem::take(&mut election.votes);
-        // The guest may have been lost since we stood.
-        if !self.holds_state || !self.log.in_sync().contains(self.config.me) {
-            self.stand_down(now, out);
-            return;
-        }
         // A merged log contains whatever any voter knows to be committed.
         let known = votes
             .values()
@@ -168,7 +188,18 @@ impl Apus {
         }
     }
 
-    fn stand_down(&mut self, now: Micros, out: &mut Vec<Command>) {
+    /// Asks those of the group for their promise that have not given it.
+    fn collect_more(&mut self, out: &mut Vec<Command>) {
+        if let Role::Electing(election) = &mut self.role {
+            let merged = matches!(election.stage, Stage::Merging { .. });
+            election.stage = Stage::Collecting;
+            if merged {
+                self.repeat_to_all(out);
+            }
+        }
+    }
+
+    pub(crate) fn stand_down(&mut self, now: Micros, out: &mut Vec<Command>) {
         let until = now + Micros(self.config.timeout.0.saturating_mul(10));
         self.stood_down = Some(StoodDown {
             last: self.log.last(),

@@ -4,9 +4,11 @@
 //! it belongs to, acknowledgements are cumulative, and what matters is repeated. Bytes that do
 //! not decode, or that decode to something no correct replica says, are refused here, before
 //! they reach the protocol, so that its arithmetic needs no second thoughts.
+//!
+//! Entries end a message, so that they are read where they lie: a [`Batch`] borrows the bytes.
 
-use crate::api::{Entry, EntryKind};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp, wire};
+use crate::api::{Entry, EntryKind, Roster};
+use plover_types::{Index, Micros, ReplicaId, View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 
 /// No replica gets here by counting rounds; beyond it, adding one might overflow.
@@ -15,22 +17,20 @@ const ROUND_MAX: u64 = 1 << 56;
 const INDEX_MAX: u64 = 1 << 56;
 
 /// An upper bound of what surrounds the entries of one message: tag, four views and as many
-/// indices, stamp, set and length, each a varint of at most ten bytes.
+/// indices, stamp, roster and length, each a varint of at most ten bytes.
 pub(crate) const HEADER_BYTES_MAX: usize = 112;
-/// An upper bound of what surrounds one payload: two varints of ten, kind and set, length.
+/// An upper bound of what surrounds one payload: two varints of ten, kind and sets, length.
 pub(crate) const ENTRY_BYTES_MAX: usize = 32;
 
 /// Entries after an entry: from the leader to its backups; empty, it is the heartbeat.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Append<E> {
+pub(crate) struct Append {
     /// The leader's view.
     pub view: View,
     /// The view in which this life of the guest began (see `recovery`).
     pub life: View,
     /// The entry before the first of `entries`.
     pub prev: Viewstamp,
-    /// The entries.
-    pub entries: E,
     /// Everything up to here is committed.
     pub commit: Index,
     /// Nobody needs entries up to here.
@@ -39,17 +39,18 @@ pub(crate) struct Append<E> {
     pub stamp: Micros,
     /// Counts the messages to this backup.
     pub number: u64,
-    /// Given when `prev` is the leader's base: the in-sync set there. A backup that lacks
-    /// `prev` jumps to it, for the entries before it are gone.
-    pub jump: Option<ReplicaSet>,
+    /// Given when `prev` is the leader's base: who is who there. A backup that lacks `prev`
+    /// jumps to it, for the entries before it are gone.
+    pub jump: Option<Roster>,
+    /// How many entries follow the message.
+    pub count: u64,
 }
 
-/// Everything that replicas say. `E` is `Vec<Entry>` when read and a borrowed slice of the log
-/// when written.
+/// Everything that replicas say. What carries entries says how many follow it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Message<E> {
+pub(crate) enum Message {
     /// Leader to backup.
-    Append(Append<E>),
+    Append(Append),
     /// Backup to leader: my log equals yours up to `matched`, and that counts as replicated.
     Ack {
         /// The leader's view.
@@ -120,10 +121,10 @@ pub(crate) enum Message<E> {
         view: View,
         /// From the question.
         after: Viewstamp,
-        /// As many as fit.
-        entries: E,
         /// I do not hold `after` any more.
         reclaimed: bool,
+        /// How many entries follow the message: as many as fit.
+        count: u64,
     },
     /// I do not know where the group stands (see `recovery`).
     Ask {
@@ -160,30 +161,111 @@ pub(crate) enum Standing {
     Leading(Viewstamp),
     /// I hold the guest's state, or know of a leader.
     Voting,
-    /// I neither hold the guest's state nor know of a leader.
-    Empty {
-        /// And never did.
-        fresh: bool,
-    },
+    /// I know of no leader, and hold no guest that my log still vouches for.
+    Empty(Empty),
 }
 
-impl<E: Serialize> Message<E> {
-    /// The bytes of one record.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        wire::encode(self)
+/// What a replica has that cannot go on by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Empty {
+    /// Nothing, and never had.
+    pub fresh: bool,
+    /// A guest all the same, which another log may vouch for.
+    pub guest: bool,
+    /// A log that ends here.
+    pub last: Viewstamp,
+    /// And by which this is who is who.
+    pub roster: Roster,
+}
+
+impl Message {
+    /// The bytes of one record, in the place of what `buffer` held. The entries are to be those
+    /// that the message announces.
+    pub(crate) fn encode<'a>(
+        &self,
+        entries: impl Iterator<Item = &'a Entry>,
+        buffer: Vec<u8>,
+    ) -> Vec<u8> {
+        entries.fold(wire::encode_into(self, buffer), |bytes, entry| {
+            wire::encode_part(entry, bytes)
+        })
+    }
+
+    /// How many entries follow, after which, and from which view at most.
+    fn announces(&self) -> (u64, Viewstamp, View) {
+        match self {
+            Self::Append(append) => (append.count, append.prev, append.view),
+            Self::Suffix {
+                view, after, count, ..
+            } => (*count, *after, *view),
+            _ => (0, Viewstamp::default(), View::NONE),
+        }
     }
 }
 
-/// Messages without entries need no log to borrow from.
-pub(crate) type Plain = Message<[Entry; 0]>;
+/// One entry where it lies in a message.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct EntryRef<'a> {
+    pub viewstamp: Viewstamp,
+    pub kind: EntryKind,
+    #[serde(borrow, with = "serde_bytes")]
+    pub payload: &'a [u8],
+}
 
-/// The message in `bytes`, if a correct replica `from` of the group `members` may say it.
-pub(crate) fn decode(
-    bytes: &[u8],
-    from: ReplicaId,
-    members: ReplicaSet,
-) -> Option<Message<Vec<Entry>>> {
-    let message: Message<Vec<Entry>> = wire::decode(bytes).ok()?;
+/// The entries of a message, as they lie in it. They have been looked at: [`decode`] gives none
+/// that do not decode or do not follow each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch<'a> {
+    count: u64,
+    bytes: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    /// How many there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.count
+    }
+
+    /// The entries in turn.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = EntryRef<'a>> + use<'a> {
+        let mut rest = self.bytes;
+        (0..self.count).map(move |_| {
+            let (entry, after) = wire::decode_part(rest).expect("the entries have been looked at");
+            rest = after;
+            entry
+        })
+    }
+
+    /// Entries that need no looking at.
+    #[cfg(test)]
+    pub(crate) fn unchecked(count: u64, bytes: &'a [u8]) -> Self {
+        Self { count, bytes }
+    }
+
+    /// Looks at the entries: they fill `bytes` and follow `prev` without gaps, views never
+    /// falling and none above `view`.
+    fn check(bytes: &'a [u8], (count, prev, view): (u64, Viewstamp, View)) -> Option<Self> {
+        let mut before = prev;
+        let mut rest = bytes;
+        for _ in 0..count {
+            let (entry, after) = wire::decode_part::<EntryRef<'_>>(rest).ok()?;
+            let follows = entry.viewstamp.index == before.index.next()
+                && entry.viewstamp.view >= before.view
+                && entry.viewstamp.view <= view;
+            if !follows || !sane_kind(entry.kind, entry.payload) {
+                return None;
+            }
+            before = entry.viewstamp;
+            rest = after;
+        }
+        (sane(prev) && rest.is_empty()).then_some(Self { count, bytes })
+    }
+}
+
+/// The message in `bytes` and its entries, if a correct replica `from` may say it.
+pub(crate) fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_>)> {
+    let (message, rest) = wire::decode_front::<Message>(bytes).ok()?;
+    let entries = Batch::check(rest, message.announces())?;
     let led = |view: View| view.leader() == Some(from) && sane_view(view);
     let sound = match &message {
         Message::Append(append) => {
@@ -191,8 +273,7 @@ pub(crate) fn decode(
                 && append.life <= append.view
                 && append.prev.view <= append.view
                 && append.commit.0 <= INDEX_MAX
-                && append.jump.is_none_or(|set| sane_set(set, members))
-                && chained(append.prev, &append.entries, append.view, members)
+                && append.jump.is_none_or(sane_roster)
         }
         Message::Ack { view, matched, .. } => sane_view(*view) && matched.0 <= INDEX_MAX,
         Message::Gap {
@@ -215,12 +296,7 @@ pub(crate) fn decode(
                 && *base <= commit.index
         }
         Message::Fetch { view, after } => led(*view) && sane(*after),
-        Message::Suffix {
-            view,
-            after,
-            entries,
-            ..
-        } => sane_view(*view) && chained(*after, entries, *view, members),
+        Message::Suffix { view, .. } => sane_view(*view),
         Message::Ask {
             promised,
             last,
@@ -237,7 +313,7 @@ pub(crate) fn decode(
                 }
         }
     };
-    sound.then_some(message)
+    sound.then_some((message, entries))
 }
 
 /// A view that counting could have reached: none at all, or one with a round.
@@ -249,51 +325,44 @@ fn sane(viewstamp: Viewstamp) -> bool {
     sane_view(viewstamp.view) && viewstamp.index.0 <= INDEX_MAX
 }
 
-/// An in-sync set names members only, and at least one.
-pub(crate) fn sane_set(set: ReplicaSet, members: ReplicaSet) -> bool {
-    !set.is_empty() && set.0 & !members.0 == 0
+/// An in-sync set names somebody, and a group can be a group.
+fn sane_roster(roster: Roster) -> bool {
+    !roster.in_sync.is_empty() && roster.members.are_sane()
 }
 
-/// Whether `entries` follow `prev` without gaps, views never falling and none above `view`.
-fn chained(prev: Viewstamp, entries: &[Entry], view: View, members: ReplicaSet) -> bool {
-    let mut before = prev;
-    sane(prev)
-        && entries.iter().all(|entry| {
-            let follows = entry.viewstamp.index == before.index.next()
-                && entry.viewstamp.view >= before.view
-                && entry.viewstamp.view <= view;
-            before = entry.viewstamp;
-            let kind = match entry.kind {
-                EntryKind::App => true,
-                EntryKind::Noop => entry.payload.is_empty(),
-                EntryKind::InSync(set) => entry.payload.is_empty() && sane_set(set, members),
-            };
-            follows && kind
-        })
+/// Whether an entry of this kind may carry this.
+fn sane_kind(kind: EntryKind, payload: &[u8]) -> bool {
+    match kind {
+        EntryKind::App => true,
+        EntryKind::Noop => payload.is_empty(),
+        EntryKind::InSync(set) => payload.is_empty() && !set.is_empty(),
+        EntryKind::Members(members) => members.are_sane(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Members;
     use crate::log::entry;
+    use plover_types::ReplicaSet;
     use proptest::prelude::*;
 
-    const MEMBERS: ReplicaSet = ReplicaSet(0b111);
     const LEADER: ReplicaId = ReplicaId(1);
 
     fn append(view: View, prev: Viewstamp, entries: Vec<Entry>) -> Vec<u8> {
-        Message::Append(Append {
+        let message = Message::Append(Append {
             view,
             life: View::NONE,
             prev,
-            entries,
             commit: Index(0),
             trim: Index(0),
             stamp: Micros(5),
             number: 0,
             jump: None,
-        })
-        .encode()
+            count: entries.len() as u64,
+        });
+        message.encode(entries.iter(), Vec::new())
     }
 
     #[test]
@@ -302,11 +371,12 @@ mod tests {
         let start = Viewstamp::default();
         let noop = |index| entry(view.0, index, EntryKind::Noop);
         let good = append(view, start, vec![noop(1), noop(2)]);
-        assert!(decode(&good, LEADER, MEMBERS).is_some());
-        assert!(
-            decode(&good, ReplicaId(2), MEMBERS).is_none(),
-            "another's view"
-        );
+        let (_, entries) = decode(&good, LEADER).expect("a good message");
+        assert_eq!(entries.iter().count(), 2);
+        assert!(decode(&good, ReplicaId(2)).is_none(), "another's view");
+        let more = [good.as_slice(), &[0]].concat();
+        assert!(decode(&more, LEADER).is_none(), "bytes after the end");
+        assert!(decode(&good[..good.len() - 1], LEADER).is_none());
         let bad = [
             append(view, start, vec![noop(2)]),
             append(view, start, vec![noop(1), noop(3)]),
@@ -328,11 +398,18 @@ mod tests {
             append(
                 view,
                 start,
-                vec![entry(view.0, 1, EntryKind::InSync(ReplicaSet(0b1000)))],
+                vec![entry(
+                    view.0,
+                    1,
+                    EntryKind::Members(Members {
+                        voters: ReplicaSet(0b11),
+                        learners: ReplicaSet(0b110),
+                    }),
+                )],
             ),
         ];
         for (i, bytes) in bad.iter().enumerate() {
-            assert!(decode(bytes, LEADER, MEMBERS).is_none(), "case {i}");
+            assert!(decode(bytes, LEADER).is_none(), "case {i}");
         }
     }
 
@@ -342,29 +419,42 @@ mod tests {
             view: View(u64::MAX),
             index: Index(u64::MAX),
         };
-        let message = |entries| {
-            Message::Append(Append {
+        let members = Members {
+            voters: ReplicaSet(u16::MAX),
+            learners: ReplicaSet(u16::MAX),
+        };
+        let roster = Roster {
+            in_sync: ReplicaSet(u16::MAX),
+            members,
+        };
+        let message = |entries: &[Entry]| {
+            let message = Message::Append(Append {
                 view: big.view,
                 life: big.view,
                 prev: big,
-                entries,
                 commit: big.index,
                 trim: big.index,
                 stamp: Micros::NEVER,
                 number: u64::MAX,
-                jump: Some(ReplicaSet(u16::MAX)),
-            })
+                jump: Some(roster),
+                count: u64::MAX,
+            });
+            message.encode(entries.iter(), Vec::new()).len()
         };
-        let empty = message(Vec::new()).encode().len();
+        let empty = message(&[]);
         assert!(empty <= HEADER_BYTES_MAX, "{empty}");
-        let kinds = [EntryKind::App, EntryKind::InSync(ReplicaSet(u16::MAX))];
+        let kinds = [
+            EntryKind::App,
+            EntryKind::InSync(ReplicaSet(u16::MAX)),
+            EntryKind::Members(members),
+        ];
         for kind in kinds {
             let one = Entry {
                 viewstamp: big,
                 kind,
                 payload: vec![0; 1 << 20],
             };
-            let full = message(vec![one]).encode().len();
+            let full = message(&[one]);
             assert!(
                 full <= HEADER_BYTES_MAX + ENTRY_BYTES_MAX + (1 << 20),
                 "{full}"
@@ -375,11 +465,11 @@ mod tests {
     proptest! {
         #[test]
         fn decoding_noise_never_panics(mut bytes: Vec<u8>, tag in 0u8..14) {
-            let _ = decode(&bytes, LEADER, MEMBERS);
+            let _ = decode(&bytes, LEADER);
             // With the right version and a tag, noise gets past the first check.
             bytes.insert(0, tag);
             bytes.insert(0, wire::WIRE_VERSION);
-            let _ = decode(&bytes, LEADER, MEMBERS);
+            let _ = decode(&bytes, LEADER);
         }
     }
 }

@@ -60,13 +60,11 @@ impl Peer {
         }
     }
 
-    /// Whether another message with entries may be in flight.
-    pub(crate) fn has_room(&self, window: usize) -> bool {
-        if self.probing {
-            self.flights.is_empty()
-        } else {
-            self.in_flight < window
-        }
+    /// Whether another message with entries may be in flight, where `window` bytes and
+    /// `flights_max` messages may be.
+    pub(crate) fn has_room(&self, window: usize, flights_max: usize) -> bool {
+        let flights_max = if self.probing { 1 } else { flights_max };
+        self.flights.len() < flights_max && self.in_flight < window
     }
 
     /// A message with entries up to `last` is on its way.
@@ -168,11 +166,13 @@ mod tests {
         let mut peer = Peer::new(Index(0), Micros(0));
         peer.sent(Index(2), 60);
         peer.sent(Index(4), 60);
-        assert!(!peer.has_room(100));
+        assert!(peer.has_room(200, 3));
+        assert!(!peer.has_room(200, 2));
+        assert!(!peer.has_room(100, 3));
         peer.acknowledged(Index(1));
-        assert!(!peer.has_room(100), "half a message is no message");
+        assert!(!peer.has_room(100, 3), "half a message is no message");
         peer.acknowledged(Index(3));
-        assert!(peer.has_room(100));
+        assert!(peer.has_room(100, 3));
         assert_eq!((peer.matched, peer.next), (Index(3), Index(5)));
         peer.acknowledged(Index(2));
         assert_eq!(peer.matched, Index(3), "late acknowledgements are harmless");

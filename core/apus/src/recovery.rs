@@ -38,16 +38,16 @@
 //! higher than any of the life before. A replica that hears of a life newer than its committed log
 //! drops that log: what it describes died with the last guest.
 
-use crate::api::{Canary, Command, Config, Durability, Start};
+use crate::api::{Canary, Command, Config, Durability, Members, Roster, Start};
 use crate::election::{Election, Stage};
 use crate::log::Log;
-use crate::message::{Message, Standing};
+use crate::message::{Empty, Message, Standing};
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// What a replica knows of its own ignorance.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Bearings {
     /// Names this start of the process.
     incarnation: u64,
@@ -87,9 +87,12 @@ impl Bearings {
     pub(crate) fn new(config: &Config, start: &Start, incarnation: u64, now: Micros) -> Self {
         let amnesiac = match start {
             Start::Fresh => true,
-            Start::Restarted { .. } => {
-                config.durability == Durability::Memory && config.canary != Canary::VoteAfterAmnesia
-            }
+            Start::Restarted {
+                durable, forgotten, ..
+            } => match config.durability {
+                Durability::Memory => config.canary != Canary::VoteAfterAmnesia,
+                Durability::Disk => *forgotten || durable.amnesiac,
+            },
         };
         Self {
             incarnation,
@@ -128,10 +131,10 @@ impl Apus {
     /// Whether its guest may be the one to go on with: it has one, in a life that a leader has
     /// named, and has not just been told by a quorum's best log that others went on without it.
     pub(crate) fn holds_guest(&self) -> bool {
-        let named = self.log.in_sync().contains(self.config.me);
         let stood = self.stood_down.as_ref();
-        let ruled_out = !named && stood.is_some_and(|stood| stood.last == self.log.last());
-        self.life > View::NONE && self.holds_state && !ruled_out
+        let ruled_out =
+            !self.is_eligible() && stood.is_some_and(|stood| stood.last == self.log.last());
+        self.life > View::NONE && self.has_state() && !ruled_out
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
@@ -141,7 +144,7 @@ impl Apus {
         self.bearings.ask_at = now + self.config.timeout;
         self.bearings.answers.clear();
         self.bearings.asked_again = false;
-        for peer in self.others().iter() {
+        for peer in self.acquaintances().iter() {
             self.ask(peer, out);
         }
         self.report_if_empty(out);
@@ -185,11 +188,19 @@ impl Apus {
         match &self.role {
             Role::Leading(_) => Standing::Leading(self.log.last()),
             Role::Following(follower) if follower.leader.is_none() && !self.holds_guest() => {
-                Standing::Empty {
-                    fresh: self.never_ran(),
-                }
+                Standing::Empty(self.leavings())
             }
             _ => Standing::Voting,
+        }
+    }
+
+    /// What is left here when nobody leads.
+    fn leavings(&self) -> Empty {
+        Empty {
+            fresh: self.never_ran(),
+            guest: self.life > View::NONE && self.has_state(),
+            last: self.log.last(),
+            roster: self.log.roster(),
         }
     }
 
@@ -212,7 +223,7 @@ impl Apus {
         }
         self.round_max = self.round_max.max(promised.round());
         bearings.answers.insert(from, (promised, standing));
-        if !matches!(standing, Standing::Empty { .. }) {
+        if !matches!(standing, Standing::Empty(_)) {
             bearings.not_empty();
         }
         if self.is_asking() {
@@ -235,7 +246,8 @@ impl Apus {
         };
         if self.bearings.fresh {
             // Of any quorum that we may have been part of, one other has answered.
-            let enough = self.config.members.len() - self.quorum + 1;
+            let told = Members::of(self.config.members);
+            let enough = told.voters.len() - told.quorum() + 1;
             let highest = answers.values().map(|(promised, _)| *promised).max();
             if answers.len() < enough || highest > Some(view) {
                 return;
@@ -267,31 +279,58 @@ impl Apus {
     }
 
     /// Ends the amnesia once the log holds everything that we may have acknowledged.
-    pub(crate) fn check_recovered(&mut self) {
+    pub(crate) fn check_recovered(&mut self, out: &mut Vec<Command>) {
         let Role::Following(follower) = &self.role else {
             return;
         };
         let Some((view, last)) = self.bearings.source else {
             return;
         };
-        if view == self.promised && view == self.durable && follower.matched >= last.index {
+        let held = follower.matched.min(self.counted());
+        if view == self.promised && view == self.durable && held >= last.index {
             self.bearings.amnesiac = false;
             self.bearings.fresh = false;
             self.bearings.source = None;
+            if self.config.durability == Durability::Disk {
+                // The next start may trust the log that storage holds by now.
+                self.persist_state(out);
+            }
         }
     }
 
+    /// Tells the caller if nobody has a guest to go on with: everybody has answered, and no
+    /// guest that somebody still has is named by the best of all logs. A replica whose own log
+    /// does not name it cannot tell that by itself.
     fn report_if_empty(&mut self, out: &mut Vec<Command>) {
-        let empty = |(_, standing): &(View, Standing)| matches!(standing, Standing::Empty { .. });
         let answers = &self.bearings.answers;
-        let all = answers.len() + 1 == self.config.members.len();
-        if !all || !answers.values().all(empty) || self.holds_guest() {
+        let mut left = vec![(self.config.me, self.leavings())];
+        let empty = answers.iter().filter_map(|(id, (_, said))| match said {
+            Standing::Empty(empty) => Some((*id, *empty)),
+            _ => None,
+        });
+        left.extend(empty);
+        let heard = |id: ReplicaId| left.iter().any(|(from, _)| *from == id);
+        if !self.acquaintances().iter().all(heard) || !self.is_voter() || self.holds_guest() {
             return;
         }
-        let fresh = self.never_ran()
-            && answers
-                .values()
-                .all(|(_, standing)| *standing == Standing::Empty { fresh: true });
+        let best = left
+            .iter()
+            .map(|(_, empty)| empty)
+            .max_by_key(|empty| empty.last);
+        let roster = best.map_or(Roster::default(), |best| best.roster);
+        let named = if self.config.any_voter_stands {
+            roster.members.voters
+        } else {
+            roster.in_sync
+        };
+        if left
+            .iter()
+            .any(|(id, empty)| empty.guest && named.contains(*id))
+        {
+            // It stands again before long, and merges that log.
+            return self.bearings.not_empty();
+        }
+        let fresh = left.iter().all(|(_, empty)| empty.fresh);
         self.bearings.empty = true;
         if !std::mem::replace(&mut self.bearings.reported, true) {
             out.push(Command::GroupEmpty { fresh });
@@ -320,13 +359,19 @@ impl Apus {
         self.bearings.fresh = false;
         self.bearings.restarted = false;
         self.bearings.not_empty();
+        self.persist_state(out);
         self.lead(now, &BTreeMap::new(), out);
     }
 
     /// Learns in which life the group is. If our log is of an older one, or of none, it is
     /// replaced by the empty log of this life.
     pub(crate) fn adopt_life(&mut self, life: View, out: &mut Vec<Command>) {
-        self.life = life;
+        if self.life < life {
+            self.life = life;
+            if self.config.durability == Durability::Disk {
+                self.persist_state(out);
+            }
+        }
         if self.log.committed().view >= life {
             return;
         }
@@ -336,12 +381,15 @@ impl Apus {
             view: life,
             index: Index(0),
         };
-        let in_sync = ReplicaSet::of([self.config.first_leader]);
-        self.log = Log::new(base, in_sync);
+        let roster = Roster {
+            in_sync: ReplicaSet::of([self.config.first_leader]),
+            members: Members::of(self.config.members),
+        };
+        self.log = Log::new(base, roster);
         if replaces {
-            out.push(Command::Jump { base, in_sync });
+            out.push(Command::Jump { base, roster });
         }
-        self.persist_after(base, out);
+        self.persist_after(base, Some(roster), out);
         match &mut self.role {
             // Our guest, if any, lived the older life.
             Role::Following(follower) => {

@@ -16,6 +16,10 @@ use crate::recovery::Ask;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 
+/// How many messages with entries may be in flight to one peer. Under load this is what makes
+/// batches: what is proposed while these are on their way goes together when the first comes back.
+/// FLIGHTS_COMMENT
+const FLIGHTS_MAX: usize = 4;
 /// How many messages' worth of bytes may be in flight to one peer. Eight cover a round trip in
 /// which the leader fills messages as fast as it can encode them, and a ring that holds eight
 /// of the largest messages never overflows.
@@ -39,13 +43,14 @@ impl Apus {
         if self.down.contains(to) {
             return;
         }
-        let window = self.config.message_bytes_max * WINDOW_MESSAGES;
+        let bytes_max = self.config.message_bytes_max;
+        let window = bytes_max * WINDOW_MESSAGES;
         let (base, last) = (self.log.base(), self.log.last().index);
         let mut beat = beat;
         loop {
             let jump = peer.jump || peer.next <= base.index;
             let first = if jump { base.index.next() } else { peer.next };
-            let more = first <= last && peer.has_room(window);
+            let more = first <= last && peer.has_room(window, FLIGHTS_MAX);
             if !(more || beat) {
                 return;
             }
@@ -54,8 +59,10 @@ impl Apus {
                 .at(Index(first.0 - 1))
                 .expect("next lies at most after the end");
             let mut entries = self.log.nothing();
+            let mut bytes = 0;
             if more {
-                let (end, bytes) = fit(&self.log, first, self.config.message_bytes_max);
+                let end;
+                (end, bytes) = fit(&self.log, first, bytes_max);
                 entries = self.log.slice(first, end);
                 peer.sent(end, bytes);
                 peer.jump = false;
@@ -64,18 +71,27 @@ impl Apus {
                 view: self.promised,
                 life: self.life,
                 prev,
-                entries,
                 commit: self.log.commit(),
                 trim: leadership.trim,
                 stamp: now,
                 number: peer.take_number(),
-                jump: jump.then(|| self.log.in_sync_at_base()),
+                jump: jump.then(|| self.log.roster_at_base()),
+                count: entries.iter().len() as u64,
             });
-            out.push(Command::Write {
-                to,
-                bytes: message.encode(),
-            });
+            let buffer = self.pool.lend(HEADER_BYTES_MAX + bytes);
+            let bytes = message.encode(entries.iter(), buffer);
+            out.push(Command::Write { to, bytes });
             beat = false;
+        }
+    }
+
+    /// The same, to everyone who is sent the log.
+    pub(crate) fn replicate_to_all(&mut self, now: Micros, beat: bool, out: &mut Vec<Command>) {
+        let Role::Leading(leadership) = &self.role else {
+            return;
+        };
+        for peer in leadership.audience().iter() {
+            self.replicate(now, peer, beat, out);
         }
     }
 
@@ -107,7 +123,7 @@ impl Apus {
             return;
         };
         peer.acknowledged(matched);
-        self.advance_commit(out);
+        self.advance_commit(now, out);
         self.replicate(now, from, false, out);
     }
 

@@ -1,7 +1,7 @@
 //! One replica, and messages written by hand: what must not be said, and when.
 
 use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event};
-use apus::{Phase, Start};
+use apus::{Members, Phase, Roster, Start};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp, wire};
 
 const TIMEOUT: Micros = Micros::from_ms(100);
@@ -39,9 +39,9 @@ fn noop(view: View, index: u64) -> Entry {
 
 /// An append of `leader`, in the life that its first view began.
 fn append(leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<u8> {
-    let (life, stamp, number, jump) = (view(1, 0), START, 0u64, None::<ReplicaSet>);
-    let tail = (Index(commit), Index(0), stamp, number, jump);
-    wire::encode(&(APPEND, leader, life, prev, entries, tail))
+    let (life, stamp, number, jump) = (view(1, 0), START, 0u64, None::<Roster>);
+    let marks = (Index(commit), Index(0), stamp, number, jump);
+    wire::encode(&(APPEND, leader, life, prev, marks, entries))
 }
 
 /// Replica 2 of three, after a restart.
@@ -56,6 +56,7 @@ impl Replica {
             me: ME,
             members: ReplicaSet(0b111),
             first_leader: ReplicaId(0),
+            any_voter_stands: false,
             heartbeat: Micros::from_ms(20),
             timeout: TIMEOUT,
             durability,
@@ -65,10 +66,17 @@ impl Replica {
             canary: Canary::None,
         };
         let start = Start::Restarted {
-            durable: DurableState { promised },
+            durable: DurableState {
+                promised,
+                ..DurableState::default()
+            },
             log,
             base: vs(view(1, 0), 0),
-            in_sync_at_base: ReplicaSet(0b001),
+            roster_at_base: Roster {
+                in_sync: ReplicaSet(0b001),
+                members: Members::of(ReplicaSet(0b111)),
+            },
+            forgotten: false,
         };
         Self {
             core: Apus::new(config, start, START),
@@ -119,6 +127,13 @@ fn messages(commands: &[Command], tag: u8) -> Vec<Vec<u8>> {
     written.collect()
 }
 
+/// Whether the promise of `view` is to be made durable.
+fn promises(commands: &[Command], view: View) -> bool {
+    commands
+        .iter()
+        .any(|command| matches!(command, Command::PersistState(state) if state.promised == view))
+}
+
 /// The first fields of a message.
 fn head<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> T {
     postcard::take_from_bytes(&bytes[1..]).unwrap().0
@@ -130,9 +145,7 @@ fn nothing_is_promised_before_storage_has_it() {
     replica.now = START + TIMEOUT;
     let prepare = wire::encode(&(PREPARE, view(4, 1)));
     let out = replica.read(1, &prepare);
-    assert!(out.contains(&Command::PersistState(DurableState {
-        promised: view(4, 1)
-    })));
+    assert!(promises(&out, view(4, 1)));
     assert_eq!(messages(&out, PROMISE).len(), 0);
     assert_eq!(
         messages(&replica.read(1, &prepare), PROMISE).len(),
@@ -173,7 +186,7 @@ fn nothing_is_acknowledged_in_a_view_that_storage_does_not_know() {
     let mut replica = Replica::restarted(Durability::Disk, view(1, 0), Vec::new());
     let (leader, start) = (view(2, 1), vs(view(1, 0), 0));
     let out = replica.read(1, &append(leader, start, &[noop(leader, 1)], 0));
-    assert!(out.contains(&Command::PersistState(DurableState { promised: leader })));
+    assert!(promises(&out, leader));
     let out = replica.apply(Event::EntriesPersisted(vs(leader, 1)));
     assert_eq!(messages(&out, ACK).len(), 0);
     let acks = messages(&replica.persists(leader), ACK);

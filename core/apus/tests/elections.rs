@@ -2,9 +2,9 @@
 
 mod network;
 
-use apus::{Durability, Entry, EntryKind, Phase};
+use apus::{Durability, Entry, EntryKind, Phase, Roster};
 use network::{Setup, World};
-use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 /// The wire tag of an append, after the version byte.
 const APPEND: u8 = 0;
@@ -223,7 +223,8 @@ fn a_paused_leader_wakes_up_without_a_lease() {
 
 /// Whether these bytes bring a no-op, the first entry of a view.
 fn carries_noop(bytes: &[u8]) -> bool {
-    type Head = (u8, View, View, Viewstamp, Vec<Entry>);
+    type Marks = (Index, Index, Micros, u64, Option<Roster>);
+    type Head = (u8, View, View, Viewstamp, Marks, Vec<Entry>);
     bytes[1] == APPEND
         && postcard::take_from_bytes::<Head>(&bytes[1..])
             .is_ok_and(|((.., entries), _)| entries.iter().any(|e| e.kind == EntryKind::Noop))

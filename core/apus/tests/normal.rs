@@ -228,7 +228,8 @@ fn a_payload_that_no_message_can_carry_is_refused_at_once() {
 fn a_backup_does_not_propose() {
     let mut group = Group::new(3, Durability::Memory);
     let mut out = Vec::new();
-    let refused = group.cores[1].propose(group.now, EntryKind::App, vec![1], &mut out);
+    let refused = group.cores[1].propose(group.now, EntryKind::App, vec![1]);
+    group.cores[1].flush(group.now, &mut out);
     assert_eq!((refused, out), (Err(ProposeError::NotLeader), Vec::new()));
 }
 

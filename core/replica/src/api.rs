@@ -1,6 +1,6 @@
 //! What happens to a replica, and what it asks of the world.
 
-use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry};
+use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
 use plover_policy::{SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
 use plover_types::{
@@ -171,6 +171,8 @@ pub enum Action {
     PersistEntries {
         /// The viewstamp before them; what stood after it is truncated.
         after: Viewstamp,
+        /// Given when the log begins anew there; see [`apus::Command::PersistEntries`].
+        anew: Option<Roster>,
         /// The entries.
         entries: Vec<Entry>,
     },

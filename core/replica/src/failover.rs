@@ -143,13 +143,7 @@ impl Replica {
 
     pub(crate) fn propose_in_sync(&mut self, set: ReplicaSet) {
         self.pending_in_sync = Some(set);
-        self.apus
-            .propose(
-                self.now,
-                EntryKind::InSync(set),
-                Vec::new(),
-                &mut self.consensus_out,
-            )
+        self.propose(EntryKind::InSync(set), Vec::new())
             .expect("a leader's log always has room for an in-sync set");
     }
 

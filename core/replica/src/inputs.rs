@@ -58,10 +58,7 @@ impl Replica {
         if self.apus.status().log_bytes + payload.len() > log_bytes_max - kept_free {
             return false;
         }
-        let Ok(viewstamp) =
-            self.apus
-                .propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
-        else {
+        let Ok(viewstamp) = self.propose(EntryKind::App, payload) else {
             return false;
         };
         self.last_input_proposed = viewstamp.index;
@@ -82,7 +79,8 @@ impl Replica {
         let index = entry.viewstamp.index;
         self.delivered = index;
         match entry.kind {
-            EntryKind::Noop => {}
+            // A protected guest's group stays as it was configured.
+            EntryKind::Noop | EntryKind::Members(_) => {}
             EntryKind::InSync(set) => self.on_in_sync(set, index),
             EntryKind::App => match wire::decode::<LogOp>(&entry.payload) {
                 Ok(LogOp::Syncvm(sync)) => self.on_syncvm_entry(sync, entry.viewstamp),

@@ -174,10 +174,7 @@ impl Replica {
         let fed = self.guest.taken >= self.last_input_proposed;
         let sync = self.sync_no.next();
         let payload = wire::encode(&LogOp::Syncvm(sync));
-        let Ok(viewstamp) =
-            self.apus
-                .propose(self.now, EntryKind::App, payload, &mut self.consensus_out)
-        else {
+        let Ok(viewstamp) = self.propose(EntryKind::App, payload) else {
             self.slot_started = self.now;
             return;
         };

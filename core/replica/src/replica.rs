@@ -5,13 +5,13 @@ use crate::follow_sync::{EarlyDirty, FollowSync};
 use crate::guest::{Guest, Power};
 use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
-use apus::{Apus, Command, Phase as ConsensusPhase, Start};
+use apus::{Apus, Command, EntryKind, Phase as ConsensusPhase, ProposeError, Start};
 use plover_guard::Guard;
 use plover_policy::{IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Ledger, Phase, SyncMessage};
 use plover_types::{
-    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, View, wire,
+    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp, wire,
 };
 use std::collections::VecDeque;
 
@@ -93,6 +93,7 @@ impl Replica {
             me: config.me,
             members: config.members,
             first_leader: config.first_leader,
+            any_voter_stands: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             durability: config.durability,
@@ -227,6 +228,17 @@ impl Replica {
         self.apus.apply(self.now, event, &mut self.consensus_out);
     }
 
+    /// Proposes and sends at once.
+    pub(crate) fn propose(
+        &mut self,
+        kind: EntryKind,
+        payload: Vec<u8>,
+    ) -> Result<Viewstamp, ProposeError> {
+        let viewstamp = self.apus.propose(self.now, kind, payload)?;
+        self.apus.flush(self.now, &mut self.consensus_out);
+        Ok(viewstamp)
+    }
+
     fn drain_consensus(&mut self) {
         while !self.consensus_out.is_empty() {
             for command in std::mem::take(&mut self.consensus_out) {
@@ -261,11 +273,19 @@ impl Replica {
                 });
             }
             Command::PersistState(state) => self.out.push(Action::PersistState(state)),
-            Command::PersistEntries { after, entries } => {
-                self.out.push(Action::PersistEntries { after, entries });
+            Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => {
+                self.out.push(Action::PersistEntries {
+                    after,
+                    anew,
+                    entries,
+                });
             }
             Command::Deliver(entry) => self.on_deliver(entry),
-            Command::Jump { base, in_sync } => self.on_jump(base.index, in_sync),
+            Command::Jump { base, roster } => self.on_jump(base.index, roster.in_sync),
             Command::Lead { view } => self.on_lead(view),
             Command::Follow { view, leader } => self.on_follow(view, leader),
             Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),

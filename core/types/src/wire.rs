@@ -3,7 +3,7 @@
 //! Decoding returns an error for anything that is not exactly one message of this version;
 //! it never panics and never allocates more than the bytes it was given justify.
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The version of every wire form. Replicas of different versions refuse each other.
 pub const WIRE_VERSION: u8 = 1;
@@ -24,21 +24,41 @@ pub enum WireError {
 
 /// The bytes of `message`.
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
-    postcard::to_extend(message, vec![WIRE_VERSION])
-        .expect("messages are plain data and a Vec grows")
+    encode_into(message, Vec::new())
+}
+
+/// The bytes of `message`, in the place of what `buffer` held.
+pub fn encode_into<T: Serialize>(message: &T, mut buffer: Vec<u8>) -> Vec<u8> {
+    buffer.clear();
+    buffer.push(WIRE_VERSION);
+    encode_part(message, buffer)
+}
+
+/// What `buffer` holds, and after it the bytes of `part`, without a version of its own.
+pub fn encode_part<T: Serialize>(part: &T, buffer: Vec<u8>) -> Vec<u8> {
+    postcard::to_extend(part, buffer).expect("messages are plain data and a Vec grows")
 }
 
 /// The message in `bytes`, all of them.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    match decode_front(bytes)? {
+        (message, []) => Ok(message),
+        (_, rest) => Err(WireError::Trailing(rest.len())),
+    }
+}
+
+/// The message at the front of `bytes`, which may borrow from them, and what follows it.
+pub fn decode_front<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T, &'a [u8]), WireError> {
     match bytes.split_first() {
         None => Err(WireError::Malformed("empty".into())),
-        Some((&WIRE_VERSION, body)) => match postcard::take_from_bytes(body) {
-            Ok((message, [])) => Ok(message),
-            Ok((_, rest)) => Err(WireError::Trailing(rest.len())),
-            Err(error) => Err(WireError::Malformed(error.to_string())),
-        },
+        Some((&WIRE_VERSION, body)) => decode_part(body),
         Some((version, _)) => Err(WireError::Version(*version)),
     }
+}
+
+/// The part of a message at the front of `bytes`, and what follows it.
+pub fn decode_part<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T, &'a [u8]), WireError> {
+    postcard::take_from_bytes(bytes).map_err(|error| WireError::Malformed(error.to_string()))
 }
 
 #[cfg(test)]

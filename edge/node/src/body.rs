@@ -327,8 +327,12 @@ impl Body {
                 self.storage.persist_state(state)?;
                 self.events.push_back(Event::StatePersisted(state.promised));
             }
-            Action::PersistEntries { after, entries } => {
-                self.storage.append(after, &entries)?;
+            Action::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => {
+                self.storage.append(after, anew, &entries)?;
                 self.storage.sync()?;
                 let last = entries.last().map_or(after, |e| e.viewstamp);
                 self.events.push_back(Event::EntriesPersisted(last));

@@ -4,9 +4,9 @@
 //! either the old or the new one. `log` is a sequence of checksummed records; a torn tail is
 //! what a crash leaves and is cut off, damage before the tail is reported.
 
-use apus::{DurableState, Entry, EntryKind, Start};
+use apus::{DurableState, Entry, Roster, Start};
 use plover_replica::GuestRecord;
-use plover_types::{ReplicaSet, Viewstamp, wire};
+use plover_types::{Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -60,7 +60,7 @@ struct StateFile {
 #[derive(Debug, Serialize, Deserialize)]
 enum Record {
     /// The log starts after this.
-    Base(Viewstamp, ReplicaSet),
+    Base(Viewstamp, Roster),
     /// What stood after this viewstamp is cut off.
     After(Viewstamp),
     /// The next entry.
@@ -73,7 +73,7 @@ struct Log {
     file: File,
     bytes: u64,
     base: Viewstamp,
-    in_sync_at_base: ReplicaSet,
+    roster_at_base: Roster,
     entries: VecDeque<Entry>,
 }
 
@@ -125,7 +125,8 @@ impl Storage {
                 durable: state.consensus,
                 log: log.iter().flat_map(|l| l.entries.iter().cloned()).collect(),
                 base: log.as_ref().map(|l| l.base).unwrap_or_default(),
-                in_sync_at_base: log.as_ref().map(|l| l.in_sync_at_base).unwrap_or_default(),
+                roster_at_base: log.as_ref().map(|l| l.roster_at_base).unwrap_or_default(),
+                forgotten: false,
             },
         };
         let state = found.unwrap_or_else(|| StateFile {
@@ -173,12 +174,16 @@ impl Storage {
     }
 
     /// Appends entries after `after`; durable at the next [`Storage::sync`].
-    pub fn append(&mut self, after: Viewstamp, entries: &[Entry]) -> Result<(), StorageError> {
-        let in_sync = self.state.guest.in_sync;
+    pub fn append(
+        &mut self,
+        after: Viewstamp,
+        anew: Option<Roster>,
+        entries: &[Entry],
+    ) -> Result<(), StorageError> {
         let Some(log) = &mut self.log else {
             return Ok(());
         };
-        log.append(after, entries, in_sync)
+        log.append(after, anew, entries)
             .map_err(io_error("cannot write", &log.path))?;
         self.unsynced = true;
         Ok(())
@@ -227,7 +232,7 @@ impl Log {
             file,
             bytes: 0,
             base: Viewstamp::default(),
-            in_sync_at_base: ReplicaSet::EMPTY,
+            roster_at_base: Roster::default(),
             entries: VecDeque::new(),
         };
         let mut at = 0;
@@ -259,9 +264,9 @@ impl Log {
 
     fn replay(&mut self, record: Record) -> Result<(), String> {
         match record {
-            Record::Base(base, in_sync) => {
+            Record::Base(base, roster) => {
                 self.base = base;
-                self.in_sync_at_base = in_sync;
+                self.roster_at_base = roster;
                 self.entries.clear();
             }
             Record::After(after) => self.cut_after(after),
@@ -280,19 +285,6 @@ impl Log {
         self.entries.back().map_or(self.base, |e| e.viewstamp)
     }
 
-    /// Whether `viewstamp` is the base or an entry of this log.
-    fn holds(&self, viewstamp: Viewstamp) -> bool {
-        let place = viewstamp.index.0.checked_sub(self.base.index.0);
-        match place {
-            None => false,
-            Some(0) => viewstamp == self.base,
-            Some(n) => self
-                .entries
-                .get(n as usize - 1)
-                .is_some_and(|e| e.viewstamp == viewstamp),
-        }
-    }
-
     fn cut_after(&mut self, after: Viewstamp) {
         while self
             .entries
@@ -306,16 +298,15 @@ impl Log {
     fn append(
         &mut self,
         after: Viewstamp,
+        anew: Option<Roster>,
         entries: &[Entry],
-        in_sync: ReplicaSet,
     ) -> io::Result<()> {
         let mut bytes = Vec::new();
-        if !self.holds(after) {
-            // The log jumps: what came before is not ours.
+        if let Some(roster) = anew {
             self.base = after;
-            self.in_sync_at_base = in_sync;
+            self.roster_at_base = roster;
             self.entries.clear();
-            push_record(&mut bytes, &Record::Base(after, in_sync));
+            push_record(&mut bytes, &Record::Base(after, roster));
         } else if after != self.last() {
             self.cut_after(after);
             push_record(&mut bytes, &Record::After(after));
@@ -337,16 +328,14 @@ impl Log {
         {
             if let Some(entry) = self.entries.pop_front() {
                 self.base = entry.viewstamp;
-                if let EntryKind::InSync(set) = entry.kind {
-                    self.in_sync_at_base = set;
-                }
+                self.roster_at_base.note(entry.kind);
             }
         }
     }
 
     fn rewrite(&mut self) -> io::Result<()> {
         let mut bytes = Vec::new();
-        push_record(&mut bytes, &Record::Base(self.base, self.in_sync_at_base));
+        push_record(&mut bytes, &Record::Base(self.base, self.roster_at_base));
         for entry in &self.entries {
             push_record(&mut bytes, &Record::Entry(entry.clone()));
         }
@@ -400,7 +389,7 @@ mod tests {
         };
         Entry {
             viewstamp,
-            kind: EntryKind::App,
+            kind: apus::EntryKind::App,
             payload: vec![index as u8; 100],
         }
     }
@@ -426,12 +415,15 @@ mod tests {
         storage
             .persist_state(DurableState {
                 promised: View::new(1, ReplicaId(0)),
+                ..DurableState::default()
             })
             .unwrap();
         storage
-            .append(stamp(0), &[entry(1), entry(2), entry(3)])
+            .append(stamp(0), None, &[entry(1), entry(2), entry(3)])
             .unwrap();
-        storage.append(stamp(2), &[entry(3), entry(4)]).unwrap();
+        storage
+            .append(stamp(2), None, &[entry(3), entry(4)])
+            .unwrap();
         storage.sync().unwrap();
     }
 
@@ -463,7 +455,9 @@ mod tests {
                 "cut {cut}"
             );
             if cut == 1 {
-                storage.append(stamp(3), &[entry(4), entry(5)]).unwrap();
+                storage
+                    .append(stamp(3), None, &[entry(4), entry(5)])
+                    .unwrap();
                 storage.sync().unwrap();
                 let (_, start) = Storage::open(dir.path(), "g", true).unwrap();
                 assert_eq!(log_of(&start), [1, 2, 3, 4, 5]);
@@ -479,7 +473,7 @@ mod tests {
         let log = storage.log.as_mut().unwrap();
         log.trim(Index(2));
         log.rewrite().unwrap();
-        storage.append(stamp(4), &[entry(5)]).unwrap();
+        storage.append(stamp(4), None, &[entry(5)]).unwrap();
         storage.sync().unwrap();
         let (_, start) = Storage::open(dir.path(), "g", true).unwrap();
         assert_eq!(log_of(&start), [3, 4, 5]);

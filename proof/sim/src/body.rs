@@ -159,8 +159,12 @@ impl World {
                 self.net.send(who, to, lane, bytes, &mut self.plan);
             }
             Action::PersistState(state) => self.store(who, Write::State(state)),
-            Action::PersistEntries { after, entries } => {
-                self.store(who, Write::Entries(after, entries));
+            Action::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => {
+                self.store(who, Write::Entries(after, anew, entries));
             }
             Action::PersistGuest(record) => self.store(who, Write::Guest(record)),
             Action::StartGuest => self.start_guest(who),

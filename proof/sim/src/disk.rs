@@ -3,9 +3,9 @@
 //! Writes become durable one after the other, each a while after it was asked for; a crash
 //! keeps some of those under way, in order, and loses the rest, told or not.
 
-use apus::{DurableState, Entry, Start};
+use apus::{DurableState, Entry, Roster, Start};
 use plover_replica::{Event, GuestRecord};
-use plover_types::{ReplicaSet, Viewstamp};
+use plover_types::Viewstamp;
 use std::collections::VecDeque;
 
 /// One write.
@@ -14,7 +14,7 @@ pub enum Write {
     /// The promise.
     State(DurableState),
     /// The log after this viewstamp.
-    Entries(Viewstamp, Vec<Entry>),
+    Entries(Viewstamp, Option<Roster>, Vec<Entry>),
     /// The guest record.
     Guest(GuestRecord),
 }
@@ -25,7 +25,7 @@ pub struct Disk {
     state: Option<DurableState>,
     guest: Option<GuestRecord>,
     base: Viewstamp,
-    in_sync_at_base: ReplicaSet,
+    roster_at_base: Roster,
     log: Vec<Entry>,
     under_way: VecDeque<Write>,
 }
@@ -47,22 +47,21 @@ impl Disk {
                 self.guest = Some(record);
                 None
             }
-            Write::Entries(after, entries) => {
+            Write::Entries(after, anew, entries) => {
                 let last = entries.last().map_or(after, |entry| entry.viewstamp);
-                self.append(after, entries);
+                self.append(after, anew, entries);
                 Some(Event::EntriesPersisted(last))
             }
         }
     }
 
-    fn append(&mut self, after: Viewstamp, entries: Vec<Entry>) {
-        let last = self.log.last().map_or(self.base, |entry| entry.viewstamp);
-        if after.index > last.index || after.index < self.base.index || !self.holds(after) {
-            // The log jumps: what came before is not ours.
+    fn append(&mut self, after: Viewstamp, anew: Option<Roster>, entries: Vec<Entry>) {
+        if let Some(roster) = anew {
             self.base = after;
-            self.in_sync_at_base = self.guest.unwrap_or_default().in_sync;
+            self.roster_at_base = roster;
             self.log.clear();
         }
+        assert!(self.holds(after), "a log with a gap before {after}");
         self.log
             .retain(|entry| entry.viewstamp.index <= after.index);
         self.log.extend(entries);
@@ -96,14 +95,16 @@ impl Disk {
                 durable,
                 log: Vec::new(),
                 base: Viewstamp::default(),
-                in_sync_at_base: ReplicaSet::EMPTY,
+                roster_at_base: Roster::default(),
+                forgotten: false,
             };
         }
         Start::Restarted {
             durable,
             log: self.log.clone(),
             base: self.base,
-            in_sync_at_base: self.in_sync_at_base,
+            roster_at_base: self.roster_at_base,
+            forgotten: false,
         }
     }
 }

@@ -65,10 +65,10 @@ impl Group {
                     assert!(bytes.len() <= MESSAGE_BYTES_MAX);
                     self.wire.push_back((core, usize::from(to.0), bytes));
                 }
-                Command::PersistState(DurableState { promised }) => {
+                Command::PersistState(DurableState { promised, .. }) => {
                     self.apply(core, Event::StatePersisted(promised));
                 }
-                Command::PersistEntries { after, entries } => {
+                Command::PersistEntries { after, entries, .. } => {
                     let last = entries.last().map_or(after, |entry| entry.viewstamp);
                     self.unwritten.push((core, last));
                 }
@@ -111,7 +111,8 @@ impl Group {
 
     pub fn propose(&mut self, kind: EntryKind, bytes: usize) -> Result<Viewstamp, ProposeError> {
         let mut out = Vec::new();
-        let result = self.cores[0].propose(self.now, kind, vec![7; bytes], &mut out);
+        let result = self.cores[0].propose(self.now, kind, vec![7; bytes]);
+        self.cores[0].flush(self.now, &mut out);
         self.obey(0, out);
         result
     }
@@ -132,6 +133,7 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         me: ReplicaId(me),
         members: ReplicaSet::of((0..size).map(ReplicaId)),
         first_leader: ReplicaId(0),
+        any_voter_stands: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
         durability,

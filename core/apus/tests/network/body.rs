@@ -37,7 +37,6 @@ impl World {
 
     pub(super) fn obey(&mut self, node: usize, commands: Vec<Command>) {
         let incarnation = self.nodes[node].incarnation;
-        let mut jumped = None;
         for command in commands {
             match command {
                 Command::Write { to, bytes } => self.transmit(node, usize::from(to.0), bytes),
@@ -45,20 +44,23 @@ impl World {
                     let delay = Micros(self.random.range(100, 3000));
                     self.schedule(delay, Step::StateWritten(node, incarnation, state));
                 }
-                Command::PersistEntries { after, entries } => {
+                Command::PersistEntries {
+                    after,
+                    anew,
+                    entries,
+                } => {
                     let write = Write {
                         after,
+                        anew,
                         entries,
-                        in_sync: jumped,
                     };
                     let disk = &mut self.nodes[node].disk;
                     let delay = disk.submit(write, self.now, &mut self.random);
                     self.schedule(delay, Step::EntriesWritten(node, incarnation));
                 }
                 Command::Deliver(entry) => self.delivered(node, entry),
-                Command::Jump { base, in_sync } => {
-                    jumped = Some(in_sync);
-                    self.nodes[node].jumped_to = jumped;
+                Command::Jump { base, roster } => {
+                    self.nodes[node].jumped_to = Some(roster.in_sync);
                     self.nodes[node].cursor = Some(base.index);
                 }
                 Command::Lead { view } => {

@@ -1,15 +1,15 @@
 //! A disk that writes late and in order, and loses what it has not written.
 
-use apus::{Durability, DurableState, Entry, EntryKind, Start};
-use plover_types::{Index, Micros, ReplicaSet, SplitMix64, Viewstamp};
+use apus::{Durability, DurableState, Entry, Roster, Start};
+use plover_types::{Index, Micros, SplitMix64, Viewstamp};
 use std::collections::VecDeque;
 
-/// The log after `after` becomes `entries`; `in_sync` came with a jump just before.
+/// The log after `after` becomes `entries`; it begins there if `anew` says who is who.
 #[derive(Debug)]
 pub struct Write {
     pub after: Viewstamp,
     pub entries: Vec<Entry>,
-    pub in_sync: Option<ReplicaSet>,
+    pub anew: Option<Roster>,
 }
 
 /// What one replica finds again after a crash.
@@ -17,18 +17,18 @@ pub struct Write {
 pub struct Disk {
     state: Option<DurableState>,
     base: Viewstamp,
-    in_sync_at_base: ReplicaSet,
+    roster_at_base: Roster,
     log: VecDeque<Entry>,
     busy_until: Micros,
     waiting: VecDeque<Write>,
 }
 
 impl Disk {
-    pub fn new(in_sync_at_base: ReplicaSet) -> Self {
+    pub fn new(roster_at_base: Roster) -> Self {
         Self {
             state: None,
             base: Viewstamp::default(),
-            in_sync_at_base,
+            roster_at_base,
             log: VecDeque::new(),
             busy_until: Micros::ZERO,
             waiting: VecDeque::new(),
@@ -46,13 +46,15 @@ impl Disk {
                 durable,
                 log: Vec::new(),
                 base: Viewstamp::default(),
-                in_sync_at_base: self.in_sync_at_base,
+                roster_at_base: self.roster_at_base,
+                forgotten: false,
             },
             Durability::Disk => Start::Restarted {
                 durable,
                 log: self.log.iter().cloned().collect(),
                 base: self.base,
-                in_sync_at_base: self.in_sync_at_base,
+                roster_at_base: self.roster_at_base,
+                forgotten: false,
             },
         }
     }
@@ -65,10 +67,7 @@ impl Disk {
     }
 
     pub fn write_state(&mut self, state: DurableState) {
-        let promised = self
-            .state
-            .map_or(state.promised, |old| old.promised.max(state.promised));
-        self.state = Some(DurableState { promised });
+        self.state = Some(state);
     }
 
     /// Does the oldest write, and says up to where the log is now stable.
@@ -77,7 +76,7 @@ impl Disk {
         let Write {
             after,
             entries,
-            in_sync,
+            anew,
         } = write;
         let position = self.log.iter().position(|entry| entry.viewstamp == after);
         if after == self.base {
@@ -87,7 +86,7 @@ impl Disk {
         } else {
             self.log.clear();
             self.base = after;
-            self.in_sync_at_base = in_sync.expect("a log that begins anew comes with a jump");
+            self.roster_at_base = anew.expect("what is not held begins anew");
         }
         self.log.extend(entries);
         self.log.back().map_or(after, |entry| entry.viewstamp)
@@ -106,9 +105,7 @@ impl Disk {
         {
             let entry = self.log.pop_front().expect("just seen");
             self.base = entry.viewstamp;
-            if let EntryKind::InSync(set) = entry.kind {
-                self.in_sync_at_base = set;
-            }
+            self.roster_at_base.note(entry.kind);
         }
     }
 }

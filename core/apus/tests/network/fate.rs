@@ -12,6 +12,7 @@ impl World {
             me,
             members: ReplicaSet::of((0..setup.replicas).map(ReplicaId)),
             first_leader: ReplicaId(0),
+            any_voter_stands: false,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: setup.durability,

@@ -11,7 +11,9 @@ pub mod checks;
 pub mod disk;
 mod fate;
 
-use apus::{Apus, Canary, Durability, DurableState, EntryKind, Event, Phase, ProposeError};
+use apus::{
+    Apus, Canary, Durability, DurableState, EntryKind, Event, Members, Phase, ProposeError, Roster,
+};
 use checks::Checks;
 use disk::Disk;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, Viewstamp};
@@ -128,10 +130,14 @@ pub struct World {
 impl World {
     pub fn new(setup: Setup) -> Self {
         let mut random = SplitMix64::new(setup.seed ^ 0x0070_6c6f_7665);
+        let first = Roster {
+            in_sync: ReplicaSet::of([ReplicaId(0)]),
+            members: Members::of(ReplicaSet::of((0..setup.replicas).map(ReplicaId))),
+        };
         let nodes = (0..setup.replicas).map(|_| Node {
             core: None,
             incarnation: 0,
-            disk: Disk::new(ReplicaSet::of([ReplicaId(0)])),
+            disk: Disk::new(first),
             cursor: None,
             holds: false,
             empty: false,
@@ -200,7 +206,8 @@ impl World {
             .core
             .as_mut()
             .ok_or(ProposeError::NotLeader)?;
-        let result = core.propose(now, kind, payload, &mut out);
+        let result = core.propose(now, kind, payload);
+        core.flush(now, &mut out);
         self.obey(node, out);
         result
     }

@@ -47,6 +47,9 @@ fn digest(entry: &Entry) -> u64 {
         EntryKind::Noop => 1,
         EntryKind::App => 2,
         EntryKind::InSync(set) => 3 + u64::from(set.0),
+        EntryKind::Members(members) => {
+            1 << 20 | u64::from(members.voters.0) << 32 | u64::from(members.learners.0) << 48
+        }
     };
     let mut sum = mix(mix(entry.viewstamp.view.0, entry.viewstamp.index.0), kind);
     for chunk in entry.payload.chunks(8) {
@@ -104,7 +107,7 @@ impl CommittedLog {
     fn learn(&mut self, entry: &Entry) {
         match entry.kind {
             EntryKind::InSync(set) => self.in_sync = set,
-            EntryKind::Noop => {}
+            EntryKind::Noop | EntryKind::Members(_) => {}
             EntryKind::App => match wire::decode(&entry.payload) {
                 Ok(Payload::Inputs(frames)) => {
                     for frame in frames {

@@ -1,0 +1,97 @@
+//! Buffers that go round, so that the steady state allocates nothing.
+//!
+//! ```text
+//!   received bytes --copy--> log --copy--> Deliver(entry) --caller--> recycle
+//!                             |                                          |
+//!                            trim --------------> POOL <-----------------+
+//!                                                   |
+//!                          Write{bytes} <---lend----+
+//! ```
+//!
+//! Buffers are kept by size, a power of two: one that once held a large message would otherwise
+//! come back to carry a few bytes and stay in the log for as long as the log is kept.
+
+/// The smallest buffer, bytes.
+const BYTES_MIN: usize = 64;
+/// Sizes kept: 64 B, doubling, up to 1 MiB. Larger ones are worth an allocation.
+const SIZES: usize = 15;
+/// Bytes kept of each size: a window of messages to each of eight peers, or the entries of a
+/// turn.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// Spare buffers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pool {
+    spare: [Vec<Vec<u8>>; SIZES],
+}
+
+impl Pool {
+    /// An empty buffer with room for `bytes`.
+    pub(crate) fn lend(&mut self, bytes: usize) -> Vec<u8> {
+        let room = bytes.max(BYTES_MIN).next_power_of_two();
+        let spare = self.spare.get_mut(size_of(room));
+        spare
+            .and_then(Vec::pop)
+            .unwrap_or_else(|| Vec::with_capacity(room))
+    }
+
+    /// A buffer that holds `bytes`.
+    pub(crate) fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        if bytes.is_empty() {
+            return Vec::new();
+        }
+        let mut buffer = self.lend(bytes.len());
+        buffer.extend_from_slice(bytes);
+        buffer
+    }
+
+    /// Takes a buffer back, wherever it came from.
+    pub(crate) fn give(&mut self, mut buffer: Vec<u8>) {
+        let capacity = buffer.capacity();
+        if capacity < BYTES_MIN {
+            return;
+        }
+        // What it can hold for certain: the power of two at or below its capacity.
+        let room = 1 << capacity.ilog2();
+        if let Some(spare) = self.spare.get_mut(size_of(room)) {
+            if spare.len() * room < KEPT_BYTES_MAX {
+                buffer.clear();
+                spare.push(buffer);
+            }
+        }
+    }
+}
+
+/// Which size a power of two from [`BYTES_MIN`] on is.
+fn size_of(room: usize) -> usize {
+    (room.ilog2() - BYTES_MIN.ilog2()) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_for_its_own_size_only() {
+        let mut pool = Pool::default();
+        let mut large = pool.lend(5000);
+        large.push(1);
+        let place = large.as_ptr();
+        pool.give(large);
+        assert_ne!(pool.lend(100).capacity(), 8192);
+        let again = pool.lend(8000);
+        assert_eq!((again.as_ptr(), again.len()), (place, 0));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut pool = Pool::default();
+        for _ in 0..100 {
+            pool.give(Vec::with_capacity(100_000));
+            pool.give(Vec::with_capacity(3));
+            pool.give(Vec::with_capacity(8 << 20));
+        }
+        let kept: usize = pool.spare.iter().flatten().map(Vec::capacity).sum();
+        assert!(kept <= 2 * KEPT_BYTES_MAX, "{kept}");
+    }
+}
