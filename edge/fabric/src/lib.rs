@@ -29,6 +29,7 @@ mod api;
 pub mod contract;
 mod error;
 pub mod faulty;
+pub mod floor;
 mod hello;
 mod poll;
 pub mod ring;

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A peer's bell.
 #[derive(Debug)]
-pub(super) struct Bell {
+pub(crate) struct Bell {
     eventfd: OwnedFd,
     /// For which nap it was rung last.
     rung: u64,
@@ -31,7 +31,7 @@ pub(super) struct Bell {
 /// What came as a bell is none.
 #[derive(Debug, thiserror::Error)]
 #[error("the bell it offers is not an eventfd that never blocks")]
-pub(super) struct NoBell;
+pub(crate) struct NoBell;
 
 /// A bell of our own.
 pub(super) fn make() -> io::Result<OwnedFd> {
@@ -39,6 +39,11 @@ pub(super) fn make() -> io::Result<OwnedFd> {
         0,
         EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
     )?)
+}
+
+/// A bell for a sleeper who waits in a read of it, as nobody does but the bare [`crate::floor`].
+pub(crate) fn eventfd_of_sleeper() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?)
 }
 
 impl Bell {
@@ -57,15 +62,25 @@ impl Bell {
         }
     }
 
+    /// The bell of a bare sleeper of this process.
+    pub fn bare(eventfd: OwnedFd) -> Self {
+        Self { eventfd, rung: 0 }
+    }
+
     /// Wakes the peer if it naps. What it is to see must have been stored before.
     pub fn ring(&mut self, nap: &AtomicU64) {
         fence(Ordering::SeqCst);
         let nap = nap.load(Ordering::Relaxed);
         if nap != 0 && nap != self.rung {
             self.rung = nap;
-            // The only failure is a counter at its limit, after 2^64 rings.
-            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+            self.ring_anyway();
         }
+    }
+
+    /// Wakes the peer whether it naps or not.
+    pub fn ring_anyway(&self) {
+        // The only failure is a counter at its limit, after 2^64 rings.
+        let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
 }
 

@@ -34,7 +34,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// What one cell of a region says. Each is written by the region's writer alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cell {
+pub(crate) enum Cell {
     /// Up to where records were put into this region's ring.
     Tail(Lane),
     /// Up to where the writer has read the reader's records, in its own region.
@@ -55,7 +55,7 @@ impl Cell {
 
 /// Where the rings lie in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     capacities: [Capacity; 2],
 }
 
@@ -153,7 +153,7 @@ impl Drop for Mapping {
 
 /// A region that this replica reads and a peer writes.
 #[derive(Debug)]
-pub(super) struct Inbound {
+pub(crate) struct Inbound {
     mapping: Mapping,
 }
 
@@ -183,7 +183,7 @@ impl Inbound {
 }
 
 /// One ring of an [`Inbound`].
-pub(super) struct InboundRing<'a> {
+pub(crate) struct InboundRing<'a> {
     mapping: &'a Mapping,
     lane: Lane,
 }
@@ -200,7 +200,7 @@ impl RingMemory for InboundRing<'_> {
 
 /// A peer's region, which this replica writes.
 #[derive(Debug)]
-pub(super) struct Outbound {
+pub(crate) struct Outbound {
     mapping: Mapping,
 }
 
@@ -209,7 +209,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// Why memory that a peer offers is not taken.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadMemory {
+pub(crate) enum BadMemory {
     #[error("it is not sealed against shrinking and growing")]
     Seals,
     #[error("it has {found} bytes, not {expected}")]

@@ -36,6 +36,12 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
+/// Memory and waking alone, for the floor.
+pub(crate) mod bare {
+    pub(crate) use super::bell::{Bell, eventfd_of_sleeper};
+    pub(crate) use super::memory::{Cell, Inbound, Layout, Outbound};
+}
+
 pub use config::{ShmConfig, ShmPlace, ShmTimes};
 
 use crate::hello::{GroupName, Hello, Refusal, Session};
