@@ -13,7 +13,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, GUEST, LAB};
+use packages::{BENCH, CONSENSUS, GUEST, LAB};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -102,6 +102,18 @@ fn run(task: Task) -> Result<ExitCode> {
                 cargo = cargo.with_guest()?;
             }
             cargo.args(["lab"]).args(rest.arguments).become_it()
+        }
+        // Consensus alone needs no lab and no guest, but the systems it is measured beside.
+        Task::Bench(rest)
+            if rest
+                .arguments
+                .first()
+                .is_some_and(|word| word == "consensus") =>
+        {
+            if let Err(error) = packages::ensure(&[CONSENSUS]) {
+                eprintln!("x: {error:#}; the benchmark goes on without what is missing");
+            }
+            Cargo::run("plover-bench").args(rest.arguments).become_it()
         }
         Task::Bench(rest) => {
             packages::ensure(&[LAB, GUEST, BENCH])?;

@@ -36,6 +36,13 @@ pub(crate) const GUEST: &[Need] = &[
 /// To load a lab with the clients that people know: `redis-benchmark`.
 pub(crate) const BENCH: &[Need] = &[need("redis-benchmark", "redis-tools")];
 
+/// To measure consensus beside the systems that people know. Only `bench consensus` asks for them.
+pub(crate) const CONSENSUS: &[Need] = &[
+    need("etcd", "etcd-server"),
+    need("/usr/share/java/zookeeper.jar", "zookeeper"),
+    need("java", "default-jre-headless"),
+];
+
 /// Installs what is missing, and says so. Where that is not possible, the error names the
 /// packages.
 pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {

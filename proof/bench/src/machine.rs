@@ -55,6 +55,14 @@ impl Machine {
             accel: accel.to_string(),
         }
     }
+
+    /// What concerns no guest.
+    pub fn hardware(&self) -> String {
+        format!(
+            "{}, {} cores, {} GiB, Linux {}",
+            self.cpu, self.cores, self.memory_gib, self.kernel
+        )
+    }
 }
 
 impl std::fmt::Display for Machine {

@@ -1,10 +1,11 @@
-//! Benchmarks on the lab: A against B in one run, interleaved, as distributions.
+//! Benchmarks: A against B in one run, interleaved, as distributions.
 //!
-//! Everything goes through the `plover` command, as a user would: a lab is brought up, a client
-//! runs in its client namespace, the lab's status is read, the lab is taken down. Machines are
-//! shared and noisy, so figures are medians with their spread, and only ratios within one run
-//! are compared.
+//! What concerns guests goes through the `plover` command, as a user would: a lab is brought up,
+//! a client runs in its client namespace, the lab's status is read, the lab is taken down; what
+//! concerns the log alone is in `consensus`. Machines are shared and noisy, so figures are
+//! medians with their spread, and only ratios within one run are compared.
 
+mod consensus;
 mod failover;
 mod lab;
 mod machine;
@@ -27,6 +28,12 @@ enum Bench {
     Quick(quick::Options),
     /// The client's gap when the leader is killed under load, by parts.
     Failover(failover::Options),
+    /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
+    /// ZooKeeper and an in-process Raft.
+    Consensus(consensus::Options),
+    /// One replica of `consensus`; started by it.
+    #[command(hide = true)]
+    ConsensusReplica(consensus::ReplicaOptions),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +41,8 @@ fn main() -> ExitCode {
     let done = match arguments.bench {
         Bench::Quick(options) => quick::run(&options),
         Bench::Failover(options) => failover::run(&options),
+        Bench::Consensus(options) => consensus::run(&options),
+        Bench::ConsensusReplica(options) => consensus::run_replica(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,187 @@
+//! One load's figures, and how they are taken.
+//!
+//! The CPU time of an entry is that of *all* processes which had a part in it, clients included,
+//! divided by the entries committed meanwhile: a system that is quick because it keeps two cores
+//! busy shall not look cheap.
+
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+/// What one load showed in one round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Entries that counted.
+    pub entries: u64,
+    /// Entries a second.
+    pub entries_per_s: f64,
+    /// Half of them took at most this long.
+    pub p50_us: f64,
+    /// 99 of 100 took at most this long.
+    pub p99_us: f64,
+    /// CPU time of all processes, an entry; nothing where nobody could count it.
+    pub cpu_us: Option<f64>,
+    /// Entries that one sync of the leader's disk carried; nothing in memory.
+    pub entries_per_sync: Option<f64>,
+}
+
+/// Latencies of one load as they come: first those of the warm-up, which do not count.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    counts_from: Instant,
+    until: Instant,
+    /// All entries, the warm-up's too: what the CPU time is divided by.
+    pub entries_in_all: u64,
+    nanos: Vec<u64>,
+}
+
+/// Room for this many latencies is made beforehand, so that recording never moves them.
+const LATENCIES: usize = 1 << 21;
+
+impl Recorder {
+    pub fn new(warm_up: Duration, span: Duration) -> Self {
+        // Not zeros: they would be pages that are only made when they are written.
+        let mut nanos = vec![u64::MAX; LATENCIES];
+        nanos.clear();
+        let counts_from = Instant::now() + warm_up;
+        Self {
+            counts_from,
+            until: counts_from + span,
+            entries_in_all: 0,
+            nanos,
+        }
+    }
+
+    /// Whether the load is over at `now`.
+    pub fn is_over(&self, now: Instant) -> bool {
+        now >= self.until
+    }
+
+    /// An entry that was given at `start` is committed at `now`.
+    pub fn record(&mut self, start: Instant, now: Instant) {
+        self.entries_in_all += 1;
+        if start >= self.counts_from && now <= self.until {
+            self.nanos.push((now - start).as_nanos() as u64);
+        }
+    }
+
+    /// The figures, without CPU time.
+    pub fn finish(self) -> Measured {
+        let span = self.until - self.counts_from;
+        of_latencies(self.nanos, span)
+    }
+}
+
+/// The figures of latencies in nanoseconds that were all taken within `span`.
+pub(crate) fn of_latencies(mut nanos: Vec<u64>, span: Duration) -> Measured {
+    nanos.sort_unstable();
+    let at = |per_mille: usize| {
+        let last = nanos.len().saturating_sub(1);
+        nanos
+            .get(last * per_mille / 1000)
+            .map_or(f64::NAN, |&nanos| nanos as f64 / 1e3)
+    };
+    Measured {
+        entries: nanos.len() as u64,
+        entries_per_s: nanos.len() as f64 / span.as_secs_f64(),
+        p50_us: at(500),
+        p99_us: at(990),
+        cpu_us: None,
+        entries_per_sync: None,
+    }
+}
+
+/// The CPU time that this process and some others use from here on.
+#[derive(Debug)]
+pub(crate) struct CpuMeter {
+    others: Vec<u32>,
+    before: Duration,
+}
+
+impl CpuMeter {
+    /// Starts to count; `others` are the process ids beside our own.
+    pub fn start(others: Vec<u32>) -> io::Result<Self> {
+        let before = used(&others)?;
+        Ok(Self { others, before })
+    }
+
+    /// Microseconds per entry since the start.
+    pub fn per_entry(&self, entries: u64) -> io::Result<f64> {
+        let used = used(&self.others)?.saturating_sub(self.before);
+        Ok(used.as_secs_f64() * 1e6 / entries as f64)
+    }
+}
+
+fn used(others: &[u32]) -> io::Result<Duration> {
+    let mut sum = cpu_time(libc::CLOCK_PROCESS_CPUTIME_ID)?;
+    for &pid in others {
+        let mut clock = 0;
+        // SAFETY: `clock` is a valid place for the clock's id.
+        let error = unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, &mut clock) };
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        sum += cpu_time(clock)?;
+    }
+    Ok(sum)
+}
+
+/// All threads of a process, those that have ended too; exact to the nanosecond, where
+/// `/proc/PID/stat` counts ticks of 10 ms.
+fn cpu_time(clock: libc::clockid_t) -> io::Result<Duration> {
+    let mut time = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: `time` is a valid place for one timespec.
+    if unsafe { libc::clock_gettime(clock, time.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so it has filled the structure.
+    let time = unsafe { time.assume_init() };
+    Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_of_known_latencies() {
+        let nanos = (1..=1001).map(|n| n * 1000).collect();
+        let measured = of_latencies(nanos, Duration::from_secs(2));
+        assert_eq!((measured.p50_us, measured.p99_us), (501.0, 991.0));
+        assert_eq!((measured.entries, measured.entries_per_s), (1001, 500.5));
+        assert!(
+            of_latencies(Vec::new(), Duration::from_secs(1))
+                .p50_us
+                .is_nan()
+        );
+    }
+
+    #[test]
+    fn the_warm_up_does_not_count() {
+        let mut recorder = Recorder::new(Duration::from_secs(1), Duration::from_secs(1));
+        let start = recorder.counts_from;
+        recorder.record(start - Duration::from_millis(1), start);
+        recorder.record(start, start + Duration::from_millis(1));
+        recorder.record(start, start + Duration::from_secs(2));
+        assert_eq!(recorder.entries_in_all, 3);
+        let measured = recorder.finish();
+        assert_eq!((measured.entries, measured.p50_us), (1, 1000.0));
+    }
+
+    #[test]
+    fn another_process_is_counted() {
+        let mut busy = std::process::Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let meter = CpuMeter::start(vec![busy.id()]).unwrap();
+        let alone = CpuMeter::start(Vec::new()).unwrap();
+        while meter.per_entry(1).unwrap() < 10_000.0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(alone.per_entry(1).unwrap() < meter.per_entry(1).unwrap());
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+    }
+}

@@ -1,0 +1,201 @@
+//! `./x bench consensus`: what an entry of the log costs, beside its limits and its peers.
+//!
+//! Everything is measured in one run and in rounds: each round puts every system under every
+//! load once, for a second or less, and every other round goes backwards, so that a change of the
+//! machine's mood hits all alike. Figures are the medians of the rounds, with the least and the
+//! greatest; ratios are taken round by round.
+//!
+//! ```text
+//!   plan      which systems, which loads
+//!   subject   a system that runs: ours (`ours`), others' (`peers`), the limits (`floors`)
+//!   measured  latencies and CPU time of one load
+//!   report    table, JSON, a page with charts, and what must hold
+//! ```
+//!
+//! A system that cannot run here is named, with the reason, and left out.
+
+mod children;
+mod floors;
+mod load;
+mod measured;
+mod ours;
+mod peers;
+mod plan;
+mod report;
+mod subject;
+
+pub(crate) use ours::ReplicaOptions;
+pub(crate) use ours::replica::run as run_replica;
+
+use anyhow::{Context, Result, bail};
+use children::Scratch;
+use load::Spans;
+use plan::{FabricKind, Medium, Plan, Series, Setup, System};
+use report::Report;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use subject::Subject;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// What the claims need, in a few minutes.
+    #[arg(long)]
+    quick: bool,
+    /// Only systems with one of these words in their description, such as
+    /// `--only 'etcd;plover shm, memory'`.
+    #[arg(long, value_delimiter = ';')]
+    only: Vec<String>,
+    /// How often everything is measured.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// The folder for report.json and report.html [default: bench/consensus beside the program's
+    /// build].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// A folder on the disk that is measured [default: beside the program's build].
+    #[arg(long)]
+    disk: Option<PathBuf>,
+}
+
+/// The tmpfs that every Linux has.
+const MEMORY: &str = "/dev/shm";
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let fabrics = [FabricKind::Tcp, FabricKind::Shm, FabricKind::Ofi];
+    let mut plan = match options.quick {
+        true => Plan::quick(&fabrics),
+        false => Plan::full(&fabrics),
+    };
+    plan.rounds = options.rounds.unwrap_or(plan.rounds);
+    plan.keep(&options.only);
+    if plan.series.is_empty() {
+        bail!("--only names no system: try 'plover', 'floor', 'etcd' or 'zookeeper'");
+    }
+    let built = built_folder()?;
+    let disk = options.disk.clone().unwrap_or_else(|| built.clone());
+    if is_tmpfs(&disk)? {
+        bail!(
+            "{} lies in memory: name a folder on a disk with --disk",
+            disk.display()
+        );
+    }
+    children::watch_signals()?;
+    let mut bench = Bench {
+        memory: Scratch::new(Path::new(MEMORY))?,
+        disk: Scratch::new(&disk)?,
+        kept: BTreeMap::new(),
+        report: Report::new(&plan, &disk),
+    };
+    eprintln!(
+        "{} series, {} rounds, at least {:.0} s",
+        plan.series.len(),
+        plan.rounds,
+        plan.seconds_at_least()
+    );
+    bench.rounds(&plan);
+    let Bench { report, kept, .. } = bench;
+    drop(kept);
+    let out = options
+        .out
+        .clone()
+        .unwrap_or_else(|| built.join("consensus"));
+    report.write(&out)
+}
+
+/// `bench` beside the profile's folder of the build.
+fn built_folder() -> Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot find this program's own file")?;
+    let target = me
+        .ancestors()
+        .nth(2)
+        .context("this program lies in no folder")?;
+    let folder = target.join("bench");
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+fn is_tmpfs(folder: &Path) -> Result<bool> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let found = rustix::fs::statfs(folder)
+        .with_context(|| format!("cannot look at {}", folder.display()))?;
+    Ok(found.f_type == TMPFS_MAGIC)
+}
+
+struct Bench {
+    memory: Scratch,
+    disk: Scratch,
+    /// Systems that live through all rounds.
+    kept: BTreeMap<Setup, Box<dyn Subject>>,
+    report: Report,
+}
+
+impl Bench {
+    fn rounds(&mut self, plan: &Plan) {
+        let start = Instant::now();
+        for round in 0..plan.rounds {
+            let mut series: Vec<_> = plan.series.iter().collect();
+            if round % 2 == 1 {
+                series.reverse();
+            }
+            for (number, series) in series.iter().enumerate() {
+                if self.report.is_missing(series.setup) {
+                    continue;
+                }
+                eprintln!(
+                    "{:>4.0} s  round {}/{}, {}/{}: {}",
+                    start.elapsed().as_secs_f64(),
+                    round + 1,
+                    plan.rounds,
+                    number + 1,
+                    plan.series.len(),
+                    series.setup
+                );
+                if let Err(error) = self.series(plan, series) {
+                    eprintln!("        left out: {error:#}");
+                    self.report.leave_out(series.setup, format!("{error:#}"));
+                    self.kept.remove(&series.setup);
+                }
+            }
+        }
+    }
+
+    fn series(&mut self, plan: &Plan, series: &Series) -> Result<()> {
+        let mut subject = match self.kept.remove(&series.setup) {
+            Some(subject) => subject,
+            None => self.start(series.setup)?,
+        };
+        let spans = Spans {
+            warm_up: plan.warm_up,
+            span: plan.span,
+        };
+        for &load in &series.loads {
+            let measured = subject.measure(load, spans).with_context(|| {
+                format!("{} bytes, {} connections", load.bytes, load.connections)
+            })?;
+            self.report.add(series.setup, load, measured);
+        }
+        if subject.outlives_the_round() {
+            self.kept.insert(series.setup, subject);
+        }
+        Ok(())
+    }
+
+    fn start(&self, setup: Setup) -> Result<Box<dyn Subject>> {
+        let name = setup.to_string().replace([' ', ','], "-");
+        let folder = match setup.medium {
+            Medium::Memory => self.memory.folder(&name),
+            Medium::Disk => self.disk.folder(&name),
+        }?;
+        Ok(match setup.system {
+            System::PingPong(kind) | System::Floor(kind) => floors::start(setup, kind, &folder)?,
+            System::Fdatasync => floors::fdatasync(&folder)?,
+            System::Plover(kind) => Box::new(ours::Group::start(setup, kind, &folder)?),
+            System::PloverClients => bail!("the log server is not built in yet"),
+            System::Etcd => Box::new(peers::etcd::Etcd::start(&folder)?),
+            System::ZooKeeper => Box::new(peers::zookeeper::ZooKeeper::start(&folder)?),
+            System::Raft => Box::new(peers::raft::InProcess::start()?),
+        })
+    }
+}

@@ -1,0 +1,36 @@
+//! Opening a fabric for one replica of the benchmark.
+
+use super::super::plan::FabricKind;
+use super::ReplicaOptions;
+use anyhow::{Context, Result, bail};
+use plover_fabric::{Fabric, ShmConfig, ShmFabric, TcpConfig, TcpFabric};
+use plover_types::ReplicaId;
+
+/// The group's name: what keeps strangers out.
+const GROUP: &str = "bench";
+
+pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric>> {
+    let me = usize::from(options.me);
+    let listen = *options
+        .replicas
+        .get(me)
+        .context("this replica has no address")?;
+    let all = options.replicas.iter().enumerate();
+    let peers = all.filter(|(id, _)| *id != me);
+    match options.fabric {
+        FabricKind::Tcp => {
+            let peers = peers.map(|(id, address)| (ReplicaId(id as u8), *address));
+            let config = TcpConfig::new(GROUP, ReplicaId(options.me), listen, peers.collect());
+            Ok(Box::new(TcpFabric::new(config)?))
+        }
+        FabricKind::Shm => {
+            let peers = peers.map(|(id, _)| ReplicaId(id as u8));
+            // The address of the first replica is of this group alone: names without files are
+            // the host's.
+            let group = format!("{GROUP}-{}", options.replicas[0]);
+            let config = ShmConfig::new(group, ReplicaId(options.me), peers.collect());
+            Ok(Box::new(ShmFabric::new(config)?))
+        }
+        FabricKind::Ofi => bail!("{} is not built in", options.fabric),
+    }
+}

@@ -1,0 +1,222 @@
+//! A replica as thin as it can be: the consensus core, a fabric, and the loop between them.
+//!
+//! One thread. It waits for the fabric, takes what came, applies it, carries out what follows and
+//! hands the fabric what gathered. What the loop does beside that would be measured as the
+//! protocol's cost.
+
+use super::super::plan::Medium;
+use anyhow::{Context, Result, bail};
+use apus::{Apus, Command, Config, Durability, EntryKind, Event, Phase, ProposeError, Start};
+use plover_fabric::{Fabric, FabricEvent, Lane};
+use plover_types::{Micros, ReplicaId, ReplicaSet};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+/// As etcd's defaults: nobody is suspected because two cores are busy.
+const HEARTBEAT: Micros = Micros::from_ms(100);
+const TIMEOUT: Micros = Micros::from_ms(1000);
+/// Far more than what is outstanding, so that a backup can be behind for a moment.
+const LOG_BYTES_MAX: usize = 64 << 20;
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
+const LEADER: ReplicaId = ReplicaId(0);
+
+/// A replica of the benchmark.
+pub(super) struct Node {
+    me: ReplicaId,
+    core: Apus,
+    fabric: Box<dyn Fabric>,
+    began: Instant,
+    commands: Vec<Command>,
+    events: Vec<FabricEvent>,
+    up: ReplicaSet,
+    /// Entries of the application that were delivered since they were last taken.
+    delivered: usize,
+}
+
+impl Node {
+    pub fn new(
+        me: ReplicaId,
+        replicas: usize,
+        medium: Medium,
+        fabric: Box<dyn Fabric>,
+    ) -> Result<Self> {
+        if medium == Medium::Disk {
+            bail!("the replica has no stable storage yet");
+        }
+        let config = Config {
+            me,
+            members: ReplicaSet::of((0..replicas as u8).map(ReplicaId)),
+            first_leader: LEADER,
+            any_voter_stands: true,
+            heartbeat: HEARTBEAT,
+            timeout: TIMEOUT,
+            durability: Durability::Memory,
+            log_bytes_max: LOG_BYTES_MAX,
+            message_bytes_max: MESSAGE_BYTES_MAX.min(fabric.record_bytes_max(Lane::Log)),
+            seed: u64::from(std::process::id()),
+            canary: apus::Canary::None,
+        };
+        let mut core = Apus::new(config, Start::Fresh, Micros(1));
+        core.set_holds_state(me == LEADER);
+        Ok(Self {
+            me,
+            core,
+            fabric,
+            began: Instant::now(),
+            commands: Vec::new(),
+            events: Vec::new(),
+            up: ReplicaSet::EMPTY,
+            delivered: 0,
+        })
+    }
+
+    fn now(&self) -> Micros {
+        Micros(self.began.elapsed().as_micros() as u64 + 1)
+    }
+
+    /// Whether it leads and reaches so many backups.
+    pub fn leads(&self, backups: usize) -> bool {
+        self.core.status().phase == Phase::Leading && self.up.len() == backups
+    }
+
+    /// Puts an entry into the log; `false` while the log is full.
+    pub fn propose(&mut self, payload: &[u8]) -> Result<bool> {
+        let mut bytes = self.core.buffer(payload.len());
+        bytes.extend_from_slice(payload);
+        let proposed = self.core.propose(self.now(), EntryKind::App, bytes);
+        match proposed {
+            Ok(_) => Ok(true),
+            Err(ProposeError::LogFull) => Ok(false),
+            Err(error) => Err(error).context("the leader cannot propose"),
+        }
+    }
+
+    /// How many entries were committed since this was last asked.
+    pub fn take_delivered(&mut self) -> usize {
+        std::mem::take(&mut self.delivered)
+    }
+
+    /// One turn of the loop: hands over what gathered, sleeps until something happens (`more` is
+    /// a further descriptor to wake for), takes it in. Says whether `more` has something.
+    pub fn turn(&mut self, more: Option<BorrowedFd<'_>>) -> Result<bool> {
+        self.core.flush(self.now(), &mut self.commands);
+        self.act()?;
+        self.fabric.flush();
+        let woken = self.wait(more);
+        let mut events = std::mem::take(&mut self.events);
+        self.fabric.progress(&mut events);
+        for event in events.drain(..) {
+            self.take(event)?;
+        }
+        self.events = events;
+        let now = self.now();
+        if now >= self.core.deadline() {
+            self.core.apply(now, Event::Tick, &mut self.commands);
+        }
+        self.act()?;
+        self.trim();
+        Ok(woken)
+    }
+
+    fn wait(&self, more: Option<BorrowedFd<'_>>) -> bool {
+        let mut span = self.core.deadline().since(self.now()).0.min(1_000_000);
+        if let Some(timeout) = self.fabric.timeout() {
+            span = span.min(timeout.as_micros() as u64);
+        }
+        let timeout = Timespec {
+            tv_sec: (span / 1_000_000) as i64,
+            tv_nsec: (span % 1_000_000 * 1000) as i64,
+        };
+        // SAFETY: the fabric outlives the call and keeps its descriptor open.
+        let fabric = unsafe { BorrowedFd::borrow_raw(self.fabric.wait_fd()) };
+        let mut fds = [
+            PollFd::new(&fabric, PollFlags::IN),
+            PollFd::new(more.as_ref().unwrap_or(&fabric), PollFlags::IN),
+        ];
+        // An interrupted wait is a short one.
+        let _ = poll(
+            &mut fds[..if more.is_some() { 2 } else { 1 }],
+            Some(&timeout),
+        );
+        more.is_some() && !fds[1].revents().is_empty()
+    }
+
+    fn take(&mut self, event: FabricEvent) -> Result<()> {
+        let now = self.now();
+        match event {
+            FabricEvent::Up(peer) => {
+                self.up.insert(peer);
+                let event = Event::Link { peer, up: true };
+                self.core.apply(now, event, &mut self.commands);
+            }
+            FabricEvent::Down(peer) => bail!("the link to replica {peer} is lost"),
+            FabricEvent::Record { from, bytes, .. } => {
+                let event = Event::Received {
+                    from,
+                    bytes: &bytes,
+                };
+                self.core.apply(now, event, &mut self.commands);
+                self.fabric.recycle(bytes);
+            }
+            FabricEvent::Room { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Carries out what the core asked for, and what follows from that.
+    fn act(&mut self) -> Result<()> {
+        while !self.commands.is_empty() {
+            let mut commands = std::mem::take(&mut self.commands);
+            for command in commands.drain(..) {
+                self.carry_out(command)?;
+            }
+            if self.commands.is_empty() {
+                self.commands = commands;
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<()> {
+        match command {
+            // What is lost because a ring is full or a link not yet up, the core repeats.
+            Command::Write { to, bytes } => {
+                let _ = self.fabric.write(to, Lane::Log, &bytes);
+                self.core.recycle(bytes);
+            }
+            Command::Deliver(entry) => {
+                self.delivered += usize::from(entry.kind == EntryKind::App);
+                self.core.recycle(entry.payload);
+            }
+            // A promise is made at the start only, and the benchmark restarts nobody.
+            Command::PersistState(state) => {
+                let event = Event::StatePersisted(state.promised);
+                self.core.apply(self.now(), event, &mut self.commands);
+            }
+            Command::GroupEmpty { .. } if self.me == LEADER => {
+                let now = self.now();
+                self.core.bootstrap(now, &mut self.commands);
+            }
+            Command::Jump { .. } => bail!("a backup fell behind the log"),
+            Command::PersistEntries { .. } => bail!("entries to persist, but no storage"),
+            Command::GroupEmpty { .. }
+            | Command::Lead { .. }
+            | Command::Follow { .. }
+            | Command::PeerAlive { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Gives log space back when half of it is used, as far as every backup has come: one that
+    /// is slow holds the proposers up in the end, and is not left behind.
+    fn trim(&mut self) {
+        let status = self.core.status();
+        if status.phase == Phase::Leading && status.log_bytes > LOG_BYTES_MAX / 2 {
+            let matched = self.up.iter().map(|peer| self.core.matched(peer));
+            if let Some(Some(index)) = matched.min() {
+                self.core.trim(index.min(status.commit));
+            }
+        }
+    }
+}

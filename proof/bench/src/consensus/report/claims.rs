@@ -1,0 +1,253 @@
+//! What must hold: each ratio that the project promises, from this run's own figures.
+//!
+//! A verdict on a run, not a test: on a machine that does something else meanwhile a ratio can fail
+//! that holds on a quiet one, and nobody's build shall depend on that.
+
+use super::super::plan::{FabricKind, Load, Medium, SMALL_BYTES_MAX, Setup, System};
+use super::{Report, Row};
+use crate::stats::Sample;
+use serde::Serialize;
+
+/// One promise and what became of it.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Claim {
+    /// What is compared.
+    pub what: String,
+    /// What must hold.
+    pub bound: Bound,
+    /// The figure of each round; nothing where a side of it was not measured.
+    pub figures: Option<Sample>,
+    /// The two sides' medians, in words.
+    pub sides: String,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Bound {
+    AtMost(f64),
+    AtLeast(f64),
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::AtMost(bound) => write!(f, "at most {bound}"),
+            Self::AtLeast(bound) => write!(f, "at least {bound}"),
+        }
+    }
+}
+
+impl Claim {
+    /// Whether the median keeps the bound; nothing if it was not measured.
+    pub fn holds(&self) -> Option<bool> {
+        let median = self.figures.as_ref()?.median();
+        Some(match self.bound {
+            Bound::AtMost(bound) => median <= bound,
+            Bound::AtLeast(bound) => median >= bound,
+        })
+    }
+
+    pub fn verdict(&self) -> &'static str {
+        match self.holds() {
+            Some(true) => "holds",
+            Some(false) => "DOES NOT HOLD",
+            None => "not measured",
+        }
+    }
+}
+
+/// A side of a ratio: a setup, and one of its figures.
+#[derive(Clone, Copy)]
+struct Side {
+    setup: Setup,
+    load: Load,
+    figure: Figure,
+}
+
+#[derive(Clone, Copy)]
+enum Figure {
+    P50,
+    Throughput,
+}
+
+impl Side {
+    fn of(self, report: &Report) -> Option<Sample> {
+        let row = report.row(self.setup, self.load)?;
+        Some(match self.figure {
+            Figure::P50 => row.p50_us(),
+            Figure::Throughput => row.entries_per_s(),
+        })
+    }
+
+    fn words(self, sample: &Sample) -> String {
+        match self.figure {
+            Figure::P50 => format!("{} {:.1} µs", self.setup.system, sample.median()),
+            Figure::Throughput => format!("{} {:.0}/s", self.setup.system, sample.median()),
+        }
+    }
+}
+
+fn ratio(report: &Report, what: String, bound: Bound, over: Side, under: Side) -> Claim {
+    let both = over.of(report).zip(under.of(report));
+    let sides = both.as_ref().map_or_else(String::new, |(a, b)| {
+        format!("{} / {}", over.words(a), under.words(b))
+    });
+    Claim {
+        what,
+        bound,
+        figures: both.map(|(a, b)| a.ratio(&b)),
+        sides,
+    }
+}
+
+fn setup(system: System, medium: Medium, replicas: usize) -> Setup {
+    Setup {
+        system,
+        medium,
+        replicas,
+    }
+}
+
+fn side(setup: Setup, load: Load, figure: Figure) -> Side {
+    Side {
+        setup,
+        load,
+        figure,
+    }
+}
+
+/// Every promise, for the sizes and fabrics that were asked for.
+pub(super) fn all(report: &Report) -> Vec<Claim> {
+    let mut sizes: Vec<_> = report.rows.iter().map(|row| row.load.bytes).collect();
+    sizes.retain(|&bytes| bytes <= SMALL_BYTES_MAX);
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut claims = Vec::new();
+    for bytes in sizes {
+        for fabric in [FabricKind::Tcp, FabricKind::Shm] {
+            claims.push(near_the_floor(report, fabric, bytes));
+        }
+        for fabric in [FabricKind::Tcp, FabricKind::Shm] {
+            for peer in [System::Etcd, System::ZooKeeper] {
+                claims.extend(far_below(report, fabric, peer, bytes));
+            }
+        }
+        for connections in [1, 24] {
+            claims.push(flat_in_replicas(report, bytes, connections));
+        }
+        for fabric in [FabricKind::Tcp, FabricKind::Shm] {
+            claims.extend(on_disk(report, fabric, bytes));
+        }
+    }
+    claims
+}
+
+fn near_the_floor(report: &Report, fabric: FabricKind, bytes: usize) -> Claim {
+    let load = Load {
+        bytes,
+        connections: 1,
+    };
+    let at = |system| side(setup(system, Medium::Memory, 3), load, Figure::P50);
+    ratio(
+        report,
+        format!("{fabric}, {bytes} B, 1 connection: p50 over the raw quorum floor"),
+        Bound::AtMost(2.5),
+        at(System::Plover(fabric)),
+        at(System::Floor(fabric)),
+    )
+}
+
+fn far_below(report: &Report, fabric: FabricKind, peer: System, bytes: usize) -> [Claim; 2] {
+    let load = Load {
+        bytes,
+        connections: 24,
+    };
+    let at = |system, figure| side(setup(system, Medium::Memory, 3), load, figure);
+    let ours = System::Plover(fabric);
+    let latency = ratio(
+        report,
+        format!("{fabric}, {bytes} B, 24 connections: {peer}'s p50 over ours"),
+        Bound::AtLeast(32.0),
+        at(peer, Figure::P50),
+        at(ours, Figure::P50),
+    );
+    let throughput = ratio(
+        report,
+        format!("{fabric}, {bytes} B, 24 connections: our throughput over {peer}'s"),
+        Bound::AtLeast(20.0),
+        at(ours, Figure::Throughput),
+        at(peer, Figure::Throughput),
+    );
+    [latency, throughput]
+}
+
+fn flat_in_replicas(report: &Report, bytes: usize, connections: usize) -> Claim {
+    let load = Load { bytes, connections };
+    let ours = System::Plover(FabricKind::Shm);
+    let at = |replicas| side(setup(ours, Medium::Memory, replicas), load, Figure::P50);
+    ratio(
+        report,
+        format!("shm, {bytes} B, {connections} outstanding: p50 of 9 replicas over 3"),
+        Bound::AtMost(2.0),
+        at(9),
+        at(3),
+    )
+}
+
+fn on_disk(report: &Report, fabric: FabricKind, bytes: usize) -> [Claim; 2] {
+    let ours = setup(System::Plover(fabric), Medium::Disk, 3);
+    let floor = setup(System::Floor(FabricKind::Tcp), Medium::Disk, 3);
+    let alone = Load {
+        bytes,
+        connections: 1,
+    };
+    let latency = ratio(
+        report,
+        format!("{fabric}, disk, {bytes} B, 1 connection: p50 over the floor with fdatasync"),
+        Bound::AtMost(1.5),
+        side(ours, alone, Figure::P50),
+        side(floor, alone, Figure::P50),
+    );
+    let many = Load {
+        bytes,
+        connections: 24,
+    };
+    let grouped = report.row(ours, many).and_then(Row::entries_per_sync);
+    let together = Claim {
+        what: format!("{fabric}, disk, {bytes} B, 24 connections: entries a sync"),
+        bound: Bound::AtLeast(10.0),
+        figures: grouped,
+        sides: String::new(),
+    };
+    [latency, together]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(bound: Bound, figure: Option<f64>) -> Claim {
+        let figures = figure.map(|figure| {
+            let mut sample = Sample::default();
+            sample.push(figure);
+            sample
+        });
+        Claim {
+            what: String::new(),
+            bound,
+            figures,
+            sides: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_bound_can_be_broken_and_nothing_is_claimed_without_figures() {
+        assert_eq!(claim(Bound::AtMost(2.5), Some(2.5)).holds(), Some(true));
+        assert_eq!(
+            claim(Bound::AtMost(2.5), Some(2.6)).verdict(),
+            "DOES NOT HOLD"
+        );
+        assert_eq!(claim(Bound::AtLeast(32.0), Some(31.0)).holds(), Some(false));
+        assert_eq!(claim(Bound::AtLeast(32.0), None).verdict(), "not measured");
+    }
+}

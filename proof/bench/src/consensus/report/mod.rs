@@ -1,0 +1,179 @@
+//! What a run found: rows, what was left out, and how it is shown.
+
+mod chart;
+mod claims;
+mod page;
+mod table;
+
+use super::measured::Measured;
+use super::plan::{Load, Plan, Setup};
+use crate::machine::Machine;
+use crate::stats::Sample;
+use anyhow::{Context, Result};
+use claims::Claim;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+/// One setup under one load, round by round.
+#[derive(Debug, Serialize)]
+struct Row {
+    setup: Setup,
+    load: Load,
+    rounds: Vec<Measured>,
+}
+
+impl Row {
+    fn sample(&self, figure: impl Fn(&Measured) -> f64) -> Sample {
+        let mut sample = Sample::default();
+        for measured in &self.rounds {
+            sample.push(figure(measured));
+        }
+        sample
+    }
+
+    fn p50_us(&self) -> Sample {
+        self.sample(|measured| measured.p50_us)
+    }
+
+    fn p99_us(&self) -> Sample {
+        self.sample(|measured| measured.p99_us)
+    }
+
+    fn entries_per_s(&self) -> Sample {
+        self.sample(|measured| measured.entries_per_s)
+    }
+
+    fn cpu_us(&self) -> Option<Sample> {
+        let known = self.rounds.iter().all(|measured| measured.cpu_us.is_some());
+        known.then(|| self.sample(|measured| measured.cpu_us.unwrap_or(f64::NAN)))
+    }
+
+    fn entries_per_sync(&self) -> Option<Sample> {
+        let known = self
+            .rounds
+            .iter()
+            .all(|measured| measured.entries_per_sync.is_some());
+        known.then(|| self.sample(|measured| measured.entries_per_sync.unwrap_or(f64::NAN)))
+    }
+}
+
+/// A whole run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    machine: Machine,
+    /// The folder that stood for the disk, and its file system.
+    disk: String,
+    versions: BTreeMap<&'static str, String>,
+    rounds: usize,
+    warm_up_ms: u64,
+    span_ms: u64,
+    rows: Vec<Row>,
+    /// What could not be measured, and why.
+    left_out: BTreeMap<String, String>,
+    claims: Vec<Claim>,
+}
+
+impl Report {
+    pub fn new(plan: &Plan, disk: &Path) -> Self {
+        let versions = [
+            ("etcd", version("etcd-server")),
+            ("ZooKeeper", version("zookeeper")),
+            ("openraft", "0.9".into()),
+        ];
+        Self {
+            machine: Machine::this(""),
+            disk: format!("{} ({})", disk.display(), file_system(disk)),
+            versions: versions.into(),
+            rounds: plan.rounds,
+            warm_up_ms: plan.warm_up.as_millis() as u64,
+            span_ms: plan.span.as_millis() as u64,
+            rows: Vec::new(),
+            left_out: BTreeMap::new(),
+            claims: Vec::new(),
+        }
+    }
+
+    pub fn add(&mut self, setup: Setup, load: Load, measured: Measured) {
+        let same = |row: &&mut Row| row.setup == setup && row.load == load;
+        match self.rows.iter_mut().find(same) {
+            Some(row) => row.rounds.push(measured),
+            None => self.rows.push(Row {
+                setup,
+                load,
+                rounds: vec![measured],
+            }),
+        }
+    }
+
+    /// This setup did not work. What earlier rounds found is kept.
+    pub fn leave_out(&mut self, setup: Setup, why: String) {
+        self.left_out.insert(setup.to_string(), why);
+    }
+
+    pub fn is_missing(&self, setup: Setup) -> bool {
+        self.left_out.contains_key(&setup.to_string())
+    }
+
+    fn row(&self, setup: Setup, load: Load) -> Option<&Row> {
+        self.rows
+            .iter()
+            .find(|row| row.setup == setup && row.load == load)
+    }
+
+    /// Prints the table and what must hold; writes `report.json` and `report.html` into `folder`.
+    pub fn write(mut self, folder: &Path) -> Result<()> {
+        // Systems ran in their own order; people read in this one.
+        self.rows.sort_by_key(|row| {
+            (
+                row.setup.medium,
+                row.load,
+                row.setup.system,
+                row.setup.replicas,
+            )
+        });
+        self.claims = claims::all(&self);
+        print!("{}", table::text(&self));
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+        let json = serde_json::to_vec_pretty(&self)?;
+        for (name, bytes) in [
+            ("report.json", json),
+            ("report.html", page::html(&self).into()),
+        ] {
+            let path = folder.join(name);
+            std::fs::write(&path, bytes)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            println!("{}", path.display());
+        }
+        Ok(())
+    }
+}
+
+/// The installed version of a Debian package.
+fn version(package: &str) -> String {
+    Command::new("dpkg-query")
+        .args(["--show", "--showformat=${Version}", package])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())
+        .map_or_else(
+            || "not installed".into(),
+            |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+        )
+}
+
+/// The type of the file system that holds `folder`, as `/proc/self/mounts` says.
+fn file_system(folder: &Path) -> String {
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let holding = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (place, kind) = (words.next()?, words.next()?);
+        folder.starts_with(place).then_some((place.len(), kind))
+    });
+    holding
+        .max()
+        .map_or_else(|| "unknown".into(), |(_, kind)| kind.to_owned())
+}

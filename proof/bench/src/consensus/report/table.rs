@@ -1,0 +1,97 @@
+//! The report for a terminal.
+
+use super::{Report, Row};
+use crate::stats::Sample;
+use std::fmt::Write;
+
+pub(super) fn text(report: &Report) -> String {
+    let mut text = String::new();
+    // Writing into a string cannot fail.
+    let _ = write_all(report, &mut text);
+    text
+}
+
+/// A median with the least and the greatest.
+pub(super) fn figures(sample: &Sample, decimals: usize) -> String {
+    let (low, high) = sample.spread();
+    let median = sample.median();
+    format!("{median:.decimals$} ({low:.decimals$} to {high:.decimals$})")
+}
+
+fn write_all(report: &Report, out: &mut String) -> std::fmt::Result {
+    writeln!(out, "{}", report.machine.hardware())?;
+    writeln!(out, "disk: {}", report.disk)?;
+    for (system, version) in &report.versions {
+        writeln!(out, "{system}: {version}")?;
+    }
+    writeln!(
+        out,
+        "{} rounds of {} ms each after {} ms of warm-up; medians (least to greatest)",
+        report.rounds, report.span_ms, report.warm_up_ms
+    )?;
+    let mut before = None;
+    for row in &report.rows {
+        let group = (row.setup.medium, row.load.bytes, row.load.connections);
+        if before != Some(group) {
+            before = Some(group);
+            heading(row, out)?;
+        }
+        line(row, out)?;
+    }
+    if !report.left_out.is_empty() {
+        writeln!(out, "\nleft out:")?;
+        for (setup, why) in &report.left_out {
+            writeln!(out, "  {setup}: {why}")?;
+        }
+    }
+    writeln!(out, "\nwhat must hold:")?;
+    for claim in &report.claims {
+        let figures = claim
+            .figures
+            .as_ref()
+            .map_or_else(String::new, |sample| format!(", {}", figures(sample, 2)));
+        let sides = match claim.sides.as_str() {
+            "" => String::new(),
+            sides => format!(" [{sides}]"),
+        };
+        let (verdict, what, bound) = (claim.verdict(), &claim.what, claim.bound);
+        writeln!(out, "  {verdict:<13}  {what}{figures}, {bound}{sides}")?;
+    }
+    Ok(())
+}
+
+fn heading(row: &Row, out: &mut String) -> std::fmt::Result {
+    let plural = if row.load.connections == 1 { "" } else { "s" };
+    writeln!(
+        out,
+        "\n{}, {} B, {} connection{plural}\n{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7}",
+        row.setup.medium,
+        row.load.bytes,
+        row.load.connections,
+        "",
+        "replicas",
+        "p50 µs",
+        "p99 µs",
+        "entries/s",
+        "CPU µs",
+        "a sync"
+    )
+}
+
+fn line(row: &Row, out: &mut String) -> std::fmt::Result {
+    let optional = |sample: Option<Sample>| {
+        sample.map_or_else(|| "-".into(), |sample| format!("{:.1}", sample.median()))
+    };
+    writeln!(
+        out,
+        "{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7}",
+        row.setup.system.to_string(),
+        row.setup.replicas,
+        figures(&row.p50_us(), 1),
+        figures(&row.p99_us(), 1),
+        figures(&row.entries_per_s(), 0),
+        optional(row.cpu_us()),
+        row.entries_per_sync()
+            .map_or_else(String::new, |sample| format!("{:.1}", sample.median()))
+    )
+}
