@@ -17,8 +17,10 @@
 //! * [`ring`] is the framing, pure and shared by every fabric: what a record looks like in the
 //!   ring, when it counts as there, how space is given back.
 //! * [`Fabric`] is the trait; [`tcp`] implements it over TCP by a receiver that applies the
-//!   writes. Shared memory and RDMA fit the same trait.
+//!   writes, [`shm`] between processes of one host by memory that both have mapped. RDMA fits
+//!   the same trait. [`Mixed`] reaches some peers by one and some by another.
 //! * [`contract`] is the one test suite that every implementation passes.
+//! * [`floor`] is what the same bytes cost without all this: the limit to measure against.
 //! * [`faulty`] wraps any fabric with seeded drops, delays and cuts, for tests.
 //!
 //! What a fabric promises while a link is up: records of one lane arrive whole, once and in
@@ -31,6 +33,7 @@ mod error;
 pub mod faulty;
 pub mod floor;
 mod hello;
+mod mixed;
 mod poll;
 pub mod ring;
 pub mod shm;
@@ -41,6 +44,7 @@ pub mod tcp;
 pub use api::{Fabric, FabricEvent, Lane, WriteError};
 pub use error::FabricError;
 pub use faulty::Faulty;
+pub use mixed::{BoxedFabric, Mixed};
 
 pub use shm::{ShmConfig, ShmFabric, ShmPlace};
 pub use spin::{Spin, UnknownSpin};

@@ -46,6 +46,26 @@ impl FabricStats {
         }
     }
 
+    /// The sum of two fabrics' counters.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        let lane = |a: &LaneStats, b: &LaneStats| LaneStats {
+            records_out: a.records_out + b.records_out,
+            bytes_out: a.bytes_out + b.bytes_out,
+            records_in: a.records_in + b.records_in,
+            bytes_in: a.bytes_in + b.bytes_in,
+            full: a.full + b.full,
+        };
+        Self {
+            log: lane(&self.log, &other.log),
+            bulk: lane(&self.bulk, &other.bulk),
+            ups: self.ups + other.ups,
+            downs: self.downs + other.downs,
+            rejected: self.rejected + other.rejected,
+            damaged: self.damaged + other.damaged,
+            silent: self.silent + other.silent,
+        }
+    }
+
     pub(crate) fn lane_mut(&mut self, lane: Lane) -> &mut LaneStats {
         match lane {
             Lane::Log => &mut self.log,

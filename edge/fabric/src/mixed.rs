@@ -1,0 +1,137 @@
+//! One fabric out of several: each peer is reached by one of them.
+//!
+//! ```text
+//!                  ┌─ tcp ──► replica 2, 3 (other hosts)
+//!   caller ─ Mixed ┤
+//!                  └─ shm ──► replica 1    (this host)
+//! ```
+//!
+//! The parts know nothing of each other: each has the peers that it serves for members and no
+//! others, so that a peer with another idea of how to reach this replica is refused by name
+//! instead of getting two links. Their descriptors are nested in one epoll, which is never read:
+//! it is readable as long as one of the parts is.
+
+use crate::poll::{Interest, Poll};
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, WriteError};
+use plover_types::ReplicaId;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::Duration;
+
+/// A fabric on any thread.
+pub type BoxedFabric = Box<dyn Fabric + Send>;
+
+/// Several fabrics as one.
+pub struct Mixed {
+    parts: Vec<Part>,
+    /// Dropped after the parts, whose descriptors it watches.
+    poll: Poll,
+}
+
+struct Part {
+    fabric: BoxedFabric,
+    peers: Vec<ReplicaId>,
+    /// Records it has delivered whose buffers have not been given back.
+    lent: usize,
+}
+
+impl Mixed {
+    /// Puts fabrics together, each with the peers it was made for. Fails if a peer is named
+    /// twice, or the kernel gives no descriptor.
+    pub fn new(parts: Vec<(BoxedFabric, Vec<ReplicaId>)>) -> Result<Self, FabricError> {
+        let system = |what| move |source| FabricError::System { what, source };
+        let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
+        let mut seen = Vec::new();
+        let mut taken = Vec::new();
+        for (fabric, peers) in parts {
+            for &peer in &peers {
+                if seen.contains(&peer) {
+                    return Err(FabricError::Member(peer));
+                }
+                seen.push(peer);
+            }
+            // SAFETY: the fabric is borrowed for as long as the descriptor is used, and keeps
+            // its `wait_fd` open.
+            let wait_fd = unsafe { BorrowedFd::borrow_raw(fabric.wait_fd()) };
+            poll.watch(wait_fd, Interest::Read)
+                .map_err(system("watch a fabric"))?;
+            taken.push(Part {
+                fabric,
+                peers,
+                lent: 0,
+            });
+        }
+        Ok(Self { parts: taken, poll })
+    }
+}
+
+impl std::fmt::Debug for Mixed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let peers = self.parts.iter().map(|part| &part.peers);
+        f.debug_tuple("Mixed")
+            .field(&peers.collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+impl Fabric for Mixed {
+    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
+        let max = self.record_bytes_max(lane);
+        if record.len() > max {
+            return Err(WriteError::TooLarge {
+                bytes: record.len(),
+                max,
+            });
+        }
+        match self.parts.iter_mut().find(|part| part.peers.contains(&to)) {
+            Some(part) => part.fabric.write(to, lane, record),
+            None => Err(WriteError::Down(to)),
+        }
+    }
+
+    fn flush(&mut self) {
+        for part in &mut self.parts {
+            part.fabric.flush();
+        }
+    }
+
+    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
+        for part in &mut self.parts {
+            let before = events.len();
+            part.fabric.progress(events);
+            let is_record = |event: &&FabricEvent| matches!(event, FabricEvent::Record { .. });
+            part.lent += events[before..].iter().filter(is_record).count();
+        }
+    }
+
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        // Whose buffer it was does not show; the part that lent most will miss it most.
+        if let Some(part) = self.parts.iter_mut().max_by_key(|part| part.lent) {
+            part.lent = part.lent.saturating_sub(1);
+            part.fabric.recycle(bytes);
+        }
+    }
+
+    fn wait_fd(&self) -> RawFd {
+        self.poll.fd()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        // All are asked: each has to know that its caller is about to sleep.
+        let parts = self.parts.iter();
+        parts.filter_map(|part| part.fabric.timeout()).min()
+    }
+
+    /// The least of the parts', so that a record fits whoever it goes to.
+    fn record_bytes_max(&self, lane: Lane) -> usize {
+        let parts = self.parts.iter();
+        let largest = parts.map(|part| part.fabric.record_bytes_max(lane));
+        largest.min().unwrap_or(0)
+    }
+
+    fn stats(&self) -> FabricStats {
+        let parts = self.parts.iter();
+        parts.fold(FabricStats::default(), |sum, part| {
+            sum.plus(&part.fabric.stats())
+        })
+    }
+}
