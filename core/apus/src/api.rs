@@ -185,6 +185,7 @@ pub enum Start {
         roster_at_base: Roster,
         /// Storage has lost entries that it had confirmed (damage in the middle of the log): the
         /// replica keeps its promise, drops `log` and recovers like one whose memory was its log.
+        /// To be said at every start until storage holds a state that is `amnesiac`.
         forgotten: bool,
     },
 }

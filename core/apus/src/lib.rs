@@ -161,13 +161,17 @@ impl Apus {
                 roster_at_base,
                 forgotten: false,
             } if config.durability == Durability::Disk => {
-                // Storage that was never told of a log has one from the beginning.
+                // Storage that was never told of a log has one from the beginning, of no life.
                 let begun = base != Viewstamp::default();
-                let roster = if begun { roster_at_base } else { first };
+                let (roster, life) = if begun {
+                    (roster_at_base, durable.life)
+                } else {
+                    (first, View::NONE)
+                };
                 let log = Log::restored(base, roster, log);
                 // An entry of a view is as good as the promise of it.
                 let promised = durable.promised.max(log.last().view);
-                (log, promised, durable.life)
+                (log, promised, life)
             }
             Start::Restarted { durable, .. } => {
                 let log = Log::new(Viewstamp::default(), first);

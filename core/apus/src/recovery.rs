@@ -55,6 +55,8 @@ pub(crate) struct Bearings {
     pub amnesiac: bool,
     /// It found no state at all when it started.
     fresh: bool,
+    /// Storage has forgotten, and does not know that yet.
+    unrecorded: bool,
     /// No leader has heard of this start yet.
     restarted: bool,
     round: u32,
@@ -98,6 +100,13 @@ impl Bearings {
             incarnation,
             amnesiac,
             fresh: matches!(start, Start::Fresh),
+            unrecorded: matches!(
+                start,
+                Start::Restarted {
+                    forgotten: true,
+                    ..
+                }
+            ),
             restarted: true,
             round: 0,
             asked_again: false,
@@ -140,6 +149,10 @@ impl Apus {
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
     /// up to was true at nearly one time.
     pub(crate) fn ask_all(&mut self, now: Micros, out: &mut Vec<Command>) {
+        if std::mem::take(&mut self.bearings.unrecorded) {
+            // What is copied from now on may look like a whole log to the next start.
+            self.persist_state(out);
+        }
         self.bearings.round = self.bearings.round.wrapping_add(1);
         self.bearings.ask_at = now + self.config.timeout;
         self.bearings.answers.clear();

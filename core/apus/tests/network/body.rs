@@ -42,6 +42,7 @@ impl World {
                 Command::Write { to, bytes } => self.transmit(node, usize::from(to.0), bytes),
                 Command::PersistState(state) => {
                     let delay = Micros(self.random.range(100, 3000));
+                    let delay = self.nodes[node].disk.submit_state(self.now, delay);
                     self.schedule(delay, Step::StateWritten(node, incarnation, state));
                 }
                 Command::PersistEntries {

@@ -19,6 +19,8 @@ pub struct Disk {
     base: Viewstamp,
     roster_at_base: Roster,
     log: VecDeque<Entry>,
+    forgotten: bool,
+    state_busy_until: Micros,
     busy_until: Micros,
     waiting: VecDeque<Write>,
 }
@@ -30,6 +32,8 @@ impl Disk {
             base: Viewstamp::default(),
             roster_at_base,
             log: VecDeque::new(),
+            forgotten: false,
+            state_busy_until: Micros::ZERO,
             busy_until: Micros::ZERO,
             waiting: VecDeque::new(),
         }
@@ -38,6 +42,7 @@ impl Disk {
     pub fn start(&mut self, durability: Durability) -> Start {
         self.waiting.clear();
         self.busy_until = Micros::ZERO;
+        self.state_busy_until = Micros::ZERO;
         let Some(durable) = self.state else {
             return Start::Fresh;
         };
@@ -54,9 +59,16 @@ impl Disk {
                 log: self.log.iter().cloned().collect(),
                 base: self.base,
                 roster_at_base: self.roster_at_base,
-                forgotten: false,
+                forgotten: self.forgotten,
             },
         }
+    }
+
+    /// The log is damaged in its middle. The next start finds that, and begins a new one.
+    pub fn damage(&mut self) {
+        self.log.clear();
+        self.base = Viewstamp::default();
+        self.forgotten = true;
     }
 
     /// Takes a write; how long until it is done, after those before it.
@@ -66,8 +78,15 @@ impl Disk {
         self.busy_until.since(now)
     }
 
+    /// States are written one after the other, too.
+    pub fn submit_state(&mut self, now: Micros, takes: Micros) -> Micros {
+        self.state_busy_until = self.state_busy_until.max(now) + takes;
+        self.state_busy_until.since(now)
+    }
+
     pub fn write_state(&mut self, state: DurableState) {
         self.state = Some(state);
+        self.forgotten &= !state.amnesiac;
     }
 
     /// Does the oldest write, and says up to where the log is now stable.

@@ -2,7 +2,7 @@
 
 use super::{HEARTBEAT, Step, TIMEOUT, World};
 use apus::{Apus, Config, Start};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
+use plover_types::{Index, Micros, ReplicaId};
 
 impl World {
     pub fn start(&mut self, node: usize) {
@@ -10,9 +10,9 @@ impl World {
         let (me, setup) = (ReplicaId(node as u8), &self.setup);
         let config = Config {
             me,
-            members: ReplicaSet::of((0..setup.replicas).map(ReplicaId)),
+            members: setup.first_members(),
             first_leader: ReplicaId(0),
-            any_voter_stands: false,
+            any_voter_stands: setup.any_voter_stands,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: setup.durability,

@@ -40,6 +40,10 @@ pub struct Weather {
 pub struct Setup {
     pub seed: u64,
     pub replicas: u8,
+    /// The group begins with so many of them.
+    pub voters: u8,
+    /// The log is all there is.
+    pub any_voter_stands: bool,
     pub durability: Durability,
     pub canary: Canary,
     pub weather: Weather,
@@ -54,6 +58,8 @@ impl Setup {
         Self {
             seed,
             replicas,
+            voters: replicas,
+            any_voter_stands: false,
             durability,
             canary: Canary::None,
             weather: Weather::default(),
@@ -61,6 +67,12 @@ impl Setup {
             log_bytes_max: 1 << 20,
             message_bytes_max: 600,
         }
+    }
+}
+
+impl Setup {
+    pub fn first_members(&self) -> ReplicaSet {
+        ReplicaSet::of((0..self.voters).map(ReplicaId))
     }
 }
 
@@ -132,7 +144,7 @@ impl World {
         let mut random = SplitMix64::new(setup.seed ^ 0x0070_6c6f_7665);
         let first = Roster {
             in_sync: ReplicaSet::of([ReplicaId(0)]),
-            members: Members::of(ReplicaSet::of((0..setup.replicas).map(ReplicaId))),
+            members: Members::of(setup.first_members()),
         };
         let nodes = (0..setup.replicas).map(|_| Node {
             core: None,
