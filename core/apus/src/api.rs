@@ -163,6 +163,10 @@ pub enum Canary {
     /// A candidate leads with the votes of a majority of the group that its own log knew,
     /// though the log it merged names another.
     OldMajorityElects,
+    /// A leader commits entries of older views by counting their copies.
+    CountOldViews,
+    /// A follower stands for election at once, without asking whether others would elect it.
+    SkipCanvass,
 }
 
 /// What this replica knew when its process started.
