@@ -1,1 +1,89 @@
-//! The consensus log on stable storage.
+//! The consensus log on stable storage: segmented, checksummed, one sync for many entries.
+//!
+//! # The problem
+//!
+//! With `durability = "disk"` an acceptor may acknowledge an entry only when it would still have
+//! it after a power failure, and a sync costs a hundred times what the message did. So:
+//!
+//! * **Group commit.** Requests queue; a thread writes all that are waiting and syncs once, and
+//!   what comes meanwhile is the next batch ([`Store::submit`]). A sync with nothing else to do
+//!   may also run in the caller's thread ([`Store::sync`]).
+//! * **Nothing but data to sync.** Segments have their full size, filled with zeros, before they
+//!   are used; `fdatasync` then has no metadata to write.
+//! * **Nothing believed without proof.** Every record has a CRC32C, the number of its segment's
+//!   present use, and the place of its batch. That tells a torn tail, which is cut off, from
+//!   damage, after which the replica has *forgotten* and recovers from the others.
+//! * **A failed sync is the end.** The kernel may drop what it could not write and report success
+//!   the next time; so nothing is acknowledged after a failure ([`Completion::Failed`]).
+//!
+//! # A replica's directory
+//!
+//! ```text
+//!   lock                    held by the process that uses the directory
+//!   state                   the promise, twice in each of two generations; whose, and how
+//!   log.0000000000000001 …  segments: Begin, records, End | what is left of an earlier use
+//!   recycled, unfinished    segments to come
+//!   damaged                 the last segment that was found damaged, for inspection
+//! ```
+//!
+//! # What a restart finds
+//!
+//! ```text
+//!   nothing             ──▶ Fresh
+//!   log whole           ──▶ Restarted with the log: a full member at once
+//!   last batch torn     ──▶ the same; the batch had not been acknowledged
+//!   earlier record bad  ──▶ forgotten, with the Damage; recovers before it votes
+//!   run in memory mode  ──▶ forgotten likewise: the log on disk would be out of date
+//!   promise unreadable  ──▶ an error that says what to do: this replica must not vote
+//! ```
+//!
+//! A replica that has forgotten stays so over any number of restarts, until the consensus core
+//! persists a state that is not amnesiac ([`apus::DurableState`]).
+//!
+//! # Driving it
+//!
+//! ```
+//! # use apus::{Durability, DurableState, Entry, EntryKind};
+//! # use plover_types::{Index, ReplicaId, View, Viewstamp};
+//! # let dir = tempfile::tempdir().unwrap();
+//! use plover_store::{Completion, Options, Store};
+//!
+//! let options = Options::new("group", Durability::Disk);
+//! let (mut store, found) = Store::open(dir.path(), &options).unwrap();
+//! assert!(found.promise.is_none());
+//!
+//! let view = View::new(1, ReplicaId(0));
+//! let viewstamp = Viewstamp { view, index: Index(1) };
+//! let entry = Entry { viewstamp, kind: EntryKind::App, payload: b"hello".to_vec() };
+//! store.persist_state(DurableState { promised: view, ..Default::default() });
+//! store.persist_entries(Viewstamp::default(), None, &[entry]);
+//! store.sync(); // or submit(), and wait for wait_fd()
+//!
+//! let mut done = Vec::new();
+//! store.completions(&mut done);
+//! assert!(matches!(done[0], Completion::StatePersisted(v) if v == view));
+//! assert!(matches!(done[1], Completion::EntriesPersisted(v) if v == viewstamp));
+//! ```
+
+mod directory;
+mod engine;
+mod error;
+pub mod floor;
+mod lock;
+mod outline;
+mod queue;
+mod record;
+mod recover;
+mod replay;
+mod segment;
+mod state;
+mod store;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use engine::Counters;
+pub use error::{Damage, SegmentNumber, StoreError};
+pub use record::Base;
+pub use store::{Completion, Options, Recovered, Store};

@@ -1,0 +1,214 @@
+//! The directory and all that is done to its files, so that tests can see every step.
+//!
+//! A crash may happen between any two of these operations. Each test build can record them and
+//! rebuild what a disk may hold then (see `tests/crash.rs` in this crate's sources).
+
+use crate::error::{SegmentNumber, StoreError, io_error};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Zeros are written in pieces of this many bytes.
+const ZERO_BYTES: usize = 1 << 20;
+
+/// The directory of one replica.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    #[cfg(test)]
+    pub recorder: Option<crate::tests::crash::Recorder>,
+}
+
+/// An open file and its name, for errors.
+#[derive(Debug)]
+pub(crate) struct StoredFile {
+    file: File,
+    name: String,
+    directory: Directory,
+}
+
+impl Directory {
+    /// Creates the directory if it is not there.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        std::fs::create_dir_all(path).map_err(io_error("cannot create", path))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            #[cfg(test)]
+            recorder: crate::tests::crash::Recorder::of(path),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Opens a file that exists.
+    pub fn existing(&self, name: &str) -> Result<StoredFile, StoreError> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        self.open_with(name, &options)
+    }
+
+    /// Creates an empty file, over one that a crash may have left.
+    pub fn create(&self, name: &str) -> Result<StoredFile, StoreError> {
+        self.record(|| Operation::Create(name.to_string()));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        self.open_with(name, &options)
+    }
+
+    fn open_with(&self, name: &str, options: &OpenOptions) -> Result<StoredFile, StoreError> {
+        let path = self.join(name);
+        let file = options
+            .open(&path)
+            .map_err(io_error("cannot open", &path))?;
+        Ok(StoredFile {
+            file,
+            name: name.to_string(),
+            directory: self.clone(),
+        })
+    }
+
+    /// The names in the directory.
+    pub fn names(&self) -> Result<Vec<String>, StoreError> {
+        let list = || -> io::Result<Vec<String>> {
+            let mut names = Vec::new();
+            for entry in std::fs::read_dir(&self.path)? {
+                names.extend(entry?.file_name().into_string());
+            }
+            Ok(names)
+        };
+        list().map_err(io_error("cannot list", &self.path))
+    }
+
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), StoreError> {
+        self.record(|| Operation::Rename(from.to_string(), to.to_string()));
+        let path = self.join(from);
+        std::fs::rename(&path, self.join(to)).map_err(io_error("cannot rename", &path))
+    }
+
+    pub fn remove(&self, name: &str) -> Result<(), StoreError> {
+        self.record(|| Operation::Remove(name.to_string()));
+        let path = self.join(name);
+        std::fs::remove_file(&path).map_err(io_error("cannot remove", &path))
+    }
+
+    /// Makes names durable: what was created, renamed and removed.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        let result = File::open(&self.path).and_then(|directory| directory.sync_all());
+        result.map_err(io_error("cannot sync", &self.path))?;
+        self.record(|| Operation::SyncDirectory);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn record(&self, operation: impl FnOnce() -> Operation) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record(operation());
+        }
+    }
+
+    #[cfg(not(test))]
+    fn record(&self, _: impl FnOnce() -> Operation) {}
+}
+
+/// What was done to the directory, in the words of a test.
+#[derive(Clone, Debug)]
+#[allow(dead_code, reason = "read by tests only")]
+pub(crate) enum Operation {
+    Create(String),
+    Write(String, u64, Vec<u8>),
+    Sync(String),
+    Rename(String, String),
+    Remove(String),
+    SyncDirectory,
+}
+
+impl StoredFile {
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
+
+    /// The file goes by another name now.
+    pub fn renamed(&mut self, to: &str) -> Result<(), StoreError> {
+        self.directory.rename(&self.name, to)?;
+        self.name = to.to_string();
+        Ok(())
+    }
+
+    pub fn length(&self) -> Result<u64, StoreError> {
+        let metadata = self.file.metadata();
+        Ok(metadata
+            .map_err(io_error("cannot examine", &self.path()))?
+            .len())
+    }
+
+    /// Writes at `offset`, all of it.
+    pub fn write(&self, bytes: &[u8], offset: u64) -> Result<(), StoreError> {
+        self.directory
+            .record(|| Operation::Write(self.name.clone(), offset, bytes.to_vec()));
+        let result = self.file.write_all_at(bytes, offset);
+        result.map_err(|error| io_error("cannot write", &self.path())(error))
+    }
+
+    /// Makes what was written durable, without times and other metadata that reading does not
+    /// need.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        let result = self.file.sync_data();
+        result.map_err(|error| io_error("cannot sync", &self.path())(error))?;
+        self.directory.record(|| Operation::Sync(self.name.clone()));
+        Ok(())
+    }
+
+    /// Makes the file `to` bytes long, the new part being zeros that are really there: a later
+    /// sync of them has no space to allocate and no extent to convert.
+    pub fn fill(&self, from: u64, to: u64) -> Result<(), StoreError> {
+        let path = self.path();
+        let (offset, length) = (from, to.saturating_sub(from));
+        if length == 0 {
+            return Ok(());
+        }
+        let flags = rustix::fs::FallocateFlags::empty();
+        match rustix::fs::fallocate(&self.file, flags, offset, length) {
+            // Without it the space is found while writing.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => {}
+            Err(error) => return Err(io_error("cannot allocate space for", &path)(error.into())),
+        }
+        self.zero(from, to)
+    }
+
+    /// Overwrites a part with zeros.
+    pub fn zero(&self, from: u64, to: u64) -> Result<(), StoreError> {
+        let zeros = vec![0; ZERO_BYTES.min(to.saturating_sub(from) as usize)];
+        let mut at = from;
+        while at < to {
+            let piece = zeros.len().min((to - at) as usize);
+            self.write(&zeros[..piece], at)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads the whole file as the disk has it: what the page cache holds may be what a sync
+    /// failed to write, so it is written, then dropped, then read.
+    pub fn read_from_disk(&self) -> Result<Vec<u8>, StoreError> {
+        self.sync()?;
+        // Advice may be ignored (tmpfs has no disk to read from).
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+        let mut bytes = vec![0; self.length()? as usize];
+        let result = self.file.read_exact_at(&mut bytes, 0);
+        result.map_err(io_error("cannot read", &self.path()))?;
+        Ok(bytes)
+    }
+}
+
+/// The segment's number, if the name is that of a segment.
+pub(crate) fn segment_of(name: &str) -> Option<SegmentNumber> {
+    let digits = name.strip_prefix("log.").filter(|d| d.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentNumber)
+}

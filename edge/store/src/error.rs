@@ -1,0 +1,121 @@
+//! What can go wrong with stored state.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why stored state cannot be used, or cannot be used any longer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A file operation failed. While opening, nothing has been changed that was acknowledged:
+    /// remove the cause and open again. While running, the store has stopped for good (a sync
+    /// that failed once may report success the next time without having written anything):
+    /// remove the cause and restart the replica.
+    #[error("{what} {path}: {source}{}", advice(source))]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process uses the directory. Stop it, or give this replica a directory of its own.
+    #[error("{path} is in use by {holder}; stop it, or give this replica a directory of its own")]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+        /// Who holds it, as far as it said so.
+        holder: String,
+    },
+    /// The directory belongs to another group. Check the configuration.
+    #[error("{path} belongs to the group '{found}', not to '{wanted}'; check the configuration")]
+    OtherGroup {
+        /// Which file.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Whose it should be.
+        wanted: String,
+    },
+    /// The promise of this replica is unreadable, so that it must not vote with what is left. If
+    /// the disk cannot be repaired, move the directory away: the replica then starts like one
+    /// with a new disk and recovers from the others.
+    #[error("{path} is damaged ({why}); move the directory away to recover from the others")]
+    PromiseLost {
+        /// Which file.
+        path: PathBuf,
+        /// How.
+        why: String,
+    },
+    /// The options make no sense. Nothing has been touched.
+    #[error("option {option}: {why}")]
+    Option {
+        /// Which one.
+        option: &'static str,
+        /// Why not.
+        why: String,
+    },
+}
+
+/// What an operator can do about the system's answer.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            " (disk full: free space, then restart the replica)"
+        }
+        io::ErrorKind::FileTooLarge => {
+            " (the limit on file sizes, RLIMIT_FSIZE, is below the size of a segment: raise it, \
+             then restart the replica)"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            " (the replica's user must be able to write there)"
+        }
+        _ => "",
+    }
+}
+
+/// For `map_err`: says what was tried on which file.
+pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_path_buf();
+    move |source| StoreError::Io { what, path, source }
+}
+
+/// The number of a segment. Numbers are never used twice in the life of a directory, so a
+/// record that carries one is never taken for a record of a file's earlier use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentNumber(pub u64);
+
+impl SegmentNumber {
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for SegmentNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "log.{:016x}", self.0)
+    }
+}
+
+/// Acknowledged records of the log that cannot be read any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Which segment.
+    pub segment: SegmentNumber,
+    /// Where in it, bytes from its start.
+    pub offset: u64,
+    /// What was found there.
+    pub what: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            segment,
+            offset,
+            what,
+        } = self;
+        write!(f, "{segment} at byte {offset}: {what}")
+    }
+}

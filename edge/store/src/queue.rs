@@ -1,0 +1,58 @@
+//! What waits for the next batch.
+
+use crate::record::{self, Base, Kind};
+use apus::DurableState;
+use plover_types::Viewstamp;
+use serde::Serialize;
+
+/// What a queued record does to the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Effect {
+    Entry(Viewstamp),
+    Cut(Viewstamp),
+    Jump(Base),
+    Trim(Base),
+}
+
+/// The end of a record in [`Pending::bytes`], and its effect.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queued {
+    pub end: usize,
+    pub effect: Effect,
+}
+
+/// Everything since the last batch. Two of these take turns, so that no batch allocates once
+/// both have grown to what a batch needs.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    pub promise: Option<DurableState>,
+    /// Encoded records, still without place and checksum.
+    pub bytes: Vec<u8>,
+    pub records: Vec<Queued>,
+    /// The newest base to trim to.
+    pub trim: Option<Base>,
+    /// The newest request in here.
+    pub ticket: u64,
+}
+
+impl Pending {
+    pub fn push(&mut self, kind: Kind, body: &impl Serialize, effect: Effect) {
+        record::push(&mut self.bytes, kind, body);
+        let end = self.bytes.len();
+        self.records.push(Queued { end, effect });
+    }
+
+    /// Whether somebody waits for this to be written. A trim can wait for company.
+    pub fn is_due(&self) -> bool {
+        self.promise.is_some() || !self.records.is_empty() || self.ticket > 0
+    }
+
+    /// Forgets everything but the room.
+    pub fn clear(&mut self) {
+        self.promise = None;
+        self.bytes.clear();
+        self.records.clear();
+        self.trim = None;
+        self.ticket = 0;
+    }
+}

@@ -1,0 +1,173 @@
+//! One record of a segment, and how it is told from everything that is not one.
+//!
+//! ```text
+//!   0        4        8                16           20              24
+//!   | CRC32C | length | segment number | batch start | kind, 0 0 0 0 | body ... | 0..7 zeros |
+//!            '---------------------- covered, seeded with the salt ------------'
+//! ```
+//!
+//! All numbers are little-endian; records begin at multiples of 8. The *salt* is a random
+//! number of the directory: guests choose what lies in the log's payloads, and without it one
+//! could place bytes there that look like a record. The *batch start* is the offset of the
+//! first record of the batch that was written and synced together; what stands before it had
+//! been synced when this record was written. Recovery lives on that (see [`crate::recover`]).
+
+use crate::error::SegmentNumber;
+use apus::{Entry, Roster};
+use plover_types::Viewstamp;
+use serde::{Deserialize, Serialize};
+
+/// Bytes before the body.
+pub(crate) const HEADER_BYTES: usize = 24;
+
+/// Records begin at multiples of this.
+pub(crate) const ALIGN_BYTES: usize = 8;
+
+/// Where a log begins: everything up to there is committed and has been reclaimed or skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The last viewstamp that is not in the log any more.
+    pub viewstamp: Viewstamp,
+    /// Who is who there.
+    pub roster: Roster,
+}
+
+/// What a record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    /// The first record of a segment: the log's base when the segment began, and its last
+    /// viewstamp, which must be that of the segment before.
+    Begin { base: Base, last: Viewstamp },
+    /// The next entry.
+    Entry(Entry),
+    /// What stood after this viewstamp is cut off.
+    Cut(Viewstamp),
+    /// The log begins anew.
+    Jump(Base),
+    /// What stands up to here has been reclaimed.
+    Trim(Base),
+    /// The segment is complete: the log goes on in the next.
+    End,
+    /// Everything before this record has been synced.
+    Seal,
+}
+
+/// What kind of record it is; the numbers are the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Begin = 1,
+    Entry = 2,
+    Cut = 3,
+    Jump = 4,
+    Trim = 5,
+    End = 6,
+    Seal = 7,
+}
+
+/// Bytes of a record with an empty body.
+pub(crate) const EMPTY_BYTES: u64 = HEADER_BYTES as u64;
+
+/// `length` rounded up to where the next record may begin.
+pub(crate) fn aligned(length: usize) -> usize {
+    length.next_multiple_of(ALIGN_BYTES)
+}
+
+/// Appends a record without its seal of place and checksum, which [`stamp`] adds when its
+/// place is known. Allocates nothing if `to` has room.
+pub(crate) fn push(to: &mut Vec<u8>, kind: Kind, body: &impl Serialize) {
+    let start = to.len();
+    to.extend_from_slice(&[0; HEADER_BYTES]);
+    to[start + 20] = kind as u8;
+    *to = postcard::to_extend(body, std::mem::take(to)).expect("plain data, and a Vec grows");
+    let length = (to.len() - start - HEADER_BYTES) as u32;
+    to[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
+    to.resize(start + aligned(to.len() - start), 0);
+}
+
+/// Appends one of the records that say all by their kind.
+pub(crate) fn push_empty(to: &mut Vec<u8>, kind: Kind) {
+    let start = to.len();
+    to.extend_from_slice(&[0; HEADER_BYTES]);
+    to[start + 20] = kind as u8;
+}
+
+/// Gives the record in `bytes` (padding included or not) its place and checksum.
+pub(crate) fn stamp(bytes: &mut [u8], salt: u64, segment: SegmentNumber, batch_start: u64) {
+    let batch_start = u32::try_from(batch_start).expect("segments are smaller than 4 GiB");
+    bytes[8..16].copy_from_slice(&segment.0.to_le_bytes());
+    bytes[16..20].copy_from_slice(&batch_start.to_le_bytes());
+    let length = u32_at(bytes, 4) as usize;
+    let sum = checksum(salt, &bytes[4..HEADER_BYTES + length]);
+    bytes[..4].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn checksum(salt: u64, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&salt.to_le_bytes()), bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// A record whose checksum holds and which was written to this segment in its present use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checked<'a> {
+    /// Where its batch begins.
+    pub batch_start: u64,
+    /// Bytes to the next record.
+    pub length: usize,
+    kind: u8,
+    body: &'a [u8],
+}
+
+/// The record at the start of `bytes`, if there is a whole one of this `segment`.
+pub(crate) fn check(bytes: &[u8], salt: u64, segment: SegmentNumber) -> Option<Checked<'_>> {
+    let header = bytes.get(..HEADER_BYTES)?;
+    if header[8..16] != segment.0.to_le_bytes() {
+        return None;
+    }
+    let whole = HEADER_BYTES.checked_add(u32_at(header, 4) as usize)?;
+    let covered = bytes.get(4..whole)?;
+    if checksum(salt, covered) != u32_at(header, 0) {
+        return None;
+    }
+    Some(Checked {
+        batch_start: u64::from(u32_at(header, 16)),
+        length: aligned(whole),
+        kind: header[20],
+        body: &bytes[HEADER_BYTES..whole],
+    })
+}
+
+impl Checked<'_> {
+    /// What the record says.
+    ///
+    /// # Errors
+    /// In words, if the body does not decode: then another release wrote it, for the checksum
+    /// holds.
+    pub fn decode(&self) -> Result<Record, String> {
+        let record = match self.kind {
+            1 => {
+                let (base, last) = body(self.body)?;
+                Record::Begin { base, last }
+            }
+            2 => Record::Entry(body(self.body)?),
+            3 => Record::Cut(body(self.body)?),
+            4 => Record::Jump(body(self.body)?),
+            5 => Record::Trim(body(self.body)?),
+            6 => Record::End,
+            7 => Record::Seal,
+            other => return Err(format!("a record of unknown kind {other}")),
+        };
+        Ok(record)
+    }
+}
+
+fn body<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(format!("{} bytes too many in a record", rest.len())),
+        Err(error) => Err(format!("a record that does not decode: {error}")),
+    }
+}

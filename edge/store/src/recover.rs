@@ -1,0 +1,267 @@
+//! Reads the segments and decides what a record that does not check out means.
+//!
+//! A crash may leave the last batch in any state: some of its blocks written, some not. It had
+//! not been acknowledged, so it is cut off. Everything before it had been, so a bad record there
+//! is *damage*: this replica no longer holds what it said it holds. The records themselves tell
+//! the two apart:
+//!
+//! ```text
+//!   batch 1 (synced)    batch 2 (synced)     batch 3 (a crash came)
+//!   |  r1  |  r2  |     |  r3  |  r4  |     | ~~~~ | r6 |
+//!                          ^ bad: damage,      ^ bad: torn, because r6's batch
+//!                            r6 began later      does not begin after it
+//! ```
+//!
+//! A batch is written only after the one before is synced, so a good record whose batch begins
+//! after the bad one proves that the bad one had been good. When the store has nothing else to do
+//! it writes a *seal*, a batch of its own that says the same about the last real one; without a
+//! seal on disk, a bit that flips in the last batch cannot be told from a torn write. Sectors of
+//! 512 bytes are taken to be written whole or not at all, as disks promise.
+
+use crate::directory::Directory;
+use crate::error::{Damage, SegmentNumber, StoreError};
+use crate::record::{ALIGN_BYTES, Base, Checked, Record, check};
+use crate::replay::Replay;
+use crate::segment::{self, Segment};
+use apus::Entry;
+use plover_types::Index;
+
+/// A segment that takes no more records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closed {
+    pub number: SegmentNumber,
+    /// The highest index in it; what a trim must reach for the segment to go.
+    pub index_max: Index,
+}
+
+/// A log that holds all that was acknowledged.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub base: Base,
+    pub entries: Vec<Entry>,
+    pub closed: Vec<Closed>,
+    /// Where it goes on; 0 if the segment has not begun.
+    pub current: Segment,
+    pub at: u64,
+    pub index_max: Index,
+    pub prepared: Option<Segment>,
+    /// Whether a torn batch was cut off.
+    pub torn: bool,
+}
+
+/// The last segment that has begun, and where its records end.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    number: SegmentNumber,
+    at: usize,
+    /// It ends with an End record.
+    complete: bool,
+    torn: bool,
+}
+
+/// Why the log cannot be had.
+enum Problem {
+    Damage(Damage),
+    System(StoreError),
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        Self::System(error)
+    }
+}
+
+fn damage(segment: SegmentNumber, at: usize, what: impl Into<String>) -> Problem {
+    Problem::Damage(Damage {
+        segment,
+        offset: at as u64,
+        what: what.into(),
+    })
+}
+
+/// Reads the log.
+///
+/// # Errors
+/// The outer error is that of the file system; the inner one says what is damaged.
+pub(crate) fn recover(
+    directory: &Directory,
+    salt: u64,
+) -> Result<Result<Found, Damage>, StoreError> {
+    let reader = Reader {
+        directory,
+        salt,
+        replay: Replay::default(),
+        closed: Vec::new(),
+        tail: None,
+    };
+    match reader.read() {
+        Ok(found) => Ok(Ok(found)),
+        Err(Problem::Damage(damage)) => Ok(Err(damage)),
+        Err(Problem::System(error)) => Err(error),
+    }
+}
+
+struct Reader<'a> {
+    directory: &'a Directory,
+    salt: u64,
+    replay: Replay,
+    closed: Vec<Closed>,
+    tail: Option<Tail>,
+}
+
+impl Reader<'_> {
+    fn read(mut self) -> Result<Found, Problem> {
+        let numbers = segment::list(self.directory)?;
+        for number in &numbers {
+            let bytes = self.bytes_of(*number)?;
+            let begun = records(&bytes, self.salt, *number).next().is_some();
+            if begun {
+                self.close_tail(*number)?;
+                self.tail = Some(self.read_segment(*number, &bytes)?);
+            }
+        }
+        let Some(tail) = self.tail else {
+            let first = numbers.first().copied().unwrap_or(SegmentNumber(1));
+            return Err(damage(first, 0, "no record is left"));
+        };
+        let after: Vec<_> = numbers.into_iter().filter(|n| *n > tail.number).collect();
+        match after.as_slice() {
+            [] => self.finish(tail, None),
+            [next] if *next == tail.number.next() => self.finish(tail, Some(*next)),
+            [next, ..] => Err(damage(*next, 0, "no record of this segment is left")),
+        }
+    }
+
+    /// The bytes of a segment. A block that the disk cannot read is damage like any other.
+    fn bytes_of(&self, number: SegmentNumber) -> Result<Vec<u8>, Problem> {
+        let unreadable = rustix::io::Errno::IO.raw_os_error();
+        match Segment::open(self.directory, number).and_then(|s| s.file.read_from_disk()) {
+            Err(StoreError::Io { source, .. }) if source.raw_os_error() == Some(unreadable) => Err(
+                damage(number, 0, format!("the disk cannot read it: {source}")),
+            ),
+            other => Ok(other?),
+        }
+    }
+
+    /// Segment `next` has begun, so the one before must be complete.
+    fn close_tail(&mut self, next: SegmentNumber) -> Result<(), Problem> {
+        let Some(tail) = self.tail.take() else {
+            return Ok(());
+        };
+        if !tail.complete {
+            let what = format!("an unreadable record, although {next} has begun since");
+            return Err(damage(tail.number, tail.at, what));
+        }
+        if tail.number.next() != next {
+            // A reclaimed segment can outlive a younger one in a crash: if anything is missing in
+            // truth, the entries will show it.
+            self.replay = Replay::default();
+        }
+        let index_max = self.replay.index_max();
+        self.closed.push(Closed {
+            number: tail.number,
+            index_max,
+        });
+        Ok(())
+    }
+
+    /// Reads the records of a segment up to its end, its first bad record, or what was never
+    /// written.
+    fn read_segment(&mut self, number: SegmentNumber, bytes: &[u8]) -> Result<Tail, Problem> {
+        let mut tail = Tail {
+            number,
+            at: 0,
+            complete: false,
+            torn: false,
+        };
+        let mut batch_start = 0;
+        while let Some(checked) = check(&bytes[tail.at.min(bytes.len())..], self.salt, number) {
+            if checked.batch_start < batch_start || checked.batch_start > tail.at as u64 {
+                return Err(damage(number, tail.at, "a record of another batch"));
+            }
+            batch_start = checked.batch_start;
+            tail.complete = self.take(number, tail.at, &checked)?;
+            if tail.complete {
+                return Ok(tail);
+            }
+            tail.at += checked.length;
+        }
+        let from = tail.at.min(bytes.len());
+        for (at, later) in records(&bytes[from..], self.salt, number) {
+            if later.batch_start > tail.at as u64 {
+                let since = from + at;
+                let what = format!("an unreadable record, although byte {since} came later");
+                return Err(damage(number, tail.at, what));
+            }
+            tail.torn = true;
+        }
+        Ok(tail)
+    }
+
+    /// Takes one record; whether it completes the segment.
+    fn take(
+        &mut self,
+        number: SegmentNumber,
+        at: usize,
+        checked: &Checked<'_>,
+    ) -> Result<bool, Problem> {
+        let record = checked.decode().map_err(|what| damage(number, at, what))?;
+        if matches!(record, Record::Begin { .. }) != (at == 0) {
+            return Err(damage(number, at, "a record out of place"));
+        }
+        if matches!(record, Record::Jump(_)) {
+            // What came before is no part of the log any more.
+            for closed in &mut self.closed {
+                closed.index_max = Index(0);
+            }
+        }
+        let complete = record == Record::End;
+        let applied = self.replay.apply(record);
+        applied.map_err(|what| damage(number, at, what))?;
+        Ok(complete)
+    }
+
+    fn finish(mut self, tail: Tail, next: Option<SegmentNumber>) -> Result<Found, Problem> {
+        let next = next.map(|n| Segment::open(self.directory, n)).transpose()?;
+        let mut index_max = self.replay.index_max();
+        let log = self.replay.finish();
+        let (base, entries) = log.map_err(|what| damage(tail.number, tail.at, what))?;
+        let (current, at, prepared) = match next {
+            None if tail.complete => {
+                let missing = tail.number.next();
+                return Err(damage(missing, 0, "the segment is missing"));
+            }
+            Some(next) if tail.complete => {
+                self.closed.push(Closed {
+                    number: tail.number,
+                    index_max,
+                });
+                index_max = Index(0);
+                (next, 0, None)
+            }
+            next => (Segment::open(self.directory, tail.number)?, tail.at, next),
+        };
+        Ok(Found {
+            base,
+            entries,
+            closed: self.closed,
+            current,
+            at: at as u64,
+            index_max,
+            prepared,
+            torn: tail.torn,
+        })
+    }
+}
+
+/// All records of `segment` in `bytes`, wherever they begin: what else lies there was written
+/// when the file had another number, or only in part.
+fn records(
+    bytes: &[u8],
+    salt: u64,
+    segment: SegmentNumber,
+) -> impl Iterator<Item = (usize, Checked<'_>)> {
+    (0..bytes.len())
+        .step_by(ALIGN_BYTES)
+        .filter_map(move |at| Some((at, check(&bytes[at..], salt, segment)?)))
+}

@@ -1,0 +1,197 @@
+//! Segments: files of a fixed size whose space and content exist before they are needed.
+//!
+//! ```text
+//!   log.0000000000000007   complete: ends with an End record
+//!   log.0000000000000008   the current one: records, then bytes that are no records of it
+//!   log.0000000000000009   prepared: no record of it yet
+//!   recycled               a reclaimed one, to become log.000000000000000a
+//! ```
+//!
+//! Space that a file system has only promised (an *unwritten* extent) is turned into real space
+//! by the first sync of each block, which then has metadata to write, too. So a new segment is
+//! written full of zeros before it is used, in a thread of its own, and a reclaimed one is
+//! renamed instead of deleted: its bytes are there already, and none of its records carries the
+//! new number.
+
+use crate::directory::{Directory, StoredFile, segment_of};
+use crate::error::{SegmentNumber, StoreError, io_error};
+use std::thread::JoinHandle;
+
+/// A reclaimed segment that waits to be used again.
+const RECYCLED: &str = "recycled";
+/// A segment that is not yet full of zeros.
+const UNFINISHED: &str = "unfinished";
+
+/// An open segment.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub number: SegmentNumber,
+    pub file: StoredFile,
+    pub bytes: u64,
+}
+
+impl Segment {
+    pub fn open(directory: &Directory, number: SegmentNumber) -> Result<Self, StoreError> {
+        let file = directory.existing(&number.to_string())?;
+        let bytes = file.length()?;
+        Ok(Self {
+            number,
+            file,
+            bytes,
+        })
+    }
+
+    /// Makes a segment ready: from the recycled file if there is one, else from nothing. It goes
+    /// by its name only once all of it is on disk.
+    pub fn prepare(
+        directory: &Directory,
+        number: SegmentNumber,
+        bytes: u64,
+        recycled: bool,
+    ) -> Result<Self, StoreError> {
+        let mut file = if recycled {
+            directory.existing(RECYCLED)?
+        } else {
+            directory.create(UNFINISHED)?
+        };
+        let from = file.length()?;
+        if from < bytes {
+            file.fill(from, bytes)?;
+            file.sync()?;
+        }
+        file.renamed(&number.to_string())?;
+        directory.sync()?;
+        Ok(Self {
+            number,
+            file,
+            bytes: from.max(bytes),
+        })
+    }
+
+    /// Makes room for a record that is larger than segments usually are.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), StoreError> {
+        if self.bytes < bytes {
+            self.file.fill(self.bytes, bytes)?;
+            self.file.sync()?;
+            self.bytes = bytes;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the next segment ready while the current one fills, and takes back old ones.
+#[derive(Debug)]
+pub(crate) struct Supply {
+    directory: Directory,
+    bytes: u64,
+    recycled: bool,
+    next: Next,
+}
+
+#[derive(Debug)]
+enum Next {
+    Ready(Segment),
+    Coming(JoinHandle<Result<Segment, StoreError>>),
+    None,
+}
+
+impl Supply {
+    /// A supply of segments of `bytes`; `ready` is the one that was prepared before a restart.
+    pub fn new(directory: &Directory, bytes: u64, ready: Option<Segment>) -> Self {
+        let recycled = directory.join(RECYCLED).exists();
+        Self {
+            directory: directory.clone(),
+            bytes,
+            recycled,
+            next: ready.map_or(Next::None, Next::Ready),
+        }
+    }
+
+    /// Begins to make segment `number` ready, in the background.
+    pub fn order(&mut self, number: SegmentNumber) {
+        if !matches!(self.next, Next::None) {
+            return;
+        }
+        let (directory, bytes) = (self.directory.clone(), self.bytes);
+        let recycled = std::mem::take(&mut self.recycled);
+        let work = move || Segment::prepare(&directory, number, bytes, recycled);
+        // Without a thread the segment is made when it is needed.
+        let thread = std::thread::Builder::new().name("plover-segment".into());
+        if let Ok(handle) = thread.spawn(work) {
+            self.next = Next::Coming(handle);
+        } else {
+            self.recycled = recycled;
+        }
+    }
+
+    /// Segment `number`, ready for use with room for `bytes`.
+    pub fn take(&mut self, number: SegmentNumber, bytes: u64) -> Result<Segment, StoreError> {
+        let mut segment = match std::mem::replace(&mut self.next, Next::None) {
+            Next::Ready(segment) => segment,
+            Next::Coming(handle) => handle.join().expect("preparing a segment does not panic")?,
+            Next::None => {
+                let recycled = std::mem::take(&mut self.recycled);
+                let bytes = self.bytes.max(bytes);
+                Segment::prepare(&self.directory, number, bytes, recycled)?
+            }
+        };
+        assert_eq!(segment.number, number, "segments are used in order");
+        segment.grow(bytes)?;
+        Ok(segment)
+    }
+
+    /// Takes back a segment that nobody needs any more. Names need no sync here: if a crash brings
+    /// it back, recovery sees that the log begins after it.
+    pub fn reclaim(&mut self, number: SegmentNumber) -> Result<(), StoreError> {
+        let name = number.to_string();
+        let coming = matches!(self.next, Next::Coming(_));
+        if self.recycled || coming || self.directory.join(RECYCLED).exists() {
+            return self.directory.remove(&name);
+        }
+        self.directory.rename(&name, RECYCLED)?;
+        self.recycled = true;
+        Ok(())
+    }
+
+    /// Waits for the thread, if one runs: nothing works in the directory afterwards.
+    pub fn finish(&mut self) {
+        if let Next::Coming(handle) = std::mem::replace(&mut self.next, Next::None) {
+            // An error comes back when the segment is needed, after the next start.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// The segments in the directory, oldest first.
+pub(crate) fn list(directory: &Directory) -> Result<Vec<SegmentNumber>, StoreError> {
+    let mut numbers: Vec<_> = directory
+        .names()?
+        .iter()
+        .filter_map(|n| segment_of(n))
+        .collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Removes every segment, spare ones included; the first damaged one is kept aside as evidence.
+pub(crate) fn discard_all(
+    directory: &Directory,
+    evidence: Option<SegmentNumber>,
+) -> Result<(), StoreError> {
+    for number in list(directory)? {
+        if Some(number) == evidence {
+            directory.rename(&number.to_string(), "damaged")?;
+        } else {
+            directory.remove(&number.to_string())?;
+        }
+    }
+    for name in [RECYCLED, UNFINISHED] {
+        match std::fs::remove_file(directory.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(io_error("cannot remove", &directory.join(name))(error));
+            }
+            _ => {}
+        }
+    }
+    directory.sync()
+}

@@ -1,0 +1,423 @@
+//! The store as its owner sees it: queue, submit, take completions.
+
+use crate::directory::Directory;
+use crate::engine::{Counters, Engine, LogWriter};
+use crate::error::{Damage, SegmentNumber, StoreError, io_error};
+use crate::lock::Lock;
+use crate::outline::Outline;
+use crate::queue::{Effect, Pending};
+use crate::record::{Base, Kind};
+use crate::recover::{Found, recover};
+use crate::segment;
+use crate::state::{self, GROUP_BYTES_MAX, State, StateFile};
+use crate::writer::Writer;
+use apus::{Durability, DurableState, Entry, Roster, Start};
+use plover_types::{Index, View, Viewstamp};
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::path::Path;
+
+/// The least that a segment may be, bytes.
+const SEGMENT_BYTES_MIN: u64 = 4096;
+
+/// The most that a segment may be, bytes: offsets in it are 32 bits.
+const SEGMENT_BYTES_MAX: u64 = 1 << 31;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the group, at most 255 bytes; a directory belongs to one.
+    pub group: String,
+    /// With [`Durability::Memory`] only the promise is kept, and a log that is there is thrown
+    /// away: it would be out of date from then on.
+    pub durability: Durability,
+    /// Size of a segment: what is preallocated at a time, and what a trim gives back at a time.
+    /// A larger entry gets a larger segment. 4 KiB to 2 GiB.
+    pub segment_bytes: u64,
+}
+
+impl Options {
+    /// For `group`, with segments of 16 MiB: a segment a second at 16 MiB/s, and a few
+    /// milliseconds to prepare.
+    pub fn new(group: impl Into<String>, durability: Durability) -> Self {
+        Self {
+            group: group.into(),
+            durability,
+            segment_bytes: 16 << 20,
+        }
+    }
+}
+
+/// What a store held when it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct Recovered {
+    /// The promise; none if this replica has never made one.
+    pub promise: Option<DurableState>,
+    /// The log holds less than this replica has acknowledged (or may have): it must not vote
+    /// before it has recovered from the others. `base` and `log` are then empty. So it is after
+    /// damage, after a run with [`Durability::Memory`], and until the consensus core has once
+    /// persisted a state that is not amnesiac.
+    pub forgotten: bool,
+    /// Where the log begins.
+    pub base: Base,
+    /// The entries after `base`, without gaps.
+    pub log: Vec<Entry>,
+    /// What was unreadable, if that is why the log was forgotten; to be shown to the operator.
+    pub damage: Option<Damage>,
+    /// A torn batch, which had not been acknowledged, was cut off, as after a crash.
+    pub torn: bool,
+}
+
+impl Recovered {
+    /// What the consensus core is to start with. A replica that has forgotten keeps its promise,
+    /// and recovers like one whose memory was its log.
+    pub fn start(self) -> Start {
+        match self.promise {
+            None => Start::Fresh,
+            Some(durable) => Start::Restarted {
+                durable,
+                log: self.log,
+                base: self.base.viewstamp,
+                roster_at_base: self.base.roster,
+                forgotten: self.forgotten,
+            },
+        }
+    }
+}
+
+/// What has become durable, or that nothing will any more.
+#[derive(Debug)]
+pub enum Completion {
+    /// The promise of this view: [`apus::Event::StatePersisted`].
+    StatePersisted(View),
+    /// Every entry up to here: [`apus::Event::EntriesPersisted`]. Never said of an entry that has
+    /// been cut since.
+    EntriesPersisted(Viewstamp),
+    /// The disk failed, or is full. Said once, and nothing is acknowledged after it: the replica
+    /// must stop, for what it promises from here on is worth nothing.
+    Failed(StoreError),
+}
+
+/// A request and what to say when its batch is durable.
+#[derive(Debug)]
+struct Outstanding {
+    ticket: u64,
+    done: Done,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Done {
+    Promise(View),
+    Entries(Viewstamp),
+    /// The log was replaced meanwhile.
+    Obsolete,
+}
+
+/// The stable storage of one replica. One owner drives it; nothing but [`Store::sync`] blocks.
+#[derive(Debug)]
+pub struct Store {
+    writer: Writer,
+    durability: Durability,
+    outline: Outline,
+    ticket: u64,
+    outstanding: VecDeque<Outstanding>,
+    _lock: Lock,
+}
+
+impl Store {
+    /// Opens or creates the store in `dir`, and says what it held.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] while another process has it open; [`StoreError::OtherGroup`];
+    /// [`StoreError::PromiseLost`]; [`StoreError::Option`]; [`StoreError::Io`]. Damage in the log
+    /// is no error: it is part of what is recovered.
+    pub fn open(dir: &Path, options: &Options) -> Result<(Self, Recovered), StoreError> {
+        check_options(options)?;
+        let directory = Directory::open(dir)?;
+        let lock = Lock::take(&directory)?;
+        let mut state = open_state(&directory, options)?;
+        let (log, recovered) = match options.durability {
+            Durability::Memory => (None, without_log(&directory, &mut state)?),
+            Durability::Disk => {
+                let (log, recovered) = with_log(&directory, &mut state, options)?;
+                (Some(log), recovered)
+            }
+        };
+        let mut outline = Outline::new(recovered.base);
+        for entry in &recovered.log {
+            outline.push(entry).expect("recovery has checked the order");
+        }
+        let store = Self {
+            writer: Writer::start(&directory, Engine::new(state, log))?,
+            durability: options.durability,
+            outline,
+            ticket: 0,
+            outstanding: VecDeque::new(),
+            _lock: lock,
+        };
+        Ok((store, recovered))
+    }
+
+    /// Queues the promise: [`apus::Command::PersistState`].
+    pub fn persist_state(&mut self, promise: DurableState) {
+        let done = Done::Promise(promise.promised);
+        self.request(done, |pending| pending.promise = Some(promise));
+    }
+
+    /// Queues entries: [`apus::Command::PersistEntries`]. What the log holds after `after` is cut;
+    /// with `anew` the log begins there, and nothing of what it held is left.
+    ///
+    /// # Panics
+    /// If the log does not hold `after` and does not begin anew, or the entries do not follow it;
+    /// the consensus core never says so. With [`Durability::Memory`], where it never asks.
+    pub fn persist_entries(&mut self, after: Viewstamp, anew: Option<Roster>, entries: &[Entry]) {
+        assert!(
+            self.durability == Durability::Disk,
+            "a log in memory is not persisted"
+        );
+        let first = anew.map(|roster| self.begin_anew(after, roster));
+        let cut = after != self.outline.last();
+        if cut {
+            self.outline.cut(after).expect("the log holds `after`");
+            self.withdraw(after);
+        }
+        for entry in entries {
+            self.outline.push(entry).expect("entries follow each other");
+        }
+        self.request(Done::Entries(self.outline.last()), |pending| {
+            if let Some(base) = first {
+                pending.trim = None;
+                pending.push(Kind::Jump, &base, Effect::Jump(base));
+            }
+            if cut {
+                pending.push(Kind::Cut, &after, Effect::Cut(after));
+            }
+            for entry in entries {
+                pending.push(Kind::Entry, entry, Effect::Entry(entry.viewstamp));
+            }
+        });
+    }
+
+    fn begin_anew(&mut self, viewstamp: Viewstamp, roster: Roster) -> Base {
+        let base = Base { viewstamp, roster };
+        self.outline = Outline::new(base);
+        for outstanding in &mut self.outstanding {
+            if matches!(outstanding.done, Done::Entries(_)) {
+                outstanding.done = Done::Obsolete;
+            }
+        }
+        base
+    }
+
+    /// Gives back the space of entries up to `base`, which are committed and will not be asked
+    /// for again. Whole segments go, with the next batch.
+    pub fn trim(&mut self, base: Index) {
+        if self.durability == Durability::Disk && base > self.outline.base().viewstamp.index {
+            let base = self.outline.trim(base);
+            self.writer.queue(|pending| pending.trim = Some(base));
+        }
+    }
+
+    /// Hands everything queued to the writer's thread: one write, one sync. At the end of a turn.
+    pub fn submit(&mut self) {
+        self.writer.submit();
+    }
+
+    /// Writes and syncs everything queued in the caller's thread, which saves two wake-ups when
+    /// there is nothing better to do meanwhile. Waits for a batch that the thread is writing.
+    pub fn sync(&mut self) {
+        self.writer.write_here();
+    }
+
+    /// Becomes readable when [`Store::completions`] has something to say after a
+    /// [`Store::submit`]. An eventfd, open as long as the store; not to be read by the caller.
+    pub fn wait_fd(&self) -> RawFd {
+        self.writer.wait_fd()
+    }
+
+    /// Appends what has become durable to `out`, oldest first, of entries only the newest.
+    pub fn completions(&mut self, out: &mut Vec<Completion>) {
+        let (durable, failure) = self.writer.take_done();
+        let mut entries = None;
+        while self
+            .outstanding
+            .front()
+            .is_some_and(|o| o.ticket <= durable)
+        {
+            match self.outstanding.pop_front().map(|o| o.done) {
+                Some(Done::Promise(view)) => out.push(Completion::StatePersisted(view)),
+                Some(Done::Entries(viewstamp)) => entries = Some(viewstamp),
+                Some(Done::Obsolete) | None => {}
+            }
+        }
+        out.extend(entries.map(Completion::EntriesPersisted));
+        out.extend(failure.map(Completion::Failed));
+    }
+
+    /// Whether requests wait for their batch, or for [`Store::submit`].
+    pub fn is_busy(&self) -> bool {
+        !self.outstanding.is_empty()
+    }
+
+    /// Whether the log holds this entry, or begins right after it.
+    pub fn holds(&self, viewstamp: Viewstamp) -> bool {
+        self.outline.holds(viewstamp)
+    }
+
+    /// The newest entry queued or stored, or the base.
+    pub fn last(&self) -> Viewstamp {
+        self.outline.last()
+    }
+
+    /// What has been written since the store was opened.
+    pub fn counters(&self) -> Counters {
+        self.writer.counters()
+    }
+
+    fn request(&mut self, done: Done, queue: impl FnOnce(&mut Pending)) {
+        self.ticket += 1;
+        let ticket = self.ticket;
+        self.outstanding.push_back(Outstanding { ticket, done });
+        self.writer.queue(|pending| {
+            queue(pending);
+            pending.ticket = ticket;
+        });
+    }
+
+    /// Entries after `after` were cut: what is still to be said of them is said of `after`, which
+    /// the same batches make durable.
+    fn withdraw(&mut self, after: Viewstamp) {
+        for outstanding in &mut self.outstanding {
+            if let Done::Entries(viewstamp) = &mut outstanding.done {
+                if viewstamp.index > after.index {
+                    *viewstamp = after;
+                }
+            }
+        }
+    }
+}
+
+fn check_options(options: &Options) -> Result<(), StoreError> {
+    let wrong = |option, why| Err(StoreError::Option { option, why });
+    if options.group.len() > GROUP_BYTES_MAX {
+        let why = format!("a group's name has at most {GROUP_BYTES_MAX} bytes");
+        return wrong("group", why);
+    }
+    if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&options.segment_bytes) {
+        let why = format!(
+            "{} is not from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}",
+            options.segment_bytes
+        );
+        return wrong("segment_bytes", why);
+    }
+    Ok(())
+}
+
+fn open_state(directory: &Directory, options: &Options) -> Result<StateFile, StoreError> {
+    let path = directory.join(state::FILE);
+    if !path.exists() {
+        if let Some(number) = segment::list(directory)?.first() {
+            let why = format!("it is missing beside {number}");
+            return Err(StoreError::PromiseLost { path, why });
+        }
+        let mut salt = [0; 8];
+        rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| io_error("cannot draw random numbers for", &path)(error.into()))?;
+        let state = State {
+            generation: 0,
+            group: options.group.clone(),
+            salt: u64::from_le_bytes(salt),
+            durability: options.durability,
+            promise: None,
+            whole: false,
+        };
+        return StateFile::create(directory, state);
+    }
+    let file = StateFile::open(directory)?;
+    if file.state.group != options.group {
+        return Err(StoreError::OtherGroup {
+            path,
+            found: file.state.group,
+            wanted: options.group.clone(),
+        });
+    }
+    Ok(file)
+}
+
+/// Memory mode: a log from an earlier run would be out of date at the next, so it goes.
+fn without_log(directory: &Directory, state: &mut StateFile) -> Result<Recovered, StoreError> {
+    if state.state.whole || state.state.durability != Durability::Memory {
+        state.update(|state| {
+            state.whole = false;
+            state.durability = Durability::Memory;
+        })?;
+    }
+    segment::discard_all(directory, None)?;
+    Ok(Recovered {
+        promise: state.state.promise,
+        ..Recovered::default()
+    })
+}
+
+fn with_log(
+    directory: &Directory,
+    state: &mut StateFile,
+    options: &Options,
+) -> Result<(LogWriter, Recovered), StoreError> {
+    let promise = state.state.promise;
+    let salt = state.state.salt;
+    let mut damage = None;
+    if state.state.whole {
+        match recover(directory, salt)? {
+            Ok(found) => return go_on(directory, promise, salt, options, found),
+            Err(found) => damage = Some(found),
+        }
+    }
+    if let Some(damage) = &damage {
+        tracing::error!(
+            directory = %directory.path().display(),
+            %damage,
+            "the log is damaged: this replica has lost entries that it acknowledged, and takes \
+             no part until it has recovered from the others"
+        );
+    }
+    // Nothing may take the log for whole from here on, however often we crash.
+    state.update(|state| {
+        state.whole = false;
+        state.durability = Durability::Disk;
+    })?;
+    let newest = segment::list(directory)?.last().copied();
+    segment::discard_all(directory, damage.as_ref().map(|d| d.segment))?;
+    let first = newest.unwrap_or(SegmentNumber(0)).next();
+    let log = LogWriter::create(directory, salt, first, options.segment_bytes)?;
+    let recovered = Recovered {
+        promise,
+        forgotten: true,
+        damage,
+        ..Recovered::default()
+    };
+    Ok((log, recovered))
+}
+
+fn go_on(
+    directory: &Directory,
+    promise: Option<DurableState>,
+    salt: u64,
+    options: &Options,
+    mut found: Found,
+) -> Result<(LogWriter, Recovered), StoreError> {
+    let recovered = Recovered {
+        promise,
+        forgotten: false,
+        base: found.base,
+        log: std::mem::take(&mut found.entries),
+        damage: None,
+        torn: found.torn,
+    };
+    let last = recovered
+        .log
+        .last()
+        .map_or(found.base.viewstamp, |e| e.viewstamp);
+    let log = LogWriter::resume(directory, salt, options.segment_bytes, found, last)?;
+    Ok((log, recovered))
+}

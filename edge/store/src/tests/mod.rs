@@ -1,0 +1,53 @@
+//! Tests of the whole store, one fear a file.
+
+mod basic;
+pub(crate) mod crash;
+
+use crate::{Completion, Options, Recovered, Store};
+use apus::{Durability, DurableState, Entry, EntryKind};
+use plover_types::{Index, ReplicaId, View, Viewstamp};
+use std::path::Path;
+
+/// The smallest segments, so that little data crosses many.
+pub(crate) fn options() -> Options {
+    Options {
+        segment_bytes: 4096,
+        ..Options::new("group", Durability::Disk)
+    }
+}
+
+pub(crate) fn open(dir: &Path) -> (Store, Recovered) {
+    Store::open(dir, &options()).unwrap()
+}
+
+pub(crate) fn stamp(round: u64, index: u64) -> Viewstamp {
+    Viewstamp {
+        view: View::new(round, ReplicaId(0)),
+        index: Index(index),
+    }
+}
+
+/// An entry whose bytes tell which it is.
+pub(crate) fn entry(round: u64, index: u64, bytes: usize) -> Entry {
+    let seed = (round * 31 + index) as u8;
+    Entry {
+        viewstamp: stamp(round, index),
+        kind: EntryKind::App,
+        payload: (0..bytes).map(|i| seed.wrapping_add(i as u8)).collect(),
+    }
+}
+
+pub(crate) fn promise(round: u64) -> DurableState {
+    DurableState {
+        promised: View::new(round, ReplicaId(0)),
+        ..DurableState::default()
+    }
+}
+
+/// Writes what is queued and takes what comes of it.
+pub(crate) fn synced(store: &mut Store) -> Vec<Completion> {
+    store.sync();
+    let mut done = Vec::new();
+    store.completions(&mut done);
+    done
+}

@@ -1,0 +1,224 @@
+//! The thread that writes, and what it shares with the store's owner.
+//!
+//! ```text
+//!   owner: queue, queue, queue, submit ──▶ pending ──▶ thread: take all of it
+//!                                             ▲                write, one fdatasync
+//!   owner: completions ◀── durable ticket ◀───┼─────── publish, ring the eventfd
+//!                                             │                tidy up, seal if idle
+//!          queue, queue, submit ──────────────┘                again
+//! ```
+//!
+//! What is queued while a sync runs is the next batch: batches form by themselves under load, and
+//! nothing waits when there is none. The owner may also write in its own thread; whoever holds
+//! the engine's lock writes.
+
+use crate::directory::Directory;
+use crate::engine::{Counters, Engine};
+use crate::error::{StoreError, io_error};
+use crate::queue::Pending;
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+#[derive(Debug)]
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: Mutex<Queue>,
+    called: Condvar,
+    hand: Mutex<Hand>,
+    done: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    pending: Pending,
+    /// Work was submitted to the thread.
+    called: bool,
+    stopping: bool,
+    /// Everything up to this ticket is durable.
+    durable: u64,
+    /// The thread has rung since the owner last looked.
+    rung: bool,
+    failed: bool,
+    failure: Option<StoreError>,
+    counters: Counters,
+}
+
+/// What the one who writes holds.
+#[derive(Debug)]
+struct Hand {
+    engine: Engine,
+    batch: Pending,
+}
+
+/// A thread that panicked has said why, and no state is used that it left half changed: the
+/// queue is plain data, and an engine that failed is not written with again.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Writer {
+    pub fn start(directory: &Directory, engine: Engine) -> Result<Self, StoreError> {
+        let done = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let path = directory.path();
+        let done = done.map_err(|e| io_error("cannot make an eventfd for", path)(e.into()))?;
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            called: Condvar::new(),
+            hand: Mutex::new(Hand {
+                engine,
+                batch: Pending::default(),
+            }),
+            done,
+        });
+        let work = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("plover-store".into())
+            .spawn(move || work.run())
+            .map_err(io_error("cannot start a thread for", path))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Adds to what is pending.
+    pub fn queue(&self, add: impl FnOnce(&mut Pending)) {
+        let mut queue = lock(&self.shared.queue);
+        if !queue.failed {
+            add(&mut queue.pending);
+        }
+    }
+
+    pub fn submit(&self) {
+        let mut queue = lock(&self.shared.queue);
+        if queue.pending.is_due() && !queue.called {
+            queue.called = true;
+            self.shared.called.notify_one();
+        }
+    }
+
+    pub fn write_here(&self) {
+        self.shared.write_batch();
+    }
+
+    pub fn wait_fd(&self) -> RawFd {
+        self.shared.done.as_raw_fd()
+    }
+
+    /// The newest durable ticket, and the failure if there is one that has not been taken.
+    pub fn take_done(&self) -> (u64, Option<StoreError>) {
+        let mut queue = lock(&self.shared.queue);
+        if std::mem::take(&mut queue.rung) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.shared.done, &mut count);
+        }
+        (queue.durable, queue.failure.take())
+    }
+
+    pub fn counters(&self) -> Counters {
+        lock(&self.shared.queue).counters
+    }
+}
+
+impl Drop for Writer {
+    /// Writes what is queued, and leaves no thread behind.
+    fn drop(&mut self) {
+        lock(&self.shared.queue).stopping = true;
+        self.shared.called.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.shared.write_batch();
+        lock(&self.shared.hand).engine.finish();
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while self.wait_for_work() {
+            if self.write_batch() {
+                self.ring();
+            }
+        }
+    }
+
+    fn wait_for_work(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        while !queue.called && !queue.stopping {
+            queue = self
+                .called
+                .wait(queue)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.called = false;
+        !queue.stopping
+    }
+
+    /// Wakes the owner.
+    fn ring(&self) {
+        lock(&self.queue).rung = true;
+        // A full counter rings already.
+        let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
+    }
+
+    /// Takes what is pending and makes it durable; whether there was anything to say.
+    fn write_batch(&self) -> bool {
+        let mut hand = lock(&self.hand);
+        let Hand { engine, batch } = &mut *hand;
+        {
+            let mut queue = lock(&self.queue);
+            if queue.failed || !queue.pending.is_due() {
+                return false;
+            }
+            std::mem::swap(batch, &mut queue.pending);
+        }
+        let result = engine.write(batch);
+        self.publish(batch.ticket, result, engine.counters);
+        batch.clear();
+        self.tidy(engine);
+        true
+    }
+
+    fn publish(&self, ticket: u64, result: Result<(), StoreError>, counters: Counters) {
+        let mut queue = lock(&self.queue);
+        queue.counters = counters;
+        match result {
+            Ok(()) => queue.durable = queue.durable.max(ticket),
+            Err(error) => queue.fail(error),
+        }
+    }
+
+    /// After the acknowledgement, so nobody waits for it.
+    fn tidy(&self, engine: &mut Engine) {
+        let (failed, idle) = {
+            let queue = lock(&self.queue);
+            (queue.failed, !queue.pending.is_due())
+        };
+        if failed {
+            return;
+        }
+        let result = match idle {
+            true => engine.tidy().and_then(|()| engine.seal()),
+            false => engine.tidy(),
+        };
+        if let Err(error) = result {
+            lock(&self.queue).fail(error);
+        }
+    }
+}
+
+impl Queue {
+    fn fail(&mut self, error: StoreError) {
+        tracing::error!(%error, "stable storage has failed; nothing is acknowledged any more");
+        self.failed = true;
+        self.failure = Some(error);
+        self.pending.clear();
+    }
+}
