@@ -103,8 +103,66 @@ fn cpu_common(state: &[u8]) -> Option<Vec<Range<usize>>> {
     Some(sections)
 }
 
+/// The section of the serial port, with its instance and the version known here.
+const SERIAL: &[u8] = b"\x06serial\0\0\0\0\0\0\0\x03";
+/// Its registers, which come first.
+const SERIAL_REGISTERS: usize = 11;
+/// With all its subsections it is shorter than this.
+const SERIAL_BYTES_MAX: usize = 512;
+/// A subsection begins with this byte, its name (one byte of length first) and its version.
+const SUBSECTION: u8 = 0x05;
+/// The subsections that QEMU leaves out when there is nothing in them, and what they then hold: a
+/// queue of 16 bytes with head and length, an interrupt that is not pending, a timer that is not
+/// set.
+const SERIAL_WHEN_EMPTY: [(&[u8], &[u8]); 3] = [
+    (b"serial/recv_fifo", &[0; 24]),
+    (b"serial/timeout_ipending", &[0; 4]),
+    (b"serial/fifo_timeout_timer", &[0xff; 8]),
+];
+
+/// `state` with what the serial port has *not* received said in so many words.
+///
+/// What a state does not mention, QEMU leaves as it is, which is right for a machine that has
+/// just been made. Loaded into one that has run, a state of a guest that has read all that was
+/// typed leaves the other's unread bytes in the queue. They would be read in front of what is
+/// typed next; and where they fill it up, the UART takes nothing any more, for ever, because the
+/// loaded registers say that there is nothing to read.
+///
+/// A state that has no such section, or one of another form, comes back as it is.
+pub(crate) fn with_serial_queue(state: Vec<u8>) -> Vec<u8> {
+    let Some(section) = serial(&state) else {
+        return state;
+    };
+    let mut missing = Vec::new();
+    for (name, data) in SERIAL_WHEN_EMPTY {
+        if find(&state[section.clone()], 0, name).is_none() {
+            missing.extend([SUBSECTION, name.len() as u8]);
+            missing.extend_from_slice(name);
+            missing.extend_from_slice(&1u32.to_be_bytes());
+            missing.extend_from_slice(data);
+        }
+    }
+    // QEMU takes subsections in any order.
+    let (before, after) = state.split_at(section.start + SERIAL_REGISTERS);
+    [before, &missing, after].concat()
+}
+
+/// Where the serial port's registers and subsections are.
+fn serial(state: &[u8]) -> Option<Range<usize>> {
+    let name = find(state, 0, SERIAL)?;
+    let number = name.checked_sub(4)?..name;
+    if state.get(number.start.checked_sub(1)?) != Some(&SECTION) {
+        return None;
+    }
+    let footer = [&[FOOTER], &state[number]].concat();
+    let data = name + SERIAL.len();
+    let end = find(state, data + SERIAL_REGISTERS, &footer)?;
+    (end - data <= SERIAL_BYTES_MAX).then_some(data..end)
+}
+
 fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
-    bytes[from..]
+    bytes
+        .get(from..)?
         .windows(what.len())
         .position(|window| window == what)
         .map(|at| from + at)
@@ -149,6 +207,41 @@ mod tests {
         assert_eq!(without_cpu_common(&timer, &timer), None, "no vCPU at all");
     }
 
+    /// A serial port's section with these subsections.
+    fn serial_section(subsections: &[u8]) -> Vec<u8> {
+        // From the instance on; the name is the section's.
+        let data = [&SERIAL[7..], b"\0\x0cregisters", subsections].concat();
+        section(7, b"serial", &data)
+    }
+
+    #[test]
+    fn an_empty_queue_is_said_and_a_full_one_is_kept() {
+        let around = section(1, b"timer", b"t");
+        let empty = [&around[..], &serial_section(b""), &around].concat();
+        let said = with_serial_queue(empty.clone());
+        let added: usize = SERIAL_WHEN_EMPTY
+            .map(|(n, d)| 6 + n.len() + d.len())
+            .iter()
+            .sum();
+        assert_eq!(said.len(), empty.len() + added);
+        assert_eq!(
+            with_serial_queue(said.clone()),
+            said,
+            "nothing is said twice"
+        );
+
+        let queue = [&b"\x05\x10serial/recv_fifo\0\0\0\x01"[..], &[7; 24]].concat();
+        let full = with_serial_queue([&around[..], &serial_section(&queue)].concat());
+        assert!(find(&full, 0, &queue).is_some());
+        assert_eq!(
+            full.windows(16)
+                .filter(|w| *w == b"serial/recv_fifo")
+                .count(),
+            1
+        );
+        assert_eq!(with_serial_queue(around.clone()), around, "no serial port");
+    }
+
     proptest::proptest! {
         /// The other side's state is bytes from outside.
         #[test]
@@ -161,6 +254,10 @@ mod tests {
             let _ = without_cpu_common(&whole[..whole.len().saturating_sub(cut)], &whole);
             let _ = without_cpu_common(&a, &b);
             let _ = without_cpu_common(&[CPU_COMMON, &b].concat(), &whole);
+            let mut serial = [&a[..], &serial_section(&b)].concat();
+            serial.truncate(serial.len().saturating_sub(cut));
+            let _ = with_serial_queue(serial);
+            let _ = with_serial_queue([SERIAL, &b].concat());
         }
     }
 

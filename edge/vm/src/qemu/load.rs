@@ -27,7 +27,7 @@
 //! Where anything is in doubt, the whole state is loaded.
 
 use super::{Purpose, QemuVm};
-use crate::device_state::without_cpu_common;
+use crate::device_state::{with_serial_queue, without_cpu_common};
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ impl QemuVm {
     pub(super) fn begin_load(&mut self, state: Vec<u8>) {
         self.console.discard();
         self.orders.opened(Purpose::Load);
-        self.loads.state = state;
+        self.loads.state = with_serial_queue(state);
         if self.loads.keeps_code {
             self.save(Purpose::OwnState);
         } else {
