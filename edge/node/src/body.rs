@@ -7,8 +7,7 @@ use crate::storage::Storage;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::{announce, clock};
-use apus::Durability;
-use plover_fabric::{Fabric, FabricEvent, TcpConfig, TcpFabric};
+use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
 use plover_replica::{Action, Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
 use plover_types::{Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId};
@@ -61,7 +60,7 @@ struct Body {
     actions: VecDeque<Action>,
     events: VecDeque<Event>,
     storage: Storage,
-    fabric: Option<TcpFabric>,
+    fabric: Option<BoxedFabric>,
     tap: Tap,
     facing: bool,
     vm: Option<QemuVm>,
@@ -78,7 +77,7 @@ struct Body {
     stopping: bool,
 }
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
     fn open(config: ReplicaConfig) -> Result<Self, BoxError> {
@@ -96,9 +95,10 @@ impl Body {
                 config.net.tap, config.net.tap
             )
         })?;
-        let disk = config.group.durability == Durability::Disk;
-        let (storage, start) = Storage::open(&config.paths.state_dir, &config.group.name, disk)?;
-        let fabric = open_fabric(&config)?;
+        let durability = config.group.durability;
+        let (storage, start) =
+            Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
+        let fabric = crate::fabric::open(&config)?;
         let message_bytes_max = fabric
             .as_ref()
             .map_or(1 << 20, |f| f.record_bytes_max(Lane::Log))
@@ -165,7 +165,11 @@ impl Body {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
             tv_nsec: (span.0 % 1_000_000 * 1000) as i64,
         };
-        let mut fds = vec![PollFd::new(&self.control, PollFlags::IN)];
+        let storage = borrow(self.storage.wait_fd(), &self.storage);
+        let mut fds = vec![
+            PollFd::new(&self.control, PollFlags::IN),
+            PollFd::from_borrowed_fd(storage, PollFlags::IN),
+        ];
         if self.facing {
             fds.push(PollFd::new(&self.tap, PollFlags::IN));
         }
@@ -186,6 +190,7 @@ impl Body {
 
     /// Everything that has happened, in one turn.
     fn turn(&mut self) -> Result<(), BoxError> {
+        self.take_storage()?;
         self.take_fabric()?;
         self.take_vm()?;
         self.take_tap()?;
@@ -200,9 +205,19 @@ impl Body {
         if clock::now() >= self.replica.deadline() {
             self.apply(Event::Tick)?;
         }
-        self.storage.trim(self.replica.log_base())?;
+        self.storage.trim(self.replica.log_base());
+        self.storage.submit();
         if let Some(fabric) = &mut self.fabric {
             fabric.flush();
+        }
+        Ok(())
+    }
+
+    fn take_storage(&mut self) -> Result<(), BoxError> {
+        let mut persisted = Vec::new();
+        self.storage.persisted(&mut persisted)?;
+        for event in persisted {
+            self.apply(event)?;
         }
         Ok(())
     }
@@ -324,19 +339,13 @@ impl Body {
         match action {
             Action::Write { to, lane, bytes } => self.write(to, lane, &bytes),
             Action::PersistState(state) => {
-                self.storage.persist_state(state)?;
-                self.events.push_back(Event::StatePersisted(state.promised));
+                self.storage.persist_state(state);
             }
             Action::PersistEntries {
                 after,
                 anew,
                 entries,
-            } => {
-                self.storage.append(after, anew, &entries)?;
-                self.storage.sync()?;
-                let last = entries.last().map_or(after, |e| e.viewstamp);
-                self.events.push_back(Event::EntriesPersisted(last));
-            }
+            } => self.storage.append(after, anew, &entries),
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
             Action::StartGuest => self.start_guest(),
             Action::KillGuest => self.vm = None,
@@ -633,29 +642,6 @@ impl Body {
             "memory": memory(),
         })
     }
-}
-
-fn open_fabric(config: &ReplicaConfig) -> Result<Option<TcpFabric>, BoxError> {
-    let me = config.group.me;
-    let peers: Vec<_> = config
-        .group
-        .replica
-        .iter()
-        .filter(|r| r.id != me)
-        .map(|r| (ReplicaId(r.id), r.address))
-        .collect();
-    let Some(own) = config.group.replica.iter().find(|r| r.id == me) else {
-        return Err("group.me has no [[group.replica]]".into());
-    };
-    if peers.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(TcpFabric::new(TcpConfig::new(
-        config.group.name.clone(),
-        ReplicaId(me),
-        own.address,
-        peers,
-    ))?))
 }
 
 /// A descriptor that `owner` keeps open while it is borrowed.

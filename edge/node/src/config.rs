@@ -1,5 +1,7 @@
 //! The configuration file of a replica.
 
+use crate::fabric::FabricName;
+use plover_fabric::Spin;
 use plover_policy::{SlotConfig, UnprotectedOutput};
 use plover_replica::Canary;
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
@@ -77,9 +79,22 @@ pub struct GroupConfig {
     /// Log entries held for replicas that lag, MiB (default 8).
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
-    /// The replicas, this one included: `[[group.replica]]` with `id` and `address`. One alone
-    /// runs the guest unreplicated.
+    /// The replicas, this one included: `[[group.replica]]` with `id`, `address` and, if it is
+    /// not the group's, `fabric`. One alone runs the guest unreplicated.
     pub replica: Vec<PeerConfig>,
+    /// The fabric of each replica that names none: `tcp` (default), `shm` or `ofi`.
+    #[serde(default)]
+    pub fabric: FabricName,
+    /// Whether a replica looks for messages for a while before it sleeps, on the fabrics that
+    /// can (`shm`, `ofi`): `never` (default), `adaptive` (30 µs at most, while that pays) or
+    /// `always`, for a host with a core to spare for each replica.
+    #[serde(default, deserialize_with = "spin")]
+    pub spin: Spin,
+    /// The directory in which replicas on one host find each other, the same for all of them,
+    /// when `fabric = "shm"`; created if missing. Without it they meet by the group's name
+    /// within one network namespace.
+    #[serde(default)]
+    pub shm_dir: Option<PathBuf>,
 }
 
 /// `[[group.replica]]`.
@@ -90,6 +105,10 @@ pub struct PeerConfig {
     pub id: u8,
     /// Where it listens for the others, `address:port`.
     pub address: SocketAddr,
+    /// How it is reached, `tcp`, `shm` or `ofi` (default: `group.fabric`). Between two replicas
+    /// it is TCP unless both name the same other one.
+    #[serde(default)]
+    pub fabric: Option<FabricName>,
 }
 
 /// `[guest]`.
@@ -194,6 +213,11 @@ pub struct DebugConfig {
     pub trace_syncs: bool,
 }
 
+fn spin<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Spin, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map_err(serde::de::Error::custom)
+}
+
 fn default_heartbeat_ms() -> u64 {
     25
 }
@@ -287,7 +311,7 @@ impl ReplicaConfig {
         if group.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
         }
-        Ok(())
+        group.check_fabrics().map_err(ConfigError::Mismatch)
     }
 
     pub(crate) fn members(&self) -> ReplicaSet {
@@ -389,8 +413,37 @@ mod tests {
     }
 
     #[test]
+    fn a_link_uses_what_both_ends_name() {
+        use FabricName::{Ofi, Shm, Tcp};
+        let peers = |text: &str, name| {
+            let group = parse(text).unwrap().group;
+            let ids = group.peers_over(name).into_iter().map(|id| id.0);
+            ids.collect::<Vec<_>>()
+        };
+        assert_eq!(peers(GOOD, Tcp), [0, 2]);
+        let all = GOOD.replace("me = 1", "me = 1\nfabric = \"shm\"\nspin = \"adaptive\"");
+        assert_eq!(peers(&all, Shm), [0, 2]);
+        assert!(peers(&all, Tcp).is_empty());
+        let two = all.replace("id = 2,", "id = 2, fabric = \"tcp\",");
+        assert_eq!(peers(&two, Shm), [0]);
+        assert_eq!(peers(&two, Tcp), [2], "the other end names another");
+        assert!(peers(&two, Ofi).is_empty());
+        let from_the_third = two.replace("me = 1", "me = 2");
+        assert_eq!(peers(&from_the_third, Tcp), [0, 1]);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (from, to, names) in [
+            ("me = 1", "me = 1\nfabric = \"pigeon\"", "pigeon"),
+            (
+                "me = 1",
+                "me = 1\nshm_dir = \"/d\"",
+                "no replica has fabric",
+            ),
+            ("me = 1", "me = 1\nspin = \"always\"", "always sleeps"),
+            ("me = 1", "me = 1\nspin = \"often\"", "adaptive"),
+            ("id = 2,", "id = 2, fabric = \"shm\",", "both of its ends"),
             ("me = 1", "me = 7", "group.me"),
             ("me = 1", "me = 1\nfirst_leader = 5", "first_leader"),
             ("me = 1", "me = 1\ntimeout_ms = 30", "heartbeat"),

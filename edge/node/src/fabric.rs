@@ -1,0 +1,138 @@
+//! The fabric that a configuration asks for: one for each way in which peers are reached.
+//!
+//! A replica names one fabric, and between two of them it is the one that both name, or else TCP,
+//! which works everywhere. So a group may mix: some replicas on one host over shared memory, the
+//! others over the network.
+
+use crate::body::BoxError;
+use crate::config::{GroupConfig, PeerConfig, ReplicaConfig};
+use plover_fabric::{
+    BoxedFabric, Mixed, ShmConfig, ShmFabric, ShmPlace, Spin, TcpConfig, TcpFabric,
+};
+use plover_types::ReplicaId;
+use serde::Deserialize;
+
+/// How a replica is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FabricName {
+    /// TCP (the default): everywhere.
+    #[default]
+    Tcp,
+    /// Shared memory: between replicas of one host that run as the same user.
+    Shm,
+    /// libfabric: RDMA, between hosts that have it.
+    Ofi,
+}
+
+impl FabricName {
+    pub(crate) const ALL: [Self; 3] = [Self::Tcp, Self::Shm, Self::Ofi];
+}
+
+impl GroupConfig {
+    /// The fabric that a replica names, or the group's.
+    fn fabric_of(&self, replica: &PeerConfig) -> FabricName {
+        replica.fabric.unwrap_or(self.fabric)
+    }
+
+    /// The others that this replica reaches over `name`. Between two replicas it is what both
+    /// name, and TCP if they name different ones.
+    pub(crate) fn peers_over(&self, name: FabricName) -> Vec<ReplicaId> {
+        let own = self.replica.iter().find(|r| r.id == self.me);
+        let own = own.map_or(FabricName::Tcp, |own| self.fabric_of(own));
+        let others = self.replica.iter().filter(|r| r.id != self.me);
+        let over = |r: &&PeerConfig| {
+            let theirs = self.fabric_of(r);
+            let used = if theirs == own { own } else { FabricName::Tcp };
+            used == name
+        };
+        others.filter(over).map(|r| ReplicaId(r.id)).collect()
+    }
+
+    /// Refuses choices of fabrics that have no effect.
+    pub(crate) fn check_fabrics(&self) -> Result<(), String> {
+        for name in [FabricName::Shm, FabricName::Ofi] {
+            let named = self.replica.iter().filter(|r| self.fabric_of(r) == name);
+            let named: Vec<u8> = named.map(|r| r.id).collect();
+            if let ([alone], true) = (&named[..], self.replica.len() > 1) {
+                return Err(format!(
+                    "replica {alone} alone has fabric = \"{name}\": a link uses it only when both \
+                     of its ends name it, so give it to another replica, too, or to none"
+                ));
+            }
+        }
+        let uses = |name| self.replica.iter().any(|r| self.fabric_of(r) == name);
+        if self.shm_dir.is_some() && !uses(FabricName::Shm) {
+            return Err("group.shm_dir is given, but no replica has fabric = \"shm\"".into());
+        }
+        if self.spin != Spin::Never && !uses(FabricName::Shm) && !uses(FabricName::Ofi) {
+            return Err(
+                "group.spin is given, but all replicas have fabric = \"tcp\", which always sleeps"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for FabricName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Tcp => "tcp",
+            Self::Shm => "shm",
+            Self::Ofi => "ofi",
+        })
+    }
+}
+
+/// Opens it; `None` for a replica that is alone.
+pub(crate) fn open(config: &ReplicaConfig) -> Result<Option<BoxedFabric>, BoxError> {
+    let mut parts = Vec::new();
+    for name in FabricName::ALL {
+        let peers = config.group.peers_over(name);
+        if !peers.is_empty() {
+            parts.push((open_one(config, name, &peers)?, peers));
+        }
+    }
+    Ok(match parts.len() {
+        0 => None,
+        // No detour for the usual case.
+        1 => parts.pop().map(|(fabric, _)| fabric),
+        _ => Some(Box::new(Mixed::new(parts)?)),
+    })
+}
+
+fn open_one(
+    config: &ReplicaConfig,
+    name: FabricName,
+    peers: &[ReplicaId],
+) -> Result<BoxedFabric, BoxError> {
+    let group = &config.group;
+    let me = ReplicaId(group.me);
+    match name {
+        FabricName::Tcp => {
+            let own = group.replica.iter().find(|r| r.id == group.me);
+            let listen = own.ok_or("group.me has no [[group.replica]]")?.address;
+            let others = group.replica.iter().map(|r| (ReplicaId(r.id), r.address));
+            let others = others.filter(|(id, _)| peers.contains(id)).collect();
+            let config = TcpConfig::new(group.name.clone(), me, listen, others);
+            Ok(Box::new(TcpFabric::new(config)?))
+        }
+        FabricName::Shm => {
+            let mut config = ShmConfig::new(group.name.clone(), me, peers.to_vec());
+            config.spin = group.spin;
+            if let Some(directory) = &group.shm_dir {
+                std::fs::create_dir_all(directory).map_err(|e| {
+                    format!("cannot create group.shm_dir {}: {e}", directory.display())
+                })?;
+                config.place = ShmPlace::Directory(directory.clone());
+            }
+            Ok(Box::new(ShmFabric::new(config)?))
+        }
+        FabricName::Ofi => Err(
+            "fabric = \"ofi\" is not part of this build of plover: choose \
+                                \"tcp\", or build with libfabric's headers and the feature `ofi`"
+                .into(),
+        ),
+    }
+}
