@@ -34,6 +34,8 @@ pub mod faulty;
 pub mod floor;
 mod hello;
 mod mixed;
+#[cfg(feature = "ofi")]
+pub mod ofi;
 mod poll;
 pub mod ring;
 pub mod shm;

@@ -1,0 +1,308 @@
+//! One end of one lane: a port, the ring that the peer writes here, the one that we write there.
+
+use super::doorbell::Doorbell;
+use super::inbound::Inbound;
+use super::native::{Address, Event, NativeError, Port, Posted, Provider, Run};
+use super::outbound::{Mode, Outbound};
+use super::{Context, Loss};
+use crate::hello::Session;
+use crate::ring::{PutError, record_bytes};
+use crate::{FabricEvent, Lane, WriteError};
+use plover_types::ReplicaId;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Behind the ring, a place for writes that carry nothing but their immediate data. (Writes of
+/// no bytes at all are not something every provider has been tested with.)
+const CELL_BYTES: usize = 64;
+/// What such a write carries: one aligned word.
+const WORD_BYTES: usize = 8;
+/// Arrivals taken off the queue at once.
+const EVENTS: usize = 64;
+/// How often that is repeated in one call, so that no peer keeps the others waiting.
+const EVENT_ROUNDS_MAX: usize = 4;
+/// Records delivered of one lane in one call.
+const RECORDS_MAX: usize = 256;
+/// Bytes of records delivered of one lane in one call.
+const RECORD_BYTES_MAX: usize = 1 << 20;
+
+/// One end of one lane.
+#[derive(Debug)]
+pub(super) struct End {
+    peer: ReplicaId,
+    lane: Lane,
+    port: Port,
+    inbound: Inbound,
+    outbound: Outbound,
+    token: Option<crate::poll::Token>,
+    /// Whether an arrival would show on the descriptor.
+    armed: bool,
+    /// The last call stopped at its bound.
+    left_over: bool,
+    /// The provider took no more: it has to be driven and asked again.
+    blocked: bool,
+    /// Our first doorbell is posted.
+    greeted: bool,
+}
+
+impl End {
+    /// Opens a port for `lane` of the link to `peer` in `session`.
+    pub fn open(
+        context: &mut Context,
+        peer: ReplicaId,
+        lane: Lane,
+        session: Session,
+    ) -> Result<(Self, Address), NativeError> {
+        let capacity = context.capacity(lane);
+        let provider: Arc<Provider> = Arc::clone(&context.provider);
+        let bytes = capacity.bytes() + CELL_BYTES;
+        let key = fresh_key(provider.traits.key_bytes);
+        let (port, address) = Port::open(&provider, context.waits, bytes, key)?;
+        if let Some(leftovers) = &mut context.leftovers {
+            leftovers.add(&address.name);
+        }
+        let token = match port.wait_fd() {
+            Some(fd) => Some(watch(context, fd)?),
+            None => None,
+        };
+        let end = Self {
+            peer,
+            lane,
+            port,
+            inbound: Inbound::new(capacity, session.salt(peer, lane)),
+            outbound: Outbound::new(capacity, session.salt(context.me, lane), &provider.traits),
+            token,
+            armed: false,
+            left_over: false,
+            blocked: false,
+            greeted: false,
+        };
+        Ok((end, address))
+    }
+
+    /// Names the peer's end.
+    pub fn connect(&mut self, peer: &Address) -> Result<(), NativeError> {
+        self.port.connect(peer)
+    }
+
+    /// Whether the peer's first doorbell has come.
+    pub fn is_heard(&self) -> bool {
+        self.inbound.is_heard()
+    }
+
+    /// Whether ours has gone.
+    pub fn is_greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Rings the first doorbell, which makes the provider connect.
+    pub fn greet(&mut self) -> Result<(), NativeError> {
+        if !self.greeted {
+            self.greeted = self.post_word(Doorbell::written(crate::ring::Position(0)))?;
+        }
+        Ok(())
+    }
+
+    /// Queues one record.
+    pub fn write(&mut self, context: &mut Context, record: &[u8]) -> Result<(), WriteError> {
+        let memory = &mut self.port.outbound;
+        let put = self
+            .outbound
+            .put(record, |offset, bytes| memory.copy_in(offset, bytes));
+        let stats = context.stats.lane_mut(self.lane);
+        match put {
+            Ok(()) => {
+                stats.records_out += 1;
+                stats.bytes_out += record.len() as u64;
+                Ok(())
+            }
+            Err(PutError::Full) => {
+                stats.full += 1;
+                Err(WriteError::Full(self.peer))
+            }
+            Err(PutError::TooLarge) => Err(WriteError::TooLarge {
+                bytes: record.len(),
+                max: context.capacity(self.lane).record_bytes_max(),
+            }),
+        }
+    }
+
+    /// Posts what was queued, as far as the provider takes it.
+    pub fn flush(&mut self) -> Result<(), NativeError> {
+        self.blocked = false;
+        while let Some(step) = self.outbound.next() {
+            self.armed = false;
+            let posted = match step.mode {
+                Mode::Inject => self.port.inject(step.run)?,
+                Mode::Write {
+                    sequence,
+                    signalled,
+                } => self.port.write(step.run, sequence, signalled)?,
+            };
+            match (posted, step.mode) {
+                (Posted::Taken, _) => self.outbound.posted(step),
+                (Posted::NoCall, Mode::Inject) => self.outbound.forgo_inject(),
+                (Posted::NotNow | Posted::NoCall, _) => {
+                    self.blocked = true;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the caller should come again at once.
+    pub fn wants_progress(&self) -> bool {
+        self.left_over || self.outbound.next().is_some() && !self.blocked
+    }
+
+    /// Whether it has to be looked at again soon, though nothing may wake us for it.
+    pub fn wants_nap(&self) -> bool {
+        let unreported = self.outbound.wants_completions();
+        self.blocked || self.inbound.owes_credit() || self.inbound.is_behind() || unreported
+    }
+
+    /// Whether there may be something to take in.
+    pub fn is_due(&self, context: &Context) -> bool {
+        let woken = self.token.is_none_or(|token| context.poll.is_ready(token));
+        !self.armed || woken || self.left_over || self.wants_nap()
+    }
+
+    /// Takes doorbells off the queue; `true` if there were any.
+    pub fn drain(&mut self) -> Result<bool, NativeError> {
+        self.armed = false;
+        let mut events = [Event::default(); EVENTS];
+        let mut any = false;
+        for _ in 0..EVENT_ROUNDS_MAX {
+            let count = self.port.arrivals(&mut events)?;
+            for event in events[..count].iter().filter(|event| event.arrived != 0) {
+                match Doorbell::decode(event.immediate) {
+                    Doorbell::Written(mark) => self.inbound.ring(mark),
+                    Doorbell::Read(mark) => self.outbound.credit(mark),
+                }
+            }
+            any |= count > 0;
+            if count < EVENTS {
+                return Ok(any);
+            }
+        }
+        self.left_over = true;
+        Ok(any)
+    }
+
+    /// Takes in and delivers what has come; `now` tells how long announced bytes are missing.
+    pub fn serve(&mut self, context: &mut Context, now: Instant) -> Result<(), Loss> {
+        self.left_over = false;
+        self.drain()?;
+        // What the provider saw before it rang is in memory before we look.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        let (mut records, mut bytes) = (0, 0);
+        while let Some(record) = self.inbound.look(&self.port.inbound, &mut context.pool) {
+            self.inbound.advanced();
+            records += 1;
+            bytes += record_bytes(record.len());
+            context.deliver(self.peer, self.lane, record);
+            if records == RECORDS_MAX || bytes >= RECORD_BYTES_MAX {
+                self.left_over = true;
+                break;
+            }
+        }
+        if !self.left_over && self.inbound.is_stuck(now) {
+            return Err(Loss::Stuck(self.lane));
+        }
+        self.give_credit()?;
+        self.collect(context)?;
+        Ok(())
+    }
+
+    fn give_credit(&mut self) -> Result<(), NativeError> {
+        if let Some(immediate) = self.inbound.credit() {
+            if self.post_word(immediate)? {
+                self.inbound.credited();
+            }
+        }
+        Ok(())
+    }
+
+    /// Picks up reports if they are needed, releases space and says when there is room again.
+    fn collect(&mut self, context: &mut Context) -> Result<(), NativeError> {
+        if self.outbound.wants_completions() {
+            self.completions()?;
+        }
+        if self.outbound.release() {
+            context.events.push(FabricEvent::Room {
+                peer: self.peer,
+                lane: self.lane,
+            });
+        }
+        Ok(())
+    }
+
+    /// Picks up reports of completed and failed writes.
+    fn completions(&mut self) -> Result<(), NativeError> {
+        let mut events = [Event::default(); EVENTS];
+        loop {
+            let count = self.port.completions(&mut events)?;
+            for event in &events[..count] {
+                self.outbound.completed(event.sequence);
+            }
+            if count < EVENTS {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What is looked at now and then, whether or not anything woke us: failed writes, and
+    /// whatever a provider should have woken us for and did not.
+    pub fn check(&mut self) -> Result<(), NativeError> {
+        self.armed = false;
+        if self.outbound.is_under_way() {
+            self.completions()?;
+        }
+        Ok(())
+    }
+
+    /// Makes the descriptor wake for whatever comes from now on; `false` if something already
+    /// has come.
+    pub fn arm(&mut self) -> Result<bool, NativeError> {
+        if !self.armed && self.token.is_some() {
+            self.armed = self.port.may_sleep()?;
+            return Ok(self.armed);
+        }
+        Ok(true)
+    }
+
+    /// Posts a write of nothing but `immediate`; `false` if it has to be tried again.
+    fn post_word(&mut self, immediate: u32) -> Result<bool, NativeError> {
+        self.armed = false;
+        let run = Run {
+            offset: self.port.outbound.bytes() - CELL_BYTES,
+            bytes: WORD_BYTES,
+            immediate,
+        };
+        let posted = match self.port.inject(run)? {
+            // Its bytes never change, so it needs no report; 0 is no write's number.
+            Posted::NoCall => self.port.write(run, 0, false)?,
+            posted => posted,
+        };
+        Ok(posted == Posted::Taken)
+    }
+}
+
+fn watch(context: &mut Context, fd: RawFd) -> Result<crate::poll::Token, NativeError> {
+    // SAFETY: the descriptor belongs to the port that was just opened, and stays open for the
+    // call.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let watched = context.poll.watch(fd, crate::poll::Interest::Read);
+    watched.map_err(|error| NativeError::of_system("epoll_ctl on the wait object", &error))
+}
+
+/// A key that no earlier session used, as wide as the provider takes it.
+fn fresh_key(bytes: u64) -> u64 {
+    let key = Session::fresh().0;
+    match bytes {
+        8.. => key,
+        bytes => key & ((1 << (bytes * 8)) - 1),
+    }
+}

@@ -1,0 +1,298 @@
+//! The handshake, over a TCP connection beside the fabric.
+//!
+//! ```text
+//!   lower id (dials)                                     higher id (listens)
+//!     │ opens its two ports                                │
+//!     │ ── Greeting { session, addresses and keys } ─────► │ checks; opens its two ports
+//!     │ ◄── Greeting { same session, its own } ─────────── │
+//!     │ ═══ first doorbell on each lane, over the fabric ═►│
+//!     │ ◄══ first doorbell back ══════════════════════════ │ up
+//!     ▼ up                                                 ▼
+//! ```
+//!
+//! libfabric has no way to tell the peer which memory key to write with, and reliable
+//! unconnected endpoints do not say when the other end dies. The connection does both: it
+//! carries this message once each way, then a byte now and then, and its end is the link's end.
+
+use super::native::{Address, NAME_BYTES};
+use crate::Lane;
+use crate::hello::{HELLO_BYTES, Hello, NotHello, Refusal};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+/// First bytes of every connection; unlike those of the other fabrics.
+const MAGIC: [u8; 8] = *b"PLOVERo\x01";
+/// Size of the message. It fits any socket's buffer whole.
+pub(super) const GREETING_BYTES: usize = 1024;
+const PROVIDER_AT: usize = MAGIC.len() + 2 * HELLO_BYTES;
+const PROVIDER_BYTES: usize = 64;
+const ADDRESSES_AT: usize = PROVIDER_AT + PROVIDER_BYTES;
+const ADDRESS_BYTES: usize = 24 + NAME_BYTES;
+const CRC_AT: usize = GREETING_BYTES - 4;
+
+/// The provider that a side uses. Two providers cannot talk to each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProviderName([u8; PROVIDER_BYTES]);
+
+impl ProviderName {
+    pub fn new(name: &str) -> Self {
+        let mut bytes = [0; PROVIDER_BYTES];
+        let length = name.len().min(PROVIDER_BYTES);
+        bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for ProviderName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.0.iter().take_while(|&&byte| byte != 0).count();
+        let name = String::from_utf8_lossy(&self.0[..used]);
+        write!(f, "'{}'", name.escape_debug())
+    }
+}
+
+impl fmt::Debug for ProviderName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What one side says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    /// What is said on every fabric, once a lane.
+    pub lanes: [Hello; 2],
+    pub provider: ProviderName,
+    /// Where the other side is to write, a lane each.
+    pub addresses: [Address; 2],
+}
+
+/// Why no link comes of two greetings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoLink {
+    #[error("{0}")]
+    Refused(Refusal),
+    #[error(
+        "it uses libfabric's provider {theirs}, this replica {mine}: set the same `provider` on \
+         all replicas (and run the same libfabric, if the names were resolved differently)"
+    )]
+    Provider {
+        mine: ProviderName,
+        theirs: ProviderName,
+    },
+}
+
+impl Greeting {
+    pub fn encode(&self) -> [u8; GREETING_BYTES] {
+        let mut out = [0; GREETING_BYTES];
+        out[..MAGIC.len()].copy_from_slice(&MAGIC);
+        for (n, hello) in self.lanes.iter().enumerate() {
+            let at = MAGIC.len() + n * HELLO_BYTES;
+            out[at..at + HELLO_BYTES].copy_from_slice(&hello.encode());
+        }
+        out[PROVIDER_AT..ADDRESSES_AT].copy_from_slice(&self.provider.0);
+        for (n, address) in self.addresses.iter().enumerate() {
+            let at = ADDRESSES_AT + n * ADDRESS_BYTES;
+            let words = [address.key, address.base, address.name_bytes];
+            for (i, word) in words.iter().enumerate() {
+                out[at + 8 * i..at + 8 * (i + 1)].copy_from_slice(&word.to_le_bytes());
+            }
+            out[at + 24..at + ADDRESS_BYTES].copy_from_slice(&address.name);
+        }
+        let crc = crc32c::crc32c(&out[..CRC_AT]);
+        out[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// The message in `bytes`. Of another version only the version can be relied on; it is the
+    /// first thing that [`no_link`](Self::no_link) looks at.
+    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
+        if bytes[..MAGIC.len()] != MAGIC {
+            return Err(NotHello::Magic);
+        }
+        let lane = |n: usize| {
+            let at = MAGIC.len() + n * HELLO_BYTES;
+            Hello::decode(&std::array::from_fn(|i| bytes[at + i]))
+        };
+        let lanes = [lane(0)?, lane(1)?];
+        let crc = u32::from_le_bytes(std::array::from_fn(|i| bytes[CRC_AT + i]));
+        let ours = lanes[0].version == plover_types::wire::WIRE_VERSION;
+        if ours && crc != crc32c::crc32c(&bytes[..CRC_AT]) {
+            return Err(NotHello::Damaged);
+        }
+        let address = |n: usize| {
+            let at = ADDRESSES_AT + n * ADDRESS_BYTES;
+            let word =
+                |i: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + 8 * i + byte]));
+            let mut name: [u8; NAME_BYTES] = std::array::from_fn(|i| bytes[at + 24 + i]);
+            // Some providers' addresses are strings; they end inside, whatever was sent.
+            name[NAME_BYTES - 1] = 0;
+            Address {
+                name,
+                name_bytes: word(2).min(NAME_BYTES as u64),
+                key: word(0),
+                base: word(1),
+            }
+        };
+        Ok(Self {
+            lanes,
+            provider: ProviderName(std::array::from_fn(|i| bytes[PROVIDER_AT + i])),
+            addresses: [address(0), address(1)],
+        })
+    }
+
+    /// What speaks against a link, `mine` being what this side says to that peer.
+    pub fn no_link(&self, mine: &Self) -> Option<NoLink> {
+        let refusal = || {
+            let lanes = self.lanes.iter().zip(&mine.lanes);
+            lanes
+                .filter_map(|(theirs, mine)| theirs.refusal(mine))
+                .next()
+        };
+        // Before its verdict: if the providers differ, that is why it refused.
+        let provider = (self.provider != mine.provider).then_some(NoLink::Provider {
+            mine: mine.provider,
+            theirs: self.provider,
+        });
+        match refusal() {
+            Some(Refusal::Unknown) | None => provider.or(refusal().map(NoLink::Refused)),
+            Some(refusal) => Some(NoLink::Refused(refusal)),
+        }
+    }
+
+    /// The session that it opens.
+    pub fn session(&self) -> crate::hello::Session {
+        self.lanes[Lane::Log.index()].session
+    }
+
+    /// Makes it a refusal.
+    pub fn refuse(&mut self, why: NoLink) {
+        let verdict = match why {
+            NoLink::Refused(refusal) => refusal as u8,
+            // The other side compares the names itself.
+            NoLink::Provider { .. } => Refusal::Unknown as u8,
+        };
+        for lane in &mut self.lanes {
+            lane.verdict = verdict;
+        }
+    }
+}
+
+/// A greeting as it arrives. Never reads past its end.
+#[derive(Debug)]
+pub(super) struct GreetingBuffer {
+    bytes: Box<[u8; GREETING_BYTES]>,
+    have: usize,
+}
+
+impl GreetingBuffer {
+    pub fn new() -> Self {
+        Self {
+            bytes: Box::new([0; GREETING_BYTES]),
+            have: 0,
+        }
+    }
+
+    /// Reads on; the message once it is whole.
+    pub fn read(&mut self, mut socket: &TcpStream) -> io::Result<Option<&[u8; GREETING_BYTES]>> {
+        while self.have < GREETING_BYTES {
+            match socket.read(&mut self.bytes[self.have..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.have += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(&self.bytes))
+    }
+}
+
+/// Sends a greeting on a connection that carried nothing yet.
+pub(super) fn send(mut socket: &TcpStream, greeting: &Greeting) -> io::Result<()> {
+    match socket.write(&greeting.encode())? {
+        GREETING_BYTES => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hello::{GroupName, Session};
+    use plover_types::ReplicaId;
+    use proptest::prelude::*;
+
+    fn greeting(from: u8, to: u8) -> Greeting {
+        let hello = |lane| Hello {
+            version: plover_types::wire::WIRE_VERSION,
+            lane,
+            from: ReplicaId(from),
+            to: ReplicaId(to),
+            verdict: 0,
+            session: Session(77),
+            ring_bytes: 4096,
+            group: GroupName::new("a group").unwrap(),
+        };
+        let address = |key| Address {
+            name: std::array::from_fn(|i| if i < 20 { i as u8 } else { 0 }),
+            name_bytes: 20,
+            key,
+            base: 0x7f00_0000_1000,
+        };
+        Greeting {
+            lanes: [hello(0), hello(1)],
+            provider: ProviderName::new("tcp;ofi_rxm"),
+            addresses: [address(1), address(u64::MAX)],
+        }
+    }
+
+    #[test]
+    fn round_trips() {
+        let there = greeting(0, 2);
+        let arrived = Greeting::decode(&there.encode()).unwrap();
+        assert_eq!(arrived, there);
+        assert_eq!(arrived.no_link(&greeting(2, 0)), None);
+    }
+
+    #[test]
+    fn another_provider_is_named_on_both_sides() {
+        let (mut asking, mut answering) = (greeting(0, 2), greeting(2, 0));
+        asking.provider = ProviderName::new("shm");
+        let why = asking.no_link(&answering).expect("refused");
+        assert!(why.to_string().contains("'shm'"), "{why}");
+        answering.refuse(why);
+        let why = answering.no_link(&asking).expect("refused");
+        assert!(why.to_string().contains("'tcp;ofi_rxm'"), "{why}");
+    }
+
+    #[test]
+    fn another_ring_size_is_refused() {
+        let mut asking = greeting(0, 2);
+        asking.lanes[1].ring_bytes = 8192;
+        let why = asking.no_link(&greeting(2, 0));
+        assert_eq!(why, Some(NoLink::Refused(Refusal::RingBytes)));
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(noise: Vec<u8>, magic: bool) {
+            let mut bytes = [0; GREETING_BYTES];
+            let noise = noise.iter().cycle().take(GREETING_BYTES);
+            bytes.iter_mut().zip(noise).for_each(|(to, from)| *to = *from);
+            if magic {
+                bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+            }
+            let _ = Greeting::decode(&bytes).map(|g| g.no_link(&greeting(2, 0)));
+        }
+
+        #[test]
+        fn a_flipped_bit_is_never_accepted(bit in 0..GREETING_BYTES * 8) {
+            let mut bytes = greeting(0, 2).encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let accepted = Greeting::decode(&bytes).is_ok_and(|g| g.no_link(&greeting(2, 0)).is_none());
+            prop_assert!(!accepted);
+        }
+    }
+}

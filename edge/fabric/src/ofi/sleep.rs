@@ -1,0 +1,152 @@
+//! What makes `wait_fd` readable besides the kernel and the provider.
+//!
+//! * A [`Nudge`]: there is something to do now that no descriptor tells of.
+//! * [`Naps`]: there may be something to do soon. Some providers cannot wake a sleeper at all
+//!   (`shm`), and none wakes one because it has room for a write again.
+
+use crate::poll::{Interest, Poll};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// A descriptor that is readable as long as we say so.
+#[derive(Debug)]
+pub(super) struct Nudge {
+    event: OwnedFd,
+    set: bool,
+}
+
+impl Nudge {
+    pub fn new(poll: &mut Poll) -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        poll.watch(&event, Interest::Read)?;
+        Ok(Self { event, set: false })
+    }
+
+    /// Makes it readable, or not. No system call if it is so already.
+    pub fn set(&mut self, on: bool) {
+        if on == self.set {
+            return;
+        }
+        let done = if on {
+            rustix::io::write(&self.event, &1u64.to_ne_bytes())
+        } else {
+            rustix::io::read(&self.event, &mut [0; 8])
+        };
+        // The counter goes from 0 to 1 and back, so neither can block.
+        assert_eq!(done, Ok(8), "an eventfd failed");
+        self.set = on;
+    }
+}
+
+/// First nap after something happened; about what a wake-up costs.
+const NAP_MIN: Duration = Duration::from_micros(50);
+/// Longest nap: a thousand looks a second cost a few percent of a core with all providers seen,
+/// and a heartbeat timeout is a hundred naps.
+const NAP_MAX: Duration = Duration::from_millis(1);
+
+/// A timer that makes `wait_fd` readable, ever later while nothing happens.
+#[derive(Debug)]
+pub(super) struct Naps {
+    timer: OwnedFd,
+    armed: bool,
+    next: Duration,
+}
+
+impl Naps {
+    pub fn new(poll: &mut Poll) -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        poll.watch(&timer, Interest::Read)?;
+        Ok(Self {
+            timer,
+            armed: false,
+            next: NAP_MIN,
+        })
+    }
+
+    /// Something happened: the next nap is short.
+    pub fn freshen(&mut self) {
+        self.next = NAP_MIN;
+    }
+
+    /// Sets the timer anew.
+    pub fn nap(&mut self) {
+        self.settime(self.next);
+        self.armed = true;
+        self.next = (self.next * 2).min(NAP_MAX);
+    }
+
+    /// Nothing to wake for.
+    pub fn cancel(&mut self) {
+        if self.armed {
+            self.settime(Duration::ZERO);
+            self.armed = false;
+        }
+        self.freshen();
+    }
+
+    fn settime(&self, after: Duration) {
+        let value = Timespec {
+            tv_sec: after.as_secs() as i64,
+            tv_nsec: i64::from(after.subsec_nanos()),
+        };
+        let once = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: value,
+        };
+        // It also makes the descriptor unreadable again.
+        let set = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once);
+        assert!(set.is_ok(), "a timer of a valid time failed: {set:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags};
+    use std::os::fd::BorrowedFd;
+
+    fn is_readable(poll: &Poll, within: Duration) -> bool {
+        // SAFETY: `poll` is borrowed and keeps its descriptor open.
+        let fd = unsafe { BorrowedFd::borrow_raw(poll.fd()) };
+        let timeout = Timespec {
+            tv_sec: within.as_secs() as i64,
+            tv_nsec: i64::from(within.subsec_nanos()),
+        };
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
+    }
+
+    #[test]
+    fn a_nudge_stays_until_it_is_taken_back() {
+        let mut poll = Poll::new().unwrap();
+        let mut nudge = Nudge::new(&mut poll).unwrap();
+        for _ in 0..2 {
+            assert!(!is_readable(&poll, Duration::ZERO));
+            nudge.set(true);
+            nudge.set(true);
+            assert!(is_readable(&poll, Duration::ZERO));
+            nudge.set(false);
+            nudge.set(false);
+        }
+    }
+
+    #[test]
+    fn a_nap_ends_and_a_cancelled_one_does_not() {
+        let mut poll = Poll::new().unwrap();
+        let mut naps = Naps::new(&mut poll).unwrap();
+        naps.nap();
+        assert!(is_readable(&poll, Duration::from_secs(10)));
+        naps.cancel();
+        assert!(!is_readable(&poll, Duration::from_millis(5)));
+    }
+}
