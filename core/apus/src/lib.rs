@@ -60,9 +60,11 @@
 mod api;
 mod canvass;
 mod dispatch;
+mod durable;
 mod election;
 mod following;
 mod leading;
+mod life;
 mod log;
 mod members;
 mod merge;
@@ -317,15 +319,6 @@ impl Apus {
         self.persist_state(out);
     }
 
-    /// What must outlive the process has changed.
-    fn persist_state(&self, out: &mut Vec<Command>) {
-        out.push(Command::PersistState(DurableState {
-            promised: self.promised,
-            life: self.life,
-            amnesiac: self.bearings.amnesiac,
-        }));
-    }
-
     /// The one place where the role changes. Edges that the picture in the crate's doc lacks
     /// are bugs.
     fn transition(&mut self, role: Role) {
@@ -373,31 +366,6 @@ impl Apus {
                 .expect("committed entries lie in the log");
             out.push(Command::Deliver(entry.copied(&mut self.pool)));
             next = next.next();
-        }
-    }
-
-    /// Disk mode: the log after `after` is new.
-    fn persist_after(&mut self, after: Viewstamp, anew: Option<Roster>, out: &mut Vec<Command>) {
-        if self.config.durability == Durability::Disk {
-            let last = self.log.last().index.max(after.index);
-            let entries = self.log.slice(after.index.next(), last);
-            let pool = &mut self.pool;
-            let entries = entries.iter().map(|entry| entry.copied(pool)).collect();
-            out.push(Command::PersistEntries {
-                after,
-                anew,
-                entries,
-            });
-        }
-    }
-
-    /// Up to where our own copy of the log counts.
-    fn counted(&self) -> Index {
-        match self.config.durability {
-            Durability::Disk if self.config.canary != Canary::AcknowledgeBeforeDisk => {
-                self.log.stable()
-            }
-            Durability::Memory | Durability::Disk => self.log.last().index,
         }
     }
 

@@ -29,21 +29,11 @@
 //! it does not get this shortcut: it waits until so many others have told what they promised
 //! that one of them belongs to any quorum it could have been part of, and then follows only the
 //! highest of them. Restarted replicas count there too, for they have kept their promises.
-//!
-//! # Lives
-//!
-//! When nobody holds the guest, the operator (or, if the group never ran, nobody) may let it
-//! boot afresh: [`Apus::bootstrap`]. The view in which that happens is higher than any promise, and
-//! it names a new *life*: its log begins at the viewstamp `(life, 0)`, so every viewstamp in it is
-//! higher than any of the life before. A replica that hears of a life newer than its committed log
-//! drops that log: what it describes died with the last guest.
 
 use crate::api::{Canary, Command, Config, Durability, Members, Roster, Start};
-use crate::election::{Election, Stage};
-use crate::log::Log;
 use crate::message::{Empty, Message, Standing};
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Micros, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// What a replica knows of its own ignorance.
@@ -123,6 +113,19 @@ impl Bearings {
     pub(crate) fn not_empty(&mut self) {
         self.empty = false;
         self.reported = false;
+    }
+
+    /// Whether nobody holds the guest, by the newest answers.
+    pub(crate) fn group_is_empty(&self) -> bool {
+        self.empty
+    }
+
+    /// This replica begins the group anew: there is nothing to be found out.
+    pub(crate) fn need_none(&mut self) {
+        self.amnesiac = false;
+        self.fresh = false;
+        self.restarted = false;
+        self.not_empty();
     }
 }
 
@@ -347,72 +350,6 @@ impl Apus {
         self.bearings.empty = true;
         if !std::mem::replace(&mut self.bearings.reported, true) {
             out.push(Command::GroupEmpty { fresh });
-        }
-    }
-
-    /// Begins the life of a group that [`Command::GroupEmpty`] reported. Only the configured
-    /// first leader acts on it, and only while that report still stands. It implies
-    /// [`Apus::set_holds_state`]: the first leader boots the guest.
-    pub fn bootstrap(&mut self, _now: Micros, out: &mut Vec<Command>) {
-        let following = matches!(self.role, Role::Following(_));
-        if self.config.me != self.config.first_leader || !self.bearings.empty || !following {
-            return;
-        }
-        self.holds_state = true;
-        self.transition(Role::Electing(Election::new(Stage::Beginning)));
-        self.promise(View::new(self.round_max + 1, self.config.me), out);
-        self.tell(None, out);
-    }
-
-    /// Storage has the promise of a new life's first view: lead it. No votes are needed, for
-    /// every other replica has said that it has nothing to lose.
-    pub(crate) fn begin_life(&mut self, now: Micros, out: &mut Vec<Command>) {
-        self.adopt_life(self.promised, out);
-        self.bearings.amnesiac = false;
-        self.bearings.fresh = false;
-        self.bearings.restarted = false;
-        self.bearings.not_empty();
-        self.persist_state(out);
-        self.lead(now, &BTreeMap::new(), out);
-    }
-
-    /// Learns in which life the group is. If our log is of an older one, or of none, it is
-    /// replaced by the empty log of this life.
-    pub(crate) fn adopt_life(&mut self, life: View, out: &mut Vec<Command>) {
-        if self.life < life {
-            self.life = life;
-            if self.config.durability == Durability::Disk {
-                self.persist_state(out);
-            }
-        }
-        if self.log.committed().view >= life {
-            return;
-        }
-        let replaces =
-            self.log.last().index > Index(0) || self.config.durability == Durability::Disk;
-        let base = Viewstamp {
-            view: life,
-            index: Index(0),
-        };
-        let roster = Roster {
-            in_sync: ReplicaSet::of([self.config.first_leader]),
-            members: Members::of(self.config.members),
-        };
-        self.log = Log::new(base, roster);
-        if replaces {
-            out.push(Command::Jump { base, roster });
-        }
-        self.persist_after(base, Some(roster), out);
-        match &mut self.role {
-            // Our guest, if any, lived the older life.
-            Role::Following(follower) => {
-                follower.matched = base.index;
-                self.holds_state = false;
-            }
-            role => assert!(
-                matches!(role, Role::Electing(_)),
-                "a life begins while {role:?}"
-            ),
         }
     }
 }

@@ -1,0 +1,50 @@
+//! What outlives the process, and what counts because it does.
+//!
+//! The promise of a view is durable before anything rests on it, in either mode. With
+//! [`Durability::Disk`] the log is too, and an entry counts towards a majority, this replica's own
+//! copy included, only once storage has confirmed it.
+
+use crate::Apus;
+use crate::api::{Canary, Command, Durability, DurableState, Roster};
+use plover_types::{Index, Viewstamp};
+
+impl Apus {
+    /// What must outlive the process has changed.
+    pub(crate) fn persist_state(&self, out: &mut Vec<Command>) {
+        out.push(Command::PersistState(DurableState {
+            promised: self.promised,
+            life: self.life,
+            amnesiac: self.bearings.amnesiac,
+        }));
+    }
+
+    /// Disk mode: the log after `after` is new.
+    pub(crate) fn persist_after(
+        &mut self,
+        after: Viewstamp,
+        anew: Option<Roster>,
+        out: &mut Vec<Command>,
+    ) {
+        if self.config.durability == Durability::Disk {
+            let last = self.log.last().index.max(after.index);
+            let entries = self.log.slice(after.index.next(), last);
+            let pool = &mut self.pool;
+            let entries = entries.iter().map(|entry| entry.copied(pool)).collect();
+            out.push(Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            });
+        }
+    }
+
+    /// Up to where our own copy of the log counts.
+    pub(crate) fn counted(&self) -> Index {
+        match self.config.durability {
+            Durability::Disk if self.config.canary != Canary::AcknowledgeBeforeDisk => {
+                self.log.stable()
+            }
+            Durability::Memory | Durability::Disk => self.log.last().index,
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! How a group without a guest gets a new one.
+//!
+//! When nobody holds the guest, the operator (or, if the group never ran, nobody) may let it
+//! boot afresh: [`Apus::bootstrap`]. The view in which that happens is higher than any promise, and
+//! it names a new *life*: its log begins at the viewstamp `(life, 0)`, so every viewstamp in it is
+//! higher than any of the life before. A replica that hears of a life newer than its committed log
+//! drops that log: what it describes died with the last guest.
+
+use crate::api::{Command, Durability, Members, Roster};
+use crate::election::{Election, Stage};
+use crate::log::Log;
+use crate::{Apus, Role};
+use plover_types::{Index, Micros, ReplicaSet, View, Viewstamp};
+use std::collections::BTreeMap;
+
+impl Apus {
+    /// Begins the life of a group that [`Command::GroupEmpty`] reported. Only the configured
+    /// first leader acts on it, and only while that report still stands. It implies
+    /// [`Apus::set_holds_state`]: the first leader boots the guest.
+    pub fn bootstrap(&mut self, _now: Micros, out: &mut Vec<Command>) {
+        let following = matches!(self.role, Role::Following(_));
+        if self.config.me != self.config.first_leader
+            || !self.bearings.group_is_empty()
+            || !following
+        {
+            return;
+        }
+        self.holds_state = true;
+        self.transition(Role::Electing(Election::new(Stage::Beginning)));
+        self.promise(View::new(self.round_max + 1, self.config.me), out);
+        self.tell(None, out);
+    }
+
+    /// Storage has the promise of a new life's first view: lead it. No votes are needed, for
+    /// every other replica has said that it has nothing to lose.
+    pub(crate) fn begin_life(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.adopt_life(self.promised, out);
+        self.bearings.need_none();
+        self.persist_state(out);
+        self.lead(now, &BTreeMap::new(), out);
+    }
+
+    /// Learns in which life the group is. If our log is of an older one, or of none, it is
+    /// replaced by the empty log of this life.
+    pub(crate) fn adopt_life(&mut self, life: View, out: &mut Vec<Command>) {
+        if self.life < life {
+            self.life = life;
+            if self.config.durability == Durability::Disk {
+                self.persist_state(out);
+            }
+        }
+        if self.log.committed().view >= life {
+            return;
+        }
+        let replaces =
+            self.log.last().index > Index(0) || self.config.durability == Durability::Disk;
+        let base = Viewstamp {
+            view: life,
+            index: Index(0),
+        };
+        let roster = Roster {
+            in_sync: ReplicaSet::of([self.config.first_leader]),
+            members: Members::of(self.config.members),
+        };
+        self.log = Log::new(base, roster);
+        if replaces {
+            out.push(Command::Jump { base, roster });
+        }
+        self.persist_after(base, Some(roster), out);
+        match &mut self.role {
+            // Our guest, if any, lived the older life.
+            Role::Following(follower) => {
+                follower.matched = base.index;
+                self.holds_state = false;
+            }
+            role => assert!(
+                matches!(role, Role::Electing(_)),
+                "a life begins while {role:?}"
+            ),
+        }
+    }
+}

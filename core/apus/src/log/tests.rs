@@ -1,0 +1,121 @@
+use super::*;
+use crate::api::Members;
+use plover_types::{ReplicaId, ReplicaSet, View};
+
+fn vs(view: u64, index: u64) -> Viewstamp {
+    Viewstamp {
+        view: View(view),
+        index: Index(index),
+    }
+}
+
+fn set(ids: &[u8]) -> ReplicaSet {
+    ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
+}
+
+/// Of the in-sync set `ids`, in a group of three.
+fn roster(ids: &[u8]) -> Roster {
+    Roster {
+        in_sync: set(ids),
+        members: Members::of(set(&[0, 1, 2])),
+    }
+}
+
+/// What a leader sent reaches the log as bytes.
+fn accept(log: &mut Log, prev: Viewstamp, entries: &[Entry]) -> Accepted {
+    let bytes = entries.iter().fold(Vec::new(), |bytes, entry| {
+        plover_types::wire::encode_part(entry, bytes)
+    });
+    let batch = Batch::unchecked(entries.len() as u64, &bytes);
+    log.accept(prev, batch, &mut Pool::default())
+}
+
+/// Three App entries of view 16 at 1..=3 after an empty base.
+fn three() -> Log {
+    let mut log = Log::new(Viewstamp::default(), roster(&[0]));
+    for index in 1..=3 {
+        log.push(entry(16, index, EntryKind::App));
+    }
+    log
+}
+
+#[test]
+fn a_late_shorter_message_does_not_take_back_what_was_acknowledged() {
+    let mut log = three();
+    let late = vec![entry(16, 1, EntryKind::App)];
+    assert_eq!(accept(&mut log, vs(0, 0), &late), Accepted::Unchanged);
+    assert_eq!(log.last(), vs(16, 3));
+}
+
+#[test]
+fn a_conflict_replaces_the_suffix_and_reverts_its_in_sync_set() {
+    let mut log = three();
+    log.push(entry(16, 4, EntryKind::InSync(set(&[0, 1]))));
+    assert_eq!(log.roster().in_sync, set(&[0, 1]));
+    log.mark_stable(vs(16, 4));
+    let new = vec![entry(16, 2, EntryKind::App), entry(33, 3, EntryKind::Noop)];
+    assert_eq!(
+        accept(&mut log, vs(16, 1), &new),
+        Accepted::ChangedAfter(vs(16, 2))
+    );
+    assert_eq!(log.last(), vs(33, 3));
+    assert_eq!(log.roster().in_sync, set(&[0]));
+    assert_eq!(log.stable(), Index(2), "the new entry is not on disk yet");
+    assert_eq!(log.bytes(), 6);
+    log.mark_stable(vs(16, 3));
+    assert_eq!(log.stable(), Index(2), "word of a cut entry is stale");
+}
+
+#[test]
+fn entries_after_a_gap_are_not_taken() {
+    let mut log = three();
+    assert_eq!(
+        accept(&mut log, vs(16, 4), &[entry(16, 5, EntryKind::Noop)]),
+        Accepted::Gap
+    );
+    assert_eq!(
+        accept(&mut log, vs(33, 3), &[entry(33, 4, EntryKind::Noop)]),
+        Accepted::Gap
+    );
+    assert_eq!(log.last(), vs(16, 3));
+}
+
+#[test]
+#[should_panic(expected = "would lose committed entries")]
+fn a_committed_entry_is_never_truncated() {
+    let mut log = three();
+    log.commit_to(Index(2));
+    accept(&mut log, vs(16, 1), &[entry(33, 2, EntryKind::Noop)]);
+}
+
+#[test]
+fn trimming_stops_at_commit_and_carries_the_in_sync_set_to_the_base() {
+    let mut log = three();
+    log.push(entry(16, 4, EntryKind::InSync(set(&[1]))));
+    log.push(entry(16, 5, EntryKind::App));
+    log.commit_to(Index(4));
+    log.trim(Index(9), &mut Pool::default());
+    assert_eq!(log.base(), vs(16, 4));
+    assert_eq!(log.roster_at_base().in_sync, set(&[1]));
+    assert_eq!(log.bytes(), 3);
+    assert_eq!(log.at(Index(3)), None);
+    assert_eq!(log.committed(), vs(16, 4));
+    // What lies below the base is committed and therefore the same everywhere.
+    let again = vec![entry(16, 4, EntryKind::App), entry(16, 5, EntryKind::App)];
+    assert_eq!(accept(&mut log, vs(16, 3), &again), Accepted::Unchanged);
+}
+
+#[test]
+fn the_group_is_reverted_and_reclaimed_with_its_entry() {
+    let mut log = three();
+    let four = Members::of(set(&[0, 1, 2, 3]));
+    log.push(entry(16, 4, EntryKind::Members(four)));
+    assert_eq!((log.roster().members, log.members_at()), (four, Index(4)));
+    accept(&mut log, vs(16, 3), &[entry(33, 4, EntryKind::Noop)]);
+    assert_eq!(log.roster().members.voters, set(&[0, 1, 2]));
+    assert_eq!(log.members_at(), Index(0));
+    log.push(entry(33, 5, EntryKind::Members(four)));
+    log.commit_to(Index(5));
+    log.trim(Index(5), &mut Pool::default());
+    assert_eq!(log.roster_at_base().members, four);
+}
