@@ -1,1 +1,30 @@
 //! A replicated log: apus over a fabric, with clients.
+
+mod act;
+mod address;
+mod client;
+mod config;
+mod door;
+mod envelope;
+mod error;
+mod handover;
+mod inline;
+mod machine;
+mod mail;
+mod pending;
+mod replicated;
+mod serve;
+mod server;
+pub mod wire;
+
+pub use address::Address;
+pub use apus::{
+    Durability, Phase,
+    outputs::{Divergence, Verdict},
+};
+pub use client::{Client, Completion, Ticket};
+pub use config::Config;
+pub use envelope::SessionRequest;
+pub use error::{Error, ServerError};
+pub use machine::{LogOnly, StateMachine};
+pub use server::{Server, Stopper};

@@ -1,0 +1,253 @@
+//! Carrying out what consensus decides.
+
+use crate::mail::Incoming;
+use crate::pending::Origin;
+use crate::wire::{Refusal, Reply};
+use crate::{Error, Server, ServerError, StateMachine};
+use apus::{Command, Entry, EntryKind, Event, Phase};
+use plover_fabric::Lane;
+use plover_types::{Index, ReplicaId, ReplicaSet, Viewstamp};
+
+/// What an entry weighs in the log besides its payload, bytes.
+const ENTRY_WEIGHT: usize = 64;
+
+impl<M: StateMachine> Server<M> {
+    /// Does all that consensus has asked for, and what follows from it, until nothing is left;
+    /// then lets it leave.
+    pub(crate) fn settle(&mut self) -> Result<(), ServerError> {
+        loop {
+            let now = self.now();
+            self.core.flush(now, &mut self.commands);
+            if self.commands.is_empty() {
+                break;
+            }
+            let spare = std::mem::take(&mut self.commands_spare);
+            let mut commands = std::mem::replace(&mut self.commands, spare);
+            for command in commands.drain(..) {
+                self.act(command)?;
+            }
+            self.commands_spare = commands;
+        }
+        self.catch_up()?;
+        self.report_outputs();
+        self.send_snapshots();
+        self.trim();
+        self.feed_tails();
+        if let Some(door) = &mut self.door {
+            door.flush();
+        }
+        self.fabric.flush();
+        Ok(())
+    }
+
+    fn act(&mut self, command: Command) -> Result<(), ServerError> {
+        let now = self.now();
+        match command {
+            Command::Write { to, bytes } => {
+                // What is lost with a link or refused by a full ring, the core repeats.
+                let _ = self.fabric.write(to, Lane::Log, &bytes);
+                self.core.recycle(bytes);
+            }
+            Command::PersistState(state) => {
+                let done = Event::StatePersisted(state.promised);
+                self.core.apply(now, done, &mut self.commands);
+            }
+            Command::PersistEntries { after, entries, .. } => {
+                let last = entries.last().map_or(after, |entry| entry.viewstamp);
+                let done = Event::EntriesPersisted(last);
+                self.core.apply(now, done, &mut self.commands);
+            }
+            Command::Deliver(entry) => {
+                self.deliver(&entry);
+                self.core.recycle(entry.payload);
+            }
+            Command::Jump { base, .. } => self.jump(base)?,
+            Command::Lead { view } => {
+                tracing::info!(%view, "leading");
+                self.lost = false;
+            }
+            Command::Follow { view, leader } => {
+                tracing::info!(%view, ?leader, "following");
+                self.lost &= leader.is_none();
+                self.give_up();
+            }
+            Command::PeerAlive { peer, alive: true } => self.alive.insert(peer),
+            Command::PeerAlive { peer, alive: false } => self.alive.remove(peer),
+            Command::GroupEmpty { fresh: true } => self.core.bootstrap(now, &mut self.commands),
+            Command::GroupEmpty { fresh: false } => {
+                tracing::warn!(
+                    "no replica holds the log any more: the operator has to begin a new one"
+                );
+                self.lost = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// A committed entry: applies it and tells whoever waits for it.
+    fn deliver(&mut self, entry: &Entry) {
+        let at = entry.viewstamp;
+        self.commit = at;
+        let origin = self.proposals.settle(at);
+        // Otherwise this replica waits for a snapshot, or already has one that reflects it.
+        if at.index == self.state.applied.index.next() {
+            self.apply(entry, origin);
+        } else if let Some(origin) = origin {
+            self.refuse(origin, Error::Unknown);
+        }
+    }
+
+    fn apply(&mut self, entry: &Entry, origin: Option<Origin>) {
+        let at = entry.viewstamp;
+        if entry.kind != EntryKind::App {
+            self.state.pass(at);
+            return;
+        }
+        match (self.state.apply(at, &entry.payload), origin) {
+            (_, None | Some(Origin::Server)) => {}
+            (Ok((at, answer)), Some(Origin::Inline(ticket))) => {
+                self.inline.complete(ticket, Ok(at), answer);
+            }
+            (Ok((at, answer)), Some(Origin::Client(slot, ticket))) => {
+                slot.complete(ticket, Ok(at), answer);
+            }
+            (Ok((at, answer)), Some(Origin::Remote(connection, number))) => {
+                if let Some(door) = &mut self.door {
+                    let reply = Reply::Appended { number, at, answer };
+                    door.reply(connection, &reply);
+                }
+            }
+            (Err(error), Some(origin)) => self.refuse(origin, error),
+        }
+    }
+
+    /// Tells `origin` that its entry was not appended, or not known to be.
+    pub(crate) fn refuse(&mut self, origin: Origin, error: Error) {
+        match origin {
+            Origin::Inline(ticket) => self.inline.complete(ticket, Err(error), &[]),
+            Origin::Client(slot, ticket) => slot.complete(ticket, Err(error), &[]),
+            Origin::Server => {}
+            Origin::Remote(connection, number) => {
+                let elsewhere = self.elsewhere(number);
+                let reply = match error {
+                    Error::TooLarge { max, .. } => {
+                        let max = max as u64;
+                        let why = Refusal::TooLarge { max };
+                        Reply::Refused { number, why }
+                    }
+                    Error::Stale => {
+                        let why = Refusal::Stale;
+                        Reply::Refused { number, why }
+                    }
+                    _ => elsewhere,
+                };
+                if let Some(door) = &mut self.door {
+                    door.reply(connection, &reply);
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self) {
+        let origins: Vec<_> = self.proposals.give_up().collect();
+        for origin in origins {
+            self.refuse(origin, Error::Unknown);
+        }
+    }
+
+    /// The log begins after `base` now.
+    fn jump(&mut self, base: Viewstamp) -> Result<(), ServerError> {
+        tracing::info!(%base, "the log was replaced by a newer one");
+        self.give_up();
+        self.commit = base;
+        if base.index == Index(0) {
+            self.incoming = None;
+            return self.state.reset(base).map_err(ServerError::Restore);
+        }
+        Ok(())
+    }
+
+    /// Applies what the log holds beyond the state, or asks for a newer state if the log begins
+    /// after it.
+    pub(crate) fn catch_up(&mut self) -> Result<(), ServerError> {
+        while self.state.applied.index < self.commit.index {
+            let Some(entry) = self.core.entry(self.state.applied.index.next()) else {
+                let now = self.now();
+                self.incoming.get_or_insert_with(|| Incoming::new(now));
+                self.ask_for_state(now);
+                return Ok(());
+            };
+            let entry = entry.clone();
+            self.apply(&entry, None);
+        }
+        self.incoming = None;
+        Ok(())
+    }
+
+    /// The leader keeps a bounded tail of the log.
+    fn trim(&mut self) {
+        let status = self.core.status();
+        let retain = self.config.retain_bytes;
+        let held = (status.last.index.0 - status.base.0) as usize;
+        let mut weight = status.log_bytes + held * ENTRY_WEIGHT;
+        // Not for each entry: an eighth at a time.
+        if status.phase != Phase::Leading || weight <= retain + retain / 8 {
+            return;
+        }
+        let mut index = status.base;
+        while weight > retain && index < self.state.applied.index {
+            index = index.next();
+            let payload = self.core.entry(index).map_or(0, |it| it.payload.len());
+            weight = weight.saturating_sub(payload + ENTRY_WEIGHT);
+        }
+        self.core.trim(index);
+    }
+
+    /// A link came up anew or went down.
+    pub(crate) fn linked(&mut self, peer: ReplicaId, up: bool) {
+        let now = self.now();
+        if up {
+            self.linked.insert(peer);
+            self.introduce(peer);
+        } else {
+            self.linked.remove(peer);
+            self.outgoing.forget(peer);
+        }
+        let event = Event::Link { peer, up };
+        self.core.apply(now, event, &mut self.commands);
+    }
+
+    /// Whether this replica leads.
+    pub fn leads(&self) -> bool {
+        self.core.status().phase == Phase::Leading
+    }
+
+    /// Where consensus stands at this replica.
+    pub fn status(&self) -> apus::Status {
+        self.core.status()
+    }
+
+    /// The state machine. It reflects every entry up to [`applied`](Self::applied).
+    pub fn machine(&self) -> &M {
+        &self.state.machine
+    }
+
+    /// The last entry that the state machine reflects.
+    pub fn applied(&self) -> Index {
+        self.state.applied.index
+    }
+
+    /// The peers to which there is a link.
+    pub fn links(&self) -> ReplicaSet {
+        self.linked
+    }
+
+    /// Begins a new log after every replica has lost the old one's entries. Acts on the group's
+    /// first leader only, and only while no replica knows better. False if it does not act.
+    pub fn begin(&mut self) -> bool {
+        let now = self.now();
+        let before = self.commands.len();
+        self.core.bootstrap(now, &mut self.commands);
+        self.commands.len() > before
+    }
+}

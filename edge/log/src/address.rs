@@ -1,0 +1,155 @@
+//! Where clients reach a server: over TCP, or through a socket in the file system.
+
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// An address of the form `HOST:PORT` or, with a slash in it, the path of a unix socket.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// Over TCP.
+    Tcp(SocketAddr),
+    /// A socket in the file system of this host.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('/') {
+            return Ok(Self::Unix(text.into()));
+        }
+        let mut found = text.to_socket_addrs().map_err(|error| {
+            format!("'{text}' is no HOST:PORT and no path of a socket: {error}")
+        })?;
+        found
+            .next()
+            .map(Self::Tcp)
+            .ok_or_else(|| format!("'{text}' names no host"))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// A listening socket; a unix socket's file goes when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub socket: OwnedFd,
+    pub address: Address,
+}
+
+impl Listener {
+    /// Listens. A socket file on which nobody listens any more, as a killed server leaves it,
+    /// is replaced.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        let (socket, address): (OwnedFd, _) = match address {
+            Address::Tcp(wanted) => {
+                let listener = TcpListener::bind(wanted)?;
+                listener.set_nonblocking(true)?;
+                let address = listener.local_addr()?;
+                (listener.into(), Address::Tcp(address))
+            }
+            Address::Unix(path) => {
+                let listener = match UnixListener::bind(path) {
+                    Err(error)
+                        if error.kind() == io::ErrorKind::AddrInUse
+                            && connect(address, Duration::ZERO).is_err() =>
+                    {
+                        std::fs::remove_file(path)?;
+                        UnixListener::bind(path)?
+                    }
+                    result => result?,
+                };
+                listener.set_nonblocking(true)?;
+                (listener.into(), address.clone())
+            }
+        };
+        Ok(Self { socket, address })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A blocking connection to `address`. Over TCP it gives up after `patience`, if that is not
+/// zero.
+pub(crate) fn connect(address: &Address, patience: Duration) -> io::Result<OwnedFd> {
+    match address {
+        Address::Unix(path) => {
+            let flags = SocketFlags::CLOEXEC;
+            let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(socket)
+        }
+        Address::Tcp(address) => {
+            let stream = if patience.is_zero() {
+                std::net::TcpStream::connect(address)?
+            } else {
+                std::net::TcpStream::connect_timeout(address, patience)?
+            };
+            stream.set_nodelay(true)?;
+            Ok(stream.into())
+        }
+    }
+}
+
+/// Bounds how long a read of `socket` may take.
+#[allow(dead_code, reason = "the remote client, which comes next")]
+pub(crate) fn read_until(socket: &OwnedFd, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    // Zero would mean for ever.
+    let left = left.max(Duration::from_millis(1));
+    Ok(sockopt::set_socket_timeout(
+        socket,
+        sockopt::Timeout::Recv,
+        Some(left),
+    )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        for text in ["127.0.0.1:7000", "[::1]:80", "/run/plover/log.sock", "./x"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        assert!("7000".parse::<Address>().unwrap_err().contains("'7000'"));
+    }
+
+    #[test]
+    fn a_dead_servers_socket_is_replaced_and_a_live_ones_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Unix(dir.path().join("s"));
+        let first = Listener::bind(&address).unwrap();
+        let error = Listener::bind(&address).expect_err("it is in use");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        // A killed process closes its socket and removes nothing.
+        let killed = std::mem::ManuallyDrop::new(first);
+        rustix::net::shutdown(&killed.socket, net::Shutdown::Both).unwrap();
+        let second = Listener::bind(&address).unwrap();
+        connect(&address, Duration::ZERO).unwrap();
+        drop(second);
+        assert!(!dir.path().join("s").exists());
+    }
+}

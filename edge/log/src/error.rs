@@ -1,0 +1,80 @@
+//! What can go wrong, for those who propose and for those who run a replica.
+
+use plover_types::ReplicaId;
+use std::io;
+
+/// Why an entry was not appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Ask the named replica, or another one a little later.
+    #[error("this replica does not lead ({})", leader_text(*.leader))]
+    NotLeader {
+        /// Who leads, if this replica knows.
+        leader: Option<ReplicaId>,
+    },
+    /// This replica stopped leading before it knew: the entry may be in the log or not. Repeat
+    /// it only if that does no harm, or use a session, which makes repeating harmless.
+    #[error("leadership was lost before the entry was committed; it may be in the log or not")]
+    Unknown,
+    /// Too much is waiting: take completions, then try again.
+    #[error("too many entries are waiting for the log")]
+    Full,
+    /// Split the entry.
+    #[error("an entry of {bytes} bytes exceeds the largest of {max}")]
+    TooLarge {
+        /// What was asked.
+        bytes: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A session's earlier number came after a later one: its answer is gone, so this is a
+    /// mistake of the session's owner, such as two owners of one name.
+    #[error("the session has gone on past this number")]
+    Stale,
+    /// The server has ended; what was not completed may be in the log or not.
+    #[error("the log server has stopped")]
+    Stopped,
+}
+
+fn leader_text(leader: Option<ReplicaId>) -> String {
+    leader.map_or("nobody is known to".into(), |leader| {
+        format!("{leader} does")
+    })
+}
+
+/// Why a replica cannot start or go on. What was acknowledged stands.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The kernel refuses something basic, such as another descriptor.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Clients cannot be let in: correct the address, or end what holds it.
+    #[error("cannot listen for clients on {address}: {source}; is this replica running already?")]
+    Listen {
+        /// What was asked.
+        address: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The state machine refuses the state that the group handed over: run the same release on
+    /// all replicas.
+    #[error("the state of another replica cannot be taken over: {0}")]
+    Restore(String),
+    /// Stable storage failed, or is not ours; its own words say what to do.
+    #[error("{0}")]
+    Store(String),
+}
+
+impl ServerError {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Mail between the servers of a group: introductions, outputs to compare, and state for a
+//! replica that is too far behind for the log.
+
+use crate::envelope;
+use crate::mail::Mail;
+use crate::pending::Origin;
+use crate::{Server, ServerError, StateMachine};
+use apus::outputs::Verdict;
+use plover_fabric::Lane;
+use plover_types::{Index, Micros, ReplicaId, wire};
+
+impl<M: StateMachine> Server<M> {
+    pub(crate) fn take_mail(&mut self, from: ReplicaId, bytes: &[u8]) -> Result<(), ServerError> {
+        match wire::decode(bytes) {
+            Ok(Mail::Hello { clients }) => match clients {
+                Some(address) => drop(self.book.insert(from, address)),
+                None => drop(self.book.remove(&from)),
+            },
+            Ok(Mail::Outputs(pieces)) => {
+                let mut payload = Vec::new();
+                envelope::put_outputs(from, &pieces, &mut payload);
+                // If this replica does not lead, or the log is full, the sender's next report
+                // says as much: each hash takes in all before it.
+                let _ = self.propose_payload(payload, Origin::Server);
+            }
+            Ok(Mail::Want { least }) => self.hand_over(from, least),
+            Ok(Mail::Part {
+                applied,
+                total,
+                offset,
+                bytes,
+            }) => return self.take_over((from, applied), (total, offset), &bytes),
+            Err(error) => {
+                self.rejected += 1;
+                tracing::debug!(%from, %error, "mail was rejected");
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: ReplicaId, mail: &Mail) {
+        // A lost or refused record is asked for again.
+        let _ = self.fabric.write(to, Lane::Bulk, &wire::encode(mail));
+    }
+
+    /// Tells a peer whose link has come up where this replica serves clients.
+    pub(crate) fn introduce(&mut self, peer: ReplicaId) {
+        let clients = self.door.as_ref().map(|door| door.address().to_string());
+        self.send(peer, &Mail::Hello { clients });
+    }
+
+    /// Asks the leader, or else anyone, for a state that the log goes on from.
+    pub(crate) fn ask_for_state(&mut self, now: Micros) {
+        let Some(incoming) = &mut self.incoming else {
+            return;
+        };
+        if now < incoming.ask_at {
+            return;
+        }
+        incoming.asked(now);
+        let status = self.core.status();
+        let least = status.base;
+        let leader = status.leader.filter(|leader| *leader != self.config.me);
+        let anyone = self
+            .linked
+            .iter()
+            .nth(now.0 as usize % self.linked.len().max(1));
+        if let Some(peer) = leader.or(anyone) {
+            tracing::info!(%peer, %least, "asking for a state that the log goes on from");
+            self.send(peer, &Mail::Want { least });
+        }
+    }
+
+    fn hand_over(&mut self, to: ReplicaId, least: Index) {
+        let state = &self.state;
+        if self.incoming.is_some() || state.applied.index < least {
+            // It asks again, and by then this replica may have caught up itself.
+            return;
+        }
+        self.outgoing
+            .begin(to, least, || (state.applied.index, state.snapshot()));
+    }
+
+    pub(crate) fn send_snapshots(&mut self) {
+        if self.outgoing.is_empty() {
+            return;
+        }
+        let fabric = &mut self.fabric;
+        self.outgoing
+            .advance(|to, mail| fabric.write(to, Lane::Bulk, &wire::encode(mail)).is_ok());
+    }
+
+    fn take_over(
+        &mut self,
+        from: (ReplicaId, Index),
+        place: (u64, u64),
+        bytes: &[u8],
+    ) -> Result<(), ServerError> {
+        let now = self.now();
+        let Some(incoming) = &mut self.incoming else {
+            return Ok(());
+        };
+        let Some(snapshot) = incoming.part(now, from, place, bytes) else {
+            return Ok(());
+        };
+        if from.1 > self.state.applied.index {
+            self.state.restore(snapshot).map_err(ServerError::Restore)?;
+            tracing::info!(applied = %self.state.applied, from = %from.0, "took over a state");
+            if self.state.applied.index > self.commit.index {
+                self.commit = self.state.applied;
+            }
+        }
+        self.catch_up()
+    }
+
+    /// Sends the hashes of this replica's outputs into the log.
+    pub(crate) fn report_outputs(&mut self) {
+        if self.state.pieces.is_empty() {
+            return;
+        }
+        let pieces = std::mem::take(&mut self.state.pieces);
+        let me = self.config.me;
+        match self.core.status().leader {
+            Some(leader) if leader == me => {
+                let mut payload = Vec::new();
+                envelope::put_outputs(me, &pieces, &mut payload);
+                let _ = self.propose_payload(payload, Origin::Server);
+            }
+            Some(leader) => self.send(leader, &Mail::Outputs(pieces)),
+            None => {}
+        }
+    }
+
+    /// Hashes what the program has sent on `stream`, for the output check (APUS §3). Every
+    /// replica calls it with what it sends itself; streams of sessions are taken by their
+    /// answers when [`Config::check_outputs`](crate::Config) is on.
+    pub fn record_output(&mut self, stream: u64, bytes: &[u8]) {
+        self.state.record_output(stream, bytes);
+    }
+
+    /// What the output check has found, for each stream.
+    pub fn output_verdicts(&self) -> Vec<Verdict> {
+        self.state.verdicts()
+    }
+}

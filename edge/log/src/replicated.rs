@@ -1,0 +1,296 @@
+//! What every replica computes alike from the log: the state machine, the sessions, and the
+//! comparison of outputs. All of it travels in one snapshot.
+
+use crate::envelope::{self, Envelope, SessionRequest};
+use crate::{Error, StateMachine};
+use apus::outputs::{OutputCheck, OutputHasher, Piece, Verdict};
+use plover_types::{Viewstamp, wire};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Sessions that are remembered, those used last. A request that is repeated after this many
+/// other sessions have been used is applied twice; at a thousand new sessions a second that
+/// takes four seconds, longer than clients repeat.
+const SESSIONS_MAX: usize = 4096;
+
+/// The stream of answers to proposers without a session.
+const NO_SESSION: u64 = 0;
+
+/// The replicated state.
+#[derive(Debug)]
+pub(crate) struct Replicated<M> {
+    pub machine: M,
+    /// The last entry that it reflects.
+    pub applied: Viewstamp,
+    sessions: BTreeMap<u64, Session>,
+    hasher: OutputHasher,
+    check: OutputCheck,
+    check_outputs: bool,
+    /// Pieces of our own outputs that are to be reported.
+    pub pieces: Vec<Piece>,
+    answer: Vec<u8>,
+}
+
+/// The last request of a session, with its answer.
+#[derive(Debug, Serialize, Deserialize)]
+struct Session {
+    number: u64,
+    at: Viewstamp,
+    #[serde(with = "serde_bytes")]
+    answer: Vec<u8>,
+    /// The entry that last used it.
+    used: u64,
+}
+
+/// What became of an entry: where it took effect (earlier than the entry itself when it is a
+/// repetition), and the machine's answer.
+pub(crate) type Applied<'a> = Result<(Viewstamp, &'a [u8]), Error>;
+
+#[derive(Serialize, Deserialize)]
+struct Snapshot<'a> {
+    applied: Viewstamp,
+    sessions: BTreeMap<u64, Session>,
+    hasher: OutputHasher,
+    check: OutputCheck,
+    #[serde(borrow, with = "serde_bytes")]
+    machine: &'a [u8],
+}
+
+#[derive(Serialize)]
+struct SnapshotToWrite<'a> {
+    applied: Viewstamp,
+    sessions: &'a BTreeMap<u64, Session>,
+    hasher: &'a OutputHasher,
+    check: &'a OutputCheck,
+    #[serde(with = "serde_bytes")]
+    machine: &'a [u8],
+}
+
+impl<M: StateMachine> Replicated<M> {
+    pub fn new(machine: M, check_outputs: bool) -> Self {
+        Self {
+            machine,
+            applied: Viewstamp::default(),
+            sessions: BTreeMap::new(),
+            hasher: OutputHasher::default(),
+            check: OutputCheck::default(),
+            check_outputs,
+            pieces: Vec::new(),
+            answer: Vec::new(),
+        }
+    }
+
+    /// Notes that an entry without meaning for the application is behind us.
+    pub fn pass(&mut self, at: Viewstamp) {
+        self.applied = at;
+    }
+
+    /// Applies the entry at `at`.
+    pub fn apply(&mut self, at: Viewstamp, entry: &[u8]) -> Applied<'_> {
+        self.applied = at;
+        self.answer.clear();
+        match envelope::take(entry) {
+            Some(Envelope::Plain(bytes)) => {
+                self.machine.apply(at, bytes, &mut self.answer);
+                self.record_answer(NO_SESSION);
+                Ok((at, &self.answer))
+            }
+            Some(Envelope::Session(request, bytes)) => self.apply_once(at, request, bytes),
+            Some(Envelope::Outputs(replica, pieces)) => {
+                for piece in pieces {
+                    self.check.report(replica, piece);
+                }
+                Ok((at, &[]))
+            }
+            None => {
+                tracing::warn!(%at, "an entry that this release does not know was skipped");
+                Ok((at, &[]))
+            }
+        }
+    }
+
+    fn apply_once(&mut self, at: Viewstamp, request: SessionRequest, bytes: &[u8]) -> Applied<'_> {
+        let SessionRequest { session, number } = request;
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.used = at.index.0;
+            if number < known.number {
+                return Err(Error::Stale);
+            }
+            if number == known.number {
+                let known = &self.sessions[&session];
+                return Ok((known.at, &known.answer));
+            }
+        } else if self.sessions.len() >= SESSIONS_MAX {
+            let oldest = self.sessions.iter().min_by_key(|(_, it)| it.used);
+            if let Some(name) = oldest.map(|(name, _)| *name) {
+                self.sessions.remove(&name);
+                self.pieces.extend(self.hasher.finish(name));
+            }
+        }
+        self.machine.apply(at, bytes, &mut self.answer);
+        self.record_answer(session);
+        let known = self.sessions.entry(session).or_insert_with(|| Session {
+            number,
+            at,
+            answer: Vec::new(),
+            used: at.index.0,
+        });
+        known.number = number;
+        known.at = at;
+        known.answer.clear();
+        known.answer.extend_from_slice(&self.answer);
+        Ok((at, &self.answer))
+    }
+
+    fn record_answer(&mut self, stream: u64) {
+        if self.check_outputs {
+            self.hasher.record(stream, &self.answer, &mut self.pieces);
+        }
+    }
+
+    /// Hashes what the program has sent besides the answers.
+    pub fn record_output(&mut self, stream: u64, bytes: &[u8]) {
+        self.hasher.record(stream, bytes, &mut self.pieces);
+    }
+
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        self.check.verdicts().collect()
+    }
+
+    /// Everything, as bytes.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut machine = Vec::new();
+        self.machine.snapshot(&mut machine);
+        wire::encode(&SnapshotToWrite {
+            applied: self.applied,
+            sessions: &self.sessions,
+            hasher: &self.hasher,
+            check: &self.check,
+            machine: &machine,
+        })
+    }
+
+    /// Becomes what another replica's [`snapshot`](Self::snapshot) says.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), String> {
+        // Borrowed decoding: `wire::decode` serves only what owns its bytes.
+        let body = match bytes.split_first() {
+            Some((&wire::WIRE_VERSION, body)) => body,
+            _ => return Err("it is of another version".into()),
+        };
+        let snapshot: Snapshot<'_> =
+            postcard::from_bytes(body).map_err(|error| format!("it is malformed: {error}"))?;
+        self.machine.restore(Some(snapshot.machine))?;
+        self.applied = snapshot.applied;
+        self.sessions = snapshot.sessions;
+        self.hasher = snapshot.hasher;
+        self.check = snapshot.check;
+        self.pieces.clear();
+        Ok(())
+    }
+
+    /// Becomes what it was before the first entry.
+    pub fn reset(&mut self, base: Viewstamp) -> Result<(), String> {
+        self.machine.restore(None)?;
+        self.applied = base;
+        self.sessions.clear();
+        self.hasher = OutputHasher::default();
+        self.check = OutputCheck::default();
+        self.pieces.clear();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::{Index, View};
+
+    /// Counts, and says how far.
+    #[derive(Default)]
+    struct Counter(u64);
+
+    impl StateMachine for Counter {
+        fn apply(&mut self, _at: Viewstamp, entry: &[u8], answer: &mut Vec<u8>) {
+            self.0 += entry.len() as u64;
+            answer.extend_from_slice(&self.0.to_le_bytes());
+        }
+        fn snapshot(&self, out: &mut Vec<u8>) {
+            out.extend_from_slice(&self.0.to_le_bytes());
+        }
+        fn restore(&mut self, snapshot: Option<&[u8]>) -> Result<(), String> {
+            let bytes = snapshot.map_or(Ok([0; 8]), |it| {
+                it.try_into().map_err(|_| "not eight bytes".to_string())
+            });
+            self.0 = u64::from_le_bytes(bytes?);
+            Ok(())
+        }
+    }
+
+    fn at(index: u64) -> Viewstamp {
+        Viewstamp {
+            view: View(16),
+            index: Index(index),
+        }
+    }
+
+    fn request(session: u64, number: u64) -> Vec<u8> {
+        let mut entry = Vec::new();
+        let request = SessionRequest { session, number };
+        envelope::put(Some(request), b"+", &mut entry);
+        entry
+    }
+
+    #[test]
+    fn a_repeated_request_is_applied_once_and_answered_twice() {
+        let mut state = Replicated::new(Counter::default(), true);
+        let first = state
+            .apply(at(1), &request(5, 1))
+            .map(|(at, it)| (at, it.to_vec()));
+        let mut other = Replicated::new(Counter(99), true);
+        other.restore(&state.snapshot()).unwrap();
+        for state in [&mut state, &mut other] {
+            let again = state
+                .apply(at(2), &request(5, 1))
+                .map(|(at, it)| (at, it.to_vec()));
+            assert_eq!(first, again, "also after a snapshot");
+            assert_eq!(state.machine.0, 1);
+            assert_eq!(state.apply(at(3), &request(5, 0)), Err(Error::Stale));
+            state.apply(at(4), &request(5, 7)).unwrap();
+            state.apply(at(5), &request(6, 1)).unwrap();
+            assert_eq!((state.machine.0, state.applied), (3, at(5)));
+        }
+        assert_eq!(state.snapshot(), other.snapshot());
+        state.reset(at(0)).unwrap();
+        assert_eq!(state.machine.0, 0);
+        state.apply(at(1), &request(5, 1)).unwrap();
+        assert_eq!(state.machine.0, 1);
+    }
+
+    #[test]
+    fn sessions_are_forgotten_in_the_order_of_their_use() {
+        let mut state = Replicated::new(Counter::default(), false);
+        for session in 0..SESSIONS_MAX as u64 {
+            state.apply(at(session + 1), &request(session, 1)).unwrap();
+        }
+        let next = SESSIONS_MAX as u64 + 1;
+        state.apply(at(next), &request(0, 1)).unwrap();
+        state.apply(at(next + 1), &request(next, 1)).unwrap();
+        assert_eq!(
+            state.machine.0, next,
+            "session 0 was asked again, not applied"
+        );
+        assert!(state.sessions.contains_key(&0) && !state.sessions.contains_key(&1));
+        assert_eq!(state.sessions.len(), SESSIONS_MAX);
+    }
+
+    #[test]
+    fn a_damaged_snapshot_is_refused() {
+        let mut state = Replicated::new(Counter::default(), false);
+        state.apply(at(1), &request(1, 1)).unwrap();
+        let good = state.snapshot();
+        for cut in 0..good.len() {
+            assert!(state.restore(&good[..cut]).is_err());
+        }
+        assert!(state.restore(&good).is_ok());
+    }
+}
