@@ -1,0 +1,137 @@
+//! `plover-consensus-proof`: many simulated seeds, or one with its trace; or the model checker.
+
+use clap::{Parser, Subcommand};
+use plover_consensus_proof::sim::{self, Coverage, Options, Outcome, TraceMode};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Looks for broken promises of the consensus core.
+#[derive(Debug, Parser)]
+#[command(name = "plover-consensus-proof")]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Simulates whole groups under faults. Every seed is one run that repeats itself exactly.
+    Sim(Sim),
+}
+
+#[derive(Debug, clap::Args)]
+struct Sim {
+    /// Run this one seed.
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Print everything that happens in it.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Run this many seeds.
+    #[arg(long, default_value_t = 2000)]
+    seeds: u64,
+    /// Start with this one.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+    /// Replicas in each group; by default 3 to 9, mostly 5.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
+    replicas: Option<u8>,
+    /// Put a known bug back.
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(sim::CANARIES.map(|(name, _)| name)))]
+    canary: Option<String>,
+    /// Go on after a failure.
+    #[arg(long)]
+    keep_going: bool,
+    /// Threads; by default one for each core.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().what {
+        What::Sim(arguments) => simulate(&arguments),
+    }
+}
+
+fn simulate(arguments: &Sim) -> ExitCode {
+    let mut canaries = sim::CANARIES.iter();
+    let wanted = arguments.canary.as_deref();
+    let canary = canaries.find(|(name, _)| wanted == Some(*name));
+    let mut options = Options {
+        replicas: arguments.replicas.map(usize::from),
+        canary: canary.map(|(_, canary)| *canary).unwrap_or_default(),
+        trace: TraceMode::Off,
+    };
+    let Some(seed) = arguments.seed else {
+        return many(arguments, &options);
+    };
+    options.trace = if arguments.trace {
+        TraceMode::Print
+    } else {
+        TraceMode::Sum
+    };
+    let outcome = sim::run(seed, &options);
+    println!(
+        "seed {seed}: {} simulated, {} happenings, trace {:016x}",
+        outcome.simulated, outcome.happenings, outcome.trace_sum
+    );
+    conclude(&[outcome], &options, arguments.trace)
+}
+
+fn many(arguments: &Sim, options: &Options) -> ExitCode {
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = arguments.threads.unwrap_or_else(cores);
+    let begun = Instant::now();
+    let mut spoken = Instant::now();
+    let mut coverage = Coverage::default();
+    let (mut done, mut simulated) = (0, 0);
+    let mut failed = Vec::new();
+    sim::run_many(
+        arguments.start,
+        arguments.seeds,
+        threads,
+        options,
+        |outcome| {
+            done += 1;
+            simulated += outcome.simulated.0;
+            coverage.merge(&outcome.coverage);
+            if outcome.violation.is_some() {
+                println!("{}", outcome.report(options));
+                failed.push(outcome);
+            }
+            if spoken.elapsed() > Duration::from_secs(5) {
+                spoken = Instant::now();
+                let rate = done as f64 / begun.elapsed().as_secs_f64();
+                eprintln!("{done} of {} seeds, {rate:.0} a second", arguments.seeds);
+            }
+            failed.is_empty() || arguments.keep_going
+        },
+    );
+    let span = begun.elapsed().as_secs_f64();
+    println!("{coverage}");
+    println!(
+        "{done} seeds from {} on, {:.1} h of simulated time in {span:.1} s ({:.0} seeds/s, \
+         {threads} threads): {} failed",
+        arguments.start,
+        simulated as f64 / 3.6e9,
+        done as f64 / span,
+        failed.len()
+    );
+    conclude(&failed, options, false)
+}
+
+/// Ends with the last lines of the first failure, unless they were `printed`, and the command
+/// that repeats it.
+fn conclude(outcomes: &[Outcome], options: &Options, printed: bool) -> ExitCode {
+    let Some(first) = outcomes.iter().find(|outcome| outcome.violation.is_some()) else {
+        return ExitCode::SUCCESS;
+    };
+    if !printed {
+        println!("\nthe last that happened in seed {}:", first.seed);
+        for line in sim::tail_of(first.seed, options) {
+            println!("{}", line.chars().take(220).collect::<String>());
+        }
+    }
+    println!("\n{}", first.report(options));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,295 @@
+//! The caller's part: carries out what a core commands.
+
+use super::describe;
+use super::disk::Write;
+use super::host::Host;
+use super::invariants::{
+    committed_not_lost, deliveries_in_order, held_by_a_quorum, lease_exclusive,
+};
+use super::net::Fate;
+use super::scenario::{HEARTBEAT, MESSAGE_BYTES_MAX, TIMEOUT};
+use super::schedule::Happening;
+use super::trace::trace;
+use super::world::World;
+use apus::{Apus, Command, Config, Durability, Entry, EntryKind, Event, Phase, Start, Status};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+
+impl World {
+    /// A process starts with what its disk holds.
+    pub(super) fn start(&mut self, host: usize) {
+        let now = self.clock(host);
+        let durability = self.scenario.durability;
+        let start = self.hosts[host].disk.start(durability);
+        let cursor = match &start {
+            Start::Restarted {
+                base,
+                forgotten: false,
+                ..
+            } => base.index,
+            _ => Index(0),
+        };
+        let config = self.config(host);
+        trace!(self, "r{host} starts: {}", describe::start(&start));
+        let state = &mut self.hosts[host];
+        assert!(state.core.is_none(), "one process a host");
+        state.core = Some(Apus::new(config, start, now));
+        state.process += 1;
+        state.cursor = cursor;
+        state.holds_guest = false;
+        state.boots = false;
+        state.alive.clear();
+        state.paused_until = Micros::ZERO;
+        state.tick_at = None;
+        state.saw_election = false;
+        for peer in 0..self.hosts.len() {
+            if peer != host && self.hosts[peer].core.is_some() {
+                self.notify(host, peer, true);
+            }
+        }
+        self.plan_tick(host);
+    }
+
+    fn config(&mut self, host: usize) -> Config {
+        let told = self.hosts[host].told;
+        let lowest = told.iter().next().expect("a group has voters");
+        Config {
+            me: ReplicaId(host as u8),
+            members: told,
+            first_leader: lowest,
+            any_voter_stands: !self.scenario.guest,
+            heartbeat: HEARTBEAT,
+            timeout: TIMEOUT,
+            durability: self.scenario.durability,
+            log_bytes_max: self.scenario.log_bytes_max,
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            seed: self.starts.word(),
+            canary: self.scenario.canary,
+        }
+    }
+
+    /// Both ends of a link will learn that it is up, or down.
+    pub(super) fn notify(&mut self, a: usize, b: usize, up: bool) {
+        for (end, peer) in [(a, b), (b, a)] {
+            let span = self.starts.micros((50, 900));
+            self.plan
+                .after(span, Happening::LinkNotice { end, peer, up });
+        }
+    }
+
+    /// One event for the core of `host`, and what comes of it.
+    pub(super) fn apply(&mut self, host: usize, event: Event<'_>) {
+        self.turn(host, |core, now, out| core.apply(now, event, out));
+    }
+
+    /// One turn of a core: `act` on it, carry out what it commands, look at what has changed.
+    pub(super) fn turn<T>(
+        &mut self,
+        host: usize,
+        act: impl FnOnce(&mut Apus, Micros, &mut Vec<Command>) -> T,
+    ) -> Option<T> {
+        let now = self.clock(host);
+        let mut out = Vec::new();
+        let core = self.hosts[host].core.as_mut()?;
+        let before = core.status();
+        let result = act(core, now, &mut out);
+        let tail = core.entry(before.last.index).map(|entry| entry.viewstamp);
+        self.observe(host, &before, tail);
+        self.obey(host, &before, out);
+        self.check_leases();
+        if let Some(core) = &self.hosts[host].core {
+            let base = core.status().base;
+            self.hosts[host].disk.reclaim(base);
+        }
+        self.plan_tick(host);
+        Some(result)
+    }
+
+    fn check_leases(&mut self) {
+        let now = self.plan.now();
+        let mut holders = Vec::new();
+        for (place, host) in self.hosts.iter().enumerate() {
+            if host.lease_is_valid(now) {
+                holders.push(place);
+            }
+        }
+        self.check(lease_exclusive::holders(&holders));
+    }
+
+    fn obey(&mut self, host: usize, before: &Status, commands: Vec<Command>) {
+        let process = self.hosts[host].process;
+        for command in commands {
+            match command {
+                Command::Write { to, bytes } => self.transmit(host, usize::from(to.0), bytes),
+                Command::PersistState(state) => {
+                    let (now, disk) = (self.plan.now(), &mut self.hosts[host].disk);
+                    let span = disk.submit_state(state, now, &mut self.disks);
+                    self.plan
+                        .after(span, Happening::StateStored { host, process });
+                }
+                Command::PersistEntries {
+                    after,
+                    anew,
+                    entries,
+                } => {
+                    let write = Write {
+                        after,
+                        entries,
+                        anew,
+                    };
+                    let (now, disk) = (self.plan.now(), &mut self.hosts[host].disk);
+                    let span = disk.submit(write, now, &mut self.disks);
+                    self.plan
+                        .after(span, Happening::EntriesStored { host, process });
+                }
+                Command::Deliver(entry) => self.delivered(host, entry),
+                Command::Jump { base, .. } => self.jumped(host, base),
+                command => self.obey_news(host, before, command),
+            }
+        }
+    }
+
+    /// What a core tells, rather than asks for.
+    fn obey_news(&mut self, host: usize, before: &Status, command: Command) {
+        match command {
+            Command::Lead { view } => self.leads(host, before, view),
+            Command::Follow { view, leader } => {
+                trace!(self, "r{host} follows {leader:?} in {view}");
+            }
+            Command::PeerAlive { peer, alive } => self.peer_alive(host, peer, alive),
+            Command::GroupEmpty { fresh } => {
+                trace!(self, "r{host} finds the group empty, fresh: {fresh}");
+                self.coverage.hit("group: found empty");
+                let process = self.hosts[host].process;
+                // Others may say so a little late; only the first leader can act on it.
+                if host == 0 {
+                    self.check(self.invariants.log.group_empty(host, fresh));
+                    if fresh || self.scenario.operator {
+                        let soon = Micros::from_ms(2);
+                        self.plan
+                            .after(soon, Happening::Bootstrap { host, process });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn bootstrap(&mut self, host: usize) {
+        self.turn(host, |core, now, out| core.bootstrap(now, out));
+        let electing = self.status(host).map(|status| status.phase) == Some(Phase::Electing);
+        if electing {
+            self.hosts[host].boots = true;
+            self.hosts[host].holds_guest = true;
+        }
+    }
+
+    fn leads(&mut self, host: usize, before: &Status, view: View) {
+        trace!(self, "r{host} LEADS {view}");
+        if std::mem::take(&mut self.hosts[host].boots) {
+            self.invariants.log.life_begins(view);
+            self.invariants.acknowledged.life_begins();
+            self.hosts[host].cursor = Index(0);
+            self.group_begins(self.hosts[host].told);
+            self.coverage.hit("group: a life begins");
+        }
+        self.hosts[host].alive.clear();
+        let elected = self.invariants.one_leader_a_view.elected(host, view);
+        self.check(elected);
+        if let Some(core) = &self.hosts[host].core {
+            let chosen = self.invariants.log.life_of(view);
+            self.check(committed_not_lost::leads(host, core, chosen));
+        }
+        self.observe_election(host, before);
+    }
+
+    fn jumped(&mut self, host: usize, base: Viewstamp) {
+        trace!(self, "r{host} jumps to {base}");
+        let cursor = self.hosts[host].cursor;
+        self.check(deliveries_in_order::jumped(host, cursor, base));
+        self.hosts[host].cursor = base.index;
+        let what = if base.index > Index(0) {
+            "follower: jumped to a base"
+        } else {
+            "follower: jumped to a new life"
+        };
+        self.coverage.hit(what);
+    }
+
+    fn delivered(&mut self, host: usize, entry: Entry) {
+        let cursor = self.hosts[host].cursor;
+        self.check(deliveries_in_order::delivered(
+            host,
+            cursor,
+            entry.viewstamp,
+        ));
+        self.hosts[host].cursor = entry.viewstamp.index;
+        match self.invariants.log.delivered(host, &entry) {
+            Ok(true) => self.chosen(host, &entry),
+            Ok(false) => {}
+            Err(violation) => self.check(Err(violation)),
+        }
+        let status = self.status(host);
+        let own = entry.viewstamp.view;
+        let leads = |status: Status| status.phase == Phase::Leading && status.view == own;
+        if entry.kind == EntryKind::App && status.is_some_and(leads) {
+            let acknowledged = self.invariants.acknowledged.acknowledged(&entry);
+            self.check(acknowledged);
+        }
+        if let EntryKind::InSync(set) = entry.kind {
+            self.in_sync_delivered(host, set);
+        }
+    }
+
+    /// The first replica delivers what was chosen at an index.
+    fn chosen(&mut self, host: usize, entry: &Entry) {
+        let viewstamp = entry.viewstamp;
+        if let EntryKind::Members(members) = entry.kind {
+            self.members_chosen(members);
+            self.coverage.hit("members: a change was committed");
+        }
+        let Some(Status { members, .. }) = self.status(host) else {
+            return;
+        };
+        if self.scenario.durability == Durability::Disk {
+            let holds = |id: &ReplicaId| {
+                let host: &Host = &self.hosts[usize::from(id.0)];
+                host.disk.holds(viewstamp)
+            };
+            let holding = members.voters.iter().filter(holds).count();
+            self.check(held_by_a_quorum::chosen(
+                viewstamp,
+                holding,
+                members.quorum(),
+            ));
+        }
+    }
+
+    fn in_sync_delivered(&mut self, host: usize, set: ReplicaSet) {
+        let me = ReplicaId(host as u8);
+        let named = |status: Status| status.in_sync.contains(me);
+        if !set.contains(me) && !self.status(host).is_some_and(named) {
+            // The others have gone on without this replica's guest.
+            self.hold_guest(host, false);
+        }
+    }
+
+    fn transmit(&mut self, from: usize, to: usize, bytes: Vec<u8>) {
+        if to >= self.hosts.len() {
+            return;
+        }
+        let fate = self.net.send(from, to, bytes.len());
+        let mut deliver = |span: Micros, bytes| {
+            self.plan
+                .after(span, Happening::Arrival { from, to, bytes });
+        };
+        match fate {
+            Fate::Arrives(span) => deliver(span, bytes),
+            Fate::Doubled(first, second) => {
+                deliver(first, bytes.clone());
+                deliver(second, bytes);
+            }
+            Fate::Lost | Fate::Cut => {}
+            Fate::RingFull => self.coverage.hit("network: a ring was full"),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A disk that writes late and in order, loses what it has not written, and now and then what it
+//! has.
+//!
+//! ```text
+//!   PersistEntries -> waiting, waiting, waiting -> log         EntriesPersisted
+//!                        |
+//!   crash:  some of what waits reached the disk, the last of it perhaps in part (a torn tail:
+//!           its entries' checksums end there), the rest did not
+//! ```
+//!
+//! Damage in the middle of the log is found by its checksums at the next start: then the log is
+//! useless from there on, and the process starts as one that has forgotten what it accepted.
+
+use super::chance::Chance;
+use apus::{Durability, DurableState, Entry, Roster, Start};
+use plover_types::{Index, Micros, Viewstamp};
+use std::collections::VecDeque;
+
+/// The log after `after` becomes `entries`; it begins there if `anew` says who is who.
+#[derive(Debug)]
+pub struct Write {
+    /// The viewstamp before the first entry.
+    pub after: Viewstamp,
+    /// The entries.
+    pub entries: Vec<Entry>,
+    /// Who is who at `after`, if the log begins anew there.
+    pub anew: Option<Roster>,
+}
+
+/// What one host finds again after a crash.
+#[derive(Debug)]
+pub struct Disk {
+    state: Option<DurableState>,
+    states_waiting: VecDeque<DurableState>,
+    base: Viewstamp,
+    roster_at_base: Roster,
+    log: VecDeque<Entry>,
+    waiting: VecDeque<Write>,
+    busy_until: Micros,
+    state_busy_until: Micros,
+    /// How much longer than usual a write takes.
+    pub slowness: u64,
+    /// Its log is found damaged at the next start.
+    pub damaged: bool,
+    /// No process that started on it empty has recovered yet.
+    pub is_new: bool,
+    /// Something that it had confirmed was lost, once.
+    pub has_forgotten: bool,
+}
+
+/// What a crash did to a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// Writes that never reached it.
+    pub writes: usize,
+    /// One reached it in part.
+    pub torn: bool,
+}
+
+impl Disk {
+    /// An empty disk of a host in a group that begins as `roster`.
+    pub fn new(roster: Roster) -> Self {
+        Self {
+            state: None,
+            states_waiting: VecDeque::new(),
+            base: Viewstamp::default(),
+            roster_at_base: roster,
+            log: VecDeque::new(),
+            waiting: VecDeque::new(),
+            busy_until: Micros::ZERO,
+            state_busy_until: Micros::ZERO,
+            slowness: 1,
+            damaged: false,
+            is_new: true,
+            has_forgotten: false,
+        }
+    }
+
+    /// The process is gone: of what waited, chance has written a part.
+    pub fn crash(&mut self, chance: &mut Chance) -> Loss {
+        for _ in 0..chance.range(0, self.states_waiting.len() as u64) {
+            self.store_state();
+        }
+        for _ in 0..chance.range(0, self.waiting.len() as u64) {
+            self.store_entries();
+        }
+        let mut loss = Loss {
+            writes: self.waiting.len(),
+            torn: false,
+        };
+        if let Some(write) = self.waiting.front_mut().filter(|_| chance.often(500)) {
+            let kept = chance.range(0, write.entries.len() as u64) as usize;
+            loss.torn = kept < write.entries.len();
+            write.entries.truncate(kept);
+            self.store_entries();
+        }
+        self.states_waiting.clear();
+        self.waiting.clear();
+        self.busy_until = Micros::ZERO;
+        self.state_busy_until = Micros::ZERO;
+        loss
+    }
+
+    /// What a process finds when it starts.
+    pub fn start(&mut self, durability: Durability) -> Start {
+        let Some(durable) = self.state else {
+            return Start::Fresh;
+        };
+        let mut log = Vec::new();
+        let mut base = Viewstamp::default();
+        if durability == Durability::Disk {
+            log = self.log.iter().cloned().collect();
+            base = self.base;
+        }
+        Start::Restarted {
+            durable,
+            log,
+            base,
+            roster_at_base: self.roster_at_base,
+            forgotten: std::mem::take(&mut self.damaged),
+        }
+    }
+
+    /// Takes a write of a promise; how long until it is done, after those before it.
+    pub fn submit_state(
+        &mut self,
+        state: DurableState,
+        now: Micros,
+        chance: &mut Chance,
+    ) -> Micros {
+        self.states_waiting.push_back(state);
+        let span = Micros(chance.range(100, 2500) * self.slowness);
+        self.state_busy_until = self.state_busy_until.max(now) + span;
+        self.state_busy_until.since(now)
+    }
+
+    /// Takes a write of entries; how long until it is done, after those before it.
+    pub fn submit(&mut self, write: Write, now: Micros, chance: &mut Chance) -> Micros {
+        self.waiting.push_back(write);
+        let span = Micros(chance.range(50, 1500) * self.slowness);
+        self.busy_until = self.busy_until.max(now) + span;
+        self.busy_until.since(now)
+    }
+
+    /// The oldest promise that waits is durable now.
+    pub fn store_state(&mut self) -> DurableState {
+        let state = self.states_waiting.pop_front();
+        let state = state.expect("a promise was submitted");
+        self.state = Some(state);
+        state
+    }
+
+    /// The oldest write that waits is durable now; up to where the log is.
+    pub fn store_entries(&mut self) -> Viewstamp {
+        let write = self.waiting.pop_front().expect("entries were submitted");
+        let Write {
+            after,
+            entries,
+            anew,
+        } = write;
+        let place = self.log.iter().position(|entry| entry.viewstamp == after);
+        match (anew, place) {
+            (Some(roster), _) => {
+                self.log.clear();
+                self.base = after;
+                self.roster_at_base = roster;
+            }
+            (None, Some(place)) => self.log.truncate(place + 1),
+            (None, None) => {
+                assert_eq!(
+                    after, self.base,
+                    "the log neither holds {after} nor begins there"
+                );
+                self.log.clear();
+            }
+        }
+        self.log.extend(entries);
+        self.log.back().map_or(after, |entry| entry.viewstamp)
+    }
+
+    /// Gives back the space up to `index`, once all writes are done: before that, what stands
+    /// there may be what a write is about to cut.
+    pub fn reclaim(&mut self, index: Index) {
+        if !self.waiting.is_empty() {
+            return;
+        }
+        while self
+            .log
+            .front()
+            .is_some_and(|entry| entry.viewstamp.index <= index)
+        {
+            let entry = self.log.pop_front().expect("just seen");
+            self.base = entry.viewstamp;
+            self.roster_at_base.note(entry.kind);
+        }
+    }
+
+    /// Whether the entry of this viewstamp is, or was, on the disk.
+    pub fn holds(&self, viewstamp: Viewstamp) -> bool {
+        let held = || {
+            self.log
+                .iter()
+                .rev()
+                .any(|entry| entry.viewstamp == viewstamp)
+        };
+        self.has_forgotten || self.base.index >= viewstamp.index || held()
+    }
+
+    /// Whether a process that starts on it has to recover its log first.
+    pub fn would_recover(&self) -> bool {
+        self.damaged || self.state.is_none_or(|state| state.amnesiac)
+    }
+}

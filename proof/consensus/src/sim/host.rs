@@ -1,0 +1,114 @@
+//! One host: a clock, a disk, and the process that runs on it from time to time.
+
+use super::chance::Chance;
+use super::disk::Disk;
+use apus::{Apus, Roster};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
+use std::collections::BTreeMap;
+
+/// A clock with its own zero, and a crystal that runs a little fast or slow. The lease allows
+/// for an eighth of drift; ours stay within four hundredths.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    zero: u64,
+    /// Gained in a thousand microseconds.
+    drift: i64,
+}
+
+impl Clock {
+    /// Any clock.
+    pub fn draw(chance: &mut Chance) -> Self {
+        Self {
+            zero: chance.range(0, 1 << 40),
+            drift: chance.range(0, 80) as i64 - 40,
+        }
+    }
+
+    /// What it shows at the world's time `now`.
+    pub fn local(self, now: Micros) -> Micros {
+        Micros(self.zero + now.0 * (1000 + self.drift) as u64 / 1000)
+    }
+
+    /// When, by the world's time, it shows at least `local`.
+    pub fn global(self, local: Micros) -> Micros {
+        let span = local.0.saturating_sub(self.zero).min(1 << 50);
+        // One more than needed makes up for the rounding of `local`.
+        Micros((span * 1000).div_ceil((1000 + self.drift) as u64) + 1)
+    }
+}
+
+/// A host with what runs on it.
+#[derive(Debug)]
+pub struct Host {
+    /// The consensus core, while a process runs.
+    pub core: Option<Apus>,
+    /// Counts the processes that were started here.
+    pub process: u64,
+    /// What outlives them.
+    pub disk: Disk,
+    /// What it tells the time by.
+    pub clock: Clock,
+    /// The last entry delivered by this process in this life of the guest.
+    pub cursor: Index,
+    /// The guest runs here, and explains what clients have seen.
+    pub holds_guest: bool,
+    /// It boots a guest, and will lead.
+    pub boots: bool,
+    /// Liveness of peers, as the core told it as leader.
+    pub alive: BTreeMap<ReplicaId, bool>,
+    /// Stopped until then: nothing happens in it, and then everything at once.
+    pub paused_until: Micros,
+    /// When its next tick is planned.
+    pub tick_at: Option<Micros>,
+    /// An election ran somewhere while this process had not recovered.
+    pub saw_election: bool,
+    /// The voters that its configuration names.
+    pub told: ReplicaSet,
+    /// A process belongs here: it is started again after a crash.
+    pub enlisted: bool,
+}
+
+impl Host {
+    /// A host that has never run.
+    pub fn new(roster: Roster, chance: &mut Chance) -> Self {
+        Self {
+            core: None,
+            process: 0,
+            disk: Disk::new(roster),
+            clock: Clock::draw(chance),
+            cursor: Index(0),
+            holds_guest: false,
+            boots: false,
+            alive: BTreeMap::new(),
+            paused_until: Micros::ZERO,
+            tick_at: None,
+            saw_election: false,
+            told: roster.members.voters,
+            enlisted: false,
+        }
+    }
+
+    /// Whether its lease is valid at the world's time `now`.
+    pub fn lease_is_valid(&self, now: Micros) -> bool {
+        let core = self.core.as_ref();
+        core.is_some_and(|core| core.lease_until() > self.clock.local(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_never_waited_for_too_briefly() {
+        for drift in [-40, -1, 0, 7, 40] {
+            let clock = Clock { zero: 77, drift };
+            for span in [0, 1, 999, 100_000, 60_000_000] {
+                let due = Micros(77 + span);
+                let woken = clock.local(clock.global(due));
+                assert!(woken >= due, "drift {drift}, span {span}");
+                assert!(woken.since(due).0 <= 4, "drift {drift}, span {span}");
+            }
+        }
+    }
+}

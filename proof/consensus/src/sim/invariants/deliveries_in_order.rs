@@ -1,0 +1,26 @@
+//! Each process delivers every index once, in order, without gaps, except where it is told to
+//! jump.
+
+use super::{Check, demand};
+use plover_types::{Index, Viewstamp};
+
+/// `host`, which has delivered up to `cursor`, delivers the entry of `viewstamp`.
+pub fn delivered(host: usize, cursor: Index, viewstamp: Viewstamp) -> Check {
+    demand(
+        viewstamp.index == cursor.next(),
+        "deliveries_in_order",
+        "APUS §4.1",
+        || format!("r{host} delivers {viewstamp} after {cursor}"),
+    )
+}
+
+/// `host`, which has delivered up to `cursor` in this life, jumps to `base`: never back.
+pub fn jumped(host: usize, cursor: Index, base: Viewstamp) -> Check {
+    let new_life = base.index == Index(0);
+    demand(
+        new_life || base.index > cursor,
+        "deliveries_in_order",
+        "APUS §4.1",
+        || format!("r{host} jumps from {cursor} back to {base}"),
+    )
+}

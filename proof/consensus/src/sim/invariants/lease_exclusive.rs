@@ -1,0 +1,16 @@
+//! No two replicas hold a valid lease at the same moment: each believes that nobody else was
+//! elected, and a leader releases outputs on nothing but that belief.
+//!
+//! Every host asks its own clock, and clocks run fast or slow by up to four hundredths.
+
+use super::{Check, demand};
+
+/// These hosts' leases are valid now.
+pub fn holders(hosts: &[usize]) -> Check {
+    demand(
+        hosts.len() <= 1,
+        "lease_exclusive",
+        "PLOVER §3.3; APUS §4.3",
+        || format!("hosts {hosts:?} hold valid leases at once"),
+    )
+}

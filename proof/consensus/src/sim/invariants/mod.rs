@@ -1,0 +1,64 @@
+//! What must never happen, one property a file, each with the place in the papers that asks for
+//! it. They watch from outside: what replicas say of themselves is believed only where the
+//! property is about that.
+
+pub mod acknowledged_survive;
+pub mod committed_not_lost;
+pub mod deliveries_in_order;
+pub mod healthy_leader_stays;
+pub mod held_by_a_quorum;
+pub mod lease_exclusive;
+pub mod logs_agree;
+pub mod nothing_spins;
+pub mod one_leader_a_view;
+pub mod progress_after_healing;
+
+use std::fmt;
+
+/// A property that did not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The property: the name of its file.
+    pub invariant: &'static str,
+    /// Where the papers ask for it.
+    pub section: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.invariant, self.section, self.message)
+    }
+}
+
+/// What a check says.
+pub type Check = Result<(), Violation>;
+
+/// The check that `holds`, or else what happened.
+pub(crate) fn demand(
+    holds: bool,
+    invariant: &'static str,
+    section: &'static str,
+    message: impl FnOnce() -> String,
+) -> Check {
+    if holds {
+        return Ok(());
+    }
+    Err(Violation {
+        invariant,
+        section,
+        message: message(),
+    })
+}
+
+/// Those that remember something.
+#[derive(Debug, Default)]
+pub struct Invariants {
+    /// See the file.
+    pub one_leader_a_view: one_leader_a_view::OneLeaderAView,
+    /// See the file.
+    pub log: logs_agree::ChosenLog,
+    /// See the file.
+    pub acknowledged: acknowledged_survive::Acknowledged,
+}

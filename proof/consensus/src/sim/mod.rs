@@ -1,0 +1,58 @@
+//! Whole groups under simulated time, network, disks and crashes, from one seed.
+//!
+//! ```text
+//!   seed -> scenario -> world:  hosts (clock, disk, process = `apus`)      invariants
+//!                               network (loses, doubles, delays, cuts)  ->  after every step
+//!                               callers (clients, in-sync set, operator)
+//!
+//!   time:  start .. faults, work, replacements .. heal .. serves again? .. encore .. end
+//! ```
+//!
+//! * A run depends on nothing but its seed: the same seed gives the same trace.
+//! * Faults come at random moments, and lie in wait for the moments in which bugs live
+//!   (`faults`).
+//! * After the last fault the group must get well and serve (`heal`), and a follower that is then
+//!   cut off and comes back must change nothing (the encore).
+//! * Each property is a file of [`invariants`], with its place in the papers.
+//! * `coverage` counts how often the interesting branches were reached.
+
+mod body;
+mod caller;
+mod chance;
+mod coverage;
+mod describe;
+mod disk;
+mod faults;
+mod heal;
+mod host;
+pub mod invariants;
+mod net;
+mod observe;
+mod replace;
+mod run;
+mod scenario;
+mod schedule;
+mod strike;
+mod trace;
+mod world;
+
+pub use coverage::Coverage;
+pub use run::{Outcome, run, run_many, tail_of};
+pub use trace::TraceMode;
+pub use world::Options;
+
+use apus::Canary;
+
+/// Bugs that can be put back, by name.
+pub const CANARIES: [(&str, Canary); 4] = [
+    ("vote-after-amnesia", Canary::VoteAfterAmnesia),
+    ("acknowledge-before-disk", Canary::AcknowledgeBeforeDisk),
+    ("first-members-for-ever", Canary::FirstMembersForEver),
+    ("old-majority-elects", Canary::OldMajorityElects),
+];
+
+/// The name of a bug on the command line.
+pub fn canary_name(canary: Canary) -> Option<&'static str> {
+    let named = CANARIES.iter().find(|(_, known)| *known == canary);
+    named.map(|(name, _)| *name)
+}

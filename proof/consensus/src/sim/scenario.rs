@@ -1,0 +1,98 @@
+//! What a seed's world is made of.
+
+use super::chance::Chance;
+use super::faults::Ambush;
+use super::net::Weather;
+use apus::{Canary, Durability, Members, Roster};
+use plover_types::{Micros, ReplicaId, ReplicaSet};
+
+/// The heartbeat period of every group.
+pub const HEARTBEAT: Micros = Micros::from_ms(20);
+/// The timeout of every group (APUS: 100 ms).
+pub const TIMEOUT: Micros = Micros::from_ms(100);
+/// Largest message, bytes: small, so that a few entries already take several.
+pub const MESSAGE_BYTES_MAX: usize = 700;
+
+/// How many replicas are replaced at most.
+pub const NEWCOMERS_MAX: usize = 5;
+
+/// A world's constants.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Replicas at the beginning.
+    pub replicas: usize,
+    /// Whether acknowledgements wait for the disk.
+    pub durability: Durability,
+    /// The group protects a guest: only those that hold it may lead. Otherwise the log is all
+    /// there is, and every voter may.
+    pub guest: bool,
+    /// Faults never take more than a minority at a time, so the group must serve in the end.
+    pub bounded: bool,
+    /// An operator lets an empty group boot anew.
+    pub operator: bool,
+    /// Replicas are replaced while faults go on.
+    pub replaces: bool,
+    /// The network.
+    pub weather: Weather,
+    /// What a ring holds, bytes.
+    pub ring_bytes: usize,
+    /// What a log holds, bytes.
+    pub log_bytes_max: usize,
+    /// Between two faults.
+    pub fault_gap: (u64, u64),
+    /// How long faults come.
+    pub faults_for: Micros,
+    /// A fault that lies in wait.
+    pub ambush: Option<Ambush>,
+    /// Between two turns of the clients.
+    pub work_gap: (u64, u64),
+    /// How eagerly the log is trimmed, in thousandths of those turns.
+    pub trims: u64,
+    /// A known bug that is put back.
+    pub canary: Canary,
+}
+
+impl Scenario {
+    /// Who is who before the first entry.
+    pub fn first_roster(&self) -> Roster {
+        let voters = ReplicaSet::of((0..self.replicas as u8).map(ReplicaId));
+        Roster {
+            in_sync: ReplicaSet::of([ReplicaId(0)]),
+            members: Members::of(voters),
+        }
+    }
+
+    /// How many hosts there are, those that may be needed as newcomers included.
+    pub fn hosts(&self) -> usize {
+        self.replicas + if self.replaces { NEWCOMERS_MAX } else { 0 }
+    }
+
+    /// The scenario of a seed.
+    pub fn draw(chance: &mut Chance, replicas: Option<usize>, canary: Canary) -> Self {
+        let drawn = chance.pick(&[3, 3, 5, 5, 5, 5, 5, 7, 9]);
+        let harsh = chance.often(750);
+        let mut part = |most: u64| if harsh { chance.range(0, most) } else { 0 };
+        let weather = Weather {
+            lost: part(60),
+            doubled: part(60),
+            late: part(30),
+        };
+        Self {
+            replicas: replicas.unwrap_or(drawn),
+            durability: chance.pick(&[Durability::Memory, Durability::Disk]),
+            guest: chance.often(350),
+            bounded: chance.often(750),
+            operator: chance.often(750),
+            replaces: chance.often(500),
+            weather,
+            ring_bytes: chance.pick(&[8_000, 20_000, 1 << 20]),
+            log_bytes_max: chance.pick(&[4_000, 1 << 20, 1 << 20]),
+            fault_gap: chance.pick(&[(5_000, 60_000), (20_000, 200_000), (80_000, 700_000)]),
+            faults_for: chance.micros((800_000, 3_000_000)),
+            ambush: chance.often(600).then(|| Ambush::draw(chance)),
+            work_gap: chance.pick(&[(300, 5_000), (2_000, 16_000), (10_000, 60_000)]),
+            trims: chance.pick(&[0, 20, 100]),
+            canary,
+        }
+    }
+}

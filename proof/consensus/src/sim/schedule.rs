@@ -1,0 +1,164 @@
+//! What is going to happen, in the order of the world's time.
+//!
+//! Two things at the same microsecond happen in the order in which they were planned, so that
+//! a run depends on nothing but its seed.
+
+use super::faults::Fault;
+use plover_types::{Micros, View};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// Something that is going to happen. Hosts are named by their place, processes by how often
+/// their host has started one.
+#[derive(Debug)]
+pub enum Happening {
+    /// A core's deadline.
+    Tick {
+        /// Where.
+        host: usize,
+        /// Whose.
+        process: u64,
+    },
+    /// A record reaches its ring.
+    Arrival {
+        /// The writer.
+        from: usize,
+        /// The ring's owner.
+        to: usize,
+        /// The record.
+        bytes: Vec<u8>,
+    },
+    /// The oldest write of a promise is durable.
+    StateStored {
+        /// Where.
+        host: usize,
+        /// Whose.
+        process: u64,
+    },
+    /// The oldest write of entries is durable.
+    EntriesStored {
+        /// Where.
+        host: usize,
+        /// Whose.
+        process: u64,
+    },
+    /// An end learns that its link is up anew, or down.
+    LinkNotice {
+        /// The end.
+        end: usize,
+        /// The other end.
+        peer: usize,
+        /// Up or down.
+        up: bool,
+    },
+    /// A leader has copied its guest to a peer.
+    Copied {
+        /// The leader.
+        leader: usize,
+        /// Its view.
+        view: View,
+        /// The peer.
+        peer: usize,
+        /// The peer's process.
+        process: u64,
+    },
+    /// The first leader boots a guest in a group that has none.
+    Bootstrap {
+        /// Where.
+        host: usize,
+        /// Whose.
+        process: u64,
+    },
+    /// Clients propose.
+    Work,
+    /// The operator looks at the group.
+    Operator,
+    /// The next fault comes.
+    NextFault,
+    /// A fault strikes.
+    Strike(Fault),
+    /// A fault ends.
+    Mend(Fault),
+    /// A process starts again.
+    Restart(usize),
+    /// Every fault ends.
+    Heal,
+    /// Has the group recovered?
+    Look,
+    /// A follower is cut off from a healthy group.
+    EncoreCut,
+    /// And comes back.
+    EncoreHeal,
+    /// And must have changed nothing.
+    EncoreLook,
+}
+
+#[derive(Debug)]
+struct Planned {
+    at: Micros,
+    order: u64,
+    what: Happening,
+}
+
+impl PartialEq for Planned {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Planned {}
+
+impl PartialOrd for Planned {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Planned {
+    /// The soonest is the greatest: that is the one the heap hands out.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+/// The plan.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    heap: BinaryHeap<Planned>,
+    planned: u64,
+    now: Micros,
+}
+
+impl Schedule {
+    /// The world's time.
+    pub fn now(&self) -> Micros {
+        self.now
+    }
+
+    /// How many things were planned so far.
+    pub fn planned(&self) -> u64 {
+        self.planned
+    }
+
+    /// Plans `what` for `at`, or for now if that has passed.
+    pub fn at(&mut self, at: Micros, what: Happening) {
+        self.planned += 1;
+        self.heap.push(Planned {
+            at: at.max(self.now),
+            order: self.planned,
+            what,
+        });
+    }
+
+    /// Plans `what` for a while from now.
+    pub fn after(&mut self, span: Micros, what: Happening) {
+        self.at(self.now + span, what);
+    }
+
+    /// Time goes on to what happens next.
+    pub fn pop(&mut self) -> Option<Happening> {
+        let planned = self.heap.pop()?;
+        self.now = planned.at;
+        Some(planned.what)
+    }
+}
