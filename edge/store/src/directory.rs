@@ -35,7 +35,7 @@ impl Directory {
         Ok(Self {
             path: path.to_path_buf(),
             #[cfg(test)]
-            recorder: crate::tests::crash::Recorder::of(path),
+            recorder: crate::tests::crash::Recorder::of_this_thread(),
         })
     }
 

@@ -2,11 +2,37 @@
 
 mod basic;
 pub(crate) mod crash;
+mod damage;
+mod limits;
+mod torn;
+mod twin;
 
 use crate::{Completion, Options, Recovered, Store};
 use apus::{Durability, DurableState, Entry, EntryKind};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::path::Path;
+use tempfile::TempDir;
+
+/// A directory in memory where there is one: these tests sync often, and no disk is needed to
+/// see what was written.
+pub(crate) fn directory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = match memory.is_dir() {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir(),
+    };
+    made.unwrap()
+}
+
+/// A copy of every file, to be damaged.
+pub(crate) fn copy(from: &Path) -> TempDir {
+    let to = directory();
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), to.path().join(file.file_name())).unwrap();
+    }
+    to
+}
 
 /// The smallest segments, so that little data crosses many.
 pub(crate) fn options() -> Options {

@@ -1,0 +1,171 @@
+//! Bits that flip: the log is whole, or the replica knows that it is not.
+
+use super::*;
+use proptest::prelude::*;
+use std::sync::LazyLock;
+
+/// A closed store with cuts, trims and several segments, and its log.
+static ORIGIN: LazyLock<(TempDir, Vec<Entry>)> = LazyLock::new(|| {
+    let dir = directory();
+    let (mut store, _) = open(dir.path());
+    let mut last = Viewstamp::default();
+    for batch in 0..12 {
+        let round = 1 + batch / 4;
+        store.persist_state(promise(round));
+        let after = if batch % 4 == 0 && batch > 0 {
+            stamp(round - 1, last.index.0 - 1)
+        } else {
+            last
+        };
+        let first = after.index.0 + 1;
+        let entries: Vec<_> = (first..first + 3).map(|i| entry(round, i, 300)).collect();
+        store.persist_entries(after, None, &entries);
+        last = stamp(round, first + 2);
+        if batch == 6 {
+            store.trim(Index(10));
+        }
+        synced(&mut store);
+    }
+    drop(store);
+    let (_, found) = open(dir.path());
+    assert!(!found.forgotten && found.log.len() > 15);
+    (dir, found.log)
+});
+
+fn flip(path: &Path, bit: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    std::fs::write(path, bytes).unwrap();
+}
+
+fn log_files(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut files: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .filter(|path| {
+            path.file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with("log.")
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// The log may be whole or known to be damaged; nothing else.
+fn check(dir: &Path, log: &[Entry]) -> bool {
+    let (_, found) = open(dir);
+    assert_eq!(
+        found.promise,
+        Some(promise(3)),
+        "the promise has two copies"
+    );
+    assert_eq!(found.damage.is_some(), found.forgotten);
+    if found.forgotten {
+        assert!(found.log.is_empty());
+        let (_, again) = open(dir);
+        assert!(again.forgotten, "a restart does not make it remember");
+    } else {
+        assert_eq!(found.log, log);
+    }
+    found.forgotten
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_flipped_bit_in_the_log_is_harmless_or_reported(file: prop::sample::Index, bit in 0..4096 * 8usize) {
+        let (origin, log) = &*ORIGIN;
+        let dir = copy(origin.path());
+        let files = log_files(dir.path());
+        let path: &std::path::PathBuf = file.get(&files);
+        flip(path, bit);
+        check(dir.path(), log);
+    }
+
+    #[test]
+    fn a_flipped_bit_in_the_promise_is_harmless(bit in 0..16384 * 8usize) {
+        let (origin, log) = &*ORIGIN;
+        let dir = copy(origin.path());
+        flip(&dir.path().join("state"), bit);
+        prop_assert!(!check(dir.path(), log));
+    }
+
+    #[test]
+    fn noise_in_the_place_of_a_stretch_is_harmless_or_reported(
+        file: prop::sample::Index, at in 0..4096usize, noise in prop::collection::vec(any::<u8>(), 1..600),
+    ) {
+        let (origin, log) = &*ORIGIN;
+        let dir = copy(origin.path());
+        let path = file.get(&log_files(dir.path())).clone();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let end = (at + noise.len()).min(bytes.len());
+        bytes[at..end].copy_from_slice(&noise[..end - at]);
+        std::fs::write(&path, bytes).unwrap();
+        let (_, found) = open(dir.path());
+        // A stretch may take the seal and the end of the last batch together: a torn tail.
+        prop_assert!(found.forgotten || log.starts_with(&found.log));
+    }
+}
+
+#[test]
+fn every_byte_of_an_acknowledged_entry_is_vouched_for() {
+    let (origin, log) = &*ORIGIN;
+    let mut reported = 0;
+    for file in log_files(origin.path()) {
+        for byte in (0..4096).step_by(61) {
+            let dir = copy(origin.path());
+            flip(&dir.path().join(file.file_name().unwrap()), byte * 8);
+            reported += usize::from(check(dir.path(), log));
+        }
+    }
+    assert!(reported > 50, "{reported}");
+}
+
+#[test]
+fn a_missing_segment_is_reported() {
+    let (origin, log) = &*ORIGIN;
+    let files = log_files(origin.path());
+    assert!(files.len() >= 3);
+    for file in &files[..files.len() - 1] {
+        let dir = copy(origin.path());
+        std::fs::remove_file(dir.path().join(file.file_name().unwrap())).unwrap();
+        assert!(check(dir.path(), log), "{}", file.display());
+    }
+}
+
+#[test]
+fn the_damage_names_segment_and_place() {
+    let (origin, _) = &*ORIGIN;
+    let dir = copy(origin.path());
+    let file = log_files(dir.path())[0].clone();
+    flip(&file, 2000 * 8);
+    let (_, found) = open(dir.path());
+    let damage = found.damage.unwrap().to_string();
+    let name = file.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(
+        damage.contains(&name) && damage.contains("byte"),
+        "{damage}"
+    );
+    assert!(dir.path().join("damaged").exists(), "kept for inspection");
+}
+
+#[test]
+fn a_promise_that_cannot_be_read_is_not_guessed() {
+    let (origin, _) = &*ORIGIN;
+    let dir = copy(origin.path());
+    let state = dir.path().join("state");
+    for copy in 0..4 {
+        flip(&state, (copy * 4096 + 20) * 8);
+    }
+    let error = Store::open(dir.path(), &options()).unwrap_err().to_string();
+    assert!(
+        error.contains("damaged") && error.contains("move"),
+        "{error}"
+    );
+    std::fs::remove_file(&state).unwrap();
+    let error = Store::open(dir.path(), &options()).unwrap_err().to_string();
+    assert!(error.contains("missing"), "{error}");
+}
