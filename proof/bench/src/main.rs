@@ -6,6 +6,7 @@
 //! medians with their spread, and only ratios within one run are compared.
 
 mod consensus;
+mod counting;
 mod failover;
 mod lab;
 mod machine;
@@ -14,6 +15,9 @@ mod stats;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: counting::Counting = counting::Counting;
 
 #[derive(Debug, Parser)]
 #[command(about = "Measures Plover on this machine")]

@@ -22,6 +22,8 @@ pub(crate) struct Measured {
     pub p99_us: f64,
     /// CPU time of all processes, an entry; nothing where nobody could count it.
     pub cpu_us: Option<f64>,
+    /// Requests of all replicas to the allocator, an entry; nothing where nobody counted.
+    pub allocations: Option<f64>,
     /// Entries that one sync of the leader's disk carried; nothing in memory.
     pub entries_per_sync: Option<f64>,
 }
@@ -88,6 +90,7 @@ pub(crate) fn of_latencies(mut nanos: Vec<u64>, span: Duration) -> Measured {
         p50_us: at(500),
         p99_us: at(990),
         cpu_us: None,
+        allocations: None,
         entries_per_sync: None,
     }
 }

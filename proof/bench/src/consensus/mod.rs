@@ -15,6 +15,7 @@
 //! A system that cannot run here is named, with the reason, and left out.
 
 mod children;
+mod core_alone;
 mod floors;
 mod load;
 mod measured;
@@ -93,6 +94,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         plan.rounds,
         plan.seconds_at_least()
     );
+    for batch in [1, 24] {
+        bench.report.add_core(core_alone::measure(batch)?);
+    }
     bench.rounds(&plan);
     let Bench { report, kept, .. } = bench;
     drop(kept);

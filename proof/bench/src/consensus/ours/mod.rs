@@ -21,37 +21,42 @@ use super::peers::free_addresses;
 use super::plan::{FabricKind, Load, Medium, Setup};
 use super::subject::Subject;
 use anyhow::{Context, Result, bail};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command};
 
-/// What the leader is asked for, a line each.
+/// What a replica is asked for, a line each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Order {
-    load: Load,
-    warm_up_ms: u64,
-    span_ms: u64,
+enum Order {
+    /// Of the leader: to put itself under load.
+    Measure {
+        load: Load,
+        warm_up_ms: u64,
+        span_ms: u64,
+    },
+    /// Of all: how often it has asked for memory so far.
+    Allocations,
 }
 
-/// What it answers.
+/// What it answers, a line each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Answer {
-    measured: Measured,
-    /// The warm-up's entries too.
-    entries_in_all: u64,
-}
-
-/// It says this once, when it leads and every backup can be reached.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Ready {
-    leads: bool,
+enum Answer {
+    /// Without being asked, once, when it leads and can reach every backup.
+    Leads,
+    Measured {
+        measured: Measured,
+        /// The warm-up's entries too.
+        entries_in_all: u64,
+    },
+    Allocations(u64),
 }
 
 /// A running group.
-pub(crate) struct Group {
-    replicas: Vec<Process>,
+pub(crate) struct Group(Vec<Replica>);
+
+struct Replica {
+    process: Process,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
@@ -73,51 +78,91 @@ impl Group {
                 command.args(["--replica", &address.to_string()]);
             }
             let log = folder.join(format!("replica{me}.log"));
-            replicas.push(Process::start(&mut command, &log, true)?);
+            replicas.push(Replica::start(&mut command, &log)?);
         }
-        let leader = replicas[0].child();
-        let orders = leader.stdin.take().context("the leader has no input")?;
-        let answers = leader.stdout.take().context("the leader has no output")?;
-        let mut group = Self {
-            replicas,
-            orders,
-            answers: BufReader::new(answers),
-        };
-        let ready: Ready = group.answer()?;
-        if !ready.leads {
-            bail!("the first replica does not lead");
+        match replicas[0].answer()? {
+            Answer::Leads => Ok(Self(replicas)),
+            other => bail!("the first replica does not lead but says {other:?}"),
         }
-        Ok(group)
     }
 
-    fn answer<T: DeserializeOwned>(&mut self) -> Result<T> {
+    /// How often all replicas have asked for memory so far.
+    fn allocations(&mut self) -> Result<u64> {
+        let mut sum = 0;
+        for replica in &mut self.0 {
+            match replica.ask(Order::Allocations)? {
+                Answer::Allocations(count) => sum += count,
+                other => bail!("a replica says {other:?}"),
+            }
+        }
+        Ok(sum)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        for (number, replica) in self.0.iter_mut().enumerate() {
+            let alive = replica.process.check();
+            alive.with_context(|| format!("replica {number}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Replica {
+    fn start(command: &mut Command, log: &Path) -> Result<Self> {
+        let mut process = Process::start(command, log, true)?;
+        let orders = process.child().stdin.take();
+        let answers = process.child().stdout.take();
+        Ok(Self {
+            process,
+            orders: orders.context("a replica has no input")?,
+            answers: BufReader::new(answers.context("a replica has no output")?),
+        })
+    }
+
+    fn ask(&mut self, order: Order) -> Result<Answer> {
+        // Should it be gone, the answer tells why.
+        let _ = writeln!(self.orders, "{}", serde_json::to_string(&order)?);
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Answer> {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        for (number, replica) in self.replicas.iter_mut().enumerate() {
-            replica
-                .check()
-                .with_context(|| format!("replica {number}"))?;
-        }
         if line.is_empty() {
-            bail!("the leader has ended: {}", self.replicas[0].last_words());
+            // It closes its output a moment before it ends.
+            let _ = self.process.child().wait();
+            self.process.check()?;
         }
-        serde_json::from_str(&line).with_context(|| format!("the leader says: {line}"))
+        serde_json::from_str(&line).with_context(|| format!("a replica says: {line}"))
     }
 }
 
 impl Subject for Group {
     fn measure(&mut self, load: Load, spans: Spans) -> Result<Measured> {
-        let cpu = CpuMeter::start(self.replicas.iter().map(Process::id).collect())?;
-        let order = Order {
+        let pids = self.0.iter().map(|replica| replica.process.id());
+        let cpu = CpuMeter::start(pids.collect())?;
+        let before = self.allocations()?;
+        let order = Order::Measure {
             load,
             warm_up_ms: spans.warm_up.as_millis() as u64,
             span_ms: spans.span.as_millis() as u64,
         };
-        writeln!(self.orders, "{}", serde_json::to_string(&order)?)?;
-        let answer: Answer = self.answer()?;
+        let answer = self.0[0].ask(order);
+        // A backup that has ended says more than the leader that misses it.
+        self.check()?;
+        let Answer::Measured {
+            measured,
+            entries_in_all,
+        } = answer?
+        else {
+            bail!("the leader gives no figures");
+        };
+        let cpu_us = cpu.per_entry(entries_in_all)?;
+        let allocated = self.allocations()? - before;
         Ok(Measured {
-            cpu_us: Some(cpu.per_entry(answer.entries_in_all)?),
-            ..answer.measured
+            cpu_us: Some(cpu_us),
+            allocations: Some(allocated as f64 / entries_in_all as f64),
+            ..measured
         })
     }
 }

@@ -1,5 +1,8 @@
 //! A replica as thin as it can be: the consensus core, a fabric, and the loop between them.
 //!
+//! With `Medium::Disk` what gathered is synced in the same thread, after it has been handed to the
+//! backups: they sync theirs at the same time, and what comes meanwhile is the next batch.
+//!
 //! One thread. It waits for the fabric, takes what came, applies it, carries out what follows and
 //! hands the fabric what gathered. What the loop does beside that would be measured as the
 //! protocol's cost.
@@ -8,9 +11,11 @@ use super::super::plan::Medium;
 use anyhow::{Context, Result, bail};
 use apus::{Apus, Command, Config, Durability, EntryKind, Event, Phase, ProposeError, Start};
 use plover_fabric::{Fabric, FabricEvent, Lane};
+use plover_store::{Completion, Counters, Options, Store};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::time::Instant;
 
 /// As etcd's defaults: nobody is suspected because two cores are busy.
@@ -18,6 +23,9 @@ const HEARTBEAT: Micros = Micros::from_ms(100);
 const TIMEOUT: Micros = Micros::from_ms(1000);
 /// Far more than what is outstanding, so that a backup can be behind for a moment.
 const LOG_BYTES_MAX: usize = 64 << 20;
+/// What is kept of the log at the least. Nobody comes late here, so little: buffers then go round
+/// instead of growing old in the log.
+const TRIM_BYTES: usize = 32 << 10;
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 const LEADER: ReplicaId = ReplicaId(0);
 
@@ -29,6 +37,9 @@ pub(super) struct Node {
     began: Instant,
     commands: Vec<Command>,
     events: Vec<FabricEvent>,
+    /// Stable storage; none in memory.
+    store: Option<Store>,
+    completions: Vec<Completion>,
     up: ReplicaSet,
     /// Entries of the application that were delivered since they were last taken.
     delivered: usize,
@@ -39,11 +50,17 @@ impl Node {
         me: ReplicaId,
         replicas: usize,
         medium: Medium,
+        folder: &Path,
         fabric: Box<dyn Fabric>,
     ) -> Result<Self> {
-        if medium == Medium::Disk {
-            bail!("the replica has no stable storage yet");
-        }
+        let durability = match medium {
+            Medium::Memory => Durability::Memory,
+            Medium::Disk => Durability::Disk,
+        };
+        let store = match durability {
+            Durability::Memory => None,
+            Durability::Disk => Some(Store::open(folder, &Options::new("bench", durability))?.0),
+        };
         let config = Config {
             me,
             members: ReplicaSet::of((0..replicas as u8).map(ReplicaId)),
@@ -51,7 +68,7 @@ impl Node {
             any_voter_stands: true,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
-            durability: Durability::Memory,
+            durability,
             log_bytes_max: LOG_BYTES_MAX,
             message_bytes_max: MESSAGE_BYTES_MAX.min(fabric.record_bytes_max(Lane::Log)),
             seed: u64::from(std::process::id()),
@@ -66,6 +83,8 @@ impl Node {
             began: Instant::now(),
             commands: Vec::new(),
             events: Vec::new(),
+            store,
+            completions: Vec::new(),
             up: ReplicaSet::EMPTY,
             delivered: 0,
         })
@@ -103,6 +122,7 @@ impl Node {
         self.core.flush(self.now(), &mut self.commands);
         self.act()?;
         self.fabric.flush();
+        self.sync()?;
         let woken = self.wait(more);
         let mut events = std::mem::take(&mut self.events);
         self.fabric.progress(&mut events);
@@ -189,18 +209,36 @@ impl Node {
                 self.delivered += usize::from(entry.kind == EntryKind::App);
                 self.core.recycle(entry.payload);
             }
-            // A promise is made at the start only, and the benchmark restarts nobody.
-            Command::PersistState(state) => {
-                let event = Event::StatePersisted(state.promised);
-                self.core.apply(self.now(), event, &mut self.commands);
+            Command::PersistState(state) => match &mut self.store {
+                Some(store) => store.persist_state(state),
+                // The benchmark restarts nobody.
+                None => {
+                    let event = Event::StatePersisted(state.promised);
+                    self.core.apply(self.now(), event, &mut self.commands);
+                }
+            },
+            Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => {
+                let store = self
+                    .store
+                    .as_mut()
+                    .context("entries to persist, but no storage")?;
+                store.persist_entries(after, anew, &entries);
+                for entry in entries {
+                    self.core.recycle(entry.payload);
+                }
             }
             Command::GroupEmpty { .. } if self.me == LEADER => {
                 let now = self.now();
                 self.core.bootstrap(now, &mut self.commands);
             }
-            Command::Jump { .. } => bail!("a backup fell behind the log"),
-            Command::PersistEntries { .. } => bail!("entries to persist, but no storage"),
+            // A jump to the very beginning is how a group begins.
+            Command::Jump { base, .. } if base.index.0 > 0 => bail!("a backup fell behind the log"),
             Command::GroupEmpty { .. }
+            | Command::Jump { .. }
             | Command::Lead { .. }
             | Command::Follow { .. }
             | Command::PeerAlive { .. } => {}
@@ -208,15 +246,44 @@ impl Node {
         Ok(())
     }
 
-    /// Gives log space back when half of it is used, as far as every backup has come: one that
+    /// Makes durable what was queued, and carries out what follows: acknowledgements, commits.
+    fn sync(&mut self) -> Result<()> {
+        let Some(store) = self.store.as_mut().filter(|store| store.is_busy()) else {
+            return Ok(());
+        };
+        store.sync();
+        store.completions(&mut self.completions);
+        for completion in self.completions.drain(..) {
+            let event = match completion {
+                Completion::StatePersisted(view) => Event::StatePersisted(view),
+                Completion::EntriesPersisted(viewstamp) => Event::EntriesPersisted(viewstamp),
+                Completion::Failed(error) => bail!("{error}"),
+            };
+            let now = Micros(self.began.elapsed().as_micros() as u64 + 1);
+            self.core.apply(now, event, &mut self.commands);
+        }
+        self.act()?;
+        self.fabric.flush();
+        Ok(())
+    }
+
+    /// Entries and syncs of the storage so far.
+    pub fn synced(&self) -> Option<Counters> {
+        self.store.as_ref().map(Store::counters)
+    }
+
+    /// Gives log space back when there is something worth it, as far as every backup has come: one that
     /// is slow holds the proposers up in the end, and is not left behind.
     fn trim(&mut self) {
         let status = self.core.status();
-        if status.phase == Phase::Leading && status.log_bytes > LOG_BYTES_MAX / 2 {
+        if status.phase == Phase::Leading && status.log_bytes > TRIM_BYTES {
             let matched = self.up.iter().map(|peer| self.core.matched(peer));
             if let Some(Some(index)) = matched.min() {
                 self.core.trim(index.min(status.commit));
             }
+        }
+        if let Some(store) = &mut self.store {
+            store.trim(status.base);
         }
     }
 }

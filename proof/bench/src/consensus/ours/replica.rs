@@ -1,8 +1,11 @@
 //! The process of one replica: obeys its standard input, ends with it.
 
-use super::super::measured::Recorder;
+use super::super::load::Spans;
+use super::super::measured::{Measured, Recorder};
+use super::super::plan::Load;
 use super::node::Node;
-use super::{Answer, Order, Ready, ReplicaOptions, fabrics};
+use super::{Answer, Order, ReplicaOptions, fabrics};
+use crate::counting::allocations;
 use anyhow::{Context, Result, bail};
 use plover_types::ReplicaId;
 use rustix::io::Errno;
@@ -17,19 +20,37 @@ const ORDER_BYTES_MAX: usize = 4096;
 pub(crate) fn run(options: &ReplicaOptions) -> Result<()> {
     let fabric = fabrics::open(options)?;
     let replicas = options.replicas.len();
-    let mut node = Node::new(ReplicaId(options.me), replicas, options.medium, fabric)?;
+    let folder = options.folder.join(format!("replica{}", options.me));
+    let mut node = Node::new(
+        ReplicaId(options.me),
+        replicas,
+        options.medium,
+        &folder,
+        fabric,
+    )?;
     let input = std::io::stdin();
     let mut said_ready = false;
     loop {
         if node.turn(Some(input.as_fd()))? {
             match read_order()? {
                 None => return Ok(()),
-                Some(order) => say(&measure(&mut node, order)?)?,
+                Some(Order::Allocations) => say(&Answer::Allocations(allocations()))?,
+                Some(Order::Measure {
+                    load,
+                    warm_up_ms,
+                    span_ms,
+                }) => {
+                    let spans = Spans {
+                        warm_up: Duration::from_millis(warm_up_ms),
+                        span: Duration::from_millis(span_ms),
+                    };
+                    say(&measure(&mut node, load, spans)?)?;
+                }
             }
         }
         if !said_ready && options.me == 0 && node.leads(replicas - 1) {
             said_ready = true;
-            say(&Ready { leads: true })?;
+            say(&Answer::Leads)?;
         }
     }
 }
@@ -52,7 +73,7 @@ fn read_order() -> Result<Option<Order>> {
     Ok(Some(serde_json::from_slice(&line)?))
 }
 
-fn say(answer: &impl serde::Serialize) -> Result<()> {
+fn say(answer: &Answer) -> Result<()> {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{}", serde_json::to_string(answer)?)?;
     Ok(output.flush()?)
@@ -61,15 +82,15 @@ fn say(answer: &impl serde::Serialize) -> Result<()> {
 /// Closed loops: as many proposers as the load has connections, each with one entry outstanding.
 /// Entries commit in the order in which they were proposed, so a queue of start times tells
 /// whose entry it is.
-fn measure(node: &mut Node, order: Order) -> Result<Answer> {
-    let payload = vec![7; order.load.bytes];
-    let mut starts: VecDeque<Instant> = VecDeque::with_capacity(order.load.connections);
-    let (warm_up, span) = (order.warm_up_ms, order.span_ms);
-    let mut recorder = Recorder::new(Duration::from_millis(warm_up), Duration::from_millis(span));
+fn measure(node: &mut Node, load: Load, spans: Spans) -> Result<Answer> {
+    let payload = vec![7; load.bytes];
+    let mut starts: VecDeque<Instant> = VecDeque::with_capacity(load.connections);
+    let mut recorder = Recorder::new(spans.warm_up, spans.span);
     node.take_delivered();
+    let before = node.synced();
     loop {
         if !recorder.is_over(Instant::now()) {
-            while starts.len() < order.load.connections {
+            while starts.len() < load.connections {
                 let start = Instant::now();
                 if !node.propose(&payload)? {
                     break;
@@ -88,8 +109,14 @@ fn measure(node: &mut Node, order: Order) -> Result<Answer> {
             }
         }
     }
-    Ok(Answer {
+    let synced = before.zip(node.synced());
+    let entries_per_sync =
+        synced.map(|(a, b)| (b.entries - a.entries) as f64 / (b.syncs - a.syncs) as f64);
+    Ok(Answer::Measured {
         entries_in_all: recorder.entries_in_all,
-        measured: recorder.finish(),
+        measured: Measured {
+            entries_per_sync,
+            ..recorder.finish()
+        },
     })
 }

@@ -3,6 +3,7 @@
 //! A verdict on a run, not a test: on a machine that does something else meanwhile a ratio can fail
 //! that holds on a quiet one, and nobody's build shall depend on that.
 
+use super::super::core_alone::CoreAlone;
 use super::super::plan::{FabricKind, Load, Medium, SMALL_BYTES_MAX, Setup, System};
 use super::{Report, Row};
 use crate::stats::Sample;
@@ -122,7 +123,11 @@ pub(super) fn all(report: &Report) -> Vec<Claim> {
     sizes.retain(|&bytes| bytes <= SMALL_BYTES_MAX);
     sizes.sort_unstable();
     sizes.dedup();
-    let mut claims = Vec::new();
+    let mut claims: Vec<_> = report
+        .core_alone
+        .iter()
+        .map(core_allocates_nothing)
+        .collect();
     for bytes in sizes {
         for fabric in [FabricKind::Tcp, FabricKind::Shm] {
             claims.push(near_the_floor(report, fabric, bytes));
@@ -137,6 +142,9 @@ pub(super) fn all(report: &Report) -> Vec<Claim> {
         }
         for fabric in [FabricKind::Tcp, FabricKind::Shm] {
             claims.extend(on_disk(report, fabric, bytes));
+        }
+        for fabric in [FabricKind::Tcp, FabricKind::Shm] {
+            claims.push(nothing_allocated(report, fabric, bytes));
         }
     }
     claims
@@ -220,6 +228,36 @@ fn on_disk(report: &Report, fabric: FabricKind, bytes: usize) -> [Claim; 2] {
         sides: String::new(),
     };
     [latency, together]
+}
+
+/// Heartbeats, a ring that has grown and the counting itself allocate now and then; an entry
+/// must not. One allocation in a hundred entries is far above the one and far below the other.
+fn nothing_allocated(report: &Report, fabric: FabricKind, bytes: usize) -> Claim {
+    let ours = setup(System::Plover(fabric), Medium::Memory, 3);
+    let load = Load {
+        bytes,
+        connections: 24,
+    };
+    Claim {
+        what: format!("{fabric}, {bytes} B, 24 connections: allocations an entry, all replicas"),
+        bound: Bound::AtMost(0.01),
+        figures: report.row(ours, load).and_then(Row::allocations),
+        sides: String::new(),
+    }
+}
+
+fn core_allocates_nothing(core: &CoreAlone) -> Claim {
+    let mut figures = Sample::default();
+    figures.push(core.allocations_per_entry);
+    Claim {
+        what: format!(
+            "the core alone, {} entries a flush: allocations an entry",
+            core.batch
+        ),
+        bound: Bound::AtMost(0.01),
+        figures: Some(figures),
+        sides: String::new(),
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod claims;
 mod page;
 mod table;
 
+use super::core_alone::CoreAlone;
 use super::measured::Measured;
 use super::plan::{Load, Plan, Setup};
 use crate::machine::Machine;
@@ -50,6 +51,14 @@ impl Row {
         known.then(|| self.sample(|measured| measured.cpu_us.unwrap_or(f64::NAN)))
     }
 
+    fn allocations(&self) -> Option<Sample> {
+        let known = self
+            .rounds
+            .iter()
+            .all(|measured| measured.allocations.is_some());
+        known.then(|| self.sample(|measured| measured.allocations.unwrap_or(f64::NAN)))
+    }
+
     fn entries_per_sync(&self) -> Option<Sample> {
         let known = self
             .rounds
@@ -69,6 +78,7 @@ pub(crate) struct Report {
     rounds: usize,
     warm_up_ms: u64,
     span_ms: u64,
+    core_alone: Vec<CoreAlone>,
     rows: Vec<Row>,
     /// What could not be measured, and why.
     left_out: BTreeMap<String, String>,
@@ -89,10 +99,15 @@ impl Report {
             rounds: plan.rounds,
             warm_up_ms: plan.warm_up.as_millis() as u64,
             span_ms: plan.span.as_millis() as u64,
+            core_alone: Vec::new(),
             rows: Vec::new(),
             left_out: BTreeMap::new(),
             claims: Vec::new(),
         }
+    }
+
+    pub fn add_core(&mut self, core: CoreAlone) {
+        self.core_alone.push(core);
     }
 
     pub fn add(&mut self, setup: Setup, load: Load, measured: Measured) {

@@ -29,6 +29,14 @@ fn write_all(report: &Report, out: &mut String) -> std::fmt::Result {
         "{} rounds of {} ms each after {} ms of warm-up; medians (least to greatest)",
         report.rounds, report.span_ms, report.warm_up_ms
     )?;
+    for core in &report.core_alone {
+        writeln!(
+            out,
+            "the consensus core alone, 3 replicas in one thread, 256 B, {} a flush: {:.0} ns and \
+             {:.4} allocations an entry",
+            core.batch, core.nanos_per_entry, core.allocations_per_entry
+        )?;
+    }
     let mut before = None;
     for row in &report.rows {
         let group = (row.setup.medium, row.load.bytes, row.load.connections);
@@ -64,7 +72,7 @@ fn heading(row: &Row, out: &mut String) -> std::fmt::Result {
     let plural = if row.load.connections == 1 { "" } else { "s" };
     writeln!(
         out,
-        "\n{}, {} B, {} connection{plural}\n{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7}",
+        "\n{}, {} B, {} connection{plural}\n{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7} {:>7}",
         row.setup.medium,
         row.load.bytes,
         row.load.connections,
@@ -74,24 +82,27 @@ fn heading(row: &Row, out: &mut String) -> std::fmt::Result {
         "p99 µs",
         "entries/s",
         "CPU µs",
+        "allocs",
         "a sync"
     )
 }
 
 fn line(row: &Row, out: &mut String) -> std::fmt::Result {
-    let optional = |sample: Option<Sample>| {
-        sample.map_or_else(|| "-".into(), |sample| format!("{:.1}", sample.median()))
+    let optional = |sample: Option<Sample>, decimals: usize| {
+        sample.map_or_else(String::new, |sample| {
+            format!("{:.decimals$}", sample.median())
+        })
     };
     writeln!(
         out,
-        "{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7}",
+        "{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7} {:>7}",
         row.setup.system.to_string(),
         row.setup.replicas,
         figures(&row.p50_us(), 1),
         figures(&row.p99_us(), 1),
         figures(&row.entries_per_s(), 0),
-        optional(row.cpu_us()),
-        row.entries_per_sync()
-            .map_or_else(String::new, |sample| format!("{:.1}", sample.median()))
+        optional(row.cpu_us(), 1),
+        optional(row.allocations(), 4),
+        optional(row.entries_per_sync(), 1)
     )
 }
