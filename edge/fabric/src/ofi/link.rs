@@ -479,18 +479,20 @@ impl Joined {
         }
     }
 
-    /// Sends a heartbeat, asks the kernel about the peer's host and libfabric about failures.
+    /// Asks the kernel about the peer's host, sends a heartbeat, asks libfabric about failures.
     fn beat(&mut self, now: Instant, silent_after: Duration) -> Result<(), Loss> {
         let mut socket = &self.connection.socket;
+        // Before the next heartbeat goes out: what is owed then was owed for a whole beat, and not
+        // since a moment ago.
+        let silent = self.silence.observe(now, socket::acknowledged(socket)?);
+        if silent >= silent_after {
+            return Err(Loss::Silent(silent));
+        }
         match socket.write(&[0]) {
             Ok(_) => {}
             // A peer that is stopped reads none; that its host acknowledges is what counts.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
-        }
-        let silent = self.silence.observe(now, socket::acknowledged(socket)?);
-        if silent >= silent_after {
-            return Err(Loss::Silent(silent));
         }
         self.ends.iter_mut().try_for_each(End::check)?;
         Ok(())

@@ -33,6 +33,7 @@
 mod config;
 mod doorbell;
 mod end;
+pub mod floor;
 mod greeting;
 mod inbound;
 mod leftovers;
@@ -176,7 +177,9 @@ impl OfiFabric {
         config.check_members()?;
         let group = GroupName::new(&config.group)?;
         let capacities = [config.capacity(Lane::Log)?, config.capacity(Lane::Bulk)?];
-        let (provider, waits) = open_provider(&config)?;
+        let node = config.listen.ip().to_string();
+        let domain = config.domain.as_deref();
+        let (provider, waits) = open_provider(&config.provider, domain, &node, config.spin)?;
         let system = |what| move |source| OfiError::from(FabricError::System { what, source });
         let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
         let nudge = Nudge::new(&mut poll).map_err(system("make an eventfd"))?;
@@ -242,7 +245,7 @@ impl OfiFabric {
     fn look(&mut self) -> bool {
         let Self { spinner, peers, .. } = self;
         let joined = peers.iter().any(Peer::is_joined);
-        joined && spinner.spin(|| peers.iter_mut().any(Peer::look))
+        joined && sleep::look(spinner, || peers.iter_mut().any(Peer::look))
     }
 
     /// Leaves things so that `wait_fd` shows whatever there is to do from now on.
@@ -258,24 +261,27 @@ impl OfiFabric {
         self.nudge.set(more);
         let blind = !self.context.waits && self.peers.iter().any(Peer::is_joined);
         if blind || self.peers.iter().any(Peer::wants_nap) {
-            self.naps.nap();
+            self.naps.nap(now);
         } else {
             self.naps.cancel();
         }
     }
 }
 
-/// Opens the configured provider and finds out whether it can wake a sleeper.
-fn open_provider(config: &OfiConfig) -> Result<(Provider, bool), OfiError> {
+/// Opens a provider and finds out whether it can wake a sleeper.
+fn open_provider(
+    configured: &str,
+    domain: Option<&str>,
+    node: &str,
+    spin: Spin,
+) -> Result<(Provider, bool), OfiError> {
     let (built, running) = native::versions();
     Version::unpack(built).check(Version::unpack(running))?;
     let refused = |source| OfiError::Provider {
-        provider: config.provider.clone(),
+        provider: configured.to_owned(),
         source,
     };
-    let node = config.listen.ip().to_string();
-    let domain = config.domain.as_deref();
-    let provider = Provider::open(&config.provider, domain, &node).map_err(refused)?;
+    let provider = Provider::open(configured, domain, node).map_err(refused)?;
     let name = provider.traits.name.clone();
     if provider.traits.immediate_bytes < 4 {
         return Err(OfiError::Unfit {
@@ -289,14 +295,14 @@ fn open_provider(config: &OfiConfig) -> Result<(Provider, bool), OfiError> {
     let trial = |waits| Port::open(&provider, waits, 4096, Session::fresh().0 >> 32).map(drop);
     let waits = match trial(true) {
         Ok(()) => true,
-        Err(source) if config.spin == Spin::Never && trial(false).is_ok() => {
-            return Err(OfiError::CannotSleep {
-                provider: name,
-                source,
-            });
-        }
-        Err(_) => {
+        Err(source) => {
             trial(false).map_err(refused)?;
+            if spin == Spin::Never {
+                return Err(OfiError::CannotSleep {
+                    provider: name,
+                    source,
+                });
+            }
             false
         }
     };
@@ -321,7 +327,10 @@ impl Fabric for OfiFabric {
 
     fn flush(&mut self) {
         let now = Instant::now();
-        self.active |= self.peers.iter().any(Peer::wants_progress);
+        if self.peers.iter().any(Peer::wants_progress) {
+            self.active = true;
+            self.naps.freshen(now);
+        }
         for peer in &mut self.peers {
             peer.flush(&mut self.context, now);
         }
@@ -337,7 +346,9 @@ impl Fabric for OfiFabric {
         }
         let blind = !self.context.waits || !self.spinner.may_sleep();
         self.serve(now, blind);
-        if self.context.events.is_empty() && self.active && self.look() {
+        // Whom nothing wakes looks at each nap's end as well.
+        let hopeful = self.active || !self.context.waits && self.naps.is_fresh(now);
+        if self.context.events.is_empty() && hopeful && self.look() {
             now = Instant::now();
             self.serve(now, true);
         }
@@ -347,7 +358,7 @@ impl Fabric for OfiFabric {
         }
         self.active = !self.context.events.is_empty();
         if self.active {
-            self.naps.freshen();
+            self.naps.freshen(now);
         }
         events.append(&mut self.context.events);
         self.settle(now);

@@ -3,8 +3,11 @@
 //! * A [`Nudge`]: there is something to do now that no descriptor tells of.
 //! * [`Naps`]: there may be something to do soon. Some providers cannot wake a sleeper at all
 //!   (`shm`), and none wakes one because it has room for a write again.
+//!
+//! And [`look`]: spinning before either.
 
 use crate::poll::{Interest, Poll};
+use crate::spin::Spinner;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -12,7 +15,17 @@ use rustix::time::{
 };
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Longest spin, as elsewhere. A look at some providers is a handful of system calls, so the
+/// number of looks bounds nothing.
+const LOOK_MAX: Duration = Duration::from_micros(30);
+
+/// Looks until something is there or the time is up, if spinning is wanted and pays.
+pub(super) fn look(spinner: &mut Spinner, mut is_there: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    spinner.spin(|| start.elapsed() < LOOK_MAX && is_there())
+}
 
 /// A descriptor that is readable as long as we say so.
 #[derive(Debug)]
@@ -44,18 +57,22 @@ impl Nudge {
     }
 }
 
-/// First nap after something happened; about what a wake-up costs.
+/// Shortest nap; about what a wake-up costs.
 const NAP_MIN: Duration = Duration::from_micros(50);
 /// Longest nap: a thousand looks a second cost a few percent of a core with all providers seen,
 /// and a heartbeat timeout is a hundred naps.
 const NAP_MAX: Duration = Duration::from_millis(1);
+/// A nap lasts this part of the time for which nothing has happened: what was waited for is
+/// noticed late by at most that part of the wait.
+const NAP_PART: u32 = 4;
 
 /// A timer that makes `wait_fd` readable, ever later while nothing happens.
 #[derive(Debug)]
 pub(super) struct Naps {
     timer: OwnedFd,
     armed: bool,
-    next: Duration,
+    /// When something last happened.
+    fresh_at: Instant,
 }
 
 impl Naps {
@@ -66,20 +83,25 @@ impl Naps {
         Ok(Self {
             timer,
             armed: false,
-            next: NAP_MIN,
+            fresh_at: Instant::now(),
         })
     }
 
-    /// Something happened: the next nap is short.
-    pub fn freshen(&mut self) {
-        self.next = NAP_MIN;
+    /// Something happened: the next naps are short.
+    pub fn freshen(&mut self, now: Instant) {
+        self.fresh_at = now;
+    }
+
+    /// Whether something happened not long ago, so that more may come soon.
+    pub fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.fresh_at) < NAP_MAX
     }
 
     /// Sets the timer anew.
-    pub fn nap(&mut self) {
-        self.settime(self.next);
+    pub fn nap(&mut self, now: Instant) {
+        let quiet = now.saturating_duration_since(self.fresh_at);
+        self.settime((quiet / NAP_PART).clamp(NAP_MIN, NAP_MAX));
         self.armed = true;
-        self.next = (self.next * 2).min(NAP_MAX);
     }
 
     /// Nothing to wake for.
@@ -88,7 +110,6 @@ impl Naps {
             self.settime(Duration::ZERO);
             self.armed = false;
         }
-        self.freshen();
     }
 
     fn settime(&self, after: Duration) {
@@ -144,7 +165,7 @@ mod tests {
     fn a_nap_ends_and_a_cancelled_one_does_not() {
         let mut poll = Poll::new().unwrap();
         let mut naps = Naps::new(&mut poll).unwrap();
-        naps.nap();
+        naps.nap(Instant::now());
         assert!(is_readable(&poll, Duration::from_secs(10)));
         naps.cancel();
         assert!(!is_readable(&poll, Duration::from_millis(5)));
