@@ -2,7 +2,7 @@
 
 use crate::mail::Incoming;
 use crate::pending::Origin;
-use crate::wire::{Refusal, Reply};
+use crate::wire::Reply;
 use crate::{Error, Server, ServerError, StateMachine};
 use apus::{Command, Entry, EntryKind, Event, Phase};
 use plover_fabric::Lane;
@@ -15,11 +15,37 @@ impl<M: StateMachine> Server<M> {
     /// Does all that consensus has asked for, and what follows from it, until nothing is left;
     /// then lets it leave.
     pub(crate) fn settle(&mut self) -> Result<(), ServerError> {
+        self.carry_out()?;
+        while self.stable.is_queued() {
+            // What is written to the others goes first, so that their disks work while ours does.
+            self.fabric.flush();
+            self.stable.write();
+            self.take_stored()?;
+            self.carry_out()?;
+        }
+        self.catch_up()?;
+        self.report_outputs();
+        self.send_snapshots();
+        self.trim();
+        let base = self.core.status().base;
+        let state = &self.state;
+        self.stable
+            .trim(base, state.applied.index, || state.snapshot())?;
+        self.feed_tails();
+        if let Some(door) = &mut self.door {
+            door.flush();
+        }
+        self.fabric.flush();
+        Ok(())
+    }
+
+    /// Does what consensus has asked for, until nothing is left.
+    fn carry_out(&mut self) -> Result<(), ServerError> {
         loop {
             let now = self.now();
             self.core.flush(now, &mut self.commands);
             if self.commands.is_empty() {
-                break;
+                return Ok(());
             }
             let spare = std::mem::take(&mut self.commands_spare);
             let mut commands = std::mem::replace(&mut self.commands, spare);
@@ -28,16 +54,14 @@ impl<M: StateMachine> Server<M> {
             }
             self.commands_spare = commands;
         }
-        self.catch_up()?;
-        self.report_outputs();
-        self.send_snapshots();
-        self.trim();
-        self.feed_tails();
-        if let Some(door) = &mut self.door {
-            door.flush();
-        }
-        self.fabric.flush();
-        Ok(())
+    }
+
+    /// Tells consensus what has become durable.
+    pub(crate) fn take_stored(&mut self) -> Result<(), ServerError> {
+        let now = self.now();
+        let (core, commands) = (&mut self.core, &mut self.commands);
+        self.stable
+            .completions(|event| core.apply(now, event, commands))
     }
 
     fn act(&mut self, command: Command) -> Result<(), ServerError> {
@@ -49,13 +73,21 @@ impl<M: StateMachine> Server<M> {
                 self.core.recycle(bytes);
             }
             Command::PersistState(state) => {
-                let done = Event::StatePersisted(state.promised);
-                self.core.apply(now, done, &mut self.commands);
+                if let Some(done) = self.stable.persist_state(state) {
+                    self.core.apply(now, done, &mut self.commands);
+                }
             }
-            Command::PersistEntries { after, entries, .. } => {
-                let last = entries.last().map_or(after, |entry| entry.viewstamp);
-                let done = Event::EntriesPersisted(last);
-                self.core.apply(now, done, &mut self.commands);
+            Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => {
+                if let Some(done) = self.stable.persist_entries(after, anew, &entries) {
+                    self.core.apply(now, done, &mut self.commands);
+                }
+                for entry in entries {
+                    self.core.recycle(entry.payload);
+                }
             }
             Command::Deliver(entry) => {
                 self.deliver(&entry);
@@ -128,19 +160,7 @@ impl<M: StateMachine> Server<M> {
             Origin::Client(slot, ticket) => slot.complete(ticket, Err(error), &[]),
             Origin::Server => {}
             Origin::Remote(connection, number) => {
-                let elsewhere = self.elsewhere(number);
-                let reply = match error {
-                    Error::TooLarge { max, .. } => {
-                        let max = max as u64;
-                        let why = Refusal::TooLarge { max };
-                        Reply::Refused { number, why }
-                    }
-                    Error::Stale => {
-                        let why = Refusal::Stale;
-                        Reply::Refused { number, why }
-                    }
-                    _ => elsewhere,
-                };
+                let reply = self.refusal(number, error);
                 if let Some(door) = &mut self.door {
                     door.reply(connection, &reply);
                 }

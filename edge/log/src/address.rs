@@ -113,7 +113,6 @@ pub(crate) fn connect(address: &Address, patience: Duration) -> io::Result<Owned
 }
 
 /// Bounds how long a read of `socket` may take.
-#[allow(dead_code, reason = "the remote client, which comes next")]
 pub(crate) fn read_until(socket: &OwnedFd, until: Instant) -> io::Result<()> {
     let left = until.saturating_duration_since(Instant::now());
     // Zero would mean for ever.

@@ -127,7 +127,8 @@ impl Connection {
         INPUT_BYTES_MAX.max(frame.min(wire::FRAME_BYTES_MAX + 8))
     }
 
-    fn write(&mut self) {
+    /// Sends as much as the socket takes.
+    pub fn write(&mut self) {
         while self.sent < self.output.len() && !self.broken {
             match send(&self.socket, &self.output[self.sent..], SendFlags::NOSIGNAL) {
                 Ok(count) => self.sent += count,

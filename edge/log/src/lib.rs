@@ -12,9 +12,11 @@ mod inline;
 mod machine;
 mod mail;
 mod pending;
+pub mod remote;
 mod replicated;
 mod serve;
 mod server;
+mod stable;
 pub mod wire;
 
 pub use address::Address;
@@ -27,4 +29,5 @@ pub use config::Config;
 pub use envelope::SessionRequest;
 pub use error::{Error, ServerError};
 pub use machine::{LogOnly, StateMachine};
+pub use remote::{Remote, RemoteError};
 pub use server::{Server, Stopper};

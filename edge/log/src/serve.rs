@@ -3,7 +3,7 @@
 use crate::door::{Connection, ConnectionId, OUTPUT_BYTES_MAX, Tail};
 use crate::envelope::{self, Envelope, SessionRequest};
 use crate::pending::Origin;
-use crate::wire::{self, FrameError, MemberChange, Reply, Request, StatusReport};
+use crate::wire::{self, FrameError, MemberChange, Refusal, Reply, Request, StatusReport};
 use crate::{Error, Server, StateMachine};
 use apus::EntryKind;
 use plover_types::{Index, ReplicaSet};
@@ -14,6 +14,7 @@ const TAIL_ENTRIES_PER_TURN: usize = 1024;
 /// What became of a frame.
 enum Handled {
     Done,
+    Refused(Reply<'static>),
     /// It waits, because the log is full.
     Later,
 }
@@ -65,6 +66,7 @@ impl<M: StateMachine> Server<M> {
                     bytes,
                 } => match self.append_remote(id, number, session, bytes) {
                     Handled::Done => None,
+                    Handled::Refused(reply) => Some(reply),
                     Handled::Later => {
                         self.stalled.push(id.place());
                         return Ok(());
@@ -98,15 +100,28 @@ impl<M: StateMachine> Server<M> {
         match self.propose(session, bytes, Origin::Remote(id, number)) {
             Ok(()) => Handled::Done,
             Err(Error::Full) => Handled::Later,
-            Err(error) => {
-                self.refuse(Origin::Remote(id, number), error);
-                Handled::Done
+            Err(error) => Handled::Refused(self.refusal(number, error)),
+        }
+    }
+
+    /// What a remote client is told whose request `number` was not appended, or not known to be.
+    pub(crate) fn refusal(&self, number: u64, error: Error) -> Reply<'static> {
+        match error {
+            Error::TooLarge { max, .. } => {
+                let max = max as u64;
+                let why = Refusal::TooLarge { max };
+                Reply::Refused { number, why }
             }
+            Error::Stale => {
+                let why = Refusal::Stale;
+                Reply::Refused { number, why }
+            }
+            _ => self.elsewhere(number),
         }
     }
 
     /// Says who leads, for the request `number`.
-    pub(crate) fn elsewhere(&self, number: u64) -> Reply<'static> {
+    fn elsewhere(&self, number: u64) -> Reply<'static> {
         let leader = self.core.status().leader;
         let leader = leader.filter(|leader| *leader != self.config.me);
         let address = leader.and_then(|leader| self.book.get(&leader).cloned());
@@ -172,13 +187,20 @@ impl<M: StateMachine> Server<M> {
         };
         let mut places = Vec::new();
         door.tails(&mut places);
+        self.tails_wait = false;
         for place in places {
             let taken = self.door.as_mut().and_then(|door| door.take_out(place));
-            if let Some((id, mut connection)) = taken {
-                self.feed(&mut connection);
-                if let Some(door) = &mut self.door {
-                    door.put_back(id, connection);
-                }
+            let Some((id, mut connection)) = taken else {
+                continue;
+            };
+            self.feed(&mut connection);
+            let more = |tail: Tail| tail.next <= self.commit.index;
+            connection.write();
+            // Otherwise a new entry, or room in its socket, begins the turn that goes on.
+            self.tails_wait |=
+                connection.tail.is_some_and(more) && connection.unsent() <= OUTPUT_BYTES_MAX;
+            if let Some(door) = &mut self.door {
+                door.put_back(id, connection);
             }
         }
     }

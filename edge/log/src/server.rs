@@ -20,6 +20,7 @@ use crate::inline::Inline;
 use crate::mail::{Incoming, Outgoing};
 use crate::pending::{Origin, Proposals};
 use crate::replicated::Replicated;
+use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
 use plover_fabric::{Fabric, FabricEvent, Lane};
@@ -27,7 +28,8 @@ use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -41,6 +43,7 @@ pub struct Server<M> {
     pub(crate) config: Config,
     pub(crate) core: Apus,
     pub(crate) fabric: Box<dyn Fabric + Send>,
+    pub(crate) stable: Stable,
     pub(crate) state: Replicated<M>,
     pub(crate) commands: Vec<Command>,
     pub(crate) commands_spare: Vec<Command>,
@@ -54,6 +57,8 @@ pub struct Server<M> {
     pub(crate) door: Option<Door>,
     /// Connections whose next request waits for room in the log.
     pub(crate) stalled: Vec<u32>,
+    /// Clients that follow the log can be sent more at once.
+    pub(crate) tails_wait: bool,
     /// The last delivered entry.
     pub(crate) commit: Viewstamp,
     /// Where the others serve clients.
@@ -86,14 +91,43 @@ impl<M: StateMachine> Server<M> {
         fabric: impl Fabric + Send + 'static,
         machine: M,
     ) -> Result<Self, ServerError> {
-        Self::open(config, Box::new(fabric), machine, Start::Fresh)
+        let stable = Stable::default();
+        Self::open(config, Box::new(fabric), machine, (stable, Start::Fresh))
+    }
+
+    /// A replica that keeps in `dir` what [`Config::durability`] asks for: with `Memory` its
+    /// promise, so that it may recover from a leader alone; with `Disk` the log, so that the
+    /// group goes on where it was after all of it has ended. `group` names the group, so that
+    /// directories are not mixed up.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Store`] when another process uses `dir`, it belongs to another group, or it
+    /// cannot be read.
+    pub fn in_directory(
+        config: Config,
+        fabric: impl Fabric + Send + 'static,
+        machine: M,
+        dir: &Path,
+        group: &str,
+    ) -> Result<Self, ServerError> {
+        let (stable, start, snapshot) = Stable::open(dir, group, &config)?;
+        let mut server = Self::open(config, Box::new(fabric), machine, (stable, start))?;
+        if let Some(snapshot) = snapshot {
+            server
+                .state
+                .restore(&snapshot)
+                .map_err(ServerError::Restore)?;
+        }
+        server.settle()?;
+        Ok(server)
     }
 
     fn open(
         config: Config,
         fabric: Box<dyn Fabric + Send>,
         machine: M,
-        start: Start,
+        (stable, start): (Stable, Start),
     ) -> Result<Self, ServerError> {
         let mut seed = [0; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
@@ -117,6 +151,7 @@ impl<M: StateMachine> Server<M> {
             core: Apus::new(core, start, Micros(1)),
             state: Replicated::new(machine, config.check_outputs),
             fabric,
+            stable,
             commands: Vec::new(),
             commands_spare: Vec::new(),
             happened: Vec::new(),
@@ -127,6 +162,7 @@ impl<M: StateMachine> Server<M> {
             inline: Inline::default(),
             door: None,
             stalled: Vec::new(),
+            tails_wait: false,
             commit: Viewstamp::default(),
             book: BTreeMap::new(),
             linked: ReplicaSet::EMPTY,
@@ -186,6 +222,7 @@ impl<M: StateMachine> Server<M> {
         self.settle()?;
         self.sleep(patience)?;
         self.take_records()?;
+        self.take_stored()?;
         self.take_remote();
         self.take_requests();
         if self.now() >= self.core.deadline() {
@@ -212,7 +249,8 @@ impl<M: StateMachine> Server<M> {
         let due = Duration::from_micros(until.since(self.now()).0);
         let spans = [Some(due), self.fabric.timeout(), patience];
         let mut span = spans.into_iter().flatten().min().unwrap_or(due);
-        if !self.shared.may_sleep() && self.taken.requests.is_empty() {
+        let entries_wait = !self.shared.may_sleep() && self.taken.requests.is_empty();
+        if entries_wait || self.tails_wait {
             span = Duration::ZERO;
         }
         let timeout = Timespec {
@@ -226,8 +264,12 @@ impl<M: StateMachine> Server<M> {
         let mut fds = [
             PollFd::from_borrowed_fd(fabric, PollFlags::IN),
             PollFd::new(&self.shared.wake, PollFlags::IN),
-            // A second look at the same descriptor stands for a door that is not there.
+            // A second look at the same descriptor stands for what is not there.
             PollFd::new(door.unwrap_or(&self.shared.wake), PollFlags::IN),
+            PollFd::from_borrowed_fd(
+                self.stable.wait_fd().unwrap_or(self.shared.wake.as_fd()),
+                PollFlags::IN,
+            ),
         ];
         let result = poll(&mut fds, Some(&timeout));
         let (woken, knocked) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());

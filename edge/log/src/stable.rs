@@ -1,0 +1,236 @@
+//! What outlives the process: the promise, in disk mode the log, and a snapshot of the state
+//! from before the log begins.
+//!
+//! ```text
+//!   snapshot (applied) ───────────►|
+//!   log on disk        base|------------------------------|
+//!                          trimmed only once the snapshot reflects it
+//! ```
+//!
+//! A batch is written and synced by the server's own thread while that is quick: it saves two
+//! wake-ups, and what comes in meanwhile is the next batch. While the disk is slow the store's
+//! thread does it, so that heartbeats go on.
+
+use crate::{Config, ServerError};
+use apus::{Durability, DurableState, Entry, Event, Roster, Start};
+use plover_store::{Completion, Options, Store};
+use plover_types::{Index, Viewstamp};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Syncs that take longer on average are left to the store's thread: a fortieth of the shortest
+/// useful timeout, so that a heartbeat is late by one period at most when ten come in a row.
+const QUICK: Duration = Duration::from_micros(2500);
+
+/// One replica's stable storage, if it has any.
+#[derive(Debug, Default)]
+pub(crate) struct Stable {
+    store: Option<Store>,
+    /// Something is queued that has not been submitted.
+    queued: bool,
+    /// How long a sync takes, averaged over about the last eight.
+    pace: Duration,
+    done: Vec<Completion>,
+    snapshots: Option<Snapshots>,
+}
+
+impl Stable {
+    /// Opens `dir`, and says what it held: how to start, and the newest snapshot of the state.
+    pub fn open(
+        dir: &Path,
+        group: &str,
+        config: &Config,
+    ) -> Result<(Self, Start, Option<Vec<u8>>), ServerError> {
+        let failed = |error: plover_store::StoreError| ServerError::Store(error.to_string());
+        let options = Options::new(group, config.durability);
+        let (store, recovered) = Store::open(dir, &options).map_err(failed)?;
+        if let Some(damage) = &recovered.damage {
+            tracing::warn!(%damage, "this replica's log is damaged: it recovers from the others");
+        }
+        let snapshots = (config.durability == Durability::Disk).then(|| Snapshots::new(dir));
+        let snapshot = match &snapshots {
+            Some(it) => it.read()?,
+            None => None,
+        };
+        let stable = Self {
+            store: Some(store),
+            snapshots,
+            ..Self::default()
+        };
+        Ok((stable, recovered.start(), snapshot))
+    }
+
+    /// A descriptor that becomes readable when the store's thread has something to say.
+    pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the store keeps its descriptor open for as long as it lives, and it is
+        // borrowed for as long as the result is.
+        let borrow = |store: &Store| unsafe { BorrowedFd::borrow_raw(store.wait_fd()) };
+        self.store.as_ref().map(borrow)
+    }
+
+    /// Makes the promise durable; an event that is true at once without storage.
+    pub fn persist_state(&mut self, state: DurableState) -> Option<Event<'static>> {
+        let Some(store) = &mut self.store else {
+            return Some(Event::StatePersisted(state.promised));
+        };
+        store.persist_state(state);
+        self.queued = true;
+        None
+    }
+
+    /// Likewise for entries.
+    pub fn persist_entries(
+        &mut self,
+        after: Viewstamp,
+        anew: Option<Roster>,
+        entries: &[Entry],
+    ) -> Option<Event<'static>> {
+        let Some(store) = &mut self.store else {
+            let last = entries.last().map_or(after, |entry| entry.viewstamp);
+            return Some(Event::EntriesPersisted(last));
+        };
+        store.persist_entries(after, anew, entries);
+        self.queued = true;
+        None
+    }
+
+    /// Whether [`Self::write`] has something to do.
+    pub fn is_queued(&self) -> bool {
+        self.queued
+    }
+
+    /// Writes what is queued.
+    pub fn write(&mut self) {
+        let Some(store) = self.store.as_mut().filter(|_| self.queued) else {
+            return;
+        };
+        self.queued = false;
+        if self.pace > QUICK {
+            store.submit();
+            // So that it gets another try.
+            self.pace -= self.pace / 64;
+            return;
+        }
+        let before = Instant::now();
+        store.sync();
+        self.pace = (self.pace * 7 + before.elapsed()) / 8;
+    }
+
+    /// What has become durable since the last time.
+    pub fn completions(&mut self, mut each: impl FnMut(Event<'static>)) -> Result<(), ServerError> {
+        let Some(store) = &mut self.store else {
+            return Ok(());
+        };
+        store.completions(&mut self.done);
+        for done in self.done.drain(..) {
+            match done {
+                Completion::StatePersisted(view) => each(Event::StatePersisted(view)),
+                Completion::EntriesPersisted(at) => each(Event::EntriesPersisted(at)),
+                Completion::Failed(error) => return Err(ServerError::Store(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    /// The log in memory begins after `base`: the disk follows once a snapshot reflects that.
+    /// `snapshot` makes one of a state that reflects `applied`.
+    pub fn trim(
+        &mut self,
+        base: Index,
+        applied: Index,
+        snapshot: impl FnOnce() -> Vec<u8>,
+    ) -> Result<(), ServerError> {
+        let (Some(store), Some(snapshots)) = (&mut self.store, &mut self.snapshots) else {
+            return Ok(());
+        };
+        snapshots.finish_if_done()?;
+        if snapshots.durable >= base {
+            store.trim(base);
+        } else if applied >= base && snapshots.writing.is_none() {
+            snapshots.begin(applied, snapshot());
+        }
+        Ok(())
+    }
+}
+
+/// The file of the newest snapshot.
+#[derive(Debug)]
+struct Snapshots {
+    path: PathBuf,
+    /// What the file reflects.
+    durable: Index,
+    writing: Option<JoinHandle<io::Result<Index>>>,
+}
+
+impl Snapshots {
+    fn new(dir: &Path) -> Self {
+        Self {
+            path: dir.join("snapshot"),
+            durable: Index(0),
+            writing: None,
+        }
+    }
+
+    fn failed(&self, what: &'static str, source: &io::Error) -> ServerError {
+        ServerError::Store(format!("cannot {what} {}: {source}", self.path.display()))
+    }
+
+    fn read(&self) -> Result<Option<Vec<u8>>, ServerError> {
+        let bytes = match std::fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.failed("read", &error)),
+        };
+        match bytes.split_first_chunk() {
+            Some((crc, state)) if crc32c::crc32c(state).to_le_bytes() == *crc => {
+                Ok(Some(state.to_vec()))
+            }
+            _ => {
+                // The log on disk begins later, so a state is asked for from the others.
+                tracing::warn!(path = %self.path.display(), "the snapshot is damaged and not used");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes in a thread of its own: a large state takes longer than a heartbeat may be late.
+    fn begin(&mut self, applied: Index, state: Vec<u8>) {
+        let path = self.path.clone();
+        let write = move || {
+            let new = path.with_extension("new");
+            let mut file = File::create(&new)?;
+            file.write_all(&crc32c::crc32c(&state).to_le_bytes())?;
+            file.write_all(&state)?;
+            file.sync_all()?;
+            std::fs::rename(&new, &path)?;
+            File::open(path.parent().unwrap_or(&path))?.sync_all()?;
+            Ok(applied)
+        };
+        self.writing = Some(std::thread::spawn(write));
+    }
+
+    fn finish_if_done(&mut self) -> Result<(), ServerError> {
+        if self.writing.as_ref().is_some_and(JoinHandle::is_finished) {
+            let result = self.writing.take().map(JoinHandle::join);
+            match result {
+                Some(Ok(Ok(applied))) => self.durable = applied,
+                Some(Ok(Err(error))) => return Err(self.failed("write", &error)),
+                Some(Err(_)) | None => unreachable!("the writer does not panic"),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Snapshots {
+    fn drop(&mut self) {
+        if let Some(writing) = self.writing.take() {
+            // Half a file has another name; but nothing shall go on behind our back.
+            let _ = writing.join();
+        }
+    }
+}
