@@ -95,6 +95,10 @@ pub struct GroupConfig {
     /// within one network namespace.
     #[serde(default)]
     pub shm_dir: Option<PathBuf>,
+    /// libfabric's provider, the same on all replicas, when `fabric = "ofi"`: `verbs;ofi_rxm`
+    /// or `efa` with RDMA hardware.
+    #[serde(default)]
+    pub ofi_provider: Option<String>,
 }
 
 /// `[[group.replica]]`.
@@ -103,7 +107,7 @@ pub struct GroupConfig {
 pub struct PeerConfig {
     /// Its id, 0 to 8.
     pub id: u8,
-    /// Where it listens for the others, `address:port`.
+    /// Where it listens for the others, `address:port`; over `ofi` also one port above.
     pub address: SocketAddr,
     /// How it is reached, `tcp`, `shm` or `ofi` (default: `group.fabric`). Between two replicas
     /// it is TCP unless both name the same other one.
@@ -442,6 +446,8 @@ mod tests {
                 "no replica has fabric",
             ),
             ("me = 1", "me = 1\nspin = \"always\"", "always sleeps"),
+            ("me = 1", "me = 1\nfabric = \"ofi\"", "ofi_provider"),
+            ("me = 1", "me = 1\nofi_provider = \"efa\"", "no replica has"),
             ("me = 1", "me = 1\nspin = \"often\"", "adaptive"),
             ("id = 2,", "id = 2, fabric = \"shm\",", "both of its ends"),
             ("me = 1", "me = 7", "group.me"),

@@ -65,6 +65,21 @@ impl GroupConfig {
         if self.shm_dir.is_some() && !uses(FabricName::Shm) {
             return Err("group.shm_dir is given, but no replica has fabric = \"shm\"".into());
         }
+        match (uses(FabricName::Ofi), &self.ofi_provider) {
+            (true, None) => {
+                return Err(
+                    "fabric = \"ofi\" needs group.ofi_provider, such as \"verbs;ofi_rxm\"; \
+                     `fi_info -l` lists what a host has"
+                        .into(),
+                );
+            }
+            (false, Some(_)) => {
+                return Err(
+                    "group.ofi_provider is given, but no replica has fabric = \"ofi\"".into(),
+                );
+            }
+            _ => {}
+        }
         if self.spin != Spin::Never && !uses(FabricName::Shm) && !uses(FabricName::Ofi) {
             return Err(
                 "group.spin is given, but all replicas have fabric = \"tcp\", which always sleeps"
@@ -129,10 +144,44 @@ fn open_one(
             }
             Ok(Box::new(ShmFabric::new(config)?))
         }
-        FabricName::Ofi => Err(
-            "fabric = \"ofi\" is not part of this build of plover: choose \
-                                \"tcp\", or build with libfabric's headers and the feature `ofi`"
-                .into(),
-        ),
+        FabricName::Ofi => open_ofi(config, peers),
     }
+}
+
+/// Its handshake listens one port above TCP's, so that a replica that uses both has both.
+#[cfg(feature = "ofi")]
+fn open_ofi(config: &ReplicaConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
+    use plover_fabric::ofi::{OfiConfig, OfiFabric};
+    use std::net::SocketAddr;
+    let group = &config.group;
+    let above = |address: SocketAddr| match address.port().checked_add(1) {
+        Some(port) => Ok(SocketAddr::new(address.ip(), port)),
+        None => Err(format!(
+            "{address}: fabric = \"ofi\" also listens one port above, and there is none"
+        )),
+    };
+    let (mut listen, mut others) = (None, Vec::new());
+    for replica in &group.replica {
+        let id = ReplicaId(replica.id);
+        if replica.id == group.me {
+            listen = Some(above(replica.address)?);
+        } else if peers.contains(&id) {
+            others.push((id, above(replica.address)?));
+        }
+    }
+    let listen = listen.ok_or("group.me has no [[group.replica]]")?;
+    let provider = group.ofi_provider.as_deref().unwrap_or_default();
+    let me = ReplicaId(group.me);
+    let mut config = OfiConfig::new(group.name.clone(), me, listen, others, provider);
+    config.spin = group.spin;
+    Ok(Box::new(OfiFabric::new(config)?))
+}
+
+#[cfg(not(feature = "ofi"))]
+fn open_ofi(_: &ReplicaConfig, _: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
+    Err(
+        "fabric = \"ofi\" is not part of this build of plover: choose \"tcp\", or install \
+         libfabric-dev and build with --features ofi"
+            .into(),
+    )
 }
