@@ -4,8 +4,8 @@ use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
 use plover_policy::{SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
 use plover_types::{
-    Digest, Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, View,
-    Viewstamp,
+    Digest, Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed,
+    View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -112,8 +112,8 @@ pub enum Event {
     GuestPaused {
         /// Frames it has sent, after those of earlier [`Event::Outputs`].
         outputs: Vec<Frame>,
-        /// Frames taken back that the hypervisor had not consumed, oldest first.
-        unconsumed: Vec<Frame>,
+        /// Inputs taken back that the hypervisor had not consumed.
+        unconsumed: Unconsumed,
     },
     /// The guest runs.
     GuestResumed,

@@ -5,7 +5,7 @@ use crate::guest::Power;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
 use plover_syncvm::message::Body;
-use plover_types::{Index, ReplicaId, ReplicaSet, View};
+use plover_types::{Index, ReplicaId, ReplicaSet, Unconsumed, View};
 
 impl Replica {
     /// This replica leads. It serves when the log says that the in-sync set is itself alone:
@@ -185,7 +185,7 @@ impl Replica {
         match self.role {
             Role::Leader => {
                 self.set_holds_state(true);
-                self.resume_guest(Vec::new());
+                self.resume_guest(Unconsumed::default());
                 self.serve_if_ready();
             }
             Role::Joining => self.joiner_is_ready(),

@@ -21,7 +21,7 @@ use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Staged, Staging};
-use plover_types::{Digest, Frame, Micros, PageNo, PageSet, Runs, SyncNo, View, Viewstamp};
+use plover_types::{Digest, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
 
 /// Digests in one message: 64 KiB.
 const DIGESTS_PER_MESSAGE: usize = 4096;
@@ -67,7 +67,7 @@ pub(crate) struct FollowSync {
     since: Micros,
     wait: Micros,
     wait_max: Micros,
-    unconsumed: Vec<Frame>,
+    unconsumed: Unconsumed,
     scanned: bool,
     dirty: Option<(PageSet, [u8; 32])>,
     own: Runs,
@@ -143,7 +143,7 @@ impl Replica {
             since: self.now,
             wait: Micros::ZERO,
             wait_max: self.wait_rule.begin(),
-            unconsumed: Vec::new(),
+            unconsumed: Unconsumed::default(),
             scanned: false,
             dirty: dirty.map(|d| (d.set, d.key)),
             own: Runs::default(),
@@ -180,7 +180,7 @@ impl Replica {
         }
     }
 
-    pub(crate) fn follow_paused(&mut self, unconsumed: Vec<Frame>) {
+    pub(crate) fn follow_paused(&mut self, unconsumed: Unconsumed) {
         let Some(follow) = &mut self.follow else {
             return;
         };
@@ -308,7 +308,7 @@ impl Replica {
         number: SyncNo,
         chunks: u32,
         device: Vec<u8>,
-        refeed: Vec<Frame>,
+        refeed: Unconsumed,
     ) {
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
             return;

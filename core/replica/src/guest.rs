@@ -1,7 +1,7 @@
 //! This side's guest: whether it runs, and the gate before its NIC.
 
 use crate::api::{Action, OperatorInput};
-use plover_types::{Frame, Index, SyncNo, Viewstamp};
+use plover_types::{Frame, Index, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
 /// What the hypervisor is doing, as far as ordered and confirmed.
@@ -90,9 +90,12 @@ impl Guest {
 
     /// Lets what waits through, `first` before it, up to the next cut. At a cut the gate stays
     /// shut; the caller carries it out or opens the gate again.
-    pub fn open_gate(&mut self, first: Vec<Frame>, out: &mut Vec<Action>) -> Option<Cut> {
-        if !first.is_empty() {
-            out.push(Action::Feed(first));
+    pub fn open_gate(&mut self, first: Unconsumed, out: &mut Vec<Action>) -> Option<Cut> {
+        if !first.frames.is_empty() {
+            out.push(Action::Feed(first.frames));
+        }
+        if !first.typed.is_empty() {
+            out.push(Action::Operate(OperatorInput::Console(first.typed)));
         }
         while let Some(input) = self.backlog.pop_front() {
             if let Input::Frames(frames) = &input {
@@ -108,7 +111,7 @@ impl Guest {
     }
 
     /// Lets what waits through, up to the next cut, and the guest run.
-    pub fn resume(&mut self, first: Vec<Frame>, out: &mut Vec<Action>) -> Option<Cut> {
+    pub fn resume(&mut self, first: Unconsumed, out: &mut Vec<Action>) -> Option<Cut> {
         assert_eq!(self.power, Power::Paused, "only a paused guest resumes");
         let cut = self.open_gate(first, out);
         self.power = Power::Running;

@@ -11,7 +11,7 @@ use crate::guest::{Cut, Input, Power};
 use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use apus::{Entry, EntryKind};
-use plover_types::{Frame, Index, wire};
+use plover_types::{Frame, Index, Unconsumed, wire};
 
 /// The part of the log, as a divisor, that inputs leave free: the syncvm that empties a full
 /// log must find room in it, also after some that failed.
@@ -117,14 +117,14 @@ impl Replica {
     }
 
     /// Lets a paused guest run, `first` fed before what waits.
-    pub(crate) fn resume_guest(&mut self, first: Vec<Frame>) {
+    pub(crate) fn resume_guest(&mut self, first: Unconsumed) {
         let cut = self.guest.resume(first, &mut self.out);
         self.carry_out(cut);
     }
 
     /// Lets what waits through to a guest that runs.
     pub(crate) fn open_gate(&mut self) {
-        let cut = self.guest.open_gate(Vec::new(), &mut self.out);
+        let cut = self.guest.open_gate(Unconsumed::default(), &mut self.out);
         self.carry_out(cut);
     }
 
@@ -135,7 +135,7 @@ impl Replica {
             if at.view == self.view && self.role == Role::Secondary && self.leader.is_some() {
                 return self.begin_follow(sync);
             }
-            cut = self.guest.open_gate(Vec::new(), &mut self.out);
+            cut = self.guest.open_gate(Unconsumed::default(), &mut self.out);
         }
     }
 

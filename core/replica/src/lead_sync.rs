@@ -34,7 +34,9 @@ use plover_policy::{SlotView, SyncReason};
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncReport, compare};
-use plover_types::{Digest, Frame, Index, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo, wire};
+use plover_types::{
+    Digest, Index, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo, Unconsumed, wire,
+};
 
 /// A sync that makes no progress for this many election timeouts has lost its secondary.
 const PATIENCE_TIMEOUTS: u64 = 10;
@@ -65,8 +67,8 @@ pub(crate) struct LeadSync {
     phase: Phase,
     phase_since: Micros,
     report: SyncReport,
-    /// Frames the hypervisor had not consumed at the pause.
-    refeed: Vec<Frame>,
+    /// Inputs the hypervisor had not consumed at the pause.
+    refeed: Unconsumed,
     held: Option<HeldSlot>,
     device: Option<Vec<u8>>,
     /// Own dirty pages and debt, rising, with their digests.
@@ -196,7 +198,7 @@ impl Replica {
             phase: Phase::Pause,
             phase_since: self.now,
             report,
-            refeed: Vec::new(),
+            refeed: Unconsumed::default(),
             held: None,
             device: None,
             own: Vec::new(),
@@ -240,7 +242,7 @@ impl Replica {
     }
 
     /// The guest stands: its slot's outputs are complete, its memory holds still.
-    pub(crate) fn lead_paused(&mut self, unconsumed: Vec<Frame>) {
+    pub(crate) fn lead_paused(&mut self, unconsumed: Unconsumed) {
         let now = self.now;
         let Some(sync) = &mut self.lead else { return };
         let number = sync.sync;

@@ -11,7 +11,8 @@ use plover_policy::{IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Ledger, Phase, SyncMessage};
 use plover_types::{
-    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp, wire,
+    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
+    Viewstamp, wire,
 };
 use std::collections::VecDeque;
 
@@ -388,7 +389,7 @@ impl Replica {
         }
     }
 
-    fn on_guest_paused(&mut self, outputs: Vec<Frame>, unconsumed: Vec<Frame>) {
+    fn on_guest_paused(&mut self, outputs: Vec<Frame>, unconsumed: Unconsumed) {
         if self.guest.power != Power::Pausing {
             return;
         }

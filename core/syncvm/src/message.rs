@@ -1,6 +1,6 @@
 //! What the two sides say to each other on the bulk lane, and what a finished sync reports.
 
-use plover_types::{Frame, Micros, Runs, SyncNo, View};
+use plover_types::{Micros, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
@@ -102,8 +102,8 @@ pub enum Body {
         /// Device and CPU state.
         #[serde(with = "serde_bytes")]
         device: Vec<u8>,
-        /// Frames to feed again after the cut.
-        refeed: Vec<Frame>,
+        /// Inputs to feed again after the cut.
+        refeed: Unconsumed,
     },
     /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
     Fetch {

@@ -5,7 +5,7 @@
 //! [`Staging::finish`] has seen the end mark and found them complete.
 
 use crate::chunk;
-use plover_types::{Frame, PageSet, SyncNo};
+use plover_types::{PageSet, SyncNo, Unconsumed};
 
 /// What arrived does not fit together; the sync is given up and its pages stay owed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,9 +51,9 @@ pub struct Staged {
     pub touched: PageSet,
     /// Device and CPU state, opaque.
     pub device: Vec<u8>,
-    /// Frames fed before the cut that the leader's hypervisor had not consumed; both sides
+    /// Inputs from before the cut that the leader's hypervisor had not consumed; both sides
     /// feed them again after it.
-    pub refeed: Vec<Frame>,
+    pub refeed: Unconsumed,
 }
 
 impl Staging {
@@ -90,7 +90,7 @@ impl Staging {
         self,
         chunks: u32,
         device: Vec<u8>,
-        refeed: Vec<Frame>,
+        refeed: Unconsumed,
     ) -> Result<Staged, StagingError> {
         if chunks != self.chunks() {
             return Err(StagingError::Incomplete {
@@ -144,7 +144,7 @@ mod tests {
             })
         );
         assert!(matches!(
-            staging.finish(2, vec![], vec![]),
+            staging.finish(2, vec![], Unconsumed::default()),
             Err(StagingError::Incomplete {
                 expected: 2,
                 got: 1

@@ -64,6 +64,17 @@ impl From<Mac> for String {
     }
 }
 
+/// Inputs that were given to the hypervisor and that it had not taken when its guest was paused:
+/// no part of the guest's state yet, though they stand before the pause in the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unconsumed {
+    /// Frames, oldest first.
+    pub frames: Vec<Frame>,
+    /// Bytes typed on the console.
+    #[serde(with = "serde_bytes")]
+    pub typed: Vec<u8>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

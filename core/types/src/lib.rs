@@ -11,7 +11,7 @@ mod pages;
 mod time;
 pub mod wire;
 
-pub use frame::{Frame, Mac};
+pub use frame::{Frame, Mac, Unconsumed};
 pub use ids::{Digest, Index, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
 pub use lane::Lane;
 pub use pages::{PageSet, Runs};

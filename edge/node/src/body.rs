@@ -10,7 +10,7 @@ use crate::{announce, clock};
 use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
 use plover_replica::{Action, Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_types::{Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId};
+use plover_types::{Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, Unconsumed};
 use plover_vm::{QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
@@ -292,7 +292,7 @@ impl Body {
 
     /// The guest stands: collect all it has sent and all it has not consumed.
     fn paused(&mut self) -> Event {
-        let (mut outputs, mut unconsumed) = (Vec::new(), Vec::new());
+        let (mut outputs, mut unconsumed) = (Vec::new(), Unconsumed::default());
         if let Some(vm) = &mut self.vm {
             loop {
                 let before = outputs.len();
@@ -301,7 +301,7 @@ impl Body {
                     break;
                 }
             }
-            vm.take_unconsumed(&mut unconsumed);
+            unconsumed = vm.take_unconsumed();
         }
         Event::GuestPaused {
             outputs,

@@ -4,7 +4,7 @@
 //! answers it comes out of [`Vm::poll`]. Two implementations exist: [`crate::QemuVm`], and
 //! [`crate::FakeVm`] for tests of what stands above.
 
-use plover_types::{Digest, Frame, PageNo, PageSet};
+use plover_types::{Digest, Frame, PageNo, PageSet, Unconsumed};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -79,10 +79,11 @@ pub trait Vm {
     /// Puts a frame into the guest's NIC queue; `false` when that is full (the frame is not
     /// taken).
     fn feed(&mut self, frame: &Frame) -> bool;
-    /// Whether the hypervisor has consumed every frame fed to it.
+    /// Whether the hypervisor has consumed every frame fed to it and every byte typed.
     fn consumed_all(&self) -> bool;
-    /// While paused: takes back the frames the hypervisor has not consumed, oldest first.
-    fn take_unconsumed(&mut self, frames: &mut Vec<Frame>);
+    /// While paused: takes back what the hypervisor has not consumed of the frames fed and the
+    /// bytes typed.
+    fn take_unconsumed(&mut self) -> Unconsumed;
     /// Frames the guest has sent since the last call; at most `max` a call.
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>);
     /// CPU time of all vCPU threads since the start.

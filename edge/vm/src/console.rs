@@ -2,8 +2,8 @@
 //!
 //! What is typed is an input like any other, and like a frame it must not reach a guest that
 //! stands: QEMU would move it into the UART behind the state that is being saved. It is kept
-//! back the way [`crate::nic`] keeps frames. A load throws away what the guest had not read,
-//! which belongs to the state before it.
+//! back the way [`crate::nic`] keeps frames, and what QEMU had not read can be taken back: a
+//! syncvm carries the leader's to the secondary, whose own belongs to a state that is gone.
 
 use crate::VmError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -103,9 +103,9 @@ impl Console {
         self.flush();
     }
 
-    /// The state that the kept input belonged to is replaced.
-    pub(crate) fn discard(&mut self) {
-        self.held.clear();
+    /// While the guest stands: what was typed and QEMU has not read.
+    pub(crate) fn take_unconsumed(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.held)
     }
 
     /// Whether QEMU has read all that was typed.
@@ -165,9 +165,10 @@ mod tests {
         console.release();
         assert_eq!(typed(&console, 9), b"bcdefg");
         assert!(console.consumed_all());
+        console.write(b"hij");
+        assert_eq!(typed(&console, 1), b"h");
         console.hold();
-        console.write(b"old state");
-        console.discard();
+        assert_eq!(console.take_unconsumed(), b"ij");
         console.release();
         assert_eq!(typed(&console, 9), b"");
     }

@@ -10,7 +10,7 @@
 //! Time does not pass by itself: [`FakeVm::run`] lets it consume what it was fed.
 
 use crate::{Vm, VmCommand, VmError, VmEvent, hash};
-use plover_types::{Digest, Frame, PAGE_BYTES, PageNo, PageSet, SplitMix64};
+use plover_types::{Digest, Frame, PAGE_BYTES, PageNo, PageSet, SplitMix64, Unconsumed};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::collections::VecDeque;
@@ -270,8 +270,12 @@ impl Vm for FakeVm {
         self.inputs.is_empty()
     }
 
-    fn take_unconsumed(&mut self, frames: &mut Vec<Frame>) {
-        frames.extend(self.inputs.drain(..));
+    /// It reads what is typed at once.
+    fn take_unconsumed(&mut self) -> Unconsumed {
+        Unconsumed {
+            frames: self.inputs.drain(..).collect(),
+            typed: Vec::new(),
+        }
     }
 
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {

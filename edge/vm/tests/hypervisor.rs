@@ -116,7 +116,7 @@ fn frames_fed_to_a_standing_guest_come_back_whole() {
     guest.run_for(Duration::from_millis(50));
     assert!(!guest.vm.consumed_all());
     let mut back = Vec::new();
-    guest.vm.take_unconsumed(&mut back);
+    back.extend(guest.vm.take_unconsumed().frames);
     assert!(guest.vm.consumed_all());
     assert_eq!(back, frames);
 }
@@ -154,7 +154,7 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
         guest.run_for(Duration::from_micros(round % 10 * 100));
         guest.order(VmCommand::Pause);
         let before = back.len();
-        guest.vm.take_unconsumed(&mut back);
+        back.extend(guest.vm.take_unconsumed().frames);
         // Fed again by the one who took them, every other time.
         if round % 2 == 0 {
             for frame in back.drain(before..) {

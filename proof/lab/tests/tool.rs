@@ -153,7 +153,6 @@ fn a_replicated_guest_by_hand() {
 /// What is typed goes through the log: the shell that hears it is the same on both sides, and
 /// remembers it after a failover.
 #[test]
-#[ignore = "fails now and then: what is typed around a syncvm can be lost, cause not found yet"]
 fn the_console_outlives_its_host() {
     let _turn = Turn::wait();
     let (up, _) = Up::new("t-console", &[]);

@@ -11,7 +11,7 @@ use crate::process::State;
 use crate::schedule::{Arrival, Happening};
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Action, Event};
+use plover_replica::{Action, Event, OperatorInput};
 use plover_types::{Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire};
 
 /// The shortest time between a turn and the next one that only time asks for.
@@ -210,10 +210,14 @@ impl World {
                 }
                 self.plan_hypervisor(who);
             }
-            Action::Operate(_) => {
-                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
-                    hypervisor.operate();
+            Action::Operate(input) => {
+                let now = self.plan.now();
+                if let (Some(hypervisor), OperatorInput::Console(bytes)) =
+                    (&mut self.process_mut(who).hypervisor, input)
+                {
+                    hypervisor.type_on(now, &bytes);
                 }
+                self.plan_hypervisor(who);
             }
             Action::Release { slot, frames } => self.release(who, slot, frames),
             Action::FaceClients(facing) => self.process_mut(who).facing = facing,

@@ -102,9 +102,10 @@ pub(crate) fn brief(event: &Event) -> String {
             unconsumed,
         } => {
             format!(
-                "paused, {} outputs, {} unconsumed",
+                "paused, {} outputs, {} frames and {} typed bytes unconsumed",
                 outputs.len(),
-                unconsumed.len()
+                unconsumed.frames.len(),
+                unconsumed.typed.len()
             )
         }
         Event::StateSaved(_) => "state saved".to_string(),
@@ -130,8 +131,9 @@ fn brief_body(body: &Body) -> String {
             ..
         } => {
             format!(
-                "End {sync}, {chunks} chunks, {} frames to feed again",
-                refeed.len()
+                "End {sync}, {chunks} chunks, {} frames and {} typed bytes to feed again",
+                refeed.frames.len(),
+                refeed.typed.len()
             )
         }
         Body::Fetched { sync, last, .. } => format!("Fetched {sync} {last}"),

@@ -57,6 +57,9 @@ pub struct Reply {
     pub history: u64,
 }
 
+/// A line typed on the console is a number of so many bytes.
+pub const TYPED_BYTES: usize = 8;
+
 /// Device and CPU state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Devices {
@@ -191,9 +194,10 @@ impl FakeGuest {
         Some(self.say(Some((request.client, request.request))))
     }
 
-    /// An operator's input.
-    pub fn operate(&mut self, histories: &mut Histories) {
-        self.live(Step::Other, self.devices.ticks, histories);
+    /// A line of the console: its number.
+    pub fn hear(&mut self, line: &[u8], histories: &mut Histories) {
+        let number = u64::from_le_bytes(line.try_into().expect("a line is a number"));
+        self.live(Step::Typed(number), number, histories);
     }
 
     fn say(&self, to: Option<(u8, u32)>) -> Frame {

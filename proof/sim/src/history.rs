@@ -21,13 +21,15 @@ use std::collections::HashMap;
 pub struct History(u32);
 
 /// What happened in one step of a guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// The hypervisor was switched on.
     Boot,
     /// The guest consumed the input frame with this number.
     Input(u64),
-    /// A timer tick or an operator's input: nothing that is counted.
+    /// The guest read the line with this number on its console.
+    Typed(u64),
+    /// A timer tick: nothing that is counted.
     Other,
 }
 
@@ -65,6 +67,7 @@ impl Histories {
             Step::Boot => 0,
             Step::Input(number) => mix(1, number),
             Step::Other => 2,
+            Step::Typed(number) => mix(3, number),
         };
         let hash = mix(mix(from, what), noise);
         if !self.by_hash.contains_key(&hash) {

@@ -9,12 +9,15 @@
 //! devices on the machine types that need a reset (design §4), so a replica that gets the order
 //! of a syncvm wrong loses its guest here as it would in earnest.
 
-use crate::guest::{FakeGuest, GuestHabits};
+use crate::guest::{FakeGuest, GuestHabits, TYPED_BYTES};
 use crate::history::Histories;
 use crate::rng::Rng;
 use plover_replica::Event;
-use plover_types::{Frame, Micros};
+use plover_types::{Frame, Micros, Unconsumed};
 use std::collections::VecDeque;
+
+/// Lines of the console that a guest reads at a step.
+const LINES_PER_STEP: usize = 3;
 
 /// An order that takes time.
 #[derive(Clone, Debug)]
@@ -66,7 +69,8 @@ pub struct Hypervisor {
     pub guest: FakeGuest,
     /// Frames fed and not consumed.
     nic: VecDeque<Frame>,
-    console: u32,
+    /// Lines typed and not read.
+    console: VecDeque<u8>,
     outputs: Vec<Frame>,
     orders: VecDeque<Order>,
     running_since: Option<Micros>,
@@ -87,7 +91,7 @@ impl Hypervisor {
             rng,
             guest,
             nic: VecDeque::new(),
-            console: 0,
+            console: VecDeque::new(),
             outputs: Vec::new(),
             orders: VecDeque::new(),
             running_since: None,
@@ -146,15 +150,17 @@ impl Hypervisor {
         self.plan_step();
     }
 
-    /// An operator's input.
-    pub fn operate(&mut self) {
-        self.console += 1;
+    /// Somebody types on the console.
+    pub fn type_on(&mut self, now: Micros, bytes: &[u8]) {
+        self.console.extend(bytes);
+        self.let_time_pass(now);
+        self.plan_step();
     }
 
     /// CPU time used, and whether every frame was consumed.
     pub fn sample(&mut self, now: Micros) -> (Micros, bool) {
         self.let_time_pass(now);
-        (self.cpu, self.nic.is_empty())
+        (self.cpu, self.nic.is_empty() && self.console.is_empty())
     }
 
     /// Whether the vCPUs run.
@@ -213,7 +219,10 @@ impl Hypervisor {
                 self.stand(now);
                 Event::GuestPaused {
                     outputs: std::mem::take(&mut self.outputs),
-                    unconsumed: self.nic.drain(..).collect(),
+                    unconsumed: Unconsumed {
+                        frames: self.nic.drain(..).collect(),
+                        typed: self.console.drain(..).collect(),
+                    },
                 }
             }
             Order::Resume => {
@@ -276,9 +285,10 @@ impl Hypervisor {
 
     fn step(&mut self, now: Micros, histories: &mut Histories) {
         self.let_time_pass(now);
-        while self.console > 0 {
-            self.console -= 1;
-            self.guest.operate(histories);
+        // Some lines at a step, as an interrupt handler empties the UART's queue.
+        for _ in 0..LINES_PER_STEP.min(self.console.len() / TYPED_BYTES) {
+            let line: Vec<u8> = self.console.drain(..TYPED_BYTES).collect();
+            self.guest.hear(&line, histories);
         }
         let sent = self.guest.step(histories);
         if !sent.is_empty() {

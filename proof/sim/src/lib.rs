@@ -47,6 +47,7 @@ pub mod run;
 pub mod scenario;
 pub mod schedule;
 pub mod trace;
+pub mod typist;
 pub mod world;
 
 mod body;

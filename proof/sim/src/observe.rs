@@ -10,7 +10,7 @@ use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note};
+use plover_replica::{Event, Note, OperatorInput};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
@@ -38,8 +38,12 @@ impl World {
             let what = brief(event);
             trace!(self, "{who} <- {what}");
         }
-        if let Event::Frames(frames) = event {
-            self.invariants.inputs_in_order.offered(who, frames);
+        match event {
+            Event::Frames(frames) => self.invariants.inputs_in_order.offered(who, frames),
+            Event::Operator(OperatorInput::Console(line)) => {
+                self.invariants.inputs_in_order.offered_line(who, line);
+            }
+            _ => {}
         }
         let Event::Received {
             lane: Lane::Bulk,

@@ -61,6 +61,8 @@ pub enum Happening {
     Restart(ReplicaId),
     /// The operator looks at the group, in the middle of its misfortunes.
     Operator,
+    /// Somebody types a line on the guest's console.
+    Type,
     /// Every fault ends.
     Heal,
     /// Has the group recovered?

@@ -11,6 +11,7 @@ use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::schedule::{Happening, Schedule};
 use crate::trace::{Trace, TraceMode, trace};
+use crate::typist::Typist;
 use plover_replica::{Canary, Event, Replica};
 use plover_types::{Index, Micros, ReplicaId, View};
 
@@ -49,6 +50,7 @@ pub struct World {
     pub(crate) processes: Vec<Process>,
     pub(crate) net: Net,
     pub(crate) clients: Clients,
+    pub(crate) typist: Typist,
     pub(crate) histories: Histories,
     pub(crate) invariants: Invariants,
     pub(crate) coverage: Coverage,
@@ -106,6 +108,7 @@ impl World {
         }
         plan.at(scenario.faults.begin + Micros(1), Happening::Next);
         plan.at(scenario.faults.heal, Happening::Heal);
+        plan.at(scenario.faults.begin, Happening::Type);
         if scenario.faults.operator {
             plan.at(scenario.faults.begin, Happening::Operator);
         }
@@ -114,6 +117,7 @@ impl World {
             plan,
             net,
             clients,
+            typist: Typist::new(rng.fork(9)),
             histories: Histories::default(),
             invariants: Invariants::default(),
             coverage: Coverage::default(),
@@ -207,6 +211,7 @@ impl World {
             Happening::Next => self.next_fault(),
             Happening::Restart(who) => self.restart(who),
             Happening::Operator => self.watch(),
+            Happening::Type => self.type_some(),
             Happening::Heal => self.heal(),
             Happening::Look => self.look(),
         }

@@ -88,7 +88,6 @@ impl Loads {
 impl QemuVm {
     /// Begins to load `state`. The order stays open until QEMU has answered the load itself.
     pub(super) fn begin_load(&mut self, state: Vec<u8>) {
-        self.console.discard();
         self.orders.opened(Purpose::Load);
         self.loads.state = with_serial_queue(state);
         if self.loads.keeps_code {

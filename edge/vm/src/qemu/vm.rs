@@ -4,7 +4,7 @@ use super::{Phase, QemuVm};
 use crate::cpu_clock::CpuClock;
 use crate::thread_state::ThreadState;
 use crate::{Vm, VmCommand, VmError, VmEvent, hash};
-use plover_types::{Digest, Frame, PageNo, PageSet};
+use plover_types::{Digest, Frame, PageNo, PageSet, Unconsumed};
 use rustix::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -69,8 +69,13 @@ impl Vm for QemuVm {
         self.nic.consumed_all() && self.console.consumed_all()
     }
 
-    fn take_unconsumed(&mut self, frames: &mut Vec<Frame>) {
-        self.nic.take_unconsumed(frames);
+    fn take_unconsumed(&mut self) -> Unconsumed {
+        let mut frames = Vec::new();
+        self.nic.take_unconsumed(&mut frames);
+        Unconsumed {
+            frames,
+            typed: self.console.take_unconsumed(),
+        }
     }
 
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {

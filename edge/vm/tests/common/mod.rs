@@ -293,7 +293,7 @@ pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
     b.by_load.clear();
     b.vm.scan_dirty(&mut b.by_load).unwrap();
     // The frames each side has not consumed: on the secondary the leader's would be fed again.
-    b.vm.take_unconsumed(&mut Vec::new());
+    b.vm.take_unconsumed();
     synced
 }
 

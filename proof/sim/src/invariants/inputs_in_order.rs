@@ -1,5 +1,6 @@
 //! A guest whose outputs are released has consumed the committed inputs in the log's order,
-//! none twice and none left out.
+//! none twice and none left out. The same holds for what was typed on the console; between the
+//! two there is no order, since a guest has a queue for each.
 //!
 //! One exception: a leader feeds its guest before the commit while the outputs are held anyway.
 //! If it is deposed, and wins again before anybody else has served, such inputs may have lost
@@ -15,14 +16,21 @@ use std::collections::{HashMap, HashSet};
 /// How far the history that clients have seen was checked.
 #[derive(Debug, Default)]
 pub struct InputsInOrder {
-    /// The place after the last input of each history that was checked. Only looked up.
-    checked: HashMap<History, u64>,
+    /// What is due after each history that was checked. Only looked up.
+    checked: HashMap<History, Due>,
     /// The frame with each number.
     frames: HashMap<u64, Vec<u8>>,
     /// Inputs that each replica was offered since it last won an election.
-    offered: HashMap<ReplicaId, Vec<u64>>,
+    offered: HashMap<ReplicaId, Vec<Step>>,
     /// Those that were not committed when it won again.
-    excused: HashSet<u64>,
+    excused: HashSet<Step>,
+}
+
+/// The places, among all that was committed, of the next frame and the next line typed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Due {
+    frame: u64,
+    line: u64,
 }
 
 fn violation(message: String) -> Violation {
@@ -55,22 +63,34 @@ impl InputsInOrder {
         self.offered
             .entry(who)
             .or_default()
-            .extend(requests.map(|request| request.number));
+            .extend(requests.map(|request| Step::Input(request.number)));
+    }
+
+    /// A line is typed at a replica that may hand it to its guest before its commit.
+    pub fn offered_line(&mut self, who: ReplicaId, line: &[u8]) {
+        if let Ok(number) = line.try_into().map(u64::from_le_bytes) {
+            self.offered
+                .entry(who)
+                .or_default()
+                .push(Step::Typed(number));
+        }
     }
 
     /// A replica has won an election.
     pub fn elected(&mut self, who: ReplicaId, log: &CommittedLog) {
-        for number in self.offered.remove(&who).unwrap_or_default() {
-            if self.place(number, log).is_none() {
-                self.excused.insert(number);
+        for step in self.offered.remove(&who).unwrap_or_default() {
+            if self.place(step, log).is_none() {
+                self.excused.insert(step);
             }
         }
     }
 
-    fn place(&self, number: u64, log: &CommittedLog) -> Option<u64> {
-        self.frames
-            .get(&number)
-            .and_then(|frame| log.place_of(frame))
+    fn place(&self, step: Step, log: &CommittedLog) -> Option<u64> {
+        match step {
+            Step::Input(number) => log.place_of(self.frames.get(&number)?),
+            Step::Typed(number) => log.place_of_line(&number.to_le_bytes()),
+            Step::Boot | Step::Other => None,
+        }
     }
 
     /// An output that `at` explains is released.
@@ -81,7 +101,7 @@ impl InputsInOrder {
         all: &Histories,
         log: &CommittedLog,
     ) -> Check {
-        let mut due = 0;
+        let mut due = Due::default();
         let mut path = Vec::new();
         for (place, step) in all.back(at) {
             if let Some(after) = self.checked.get(&place) {
@@ -91,22 +111,28 @@ impl InputsInOrder {
             path.push((place, step));
         }
         for (place, step) in path.into_iter().rev() {
-            if let Step::Input(number) = step {
-                let Some(found) = self.place(number, log) else {
-                    if self.excused.contains(&number) {
+            let next = match step {
+                Step::Input(_) => Some(&mut due.frame),
+                Step::Typed(_) => Some(&mut due.line),
+                Step::Boot | Step::Other => None,
+            };
+            if let Some(due) = next {
+                let Some(found) = self.place(step, log) else {
+                    if self.excused.contains(&step) {
                         continue;
                     }
                     return Err(violation(format!(
-                        "{who} releases what follows from input {number}, which is not committed"
+                        "{who} releases what follows from {step:?}, which is not committed"
                     )));
                 };
-                if found != due {
-                    let what = if found < due { "again" } else { "too early" };
+                if found != *due {
+                    let what = if found < *due { "again" } else { "too early" };
                     return Err(violation(format!(
-                        "{who}'s guest has consumed the {found}th input {what}: the {due}th was due"
+                        "{who}'s guest has consumed {step:?}, the {found}th of its kind, {what}: \
+                         the {due}th was due"
                     )));
                 }
-                due += 1;
+                *due += 1;
             }
             self.checked.insert(place, due);
         }

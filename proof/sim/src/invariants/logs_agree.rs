@@ -39,6 +39,8 @@ pub struct CommittedLog {
     in_sync: ReplicaSet,
     /// The place of each committed frame among the inputs, by the frame's bytes. Only looked up.
     inputs: HashMap<Vec<u8>, u64>,
+    /// The same of lines typed on the console.
+    typed: HashMap<Vec<u8>, u64>,
 }
 
 /// A digest of an entry and all it says.
@@ -74,6 +76,11 @@ impl CommittedLog {
     /// The place of a frame among all committed inputs.
     pub fn place_of(&self, frame: &[u8]) -> Option<u64> {
         self.inputs.get(frame).copied()
+    }
+
+    /// The place of a line among all that were typed and committed.
+    pub fn place_of_line(&self, line: &[u8]) -> Option<u64> {
+        self.typed.get(line).copied()
     }
 
     /// A replica in `view` has committed this entry.
@@ -115,7 +122,11 @@ impl CommittedLog {
                         self.inputs.insert(frame.0, place);
                     }
                 }
-                Ok(Payload::Operator(_) | Payload::Syncvm(_)) => {}
+                Ok(Payload::Operator(OperatorInput::Console(line))) => {
+                    let place = self.typed.len() as u64;
+                    self.typed.insert(line, place);
+                }
+                Ok(Payload::Operator(OperatorInput::PowerButton) | Payload::Syncvm(_)) => {}
                 Err(error) => panic!("the replica's payloads have changed their form: {error}"),
             },
         }
