@@ -70,6 +70,7 @@ mod engine;
 mod error;
 pub mod floor;
 mod lock;
+mod open;
 mod outline;
 mod queue;
 mod record;
@@ -85,5 +86,6 @@ mod tests;
 
 pub use engine::Counters;
 pub use error::{Damage, SegmentNumber, StoreError};
+pub use open::{Options, Recovered};
 pub use record::Base;
-pub use store::{Completion, Options, Recovered, Store};
+pub use store::{Completion, Store};

@@ -5,6 +5,10 @@ use apus::DurableState;
 use plover_types::Viewstamp;
 use serde::Serialize;
 
+/// Room that is kept between batches, bytes: a batch of ordinary entries under load fits, while a
+/// few large entries do not hold their memory for ever.
+const BYTES_KEPT_MAX: usize = 4 << 20;
+
 /// What a queued record does to the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
@@ -51,6 +55,7 @@ impl Pending {
     pub fn clear(&mut self) {
         self.promise = None;
         self.bytes.clear();
+        self.bytes.shrink_to(BYTES_KEPT_MAX);
         self.records.clear();
         self.trim = None;
         self.ticket = 0;

@@ -8,9 +8,12 @@
 //! ```
 //!
 //! Space that a file system has only promised (an *unwritten* extent) is turned into real space
-//! by the first sync of each block, which then has metadata to write, too. So a new segment is
-//! written full of zeros before it is used, in a thread of its own, and a reclaimed one is
-//! renamed instead of deleted: its bytes are there already, and none of its records carries the
+//! by the first sync of each block, which then has metadata to write, too. Measured on ext4 over a
+//! virtual disk, taking turns: where every sync touches a new block of 4 KiB, as batches do under
+//! load, half of the syncs took less than 0.20-0.22 ms on unwritten extents (as on a file that
+//! grows) and 0.13-0.14 ms on written ones; within one block there was no difference. So a new
+//! segment is written full of zeros before it is used, in a thread of its own, and a reclaimed one
+//! is renamed instead of deleted: its bytes are there already, and none of its records carries the
 //! new number.
 
 use crate::directory::{Directory, StoredFile, segment_of};

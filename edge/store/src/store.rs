@@ -1,89 +1,19 @@
 //! The store as its owner sees it: queue, submit, take completions.
 
 use crate::directory::Directory;
-use crate::engine::{Counters, Engine, LogWriter};
-use crate::error::{Damage, SegmentNumber, StoreError, io_error};
+use crate::engine::{Counters, Engine};
+use crate::error::StoreError;
 use crate::lock::Lock;
+use crate::open::{Options, Recovered, check_options, open_state, with_log, without_log};
 use crate::outline::Outline;
 use crate::queue::{Effect, Pending};
 use crate::record::{Base, Kind};
-use crate::recover::{Found, recover};
-use crate::segment;
-use crate::state::{self, GROUP_BYTES_MAX, State, StateFile};
 use crate::writer::Writer;
-use apus::{Durability, DurableState, Entry, Roster, Start};
+use apus::{Durability, DurableState, Entry, Roster};
 use plover_types::{Index, View, Viewstamp};
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::path::Path;
-
-/// The least that a segment may be, bytes.
-const SEGMENT_BYTES_MIN: u64 = 4096;
-
-/// The most that a segment may be, bytes: offsets in it are 32 bits.
-const SEGMENT_BYTES_MAX: u64 = 1 << 31;
-
-/// How a store is opened.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Name of the group, at most 255 bytes; a directory belongs to one.
-    pub group: String,
-    /// With [`Durability::Memory`] only the promise is kept, and a log that is there is thrown
-    /// away: it would be out of date from then on.
-    pub durability: Durability,
-    /// Size of a segment: what is preallocated at a time, and what a trim gives back at a time.
-    /// A larger entry gets a larger segment. 4 KiB to 2 GiB.
-    pub segment_bytes: u64,
-}
-
-impl Options {
-    /// For `group`, with segments of 16 MiB: a segment a second at 16 MiB/s, and a few
-    /// milliseconds to prepare.
-    pub fn new(group: impl Into<String>, durability: Durability) -> Self {
-        Self {
-            group: group.into(),
-            durability,
-            segment_bytes: 16 << 20,
-        }
-    }
-}
-
-/// What a store held when it was opened.
-#[derive(Clone, Debug, Default)]
-pub struct Recovered {
-    /// The promise; none if this replica has never made one.
-    pub promise: Option<DurableState>,
-    /// The log holds less than this replica has acknowledged (or may have): it must not vote
-    /// before it has recovered from the others. `base` and `log` are then empty. So it is after
-    /// damage, after a run with [`Durability::Memory`], and until the consensus core has once
-    /// persisted a state that is not amnesiac.
-    pub forgotten: bool,
-    /// Where the log begins.
-    pub base: Base,
-    /// The entries after `base`, without gaps.
-    pub log: Vec<Entry>,
-    /// What was unreadable, if that is why the log was forgotten; to be shown to the operator.
-    pub damage: Option<Damage>,
-    /// A torn batch, which had not been acknowledged, was cut off, as after a crash.
-    pub torn: bool,
-}
-
-impl Recovered {
-    /// What the consensus core is to start with. A replica that has forgotten keeps its promise,
-    /// and recovers like one whose memory was its log.
-    pub fn start(self) -> Start {
-        match self.promise {
-            None => Start::Fresh,
-            Some(durable) => Start::Restarted {
-                durable,
-                log: self.log,
-                base: self.base.viewstamp,
-                roster_at_base: self.base.roster,
-                forgotten: self.forgotten,
-            },
-        }
-    }
-}
 
 /// What has become durable, or that nothing will any more.
 #[derive(Debug)]
@@ -295,129 +225,4 @@ impl Store {
             }
         }
     }
-}
-
-fn check_options(options: &Options) -> Result<(), StoreError> {
-    let wrong = |option, why| Err(StoreError::Option { option, why });
-    if options.group.len() > GROUP_BYTES_MAX {
-        let why = format!("a group's name has at most {GROUP_BYTES_MAX} bytes");
-        return wrong("group", why);
-    }
-    if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&options.segment_bytes) {
-        let why = format!(
-            "{} is not from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}",
-            options.segment_bytes
-        );
-        return wrong("segment_bytes", why);
-    }
-    Ok(())
-}
-
-fn open_state(directory: &Directory, options: &Options) -> Result<StateFile, StoreError> {
-    let path = directory.join(state::FILE);
-    if !path.exists() {
-        if let Some(number) = segment::list(directory)?.first() {
-            let why = format!("it is missing beside {number}");
-            return Err(StoreError::PromiseLost { path, why });
-        }
-        let mut salt = [0; 8];
-        rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| io_error("cannot draw random numbers for", &path)(error.into()))?;
-        let state = State {
-            generation: 0,
-            group: options.group.clone(),
-            salt: u64::from_le_bytes(salt),
-            durability: options.durability,
-            promise: None,
-            whole: false,
-        };
-        return StateFile::create(directory, state);
-    }
-    let file = StateFile::open(directory)?;
-    if file.state.group != options.group {
-        return Err(StoreError::OtherGroup {
-            path,
-            found: file.state.group,
-            wanted: options.group.clone(),
-        });
-    }
-    Ok(file)
-}
-
-/// Memory mode: a log from an earlier run would be out of date at the next, so it goes.
-fn without_log(directory: &Directory, state: &mut StateFile) -> Result<Recovered, StoreError> {
-    if state.state.whole || state.state.durability != Durability::Memory {
-        state.update(|state| {
-            state.whole = false;
-            state.durability = Durability::Memory;
-        })?;
-    }
-    segment::discard_all(directory, None)?;
-    Ok(Recovered {
-        promise: state.state.promise,
-        ..Recovered::default()
-    })
-}
-
-fn with_log(
-    directory: &Directory,
-    state: &mut StateFile,
-    options: &Options,
-) -> Result<(LogWriter, Recovered), StoreError> {
-    let promise = state.state.promise;
-    let salt = state.state.salt;
-    let mut damage = None;
-    if state.state.whole {
-        match recover(directory, salt)? {
-            Ok(found) => return go_on(directory, promise, salt, options, found),
-            Err(found) => damage = Some(found),
-        }
-    }
-    if let Some(damage) = &damage {
-        tracing::error!(
-            directory = %directory.path().display(),
-            %damage,
-            "the log is damaged: this replica has lost entries that it acknowledged, and takes \
-             no part until it has recovered from the others"
-        );
-    }
-    // Nothing may take the log for whole from here on, however often we crash.
-    state.update(|state| {
-        state.whole = false;
-        state.durability = Durability::Disk;
-    })?;
-    let newest = segment::list(directory)?.last().copied();
-    segment::discard_all(directory, damage.as_ref().map(|d| d.segment))?;
-    let first = newest.unwrap_or(SegmentNumber(0)).next();
-    let log = LogWriter::create(directory, salt, first, options.segment_bytes)?;
-    let recovered = Recovered {
-        promise,
-        forgotten: true,
-        damage,
-        ..Recovered::default()
-    };
-    Ok((log, recovered))
-}
-
-fn go_on(
-    directory: &Directory,
-    promise: Option<DurableState>,
-    salt: u64,
-    options: &Options,
-    mut found: Found,
-) -> Result<(LogWriter, Recovered), StoreError> {
-    let recovered = Recovered {
-        promise,
-        forgotten: false,
-        base: found.base,
-        log: std::mem::take(&mut found.entries),
-        damage: None,
-        torn: found.torn,
-    };
-    let last = recovered
-        .log
-        .last()
-        .map_or(found.base.viewstamp, |e| e.viewstamp);
-    let log = LogWriter::resume(directory, salt, options.segment_bytes, found, last)?;
-    Ok((log, recovered))
 }

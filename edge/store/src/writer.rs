@@ -57,8 +57,8 @@ struct Hand {
     batch: Pending,
 }
 
-/// A thread that panicked has said why, and no state is used that it left half changed: the
-/// queue is plain data, and an engine that failed is not written with again.
+/// A lock whose holder panicked is taken all the same: the queue is plain data, and the thread's
+/// panic is passed on to the owner by [`Writer::take_done`].
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -113,7 +113,12 @@ impl Writer {
     }
 
     /// The newest durable ticket, and the failure if there is one that has not been taken.
+    ///
+    /// # Panics
+    /// If the thread has panicked: nothing will become durable any more.
     pub fn take_done(&self) -> (u64, Option<StoreError>) {
+        let ended = self.thread.as_ref().is_some_and(JoinHandle::is_finished);
+        assert!(!ended, "the store's thread has panicked");
         let mut queue = lock(&self.shared.queue);
         if std::mem::take(&mut queue.rung) {
             let mut count = [0; 8];
@@ -142,6 +147,7 @@ impl Drop for Writer {
 
 impl Shared {
     fn run(&self) {
+        let _bell = Bell(self);
         while self.wait_for_work() {
             if self.write_batch() {
                 self.ring();
@@ -211,6 +217,15 @@ impl Shared {
         if let Err(error) = result {
             lock(&self.queue).fail(error);
         }
+    }
+}
+
+/// Wakes the owner when the thread ends, so that a panic does not leave it asleep.
+struct Bell<'a>(&'a Shared);
+
+impl Drop for Bell<'_> {
+    fn drop(&mut self) {
+        self.0.ring();
     }
 }
 
