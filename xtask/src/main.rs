@@ -13,7 +13,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, GUEST, LAB};
+use packages::{BENCH, CONSENSUS, GUEST, LAB, OFI};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -131,12 +131,19 @@ fn run(task: Task) -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
             let some = rest.arguments.iter().any(|argument| argument == "-p");
-            Cargo::new("test")
+            // Who asks for everything gets what is off by default, too.
+            let ofi = !rest.arguments.is_empty() || test_ofi()?;
+            let workspace = Cargo::new("test")
                 .args((!some).then_some("--workspace"))
                 .args(["--no-fail-fast"])
                 .with_guest()?
-                .args(rest.arguments)
-                .become_it()
+                .args(rest.arguments);
+            if ofi {
+                return workspace.become_it();
+            }
+            workspace.succeeds()?;
+            eprintln!("x: the tests of the feature `ofi` failed: see above");
+            Ok(ExitCode::FAILURE)
         }
         Task::Verify => verify::all(),
         Task::Fix => {
@@ -157,6 +164,31 @@ fn run(task: Task) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Builds and tests the fabric over libfabric, whose package not every system has. `false` if
+/// that failed; where the package cannot be had it is left out.
+fn test_ofi() -> Result<bool> {
+    if let Err(error) = packages::ensure(&[OFI]) {
+        eprintln!("x: the feature `ofi` is left out: {error:#}");
+        return Ok(true);
+    }
+    // Checked only: the program that the other tests start is the one without the feature.
+    let built = Cargo::new("check")
+        .args(["-p", "plover", "--features", "ofi"])
+        .succeeds()?;
+    let tested = Cargo::new("test")
+        .args(["-p", "plover-fabric", "--features", "ofi"])
+        .args([
+            "--no-fail-fast",
+            "--lib",
+            "--test",
+            "ofi",
+            "--test",
+            "ofi_process",
+        ])
+        .succeeds()?;
+    Ok(built && tested)
 }
 
 #[cfg(test)]

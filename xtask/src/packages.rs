@@ -43,6 +43,12 @@ pub(crate) const CONSENSUS: &[Need] = &[
     need("java", "default-jre-headless"),
 ];
 
+/// To build and test the fabric over libfabric.
+pub(crate) const OFI: &[Need] = &[
+    need("cc", "gcc"),
+    need("/usr/include/rdma/fabric.h", "libfabric-dev"),
+];
+
 /// Installs what is missing, and says so. Where that is not possible, the error names the
 /// packages.
 pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
