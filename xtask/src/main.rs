@@ -113,7 +113,13 @@ fn run(task: Task) -> Result<ExitCode> {
             if let Err(error) = packages::ensure(&[CONSENSUS]) {
                 eprintln!("x: {error:#}; the benchmark goes on without what is missing");
             }
-            Cargo::run("plover-bench").args(rest.arguments).become_it()
+            let ofi = packages::ensure(&[OFI]).is_ok();
+            Cargo::new("run")
+                .args(["-p", "plover-bench"])
+                .args(ofi.then_some("--features=ofi"))
+                .args(["--"])
+                .args(rest.arguments)
+                .become_it()
         }
         Task::Bench(rest) => {
             packages::ensure(&[LAB, GUEST, BENCH])?;

@@ -62,6 +62,16 @@ pub(super) fn start(setup: Setup, fabric: FabricKind, folder: &Path) -> Result<B
         }
         (Medium::Memory, FabricKind::Tcp) => FloorKind::Tcp,
         (Medium::Memory, FabricKind::Shm) => FloorKind::Shm,
+        #[cfg(feature = "ofi")]
+        (Medium::Memory, FabricKind::Ofi) => {
+            use super::ours::fabrics::OFI_PROVIDER;
+            use plover_fabric::ofi;
+            return Ok(Box::new(Floor(move |load: Load| {
+                let floor =
+                    ofi::floor::Floor::start(OFI_PROVIDER, load.bytes, replicas, Spin::Never);
+                floor.context("cannot start the floor")
+            })));
+        }
         (medium, fabric) => bail!("no floor of {fabric} on {medium} is built in"),
     };
     Ok(Box::new(Floor(move |load: Load| {
@@ -73,6 +83,13 @@ pub(super) fn start(setup: Setup, fabric: FabricKind, folder: &Path) -> Result<B
 impl Round for floor::Floor {
     fn round(&mut self) -> Result<()> {
         floor::Floor::round(self).context("the floor broke down")
+    }
+}
+
+#[cfg(feature = "ofi")]
+impl Round for plover_fabric::ofi::floor::Floor {
+    fn round(&mut self) -> Result<()> {
+        plover_fabric::ofi::floor::Floor::round(self).context("the floor broke down")
     }
 }
 

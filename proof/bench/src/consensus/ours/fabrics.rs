@@ -2,14 +2,17 @@
 
 use super::super::plan::FabricKind;
 use super::ReplicaOptions;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use plover_fabric::{Fabric, ShmConfig, ShmFabric, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 
 /// The group's name: what keeps strangers out.
 const GROUP: &str = "bench";
 
-pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric>> {
+/// The provider that every machine has, which can be slept on.
+pub(crate) const OFI_PROVIDER: &str = "tcp";
+
+pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric + Send>> {
     let me = usize::from(options.me);
     let listen = *options
         .replicas
@@ -31,6 +34,15 @@ pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric>> {
             let config = ShmConfig::new(group, ReplicaId(options.me), peers.collect());
             Ok(Box::new(ShmFabric::new(config)?))
         }
-        FabricKind::Ofi => bail!("{} is not built in", options.fabric),
+        #[cfg(feature = "ofi")]
+        FabricKind::Ofi => {
+            use plover_fabric::ofi::{OfiConfig, OfiFabric};
+            let peers = peers.map(|(id, address)| (ReplicaId(id as u8), *address));
+            let (me, peers) = (ReplicaId(options.me), peers.collect());
+            let config = OfiConfig::new(GROUP, me, listen, peers, OFI_PROVIDER);
+            Ok(Box::new(OfiFabric::new(config)?))
+        }
+        #[cfg(not(feature = "ofi"))]
+        FabricKind::Ofi => anyhow::bail!("{} is not built in", options.fabric),
     }
 }

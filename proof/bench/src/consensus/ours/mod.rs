@@ -10,9 +10,11 @@
 //!             ◄──one line of figures──────                              ══fabric══► replica 2
 //! ```
 
-mod fabrics;
+pub(crate) mod clients;
+pub(crate) mod fabrics;
 mod node;
 pub(crate) mod replica;
+mod thin;
 
 use super::children::Process;
 use super::load::Spans;
@@ -23,6 +25,7 @@ use super::subject::Subject;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command};
 
@@ -64,6 +67,16 @@ struct Replica {
 impl Group {
     /// Starts all replicas, files in `folder`, and waits until the first one leads.
     pub fn start(setup: Setup, fabric: FabricKind, folder: &Path) -> Result<Self> {
+        Self::start_with(setup, fabric, folder, None)
+    }
+
+    /// Likewise; the leader lets clients in at `clients`.
+    fn start_with(
+        setup: Setup,
+        fabric: FabricKind,
+        folder: &Path,
+        clients: Option<SocketAddr>,
+    ) -> Result<Self> {
         let addresses = free_addresses(setup.replicas)?;
         let mut replicas = Vec::new();
         for me in 0..setup.replicas {
@@ -76,6 +89,9 @@ impl Group {
                 .arg(folder);
             for address in &addresses {
                 command.args(["--replica", &address.to_string()]);
+            }
+            if let Some(address) = clients.filter(|_| me == 0) {
+                command.args(["--clients", &address.to_string()]);
             }
             let log = folder.join(format!("replica{me}.log"));
             replicas.push(Replica::start(&mut command, &log)?);
@@ -96,6 +112,10 @@ impl Group {
             }
         }
         Ok(sum)
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        self.0.iter().map(|replica| replica.process.id()).collect()
     }
 
     fn check(&mut self) -> Result<()> {
@@ -139,8 +159,7 @@ impl Replica {
 
 impl Subject for Group {
     fn measure(&mut self, load: Load, spans: Spans) -> Result<Measured> {
-        let pids = self.0.iter().map(|replica| replica.process.id());
-        let cpu = CpuMeter::start(pids.collect())?;
+        let cpu = CpuMeter::start(self.pids())?;
         let before = self.allocations()?;
         let order = Order::Measure {
             load,
@@ -174,7 +193,10 @@ pub(crate) struct ReplicaOptions {
     me: u8,
     /// Where each replica listens, in the order of their ids.
     #[arg(long = "replica", required = true)]
-    replicas: Vec<std::net::SocketAddr>,
+    replicas: Vec<SocketAddr>,
+    /// Where it lets clients in.
+    #[arg(long)]
+    clients: Option<SocketAddr>,
     #[arg(long)]
     fabric: FabricKind,
     #[arg(long)]

@@ -1,289 +1,105 @@
-//! A replica as thin as it can be: the consensus core, a fabric, and the loop between them.
+//! One replica as the load sees it.
 //!
-//! With `Medium::Disk` what gathered is synced in the same thread, after it has been handed to the
-//! backups: they sync theirs at the same time, and what comes meanwhile is the next batch.
-//!
-//! One thread. It waits for the fabric, takes what came, applies it, carries out what follows and
-//! hands the fabric what gathered. What the loop does beside that would be measured as the
-//! protocol's cost.
+//! In memory it is the log server that a program would use (`plover-log`), driven by its
+//! proposers: they submit and take its turns, as threads of an intercepted server would. On disk it
+//! is the bare loop of `thin`, which tells how many syncs there were.
 
 use super::super::plan::Medium;
-use anyhow::{Context, Result, bail};
-use apus::{Apus, Command, Config, Durability, EntryKind, Event, Phase, ProposeError, Start};
-use plover_fabric::{Fabric, FabricEvent, Lane};
-use plover_store::{Completion, Counters, Options, Store};
+use super::ReplicaOptions;
+use super::thin::Thin;
+use anyhow::{Context, Result};
+use plover_fabric::Fabric;
+use plover_log::{Address, Config, Error, LogOnly, Server};
+use plover_store::Counters;
 use plover_types::{Micros, ReplicaId, ReplicaSet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::BorrowedFd;
-use std::path::Path;
-use std::time::Instant;
+use std::time::Duration;
 
 /// As etcd's defaults: nobody is suspected because two cores are busy.
-const HEARTBEAT: Micros = Micros::from_ms(100);
-const TIMEOUT: Micros = Micros::from_ms(1000);
+pub(super) const HEARTBEAT: Micros = Micros::from_ms(100);
+pub(super) const TIMEOUT: Micros = Micros::from_ms(1000);
 /// Far more than what is outstanding, so that a backup can be behind for a moment.
-const LOG_BYTES_MAX: usize = 64 << 20;
-/// What is kept of the log at the least. Nobody comes late here, so little: buffers then go round
-/// instead of growing old in the log.
-const TRIM_BYTES: usize = 32 << 10;
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
-const LEADER: ReplicaId = ReplicaId(0);
+pub(super) const LOG_BYTES_MAX: usize = 64 << 20;
+/// Kept for a backup that is behind: half a second of the fastest row.
+const RETAIN_BYTES: usize = 4 << 20;
 
 /// A replica of the benchmark.
-pub(super) struct Node {
-    me: ReplicaId,
-    core: Apus,
-    fabric: Box<dyn Fabric>,
-    began: Instant,
-    commands: Vec<Command>,
-    events: Vec<FabricEvent>,
-    /// Stable storage; none in memory.
-    store: Option<Store>,
-    completions: Vec<Completion>,
-    up: ReplicaSet,
-    /// Entries of the application that were delivered since they were last taken.
-    delivered: usize,
+pub(super) enum Node {
+    Log(Box<Server<LogOnly>>),
+    Thin(Box<Thin>),
 }
 
 impl Node {
-    pub fn new(
-        me: ReplicaId,
-        replicas: usize,
-        medium: Medium,
-        folder: &Path,
-        fabric: Box<dyn Fabric>,
-    ) -> Result<Self> {
-        let durability = match medium {
-            Medium::Memory => Durability::Memory,
-            Medium::Disk => Durability::Disk,
-        };
-        let store = match durability {
-            Durability::Memory => None,
-            Durability::Disk => Some(Store::open(folder, &Options::new("bench", durability))?.0),
-        };
-        let config = Config {
-            me,
-            members: ReplicaSet::of((0..replicas as u8).map(ReplicaId)),
-            first_leader: LEADER,
-            any_voter_stands: true,
-            heartbeat: HEARTBEAT,
-            timeout: TIMEOUT,
-            durability,
-            log_bytes_max: LOG_BYTES_MAX,
-            message_bytes_max: MESSAGE_BYTES_MAX.min(fabric.record_bytes_max(Lane::Log)),
-            seed: u64::from(std::process::id()),
-            canary: apus::Canary::None,
-        };
-        let mut core = Apus::new(config, Start::Fresh, Micros(1));
-        core.set_holds_state(me == LEADER);
-        Ok(Self {
-            me,
-            core,
-            fabric,
-            began: Instant::now(),
-            commands: Vec::new(),
-            events: Vec::new(),
-            store,
-            completions: Vec::new(),
-            up: ReplicaSet::EMPTY,
-            delivered: 0,
-        })
-    }
-
-    fn now(&self) -> Micros {
-        Micros(self.began.elapsed().as_micros() as u64 + 1)
+    pub fn start(options: &ReplicaOptions, fabric: Box<dyn Fabric + Send>) -> Result<Self> {
+        let me = ReplicaId(options.me);
+        let replicas = options.replicas.len();
+        if options.medium == Medium::Disk {
+            let folder = options.folder.join(format!("replica{}", options.me));
+            return Ok(Self::Thin(Box::new(Thin::new(
+                me, replicas, &folder, fabric,
+            )?)));
+        }
+        let mut config = Config::new(me, ReplicaSet::of((0..replicas as u8).map(ReplicaId)));
+        config.heartbeat = HEARTBEAT;
+        config.timeout = TIMEOUT;
+        config.log_bytes_max = LOG_BYTES_MAX;
+        config.retain_bytes = RETAIN_BYTES;
+        let mut server = Server::in_memory(config, fabric, LogOnly)?;
+        if let Some(address) = options.clients {
+            server.listen(&Address::Tcp(address))?;
+        }
+        Ok(Self::Log(Box::new(server)))
     }
 
     /// Whether it leads and reaches so many backups.
     pub fn leads(&self, backups: usize) -> bool {
-        self.core.status().phase == Phase::Leading && self.up.len() == backups
+        match self {
+            Self::Log(server) => server.leads() && server.links().len() == backups,
+            Self::Thin(thin) => thin.leads(backups),
+        }
     }
 
     /// Puts an entry into the log; `false` while the log is full.
     pub fn propose(&mut self, payload: &[u8]) -> Result<bool> {
-        let mut bytes = self.core.buffer(payload.len());
-        bytes.extend_from_slice(payload);
-        let proposed = self.core.propose(self.now(), EntryKind::App, bytes);
-        match proposed {
-            Ok(_) => Ok(true),
-            Err(ProposeError::LogFull) => Ok(false),
-            Err(error) => Err(error).context("the leader cannot propose"),
-        }
-    }
-
-    /// How many entries were committed since this was last asked.
-    pub fn take_delivered(&mut self) -> usize {
-        std::mem::take(&mut self.delivered)
-    }
-
-    /// One turn of the loop: hands over what gathered, sleeps until something happens (`more` is
-    /// a further descriptor to wake for), takes it in. Says whether `more` has something.
-    pub fn turn(&mut self, more: Option<BorrowedFd<'_>>) -> Result<bool> {
-        self.core.flush(self.now(), &mut self.commands);
-        self.act()?;
-        self.fabric.flush();
-        self.sync()?;
-        let woken = self.wait(more);
-        let mut events = std::mem::take(&mut self.events);
-        self.fabric.progress(&mut events);
-        for event in events.drain(..) {
-            self.take(event)?;
-        }
-        self.events = events;
-        let now = self.now();
-        if now >= self.core.deadline() {
-            self.core.apply(now, Event::Tick, &mut self.commands);
-        }
-        self.act()?;
-        self.trim();
-        Ok(woken)
-    }
-
-    fn wait(&self, more: Option<BorrowedFd<'_>>) -> bool {
-        let mut span = self.core.deadline().since(self.now()).0.min(1_000_000);
-        if let Some(timeout) = self.fabric.timeout() {
-            span = span.min(timeout.as_micros() as u64);
-        }
-        let timeout = Timespec {
-            tv_sec: (span / 1_000_000) as i64,
-            tv_nsec: (span % 1_000_000 * 1000) as i64,
-        };
-        // SAFETY: the fabric outlives the call and keeps its descriptor open.
-        let fabric = unsafe { BorrowedFd::borrow_raw(self.fabric.wait_fd()) };
-        let mut fds = [
-            PollFd::new(&fabric, PollFlags::IN),
-            PollFd::new(more.as_ref().unwrap_or(&fabric), PollFlags::IN),
-        ];
-        // An interrupted wait is a short one.
-        let _ = poll(
-            &mut fds[..if more.is_some() { 2 } else { 1 }],
-            Some(&timeout),
-        );
-        more.is_some() && !fds[1].revents().is_empty()
-    }
-
-    fn take(&mut self, event: FabricEvent) -> Result<()> {
-        let now = self.now();
-        match event {
-            FabricEvent::Up(peer) => {
-                self.up.insert(peer);
-                let event = Event::Link { peer, up: true };
-                self.core.apply(now, event, &mut self.commands);
-            }
-            FabricEvent::Down(peer) => bail!("the link to replica {peer} is lost"),
-            FabricEvent::Record { from, bytes, .. } => {
-                let event = Event::Received {
-                    from,
-                    bytes: &bytes,
-                };
-                self.core.apply(now, event, &mut self.commands);
-                self.fabric.recycle(bytes);
-            }
-            FabricEvent::Room { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// Carries out what the core asked for, and what follows from that.
-    fn act(&mut self) -> Result<()> {
-        while !self.commands.is_empty() {
-            let mut commands = std::mem::take(&mut self.commands);
-            for command in commands.drain(..) {
-                self.carry_out(command)?;
-            }
-            if self.commands.is_empty() {
-                self.commands = commands;
-            }
-        }
-        Ok(())
-    }
-
-    fn carry_out(&mut self, command: Command) -> Result<()> {
-        match command {
-            // What is lost because a ring is full or a link not yet up, the core repeats.
-            Command::Write { to, bytes } => {
-                let _ = self.fabric.write(to, Lane::Log, &bytes);
-                self.core.recycle(bytes);
-            }
-            Command::Deliver(entry) => {
-                self.delivered += usize::from(entry.kind == EntryKind::App);
-                self.core.recycle(entry.payload);
-            }
-            Command::PersistState(state) => match &mut self.store {
-                Some(store) => store.persist_state(state),
-                // The benchmark restarts nobody.
-                None => {
-                    let event = Event::StatePersisted(state.promised);
-                    self.core.apply(self.now(), event, &mut self.commands);
-                }
+        match self {
+            Self::Log(server) => match server.submit(payload) {
+                Ok(_) => Ok(true),
+                Err(Error::Full) => Ok(false),
+                Err(error) => Err(error).context("the leader cannot propose"),
             },
-            Command::PersistEntries {
-                after,
-                anew,
-                entries,
-            } => {
-                let store = self
-                    .store
-                    .as_mut()
-                    .context("entries to persist, but no storage")?;
-                store.persist_entries(after, anew, &entries);
-                for entry in entries {
-                    self.core.recycle(entry.payload);
+            Self::Thin(thin) => thin.propose(payload),
+        }
+    }
+
+    /// How many of the entries were committed since this was last asked. They commit in the order
+    /// in which they were proposed.
+    pub fn take_committed(&mut self) -> Result<usize> {
+        match self {
+            Self::Log(server) => {
+                let mut count = 0;
+                while let Some(completion) = server.completed() {
+                    completion.result.context("an entry was lost")?;
+                    count += 1;
                 }
+                Ok(count)
             }
-            Command::GroupEmpty { .. } if self.me == LEADER => {
-                let now = self.now();
-                self.core.bootstrap(now, &mut self.commands);
-            }
-            // A jump to the very beginning is how a group begins.
-            Command::Jump { base, .. } if base.index.0 > 0 => bail!("a backup fell behind the log"),
-            Command::GroupEmpty { .. }
-            | Command::Jump { .. }
-            | Command::Lead { .. }
-            | Command::Follow { .. }
-            | Command::PeerAlive { .. } => {}
+            Self::Thin(thin) => Ok(thin.take_delivered()),
         }
-        Ok(())
     }
 
-    /// Makes durable what was queued, and carries out what follows: acknowledgements, commits.
-    fn sync(&mut self) -> Result<()> {
-        let Some(store) = self.store.as_mut().filter(|store| store.is_busy()) else {
-            return Ok(());
-        };
-        store.sync();
-        store.completions(&mut self.completions);
-        for completion in self.completions.drain(..) {
-            let event = match completion {
-                Completion::StatePersisted(view) => Event::StatePersisted(view),
-                Completion::EntriesPersisted(viewstamp) => Event::EntriesPersisted(viewstamp),
-                Completion::Failed(error) => bail!("{error}"),
-            };
-            let now = Micros(self.began.elapsed().as_micros() as u64 + 1);
-            self.core.apply(now, event, &mut self.commands);
+    /// One turn of the loop, in which it sleeps until something happens, but not longer than
+    /// `patience`.
+    pub fn turn(&mut self, patience: Option<Duration>) -> Result<()> {
+        match self {
+            Self::Log(server) => Ok(server.turn(patience)?),
+            Self::Thin(thin) => thin.turn(patience),
         }
-        self.act()?;
-        self.fabric.flush();
-        Ok(())
     }
 
-    /// Entries and syncs of the storage so far.
+    /// What its storage has written, as far as that is known.
     pub fn synced(&self) -> Option<Counters> {
-        self.store.as_ref().map(Store::counters)
-    }
-
-    /// Gives log space back when there is something worth it, as far as every backup has come: one that
-    /// is slow holds the proposers up in the end, and is not left behind.
-    fn trim(&mut self) {
-        let status = self.core.status();
-        if status.phase == Phase::Leading && status.log_bytes > TRIM_BYTES {
-            let matched = self.up.iter().map(|peer| self.core.matched(peer));
-            if let Some(Some(index)) = matched.min() {
-                self.core.trim(index.min(status.commit));
-            }
-        }
-        if let Some(store) = &mut self.store {
-            store.trim(status.base);
+        match self {
+            Self::Log(_) => None,
+            Self::Thin(thin) => Some(thin.synced()),
         }
     }
 }

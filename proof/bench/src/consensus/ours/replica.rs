@@ -6,71 +6,61 @@ use super::super::plan::Load;
 use super::node::Node;
 use super::{Answer, Order, ReplicaOptions, fabrics};
 use crate::counting::allocations;
-use anyhow::{Context, Result, bail};
-use plover_types::ReplicaId;
-use rustix::io::Errno;
+use anyhow::Result;
 use std::collections::VecDeque;
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// An order is one line, and shorter than this.
-const ORDER_BYTES_MAX: usize = 4096;
+/// How long it takes an idle replica to see an order. Nothing of this is within a measurement.
+const IDLE_TURN: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(options: &ReplicaOptions) -> Result<()> {
     let fabric = fabrics::open(options)?;
-    let replicas = options.replicas.len();
-    let folder = options.folder.join(format!("replica{}", options.me));
-    let mut node = Node::new(
-        ReplicaId(options.me),
-        replicas,
-        options.medium,
-        &folder,
-        fabric,
-    )?;
-    let input = std::io::stdin();
-    let mut said_ready = false;
+    let backups = options.replicas.len() - 1;
+    let mut node = Node::start(options, fabric)?;
+    let orders = listen();
+    let mut said_that_it_leads = false;
     loop {
-        if node.turn(Some(input.as_fd()))? {
-            match read_order()? {
-                None => return Ok(()),
-                Some(Order::Allocations) => say(&Answer::Allocations(allocations()))?,
-                Some(Order::Measure {
-                    load,
-                    warm_up_ms,
-                    span_ms,
-                }) => {
-                    let spans = Spans {
-                        warm_up: Duration::from_millis(warm_up_ms),
-                        span: Duration::from_millis(span_ms),
-                    };
-                    say(&measure(&mut node, load, spans)?)?;
-                }
+        node.turn(Some(IDLE_TURN))?;
+        match orders.try_recv() {
+            Ok(Order::Allocations) => say(&Answer::Allocations(allocations()))?,
+            Ok(Order::Measure {
+                load,
+                warm_up_ms,
+                span_ms,
+            }) => {
+                let spans = Spans {
+                    warm_up: Duration::from_millis(warm_up_ms),
+                    span: Duration::from_millis(span_ms),
+                };
+                say(&measure(&mut node, load, spans)?)?;
             }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => return Ok(()),
         }
-        if !said_ready && options.me == 0 && node.leads(replicas - 1) {
-            said_ready = true;
+        if !said_that_it_leads && options.me == 0 && node.leads(backups) {
+            said_that_it_leads = true;
             say(&Answer::Leads)?;
         }
     }
 }
 
-/// The next order; nothing at the end of the input. Unbuffered, so that `poll` tells the truth.
-fn read_order() -> Result<Option<Order>> {
-    let mut line = Vec::new();
-    while line.last() != Some(&b'\n') {
-        let mut byte = [0];
-        match rustix::io::read(std::io::stdin().as_fd(), &mut byte) {
-            Ok(0) => return Ok(None),
-            Ok(_) => line.push(byte[0]),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error).context("cannot read orders"),
+/// The orders as they come, from a thread that ends with the input: the replica's own loop has
+/// no system call to spare for it.
+fn listen() -> Receiver<Order> {
+    let (sender, orders) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines() {
+            let order = line.ok().and_then(|line| serde_json::from_str(&line).ok());
+            match order {
+                Some(order) if sender.send(order).is_ok() => {}
+                // What cannot be read was not written by our parent.
+                _ => return,
+            }
         }
-        if line.len() > ORDER_BYTES_MAX {
-            bail!("an order without end");
-        }
-    }
-    Ok(Some(serde_json::from_slice(&line)?))
+    });
+    orders
 }
 
 fn say(answer: &Answer) -> Result<()> {
@@ -86,7 +76,7 @@ fn measure(node: &mut Node, load: Load, spans: Spans) -> Result<Answer> {
     let payload = vec![7; load.bytes];
     let mut starts: VecDeque<Instant> = VecDeque::with_capacity(load.connections);
     let mut recorder = Recorder::new(spans.warm_up, spans.span);
-    node.take_delivered();
+    node.take_committed()?;
     let before = node.synced();
     loop {
         if !recorder.is_over(Instant::now()) {
@@ -101,10 +91,10 @@ fn measure(node: &mut Node, load: Load, spans: Spans) -> Result<Answer> {
             break;
         }
         node.turn(None)?;
-        let delivered = node.take_delivered();
-        if delivered > 0 {
+        let committed = node.take_committed()?;
+        if committed > 0 {
             let now = Instant::now();
-            for start in starts.drain(..delivered) {
+            for start in starts.drain(..committed) {
                 recorder.record(start, now);
             }
         }

@@ -8,6 +8,7 @@ use super::super::plan::{FabricKind, Load, Medium, SMALL_BYTES_MAX, Setup, Syste
 use super::{Report, Row};
 use crate::stats::Sample;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// One promise and what became of it.
 #[derive(Clone, Debug, Serialize)]
@@ -72,12 +73,17 @@ enum Figure {
 }
 
 impl Side {
-    fn of(self, report: &Report) -> Option<Sample> {
+    /// The figure of each round.
+    fn of(self, report: &Report) -> Option<BTreeMap<usize, f64>> {
         let row = report.row(self.setup, self.load)?;
-        Some(match self.figure {
-            Figure::P50 => row.p50_us(),
-            Figure::Throughput => row.entries_per_s(),
-        })
+        let figures = row
+            .rounds
+            .iter()
+            .map(|(round, measured)| match self.figure {
+                Figure::P50 => (*round, measured.p50_us),
+                Figure::Throughput => (*round, measured.entries_per_s),
+            });
+        Some(figures.collect())
     }
 
     fn words(self, sample: &Sample) -> String {
@@ -89,7 +95,17 @@ impl Side {
 }
 
 fn ratio(report: &Report, what: String, bound: Bound, over: Side, under: Side) -> Claim {
-    let both = over.of(report).zip(under.of(report));
+    // Only rounds in which both worked.
+    let both = over.of(report).zip(under.of(report)).map(|(a, b)| {
+        let (mut over, mut under) = (Sample::default(), Sample::default());
+        for (round, figure) in &a {
+            if let Some(other) = b.get(round) {
+                over.push(*figure);
+                under.push(*other);
+            }
+        }
+        (over, under)
+    });
     let sides = both.as_ref().map_or_else(String::new, |(a, b)| {
         format!("{} / {}", over.words(a), under.words(b))
     });

@@ -22,13 +22,13 @@ use std::process::Command;
 struct Row {
     setup: Setup,
     load: Load,
-    rounds: Vec<Measured>,
+    rounds: BTreeMap<usize, Measured>,
 }
 
 impl Row {
     fn sample(&self, figure: impl Fn(&Measured) -> f64) -> Sample {
         let mut sample = Sample::default();
-        for measured in &self.rounds {
+        for measured in self.rounds.values() {
             sample.push(figure(measured));
         }
         sample
@@ -47,14 +47,17 @@ impl Row {
     }
 
     fn cpu_us(&self) -> Option<Sample> {
-        let known = self.rounds.iter().all(|measured| measured.cpu_us.is_some());
+        let known = self
+            .rounds
+            .values()
+            .all(|measured| measured.cpu_us.is_some());
         known.then(|| self.sample(|measured| measured.cpu_us.unwrap_or(f64::NAN)))
     }
 
     fn allocations(&self) -> Option<Sample> {
         let known = self
             .rounds
-            .iter()
+            .values()
             .all(|measured| measured.allocations.is_some());
         known.then(|| self.sample(|measured| measured.allocations.unwrap_or(f64::NAN)))
     }
@@ -62,7 +65,7 @@ impl Row {
     fn entries_per_sync(&self) -> Option<Sample> {
         let known = self
             .rounds
-            .iter()
+            .values()
             .all(|measured| measured.entries_per_sync.is_some());
         known.then(|| self.sample(|measured| measured.entries_per_sync.unwrap_or(f64::NAN)))
     }
@@ -110,25 +113,21 @@ impl Report {
         self.core_alone.push(core);
     }
 
-    pub fn add(&mut self, setup: Setup, load: Load, measured: Measured) {
+    pub fn add(&mut self, setup: Setup, load: Load, round: usize, measured: Measured) {
         let same = |row: &&mut Row| row.setup == setup && row.load == load;
         match self.rows.iter_mut().find(same) {
-            Some(row) => row.rounds.push(measured),
+            Some(row) => drop(row.rounds.insert(round, measured)),
             None => self.rows.push(Row {
                 setup,
                 load,
-                rounds: vec![measured],
+                rounds: [(round, measured)].into(),
             }),
         }
     }
 
-    /// This setup did not work. What earlier rounds found is kept.
-    pub fn leave_out(&mut self, setup: Setup, why: String) {
-        self.left_out.insert(setup.to_string(), why);
-    }
-
-    pub fn is_missing(&self, setup: Setup) -> bool {
-        self.left_out.contains_key(&setup.to_string())
+    /// This did not work, or not always. What other rounds found is kept.
+    pub fn leave_out(&mut self, what: String, why: String) {
+        self.left_out.insert(what, why);
     }
 
     fn row(&self, setup: Setup, load: Load) -> Option<&Row> {
