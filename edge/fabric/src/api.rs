@@ -27,6 +27,17 @@ pub enum WriteError {
     },
 }
 
+/// Why a peer could not be let in or go.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerError {
+    /// Restart the replica with the new peers, or use a fabric that can (`tcp`).
+    #[error("this fabric's peers are fixed when it starts")]
+    Fixed,
+    /// Correct the address.
+    #[error("'{0}' is no address that this fabric understands")]
+    Address(String),
+}
+
 /// What a fabric reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FabricEvent {
@@ -82,6 +93,13 @@ pub trait Fabric {
         drop(bytes);
     }
 
+    /// Lets a peer in that is reached at `address` (it takes the place of one with the same id),
+    /// or with `None` lets one go. The link of a peer that goes is lost without an event.
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        let _ = (peer, address);
+        Err(PeerError::Fixed)
+    }
+
     /// A descriptor that polls readable when `progress` has something to do (an epoll
     /// descriptor can be nested in the caller's own, level-triggered).
     fn wait_fd(&self) -> RawFd;
@@ -111,6 +129,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn recycle(&mut self, bytes: Vec<u8>) {
         (**self).recycle(bytes);
+    }
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        (**self).set_peer(peer, address)
     }
     fn wait_fd(&self) -> RawFd {
         (**self).wait_fd()

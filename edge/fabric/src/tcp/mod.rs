@@ -38,7 +38,7 @@ pub use config::{TcpConfig, TcpTimes};
 use crate::hello::{GroupName, Hello, Refusal};
 use crate::poll::{Interest, Poll, Token};
 use crate::ring::{BufferPool, Capacity};
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, WriteError};
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use greeting::Stranger;
 use link::Peer;
 use plover_types::ReplicaId;
@@ -292,6 +292,20 @@ impl Fabric for TcpFabric {
 
     fn recycle(&mut self, bytes: Vec<u8>) {
         self.context.pool.give(bytes);
+    }
+
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        let address = address
+            .map(|text| text.parse().map_err(|_| PeerError::Address(text.into())))
+            .transpose()?;
+        // Its sockets leave the epoll set when they are closed.
+        self.peers.retain(|known| known.id != peer);
+        if let Some(address) = address {
+            let now = Instant::now();
+            self.peers
+                .push(Peer::new(&self.context, peer, address, now));
+        }
+        Ok(())
     }
 
     fn wait_fd(&self) -> RawFd {
