@@ -105,6 +105,22 @@ struct Disk {
 }
 
 impl Disk {
+    /// A disk that holds the files of `dir`.
+    fn of(dir: &Path) -> Self {
+        let mut disk = Self::default();
+        for file in std::fs::read_dir(dir).unwrap() {
+            let file = file.unwrap();
+            let name = file.file_name().into_string().unwrap();
+            disk.names.insert(name, disk.files.len());
+            disk.files.push(Image {
+                synced: std::fs::read(file.path()).unwrap(),
+                unsynced: Vec::new(),
+            });
+        }
+        disk.names_synced = disk.names.clone();
+        disk
+    }
+
     fn apply(&mut self, operation: &Operation) {
         match operation {
             Operation::Write(name, offset, bytes) => {
@@ -133,7 +149,7 @@ impl Disk {
     /// Builds a directory that the crash may have left.
     fn leave(&self, dir: &Path, random: &mut SplitMix64) {
         let mut names = self.names_synced.clone();
-        let kept = random.range(0, self.changes.len() as u64 + 1) as usize;
+        let kept = random.range(0, self.changes.len() as u64) as usize;
         let created = |c: &&Operation| matches!(c, Operation::Create(_));
         let mut file = self.files.len() - self.changes.iter().filter(created).count();
         for change in self.changes.iter().take(kept) {
@@ -169,12 +185,14 @@ struct Acknowledged {
     round: u64,
     last: Viewstamp,
     trimmed: Index,
+    /// The next batch begins with a cut of `last`.
+    then_cut: bool,
 }
 
 /// A life with views, cuts and trims over many segments, and what it acknowledged when.
 fn life(dir: &Path) -> (Vec<Operation>, Vec<Acknowledged>) {
     let recorder = Recorder::start();
-    let mut acknowledged = Vec::new();
+    let mut acknowledged: Vec<Acknowledged> = Vec::new();
     let mut now = Acknowledged::default();
     for opening in 0..3 {
         let (mut store, _) = open(dir);
@@ -184,6 +202,7 @@ fn life(dir: &Path) -> (Vec<Operation>, Vec<Acknowledged>) {
             if last.index.0 > now.trimmed.0 + 3 && round % 2 == 0 {
                 // Only the last entry is cut, and the new view's first takes its place.
                 last = view_before(&store, Index(last.index.0 - 1));
+                acknowledged.last_mut().unwrap().then_cut = true;
             }
             for batch in 0..6 {
                 let bytes = 100 + 300 * (batch % 3);
@@ -223,34 +242,67 @@ fn what_was_acknowledged_survives_a_crash_at_any_operation() {
     let (operations, acknowledged) = life(origin.path());
     let mut random = SplitMix64::new(3);
     let mut disk = Disk::default();
-    let (mut torn, mut cut) = (0, 0);
+    let (mut torn, mut complete) = (0, 0);
     for (done, operation) in operations.iter().enumerate() {
         disk.apply(operation);
-        for _ in 0..2 {
+        let so_far = |a: &&Acknowledged| a.operations <= done + 1;
+        let known = acknowledged.iter().rev().find(so_far);
+        for again in [false, true] {
             let dir = directory();
             disk.leave(dir.path(), &mut random);
+            let dir = if again && done % 3 == 0 {
+                crash_in_recovery(dir.path(), &mut random)
+            } else {
+                dir
+            };
             let (store, found) = open(dir.path());
             assert_eq!(found.damage, None, "after operation {done}");
             torn += usize::from(found.torn);
-            let Some(known) = acknowledged.iter().rev().find(|a| a.operations <= done) else {
-                continue;
-            };
-            assert!(!found.forgotten, "after operation {done}");
-            let promised = found.promise.unwrap_or_default().promised;
-            assert!(
-                promised >= promise(known.round).promised,
-                "after operation {done}"
-            );
-            check_log(&found, known, done);
-            cut += usize::from(store.last() == known.last);
+            if let Some(known) = known {
+                check(&found, known, done);
+                complete += usize::from(store.last() == known.last);
+            }
         }
     }
-    assert!(torn > 20 && cut > 20, "{torn} torn tails, {cut} logs cut");
+    assert!(torn > 20, "{torn} torn tails");
+    assert!(
+        complete > 20,
+        "{complete} logs that end with what was acknowledged"
+    );
+}
+
+/// Opens the store that a crash has left, writes a little, and crashes again somewhere in that.
+fn crash_in_recovery(dir: &Path, random: &mut SplitMix64) -> tempfile::TempDir {
+    let mut disk = Disk::of(dir);
+    let recorder = Recorder::start();
+    let (mut store, found) = open(dir);
+    if !found.forgotten {
+        let last = store.last();
+        let next = [
+            entry(30, last.index.0 + 1, 700),
+            entry(30, last.index.0 + 2, 700),
+        ];
+        store.persist_entries(last, None, &next);
+        synced(&mut store);
+    }
+    drop(store);
+    let operations = recorder.stop();
+    let survived = random.range(0, operations.len() as u64) as usize;
+    for operation in &operations[..survived] {
+        disk.apply(operation);
+    }
+    let again = directory();
+    disk.leave(again.path(), random);
+    again
 }
 
 /// The log has no holes, holds only what was written, and reaches as far as it was acknowledged
 /// (unless a cut that was being written has replaced its end).
-fn check_log(found: &crate::Recovered, known: &Acknowledged, done: usize) {
+fn check(found: &crate::Recovered, known: &Acknowledged, done: usize) {
+    assert!(!found.forgotten, "after operation {done}");
+    let promised = found.promise.unwrap_or_default().promised;
+    let due = promise(known.round).promised;
+    assert!(promised >= due, "after operation {done}");
     let mut due = found.base.viewstamp.index;
     for held in &found.log {
         due = due.next();
@@ -262,7 +314,7 @@ fn check_log(found: &crate::Recovered, known: &Acknowledged, done: usize) {
     let newest = found.log.last().map(|e| e.viewstamp).unwrap_or_default();
     let held = found.log.iter().any(|e| e.viewstamp == known.last);
     assert!(
-        held || newest.view > known.last.view || due.0 + 1 == known.last.index.0,
+        held || known.then_cut && (newest.view > known.last.view || due.next() == known.last.index),
         "after operation {done}: {} of {}",
         newest,
         known.last
