@@ -21,7 +21,9 @@
 //!   descriptor is slept on before `fi_trywait` has agreed ([`native::Port::may_sleep`]).
 //! * **Some cannot wake a sleeper at all** (`shm`). They are refused with
 //!   [`Spin::Never`](crate::Spin::Never); otherwise the fabric looks for a bounded time and then
-//!   naps: a timer makes `wait_fd` readable after 50 µs to 1 ms.
+//!   naps: a timer makes `wait_fd` readable after 50 µs to 1 ms. (That provider also keeps its
+//!   locks in the shared memory, so that a peer which is stopped at the wrong moment stops who
+//!   writes to it. It is here for tests; between replicas of one host use [`crate::shm`].)
 //! * **An endpoint does not notice its peer's death.** A TCP connection beside it does; it
 //!   carries the handshake (`greeting.rs`), then says that the peer lives (`link.rs`).
 //!
@@ -31,6 +33,7 @@
 //! RDMA cannot encrypt and this fabric does not authenticate: the network must be a trusted one.
 
 mod config;
+mod context;
 mod doorbell;
 mod end;
 pub mod floor;
@@ -42,21 +45,21 @@ mod memory;
 mod native;
 mod outbound;
 mod sleep;
+mod stage;
 mod strangers;
 
 pub use config::{OfiConfig, OfiError, Version};
 pub use native::NativeError;
 
-use crate::hello::{GroupName, Hello, NotHello, Session};
+use crate::hello::{GroupName, Session};
 use crate::poll::Poll;
-use crate::ring::{BufferPool, Capacity};
+use crate::ring::BufferPool;
 use crate::spin::Spinner;
-use crate::tcp::TcpTimes;
 use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, Spin, WriteError};
-use greeting::{Greeting, ProviderName};
+use context::{Context, Loss};
 use leftovers::Leftovers;
 use link::Peer;
-use native::{Address, Port, Provider};
+use native::{Port, Provider};
 use plover_types::ReplicaId;
 use sleep::{Naps, Nudge};
 use std::io;
@@ -81,94 +84,6 @@ pub struct OfiFabric {
     naps: Naps,
     // Last: what the ports of the links were opened on.
     context: Context,
-}
-
-/// What all links share.
-#[derive(Debug)]
-struct Context {
-    me: ReplicaId,
-    group: GroupName,
-    capacities: [Capacity; 2],
-    times: TcpTimes,
-    poll: Poll,
-    stats: FabricStats,
-    /// What happened since `progress` last returned.
-    events: Vec<FabricEvent>,
-    pool: BufferPool,
-    provider: Arc<Provider>,
-    /// Whether ports have a wait object.
-    waits: bool,
-    /// The provider's files, for the one that has any.
-    leftovers: Option<Leftovers>,
-}
-
-/// Why a link, or an attempt at one, ended.
-#[derive(Debug, thiserror::Error)]
-enum Loss {
-    #[error("the peer closed the connection")]
-    Closed,
-    #[error(transparent)]
-    Io(io::Error),
-    #[error("no connection in time")]
-    ConnectTimeout,
-    #[error("no greeting in time")]
-    GreetingTimeout,
-    #[error(
-        "the handshake went well but no doorbell came: libfabric's own traffic does not get \
-         through (is a firewall between the replicas?)"
-    )]
-    JoinTimeout,
-    #[error(transparent)]
-    Stranger(NotHello),
-    #[error("the peer's host acknowledged nothing for {} ms", .0.as_millis())]
-    Silent(Duration),
-    #[error("the peer began a new session")]
-    Superseded,
-    #[error("what the peer announced on the {0} lane never became a record")]
-    Stuck(Lane),
-    #[error(transparent)]
-    Native(#[from] NativeError),
-}
-
-impl From<io::Error> for Loss {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => Self::Closed,
-            _ => Self::Io(error),
-        }
-    }
-}
-
-impl Context {
-    fn capacity(&self, lane: Lane) -> Capacity {
-        self.capacities[lane.index()]
-    }
-
-    fn deliver(&mut self, from: ReplicaId, lane: Lane, bytes: Vec<u8>) {
-        let stats = self.stats.lane_mut(lane);
-        stats.records_in += 1;
-        stats.bytes_in += bytes.len() as u64;
-        self.events.push(FabricEvent::Record { from, lane, bytes });
-    }
-
-    /// What we say to `peer` when all is well.
-    fn greeting(&self, peer: ReplicaId, session: Session, addresses: [Address; 2]) -> Greeting {
-        let hello = |lane: Lane| Hello {
-            version: plover_types::wire::WIRE_VERSION,
-            lane: lane.index() as u8,
-            from: self.me,
-            to: peer,
-            verdict: 0,
-            session,
-            ring_bytes: self.capacity(lane).bytes() as u64,
-            group: self.group,
-        };
-        Greeting {
-            lanes: Lane::ALL.map(hello),
-            provider: ProviderName::new(&self.provider.traits.name),
-            addresses,
-        }
-    }
 }
 
 impl OfiFabric {

@@ -1,7 +1,8 @@
 //! The door: connections whose peer has not said yet who it is.
 
 use super::greeting::{self, Greeting, GreetingBuffer, NoLink};
-use super::link::{Connection, Peer};
+use super::link::Peer;
+use super::stage::Connection;
 use super::{Context, FabricError, Loss};
 use crate::hello::Refusal;
 use crate::poll::{Interest, Poll, Token};
