@@ -136,10 +136,11 @@ impl World {
                         entries,
                         anew,
                     };
-                    let (now, disk) = (self.plan.now(), &mut self.hosts[host].disk);
-                    let span = disk.submit(write, now, &mut self.disks);
-                    self.plan
-                        .after(span, Happening::EntriesStored { host, process });
+                    let disk = &mut self.hosts[host].disk;
+                    if let Some(span) = disk.submit(write, &mut self.disks) {
+                        self.plan
+                            .after(span, Happening::EntriesStored { host, process });
+                    }
                 }
                 Command::Deliver(entry) => self.delivered(host, entry),
                 Command::Jump { base, .. } => self.jumped(host, base),
@@ -196,7 +197,7 @@ impl World {
         let elected = self.invariants.one_leader_a_view.elected(host, view);
         self.check(elected);
         if let Some(core) = &self.hosts[host].core {
-            let chosen = self.invariants.log.life_of(view);
+            let chosen = self.invariants.log.before(view);
             self.check(committed_not_lost::leads(host, core, chosen));
         }
         self.observe_election(host, before);
@@ -223,7 +224,10 @@ impl World {
             entry.viewstamp,
         ));
         self.hosts[host].cursor = entry.viewstamp.index;
-        match self.invariants.log.delivered(host, &entry) {
+        let now = self
+            .status(host)
+            .map_or(entry.viewstamp.view, |status| status.view);
+        match self.invariants.log.delivered(host, &entry, now) {
             Ok(true) => self.chosen(host, &entry),
             Ok(false) => {}
             Err(violation) => self.check(Err(violation)),
@@ -247,10 +251,8 @@ impl World {
             self.members_chosen(members);
             self.coverage.hit("members: a change was committed");
         }
-        let Some(Status { members, .. }) = self.status(host) else {
-            return;
-        };
         if self.scenario.durability == Durability::Disk {
+            let members = self.members_by_log(host);
             let holds = |id: &ReplicaId| {
                 let host: &Host = &self.hosts[usize::from(id.0)];
                 host.disk.holds(viewstamp)

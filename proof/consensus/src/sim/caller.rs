@@ -135,7 +135,8 @@ impl World {
         }
         let ready = self.status(peer).is_some_and(|own| {
             // Its guest is only worth something with the log that goes on from there.
-            let follows = own.view == view && own.commit >= status.base;
+            let recovered = own.phase != Phase::Recovering;
+            let follows = recovered && own.view == view && own.commit >= status.base;
             self.hosts[peer].process == process && follows
         });
         let (me, other) = (ReplicaId(leader as u8), ReplicaId(peer as u8));

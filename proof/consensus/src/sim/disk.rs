@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   PersistEntries -> waiting, waiting, waiting -> log         EntriesPersisted
-//!                        |
+//!                     '--- one sync ---'
 //!   crash:  some of what waits reached the disk, the last of it perhaps in part (a torn tail:
 //!           its entries' checksums end there), the rest did not
 //! ```
@@ -36,7 +36,8 @@ pub struct Disk {
     roster_at_base: Roster,
     log: VecDeque<Entry>,
     waiting: VecDeque<Write>,
-    busy_until: Micros,
+    /// How many of those the sync under way covers.
+    syncing: usize,
     state_busy_until: Micros,
     /// How much longer than usual a write takes.
     pub slowness: u64,
@@ -67,7 +68,7 @@ impl Disk {
             roster_at_base: roster,
             log: VecDeque::new(),
             waiting: VecDeque::new(),
-            busy_until: Micros::ZERO,
+            syncing: 0,
             state_busy_until: Micros::ZERO,
             slowness: 1,
             damaged: false,
@@ -82,7 +83,7 @@ impl Disk {
             self.store_state();
         }
         for _ in 0..chance.range(0, self.waiting.len() as u64) {
-            self.store_entries();
+            self.store_oldest();
         }
         let mut loss = Loss {
             writes: self.waiting.len(),
@@ -92,11 +93,11 @@ impl Disk {
             let kept = chance.range(0, write.entries.len() as u64) as usize;
             loss.torn = kept < write.entries.len();
             write.entries.truncate(kept);
-            self.store_entries();
+            self.store_oldest();
         }
         self.states_waiting.clear();
         self.waiting.clear();
-        self.busy_until = Micros::ZERO;
+        self.syncing = 0;
         self.state_busy_until = Micros::ZERO;
         loss
     }
@@ -134,12 +135,27 @@ impl Disk {
         self.state_busy_until.since(now)
     }
 
-    /// Takes a write of entries; how long until it is done, after those before it.
-    pub fn submit(&mut self, write: Write, now: Micros, chance: &mut Chance) -> Micros {
+    /// Takes a write of entries. If no sync is under way one begins, which takes so long.
+    pub fn submit(&mut self, write: Write, chance: &mut Chance) -> Option<Micros> {
         self.waiting.push_back(write);
-        let span = Micros(chance.range(50, 1500) * self.slowness);
-        self.busy_until = self.busy_until.max(now) + span;
-        self.busy_until.since(now)
+        (self.syncing == 0).then(|| self.begin_sync(chance))
+    }
+
+    /// A sync covers all that waits when it begins (group commit).
+    fn begin_sync(&mut self, chance: &mut Chance) -> Micros {
+        self.syncing = self.waiting.len();
+        Micros(chance.range(50, 1500) * self.slowness)
+    }
+
+    /// The sync under way is done: up to where the log is durable now, and how long the next one
+    /// takes, if anything waits.
+    pub fn end_sync(&mut self, chance: &mut Chance) -> (Viewstamp, Option<Micros>) {
+        let mut last = Viewstamp::default();
+        for _ in 0..std::mem::take(&mut self.syncing) {
+            last = self.store_oldest();
+        }
+        let more = !self.waiting.is_empty();
+        (last, more.then(|| self.begin_sync(chance)))
     }
 
     /// The oldest promise that waits is durable now.
@@ -150,8 +166,8 @@ impl Disk {
         state
     }
 
-    /// The oldest write that waits is durable now; up to where the log is.
-    pub fn store_entries(&mut self) -> Viewstamp {
+    /// The oldest write that waits is on the disk; up to where the log is.
+    fn store_oldest(&mut self) -> Viewstamp {
         let write = self.waiting.pop_front().expect("entries were submitted");
         let Write {
             after,

@@ -25,8 +25,8 @@ const CATCH_UP_MAX: Micros = Micros::from_ms(1500);
 #[derive(Debug, Default)]
 pub struct Healing {
     begun: Option<Micros>,
-    /// The last proposal.
-    last_words: Option<u64>,
+    /// The last proposal, and the view in which it was made.
+    last_words: Option<(View, u64)>,
     /// Who led which view before the encore, and who is cut off.
     encore: Option<(usize, View, Fault, usize)>,
 }
@@ -99,11 +99,13 @@ impl World {
     /// Proposes a last time, and waits until everybody has delivered it.
     fn last_words(&mut self, leader: usize) {
         let again = Happening::Look;
-        let words = self.healing.last_words;
-        let words = words.or_else(|| self.propose(leader));
+        let view = self.status(leader).map_or(View::NONE, |status| status.view);
+        // What a leader took that was deposed since may be lost; nobody was told otherwise.
+        let words = self.healing.last_words.filter(|(made, _)| *made == view);
+        let words = words.or_else(|| Some((view, self.propose(leader)?)));
         self.healing.last_words = words;
         let chosen = self.invariants.log.newest();
-        let place = words.and_then(|words| {
+        let place = words.and_then(|(_, words)| {
             let named = |entry: &apus::Entry| entry.payload.get(..8) == Some(&words.to_le_bytes());
             chosen.iter().position(named)
         });

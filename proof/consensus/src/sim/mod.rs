@@ -36,7 +36,7 @@ mod strike;
 mod trace;
 mod world;
 
-pub use coverage::Coverage;
+pub use coverage::{Coverage, REACHED};
 pub use run::{Outcome, run, run_many, tail_of};
 pub use trace::TraceMode;
 pub use world::Options;
@@ -44,11 +44,13 @@ pub use world::Options;
 use apus::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 4] = [
+pub const CANARIES: [(&str, Canary); 6] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("acknowledge-before-disk", Canary::AcknowledgeBeforeDisk),
     ("first-members-for-ever", Canary::FirstMembersForEver),
     ("old-majority-elects", Canary::OldMajorityElects),
+    ("count-old-views", Canary::CountOldViews),
+    ("skip-canvass", Canary::SkipCanvass),
 ];
 
 /// The name of a bug on the command line.

@@ -13,7 +13,7 @@ use super::schedule::Happening;
 use super::trace::trace;
 use super::world::World;
 use apus::{EntryKind, Members, MembersError, Phase, ProposeError, Status};
-use plover_types::{Micros, ReplicaId, ReplicaSet};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 
 /// A replacement under way.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ pub struct Replacing {
     goal: Option<Goal>,
     newcomers: usize,
     /// The newest group that was ever committed.
-    group: ReplicaSet,
+    group: Members,
 }
 
 impl Replacing {
@@ -53,10 +53,11 @@ impl World {
         let now = self.plan.now();
         let leader = self.leader();
         let leader = leader.filter(|host| self.hosts[*host].paused_until <= now);
-        let Some((leader, status)) = leader.and_then(|host| Some((host, self.status(host)?)))
+        let Some((leader, mut status)) = leader.and_then(|host| Some((host, self.status(host)?)))
         else {
             return;
         };
+        status.members = self.members_by_log(leader);
         self.stop_leavers();
         if self.replacing.goal.is_none() && !self.healing.has_begun() && self.work.often(300) {
             self.replacing.goal = self.draw_goal(&status);
@@ -89,7 +90,7 @@ impl World {
                 newcomer_first: true,
             },
             n => Goal {
-                newcomer,
+                newcomer: newcomer.filter(|_| voters.len() < 9 || leaver.is_some()),
                 leaver: leaver.filter(|_| newcomer.is_some()),
                 newcomer_first: (n % 2 == 0 || voters.len() < 3) && voters.len() < 9,
             },
@@ -108,8 +109,12 @@ impl World {
             // It has been given the guest meanwhile, and stays.
             goal.leaver = goal.leaver.filter(|id| !status.in_sync.contains(*id));
         }
-        let comes = goal.newcomer.filter(|id| !members.voters.contains(*id));
+        let full = members.voters.len() == 9;
         let goes = goal.leaver.filter(|id| members.voters.contains(*id));
+        if full && goes.is_none() {
+            goal.newcomer = None;
+        }
+        let comes = goal.newcomer.filter(|id| !members.voters.contains(*id));
         let next = match (comes, goes) {
             (None, None) => {
                 trace!(self, "OPERATOR has {members:?}");
@@ -118,7 +123,7 @@ impl World {
                 return;
             }
             (Some(newcomer), None) => self.admit(newcomer, leader, status),
-            (Some(newcomer), Some(_)) if goal.newcomer_first => {
+            (Some(newcomer), Some(_)) if goal.newcomer_first && !full => {
                 self.admit(newcomer, leader, status)
             }
             (_, Some(leaver)) => {
@@ -188,13 +193,13 @@ impl World {
 
     /// A change of members is chosen for ever.
     pub(super) fn members_chosen(&mut self, members: Members) {
-        self.replacing.group = members.all();
+        self.replacing.group = members;
     }
 
     /// A new life begins, in the group as the first leader was told it: those of them that were
     /// stopped are needed again.
     pub(super) fn group_begins(&mut self, members: ReplicaSet) {
-        self.replacing.group = members;
+        self.replacing.group = Members::of(members);
         for id in members.iter() {
             let host = usize::from(id.0);
             if !std::mem::replace(&mut self.hosts[host].enlisted, true) {
@@ -206,7 +211,7 @@ impl World {
 
     /// What an operator would tell a host that begins anew: the voters of the newest group.
     pub(super) fn group(&self) -> ReplicaSet {
-        self.replacing.group
+        self.replacing.group.voters
     }
 
     /// Stops the processes of those who have left, sooner or later: until then they may believe
@@ -216,7 +221,7 @@ impl World {
         for host in 0..self.hosts.len() {
             let id = ReplicaId(host as u8);
             let awaited = goal.is_some_and(|goal| goal.newcomer == Some(id));
-            let left = !self.replacing.group.contains(id) && !awaited;
+            let left = !self.replacing.group.all().contains(id) && !awaited;
             let soon = if self.healing.has_begun() { 500 } else { 100 };
             if left && self.hosts[host].enlisted && self.work.often(soon) {
                 trace!(self, "OPERATOR stops r{host}");
@@ -232,7 +237,8 @@ impl World {
     pub(super) fn leavers_are_gone(&self) -> bool {
         let hosts = self.hosts.iter().enumerate();
         let mut enlisted = hosts.filter(|(_, host)| host.enlisted);
-        enlisted.all(|(host, _)| self.replacing.group.contains(ReplicaId(host as u8)))
+        let group = self.replacing.group.all();
+        enlisted.all(|(host, _)| group.contains(ReplicaId(host as u8)))
     }
 
     /// Whether the newest log of a leader names a group that is not committed yet.
@@ -251,6 +257,25 @@ impl World {
             }
             false
         })
+    }
+
+    /// The group by the log of `host`, whatever its core says: the newest change in it, or else
+    /// the newest that was ever committed.
+    pub(super) fn members_by_log(&self, host: usize) -> Members {
+        let Some(core) = self.core(host) else {
+            return self.replacing.group;
+        };
+        let status = core.status();
+        // What is committed anywhere is known; only the rest of the log may say something newer.
+        let known = self.invariants.log.before(View(u64::MAX)).len() as u64;
+        let kept = known.max(status.base.0) + 1..=status.last.index.0;
+        let changes = kept
+            .rev()
+            .filter_map(|index| match core.entry(Index(index))?.kind {
+                EntryKind::Members(members) => Some(members),
+                _ => None,
+            });
+        changes.into_iter().next().unwrap_or(self.replacing.group)
     }
 
     /// Those who belong to the group by the word of `leader`.

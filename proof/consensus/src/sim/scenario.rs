@@ -90,7 +90,7 @@ impl Scenario {
             fault_gap: chance.pick(&[(5_000, 60_000), (20_000, 200_000), (80_000, 700_000)]),
             faults_for: chance.micros((800_000, 3_000_000)),
             ambush: chance.often(600).then(|| Ambush::draw(chance)),
-            work_gap: chance.pick(&[(300, 5_000), (2_000, 16_000), (10_000, 60_000)]),
+            work_gap: chance.pick(&[(500, 8_000), (3_000, 20_000), (10_000, 60_000)]),
             trims: chance.pick(&[0, 20, 100]),
             canary,
         }

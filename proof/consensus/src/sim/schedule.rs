@@ -35,7 +35,7 @@ pub enum Happening {
         /// Whose.
         process: u64,
     },
-    /// The oldest write of entries is durable.
+    /// The sync under way is done.
     EntriesStored {
         /// Where.
         host: usize,

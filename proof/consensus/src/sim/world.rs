@@ -130,7 +130,11 @@ impl World {
             }
             Happening::EntriesStored { host, process } => {
                 if self.runs(host, process) {
-                    let last = self.hosts[host].disk.store_entries();
+                    let (last, next) = self.hosts[host].disk.end_sync(&mut self.disks);
+                    if let Some(span) = next {
+                        let again = Happening::EntriesStored { host, process };
+                        self.plan.after(span, again);
+                    }
                     self.apply(host, Event::EntriesPersisted(last));
                 }
             }

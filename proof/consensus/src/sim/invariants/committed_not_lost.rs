@@ -1,4 +1,4 @@
-//! Whoever begins to lead holds everything that was ever committed (leader completeness).
+//! Whoever begins to lead a view holds all that was committed before it (leader completeness).
 //!
 //! Checked entry by entry at the moment of taking office, before anything is proposed: a leader
 //! without a committed entry would put something else in its place.
@@ -7,7 +7,7 @@ use super::{Check, demand};
 use apus::{Apus, Entry};
 use plover_types::Index;
 
-/// `core` on `host` begins to lead a view of the life in which `chosen` was committed.
+/// `core` on `host` begins to lead a view before which `chosen` was committed.
 pub fn leads(host: usize, core: &Apus, chosen: &[Entry]) -> Check {
     let status = core.status();
     let last = status.last;

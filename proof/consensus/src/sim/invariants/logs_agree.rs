@@ -9,23 +9,36 @@ use apus::Entry;
 use plover_types::{View, Viewstamp};
 use std::collections::BTreeMap;
 
+/// What was chosen in one life.
+#[derive(Debug, Default)]
+struct Life {
+    entries: Vec<Entry>,
+    /// The view in which each was first delivered.
+    views: Vec<View>,
+}
+
 /// The chosen log of each life, by the view in which the life began.
 #[derive(Debug, Default)]
 pub struct ChosenLog {
-    lives: BTreeMap<View, Vec<Entry>>,
+    lives: BTreeMap<View, Life>,
     deliveries: u64,
 }
 
 impl ChosenLog {
     /// A guest was booted in `view`.
     pub fn life_begins(&mut self, view: View) {
-        self.lives.insert(view, Vec::new());
+        self.lives.insert(view, Life::default());
     }
 
-    /// What was chosen in the life that `view` belongs to.
-    pub fn life_of(&self, view: View) -> &[Entry] {
-        let life = self.lives.range(..=view).next_back();
-        life.map_or(&[], |(_, entries)| entries)
+    /// What was committed before `view`, in the life that it belongs to. A candidate that was
+    /// paused may take its view up when a later one has long committed more; it leads nobody then,
+    /// and owes nothing to what came after it.
+    pub fn before(&self, view: View) -> &[Entry] {
+        let Some((_, life)) = self.lives.range(..=view).next_back() else {
+            return &[];
+        };
+        let count = life.views.partition_point(|committed| *committed < view);
+        &life.entries[..count]
     }
 
     /// What was chosen in the newest life.
@@ -33,7 +46,7 @@ impl ChosenLog {
         self.lives
             .values()
             .next_back()
-            .map_or(&[], |entries| entries)
+            .map_or(&[], |life| &life.entries)
     }
 
     /// How many lives began.
@@ -46,8 +59,13 @@ impl ChosenLog {
         self.deliveries
     }
 
-    /// `host` delivers `entry`; whether it is the first to deliver it.
-    pub fn delivered(&mut self, host: usize, entry: &Entry) -> Result<bool, super::Violation> {
+    /// `host` delivers `entry` in `now`; whether it is the first to deliver it.
+    pub fn delivered(
+        &mut self,
+        host: usize,
+        entry: &Entry,
+        now: View,
+    ) -> Result<bool, super::Violation> {
         self.deliveries += 1;
         let Viewstamp { index, view } = entry.viewstamp;
         let Some((_, life)) = self.lives.range_mut(..=view).next_back() else {
@@ -57,14 +75,15 @@ impl ChosenLog {
             )));
         };
         let place = index.0.wrapping_sub(1) as usize;
-        match life.get(place) {
+        match life.entries.get(place) {
             Some(chosen) if chosen == entry => Ok(false),
             Some(chosen) => Err(violation(format!(
                 "r{host} delivers {} where {} was chosen",
                 entry.viewstamp, chosen.viewstamp
             ))),
-            None if place == life.len() => {
-                life.push(entry.clone());
+            None if place == life.entries.len() => {
+                life.entries.push(entry.clone());
+                life.views.push(now);
                 Ok(true)
             }
             None => Err(violation(format!(
@@ -76,7 +95,7 @@ impl ChosenLog {
 
     /// A group that has run is not taken for one that never did.
     pub fn group_empty(&self, host: usize, fresh: bool) -> Check {
-        let ran = self.lives.values().any(|life| !life.is_empty());
+        let ran = self.lives.values().any(|life| !life.entries.is_empty());
         demand(!(fresh && ran), "logs_agree", SECTION, || {
             format!("r{host} takes a group that has run for one that never did")
         })
