@@ -109,13 +109,24 @@ static int choose(const struct fi_info *hints, const char *node, struct fi_info 
     return fi_getinfo(API_VERSION, node, NULL, FI_SOURCE, hints, out);
 }
 
+/* Whether writes complete in the order they were posted. 2.0 no longer lets providers promise it. */
+static int completes_in_order(const struct fi_info *info)
+{
+#if FI_MAJOR_VERSION >= 2
+    (void)info;
+    return 0;
+#else
+    return (info->tx_attr->comp_order & FI_ORDER_STRICT) == FI_ORDER_STRICT;
+#endif
+}
+
 static void describe(const struct fi_info *info, struct plover_ofi_traits *traits)
 {
     snprintf(traits->name, sizeof(traits->name), "%s", info->fabric_attr->prov_name);
     traits->inject_bytes = info->tx_attr->inject_size;
     traits->write_bytes = info->ep_attr->max_msg_size;
     traits->key_bytes = info->domain_attr->mr_key_size;
-    traits->ordered = (info->tx_attr->comp_order & FI_ORDER_STRICT) == FI_ORDER_STRICT;
+    traits->ordered = (uint32_t)completes_in_order(info);
     traits->immediate_bytes = (uint32_t)info->domain_attr->cq_data_size;
 }
 
