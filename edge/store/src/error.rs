@@ -58,6 +58,18 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    pub(crate) fn is_disk_full(&self) -> bool {
+        let full = |kind| {
+            matches!(
+                kind,
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        };
+        matches!(self, Self::Io { source, .. } if full(source.kind()))
+    }
+}
+
 /// What an operator can do about the system's answer.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {

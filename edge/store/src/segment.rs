@@ -128,14 +128,25 @@ impl Supply {
     }
 
     /// Segment `number`, ready for use with room for `bytes`.
+    ///
+    /// # Errors
+    /// A disk that was full in the background gets a second chance, with a new file: space may
+    /// have been freed since. Nothing else does.
     pub fn take(&mut self, number: SegmentNumber, bytes: u64) -> Result<Segment, StoreError> {
-        let mut segment = match std::mem::replace(&mut self.next, Next::None) {
-            Next::Ready(segment) => segment,
-            Next::Coming(handle) => handle.join().expect("preparing a segment does not panic")?,
-            Next::None => {
+        let ready = match std::mem::replace(&mut self.next, Next::None) {
+            Next::Ready(segment) => Some(segment),
+            Next::Coming(handle) => match handle.join().expect("preparing does not panic") {
+                Err(error) if error.is_disk_full() => None,
+                prepared => Some(prepared?),
+            },
+            Next::None => None,
+        };
+        let mut segment = match ready {
+            Some(segment) => segment,
+            None => {
+                self.recycled = self.directory.join(RECYCLED).exists();
                 let recycled = std::mem::take(&mut self.recycled);
-                let bytes = self.bytes.max(bytes);
-                Segment::prepare(&self.directory, number, bytes, recycled)?
+                Segment::prepare(&self.directory, number, self.bytes.max(bytes), recycled)?
             }
         };
         assert_eq!(segment.number, number, "segments are used in order");

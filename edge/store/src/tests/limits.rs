@@ -77,6 +77,48 @@ fn on_a_full_disk() {
 }
 
 #[test]
+fn space_that_is_freed_in_time_is_used() {
+    let dir = directory();
+    let mount = "mount -t tmpfs -o size=48k tmpfs \"$DIR\" &&";
+    let output = child("with_space_freed", dir.path(), mount)
+        .wait_with_output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
+}
+
+#[test]
+#[ignore = "run by space_that_is_freed_in_time_is_used"]
+fn with_space_freed() {
+    let dir = child_dir();
+    let (mut store, _) = open(&dir);
+    while !dir.join("log.0000000000000002").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let ballast = dir.join("ballast");
+    // Fills the disk; the last write fails.
+    let _ = std::fs::write(&ballast, vec![0; 64 << 10]);
+    let mut last = Viewstamp::default();
+    for index in 1..=20 {
+        if index == 12 {
+            // The second segment is in use, and the third could not be prepared.
+            std::fs::remove_file(&ballast).unwrap();
+        }
+        store.persist_entries(last, None, &[entry(1, index, 500)]);
+        last = stamp(1, index);
+        let done = synced(&mut store);
+        assert!(
+            matches!(done[..], [Completion::EntriesPersisted(v)] if v == last),
+            "{done:?}"
+        );
+    }
+    assert!(dir.join("log.0000000000000003").exists());
+}
+
+#[test]
 fn two_processes_cannot_use_one_directory() {
     let dir = directory();
     let mut other = child("holds_the_directory", dir.path(), "");
