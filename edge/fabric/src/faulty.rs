@@ -10,7 +10,7 @@
 //! cut is silent, as on a real network: writes are taken and lost, no `Down` comes. Delayed
 //! records keep the order of their lane. What is held when the link goes down is lost with it.
 
-use crate::{Fabric, FabricEvent, FabricStats, Lane, WriteError};
+use crate::{Fabric, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use plover_types::{ReplicaId, SplitMix64};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::RawFd;
@@ -332,6 +332,16 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn recycle(&mut self, bytes: Vec<u8>) {
         self.inner.recycle(bytes);
+    }
+
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        self.inner.set_peer(peer, address)?;
+        // What was held for the old link is lost with it; the faults stay.
+        if let Some(link) = self.links.get_mut(&peer) {
+            link.up = false;
+            link.lanes = Default::default();
+        }
+        Ok(())
     }
 
     fn wait_fd(&self) -> RawFd {

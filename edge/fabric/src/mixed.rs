@@ -12,7 +12,7 @@
 //! it is readable as long as one of the parts is.
 
 use crate::poll::{Interest, Poll};
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, WriteError};
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use plover_types::ReplicaId;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
@@ -109,6 +109,20 @@ impl Fabric for Mixed {
             part.lent = part.lent.saturating_sub(1);
             part.fabric.recycle(bytes);
         }
+    }
+
+    /// A newcomer is reached by the first part.
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        let known = self.parts.iter().position(|p| p.peers.contains(&peer));
+        let Some(part) = self.parts.get_mut(known.unwrap_or(0)) else {
+            return Err(PeerError::Fixed);
+        };
+        part.fabric.set_peer(peer, address)?;
+        part.peers.retain(|id| *id != peer);
+        if address.is_some() {
+            part.peers.push(peer);
+        }
+        Ok(())
     }
 
     fn wait_fd(&self) -> RawFd {

@@ -8,7 +8,7 @@ use plover_fabric::contract::Maker;
 use plover_fabric::{Fabric, FabricEvent, Lane, ShmConfig, ShmFabric, ShmPlace, WriteError};
 use plover_types::ReplicaId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -136,6 +136,9 @@ fn a_stopped_peer_pushes_back_and_keeps_its_link() {
     answers(&mut fabric);
     let before = fabric.stats();
     signal(&other, Signal::STOP);
+    let pid = Pid::from_child(&other);
+    let stopped = rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+    assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     let record = [5; 1000];
     let mut events = Vec::new();
     for _ in 0..2000 {
@@ -258,4 +261,28 @@ fn a_recycled_buffer_is_used_again() {
         last = Some(place);
         b.recycle(bytes);
     }
+}
+
+/// A replica is let in while others run, and let go.
+#[test]
+fn peers_come_and_go() {
+    let mut maker = ShmMaker::tuned(|config| config.peers.clear());
+    let (mut a, mut b) = (maker.open(R0), maker.open(R1));
+    a.set_peer(R1, Some("somewhere")).unwrap();
+    b.set_peer(R0, Some("somewhere")).unwrap();
+    let up = FabricEvent::Up(R1);
+    drive(&mut [&mut a, &mut b], |events, fabrics| {
+        events[0].contains(&up) && fabrics[1].is_up(R0)
+    });
+    a.set_peer(R1, Some("elsewhere")).unwrap();
+    assert!(a.is_up(R1), "it is the same replica");
+    a.write(R1, Lane::Log, b"record").unwrap();
+    drive(&mut [&mut a, &mut b], |_, fabrics| {
+        fabrics[1].stats().log.records_in == 1
+    });
+    a.set_peer(R1, None).unwrap();
+    let write = a.write(R1, Lane::Log, b"record");
+    assert_eq!(write, Err(WriteError::Down(R1)));
+    let down = FabricEvent::Down(R0);
+    drive(&mut [&mut a, &mut b], |events, _| events[1].contains(&down));
 }

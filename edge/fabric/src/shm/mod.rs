@@ -33,6 +33,7 @@ mod config;
 mod link;
 mod memory;
 mod socket;
+mod strangers;
 #[cfg(test)]
 mod tests;
 
@@ -44,24 +45,22 @@ pub(crate) mod bare {
 
 pub use config::{ShmConfig, ShmPlace, ShmTimes};
 
-use crate::hello::{GroupName, Hello, Refusal, Session};
+use crate::hello::{GroupName, Hello, Session};
 use crate::poll::{Interest, Poll, Token};
 use crate::ring::BufferPool;
 use crate::spin::Spinner;
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, WriteError};
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use link::Peer;
 use memory::Layout;
 use plover_types::ReplicaId;
 use plover_types::wire::WIRE_VERSION;
-use socket::{Door, Heard, Listener, Offer};
+use socket::{Door, Listener};
 use std::cell::{Cell, RefCell};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
-use tracing::{debug, warn};
+use strangers::Stranger;
 
-/// Connections that may stand at the door without having greeted.
-const STRANGERS_MAX: usize = 32;
 /// The greeting's lane: one connection stands for both.
 const BOTH_LANES: u8 = 255;
 /// How seldom the sockets are looked at while records keep coming and nobody sleeps. A link's
@@ -76,6 +75,9 @@ pub struct ShmFabric {
     listener_token: Token,
     strangers: Vec<Stranger>,
     peers: Vec<Peer>,
+    /// What doors are named by.
+    group: String,
+    place: ShmPlace,
     /// Which peer is served first, moved on by one each time.
     first: usize,
     looked_at: Instant,
@@ -98,14 +100,6 @@ struct Context {
     events: Vec<FabricEvent>,
     /// Buffers of records that the caller is done with.
     pool: BufferPool,
-}
-
-/// A connection that has not said yet whose it is.
-#[derive(Debug)]
-struct Stranger {
-    socket: OwnedFd,
-    token: Token,
-    since: Instant,
 }
 
 impl Context {
@@ -165,6 +159,8 @@ impl ShmFabric {
             listener_token,
             strangers: Vec::new(),
             peers: peers?,
+            group: config.group,
+            place: config.place,
             first: 0,
             looked_at: now,
             nap: Cell::new(0),
@@ -178,103 +174,6 @@ impl ShmFabric {
         self.peers
             .iter()
             .any(|p| p.id == peer && p.channel().is_some())
-    }
-
-    /// Lets in whoever knocks.
-    fn accept(&mut self, now: Instant) {
-        if !self.context.poll.is_ready(self.listener_token) {
-            return;
-        }
-        for _ in 0..STRANGERS_MAX {
-            match self.listener.accept() {
-                Ok(Some(socket)) => {
-                    if self.strangers.len() == STRANGERS_MAX {
-                        // The oldest has had its chance; a peer dials again.
-                        self.strangers.remove(0);
-                        self.context.stats.rejected += 1;
-                        debug!("turned away: too many at the door");
-                    }
-                    match self.context.poll.watch(&socket, Interest::Read) {
-                        Ok(token) => self.strangers.push(Stranger {
-                            socket,
-                            token,
-                            since: now,
-                        }),
-                        Err(error) => debug!(%error, "a connection failed at once"),
-                    }
-                }
-                Ok(None) => return,
-                // We are short of descriptors; epoll asks again.
-                Err(error) => return debug!(%error, "accept failed"),
-            }
-        }
-    }
-
-    /// Hears who the strangers are.
-    fn greet(&mut self, now: Instant) {
-        for stranger in std::mem::take(&mut self.strangers) {
-            match socket::receive(&stranger.socket) {
-                Ok(Heard::Greeting(bytes, offer)) => match Hello::decode(&bytes) {
-                    Ok(theirs) => self.introduce(stranger, &theirs, offer, now),
-                    Err(error) => self.turn_away(&error),
-                },
-                Ok(Heard::Noise) => self.turn_away(&"it sent something else than a greeting"),
-                Ok(Heard::Nothing) if now < stranger.since + self.context.times.hello_within => {
-                    self.strangers.push(stranger);
-                }
-                Ok(Heard::Nothing) => self.turn_away(&"it said nothing"),
-                // It left by itself, as peers do that give up dialling.
-                Ok(Heard::End) => debug!("a connection ended early"),
-                Err(error) => debug!(%error, "a connection ended early"),
-            }
-        }
-    }
-
-    fn turn_away(&mut self, why: &dyn std::fmt::Display) {
-        self.context.stats.rejected += 1;
-        debug!("turned away: {why}");
-    }
-
-    /// A stranger has said who it is: answers, and hands it to its peer.
-    fn introduce(
-        &mut self,
-        stranger: Stranger,
-        theirs: &Hello,
-        offer: Option<Offer>,
-        now: Instant,
-    ) {
-        let context = &mut self.context;
-        let Stranger { socket, token, .. } = stranger;
-        let peer = self
-            .peers
-            .iter_mut()
-            .find(|p| p.id == theirs.from && p.id < context.me);
-        let mut mine = context.hello(theirs.from, theirs.session);
-        let refusal = match socket::is_same_user(&socket) {
-            Ok(true) => theirs.refusal(&mine),
-            Ok(false) => Some(Refusal::User),
-            Err(error) => return debug!(%error, "a connection ended early"),
-        };
-        let refusal = match (refusal, peer, offer) {
-            (Some(refusal), ..) => refusal,
-            (None, None, _) => Refusal::Identity,
-            (None, Some(_), None) => Refusal::Memory,
-            (None, Some(peer), Some(offer)) => {
-                match peer.welcome(context, now, &mine, (socket, token), offer) {
-                    Ok(()) => {}
-                    Err(loss) => {
-                        context.stats.rejected += 1;
-                        warn!("refused {}: {loss}", theirs.from);
-                    }
-                }
-                return;
-            }
-        };
-        mine.verdict = refusal as u8;
-        context.stats.rejected += 1;
-        warn!("refused {}: {refusal}", theirs.from);
-        // It may have left already.
-        let _ = socket::send(&socket, &mine, None);
     }
 
     /// Everything that the sockets have to say.
@@ -375,6 +274,20 @@ impl Fabric for ShmFabric {
 
     fn recycle(&mut self, bytes: Vec<u8>) {
         self.context.pool.give(bytes);
+    }
+
+    /// Where a peer of this host is follows from its id, so the address is not looked at, and a
+    /// peer that is known already keeps its link.
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        if address.is_none() {
+            self.peers.retain(|known| known.id != peer);
+        } else if peer != self.context.me && !self.peers.iter().any(|known| known.id == peer) {
+            // Only an id of more digits can make the path too long now.
+            let door = Door::new(&self.place, &self.group, peer)
+                .map_err(|error| PeerError::Address(error.to_string()))?;
+            self.peers.push(Peer::new(peer, door, Instant::now()));
+        }
+        Ok(())
     }
 
     fn wait_fd(&self) -> RawFd {
