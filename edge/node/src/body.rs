@@ -112,6 +112,7 @@ impl Body {
         prepare_process();
         let console_log = std::fs::File::create(run_dir.join("console.log"))?;
         let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
+        let last_failure = storage.damage();
         Ok(Self {
             qemu: config.qemu(),
             replica: Replica::new(brain, start, now),
@@ -132,7 +133,7 @@ impl Body {
             crash_in: None,
             dropped_inputs: 0,
             dropped_outputs: 0,
-            last_failure: None,
+            last_failure,
             stopping: false,
             config,
         })
@@ -140,6 +141,7 @@ impl Body {
 
     fn run(&mut self) -> Result<(), BoxError> {
         self.apply(Event::Tick)?;
+        self.storage.submit();
         while !self.stopping {
             self.wait();
             self.turn()?;

@@ -12,7 +12,7 @@
 
 use apus::{DurableState, Entry, Roster, Start};
 use plover_replica::{Event, GuestRecord};
-use plover_store::{Completion, Options, Store, StoreError};
+use plover_store::{Completion, Damage, Options, Store, StoreError};
 use plover_types::{Index, Viewstamp};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -71,6 +71,7 @@ pub(crate) struct Storage {
     dir: PathBuf,
     state: StateFile,
     store: Store,
+    damage: Option<Damage>,
     completions: Vec<Completion>,
 }
 
@@ -94,9 +95,19 @@ impl Storage {
             dir: dir.to_path_buf(),
             state,
             store,
+            damage: recovered.damage.clone(),
             completions: Vec::new(),
         };
         Ok((storage, recovered.start()))
+    }
+
+    /// What of the log was unreadable, in words for the operator; the replica recovers from the
+    /// others then.
+    pub fn damage(&self) -> Option<String> {
+        let damage = self.damage.as_ref()?;
+        Some(format!(
+            "the log was damaged and is recovered from the others: {damage}"
+        ))
     }
 
     /// Queues the promise.
@@ -264,6 +275,30 @@ mod tests {
             Storage::open(dir.path(), "other", Durability::Disk),
             Err(StorageError::Store(StoreError::OtherGroup { .. }))
         ));
+    }
+
+    #[test]
+    fn a_damaged_log_is_reported_and_makes_the_replica_recover() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut storage, _) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();
+        storage.persist_state(DurableState::default());
+        storage.append(stamp(0), None, &[entry(1), entry(2)]);
+        wait_for(&mut storage, 2);
+        drop(storage);
+        let segment = dir.path().join("consensus/log.0000000000000001");
+        let mut bytes = std::fs::read(&segment).unwrap();
+        bytes[150] ^= 1;
+        std::fs::write(&segment, bytes).unwrap();
+        let (storage, start) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();
+        assert!(matches!(
+            start,
+            Start::Restarted {
+                forgotten: true,
+                ..
+            }
+        ));
+        let damage = storage.damage().unwrap();
+        assert!(damage.contains("log.0000000000000001"), "{damage}");
     }
 
     #[test]
