@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::log::LogCommand;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plover_lab::options::{Guest, Options, Policy};
 use plover_lab::state::LabName;
@@ -39,6 +40,11 @@ pub enum Command {
         /// The replica's `paths.run_dir`.
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
+    },
+    /// A replicated log by hand: consensus without a guest.
+    Log {
+        #[command(subcommand)]
+        command: LogCommand,
     },
     /// Replicas, a switch and a client on this one machine, to try and to break.
     Lab {

@@ -4,6 +4,7 @@
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    what one replica says of itself
 //!  plover bootstrap                 the operator's word after a total loss
+//!  plover log …                     a replicated log by hand
 //!  plover lab …                     three replicas on one machine, to try and to break
 //!  plover demo                      the main job, shown
 //! ```
@@ -13,6 +14,7 @@
 
 mod cli;
 mod lab;
+mod log;
 mod output;
 mod replica;
 
@@ -47,6 +49,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
         cli::Command::Bootstrap { run_dir } => replica::bootstrap(&run_dir),
+        cli::Command::Log { command } => log::run(command),
         cli::Command::Lab { name, command } => lab::run(name, command),
         cli::Command::Demo { json } => lab::demo(json),
         cli::Command::LabClient {

@@ -1,6 +1,7 @@
 //! Carrying out what consensus decides.
 
 use crate::mail::Incoming;
+use crate::members::Group;
 use crate::pending::Origin;
 use crate::wire::Reply;
 use crate::{Error, Server, ServerError, StateMachine};
@@ -15,16 +16,12 @@ impl<M: StateMachine> Server<M> {
     /// Does all that consensus has asked for, and what follows from it, until nothing is left;
     /// then lets it leave.
     pub(crate) fn settle(&mut self) -> Result<(), ServerError> {
-        self.carry_out()?;
-        while self.stable.is_queued() {
-            // What is written to the others goes first, so that their disks work while ours does.
-            self.fabric.flush();
-            self.stable.write();
-            self.take_stored()?;
-            self.carry_out()?;
-        }
+        self.drive()?;
         self.catch_up()?;
         self.report_outputs();
+        self.advance_change();
+        self.part();
+        self.drive()?;
         self.send_snapshots();
         self.trim();
         let base = self.core.status().base;
@@ -36,6 +33,19 @@ impl<M: StateMachine> Server<M> {
             door.flush();
         }
         self.fabric.flush();
+        Ok(())
+    }
+
+    /// Does what consensus and the disk ask for, until nothing is left.
+    fn drive(&mut self) -> Result<(), ServerError> {
+        self.carry_out()?;
+        while self.stable.is_queued() {
+            // What is written to the others goes first, so that their disks work while ours does.
+            self.fabric.flush();
+            self.stable.write();
+            self.take_stored()?;
+            self.carry_out()?;
+        }
         Ok(())
     }
 
@@ -133,6 +143,12 @@ impl<M: StateMachine> Server<M> {
         let at = entry.viewstamp;
         if entry.kind != EntryKind::App {
             self.state.pass(at);
+            if let EntryKind::Members(members) = entry.kind {
+                match Group::decode(members, &entry.payload) {
+                    Some(group) => self.regroup(group),
+                    None => tracing::error!(%at, "a group without addresses was proposed"),
+                }
+            }
             return;
         }
         match (self.state.apply(at, &entry.payload), origin) {
@@ -182,7 +198,8 @@ impl<M: StateMachine> Server<M> {
         self.commit = base;
         if base.index == Index(0) {
             self.incoming = None;
-            return self.state.reset(base).map_err(ServerError::Restore);
+            self.state.reset(base).map_err(ServerError::Restore)?;
+            self.regroup(self.config.group());
         }
         Ok(())
     }

@@ -226,6 +226,8 @@ pub(crate) struct Shared {
     room: Condvar,
     /// The server sleeps, or is about to look for the last time before it does.
     sleeping: AtomicBool,
+    /// The server is to stop running.
+    stop: AtomicBool,
     pub wake: OwnedFd,
 }
 
@@ -235,6 +237,7 @@ impl Shared {
             gate: Mutex::default(),
             room: Condvar::new(),
             sleeping: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
         })
     }
@@ -285,6 +288,17 @@ impl Shared {
     pub fn wake_server(&self) {
         // A full counter means that it is being woken already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the server stop running.
+    pub fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake_server();
+    }
+
+    /// Whether the server was asked to stop; asked once, it stops once.
+    pub fn take_stop(&self) -> bool {
+        self.stop.swap(false, Ordering::SeqCst)
     }
 
     /// The server is about to sleep. False if entries came in meanwhile: then it must not.

@@ -1,7 +1,9 @@
 //! How a replica of the log is set up.
 
-use apus::Durability;
+use crate::members::Group;
+use apus::{Durability, Members};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
+use std::collections::BTreeMap;
 
 /// The configuration of a [`Server`](crate::Server). All replicas of a group should agree on
 /// everything but `me`.
@@ -9,8 +11,12 @@ use plover_types::{Micros, ReplicaId, ReplicaSet};
 pub struct Config {
     /// This replica.
     pub me: ReplicaId,
-    /// The voters with which the group began, 1 to 9. The lowest of them leads first.
+    /// The voters with which the group began, 1 to 9. The lowest of them leads first. A newcomer
+    /// names those that it is to join, and is none of them.
     pub members: ReplicaSet,
+    /// Where the replicas of the group reach each other, this one included, as text that the
+    /// fabric understands. Only for a group whose members are to change; empty otherwise.
+    pub addresses: BTreeMap<ReplicaId, String>,
     /// The leader's heartbeat period; shorter than `timeout`.
     pub heartbeat: Micros,
     /// Silence of the leader after which another may be elected (APUS: 100 ms).
@@ -35,12 +41,21 @@ impl Config {
         Self {
             me,
             members,
+            addresses: BTreeMap::new(),
             heartbeat: Micros::from_ms(20),
             timeout: Micros::from_ms(100),
             durability: Durability::Memory,
             log_bytes_max: 64 << 20,
             retain_bytes: 32 << 20,
             check_outputs: false,
+        }
+    }
+
+    /// The group before the log has named another.
+    pub(crate) fn group(&self) -> Group {
+        Group {
+            members: Members::of(self.members),
+            addresses: self.addresses.clone(),
         }
     }
 

@@ -104,7 +104,8 @@ impl<M: StateMachine> Server<M> {
             return Ok(());
         };
         if from.1 > self.state.applied.index {
-            self.state.restore(snapshot).map_err(ServerError::Restore)?;
+            let group = self.state.restore(snapshot);
+            self.regroup(group.map_err(ServerError::Restore)?);
             tracing::info!(applied = %self.state.applied, from = %from.0, "took over a state");
             if self.state.applied.index > self.commit.index {
                 self.commit = self.state.applied;

@@ -11,6 +11,7 @@ mod handover;
 mod inline;
 mod machine;
 mod mail;
+mod members;
 mod pending;
 pub mod remote;
 mod replicated;

@@ -2,6 +2,7 @@
 //! comparison of outputs. All of it travels in one snapshot.
 
 use crate::envelope::{self, Envelope, SessionRequest};
+use crate::members::Group;
 use crate::{Error, StateMachine};
 use apus::outputs::{OutputCheck, OutputHasher, Piece, Verdict};
 use plover_types::{Viewstamp, wire};
@@ -22,6 +23,7 @@ pub(crate) struct Replicated<M> {
     pub machine: M,
     /// The last entry that it reflects.
     pub applied: Viewstamp,
+    pub group: Group,
     sessions: BTreeMap<u64, Session>,
     hasher: OutputHasher,
     check: OutputCheck,
@@ -49,6 +51,7 @@ pub(crate) type Applied<'a> = Result<(Viewstamp, &'a [u8]), Error>;
 #[derive(Serialize, Deserialize)]
 struct Snapshot<'a> {
     applied: Viewstamp,
+    group: Group,
     sessions: BTreeMap<u64, Session>,
     hasher: OutputHasher,
     check: OutputCheck,
@@ -59,6 +62,7 @@ struct Snapshot<'a> {
 #[derive(Serialize)]
 struct SnapshotToWrite<'a> {
     applied: Viewstamp,
+    group: &'a Group,
     sessions: &'a BTreeMap<u64, Session>,
     hasher: &'a OutputHasher,
     check: &'a OutputCheck,
@@ -67,10 +71,12 @@ struct SnapshotToWrite<'a> {
 }
 
 impl<M: StateMachine> Replicated<M> {
-    pub fn new(machine: M, check_outputs: bool) -> Self {
+    /// The state before the first entry, in a group as it was set up.
+    pub fn new(machine: M, group: Group, check_outputs: bool) -> Self {
         Self {
             machine,
             applied: Viewstamp::default(),
+            group,
             sessions: BTreeMap::new(),
             hasher: OutputHasher::default(),
             check: OutputCheck::default(),
@@ -163,6 +169,7 @@ impl<M: StateMachine> Replicated<M> {
         self.machine.snapshot(&mut machine);
         wire::encode(&SnapshotToWrite {
             applied: self.applied,
+            group: &self.group,
             sessions: &self.sessions,
             hasher: &self.hasher,
             check: &self.check,
@@ -170,8 +177,9 @@ impl<M: StateMachine> Replicated<M> {
         })
     }
 
-    /// Becomes what another replica's [`snapshot`](Self::snapshot) says.
-    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), String> {
+    /// Becomes what another replica's [`snapshot`](Self::snapshot) says, except for the group,
+    /// which it returns.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<Group, String> {
         // Borrowed decoding: `wire::decode` serves only what owns its bytes.
         let body = match bytes.split_first() {
             Some((&wire::WIRE_VERSION, body)) => body,
@@ -185,7 +193,7 @@ impl<M: StateMachine> Replicated<M> {
         self.hasher = snapshot.hasher;
         self.check = snapshot.check;
         self.pieces.clear();
-        Ok(())
+        Ok(snapshot.group)
     }
 
     /// Becomes what it was before the first entry.
@@ -242,11 +250,11 @@ mod tests {
 
     #[test]
     fn a_repeated_request_is_applied_once_and_answered_twice() {
-        let mut state = Replicated::new(Counter::default(), true);
+        let mut state = Replicated::new(Counter::default(), Group::default(), true);
         let first = state
             .apply(at(1), &request(5, 1))
             .map(|(at, it)| (at, it.to_vec()));
-        let mut other = Replicated::new(Counter(99), true);
+        let mut other = Replicated::new(Counter(99), Group::default(), true);
         other.restore(&state.snapshot()).unwrap();
         for state in [&mut state, &mut other] {
             let again = state
@@ -268,7 +276,7 @@ mod tests {
 
     #[test]
     fn sessions_are_forgotten_in_the_order_of_their_use() {
-        let mut state = Replicated::new(Counter::default(), false);
+        let mut state = Replicated::new(Counter::default(), Group::default(), false);
         for session in 0..SESSIONS_MAX as u64 {
             state.apply(at(session + 1), &request(session, 1)).unwrap();
         }
@@ -285,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_damaged_snapshot_is_refused() {
-        let mut state = Replicated::new(Counter::default(), false);
+        let mut state = Replicated::new(Counter::default(), Group::default(), false);
         state.apply(at(1), &request(1, 1)).unwrap();
         let good = state.snapshot();
         for cut in 0..good.len() {

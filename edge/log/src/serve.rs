@@ -3,10 +3,10 @@
 use crate::door::{Connection, ConnectionId, OUTPUT_BYTES_MAX, Tail};
 use crate::envelope::{self, Envelope, SessionRequest};
 use crate::pending::Origin;
-use crate::wire::{self, FrameError, MemberChange, Refusal, Reply, Request, StatusReport};
+use crate::wire::{self, FrameError, Refusal, Reply, Request, StatusReport};
 use crate::{Error, Server, StateMachine};
 use apus::EntryKind;
-use plover_types::{Index, ReplicaSet};
+use plover_types::Index;
 
 /// Entries that one turn sends to one client that follows the log.
 const TAIL_ENTRIES_PER_TURN: usize = 1024;
@@ -80,7 +80,7 @@ impl<M: StateMachine> Server<M> {
                 }
                 Request::Status => Some(Reply::Status(Box::new(self.report()))),
                 Request::Begin => Some(self.begin_anew()),
-                Request::Member(change) => Some(self.change_members(&change)),
+                Request::Member(change) => self.begin_change(id, change),
             };
             if let Some(reply) = replies {
                 connection.reply(&reply);
@@ -121,7 +121,7 @@ impl<M: StateMachine> Server<M> {
     }
 
     /// Says who leads, for the request `number`.
-    fn elsewhere(&self, number: u64) -> Reply<'static> {
+    pub(crate) fn elsewhere(&self, number: u64) -> Reply<'static> {
         let leader = self.core.status().leader;
         let leader = leader.filter(|leader| *leader != self.config.me);
         let address = leader.and_then(|leader| self.book.get(&leader).cloned());
@@ -143,10 +143,6 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    fn change_members(&mut self, _change: &MemberChange) -> Reply<'static> {
-        Reply::Failed("this release cannot change a group's members".into())
-    }
-
     /// Where this replica stands.
     pub fn report(&self) -> StatusReport {
         let status = self.core.status();
@@ -163,8 +159,8 @@ impl<M: StateMachine> Server<M> {
             view: status.view,
             leader: status.leader,
             leader_address: address,
-            voters: self.config.members,
-            learners: ReplicaSet::EMPTY,
+            voters: status.members.voters,
+            learners: status.members.learners,
             linked: self.linked,
             durability: self.config.durability,
             last: status.last,

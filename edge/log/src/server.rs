@@ -18,6 +18,7 @@ use crate::door::Door;
 use crate::envelope::{self, SessionRequest};
 use crate::inline::Inline;
 use crate::mail::{Incoming, Outgoing};
+use crate::members::Change;
 use crate::pending::{Origin, Proposals};
 use crate::replicated::Replicated;
 use crate::stable::Stable;
@@ -31,7 +32,6 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The largest message between replicas, whatever the fabric would carry: what a ring of the
@@ -67,6 +67,10 @@ pub struct Server<M> {
     pub(crate) alive: ReplicaSet,
     pub(crate) outgoing: Outgoing,
     pub(crate) incoming: Option<Incoming>,
+    /// A change of the group that a client has asked for.
+    pub(crate) change: Option<Change>,
+    /// Replicas that were let go, and when their links end.
+    pub(crate) departing: Vec<(ReplicaId, Micros)>,
     /// Every replica has lost the log; the operator decides.
     pub(crate) lost: bool,
     pub(crate) rejected: u64,
@@ -114,10 +118,8 @@ impl<M: StateMachine> Server<M> {
         let (stable, start, snapshot) = Stable::open(dir, group, &config)?;
         let mut server = Self::open(config, Box::new(fabric), machine, (stable, start))?;
         if let Some(snapshot) = snapshot {
-            server
-                .state
-                .restore(&snapshot)
-                .map_err(ServerError::Restore)?;
+            let restored = server.state.restore(&snapshot);
+            server.regroup(restored.map_err(ServerError::Restore)?);
         }
         server.settle()?;
         Ok(server)
@@ -149,7 +151,7 @@ impl<M: StateMachine> Server<M> {
         let shared = Shared::new().map_err(ServerError::system("make an eventfd"))?;
         let mut server = Self {
             core: Apus::new(core, start, Micros(1)),
-            state: Replicated::new(machine, config.check_outputs),
+            state: Replicated::new(machine, config.group(), config.check_outputs),
             fabric,
             stable,
             commands: Vec::new(),
@@ -169,6 +171,8 @@ impl<M: StateMachine> Server<M> {
             alive: ReplicaSet::EMPTY,
             outgoing: Outgoing::default(),
             incoming: None,
+            change: None,
+            departing: Vec::new(),
             lost: false,
             rejected: 0,
             entry_bytes_max: message_bytes_max.saturating_sub(ENTRY_OVERHEAD_MAX),
@@ -199,9 +203,9 @@ impl<M: StateMachine> Server<M> {
         Client::new(Arc::clone(&self.shared))
     }
 
-    /// Takes turns until `stop` is true; [`Stopper::stop`] sets it and ends the sleep.
-    pub fn run(&mut self, stop: &Stopper) -> Result<(), ServerError> {
-        while !stop.stop.load(Ordering::SeqCst) {
+    /// Takes turns until a [`Stopper`] says that it is enough.
+    pub fn run(&mut self) -> Result<(), ServerError> {
+        while !self.shared.take_stop() {
             self.turn(None)?;
         }
         Ok(())
@@ -210,7 +214,6 @@ impl<M: StateMachine> Server<M> {
     /// What ends [`run`](Self::run) from another thread.
     pub fn stopper(&self) -> Stopper {
         Stopper {
-            stop: Arc::default(),
             shared: Arc::clone(&self.shared),
         }
     }
@@ -427,14 +430,12 @@ impl<M> Drop for Server<M> {
 /// Ends a server's [`run`](Server::run) from another thread.
 #[derive(Clone, Debug)]
 pub struct Stopper {
-    stop: Arc<AtomicBool>,
     shared: Arc<Shared>,
 }
 
 impl Stopper {
     /// The server returns after the turn it is in.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.shared.wake_server();
+        self.shared.ask_to_stop();
     }
 }

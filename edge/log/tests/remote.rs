@@ -124,7 +124,8 @@ fn the_log_is_read_from_every_replica_also_while_it_grows() {
         ControlFlow::Continue(())
     };
     remote::tail(&group.doors[leader], Index(1500), false, collect).unwrap();
-    assert!(rest.len() > 400 && rest.len() <= 500, "{}", rest.len());
+    // Reports of outputs take places in the log too, 10 from each replica.
+    assert!((500..600).contains(&rest.len()), "{}", rest.len());
     assert!(
         texts.ends_with(
             &rest

@@ -91,10 +91,9 @@ pub struct Running<M> {
 impl<M: StateMachine + Send + 'static> Running<M> {
     pub fn start(server: Server<M>) -> Self {
         let (client, stopper) = (server.client(), server.stopper());
-        let stop = stopper.clone();
         let thread = std::thread::spawn(move || {
             let mut server = server;
-            server.run(&stop).expect("the server runs");
+            server.run().expect("the server runs");
             server
         });
         Self {

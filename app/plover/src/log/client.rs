@@ -1,0 +1,219 @@
+//! What an operator asks of a running group.
+
+use super::{MemberCommand, Targets};
+use anyhow::Context;
+use plover_log::remote::{self, TailEvent};
+use plover_log::wire::{MemberChange, StatusReport};
+use plover_log::{Address, Remote};
+use plover_types::{Index, ReplicaId, ReplicaSet};
+use std::io::{self, BufRead, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::Duration;
+
+impl Targets {
+    fn client(self) -> Remote {
+        Remote::new(self.addresses, Duration::from_secs(self.patience))
+    }
+}
+
+pub fn append(to: Targets, text: &str) -> anyhow::Result<ExitCode> {
+    let mut client = to.client();
+    let mut one = |entry: &[u8]| -> anyhow::Result<()> {
+        let at = client.append(entry)?;
+        writeln!(io::stdout(), "{at}")?;
+        Ok(())
+    };
+    if text != "-" {
+        one(text.as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for line in io::stdin().lock().split(b'\n') {
+        one(&line.context("cannot read the standard input")?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn tail(from: &Address, since: u64, follow: bool, quiet: bool) -> anyhow::Result<ExitCode> {
+    let mut out = io::BufWriter::new(io::stdout());
+    let mut failure = None;
+    let each = |event: TailEvent<'_>| {
+        let written = match event {
+            TailEvent::Entry { at, bytes, .. } => print(&mut out, (!quiet).then_some(at), bytes),
+            TailEvent::Trimmed(base) => {
+                // Not part of the entries, so that a pipe gets nothing else.
+                writeln!(
+                    io::stderr(),
+                    "plover: entries up to {base} have been trimmed"
+                )
+            }
+        };
+        // Whoever follows wants to see each at once.
+        let written = written.and_then(|()| if follow { out.flush() } else { Ok(()) });
+        match written {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    };
+    remote::tail(from, Index(since), follow, each)?;
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(out.flush().map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
+fn print(
+    out: &mut impl Write,
+    at: Option<plover_types::Viewstamp>,
+    bytes: &[u8],
+) -> io::Result<()> {
+    if let Some(at) = at {
+        write!(out, "{at}\t")?;
+    }
+    out.write_all(bytes)?;
+    out.write_all(b"\n")
+}
+
+pub fn status(to: &Address, json: bool) -> anyhow::Result<ExitCode> {
+    let report = remote::status(to)?;
+    let mut out = io::stdout();
+    if json {
+        writeln!(out, "{}", as_json(&report))?;
+    } else {
+        describe(&report, &mut out)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ids(set: ReplicaSet) -> Vec<u8> {
+    set.iter().map(|id| id.0).collect()
+}
+
+fn as_json(report: &StatusReport) -> serde_json::Value {
+    serde_json::json!({
+        "id": report.id.0,
+        "phase": report.phase,
+        "view": report.view.to_string(),
+        "leader": report.leader.map(|it| it.0),
+        "leader_address": report.leader_address,
+        "voters": ids(report.voters),
+        "learners": ids(report.learners),
+        "linked": ids(report.linked),
+        "durability": report.durability,
+        "last": report.last.to_string(),
+        "commit": report.commit.0,
+        "applied": report.applied.0,
+        "base": report.base.0,
+        "log_bytes": report.log_bytes,
+        "pending": report.pending,
+        "clients": report.clients,
+        "rejected": report.rejected,
+        "lost": report.lost,
+    })
+}
+
+fn describe(report: &StatusReport, out: &mut impl Write) -> io::Result<()> {
+    let phase = format!("{:?}", report.phase).to_lowercase();
+    let leader = match (report.leader, &report.leader_address) {
+        (Some(leader), Some(address)) => format!("{leader}, clients on {address}"),
+        (Some(leader), None) => leader.to_string(),
+        (None, _) => "none".into(),
+    };
+    writeln!(
+        out,
+        "replica   {}, {phase} in view {}",
+        report.id, report.view
+    )?;
+    writeln!(out, "leader    {leader}")?;
+    writeln!(out, "voters    {}", report.voters)?;
+    if !report.learners.is_empty() {
+        writeln!(out, "learners  {}", report.learners)?;
+    }
+    writeln!(out, "links     {}", report.linked)?;
+    writeln!(
+        out,
+        "log       after {} to {}, committed to {}, applied to {}",
+        report.base, report.last.index, report.commit, report.applied
+    )?;
+    writeln!(
+        out,
+        "          {} payload bytes, {} entries wait for a majority, kept {}",
+        report.log_bytes,
+        report.pending,
+        format!("{:?}", report.durability).to_lowercase()
+    )?;
+    writeln!(
+        out,
+        "clients   {}; {} messages rejected",
+        report.clients, report.rejected
+    )?;
+    if report.lost {
+        writeln!(
+            out,
+            "every replica has lost the log; `plover log begin` starts a new one"
+        )?;
+    }
+    Ok(())
+}
+
+pub fn check(to: &Address) -> anyhow::Result<ExitCode> {
+    let report = remote::status(to)?;
+    let mut out = io::stdout();
+    if report.outputs.is_empty() {
+        writeln!(
+            out,
+            "no outputs were compared yet: a stream is compared every 1500 bytes, on replicas \
+             that run with --check-outputs"
+        )?;
+    }
+    let mut same = true;
+    for verdict in &report.outputs {
+        let name = format!("stream {:016x}", verdict.stream);
+        let by = verdict.reported_by;
+        match verdict.diverged {
+            None => writeln!(out, "{name}: {by} agree up to {} bytes", verdict.agreed)?,
+            Some(diverged) => {
+                same = false;
+                writeln!(
+                    out,
+                    "{name}: {} differ from the others of {by} in piece {}, after {} bytes that \
+                     agree",
+                    diverged.replicas, diverged.piece, verdict.agreed
+                )?;
+            }
+        }
+    }
+    Ok(if same {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+pub fn member(change: MemberCommand) -> anyhow::Result<ExitCode> {
+    let (to, change) = match change {
+        MemberCommand::Add { to, member } => {
+            let change = MemberChange::Add {
+                id: ReplicaId(member.id),
+                address: member.address.to_string(),
+            };
+            (to, change)
+        }
+        MemberCommand::Remove { to, id } => (to, MemberChange::Remove { id: ReplicaId(id) }),
+    };
+    let mut out = io::stdout();
+    let done = to.client().change_members(&change, |text| {
+        // A closed pipe shows at the last line.
+        let _ = writeln!(io::stdout(), "{text}");
+    })?;
+    writeln!(out, "{done}")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn begin(to: &Address) -> anyhow::Result<ExitCode> {
+    writeln!(io::stdout(), "{}", remote::begin(to)?)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,219 @@
+//! `plover log`: a replicated log by hand.
+//!
+//! ```text
+//!  plover log serve    one replica, until SIGTERM or Ctrl-C
+//!  plover log append   puts an entry into the log, once
+//!  plover log tail     what is in it
+//!  plover log status   where one replica stands
+//!  plover log check    whether the replicas say the same (APUS §3)
+//!  plover log member   lets a replica in, or go
+//!  plover log begin    the operator's word after a total loss
+//! ```
+
+mod client;
+mod serve;
+
+use clap::{Args, Subcommand, ValueEnum};
+use plover_log::Address;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+#[derive(Debug, Subcommand)]
+pub enum LogCommand {
+    /// Run one replica of a log until SIGTERM or Ctrl-C; its log goes to the error output.
+    Serve(ServeOptions),
+    /// Append an entry, or with `-` each line of the input; prints where each stands.
+    Append {
+        #[command(flatten)]
+        to: Targets,
+        /// The entry; `-` for the lines of the standard input.
+        #[arg(allow_hyphen_values = true)]
+        text: String,
+    },
+    /// Print the entries of the log, as one replica knows them.
+    Tail {
+        /// Where that replica serves clients.
+        #[arg(long, value_name = "ADDRESS")]
+        from: Address,
+        /// Only entries after this place.
+        #[arg(long, value_name = "INDEX", default_value_t = 0)]
+        since: u64,
+        /// Go on as it grows.
+        #[arg(short, long)]
+        follow: bool,
+        /// Nothing but the entries themselves.
+        #[arg(short, long)]
+        quiet: bool,
+    },
+    /// Where one replica stands.
+    Status {
+        /// Where it serves clients.
+        #[arg(long, value_name = "ADDRESS")]
+        to: Address,
+        /// As one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Whether the replicas give the same answers, per stream; exits with 1 if not.
+    Check {
+        /// Where one of them serves clients.
+        #[arg(long, value_name = "ADDRESS")]
+        to: Address,
+    },
+    /// Change who belongs to the group.
+    Member {
+        #[command(subcommand)]
+        change: MemberCommand,
+    },
+    /// Begin a new, empty log after every replica has lost the old one. To be said to the
+    /// replica with the lowest id.
+    Begin {
+        /// Where it serves clients.
+        #[arg(long, value_name = "ADDRESS")]
+        to: Address,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum MemberCommand {
+    /// Let a replica in that was started with `--join`: it catches up, then votes.
+    Add {
+        #[command(flatten)]
+        to: Targets,
+        /// Its id, and where the others reach it.
+        #[arg(value_name = "ID=ADDRESS")]
+        member: Member,
+    },
+    /// Let a replica go.
+    Remove {
+        #[command(flatten)]
+        to: Targets,
+        /// Which.
+        id: u8,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Targets {
+    /// Where some replica serves clients; the leader is found from there. Several may be given.
+    #[arg(long = "to", value_name = "ADDRESS", required = true)]
+    addresses: Vec<Address>,
+    /// How long to try.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    patience: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeOptions {
+    /// This replica.
+    #[arg(long, value_name = "ID")]
+    id: u8,
+    /// Every replica of the group, this one included, and where the others reach it.
+    #[arg(long = "peer", value_name = "ID=ADDRESS", required = true)]
+    peers: Vec<Member>,
+    /// Where to serve clients: HOST:PORT, or the path of a unix socket.
+    #[arg(long, value_name = "ADDRESS")]
+    client_listen: Option<Address>,
+    /// Where to keep what outlives the process; without it, nothing does.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// When an entry counts as held: in memory, or on disk (needs --dir).
+    #[arg(long, value_enum, default_value = "memory")]
+    durability: DurabilityArgument,
+    /// How replicas reach each other: `shm` is for replicas on one host.
+    #[arg(long, value_enum, default_value = "tcp")]
+    fabric: FabricArgument,
+    /// The group's name, the same on all its replicas.
+    #[arg(long, value_name = "NAME", default_value = "log")]
+    group: String,
+    /// Silence of the leader after which another may be elected.
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    timeout_ms: u64,
+    /// MiB of the newest entries to keep; older ones are trimmed.
+    #[arg(long, value_name = "MIB", default_value_t = 32)]
+    retain_mib: usize,
+    /// Compare what the replicas answer (see `plover log check`).
+    #[arg(long)]
+    check_outputs: bool,
+    /// This replica is new to the group and waits for `plover log member add`.
+    #[arg(long)]
+    join: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DurabilityArgument {
+    Memory,
+    Disk,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FabricArgument {
+    Tcp,
+    Shm,
+}
+
+/// A replica and where the others reach it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    id: u8,
+    address: SocketAddr,
+}
+
+impl FromStr for Member {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (id, address) = text
+            .split_once('=')
+            .ok_or_else(|| format!("'{text}' is not of the form ID=HOST:PORT"))?;
+        let number = id.parse().ok().filter(|id| *id < 16);
+        let mut addresses = address
+            .to_socket_addrs()
+            .map_err(|error| format!("'{address}' is no HOST:PORT: {error}"))?;
+        Ok(Self {
+            id: number.ok_or_else(|| format!("'{id}' is no id: ids are 0 to 15"))?,
+            address: addresses
+                .next()
+                .ok_or_else(|| format!("'{address}' names no host"))?,
+        })
+    }
+}
+
+pub fn run(command: LogCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        LogCommand::Serve(options) => serve::run(&options),
+        LogCommand::Append { to, text } => client::append(to, &text),
+        LogCommand::Tail {
+            from,
+            since,
+            follow,
+            quiet,
+        } => client::tail(&from, since, follow, quiet),
+        LogCommand::Status { to, json } => client::status(&to, json),
+        LogCommand::Check { to } => client::check(&to),
+        LogCommand::Member { change } => client::member(change),
+        LogCommand::Begin { to } => client::begin(&to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_read_and_mistakes_are_named() {
+        let member: Member = "3=127.0.0.1:7000".parse().unwrap();
+        assert_eq!((member.id, member.address.port()), (3, 7000));
+        for (text, word) in [
+            ("127.0.0.1:7000", "ID=HOST:PORT"),
+            ("16=127.0.0.1:7000", "'16'"),
+            ("x=127.0.0.1:7000", "'x'"),
+            ("1=127.0.0.1", "'127.0.0.1'"),
+        ] {
+            let error = text.parse::<Member>().unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

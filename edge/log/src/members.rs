@@ -1,0 +1,289 @@
+//! Changing the group while it runs: a replica goes, another catches up and then votes.
+//!
+//! ```text
+//!   add:     Members{learners + id} ─► it is sent the log ─► caught up ─► Members{voters + id}
+//!   remove:  Members{voters - id}
+//! ```
+//!
+//! Each step is an entry of the log, with the addresses of all replicas as its payload; every
+//! replica links to whom the committed entry names. One change at a time, carried out by the
+//! leader. If it stops leading, the client asks the next leader, which finds what is left to do:
+//! a change that has been made already is done.
+
+use crate::door::ConnectionId;
+use crate::wire::{MemberChange, Reply};
+use crate::{Server, StateMachine};
+use apus::{EntryKind, Members, MembersError, ProposeError};
+use plover_types::{Micros, ReplicaId, wire};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A learner may vote when it lacks at most so many entries: what a busy leader sends in a
+/// fraction of a round trip, so that the group hardly waits for it.
+const CAUGHT_UP: u64 = 256;
+/// How often the client hears how far a learner has come.
+const REPORT_EVERY: Micros = Micros::from_ms(500);
+/// How long the link of a replica that was let go stays, so that it hears of it.
+const FAREWELL: Micros = Micros::from_ms(1000);
+
+/// The group by the last committed word of the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Group {
+    pub members: Members,
+    /// Where replicas reach each other. Empty for a group that was set up without addresses.
+    pub addresses: BTreeMap<ReplicaId, String>,
+}
+
+impl Group {
+    /// The payload of the entry that makes this the group.
+    fn payload(&self) -> Vec<u8> {
+        wire::encode(&self.addresses)
+    }
+
+    /// The group by an entry of the log.
+    pub fn decode(members: Members, payload: &[u8]) -> Option<Self> {
+        let addresses = wire::decode(payload).ok()?;
+        Some(Self { members, addresses })
+    }
+
+    /// The next step towards what `change` asks for; `None` once it is done.
+    fn step(&self, change: &MemberChange, caught_up: bool) -> Option<Self> {
+        let mut next = self.clone();
+        match change {
+            MemberChange::Add { id, address } => {
+                let moved = self.addresses.get(id) != Some(address);
+                next.addresses.insert(*id, address.clone());
+                if next.members.voters.contains(*id) && !moved {
+                    return None;
+                }
+                let learns = next.members.learners.contains(*id);
+                if learns && !moved && !caught_up {
+                    return None;
+                }
+                if learns && !moved {
+                    next.members.learners.remove(*id);
+                    next.members.voters.insert(*id);
+                } else {
+                    next.members.learners.insert(*id);
+                }
+            }
+            MemberChange::Remove { id } => {
+                next.addresses.remove(id);
+                next.members.voters.remove(*id);
+                next.members.learners.remove(*id);
+            }
+        }
+        (next != *self).then_some(next)
+    }
+
+    fn is_done(&self, change: &MemberChange) -> bool {
+        match change {
+            MemberChange::Add { id, address } => {
+                self.members.voters.contains(*id) && self.addresses.get(id) == Some(address)
+            }
+            MemberChange::Remove { id } => !self.members.all().contains(*id),
+        }
+    }
+}
+
+/// A change under way, and who asked for it.
+#[derive(Debug)]
+pub(crate) struct Change {
+    connection: ConnectionId,
+    wanted: MemberChange,
+    /// A step was proposed and is not committed yet.
+    proposed: Option<Group>,
+    report_at: Micros,
+}
+
+impl<M: StateMachine> Server<M> {
+    /// Begins a change for a remote client; the reply if it cannot begin.
+    pub(crate) fn begin_change(
+        &mut self,
+        connection: ConnectionId,
+        wanted: MemberChange,
+    ) -> Option<Reply<'static>> {
+        if !self.leads() {
+            return Some(self.elsewhere(0));
+        }
+        let failed = |why: &str| Some(Reply::Failed(why.into()));
+        if self.change.is_some() {
+            return failed("another change of the group is under way: wait for it");
+        }
+        if let MemberChange::Add { id, address } = &wanted {
+            let known = self.state.group.addresses.get(id);
+            if self.state.group.members.voters.contains(*id) && known != Some(address) {
+                return failed("that id votes already, elsewhere: remove it first");
+            }
+            if id.0 > 15 || address.parse::<std::net::SocketAddr>().is_err() {
+                return failed("ids are 0 to 15, and addresses are of the form HOST:PORT");
+            }
+        }
+        self.change = Some(Change {
+            connection,
+            wanted,
+            proposed: None,
+            report_at: Micros::ZERO,
+        });
+        None
+    }
+
+    /// Goes on with the change under way.
+    pub(crate) fn advance_change(&mut self) {
+        let Some(mut change) = self.change.take() else {
+            return;
+        };
+        let reply = self.next_step(&mut change);
+        let over = !matches!(reply, None | Some(Reply::Progress(_)));
+        if let (Some(reply), Some(door)) = (reply, &mut self.door) {
+            door.reply(change.connection, &reply);
+        }
+        if !over {
+            self.change = Some(change);
+        }
+    }
+
+    fn next_step(&mut self, change: &mut Change) -> Option<Reply<'static>> {
+        if self.state.group.is_done(&change.wanted) {
+            let voters = self.state.group.members.voters;
+            return Some(Reply::Done(format!("done: {voters} vote")));
+        }
+        if !self.leads() {
+            return Some(self.elsewhere(0));
+        }
+        let group = &self.state.group;
+        if change.proposed.take_if(|step| *step == *group).is_none() && change.proposed.is_some() {
+            return None;
+        }
+        let last = self.core.status().last.index;
+        let matched = match &change.wanted {
+            MemberChange::Add { id, .. } => self.core.matched(*id),
+            MemberChange::Remove { .. } => None,
+        };
+        let caught_up = matched.is_some_and(|it| it.0 > 0 && it.0 + CAUGHT_UP >= last.0);
+        let Some(step) = group.step(&change.wanted, caught_up) else {
+            return self.report_progress(change, matched.map_or(0, |it| it.0), last.0);
+        };
+        let now = self.now();
+        let kind = EntryKind::Members(step.members);
+        match self.core.propose(now, kind, step.payload()) {
+            Ok(_) => {
+                let text = format!(
+                    "proposed: {} vote, {} learn",
+                    step.members.voters, step.members.learners
+                );
+                change.proposed = Some(step);
+                Some(Reply::Progress(text))
+            }
+            Err(ProposeError::Members(
+                MembersError::ChangePending | MembersError::ViewTooYoung,
+            )) => None,
+            Err(ProposeError::NotLeader) => Some(self.elsewhere(0)),
+            Err(error) => Some(Reply::Failed(error.to_string())),
+        }
+    }
+
+    fn report_progress(
+        &self,
+        change: &mut Change,
+        matched: u64,
+        last: u64,
+    ) -> Option<Reply<'static>> {
+        let now = self.now();
+        if now < change.report_at {
+            return None;
+        }
+        change.report_at = now + REPORT_EVERY;
+        let text = match matched {
+            0 => "waiting for the newcomer to be reached and to answer".into(),
+            _ => format!("the newcomer holds {matched} of {last} entries"),
+        };
+        Some(Reply::Progress(text))
+    }
+
+    /// The log has named a group: links follow.
+    pub(crate) fn regroup(&mut self, group: Group) {
+        let me = self.config.me;
+        let now = self.now();
+        let before = std::mem::replace(&mut self.state.group, group);
+        let group = &self.state.group;
+        tracing::info!(voters = %group.members.voters, learners = %group.members.learners, "the group");
+        for (&id, address) in group.addresses.iter().filter(|(id, _)| **id != me) {
+            self.departing.retain(|(gone, _)| *gone != id);
+            if before.addresses.get(&id) != Some(address) {
+                if let Err(error) = self.fabric.set_peer(id, Some(address)) {
+                    tracing::error!(%id, %address, %error, "a newcomer cannot be reached");
+                }
+            }
+        }
+        let gone = before.addresses.keys();
+        let gone = gone.filter(|id| !group.addresses.contains_key(id) && **id != me);
+        self.departing.extend(gone.map(|id| (*id, now + FAREWELL)));
+    }
+
+    /// Ends the links of replicas that were let go a while ago.
+    pub(crate) fn part(&mut self) {
+        let now = self.now();
+        while let Some(place) = self.departing.iter().position(|(_, at)| *at <= now) {
+            let (id, _) = self.departing.swap_remove(place);
+            // A fabric whose peers are fixed has not let it in either.
+            let _ = self.fabric.set_peer(id, None);
+            self.linked(id, false);
+            self.book.remove(&id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::ReplicaSet;
+
+    fn set(ids: &[u8]) -> ReplicaSet {
+        ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
+    }
+
+    fn group(ids: &[u8]) -> Group {
+        let address = |id: &u8| (ReplicaId(*id), format!("h:{id}"));
+        Group {
+            members: Members::of(set(ids)),
+            addresses: ids.iter().map(address).collect(),
+        }
+    }
+
+    fn add(id: u8, address: &str) -> MemberChange {
+        let (id, address) = (ReplicaId(id), address.into());
+        MemberChange::Add { id, address }
+    }
+
+    #[test]
+    fn a_newcomer_learns_before_it_votes() {
+        let change = add(3, "h:3");
+        let learns = group(&[0, 1]).step(&change, true).unwrap();
+        assert_eq!(learns.members.voters, set(&[0, 1]));
+        assert_eq!(learns.members.learners, set(&[3]));
+        assert_eq!(learns.step(&change, false), None);
+        assert!(!learns.is_done(&change));
+        let votes = learns.step(&change, true).unwrap();
+        assert_eq!(votes, group(&[0, 1, 3]));
+        assert!(votes.is_done(&change));
+        assert_eq!(Group::decode(votes.members, &votes.payload()), Some(votes));
+    }
+
+    #[test]
+    fn a_learner_that_moves_learns_again() {
+        let learns = group(&[0, 1]).step(&add(3, "h:3"), false).unwrap();
+        let moved = learns.step(&add(3, "h:4"), true).unwrap();
+        assert_eq!(moved.members, learns.members);
+        assert_eq!(moved.addresses[&ReplicaId(3)], "h:4");
+    }
+
+    #[test]
+    fn whoever_goes_is_forgotten() {
+        let change = MemberChange::Remove { id: ReplicaId(1) };
+        let left = group(&[0, 1, 2]).step(&change, false).unwrap();
+        assert_eq!(left, group(&[0, 2]));
+        assert_eq!(left.step(&change, false), None);
+        assert!(left.is_done(&change));
+    }
+}
