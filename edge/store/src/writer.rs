@@ -50,6 +50,13 @@ struct Queue {
     counters: Counters,
 }
 
+/// Whom to wake when a batch is durable: the owner need not be woken by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wake {
+    Owner,
+    Nobody,
+}
+
 /// What the one who writes holds.
 #[derive(Debug)]
 struct Hand {
@@ -57,8 +64,8 @@ struct Hand {
     batch: Pending,
 }
 
-/// A lock whose holder panicked is taken all the same: the queue is plain data, and the thread's
-/// panic is passed on to the owner by [`Writer::take_done`].
+/// A lock whose holder panicked is taken all the same: the queue is plain data. Nothing is written
+/// after a panic, and the thread's is passed on to the owner by [`Writer::take_done`].
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -105,7 +112,7 @@ impl Writer {
     }
 
     pub fn write_here(&self) {
-        self.shared.write_batch();
+        self.shared.write_batch(Wake::Nobody);
     }
 
     pub fn wait_fd(&self) -> RawFd {
@@ -140,7 +147,7 @@ impl Drop for Writer {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.shared.write_batch();
+        self.shared.write_batch(Wake::Nobody);
         lock(&self.shared.hand).engine.finish();
     }
 }
@@ -149,9 +156,7 @@ impl Shared {
     fn run(&self) {
         let _bell = Bell(self);
         while self.wait_for_work() {
-            if self.write_batch() {
-                self.ring();
-            }
+            self.write_batch(Wake::Owner);
         }
     }
 
@@ -167,38 +172,42 @@ impl Shared {
         !queue.stopping
     }
 
-    /// Wakes the owner.
-    fn ring(&self) {
-        lock(&self.queue).rung = true;
+    /// Wakes the owner. Under the queue's lock, or the owner could empty the eventfd between the
+    /// note that it was rung and the ring, and would then find it readable for ever.
+    fn ring(&self, queue: &mut Queue) {
+        queue.rung = true;
         // A full counter rings already.
         let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
     }
 
-    /// Takes what is pending and makes it durable; whether there was anything to say.
-    fn write_batch(&self) -> bool {
-        let mut hand = lock(&self.hand);
+    /// Takes what is pending and makes it durable.
+    fn write_batch(&self, wake: Wake) {
+        let Ok(mut hand) = self.hand.lock() else {
+            // Whoever wrote has panicked and left the engine half changed.
+            return;
+        };
         let Hand { engine, batch } = &mut *hand;
         {
             let mut queue = lock(&self.queue);
             if queue.failed || !queue.pending.is_due() {
-                return false;
+                return;
             }
             std::mem::swap(batch, &mut queue.pending);
         }
         let result = engine.write(batch);
-        self.publish(batch.ticket, result, engine.counters);
+        {
+            let mut queue = lock(&self.queue);
+            queue.counters = engine.counters;
+            match result {
+                Ok(()) => queue.durable = queue.durable.max(batch.ticket),
+                Err(error) => queue.fail(error),
+            }
+            if wake == Wake::Owner {
+                self.ring(&mut queue);
+            }
+        }
         batch.clear();
         self.tidy(engine);
-        true
-    }
-
-    fn publish(&self, ticket: u64, result: Result<(), StoreError>, counters: Counters) {
-        let mut queue = lock(&self.queue);
-        queue.counters = counters;
-        match result {
-            Ok(()) => queue.durable = queue.durable.max(ticket),
-            Err(error) => queue.fail(error),
-        }
     }
 
     /// After the acknowledgement, so nobody waits for it.
@@ -215,7 +224,9 @@ impl Shared {
             false => engine.tidy(),
         };
         if let Err(error) = result {
-            lock(&self.queue).fail(error);
+            let mut queue = lock(&self.queue);
+            queue.fail(error);
+            self.ring(&mut queue);
         }
     }
 }
@@ -225,7 +236,7 @@ struct Bell<'a>(&'a Shared);
 
 impl Drop for Bell<'_> {
     fn drop(&mut self) {
-        self.0.ring();
+        self.0.ring(&mut lock(&self.0.queue));
     }
 }
 

@@ -129,15 +129,39 @@ fn the_thread_carries_many_requests_with_few_syncs() {
     }
     store.submit();
     while !matches!(done.last(), Some(Completion::EntriesPersisted(v)) if *v == last) {
-        // SAFETY: the store keeps the descriptor open and outlives the borrow.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(store.wait_fd()) };
-        let flags = rustix::event::PollFlags::IN;
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, flags)];
-        rustix::event::poll(&mut fds, None).unwrap();
+        readable(&store, None);
         store.completions(&mut done);
     }
     let counters = store.counters();
     assert_eq!((counters.entries, counters.syncs), (100, 1));
+}
+
+#[test]
+fn the_owner_is_woken_for_every_batch_and_not_without_news() {
+    let dir = directory();
+    let (mut store, _) = open(dir.path());
+    let mut done = Vec::new();
+    for index in 1..=2000 {
+        store.persist_entries(store.last(), None, &[entry(1, index, 20)]);
+        store.submit();
+        while store.is_busy() {
+            assert!(readable(&store, None), "woken when the batch is durable");
+            store.completions(&mut done);
+        }
+        store.completions(&mut done);
+        assert!(!readable(&store, Some(0)), "nothing is left to say");
+    }
+    assert_eq!(done.len(), 2000);
+}
+
+/// Whether the store calls, within so many seconds or ever.
+fn readable(store: &Store, seconds: Option<i64>) -> bool {
+    // SAFETY: the store keeps the descriptor open and outlives the borrow.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(store.wait_fd()) };
+    let flags = rustix::event::PollFlags::IN;
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, flags)];
+    let timeout = seconds.map(|tv_sec| rustix::event::Timespec { tv_sec, tv_nsec: 0 });
+    rustix::event::poll(&mut fds, timeout.as_ref()).unwrap() == 1
 }
 
 #[test]
