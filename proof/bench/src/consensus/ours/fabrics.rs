@@ -10,6 +10,7 @@ use plover_types::ReplicaId;
 const GROUP: &str = "bench";
 
 /// The provider that every machine has, which can be slept on.
+#[cfg(feature = "ofi")]
 pub(crate) const OFI_PROVIDER: &str = "tcp";
 
 pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric + Send>> {

@@ -32,6 +32,9 @@ use std::process::{ChildStdin, ChildStdout, Command};
 /// What a replica is asked for, a line each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Order {
+    /// Of the leader: to fill the log with such entries, until all that was in it is reclaimed.
+    /// Only from then on is what follows the steady state.
+    Fill(Load),
     /// Of the leader: to put itself under load.
     Measure {
         load: Load,
@@ -47,6 +50,7 @@ enum Order {
 enum Answer {
     /// Without being asked, once, when it leads and can reach every backup.
     Leads,
+    Filled,
     Measured {
         measured: Measured,
         /// The warm-up's entries too.
@@ -90,7 +94,7 @@ impl Group {
             for address in &addresses {
                 command.args(["--replica", &address.to_string()]);
             }
-            if let Some(address) = clients.filter(|_| me == 0) {
+            if let Some(address) = clients {
                 command.args(["--clients", &address.to_string()]);
             }
             let log = folder.join(format!("replica{me}.log"));
@@ -159,6 +163,13 @@ impl Replica {
 
 impl Subject for Group {
     fn measure(&mut self, load: Load, spans: Spans) -> Result<Measured> {
+        match self.0[0].ask(Order::Fill(load)) {
+            Ok(Answer::Filled) => {}
+            other => {
+                self.check()?;
+                bail!("the leader does not fill its log: {other:?}");
+            }
+        }
         let cpu = CpuMeter::start(self.pids())?;
         let before = self.allocations()?;
         let order = Order::Measure {
@@ -194,7 +205,7 @@ pub(crate) struct ReplicaOptions {
     /// Where each replica listens, in the order of their ids.
     #[arg(long = "replica", required = true)]
     replicas: Vec<SocketAddr>,
-    /// Where it lets clients in.
+    /// Where the first one lets clients in.
     #[arg(long)]
     clients: Option<SocketAddr>,
     #[arg(long)]

@@ -1,17 +1,17 @@
 //! One replica as the load sees it.
 //!
-//! In memory it is the log server that a program would use (`plover-log`), driven by its
-//! proposers: they submit and take its turns, as threads of an intercepted server would. On disk it
-//! is the bare loop of `thin`, which tells how many syncs there were.
+//! It is the log server that a program would use (`plover-log`), driven by its proposers: they
+//! submit and take its turns, as threads of an intercepted server would. On disk, where no client
+//! comes from outside, it is the bare loop of `thin`, which tells how many syncs there were.
 
 use super::super::plan::Medium;
 use super::ReplicaOptions;
 use super::thin::Thin;
 use anyhow::{Context, Result};
 use plover_fabric::Fabric;
-use plover_log::{Address, Config, Error, LogOnly, Server};
+use plover_log::{Address, Config, Durability, Error, LogOnly, Server};
 use plover_store::Counters;
-use plover_types::{Micros, ReplicaId, ReplicaSet};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::time::Duration;
 
 /// As etcd's defaults: nobody is suspected because two cores are busy.
@@ -19,7 +19,7 @@ pub(super) const HEARTBEAT: Micros = Micros::from_ms(100);
 pub(super) const TIMEOUT: Micros = Micros::from_ms(1000);
 /// Far more than what is outstanding, so that a backup can be behind for a moment.
 pub(super) const LOG_BYTES_MAX: usize = 64 << 20;
-/// Kept for a backup that is behind: half a second of the fastest row.
+/// Kept for a backup that is behind.
 const RETAIN_BYTES: usize = 4 << 20;
 
 /// A replica of the benchmark.
@@ -32,8 +32,8 @@ impl Node {
     pub fn start(options: &ReplicaOptions, fabric: Box<dyn Fabric + Send>) -> Result<Self> {
         let me = ReplicaId(options.me);
         let replicas = options.replicas.len();
-        if options.medium == Medium::Disk {
-            let folder = options.folder.join(format!("replica{}", options.me));
+        let folder = options.folder.join(format!("replica{}", options.me));
+        if options.medium == Medium::Disk && options.clients.is_none() {
             return Ok(Self::Thin(Box::new(Thin::new(
                 me, replicas, &folder, fabric,
             )?)));
@@ -43,8 +43,14 @@ impl Node {
         config.timeout = TIMEOUT;
         config.log_bytes_max = LOG_BYTES_MAX;
         config.retain_bytes = RETAIN_BYTES;
-        let mut server = Server::in_memory(config, fabric, LogOnly)?;
-        if let Some(address) = options.clients {
+        let mut server = match options.medium {
+            Medium::Memory => Server::in_memory(config, fabric, LogOnly)?,
+            Medium::Disk => {
+                config.durability = Durability::Disk;
+                Server::in_directory(config, fabric, LogOnly, &folder, "bench")?
+            }
+        };
+        if let Some(address) = options.clients.filter(|_| options.me == 0) {
             server.listen(&Address::Tcp(address))?;
         }
         Ok(Self::Log(Box::new(server)))
@@ -93,6 +99,15 @@ impl Node {
             Self::Log(server) => Ok(server.turn(patience)?),
             Self::Thin(thin) => thin.turn(patience),
         }
+    }
+
+    /// The last entry, and the last of those that are reclaimed.
+    pub fn last_and_base(&self) -> (Index, Index) {
+        let status = match self {
+            Self::Log(server) => server.status(),
+            Self::Thin(thin) => thin.status(),
+        };
+        (status.last.index, status.base)
     }
 
     /// What its storage has written, as far as that is known.

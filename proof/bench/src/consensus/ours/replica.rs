@@ -25,6 +25,10 @@ pub(crate) fn run(options: &ReplicaOptions) -> Result<()> {
         node.turn(Some(IDLE_TURN))?;
         match orders.try_recv() {
             Ok(Order::Allocations) => say(&Answer::Allocations(allocations()))?,
+            Ok(Order::Fill(load)) => {
+                fill(&mut node, load)?;
+                say(&Answer::Filled)?;
+            }
             Ok(Order::Measure {
                 load,
                 warm_up_ms,
@@ -67,6 +71,25 @@ fn say(answer: &Answer) -> Result<()> {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{}", serde_json::to_string(answer)?)?;
     Ok(output.flush()?)
+}
+
+/// Proposes entries until nothing is left in the log of what was in it, and all are committed.
+fn fill(node: &mut Node, load: Load) -> Result<()> {
+    const OUTSTANDING: usize = 24;
+    let payload = vec![7; load.bytes];
+    let (last_before, _) = node.last_and_base();
+    let mut outstanding = 0;
+    loop {
+        let is_full = node.last_and_base().1 >= last_before;
+        while !is_full && outstanding < OUTSTANDING && node.propose(&payload)? {
+            outstanding += 1;
+        }
+        if is_full && outstanding == 0 {
+            return Ok(());
+        }
+        node.turn(None)?;
+        outstanding -= node.take_committed()?;
+    }
 }
 
 /// Closed loops: as many proposers as the load has connections, each with one entry outstanding.

@@ -235,6 +235,11 @@ impl Thin {
         Ok(())
     }
 
+    /// Where consensus stands.
+    pub fn status(&self) -> apus::Status {
+        self.core.status()
+    }
+
     /// Entries and syncs of the storage so far.
     pub fn synced(&self) -> Counters {
         self.store.counters()
