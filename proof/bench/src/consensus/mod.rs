@@ -190,9 +190,9 @@ impl Bench {
             span: plan.span,
         };
         for &load in &series.loads {
-            let measured = subject.measure(load, spans).with_context(|| {
-                format!("{} bytes, {} connections", load.bytes, load.connections)
-            })?;
+            let measured = subject
+                .measure(load, spans)
+                .with_context(|| load.to_string())?;
             self.report.add(series.setup, load, round, measured);
         }
         if subject.outlives_the_round() {

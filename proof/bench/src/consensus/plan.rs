@@ -117,6 +117,17 @@ pub(crate) struct Load {
     pub connections: usize,
 }
 
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.connections == 1 { "" } else { "s" };
+        write!(
+            f,
+            "{} B, {} connection{plural}",
+            self.bytes, self.connections
+        )
+    }
+}
+
 /// A setup and what it carries.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {

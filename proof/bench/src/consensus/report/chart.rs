@@ -79,9 +79,9 @@ pub(super) fn bars(title: &str, unit: &str, bars: &[Bar]) -> String {
         let _ = write!(
             svg,
             "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"0\" y2=\"{bottom}\"/>\
-             <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{} {unit}</text>",
+             <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
             bottom + 16.0,
-            tick(power)
+            tick(power, unit)
         );
     }
     for (number, bar) in bars.iter().enumerate().filter(|(_, bar)| sound(&bar.value)) {
@@ -121,12 +121,16 @@ fn one(svg: &mut String, bar: &Bar, top: f64, x: &impl Fn(f64) -> f64) {
     );
 }
 
-fn tick(power: i32) -> String {
-    match power {
-        3..=5 => format!("{} k", 10i32.pow(power as u32 - 3)),
-        6..=8 => format!("{} M", 10i32.pow(power as u32 - 6)),
-        _ => format!("{}", 10f64.powi(power)),
-    }
+/// A power of ten as people read it; microseconds become milliseconds and seconds.
+fn tick(power: i32, unit: &str) -> String {
+    let step = power.div_euclid(3).clamp(0, 2);
+    let number = 10f64.powi(power - 3 * step);
+    let unit = match (unit, step) {
+        ("µs", 1) => "ms".into(),
+        ("µs", 2) => "s".into(),
+        (unit, step) => format!("{}{unit}", ["", "k", "M"][step as usize]),
+    };
+    format!("{number} {unit}")
 }
 
 /// Text as HTML wants it.
@@ -161,6 +165,23 @@ mod tests {
             .map(|rest| rest.split('"').next().unwrap().parse().unwrap())
             .collect();
         assert!(widths[0] > 0.0 && widths[0] < widths[1], "{widths:?}");
+    }
+
+    #[test]
+    fn ticks_are_short() {
+        let ticks = [
+            (-1, "µs"),
+            (2, "µs"),
+            (4, "µs"),
+            (6, "µs"),
+            (5, "/s"),
+            (6, "/s"),
+        ];
+        let texts = ticks.map(|(power, unit)| tick(power, unit));
+        assert_eq!(
+            texts,
+            ["0.1 µs", "100 µs", "10 ms", "1 s", "100 k/s", "1 M/s"]
+        );
     }
 
     #[test]

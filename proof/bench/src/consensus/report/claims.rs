@@ -174,7 +174,7 @@ fn near_the_floor(report: &Report, fabric: FabricKind, bytes: usize) -> Claim {
     let at = |system| side(setup(system, Medium::Memory, 3), load, Figure::P50);
     ratio(
         report,
-        format!("{fabric}, {bytes} B, 1 connection: p50 over the raw quorum floor"),
+        format!("{fabric}, {load}: p50 over the raw quorum floor"),
         Bound::AtMost(2.5),
         at(System::Plover(fabric)),
         at(System::Floor(fabric)),
@@ -190,14 +190,14 @@ fn far_below(report: &Report, fabric: FabricKind, peer: System, bytes: usize) ->
     let ours = System::Plover(fabric);
     let latency = ratio(
         report,
-        format!("{fabric}, {bytes} B, 24 connections: {peer}'s p50 over ours"),
+        format!("{fabric}, {load}: {peer}'s p50 over ours"),
         Bound::AtLeast(32.0),
         at(peer, Figure::P50),
         at(ours, Figure::P50),
     );
     let throughput = ratio(
         report,
-        format!("{fabric}, {bytes} B, 24 connections: our throughput over {peer}'s"),
+        format!("{fabric}, {load}: our throughput over {peer}'s"),
         Bound::AtLeast(20.0),
         at(ours, Figure::Throughput),
         at(peer, Figure::Throughput),
@@ -211,7 +211,7 @@ fn flat_in_replicas(report: &Report, bytes: usize, connections: usize) -> Claim 
     let at = |replicas| side(setup(ours, Medium::Memory, replicas), load, Figure::P50);
     ratio(
         report,
-        format!("shm, {bytes} B, {connections} outstanding: p50 of 9 replicas over 3"),
+        format!("shm, {load}: p50 of 9 replicas over 3"),
         Bound::AtMost(2.0),
         at(9),
         at(3),
@@ -227,7 +227,7 @@ fn on_disk(report: &Report, fabric: FabricKind, bytes: usize) -> [Claim; 2] {
     };
     let latency = ratio(
         report,
-        format!("{fabric}, disk, {bytes} B, 1 connection: p50 over the floor with fdatasync"),
+        format!("{fabric}, disk, {alone}: p50 over the floor with fdatasync"),
         Bound::AtMost(1.5),
         side(ours, alone, Figure::P50),
         side(floor, alone, Figure::P50),
@@ -238,7 +238,7 @@ fn on_disk(report: &Report, fabric: FabricKind, bytes: usize) -> [Claim; 2] {
     };
     let grouped = report.row(ours, many).and_then(Row::entries_per_sync);
     let together = Claim {
-        what: format!("{fabric}, disk, {bytes} B, 24 connections: entries a sync"),
+        what: format!("{fabric}, disk, {many}: entries a sync"),
         bound: Bound::AtLeast(10.0),
         figures: grouped,
         sides: String::new(),
@@ -255,7 +255,7 @@ fn nothing_allocated(report: &Report, fabric: FabricKind, bytes: usize) -> Claim
         connections: 24,
     };
     Claim {
-        what: format!("{fabric}, {bytes} B, 24 connections: allocations an entry, all replicas"),
+        what: format!("{fabric}, {load}: allocations an entry, all replicas"),
         bound: Bound::AtMost(0.01),
         figures: report.row(ours, load).and_then(Row::allocations),
         sides: String::new(),

@@ -92,7 +92,7 @@ fn replicas(report: &Report) -> String {
                 wanted && medium == Medium::Memory && row.load == load
             });
             let rows: Vec<_> = rows.map(|row| bar(row, true)).collect();
-            let title = format!("p50 to p99, {fabric}, memory, 256 B, {connections} connections");
+            let title = format!("p50 to p99, {fabric}, memory, {load}");
             out += &bars(&title, "µs", &rows);
         }
     }
@@ -118,12 +118,11 @@ fn loads(report: &Report, medium: Medium) -> String {
                 .filter(of_medium)
                 .filter(|row| row.load == load)
         };
-        let words = format!("{} B, {} connections", load.bytes, load.connections);
         let latencies: Vec<_> = here().map(|row| bar(row, false)).collect();
-        out += &bars(&format!("p50 to p99, {words}"), "µs", &latencies);
+        out += &bars(&format!("p50 to p99, {load}"), "µs", &latencies);
         if load.connections > 1 {
             let rates: Vec<_> = here().map(rate).collect();
-            out += &bars(&format!("entries a second, {words}"), "/s", &rates);
+            out += &bars(&format!("entries a second, {load}"), "/s", &rates);
         }
     }
     out

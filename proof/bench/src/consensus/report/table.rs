@@ -69,13 +69,11 @@ fn write_all(report: &Report, out: &mut String) -> std::fmt::Result {
 }
 
 fn heading(row: &Row, out: &mut String) -> std::fmt::Result {
-    let plural = if row.load.connections == 1 { "" } else { "s" };
     writeln!(
         out,
-        "\n{}, {} B, {} connection{plural}\n{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7} {:>7}",
+        "\n{}, {}\n{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7} {:>7}",
         row.setup.medium,
-        row.load.bytes,
-        row.load.connections,
+        row.load,
         "",
         "replicas",
         "p50 µs",
