@@ -4,12 +4,12 @@
 mod common;
 
 use common::free_addresses;
-use plover_fabric::Spin;
 use plover_fabric::contract::Maker;
-use plover_fabric::fabric_contract;
 use plover_fabric::ofi::{OfiConfig, OfiError, OfiFabric};
+use plover_fabric::{Fabric, Lane, PeerError, Spin, WriteError, fabric_contract};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 /// Opens fabrics that share one set of addresses.
 struct OfiMaker {
@@ -78,4 +78,36 @@ fn a_provider_that_is_not_there_is_named() {
     let text = error.to_string();
     assert!(text.contains("'no_such_provider'"), "{text}");
     assert!(text.contains("fi_getinfo"), "{text}");
+}
+
+/// A peer that is let in later comes up, and one that is let go is gone.
+#[test]
+fn peers_come_and_go() {
+    let maker = OfiMaker::new("tcp", Spin::Never);
+    let (r0, r1) = (ReplicaId(0), ReplicaId(1));
+    let mut config = maker.config(r0);
+    config.peers.clear();
+    let mut alone = OfiFabric::new(config).expect("a software provider works everywhere");
+    let mut other = OfiFabric::new(maker.config(r1)).expect("likewise");
+    assert_eq!(
+        alone.set_peer(r1, Some("nowhere")),
+        Err(PeerError::Address("nowhere".to_owned()))
+    );
+    let address = maker.addresses[1].to_string();
+    alone.set_peer(r1, Some(&address)).expect("an address");
+    let start = Instant::now();
+    let mut events = Vec::new();
+    while !(alone.is_up(r1) && other.is_up(r0)) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{events:?}");
+        alone.progress(&mut events);
+        other.progress(&mut events);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    alone.set_peer(r1, None).expect("it goes");
+    assert_eq!(alone.write(r1, Lane::Log, b"x"), Err(WriteError::Down(r1)));
+    while other.is_up(r0) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{events:?}");
+        other.progress(&mut events);
+        std::thread::sleep(Duration::from_micros(200));
+    }
 }

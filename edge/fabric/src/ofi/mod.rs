@@ -55,7 +55,7 @@ use crate::hello::{GroupName, Session};
 use crate::poll::Poll;
 use crate::ring::BufferPool;
 use crate::spin::Spinner;
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, Spin, WriteError};
+use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, Spin, WriteError};
 use context::{Context, Loss};
 use leftovers::Leftovers;
 use link::Peer;
@@ -281,6 +281,18 @@ impl Fabric for OfiFabric {
 
     fn recycle(&mut self, bytes: Vec<u8>) {
         self.context.pool.give(bytes);
+    }
+
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        let address = address
+            .map(|text| text.parse().map_err(|_| PeerError::Address(text.into())))
+            .transpose()?;
+        // Its ports close with it, and with them all that it had under way.
+        self.peers.retain(|known| known.id != peer);
+        if let Some(address) = address {
+            self.peers.push(Peer::new(peer, address, Instant::now()));
+        }
+        Ok(())
     }
 
     fn wait_fd(&self) -> RawFd {
