@@ -36,7 +36,8 @@ enum Task {
     Test(Rest),
     /// Format, lints, dependency rule, tidiness. Changes nothing.
     Verify,
-    /// More simulated runs. Arguments go to `plover-sim`.
+    /// More simulated runs. Arguments go to `plover-sim`; after `--group` or `--model`, to the
+    /// proof of consensus alone.
     #[command(disable_help_flag = true)]
     Sim(Rest),
     /// A lab of three replicas on this machine. Arguments go to `plover lab`.
@@ -128,7 +129,17 @@ fn run(task: Task) -> Result<ExitCode> {
                 .args(rest.arguments)
                 .become_it()
         }
-        Task::Sim(rest) => Cargo::run("plover-sim").args(rest.arguments).become_it(),
+        // `--group`: consensus alone, simulated; `--model`: its states, explored.
+        Task::Sim(mut rest) => match rest.arguments.first().and_then(|word| word.to_str()) {
+            Some(word @ ("--group" | "--model")) => {
+                let what = if word == "--group" { "sim" } else { "model" };
+                Cargo::run("plover-consensus-proof")
+                    .args([what])
+                    .args(rest.arguments.split_off(1))
+                    .become_it()
+            }
+            _ => Cargo::run("plover-sim").args(rest.arguments).become_it(),
+        },
         Task::Test(rest) => {
             packages::ensure(&[LAB, GUEST, BENCH])?;
             // The program first: tests of the lab start it, and cargo builds a package's program

@@ -1,6 +1,7 @@
 //! `plover-consensus-proof`: many simulated seeds, or one with its trace; or the model checker.
 
 use clap::{Parser, Subcommand};
+use plover_consensus_proof::model::{self, Bounds, Group};
 use plover_consensus_proof::sim::{self, Coverage, Options, Outcome, TraceMode};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ struct Arguments {
 enum What {
     /// Simulates whole groups under faults. Every seed is one run that repeats itself exactly.
     Sim(Sim),
+    /// Explores every state of three replicas that a few steps can reach.
+    Model(ModelArguments),
 }
 
 #[derive(Debug, clap::Args)]
@@ -47,19 +50,42 @@ struct Sim {
     threads: Option<usize>,
 }
 
+#[derive(Debug, clap::Args)]
+struct ModelArguments {
+    /// Steps on the longest path.
+    #[arg(long, default_value_t = Bounds::default().depth)]
+    depth: u8,
+    /// Proposals on one path.
+    #[arg(long, default_value_t = Bounds::default().proposals)]
+    proposals: u8,
+    /// Timeouts on one path.
+    #[arg(long, default_value_t = Bounds::default().timeouts)]
+    timeouts: u8,
+    /// Processes that lose their memory on one path.
+    #[arg(long, default_value_t = Bounds::default().forgets)]
+    forgets: u8,
+    /// Records that arrive twice on one path.
+    #[arg(long, default_value_t = Bounds::default().doubles)]
+    doubles: u8,
+    /// Give up after so many seconds.
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// Put a known bug back.
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(sim::CANARIES.map(|(name, _)| name)))]
+    canary: Option<String>,
+}
+
 fn main() -> ExitCode {
     match Arguments::parse().what {
         What::Sim(arguments) => simulate(&arguments),
+        What::Model(arguments) => explore(&arguments),
     }
 }
 
 fn simulate(arguments: &Sim) -> ExitCode {
-    let mut canaries = sim::CANARIES.iter();
-    let wanted = arguments.canary.as_deref();
-    let canary = canaries.find(|(name, _)| wanted == Some(*name));
     let mut options = Options {
         replicas: arguments.replicas.map(usize::from),
-        canary: canary.map(|(_, canary)| *canary).unwrap_or_default(),
+        canary: canary(arguments.canary.as_deref()),
         trace: TraceMode::Off,
     };
     let Some(seed) = arguments.seed else {
@@ -76,6 +102,34 @@ fn simulate(arguments: &Sim) -> ExitCode {
         outcome.simulated, outcome.happenings, outcome.trace_sum
     );
     conclude(&[outcome], &options, arguments.trace)
+}
+
+fn canary(name: Option<&str>) -> apus::Canary {
+    let mut canaries = sim::CANARIES.iter();
+    let canary = canaries.find(|(known, _)| name == Some(*known));
+    canary.map(|(_, canary)| *canary).unwrap_or_default()
+}
+
+fn explore(arguments: &ModelArguments) -> ExitCode {
+    let bounds = Bounds {
+        depth: arguments.depth,
+        proposals: arguments.proposals,
+        timeouts: arguments.timeouts,
+        forgets: arguments.forgets,
+        doubles: arguments.doubles,
+    };
+    let group = Group {
+        bounds,
+        canary: canary(arguments.canary.as_deref()),
+    };
+    let patience = Duration::from_secs(arguments.seconds);
+    let report = model::explore(group, patience);
+    println!("{report}");
+    if report.broken.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn many(arguments: &Sim, options: &Options) -> ExitCode {

@@ -37,6 +37,7 @@ mod trace;
 mod world;
 
 pub use coverage::{Coverage, REACHED};
+pub(crate) use run::without_panic;
 pub use run::{Outcome, run, run_many, tail_of};
 pub use trace::TraceMode;
 pub use world::Options;

@@ -80,7 +80,7 @@ fn catch_panics_quietly() {
 }
 
 /// What `work` returns, or the message of its panic, which is not printed.
-fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_panics_quietly();
     SIMULATING.set(true);
     let worked = panic::catch_unwind(AssertUnwindSafe(work));

@@ -1,0 +1,152 @@
+//! One process of the model: a core, its clock, and what its host keeps when it dies.
+
+use super::print::print;
+use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, Event, Phase, Start};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
+
+const HEARTBEAT: Micros = Micros::from_ms(20);
+const TIMEOUT: Micros = Micros::from_ms(100);
+
+/// How many replicas the model has.
+pub const REPLICAS: usize = 3;
+
+/// What a turn of a process means for the others.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Records written: to whom, and what.
+    pub records: Vec<(usize, Vec<u8>)>,
+    /// Entries delivered.
+    pub deliveries: Vec<Entry>,
+    /// It began to lead.
+    pub leads: bool,
+    /// It skipped to this entry.
+    pub jumped: Option<Index>,
+}
+
+/// A process on its host.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// The core.
+    pub core: Apus,
+    clock: Micros,
+    /// How many processes have run here.
+    pub started: u64,
+    /// The last entry delivered.
+    pub cursor: Index,
+    stored: DurableState,
+    me: usize,
+    canary: Canary,
+    /// What tells this state from others.
+    pub print: u64,
+}
+
+impl Process {
+    /// A process on a host that has never run one.
+    pub fn fresh(me: usize, canary: Canary) -> Self {
+        let clock = Micros::from_ms(1000);
+        let mut process = Self {
+            core: Apus::new(config(me, 0, canary), Start::Fresh, clock),
+            clock,
+            started: 0,
+            cursor: Index(0),
+            stored: DurableState::default(),
+            me,
+            canary,
+            print: 0,
+        };
+        process.take_print();
+        process
+    }
+
+    /// The process dies and another starts: all but the promise is forgotten.
+    pub fn forget(&mut self) {
+        self.started += 1;
+        let start = Start::Restarted {
+            durable: self.stored,
+            log: Vec::new(),
+            base: Viewstamp::default(),
+            roster_at_base: apus::Roster::default(),
+            forgotten: false,
+        };
+        let config = config(self.me, self.started, self.canary);
+        self.core = Apus::new(config, start, self.clock);
+        self.cursor = Index(0);
+        self.take_print();
+    }
+
+    /// A record is read.
+    pub fn receive(&mut self, from: usize, bytes: &[u8]) -> Effects {
+        let from = ReplicaId(from as u8);
+        self.turn(|core, now, out| core.apply(now, Event::Received { from, bytes }, out))
+    }
+
+    /// Nothing has happened until the next deadline.
+    pub fn time_out(&mut self) -> Effects {
+        self.clock = self.clock.max(self.core.deadline());
+        self.turn(|core, now, out| core.apply(now, Event::Tick, out))
+    }
+
+    /// Time goes by, and nobody looks.
+    pub fn sleep(&mut self) {
+        self.clock = self.clock + TIMEOUT + TIMEOUT;
+        self.take_print();
+    }
+
+    /// Whether it leads.
+    pub fn leads(&self) -> bool {
+        self.core.status().phase == Phase::Leading
+    }
+
+    /// One turn of the core. Storage is as fast as thought here: slow storage delays messages
+    /// and nothing else, and messages are delayed as it is.
+    pub fn turn(&mut self, act: impl FnOnce(&mut Apus, Micros, &mut Vec<Command>)) -> Effects {
+        let mut out = Vec::new();
+        act(&mut self.core, self.clock, &mut out);
+        let mut effects = Effects::default();
+        let mut done = 0;
+        while done < out.len() {
+            match std::mem::replace(&mut out[done], Command::GroupEmpty { fresh: false }) {
+                Command::Write { to, bytes } => effects.records.push((usize::from(to.0), bytes)),
+                Command::PersistState(state) => {
+                    self.stored = state;
+                    let event = Event::StatePersisted(state.promised);
+                    self.core.apply(self.clock, event, &mut out);
+                }
+                Command::Deliver(entry) => {
+                    self.cursor = entry.viewstamp.index;
+                    effects.deliveries.push(entry);
+                }
+                Command::Jump { base, .. } => {
+                    self.cursor = base.index;
+                    effects.jumped = Some(base.index);
+                }
+                Command::Lead { .. } => effects.leads = true,
+                _ => {}
+            }
+            done += 1;
+        }
+        self.take_print();
+        effects
+    }
+
+    fn take_print(&mut self) {
+        let what = (&self.core, self.stored, self.cursor, self.started);
+        self.print = print(&what, self.clock, HEARTBEAT, TIMEOUT);
+    }
+}
+
+fn config(me: usize, started: u64, canary: Canary) -> Config {
+    Config {
+        me: ReplicaId(me as u8),
+        members: ReplicaSet::of((0..REPLICAS as u8).map(ReplicaId)),
+        first_leader: ReplicaId(0),
+        any_voter_stands: true,
+        heartbeat: HEARTBEAT,
+        timeout: TIMEOUT,
+        durability: Durability::Memory,
+        log_bytes_max: 1 << 20,
+        message_bytes_max: 1 << 16,
+        seed: (me as u64 + 1) << 32 | started,
+        canary,
+    }
+}

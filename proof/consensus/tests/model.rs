@@ -1,0 +1,62 @@
+//! The model checker under test: nothing within its bound breaks a promise, it reaches what it is
+//! meant to reach, and a bug that is put back is found.
+//!
+//! `./x sim --model --depth N` goes deeper than these bounds, which fit every run of the tests.
+
+use apus::Canary;
+use plover_consensus_proof::model::{Bounds, Group, Report, explore};
+use std::time::Duration;
+
+/// Far more than any of these takes: a machine under load must not turn a proof into a sample.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+fn look(bounds: Bounds, canary: Canary) -> Report {
+    let report = explore(Group { bounds, canary }, PATIENCE);
+    println!("{bounds:?}, {canary:?}: {report}");
+    report
+}
+
+fn holds(report: &Report) {
+    assert!(report.broken.is_empty(), "{report}");
+    assert!(report.complete, "{report}");
+}
+
+/// Two proposals, three timeouts, one lost memory, one doubled record, in every order.
+#[test]
+fn nothing_breaks_within_five_steps() {
+    let depth = 5;
+    let report = look(
+        Bounds {
+            depth,
+            ..Bounds::default()
+        },
+        Canary::None,
+    );
+    holds(&report);
+    assert!(report.states > 30_000, "{report}");
+}
+
+/// A lost memory and a view change, far enough to finish both.
+const FORGET_AND_ELECT: Bounds = Bounds {
+    depth: 8,
+    proposals: 0,
+    timeouts: 3,
+    forgets: 1,
+    doubles: 0,
+};
+
+#[test]
+fn no_lost_memory_breaks_a_view_change() {
+    let report = look(FORGET_AND_ELECT, Canary::None);
+    holds(&report);
+    for moment in ["a second view begins", "a replica recovers its log"] {
+        assert!(report.reached.contains(&moment), "{moment}: {report}");
+    }
+}
+
+#[test]
+fn a_vote_after_amnesia_is_found() {
+    let report = look(FORGET_AND_ELECT, Canary::VoteAfterAmnesia);
+    let names: Vec<_> = report.broken.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["committed_not_lost"], "{report}");
+}
