@@ -50,7 +50,8 @@ enum Order {
 enum Answer {
     /// Without being asked, once, when it leads and can reach every backup.
     Leads,
-    Filled,
+    /// Whether that came to its end.
+    Filled(bool),
     Measured {
         measured: Measured,
         /// The warm-up's entries too.
@@ -163,13 +164,13 @@ impl Replica {
 
 impl Subject for Group {
     fn measure(&mut self, load: Load, spans: Spans) -> Result<Measured> {
-        match self.0[0].ask(Order::Fill(load)) {
-            Ok(Answer::Filled) => {}
+        let is_full = match self.0[0].ask(Order::Fill(load)) {
+            Ok(Answer::Filled(is_full)) => is_full,
             other => {
                 self.check()?;
                 bail!("the leader does not fill its log: {other:?}");
             }
-        }
+        };
         let cpu = CpuMeter::start(self.pids())?;
         let before = self.allocations()?;
         let order = Order::Measure {
@@ -191,7 +192,7 @@ impl Subject for Group {
         let allocated = self.allocations()? - before;
         Ok(Measured {
             cpu_us: Some(cpu_us),
-            allocations: Some(allocated as f64 / entries_in_all as f64),
+            allocations: is_full.then_some(allocated as f64 / entries_in_all as f64),
             ..measured
         })
     }

@@ -26,8 +26,7 @@ pub(crate) fn run(options: &ReplicaOptions) -> Result<()> {
         match orders.try_recv() {
             Ok(Order::Allocations) => say(&Answer::Allocations(allocations()))?,
             Ok(Order::Fill(load)) => {
-                fill(&mut node, load)?;
-                say(&Answer::Filled)?;
+                say(&Answer::Filled(fill(&mut node, load)?))?;
             }
             Ok(Order::Measure {
                 load,
@@ -74,18 +73,22 @@ fn say(answer: &Answer) -> Result<()> {
 }
 
 /// Proposes entries until nothing is left in the log of what was in it, and all are committed.
-fn fill(node: &mut Node, load: Load) -> Result<()> {
+/// Where entries are slow it would take minutes: then it gives up, and says so.
+fn fill(node: &mut Node, load: Load) -> Result<bool> {
+    const PATIENCE: Duration = Duration::from_secs(3);
     const OUTSTANDING: usize = 24;
     let payload = vec![7; load.bytes];
     let (last_before, _) = node.last_and_base();
     let mut outstanding = 0;
+    let start = Instant::now();
     loop {
         let is_full = node.last_and_base().1 >= last_before;
-        while !is_full && outstanding < OUTSTANDING && node.propose(&payload)? {
+        let is_over = is_full || start.elapsed() > PATIENCE;
+        while !is_over && outstanding < OUTSTANDING && node.propose(&payload)? {
             outstanding += 1;
         }
-        if is_full && outstanding == 0 {
-            return Ok(());
+        if is_over && outstanding == 0 {
+            return Ok(is_full);
         }
         node.turn(None)?;
         outstanding -= node.take_committed()?;
