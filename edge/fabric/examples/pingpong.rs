@@ -12,11 +12,8 @@
 use plover_fabric::floor::{Floor, FloorKind};
 use plover_fabric::{Fabric, FabricEvent, Lane, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
 use std::error::Error;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,14 +27,7 @@ type AnyFabric = Box<dyn Fabric + Send>;
 fn turn(fabric: &mut AnyFabric, events: &mut Vec<FabricEvent>) {
     let timeout = fabric.timeout();
     if timeout != Some(Duration::ZERO) {
-        let timeout = timeout.map(|t| Timespec {
-            tv_sec: t.as_secs() as i64,
-            tv_nsec: i64::from(t.subsec_nanos()),
-        });
-        // SAFETY: the fabric outlives the call and keeps its descriptor open.
-        let fd = unsafe { BorrowedFd::borrow_raw(fabric.wait_fd()) };
-        // An interrupted wait is a short one.
-        let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
+        fabric.wait(timeout);
     }
     fabric.progress(events);
 }

@@ -1,8 +1,12 @@
 //! The trait and its vocabulary.
 
 use crate::FabricStats;
+use crate::poll::Token;
 use plover_types::ReplicaId;
-use std::os::fd::RawFd;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 pub use plover_types::Lane;
@@ -66,6 +70,10 @@ pub enum FabricEvent {
     },
 }
 
+/// A descriptor that a caller has attached to a fabric's wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attached(pub(crate) Token);
+
 /// A way to write into other replicas' memory.
 ///
 /// One thread drives a fabric: it asks for [`timeout`](Self::timeout), sleeps on
@@ -104,6 +112,35 @@ pub trait Fabric {
     /// descriptor can be nested in the caller's own, level-triggered).
     fn wait_fd(&self) -> RawFd;
 
+    /// Sleeps until `progress` has something to do, an attached descriptor is readable or
+    /// `timeout` is over, which is [`timeout`](Self::timeout) or less; `progress` comes next. The
+    /// same as polling `wait_fd`, but where the fabric can, in one system call instead of two.
+    fn wait(&mut self, timeout: Option<Duration>) {
+        // SAFETY: the fabric outlives the call and keeps its descriptor open.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.wait_fd()) };
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
+        // An interrupted wait is a short one.
+        let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
+    }
+
+    /// Lets a descriptor of the caller's end `wait`, too, until it is closed; `wait_fd` is then
+    /// also readable when it is. Fails with `Unsupported` for a fabric that cannot: poll both
+    /// then.
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
+        let _ = fd;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whether an attached descriptor was readable when the last `wait` ended. To be asked
+    /// before `progress`.
+    fn is_readable(&self, attached: Attached) -> bool {
+        let _ = attached;
+        false
+    }
+
     /// How long the caller may sleep on `wait_fd` before it must call `progress` anyway
     /// (reconnect timers); `None` for as long as it likes. Ask right before each sleep, and after
     /// the last write: a fabric whose peers write into memory tells them here that from now on
@@ -135,6 +172,15 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn wait_fd(&self) -> RawFd {
         (**self).wait_fd()
+    }
+    fn wait(&mut self, timeout: Option<Duration>) {
+        (**self).wait(timeout);
+    }
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
+        (**self).attach(fd)
+    }
+    fn is_readable(&self, attached: Attached) -> bool {
+        (**self).is_readable(attached)
     }
     fn timeout(&self) -> Option<Duration> {
         (**self).timeout()

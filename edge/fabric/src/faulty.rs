@@ -10,10 +10,11 @@
 //! cut is silent, as on a real network: writes are taken and lost, no `Down` comes. Delayed
 //! records keep the order of their lane. What is held when the link goes down is lost with it.
 
-use crate::{Fabric, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use crate::{Attached, Fabric, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use plover_types::{ReplicaId, SplitMix64};
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::RawFd;
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Which way records go, seen from the replica that has the faulty fabric.
@@ -346,6 +347,18 @@ impl<F: Fabric> Fabric for Faulty<F> {
 
     fn wait_fd(&self) -> RawFd {
         self.inner.wait_fd()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.inner.wait(timeout);
+    }
+
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
+        self.inner.attach(fd)
+    }
+
+    fn is_readable(&self, attached: Attached) -> bool {
+        self.inner.is_readable(attached)
     }
 
     fn timeout(&self) -> Option<Duration> {

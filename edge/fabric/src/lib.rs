@@ -43,7 +43,7 @@ mod spin;
 mod stats;
 pub mod tcp;
 
-pub use api::{Fabric, FabricEvent, Lane, PeerError, WriteError};
+pub use api::{Attached, Fabric, FabricEvent, Lane, PeerError, WriteError};
 pub use error::FabricError;
 pub use faulty::Faulty;
 pub use mixed::{BoxedFabric, Mixed};

@@ -8,12 +8,13 @@
 //!
 //! The parts know nothing of each other: each has the peers that it serves for members and no
 //! others, so that a peer with another idea of how to reach this replica is refused by name
-//! instead of getting two links. Their descriptors are nested in one epoll, which is never read:
-//! it is readable as long as one of the parts is.
+//! instead of getting two links. Their descriptors are nested in one epoll, which is readable as
+//! long as one of the parts is.
 
 use crate::poll::{Interest, Poll};
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use plover_types::ReplicaId;
+use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
@@ -127,6 +128,19 @@ impl Fabric for Mixed {
 
     fn wait_fd(&self) -> RawFd {
         self.poll.fd()
+    }
+
+    /// The parts look for themselves in `progress`.
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.poll.wait(timeout);
+    }
+
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
+        self.poll.watch(fd, Interest::Read).map(Attached)
+    }
+
+    fn is_readable(&self, attached: Attached) -> bool {
+        self.poll.is_readable(attached.0)
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -10,6 +10,7 @@ use rustix::time::Timespec;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// Names one registered descriptor, never reused: an event of a descriptor that was closed in
 /// the same round names nobody.
@@ -89,13 +90,18 @@ impl Poll {
 
     /// Asks, without waiting, what is ready.
     pub fn look(&mut self) {
+        self.wait(Some(Duration::ZERO));
+    }
+
+    /// Waits until something is ready, or for so long.
+    pub fn wait(&mut self, timeout: Option<Duration>) {
         self.ready.clear();
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        });
         let mut buffer = [const { MaybeUninit::<Event>::uninit() }; EVENTS_MAX];
-        match epoll::wait(&self.epoll, &mut buffer, Some(&now)) {
+        match epoll::wait(&self.epoll, &mut buffer, timeout.as_ref()) {
             Ok((events, _)) => {
                 let found = events
                     .iter()

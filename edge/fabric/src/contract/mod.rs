@@ -13,6 +13,7 @@ mod group;
 use crate::{Fabric, FabricEvent, Lane, WriteError};
 use group::{DEADLINE, Group, R, Stream, record, sleep};
 use plover_types::{ReplicaId, SplitMix64};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Opens the fabrics of one group of three.
@@ -39,6 +40,7 @@ macro_rules! fabric_contract {
                 a_restarted_peer_goes_down_and_up
                 nothing_crosses_sessions
                 wait_fd_wakes
+                wait_wakes_for_records_and_for_what_is_attached
                 what_one_call_leaves_is_announced
                 a_quiet_fabric_lets_its_caller_sleep
                 a_bulk_flood_does_not_stop_the_log
@@ -277,6 +279,47 @@ pub fn wait_fd_wakes<M: Maker>(maker: M) {
                 }
             }
         }
+    }
+}
+
+/// The fabric's own wait ends for records, and for a descriptor of the caller's if it takes one.
+pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
+    let mut group = Group::new(maker);
+    let (read, write) = rustix::pipe::pipe().expect("a pipe");
+    let attached = match group.fabric(R[1]).attach(read.as_fd()) {
+        Ok(attached) => Some(attached),
+        Err(error) => {
+            assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+            None
+        }
+    };
+    for n in 0..20 {
+        let start = Instant::now();
+        group
+            .fabric(R[0])
+            .write(R[1], Lane::Log, &record(n, 100))
+            .expect("room");
+        group.fabric(R[0]).flush();
+        while group.node_ref(R[1]).records(R[0], Lane::Log).count() == n as usize {
+            assert!(start.elapsed() < DEADLINE, "not woken for record {n}");
+            let node = group.node(R[1]);
+            if node.fabric.timeout() != Some(Duration::ZERO) {
+                node.fabric.wait(Some(DEADLINE));
+            }
+            node.fabric.progress(&mut node.events);
+        }
+        let Some(attached) = attached else {
+            continue;
+        };
+        rustix::io::write(&write, b"x").expect("room in the pipe");
+        while !group.fabric(R[1]).is_readable(attached) {
+            assert!(start.elapsed() < DEADLINE, "not woken for the pipe");
+            let node = group.node(R[1]);
+            node.fabric.progress(&mut node.events);
+            let timeout = node.fabric.timeout().unwrap_or(DEADLINE);
+            node.fabric.wait(Some(timeout.min(DEADLINE)));
+        }
+        rustix::io::read(&read, &mut [0; 1]).expect("it is readable");
     }
 }
 

@@ -49,14 +49,15 @@ use crate::hello::{GroupName, Hello, Session};
 use crate::poll::{Interest, Poll, Token};
 use crate::ring::BufferPool;
 use crate::spin::Spinner;
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use link::Peer;
 use memory::Layout;
 use plover_types::ReplicaId;
 use plover_types::wire::WIRE_VERSION;
 use socket::{Door, Listener};
 use std::cell::{Cell, RefCell};
-use std::os::fd::RawFd;
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use strangers::Stranger;
@@ -81,6 +82,8 @@ pub struct ShmFabric {
     /// Which peer is served first, moved on by one each time.
     first: usize,
     looked_at: Instant,
+    /// The sockets have been looked at since the last `progress`, in a `wait`.
+    has_looked: bool,
     /// The number of the last nap, and whether the peers have been told of it.
     nap: Cell<u64>,
     napping: Cell<bool>,
@@ -163,6 +166,7 @@ impl ShmFabric {
             place: config.place,
             first: 0,
             looked_at: now,
+            has_looked: false,
             nap: Cell::new(0),
             napping: Cell::new(false),
             spinner: RefCell::new(Spinner::new(config.spin)),
@@ -244,11 +248,14 @@ impl Fabric for ShmFabric {
         let now = Instant::now();
         // A bell that was rung keeps `wait_fd` readable until it is looked at; it can only have
         // been rung for a nap.
-        let looks = self.napping.get() || now >= self.looked_at + LOOK_EVERY;
+        let has_looked = std::mem::take(&mut self.has_looked);
+        let looks = has_looked || self.napping.get() || now >= self.looked_at + LOOK_EVERY;
         if looks {
             self.looked_at = now;
+        }
+        if looks && !has_looked {
             self.context.poll.look();
-        } else {
+        } else if !looks {
             self.context.poll.skip();
         }
         if self.napping.take() {
@@ -292,6 +299,19 @@ impl Fabric for ShmFabric {
 
     fn wait_fd(&self) -> RawFd {
         self.context.poll.fd()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.context.poll.wait(timeout);
+        self.has_looked = true;
+    }
+
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
+        self.context.poll.watch(fd, Interest::Read).map(Attached)
+    }
+
+    fn is_readable(&self, attached: Attached) -> bool {
+        self.context.poll.is_readable(attached.0)
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -38,13 +38,13 @@ pub use config::{TcpConfig, TcpTimes};
 use crate::hello::{GroupName, Hello, Refusal};
 use crate::poll::{Interest, Poll, Token};
 use crate::ring::{BufferPool, Capacity};
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use greeting::Stranger;
 use link::Peer;
 use plover_types::ReplicaId;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 
@@ -64,6 +64,8 @@ pub struct TcpFabric {
     peers: Vec<Peer>,
     /// Which peer is served first, moved on by one each time.
     first: usize,
+    /// The sockets have been looked at since the last `progress`, in a `wait`.
+    has_looked: bool,
 }
 
 /// What all links share.
@@ -139,6 +141,7 @@ impl TcpFabric {
             strangers: Vec::new(),
             peers,
             first: 0,
+            has_looked: false,
         })
     }
 
@@ -270,7 +273,9 @@ impl Fabric for TcpFabric {
 
     fn progress(&mut self, events: &mut Vec<FabricEvent>) {
         let now = Instant::now();
-        self.context.poll.look();
+        if !std::mem::take(&mut self.has_looked) {
+            self.context.poll.look();
+        }
         self.accept(now);
         self.greet(now);
         for peer in &mut self.peers {
@@ -310,6 +315,19 @@ impl Fabric for TcpFabric {
 
     fn wait_fd(&self) -> RawFd {
         self.context.poll.fd()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.context.poll.wait(timeout);
+        self.has_looked = true;
+    }
+
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
+        self.context.poll.watch(fd, Interest::Read).map(Attached)
+    }
+
+    fn is_readable(&self, attached: Attached) -> bool {
+        self.context.poll.is_readable(attached.0)
     }
 
     fn timeout(&self) -> Option<Duration> {
