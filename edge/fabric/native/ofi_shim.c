@@ -293,7 +293,8 @@ int plover_ofi_port_open(struct plover_ofi_provider *provider, int waits, uint64
         error = register_memory(port, info, inbound, inbound_bytes, FI_REMOTE_WRITE, key,
                                 &port->inbound, failed);
     if (!error && info->domain_attr->mr_mode & FI_MR_LOCAL) {
-        error = register_memory(port, info, outbound, outbound_bytes, FI_WRITE, ~key,
+        /* Another key, of the same width. */
+        error = register_memory(port, info, outbound, outbound_bytes, FI_WRITE, key ^ 1,
                                 &port->outbound, failed);
         if (!error)
             port->outbound_descriptor = fi_mr_desc(port->outbound);

@@ -44,6 +44,8 @@ pub(super) struct End {
     blocked: bool,
     /// Our first doorbell is posted.
     greeted: bool,
+    /// What [`look`](Self::look) met; the queue tells it only once.
+    failed: Option<NativeError>,
 }
 
 impl End {
@@ -77,6 +79,7 @@ impl End {
             left_over: false,
             blocked: false,
             greeted: false,
+            failed: None,
         };
         Ok((end, address))
     }
@@ -191,8 +194,19 @@ impl End {
         Ok(any)
     }
 
+    /// Whether there is anything for [`serve`](Self::serve), be it an error.
+    pub fn look(&mut self) -> bool {
+        self.drain().unwrap_or_else(|error| {
+            self.failed = Some(error);
+            true
+        })
+    }
+
     /// Takes in and delivers what has come; `now` tells how long announced bytes are missing.
     pub fn serve(&mut self, context: &mut Context, now: Instant) -> Result<(), Loss> {
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
         self.left_over = false;
         self.drain()?;
         // What the provider saw before it rang is in memory before we look.

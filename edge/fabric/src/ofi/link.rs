@@ -115,11 +115,7 @@ impl Peer {
     /// Whether anything has come that `serve` should see.
     pub fn look(&mut self) -> bool {
         match &mut self.link {
-            // An error is something to see, too: the next call meets it again or the check does.
-            Link::Joined(joined) => {
-                let mut ends = joined.ends.iter_mut();
-                ends.any(|end| end.drain().unwrap_or(true))
-            }
+            Link::Joined(joined) => joined.ends.iter_mut().any(End::look),
             _ => false,
         }
     }
