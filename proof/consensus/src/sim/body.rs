@@ -143,7 +143,10 @@ impl World {
                     }
                 }
                 Command::Deliver(entry) => self.delivered(host, entry),
-                Command::Jump { base, .. } => self.jumped(host, base),
+                Command::Jump { base, roster } => {
+                    self.hosts[host].in_sync = roster.in_sync;
+                    self.jumped(host, base);
+                }
                 command => self.obey_news(host, before, command),
             }
         }
@@ -267,6 +270,7 @@ impl World {
     }
 
     fn in_sync_delivered(&mut self, host: usize, set: ReplicaSet) {
+        self.hosts[host].in_sync = set;
         let me = ReplicaId(host as u8);
         let named = |status: Status| status.in_sync.contains(me);
         if !set.contains(me) && !self.status(host).is_some_and(named) {

@@ -52,6 +52,8 @@ pub struct Host {
     pub cursor: Index,
     /// The guest runs here, and explains what clients have seen.
     pub holds_guest: bool,
+    /// The in-sync set that it last delivered.
+    pub in_sync: ReplicaSet,
     /// It boots a guest, and will lead.
     pub boots: bool,
     /// Liveness of peers, as the core told it as leader.
@@ -78,6 +80,7 @@ impl Host {
             clock: Clock::draw(chance),
             cursor: Index(0),
             holds_guest: false,
+            in_sync: roster.in_sync,
             boots: false,
             alive: BTreeMap::new(),
             paused_until: Micros::ZERO,
