@@ -112,6 +112,9 @@ impl Apus {
     pub(crate) fn link(&mut self, now: Micros, peer: ReplicaId, up: bool, out: &mut Vec<Command>) {
         if !up {
             self.down.insert(peer);
+            if let Role::Leading(leadership) = &mut self.role {
+                leadership.thrift.suspend();
+            }
             return;
         }
         self.down.remove(peer);

@@ -21,6 +21,7 @@ use crate::api::{Canary, Command, Entry, EntryKind, ProposeError, VOTERS_MAX};
 use crate::election::Vote;
 use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX};
 use crate::peers::Peer;
+use crate::thrift::Thrift;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
@@ -32,6 +33,10 @@ pub(crate) struct Leadership {
     heartbeat_at: Micros,
     /// Nobody needs entries up to here.
     pub trim: Index,
+    /// Who is sent entries at once.
+    pub thrift: Thrift,
+    /// Counts the times that something was sent.
+    pub round: u64,
     /// The last entry before those that `propose` took and `flush` has not sent.
     unsent: Option<Viewstamp>,
 }
@@ -42,7 +47,8 @@ impl Leadership {
             return Micros::ZERO;
         }
         let dead_at = self.peers.values().map(|peer| peer.dead_at(timeout)).min();
-        dead_at.map_or(Micros::NEVER, |at| at.min(self.heartbeat_at))
+        let due = self.heartbeat_at.min(self.thrift.deadline());
+        dead_at.map_or(Micros::NEVER, |at| at.min(due))
     }
 
     /// Those who are sent the log.
@@ -202,6 +208,8 @@ impl Apus {
             peers: peers.collect(),
             heartbeat_at: now + self.config.heartbeat,
             trim: self.log.base().index,
+            thrift: Thrift::new(),
+            round: 0,
             unsent: None,
         };
         self.transition(Role::Leading(leadership));
@@ -221,6 +229,7 @@ impl Apus {
         for (&id, peer) in &mut leadership.peers {
             if now >= peer.dead_at(timeout) {
                 peer.dead();
+                leadership.thrift.suspend();
                 out.push(Command::PeerAlive {
                     peer: id,
                     alive: false,
@@ -232,6 +241,7 @@ impl Apus {
             leadership.heartbeat_at = now + self.config.heartbeat;
         }
         self.flush(now, out);
+        self.tick_thrift(now, out);
         if beat {
             self.replicate_to_all(now, true, out);
         }
@@ -262,6 +272,7 @@ impl Apus {
                 .is_some_and(|entry| entry.view == self.promised || count_old_views)
         {
             self.commit_to(index, out);
+            self.choose_eager(index);
             let changed_at = self.log.members_at();
             if changed_at > before && changed_at <= index {
                 self.dismiss(now, members, out);

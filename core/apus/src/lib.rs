@@ -74,6 +74,7 @@ mod peers;
 mod pool;
 mod recovery;
 mod replicate;
+mod thrift;
 
 pub use api::{
     Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Members,

@@ -23,7 +23,7 @@ pub(crate) const HEADER_BYTES_MAX: usize = 112;
 pub(crate) const ENTRY_BYTES_MAX: usize = 32;
 
 /// Entries after an entry: from the leader to its backups; empty, it is the heartbeat.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Append {
     /// The leader's view.
     pub view: View,
@@ -37,7 +37,7 @@ pub(crate) struct Append {
     pub trim: Index,
     /// The leader's clock when it sent this; comes back in the acknowledgement.
     pub stamp: Micros,
-    /// Counts the messages to this backup.
+    /// Counts the rounds of sending: never falls from one message to the next.
     pub number: u64,
     /// Given when `prev` is the leader's base: who is who there. A backup that lacks `prev`
     /// jumps to it, for the entries before it are gone.

@@ -28,9 +28,7 @@ pub(crate) struct Peer {
     in_flight: usize,
     /// It has fallen back, and no message has been acknowledged since.
     probing: bool,
-    /// The number of the next message.
-    number: u64,
-    /// Where that stood when we last fell back.
+    /// Messages of this round or later were sent since we last fell back.
     rewound_at: u64,
     /// Our clock when we sent the newest message that it has answered.
     pub echo: Option<Micros>,
@@ -51,7 +49,6 @@ impl Peer {
             flights: VecDeque::new(),
             in_flight: 0,
             probing: false,
-            number: 0,
             rewound_at: 0,
             echo: None,
             heard_at: now,
@@ -89,13 +86,7 @@ impl Peer {
         }
     }
 
-    /// Numbers the next message.
-    pub(crate) fn take_number(&mut self) -> u64 {
-        self.number += 1;
-        self.number - 1
-    }
-
-    /// Whether a report of a gap in answer to the message of this number tells anything new. One
+    /// Whether a report of a gap in answer to a message of this round tells anything new. One
     /// lost message makes a gap before every later one in flight; only the first report counts,
     /// or repeats would breed repeats.
     pub(crate) fn is_news(&self, number: u64) -> bool {
@@ -103,11 +94,12 @@ impl Peer {
     }
 
     /// Sends everything after `held` again: what was in flight is taken for lost. `held` is
-    /// `None` when the backup lacks entries that we do not have any more.
+    /// `None` when the backup lacks entries that we do not have any more. `round` is the last in
+    /// which it was sent anything.
     ///
     /// `matched` falls too when a backup has restarted without its memory. That is safe either
     /// way: it votes for nobody before it holds again what it had acknowledged.
-    pub(crate) fn rewind(&mut self, held: Option<Index>) {
+    pub(crate) fn rewind(&mut self, held: Option<Index>, round: u64) {
         self.jump = held.is_none();
         let held = held.unwrap_or(Index(0));
         self.next = held.next();
@@ -115,7 +107,7 @@ impl Peer {
         self.flights.clear();
         self.in_flight = 0;
         self.probing = true;
-        self.rewound_at = self.number;
+        self.rewound_at = round + 1;
     }
 
     /// The backup answered what we sent at `stamp`. True if it was not known to be alive.
@@ -181,12 +173,11 @@ mod tests {
     #[test]
     fn one_lost_message_is_not_answered_by_a_storm_of_repeats() {
         let mut peer = Peer::new(Index(0), Micros(0));
-        let numbers: Vec<_> = (0..5).map(|_| peer.take_number()).collect();
-        assert!(peer.is_news(numbers[1]), "the first was lost");
-        peer.rewind(Some(Index(0)));
-        assert!(numbers[2..].iter().all(|number| !peer.is_news(*number)));
-        let repeat = peer.take_number();
-        assert!(peer.is_news(repeat), "but the repeat may be lost too");
+        let rounds = 1..=5;
+        assert!(peer.is_news(2), "the first was lost");
+        peer.rewind(Some(Index(0)), 5);
+        assert!(rounds.skip(2).all(|round| !peer.is_news(round)));
+        assert!(peer.is_news(6), "but the repeat may be lost too");
     }
 
     #[test]

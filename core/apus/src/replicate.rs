@@ -34,13 +34,31 @@ impl Apus {
         beat: bool,
         out: &mut Vec<Command>,
     ) {
+        if let Role::Leading(leadership) = &mut self.role {
+            leadership.round += 1;
+        }
+        self.replicate_like(now, to, beat, &mut None, out);
+    }
+
+    /// The same in a round that others are part of. Backups mostly lack the same: `twin` is what
+    /// was last written in this round, and its place in `out`; bytes that are equal are copied.
+    fn replicate_like(
+        &mut self,
+        now: Micros,
+        to: ReplicaId,
+        beat: bool,
+        twin: &mut Option<(Append, usize)>,
+        out: &mut Vec<Command>,
+    ) {
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
         let Some(peer) = leadership.peers.get_mut(&to) else {
             return;
         };
-        if self.down.contains(to) {
+        let heartbeat = self.config.heartbeat;
+        let thrift = &mut leadership.thrift;
+        if self.down.contains(to) || !(beat || thrift.is_eager(to, now, heartbeat)) {
             return;
         }
         let bytes_max = self.config.message_bytes_max;
@@ -67,19 +85,27 @@ impl Apus {
                 peer.sent(end, bytes);
                 peer.jump = false;
             }
-            let message = Message::Append(Append {
+            let append = Append {
                 view: self.promised,
                 life: self.life,
                 prev,
                 commit: self.log.commit(),
                 trim: leadership.trim,
                 stamp: now,
-                number: peer.take_number(),
+                number: leadership.round,
                 jump: jump.then(|| self.log.roster_at_base()),
                 count: entries.iter().len() as u64,
-            });
-            let buffer = self.pool.lend(HEADER_BYTES_MAX + bytes);
-            let bytes = message.encode(entries.iter(), buffer);
+            };
+            let bytes = match (&*twin, twin.as_ref().and_then(|(_, place)| out.get(*place))) {
+                (Some((like, _)), Some(Command::Write { bytes, .. })) if *like == append => {
+                    self.pool.copy(bytes)
+                }
+                _ => {
+                    let buffer = self.pool.lend(HEADER_BYTES_MAX + bytes);
+                    *twin = Some((append.clone(), out.len()));
+                    Message::Append(append).encode(entries.iter(), buffer)
+                }
+            };
             out.push(Command::Write { to, bytes });
             beat = false;
         }
@@ -87,11 +113,13 @@ impl Apus {
 
     /// The same, to everyone who is sent the log.
     pub(crate) fn replicate_to_all(&mut self, now: Micros, beat: bool, out: &mut Vec<Command>) {
-        let Role::Leading(leadership) = &self.role else {
+        let Role::Leading(leadership) = &mut self.role else {
             return;
         };
+        leadership.round += 1;
+        let mut twin = None;
         for peer in leadership.audience().iter() {
-            self.replicate(now, peer, beat, out);
+            self.replicate_like(now, peer, beat, &mut twin, out);
         }
     }
 
@@ -156,7 +184,7 @@ impl Apus {
             return;
         };
         if peer.is_news(number) {
-            peer.rewind(held);
+            peer.rewind(held, leadership.round);
             self.replicate(now, from, true, out);
         }
     }
@@ -213,7 +241,7 @@ impl Apus {
                 alive: false,
             });
         }
-        peer.rewind(held);
+        peer.rewind(held, leadership.round);
         self.replicate(now, from, true, out);
     }
 
@@ -230,7 +258,7 @@ impl Apus {
         if let Some(state) = leadership.peers.get_mut(&peer) {
             if state.matched > Index(0) {
                 let matched = state.matched;
-                state.rewind(Some(matched));
+                state.rewind(Some(matched), leadership.round);
             }
             self.replicate(now, peer, true, out);
         }

@@ -95,6 +95,7 @@ impl Replica {
             members: config.members,
             first_leader: config.first_leader,
             any_voter_stands: false,
+            thrifty: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             durability: config.durability,

@@ -140,6 +140,7 @@ impl<M: StateMachine> Server<M> {
             members: config.members,
             first_leader: config.first_leader(),
             any_voter_stands: true,
+            thrifty: true,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             durability: config.durability,

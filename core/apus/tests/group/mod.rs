@@ -134,6 +134,7 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         members: ReplicaSet::of((0..size).map(ReplicaId)),
         first_leader: ReplicaId(0),
         any_voter_stands: false,
+        thrifty: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
         durability,

@@ -44,6 +44,7 @@ pub struct Setup {
     pub voters: u8,
     /// The log is all there is.
     pub any_voter_stands: bool,
+    pub thrifty: bool,
     pub durability: Durability,
     pub canary: Canary,
     pub weather: Weather,
@@ -60,6 +61,7 @@ impl Setup {
             replicas,
             voters: replicas,
             any_voter_stands: false,
+            thrifty: false,
             durability,
             canary: Canary::None,
             weather: Weather::default(),

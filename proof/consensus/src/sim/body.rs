@@ -57,6 +57,7 @@ impl World {
             members: told,
             first_leader: lowest,
             any_voter_stands: !self.scenario.guest,
+            thrifty: !self.scenario.guest,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: self.scenario.durability,

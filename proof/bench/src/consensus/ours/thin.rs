@@ -54,6 +54,7 @@ impl Thin {
             members: ReplicaSet::of((0..replicas as u8).map(ReplicaId)),
             first_leader: LEADER,
             any_voter_stands: true,
+            thrifty: true,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability,

@@ -1,0 +1,85 @@
+//! Whom a thrifty leader sends an entry at once, and what happens when they do not answer.
+
+mod network;
+
+use apus::Durability;
+use network::{Setup, World};
+use plover_types::{Micros, ReplicaId};
+
+/// A group of nine that only replicates its log, led by replica 0.
+fn nine(thrifty: bool) -> World {
+    let mut world = World::new(Setup {
+        any_voter_stands: true,
+        manage_in_sync: false,
+        thrifty,
+        ..Setup::new(11, 9, Durability::Memory)
+    });
+    world.run(Micros::from_ms(500));
+    assert_eq!(world.leader(), Some(0));
+    world
+}
+
+/// Proposes one entry after the other, each once the last is committed, and says how many were
+/// within `span`.
+fn commits_within(world: &mut World, span: Micros) -> u64 {
+    let end = world.now + span;
+    let before = world.core(0).status().commit;
+    while world.now < end {
+        let viewstamp = world.propose(0, b"entry".to_vec()).unwrap();
+        let left = end.since(world.now);
+        let index = viewstamp.index;
+        world.run_until(left, |world| world.core(0).status().commit >= index);
+    }
+    world.core(0).status().commit.0 - before.0
+}
+
+#[test]
+fn an_entry_costs_fewer_messages_and_reaches_everyone() {
+    let [all, thrifty] = [false, true].map(|thrifty| {
+        let mut world = nine(thrifty);
+        let writes = world.writes;
+        let commits = commits_within(&mut world, Micros::from_ms(500));
+        let messages = (world.writes - writes) as f64 / commits as f64;
+        world.run(Micros::from_ms(50));
+        let last = world.core(0).status().last;
+        for node in 1..9 {
+            assert_eq!(world.core(node).status().last, last, "replica {node}");
+            assert_eq!(world.nodes[node].cursor, Some(last.index));
+        }
+        messages
+    });
+    // Eight backups and their answers against four, and the others' now and then.
+    assert!(
+        thrifty < all * 0.9,
+        "{thrifty} messages an entry, not {all}"
+    );
+}
+
+#[test]
+fn a_leader_goes_on_when_those_it_counted_on_die() {
+    let mut world = nine(true);
+    assert!(commits_within(&mut world, Micros::from_ms(100)) > 0);
+    // Whoever they are, some of any four are counted on.
+    for node in 1..5 {
+        world.crash(node);
+        let commits = commits_within(&mut world, Micros::from_ms(300));
+        assert!(commits > 10, "{commits} commits without replica {node}");
+        assert_eq!(world.leader(), Some(0));
+    }
+    let silent = world.core(0).matched(ReplicaId(1));
+    assert!(silent < Some(world.core(0).status().commit));
+}
+
+#[test]
+fn a_stopped_backup_costs_a_moment_and_no_election() {
+    let mut world = nine(true);
+    for node in 1..5 {
+        world.pause(node, Micros::from_ms(400));
+    }
+    let commits = commits_within(&mut world, Micros::from_ms(300));
+    assert!(commits > 10, "{commits}");
+    world.run(Micros::from_ms(600));
+    assert_eq!(world.leader(), Some(0));
+    let last = world.core(0).status().last;
+    assert!((0..9).all(|node| world.core(node).status().last == last));
+}
