@@ -3,8 +3,9 @@
 //! ```text
 //!   FOLLOWING, silence for 1 to 2 timeouts, may stand
 //!       |                                         voter
-//!   CANVASSING  -- Canvass{nonce} -->             refuses while it leads, or has heard a
-//!               <-- Grant --                      leader within the timeout
+//!   CANVASSING  -- Canvass{nonce, last} -->       refuses while it leads, has heard a leader
+//!               <-- Grant --                      within the timeout, or knows of a later group
+//!                                                 that the candidate has left
 //!       |
 //!   a quorum would elect me: ELECTING (see `election`)
 //! ```
@@ -121,11 +122,14 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        nonce: u64,
+        (nonce, last): (u64, Viewstamp),
         out: &mut Vec<Command>,
     ) {
         let leads = matches!(self.role, Role::Leading(_));
-        if leads || self.bearings.amnesiac || self.leader_is_alive(now) {
+        // One that has left and does not know it would be ruled out by our log, but the promises
+        // that it collects until then would depose a leader that others hear.
+        let has_left = last < self.log.last() && !self.members().voters.contains(from);
+        if leads || self.bearings.amnesiac || self.leader_is_alive(now) || has_left {
             return;
         }
         self.send(

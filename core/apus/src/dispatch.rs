@@ -55,7 +55,7 @@ impl Apus {
                 self.on_gap(now, from, view, (stamp, number), (last, commit), out);
             }
             Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
-            Message::Canvass { nonce } => self.on_canvass(now, from, nonce, out),
+            Message::Canvass { nonce, last } => self.on_canvass(now, from, (nonce, last), out),
             Message::Grant { nonce, promised } => self.on_grant(now, from, nonce, promised, out),
             Message::Prepare { view } => self.on_prepare(now, from, view, out),
             Message::Promise {

@@ -89,6 +89,7 @@ impl Apus {
         let message = match &self.role {
             Role::Canvassing(canvass) if !canvass.granted.contains(peer) => Message::Canvass {
                 nonce: canvass.nonce,
+                last: self.log.last(),
             },
             Role::Electing(election) => match election.stage {
                 Stage::Collecting if !election.votes.contains_key(&peer) => {

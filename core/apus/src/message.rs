@@ -84,6 +84,8 @@ pub(crate) enum Message {
     Canvass {
         /// Names this round of asking.
         nonce: u64,
+        /// Where my log ends.
+        last: Viewstamp,
     },
     /// I would.
     Grant {
@@ -280,7 +282,7 @@ pub(crate) fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_
             view, last, commit, ..
         } => sane_view(*view) && sane(*last) && sane(*commit) && commit.index <= last.index,
         Message::Refuse { view, promised } => sane_view(*view) && sane_view(*promised),
-        Message::Canvass { .. } => true,
+        Message::Canvass { last, .. } => sane(*last),
         Message::Grant { promised, .. } => sane_view(*promised),
         Message::Prepare { view } => led(*view),
         Message::Promise {

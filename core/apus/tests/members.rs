@@ -256,3 +256,28 @@ fn a_replica_whose_disk_forgot_does_not_vote_before_it_has_recovered() {
         [&b"acknowledged"[..], b"with its vote"]
     );
 }
+
+/// It missed its dismissal, asks by the group it remembers, and reaches one that has not heard
+/// the leader for a while.
+#[test]
+fn a_replica_that_has_left_unawares_deposes_nobody() {
+    let mut world = led(setup(3, 3, Durability::Memory));
+    world.isolate(2);
+    become_of(&mut world, &[0, 1], &[]);
+    world.run(Micros::from_ms(100));
+    let view = world.core(0).status().view;
+    world.heal();
+    world.cut(0, 1);
+    world.cut(0, 2);
+    world.run(Micros::from_ms(3000));
+    assert_eq!(world.core(2).status().members.voters, set(&[0, 1, 2]));
+    assert_eq!(
+        world.core(1).status().view,
+        view,
+        "nobody was promised anything"
+    );
+    world.heal();
+    world.run(Micros::from_ms(1000));
+    assert_eq!(world.leader(), Some(0));
+    assert_eq!(world.core(0).status().view, view);
+}
