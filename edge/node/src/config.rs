@@ -91,8 +91,9 @@ pub struct GroupConfig {
     #[serde(default, deserialize_with = "spin")]
     pub spin: Spin,
     /// The directory in which replicas on one host find each other, the same for all of them,
-    /// when `fabric = "shm"`; created if missing. Without it they meet by the group's name
-    /// within one network namespace.
+    /// when `fabric = "shm"`; created if missing. A replica that is killed leaves a socket's file
+    /// there, which its next life replaces. Without it they meet by the group's name within one
+    /// network namespace, and there are no files.
     #[serde(default)]
     pub shm_dir: Option<PathBuf>,
     /// libfabric's provider, the same on all replicas, when `fabric = "ofi"`: `verbs;ofi_rxm`
