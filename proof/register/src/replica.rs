@@ -1,0 +1,97 @@
+//! The process of one replica. Its standard input cuts and heals its links: `cut 1`, `heal 1`.
+
+use crate::registers::Registers;
+use anyhow::Context;
+use plover_fabric::faulty::Direction;
+use plover_fabric::{Fabric, FabricEvent, FabricStats, Faulty, TcpConfig, TcpFabric, WriteError};
+use plover_log::{Address, Config, Durability, Server};
+use plover_types::{Lane, Micros, ReplicaId, ReplicaSet};
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+/// A TCP fabric whose links another thread may cut.
+struct Cuttable {
+    inner: Faulty<TcpFabric>,
+    orders: Receiver<(ReplicaId, bool)>,
+}
+
+impl Fabric for Cuttable {
+    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
+        self.inner.write(to, lane, record)
+    }
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
+        // A heartbeat's time after the order at the latest: an idle replica ticks that often.
+        for (peer, cut) in self.orders.try_iter() {
+            if cut {
+                self.inner.cut(peer, Direction::Out);
+                self.inner.cut(peer, Direction::In);
+            } else {
+                self.inner.heal(peer);
+            }
+        }
+        self.inner.progress(events);
+    }
+    fn wait_fd(&self) -> RawFd {
+        self.inner.wait_fd()
+    }
+    fn timeout(&self) -> Option<Duration> {
+        let often = Duration::from_millis(20);
+        Some(self.inner.timeout().map_or(often, |it| it.min(often)))
+    }
+    fn record_bytes_max(&self, lane: Lane) -> usize {
+        self.inner.record_bytes_max(lane)
+    }
+    fn stats(&self) -> FabricStats {
+        self.inner.stats()
+    }
+}
+
+/// Runs replica `me` of a group at `peers`, with clients on `door`, until it is killed.
+pub fn run(
+    me: u8,
+    peers: &[SocketAddr],
+    door: SocketAddr,
+    dir: &Path,
+    durability: Durability,
+) -> anyhow::Result<()> {
+    let id = |id: usize| ReplicaId(id as u8);
+    let mut config = Config::new(id(me.into()), ReplicaSet::of((0..peers.len()).map(id)));
+    // The machine is shared with whatever else it does.
+    config.timeout = Micros::from_ms(200);
+    config.heartbeat = Micros::from_ms(40);
+    config.durability = durability;
+    // So little that logs are trimmed, and a replica that was away takes over a state.
+    config.retain_bytes = 16 << 10;
+    let others = peers
+        .iter()
+        .enumerate()
+        .filter(|(it, _)| *it != usize::from(me));
+    let others = others.map(|(it, address)| (id(it), *address)).collect();
+    let fabric = TcpConfig::new("register", id(me.into()), peers[usize::from(me)], others);
+    let (sender, orders) = channel();
+    let fabric = Cuttable {
+        inner: Faulty::new(TcpFabric::new(fabric)?, u64::from(me)),
+        orders,
+    };
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let order = line.split_once(' ');
+            let peer = order.and_then(|(_, peer)| Some(ReplicaId(peer.parse().ok()?)));
+            if let (Some((what, _)), Some(peer)) = (order, peer) {
+                let _ = sender.send((peer, what == "cut"));
+            }
+        }
+        // Whoever started this process is gone.
+        std::process::exit(0);
+    });
+    let mut server = Server::in_directory(config, fabric, Registers::default(), dir, "register")?;
+    server.listen(&Address::Tcp(door))?;
+    server.run().context("the replica ended")
+}
