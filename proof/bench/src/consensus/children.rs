@@ -37,7 +37,10 @@ fn owned() -> MutexGuard<'static, Owned> {
 
 /// From here on a signal that ends us ends all children and removes all folders first.
 pub(crate) fn watch_signals() -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch signals")?;
+    let watched = [SIGINT, SIGTERM, SIGHUP]
+        .into_iter()
+        .filter(|&signal| forget_handler(signal));
+    let mut signals = Signals::new(watched).context("cannot watch signals")?;
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
             let owned = owned();
@@ -53,6 +56,21 @@ pub(crate) fn watch_signals() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// Removes a handler that somebody has installed before us; `false` if the signal is ignored, as
+/// under `nohup`, and shall stay so. A library that libfabric loads handles signals by an immediate
+/// exit, from before `main`, and `signal-hook` would call it first.
+fn forget_handler(signal: i32) -> bool {
+    // SAFETY: the default disposition and `SIG_IGN` are no code of ours; other threads that could
+    // expect another disposition do not exist yet.
+    unsafe {
+        let before = libc::signal(signal, libc::SIG_DFL);
+        if before == libc::SIG_IGN {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+        before != libc::SIG_IGN
+    }
 }
 
 fn kill(pid: u32) {
