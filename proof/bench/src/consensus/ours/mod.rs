@@ -23,11 +23,18 @@ use super::peers::free_addresses;
 use super::plan::{FabricKind, Load, Medium, Setup};
 use super::subject::Subject;
 use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command};
+
+/// How long a replica may take for an answer: far longer than any load.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 30,
+    tv_nsec: 0,
+};
 
 /// What a replica is asked for, a line each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -151,6 +158,12 @@ impl Replica {
     }
 
     fn answer(&mut self) -> Result<Answer> {
+        if self.answers.buffer().is_empty() {
+            let mut fds = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
+            if poll(&mut fds, Some(&PATIENCE)).context("cannot wait for a replica")? == 0 {
+                bail!("a replica gives no answer within {} s", PATIENCE.tv_sec);
+            }
+        }
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         if line.is_empty() {
