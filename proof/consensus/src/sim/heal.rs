@@ -136,10 +136,13 @@ impl World {
 
     /// Why a group may refuse to serve, if more was lost than it is made for.
     fn excuse(&self) -> Option<&'static str> {
-        let voters = self.newest_voters();
-        let remembers = |host: usize| !self.has_forgotten(host);
-        let able = voters.iter().filter(|host| remembers(**host)).count();
-        let majority = able > voters.len() / 2;
+        // By every group that somebody believes in: which of them is the newest, only those know
+        // that have not forgotten it.
+        let majority = self.up().all(|(_, core)| {
+            let voters = core.status().members.voters;
+            let remembers = |id: &ReplicaId| !self.has_forgotten(usize::from(id.0));
+            voters.iter().filter(remembers).count() > voters.len() / 2
+        });
         if !self.scenario.bounded && !majority {
             return Some("end: refuses, a majority has forgotten its log");
         }
