@@ -89,6 +89,7 @@ mod machine;
 mod mail;
 mod members;
 mod pending;
+mod questions;
 pub mod remote;
 mod replicated;
 mod serve;
