@@ -13,7 +13,7 @@
 //! Canvassing changes no view. It costs a round trip and saves a healthy leader: a replica that
 //! was cut off comes back asking, not with a high view that everyone must yield to.
 
-use crate::api::{Canary, Command};
+use crate::api::{Canary, Command, Members};
 use crate::election::{Election, Stage};
 use crate::message::Message;
 use crate::{Apus, Role};
@@ -24,6 +24,8 @@ use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 pub(crate) struct Canvass {
     pub nonce: u64,
     pub granted: ReplicaSet,
+    /// The end of the best log that was heard of, and the group that it names.
+    best: (Viewstamp, Members),
     repeat_at: Micros,
     give_up_at: Micros,
 }
@@ -58,13 +60,14 @@ impl Apus {
         now < self.heard_at + self.config.timeout
     }
 
-    /// Our own log need not name us: it may end before the in-sync set that does (a secondary
-    /// that has just joined). The merged log has the last word (`merge`).
+    /// Our own log need not name us: it may end before the in-sync set or the group that does (a
+    /// secondary that has just joined). The merged log has the last word (`merge`). Where every
+    /// voter may stand, those whose logs do name them are enough.
     fn may_stand(&self, now: Micros) -> bool {
         self.life > View::NONE
             && self.has_state()
             && !self.bearings.amnesiac
-            && self.is_voter()
+            && (self.is_voter() || !self.config.any_voter_stands)
             && !self.leader_is_alive(now)
             && self
                 .stood_down
@@ -91,6 +94,7 @@ impl Apus {
         let canvass = Canvass {
             nonce: self.random.next_u64(),
             granted: ReplicaSet::EMPTY,
+            best: (self.log.last(), self.members()),
             repeat_at: now + self.config.heartbeat,
             give_up_at: now + self.spread_timeout(),
         };
@@ -128,7 +132,7 @@ impl Apus {
         let leads = matches!(self.role, Role::Leading(_));
         // One that has left and does not know it would be ruled out by our log, but the promises
         // that it collects until then would depose a leader that others hear.
-        let has_left = last < self.log.last() && !self.members().voters.contains(from);
+        let has_left = last <= self.log.last() && !self.members().voters.contains(from);
         if leads || self.bearings.amnesiac || self.leader_is_alive(now) || has_left {
             return;
         }
@@ -137,6 +141,8 @@ impl Apus {
             &Message::Grant {
                 nonce,
                 promised: self.promised,
+                last: self.log.last(),
+                members: self.members(),
             },
             out,
         );
@@ -147,13 +153,15 @@ impl Apus {
         now: Micros,
         from: ReplicaId,
         nonce: u64,
-        promised: View,
+        (last, members): (Viewstamp, Members),
         out: &mut Vec<Command>,
     ) {
-        self.round_max = self.round_max.max(promised.round());
         if let Role::Canvassing(canvass) = &mut self.role {
             if canvass.nonce == nonce {
                 canvass.granted.insert(from);
+                if last > canvass.best.0 {
+                    canvass.best = (last, members);
+                }
                 self.elect_if_granted(now, out);
             }
         }
@@ -163,7 +171,11 @@ impl Apus {
         let Role::Canvassing(canvass) = &self.role else {
             return;
         };
-        let granted = self.is_quorum(canvass.granted) || self.config.canary == Canary::SkipCanvass;
+        // By the best log's group, or by our own: a majority of ours may not know a newer one's
+        // members, and merging its log is how we come to know them.
+        let granted = self.is_quorum_by(canvass.best.1, canvass.granted)
+            || self.is_quorum(canvass.granted)
+            || self.config.canary == Canary::SkipCanvass;
         if !granted || !self.may_stand(now) {
             return;
         }

@@ -56,15 +56,30 @@ impl Apus {
             }
             Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
             Message::Canvass { nonce, last } => self.on_canvass(now, from, (nonce, last), out),
-            Message::Grant { nonce, promised } => self.on_grant(now, from, nonce, promised, out),
+            Message::Grant {
+                nonce,
+                promised,
+                last,
+                members,
+            } => {
+                self.round_max = self.round_max.max(promised.round());
+                self.on_grant(now, from, nonce, (last, members), out);
+            }
             Message::Prepare { view } => self.on_prepare(now, from, view, out),
             Message::Promise {
                 view,
                 last,
                 commit,
                 base,
+                members,
             } => {
-                self.on_promise(now, from, view, Vote { last, commit, base }, out);
+                let vote = Vote {
+                    last,
+                    commit,
+                    base,
+                    members,
+                };
+                self.on_promise(now, from, view, vote, out);
             }
             Message::Fetch { view, after } => self.on_fetch(from, view, after, out),
             Message::Suffix {

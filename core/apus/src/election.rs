@@ -12,7 +12,7 @@
 //! A voter's refusal while a leader lives is not politeness. The leader's lease rests on it
 //! ([`Apus::lease_until`]), so it is checked at `Prepare` as well, where a promise is made.
 
-use crate::api::Command;
+use crate::api::{Command, Members};
 use crate::message::Message;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
@@ -24,6 +24,7 @@ pub(crate) struct Vote {
     pub last: Viewstamp,
     pub commit: Viewstamp,
     pub base: Index,
+    pub members: Members,
 }
 
 /// How far an election has come.
@@ -195,6 +196,7 @@ impl Apus {
         );
         let (view, log) = (self.promised, &self.log);
         let (last, commit, base) = (log.last(), log.committed(), log.base().index);
+        let members = self.members();
         if let Some(candidate) = view.leader() {
             self.send(
                 candidate,
@@ -203,6 +205,7 @@ impl Apus {
                     last,
                     commit,
                     base,
+                    members,
                 },
                 out,
             );

@@ -17,8 +17,8 @@
 //! * a change is proposed only once the one before is committed, and
 //! * only after the leader has committed an entry of its own view. Otherwise a change that an
 //!   older leader had begun could still win elsewhere, and two changes be under way.
-//! * A candidate counts promises by its own log, and again by the log that it has merged (see
-//!   `merge`), which may know of a newer group.
+//! * A candidate counts promises by the best log among them, and again once it has merged that
+//!   log (see `merge`): then it leads only with a majority of the group that its log names.
 //!
 //! A leader that is removed leads until that is committed, without counting itself, and then
 //! follows. Whoever is removed is told so with a last message and does not stand any more; if it
@@ -60,9 +60,15 @@ impl Apus {
 
     /// Whether `consenting`, and this replica itself if it votes, are a majority of the voters.
     pub(crate) fn is_quorum(&self, consenting: ReplicaSet) -> bool {
+        self.is_quorum_by(self.members(), consenting)
+    }
+
+    /// The same, of the group that is `members` by another's log. If that log is better than
+    /// ours, it is the group by which we shall lead or not: ours may be so old that its majority
+    /// is gone for good.
+    pub(crate) fn is_quorum_by(&self, members: Members, consenting: ReplicaSet) -> bool {
         let mut consenting = consenting;
         consenting.insert(self.config.me);
-        let members = self.members();
         ReplicaSet(consenting.0 & members.voters.0).len() >= members.quorum()
     }
 

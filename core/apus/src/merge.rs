@@ -43,31 +43,37 @@ impl Apus {
             return;
         };
         let voters = election.voters();
-        if !self.is_quorum(voters) {
-            return;
-        }
-        let Role::Electing(election) = &mut self.role else {
-            return;
-        };
         // Of equally good logs the one that reaches back farthest.
         let best = election
             .votes
             .iter()
             .max_by_key(|(_, vote)| (vote.last, Reverse(vote.base)));
-        let Some((&from, &vote)) = best.filter(|(_, vote)| vote.last > self.log.last()) else {
+        let better = best.filter(|(_, vote)| vote.last > self.log.last());
+        let better = better.map(|(from, vote)| (*from, *vote));
+        // Our own majority may show us a newer group; and the newer group's majority is enough,
+        // for ours may be gone for good.
+        let newer = better.is_some_and(|(_, vote)| self.is_quorum_by(vote.members, voters));
+        if !newer && !self.is_quorum(voters) {
+            return;
+        }
+        let Some((from, vote)) = better else {
             self.lead_if_in_sync(now, out);
             return;
         };
-        let after = self.log.committed();
-        if vote.base > after.index {
+        if vote.base > self.log.commit() {
             self.stand_down(now, out);
             return;
         }
-        election.stage = Stage::Merging {
-            from,
-            target: vote.last,
-            after,
-        };
+        // Where an attempt that a rival cut short had come to, or any other place up to which the
+        // logs may agree; if they do not, from what is sure to be common.
+        let after = self.log.last();
+        if let Role::Electing(election) = &mut self.role {
+            election.stage = Stage::Merging {
+                from,
+                target: vote.last,
+                after,
+            };
+        }
         self.repeat_to(from, out);
     }
 
@@ -127,7 +133,13 @@ impl Apus {
             return;
         }
         if suffix.reclaimed {
-            self.stand_down(now, out);
+            let common = self.log.committed();
+            if *after == common {
+                self.stand_down(now, out);
+            } else {
+                *after = common;
+                self.repeat_to(from, out);
+            }
             return;
         }
         let Some(last) = suffix.entries.iter().last().map(|entry| entry.viewstamp) else {

@@ -7,7 +7,7 @@
 //!
 //! Entries end a message, so that they are read where they lie: a [`Batch`] borrows the bytes.
 
-use crate::api::{Entry, EntryKind, Roster};
+use crate::api::{Entry, EntryKind, Members, Roster};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 
@@ -93,6 +93,10 @@ pub(crate) enum Message {
         nonce: u64,
         /// What I have promised.
         promised: View,
+        /// Where my log ends.
+        last: Viewstamp,
+        /// And the group it names.
+        members: Members,
     },
     /// Promise me this view.
     Prepare {
@@ -109,6 +113,8 @@ pub(crate) enum Message {
         commit: Viewstamp,
         /// Where it begins.
         base: Index,
+        /// The group it names.
+        members: Members,
     },
     /// Candidate to the promiser with the best log: send me what follows.
     Fetch {
@@ -283,15 +289,22 @@ pub(crate) fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_
         } => sane_view(*view) && sane(*last) && sane(*commit) && commit.index <= last.index,
         Message::Refuse { view, promised } => sane_view(*view) && sane_view(*promised),
         Message::Canvass { last, .. } => sane(*last),
-        Message::Grant { promised, .. } => sane_view(*promised),
+        Message::Grant {
+            promised,
+            last,
+            members,
+            ..
+        } => sane_view(*promised) && sane(*last) && members.are_sane(),
         Message::Prepare { view } => led(*view),
         Message::Promise {
             view,
             last,
             commit,
             base,
+            members,
         } => {
             sane_view(*view)
+                && members.are_sane()
                 && sane(*last)
                 && last.view <= *view
                 && commit.index <= last.index

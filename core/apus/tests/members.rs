@@ -281,3 +281,29 @@ fn a_replica_that_has_left_unawares_deposes_nobody() {
     assert_eq!(world.leader(), Some(0));
     assert_eq!(world.core(0).status().view, view);
 }
+
+/// The only one that may stand missed how the group shrank: of those it remembers, a majority is
+/// gone for good, and of those that are left, it has one.
+#[test]
+fn a_candidate_that_missed_a_shrinking_leads_the_group_that_is_left() {
+    let mut world = led(Setup {
+        any_voter_stands: false,
+        ..setup(5, 5, Durability::Disk)
+    });
+    world.hold_state(1, true);
+    world
+        .propose_kind(0, EntryKind::InSync(set(&[0, 1])), Vec::new())
+        .unwrap();
+    world.run(Micros::from_ms(200));
+    world.isolate(1);
+    become_of(&mut world, &[0, 1, 2, 3], &[]);
+    become_of(&mut world, &[0, 1, 2], &[]);
+    world.run(Micros::from_ms(100));
+    for gone in [0, 3, 4] {
+        world.crash(gone);
+    }
+    world.heal();
+    assert_eq!(world.core(1).status().members.voters.len(), 5);
+    assert!(world.run_until(Micros::from_ms(5000), |world| world.leader() == Some(1)));
+    assert_eq!(world.core(1).status().members.voters, set(&[0, 1, 2]));
+}

@@ -1,5 +1,4 @@
 use super::*;
-use crate::api::Members;
 use crate::log::entry;
 use plover_types::ReplicaSet;
 use proptest::prelude::*;
