@@ -88,6 +88,7 @@ mod inline;
 mod machine;
 mod mail;
 mod members;
+mod nap;
 mod pending;
 mod questions;
 pub mod remote;

@@ -19,6 +19,7 @@ use crate::envelope::{self, SessionRequest};
 use crate::inline::Inline;
 use crate::mail::{Incoming, Outgoing};
 use crate::members::Change;
+use crate::nap::Wakers;
 use crate::pending::{Origin, Proposals};
 use crate::replicated::Replicated;
 use crate::stable::Stable;
@@ -26,10 +27,8 @@ use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
 use plover_fabric::{Fabric, FabricEvent, Lane};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,9 +48,9 @@ pub struct Server<M> {
     pub(crate) commands_spare: Vec<Command>,
     happened: Vec<FabricEvent>,
     pub(crate) proposals: Proposals,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// Entries of clients that are being proposed, and how far that has come.
-    taken: Inbox,
+    pub(crate) taken: Inbox,
     taken_bytes: usize,
     pub(crate) inline: Inline,
     pub(crate) door: Option<Door>,
@@ -75,6 +74,7 @@ pub struct Server<M> {
     pub(crate) lost: bool,
     pub(crate) rejected: u64,
     pub(crate) entry_bytes_max: usize,
+    pub(crate) wakers: Option<Wakers>,
     started: Instant,
 }
 
@@ -127,7 +127,7 @@ impl<M: StateMachine> Server<M> {
 
     fn open(
         config: Config,
-        fabric: Box<dyn Fabric + Send>,
+        mut fabric: Box<dyn Fabric + Send>,
         machine: M,
         (stable, start): (Stable, Start),
     ) -> Result<Self, ServerError> {
@@ -150,6 +150,7 @@ impl<M: StateMachine> Server<M> {
             canary: apus::Canary::None,
         };
         let shared = Shared::new().map_err(ServerError::system("make an eventfd"))?;
+        let wakers = Wakers::attach(&mut fabric, shared.wake.as_fd(), stable.wait_fd());
         let mut server = Self {
             core: Apus::new(core, start, Micros(1)),
             state: Replicated::new(machine, config.group(), config.check_outputs),
@@ -177,6 +178,7 @@ impl<M: StateMachine> Server<M> {
             lost: false,
             rejected: 0,
             entry_bytes_max: message_bytes_max.saturating_sub(ENTRY_OVERHEAD_MAX),
+            wakers,
             started: Instant::now(),
             config,
         };
@@ -194,6 +196,9 @@ impl<M: StateMachine> Server<M> {
         let listener = Listener::bind(address).map_err(failed)?;
         let door = Door::open(listener).map_err(ServerError::system("make an epoll descriptor"))?;
         let address = door.address().clone();
+        if let Some(wakers) = &mut self.wakers {
+            wakers.door = self.fabric.attach(door.epoll.as_fd()).ok();
+        }
         self.door = Some(door);
         Ok(address)
     }
@@ -243,52 +248,6 @@ impl<M: StateMachine> Server<M> {
     fn tick(&mut self) {
         let now = self.now();
         self.core.apply(now, Event::Tick, &mut self.commands);
-    }
-
-    fn sleep(&mut self, patience: Option<Duration>) -> Result<(), ServerError> {
-        let mut until = self.core.deadline();
-        if let Some(incoming) = &self.incoming {
-            until = until.min(incoming.ask_at);
-        }
-        let due = Duration::from_micros(until.since(self.now()).0);
-        let spans = [Some(due), self.fabric.timeout(), patience];
-        let mut span = spans.into_iter().flatten().min().unwrap_or(due);
-        let entries_wait = !self.shared.may_sleep() && self.taken.requests.is_empty();
-        if entries_wait || self.tails_wait {
-            span = Duration::ZERO;
-        }
-        let timeout = Timespec {
-            tv_sec: span.as_secs().min(3600) as i64,
-            tv_nsec: i64::from(span.subsec_nanos()),
-        };
-        // SAFETY: the fabric keeps its descriptor open for as long as it lives, and it is
-        // borrowed here.
-        let fabric = unsafe { BorrowedFd::borrow_raw(self.fabric.wait_fd()) };
-        let door = self.door.as_ref().map(|door| &door.epoll);
-        let mut fds = [
-            PollFd::from_borrowed_fd(fabric, PollFlags::IN),
-            PollFd::new(&self.shared.wake, PollFlags::IN),
-            // A second look at the same descriptor stands for what is not there.
-            PollFd::new(door.unwrap_or(&self.shared.wake), PollFlags::IN),
-            PollFd::from_borrowed_fd(
-                self.stable.wait_fd().unwrap_or(self.shared.wake.as_fd()),
-                PollFlags::IN,
-            ),
-        ];
-        let result = poll(&mut fds, Some(&timeout));
-        let (woken, knocked) = (!fds[1].revents().is_empty(), !fds[2].revents().is_empty());
-        self.shared.woke();
-        match result {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(ServerError::system("wait for events")(error)),
-        }
-        if woken {
-            self.shared.hush();
-        }
-        if let Some(door) = self.door.as_mut().filter(|_| knocked) {
-            door.progress();
-        }
-        Ok(())
     }
 
     /// Feeds consensus what its peers have written.
