@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::bench::ConsensusOptions;
 use crate::log::LogCommand;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plover_lab::options::{Guest, Options, Policy};
@@ -46,6 +47,11 @@ pub enum Command {
         #[command(subcommand)]
         command: LogCommand,
     },
+    /// What something costs on this machine.
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
     /// Replicas, a switch and a client on this one machine, to try and to break.
     Lab {
         /// Which lab: several can exist at the same time.
@@ -67,6 +73,12 @@ pub enum Command {
         connections: u32,
         writes_per_second: u32,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// An entry of a replicated log, as its clients see it.
+    Consensus(ConsensusOptions),
 }
 
 #[derive(Debug, Subcommand)]

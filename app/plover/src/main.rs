@@ -5,6 +5,7 @@
 //!  plover status                    what one replica says of itself
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover log …                     a replicated log by hand
+//!  plover bench consensus           what an entry of such a log costs
 //!  plover lab …                     three replicas on one machine, to try and to break
 //!  plover demo                      the main job, shown
 //! ```
@@ -12,6 +13,7 @@
 //! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do),
 //! 130 interrupted. `plover lab exec` exits with the code of what it ran.
 
+mod bench;
 mod cli;
 mod lab;
 mod log;
@@ -25,6 +27,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "ofi")]
+    plover_fabric::ofi::forget_signal_handlers();
     let arguments = match cli::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -50,6 +54,9 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
         cli::Command::Bootstrap { run_dir } => replica::bootstrap(&run_dir),
         cli::Command::Log { command } => log::run(command),
+        cli::Command::Bench { command } => match command {
+            cli::BenchCommand::Consensus(options) => bench::consensus(&options),
+        },
         cli::Command::Lab { name, command } => lab::run(name, command),
         cli::Command::Demo { json } => lab::demo(json),
         cli::Command::LabClient {

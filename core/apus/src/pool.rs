@@ -17,14 +17,15 @@ use std::fmt;
 const BYTES_MIN: usize = 64;
 /// Sizes kept: 64 B, doubling, up to 1 MiB. Larger ones are worth an allocation.
 const SIZES: usize = 15;
-/// Bytes kept of each size: a window of messages to each of eight peers, or the entries of a
-/// turn.
-const KEPT_BYTES_MAX: usize = 1 << 20;
+/// Bytes kept in all: what one trim of a log of the usual size gives back at once, and a window
+/// of messages to each of eight peers.
+const KEPT_BYTES_MAX: usize = 8 << 20;
 
 /// Spare buffers.
 #[derive(Clone, Default)]
 pub(crate) struct Pool {
     spare: [Vec<Vec<u8>>; SIZES],
+    kept_bytes: usize,
 }
 
 /// What is spare is no part of a replica's state: two that differ in it are the same.
@@ -39,9 +40,13 @@ impl Pool {
     pub(crate) fn lend(&mut self, bytes: usize) -> Vec<u8> {
         let room = bytes.max(BYTES_MIN).next_power_of_two();
         let spare = self.spare.get_mut(size_of(room));
-        spare
-            .and_then(Vec::pop)
-            .unwrap_or_else(|| Vec::with_capacity(room))
+        match spare.and_then(Vec::pop) {
+            Some(buffer) => {
+                self.kept_bytes -= room;
+                buffer
+            }
+            None => Vec::with_capacity(room),
+        }
     }
 
     /// A buffer that holds `bytes`.
@@ -63,7 +68,8 @@ impl Pool {
         // What it can hold for certain: the power of two at or below its capacity.
         let room = 1 << capacity.ilog2();
         if let Some(spare) = self.spare.get_mut(size_of(room)) {
-            if spare.len() * room < KEPT_BYTES_MAX {
+            if self.kept_bytes + room <= KEPT_BYTES_MAX {
+                self.kept_bytes += room;
                 buffer.clear();
                 spare.push(buffer);
             }
@@ -102,5 +108,9 @@ mod tests {
         }
         let kept: usize = pool.spare.iter().flatten().map(Vec::capacity).sum();
         assert!(kept <= 2 * KEPT_BYTES_MAX, "{kept}");
+        for _ in 0..1000 {
+            pool.lend(60_000);
+        }
+        assert_eq!(pool.kept_bytes, 0, "what was lent is not kept");
     }
 }

@@ -44,12 +44,14 @@ mod link;
 mod memory;
 mod native;
 mod outbound;
+mod signals;
 mod sleep;
 mod stage;
 mod strangers;
 
 pub use config::{OfiConfig, OfiError, Version};
 pub use native::NativeError;
+pub use signals::forget_signal_handlers;
 
 use crate::hello::{GroupName, Session};
 use crate::poll::Poll;
