@@ -38,6 +38,9 @@ enum Bench {
     /// One replica of `consensus`; started by it.
     #[command(hide = true)]
     ConsensusReplica(consensus::ReplicaOptions),
+    /// Keeps the cores awake for `consensus`; started by it.
+    #[command(hide = true)]
+    KeepAwake,
 }
 
 fn main() -> ExitCode {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Bench::Failover(options) => failover::run(&options),
         Bench::Consensus(options) => consensus::run(&options),
         Bench::ConsensusReplica(options) => consensus::run_replica(&options),
+        Bench::KeepAwake => consensus::keep_awake(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,6 +14,7 @@
 //!
 //! A system that cannot run here is named, with the reason, and left out.
 
+mod awake;
 mod children;
 mod core_alone;
 mod floors;
@@ -25,6 +26,7 @@ mod plan;
 mod report;
 mod subject;
 
+pub(crate) use awake::run as keep_awake;
 pub(crate) use ours::ReplicaOptions;
 pub(crate) use ours::replica::run as run_replica;
 
@@ -57,6 +59,10 @@ pub(crate) struct Options {
     /// A folder on the disk that is measured [default: beside the program's build].
     #[arg(long)]
     disk: Option<PathBuf>,
+    /// Let idle cores sleep. By default a spinner of the lowest class keeps them awake, so that
+    /// no figure hangs on whether a wake-up met a sleeping core.
+    #[arg(long)]
+    let_sleep: bool,
 }
 
 /// The tmpfs that every Linux has.
@@ -90,7 +96,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         disk: Scratch::new(&disk)?,
         kept: BTreeMap::new(),
         failures: BTreeMap::new(),
-        report: Report::new(&plan, &disk),
+        report: Report::new(&plan, &disk, !options.let_sleep),
     };
     eprintln!(
         "{} series, {} rounds, at least {:.0} s",
@@ -105,7 +111,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for batch in [1, 24] {
         bench.report.add_core(core_alone::measure(batch)?);
     }
+    let awake = match options.let_sleep {
+        true => None,
+        false => Some(awake::keep(&bench.memory.folder("awake")?)?),
+    };
     bench.rounds(&plan);
+    drop(awake);
     let Bench { report, kept, .. } = bench;
     drop(kept);
     let out = options

@@ -75,6 +75,8 @@ impl Row {
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     machine: Machine,
+    /// Whether spinners of the lowest class kept idle cores awake.
+    cores_kept_awake: bool,
     /// The folder that stood for the disk, and its file system.
     disk: String,
     versions: BTreeMap<&'static str, String>,
@@ -89,7 +91,15 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub fn new(plan: &Plan, disk: &Path) -> Self {
+    /// What cores do that have nothing to do.
+    fn idle_cores(&self) -> &'static str {
+        match self.cores_kept_awake {
+            true => "kept awake by spinners of the idle class",
+            false => "may sleep",
+        }
+    }
+
+    pub fn new(plan: &Plan, disk: &Path, cores_kept_awake: bool) -> Self {
         let versions = [
             ("etcd", version("etcd-server")),
             ("ZooKeeper", version("zookeeper")),
@@ -97,6 +107,7 @@ impl Report {
         ];
         Self {
             machine: Machine::this(""),
+            cores_kept_awake,
             disk: format!("{} ({})", disk.display(), file_system(disk)),
             versions: versions.into(),
             rounds: plan.rounds,

@@ -38,10 +38,11 @@ pub(super) fn html(report: &Report) -> String {
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\">\
          <title>Plover: consensus, measured</title><style>{STYLE}</style>{HATCH}\
-         <h1>What an entry of the log costs</h1><p>{}. {} rounds of {} ms, medians. Solid bars \
+         <h1>What an entry of the log costs</h1><p>{}; idle cores {}. {} rounds of {} ms, medians. Solid bars \
          are ours, dashed outlines the limits measured beside them, hatched bars other systems. \
          Axes are logarithmic.</p>",
         escaped(&report.machine.hardware()),
+        report.idle_cores(),
         report.rounds,
         report.span_ms
     );

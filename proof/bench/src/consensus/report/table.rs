@@ -21,6 +21,7 @@ pub(super) fn figures(sample: &Sample, decimals: usize) -> String {
 fn write_all(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(out, "{}", report.machine.hardware())?;
     writeln!(out, "disk: {}", report.disk)?;
+    writeln!(out, "idle cores: {}", report.idle_cores())?;
     for (system, version) in &report.versions {
         writeln!(out, "{system}: {version}")?;
     }
