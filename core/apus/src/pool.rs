@@ -19,7 +19,7 @@ const BYTES_MIN: usize = 64;
 const SIZES: usize = 15;
 /// Bytes kept in all: what one trim of a log of the usual size gives back at once, and a window
 /// of messages to each of eight peers.
-const KEPT_BYTES_MAX: usize = 8 << 20;
+const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// Spare buffers.
 #[derive(Clone, Default)]
