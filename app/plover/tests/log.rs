@@ -197,6 +197,9 @@ fn on_disk_a_group_goes_on_after_all_of_it_has_ended() {
                 "first" => group.shows(id, &["first"]),
                 _ => group.shows(id, &["first", "second"]),
             }
+        }
+        // Only then: a replica that has yet to learn what was appended needs the others.
+        for id in 0..3 {
             group.stop(id);
         }
     }

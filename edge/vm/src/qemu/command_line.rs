@@ -48,7 +48,7 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: Inherited) -> Ve
     match accel {
         Accel::Kvm => {
             line.option("-accel", "kvm");
-            line.option("-cpu", "host");
+            line.option("-cpu", crate::accel::host_cpu());
         }
         _ => {
             line.option("-accel", "tcg,thread=multi");
