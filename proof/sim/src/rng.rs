@@ -43,6 +43,11 @@ impl Rng {
         ((self.word() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
+    /// True in `thousandths` of a thousand cases.
+    pub fn often(&mut self, thousandths: u64) -> bool {
+        self.range(0, 999) < thousandths
+    }
+
     /// One of `choices`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.range(0, choices.len() as u64 - 1) as usize]

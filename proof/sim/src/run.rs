@@ -2,13 +2,12 @@
 
 use crate::coverage::Coverage;
 use crate::invariants::Violation;
+use crate::panics::without_panic;
 use crate::trace::TraceMode;
 use crate::world::{Options, World};
 use plover_types::Micros;
-use std::cell::RefCell;
-use std::panic::{self, AssertUnwindSafe};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, Once};
 
 /// What came of a seed.
 #[derive(Clone, Debug)]
@@ -29,44 +28,16 @@ pub struct Outcome {
     pub happenings: u64,
 }
 
-thread_local! {
-    /// The message of a panic inside a simulated world, for its report.
-    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
-    static SIMULATING: RefCell<bool> = const { RefCell::new(false) };
-}
-
-/// A panic in a simulated world is a finding: it is kept for the report. Panics elsewhere are
-/// none of our business.
-fn catch_panics_quietly() {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let before = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if SIMULATING.with_borrow(|simulating| *simulating) {
-                PANIC.set(Some(info.to_string()));
-            } else {
-                before(info);
-            }
-        }));
-    });
-}
-
 /// Runs one seed.
 pub fn run(seed: u64, options: &Options) -> Outcome {
-    catch_panics_quietly();
     let mut world = World::new(seed, options);
-    SIMULATING.set(true);
-    let ran = panic::catch_unwind(AssertUnwindSafe(|| world.run()));
-    SIMULATING.set(false);
+    let ran = without_panic(|| world.run());
     let mut violation = world.violation.take();
-    if ran.is_err() {
-        let message = PANIC
-            .take()
-            .unwrap_or_else(|| "a panic without a message".to_string());
+    if let Err(message) = ran {
         violation = Some(Violation {
             invariant: "no_panic",
             section: "style 13",
-            message: message.replace('\n', " "),
+            message,
         });
     }
     Outcome {

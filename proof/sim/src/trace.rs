@@ -72,6 +72,7 @@ impl Trace {
 }
 
 /// Adds a line to a world's trace, if lines are wanted.
+#[macro_export]
 macro_rules! trace {
     ($world:expr, $($what:tt)*) => {
         if $world.trace.is_on() {
@@ -80,4 +81,4 @@ macro_rules! trace {
         }
     };
 }
-pub(crate) use trace;
+pub use trace;

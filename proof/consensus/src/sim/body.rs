@@ -9,9 +9,9 @@ use super::invariants::{
 use super::net::Fate;
 use super::scenario::{HEARTBEAT, MESSAGE_BYTES_MAX, TIMEOUT};
 use super::schedule::Happening;
-use super::trace::trace;
 use super::world::World;
 use apus::{Apus, Command, Config, Durability, Entry, EntryKind, Event, Phase, Start, Status};
+use plover_sim::trace::trace;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 impl World {

@@ -3,9 +3,9 @@
 
 use super::invariants::acknowledged_survive::Acknowledged;
 use super::schedule::Happening;
-use super::trace::trace;
 use super::world::World;
 use apus::{EntryKind, Phase, ProposeError};
+use plover_sim::trace::trace;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 
 impl World {

@@ -11,8 +11,8 @@
 //! Damage in the middle of the log is found by its checksums at the next start: then the log is
 //! useless from there on, and the process starts as one that has forgotten what it accepted.
 
-use super::chance::Chance;
 use apus::{Durability, DurableState, Entry, Roster, Start};
+use plover_sim::rng::Rng;
 use plover_types::{Index, Micros, Viewstamp};
 use std::collections::VecDeque;
 
@@ -78,7 +78,7 @@ impl Disk {
     }
 
     /// The process is gone: of what waited, chance has written a part.
-    pub fn crash(&mut self, chance: &mut Chance) -> Loss {
+    pub fn crash(&mut self, chance: &mut Rng) -> Loss {
         for _ in 0..chance.range(0, self.states_waiting.len() as u64) {
             self.store_state();
         }
@@ -123,12 +123,7 @@ impl Disk {
     }
 
     /// Takes a write of a promise; how long until it is done, after those before it.
-    pub fn submit_state(
-        &mut self,
-        state: DurableState,
-        now: Micros,
-        chance: &mut Chance,
-    ) -> Micros {
+    pub fn submit_state(&mut self, state: DurableState, now: Micros, chance: &mut Rng) -> Micros {
         self.states_waiting.push_back(state);
         let span = Micros(chance.range(100, 2500) * self.slowness);
         self.state_busy_until = self.state_busy_until.max(now) + span;
@@ -136,20 +131,20 @@ impl Disk {
     }
 
     /// Takes a write of entries. If no sync is under way one begins, which takes so long.
-    pub fn submit(&mut self, write: Write, chance: &mut Chance) -> Option<Micros> {
+    pub fn submit(&mut self, write: Write, chance: &mut Rng) -> Option<Micros> {
         self.waiting.push_back(write);
         (self.syncing == 0).then(|| self.begin_sync(chance))
     }
 
     /// A sync covers all that waits when it begins (group commit).
-    fn begin_sync(&mut self, chance: &mut Chance) -> Micros {
+    fn begin_sync(&mut self, chance: &mut Rng) -> Micros {
         self.syncing = self.waiting.len();
         Micros(chance.range(50, 1500) * self.slowness)
     }
 
     /// The sync under way is done: up to where the log is durable now, and how long the next one
     /// takes, if anything waits.
-    pub fn end_sync(&mut self, chance: &mut Chance) -> (Viewstamp, Option<Micros>) {
+    pub fn end_sync(&mut self, chance: &mut Rng) -> (Viewstamp, Option<Micros>) {
         let mut last = Viewstamp::default();
         for _ in 0..std::mem::take(&mut self.syncing) {
             last = self.store_oldest();

@@ -4,7 +4,7 @@
 //! in the middle of something (an election, a recovery, a change of members) and strike just
 //! then: those are the moments in which bugs live, and chance alone rarely meets them.
 
-use super::chance::Chance;
+use plover_sim::rng::Rng;
 use plover_types::Micros;
 
 /// A fault with its victim.
@@ -134,7 +134,7 @@ pub struct Ambush {
 
 impl Ambush {
     /// Some ambush.
-    pub fn draw(chance: &mut Chance) -> Self {
+    pub fn draw(chance: &mut Rng) -> Self {
         Self {
             moment: chance.pick(&MOMENTS),
             often: chance.pick(&[200, 500, 900]),
@@ -146,7 +146,7 @@ impl Ambush {
 }
 
 /// How long a fault lasts.
-pub fn span_of(fault: Fault, chance: &mut Chance) -> Micros {
+pub fn span_of(fault: Fault, chance: &mut Rng) -> Micros {
     let longest = match fault {
         Fault::Crash(_) | Fault::Damage(_) | Fault::Wipe(_) => {
             chance.pick(&[3_000, 60_000, 900_000])

@@ -11,9 +11,9 @@
 use super::faults::Fault;
 use super::invariants::{healthy_leader_stays, progress_after_healing as progress};
 use super::schedule::Happening;
-use super::trace::trace;
 use super::world::World;
 use apus::{Durability, Phase};
+use plover_sim::trace::trace;
 use plover_types::{Micros, ReplicaId, View};
 
 /// Between two looks at the healing group.

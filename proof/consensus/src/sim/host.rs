@@ -1,8 +1,8 @@
 //! One host: a clock, a disk, and the process that runs on it from time to time.
 
-use super::chance::Chance;
 use super::disk::Disk;
 use apus::{Apus, Roster};
+use plover_sim::rng::Rng;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct Clock {
 
 impl Clock {
     /// Any clock.
-    pub fn draw(chance: &mut Chance) -> Self {
+    pub fn draw(chance: &mut Rng) -> Self {
         Self {
             zero: chance.range(0, 1 << 40),
             drift: chance.range(0, 80) as i64 - 40,
@@ -72,7 +72,7 @@ pub struct Host {
 
 impl Host {
     /// A host that has never run.
-    pub fn new(roster: Roster, chance: &mut Chance) -> Self {
+    pub fn new(roster: Roster, chance: &mut Rng) -> Self {
         Self {
             core: None,
             process: 0,

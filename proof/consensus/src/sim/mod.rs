@@ -18,7 +18,6 @@
 
 mod body;
 mod caller;
-mod chance;
 mod coverage;
 mod describe;
 mod disk;
@@ -33,13 +32,12 @@ mod run;
 mod scenario;
 mod schedule;
 mod strike;
-mod trace;
 mod world;
 
-pub use coverage::{Coverage, REACHED};
-pub(crate) use run::without_panic;
+pub use coverage::REACHED;
+pub(crate) use plover_sim::panics::without_panic;
+pub use plover_sim::{Coverage, TraceMode};
 pub use run::{Outcome, run, run_many, tail_of};
-pub use trace::TraceMode;
 pub use world::Options;
 
 use apus::Canary;

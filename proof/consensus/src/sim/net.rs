@@ -3,7 +3,7 @@
 //!
 //! The fabric promises better (order within a link, no doubles); consensus must not need it.
 
-use super::chance::Chance;
+use plover_sim::rng::Rng;
 use plover_types::Micros;
 
 /// How hostile the network is, in thousandths.
@@ -49,12 +49,12 @@ pub struct Net {
     ways: Vec<Way>,
     weather: Weather,
     ring_bytes: usize,
-    chance: Chance,
+    chance: Rng,
 }
 
 impl Net {
     /// A network between `size` hosts whose rings hold `ring_bytes` each.
-    pub fn new(size: usize, weather: Weather, ring_bytes: usize, chance: Chance) -> Self {
+    pub fn new(size: usize, weather: Weather, ring_bytes: usize, chance: Rng) -> Self {
         Self {
             size,
             ways: vec![Way::default(); size * size],

@@ -3,9 +3,9 @@
 //! Counted for coverage, and the moments for which faults lie in wait.
 
 use super::faults::Moment;
-use super::trace::trace;
 use super::world::World;
 use apus::{Phase, Status};
+use plover_sim::trace::trace;
 use plover_types::Viewstamp;
 
 impl World {

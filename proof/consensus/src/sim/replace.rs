@@ -10,9 +10,9 @@
 
 use super::faults::Moment;
 use super::schedule::Happening;
-use super::trace::trace;
 use super::world::World;
 use apus::{EntryKind, Members, MembersError, Phase, ProposeError, Status};
+use plover_sim::trace::trace;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 
 /// A replacement under way.

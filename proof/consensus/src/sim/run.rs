@@ -1,14 +1,12 @@
 //! Running seeds: one, or many on several threads.
 
-use super::coverage::Coverage;
 use super::invariants::Violation;
-use super::trace::TraceMode;
 use super::world::{Options, World};
+use plover_sim::panics::without_panic;
+use plover_sim::{Coverage, TraceMode};
 use plover_types::Micros;
-use std::cell::{Cell, RefCell};
-use std::panic::{self, AssertUnwindSafe};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, Once};
 
 /// What came of a seed.
 #[derive(Clone, Debug)]
@@ -55,41 +53,6 @@ impl Outcome {
             )
         })
     }
-}
-
-thread_local! {
-    /// The message of a panic inside a simulated world, for its report.
-    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
-    static SIMULATING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// A panic in a simulated world is a finding: it is kept for the report. Panics elsewhere are
-/// none of our business.
-fn catch_panics_quietly() {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let before = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if SIMULATING.get() {
-                PANIC.set(Some(info.to_string()));
-            } else {
-                before(info);
-            }
-        }));
-    });
-}
-
-/// What `work` returns, or the message of its panic, which is not printed.
-pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_panics_quietly();
-    SIMULATING.set(true);
-    let worked = panic::catch_unwind(AssertUnwindSafe(work));
-    SIMULATING.set(false);
-    worked.map_err(|_| {
-        let message = PANIC.take();
-        let message = message.unwrap_or_else(|| "a panic without a message".to_string());
-        message.replace('\n', " ")
-    })
 }
 
 /// Runs one seed.

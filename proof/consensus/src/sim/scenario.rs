@@ -1,9 +1,9 @@
 //! What a seed's world is made of.
 
-use super::chance::Chance;
 use super::faults::Ambush;
 use super::net::Weather;
 use apus::{Canary, Durability, Members, Roster};
+use plover_sim::rng::Rng;
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
 /// The heartbeat period of every group.
@@ -68,7 +68,7 @@ impl Scenario {
     }
 
     /// The scenario of a seed.
-    pub fn draw(chance: &mut Chance, replicas: Option<usize>, canary: Canary) -> Self {
+    pub fn draw(chance: &mut Rng, replicas: Option<usize>, canary: Canary) -> Self {
         let drawn = chance.pick(&[3, 3, 5, 5, 5, 5, 5, 7, 9]);
         let harsh = chance.often(750);
         let mut part = |most: u64| if harsh { chance.range(0, most) } else { 0 };

@@ -4,9 +4,8 @@
 //! a run depends on nothing but its seed.
 
 use super::faults::Fault;
-use plover_types::{Micros, View};
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use plover_sim::timetable::Timetable;
+use plover_types::View;
 
 /// Something that is going to happen. Hosts are named by their place, processes by how often
 /// their host has started one.
@@ -93,72 +92,5 @@ pub enum Happening {
     EncoreLook,
 }
 
-#[derive(Debug)]
-struct Planned {
-    at: Micros,
-    order: u64,
-    what: Happening,
-}
-
-impl PartialEq for Planned {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Planned {}
-
-impl PartialOrd for Planned {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Planned {
-    /// The soonest is the greatest: that is the one the heap hands out.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
-
 /// The plan.
-#[derive(Debug, Default)]
-pub struct Schedule {
-    heap: BinaryHeap<Planned>,
-    planned: u64,
-    now: Micros,
-}
-
-impl Schedule {
-    /// The world's time.
-    pub fn now(&self) -> Micros {
-        self.now
-    }
-
-    /// How many things were planned so far.
-    pub fn planned(&self) -> u64 {
-        self.planned
-    }
-
-    /// Plans `what` for `at`, or for now if that has passed.
-    pub fn at(&mut self, at: Micros, what: Happening) {
-        self.planned += 1;
-        self.heap.push(Planned {
-            at: at.max(self.now),
-            order: self.planned,
-            what,
-        });
-    }
-
-    /// Plans `what` for a while from now.
-    pub fn after(&mut self, span: Micros, what: Happening) {
-        self.at(self.now + span, what);
-    }
-
-    /// Time goes on to what happens next.
-    pub fn pop(&mut self) -> Option<Happening> {
-        let planned = self.heap.pop()?;
-        self.now = planned.at;
-        Some(planned.what)
-    }
-}
+pub type Schedule = Timetable<Happening>;

@@ -3,9 +3,9 @@
 use super::disk::Disk;
 use super::faults::{Ambush, Fault, KINDS, Kind, Moment, span_of};
 use super::schedule::Happening;
-use super::trace::trace;
 use super::world::World;
 use apus::{Durability, Phase};
+use plover_sim::trace::trace;
 use plover_types::{Micros, ReplicaSet};
 
 impl World {

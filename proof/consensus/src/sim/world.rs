@@ -4,8 +4,6 @@
 //! processes with what their disks hold, keeps the in-sync set, and asks every core for its next
 //! deadline. After every step the invariants look for a broken promise; the first ends the run.
 
-use super::chance::Chance;
-use super::coverage::Coverage;
 use super::describe;
 use super::heal::Healing;
 use super::host::Host;
@@ -14,8 +12,10 @@ use super::net::Net;
 use super::replace::Replacing;
 use super::scenario::Scenario;
 use super::schedule::{Happening, Schedule};
-use super::trace::{Trace, TraceMode, trace};
 use apus::{Apus, Canary, Event, Phase, Status};
+use plover_sim::Coverage;
+use plover_sim::rng::Rng;
+use plover_sim::trace::{Trace, TraceMode, trace};
 use plover_types::{Micros, ReplicaId};
 
 /// What a run is asked for.
@@ -35,10 +35,10 @@ pub struct World {
     pub(super) plan: Schedule,
     pub(super) hosts: Vec<Host>,
     pub(super) net: Net,
-    pub(super) disks: Chance,
-    pub(super) faults: Chance,
-    pub(super) work: Chance,
-    pub(super) starts: Chance,
+    pub(super) disks: Rng,
+    pub(super) faults: Rng,
+    pub(super) work: Rng,
+    pub(super) starts: Rng,
     pub(super) invariants: Invariants,
     pub(super) coverage: Coverage,
     pub(super) trace: Trace,
@@ -52,7 +52,7 @@ pub struct World {
 impl World {
     /// The world of a seed, with every process of the first group started.
     pub fn new(seed: u64, options: &Options) -> Self {
-        let mut chance = Chance::new(seed);
+        let mut chance = Rng::new(seed);
         let scenario = Scenario::draw(&mut chance.fork(1), options.replicas, options.canary);
         let mut clocks = chance.fork(2);
         let roster = scenario.first_roster();
