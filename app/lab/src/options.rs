@@ -1,6 +1,7 @@
 //! What a user may choose about a lab.
 
 use crate::state::LabName;
+pub use plover_node::PolicyName;
 use std::path::PathBuf;
 
 /// The choices of `plover lab up`. What is `None` is left to the overlay, then to the default.
@@ -9,7 +10,7 @@ pub struct Options {
     /// The lab's name.
     pub name: LabName,
     /// How the guest is protected.
-    pub policy: Policy,
+    pub policy: PolicyName,
     /// QEMU's machine type: `microvm` (default), `q35`, `pc`.
     pub machine: Option<String>,
     /// `auto` (default), `kvm`, `tcg`.
@@ -30,30 +31,12 @@ pub struct Options {
     pub program: Option<PathBuf>,
 }
 
-/// How the guest is protected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// Three replicas, virtualized state machine replication.
-    #[default]
-    Vsmr,
-    /// One replica and no protection: the baseline to compare with.
-    None,
-}
-
-impl Policy {
-    /// Its name in configurations.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vsmr => "vsmr",
-            Self::None => "none",
-        }
-    }
-
-    /// How many replicas it takes.
-    pub fn replicas(self) -> u8 {
-        match self {
-            Self::Vsmr => 3,
-            Self::None => 1,
+impl Options {
+    /// How many replicas the policy takes: `none` is one, everything else three.
+    pub fn replicas(&self) -> u8 {
+        match self.policy {
+            PolicyName::None => 1,
+            PolicyName::Preset(_) => 3,
         }
     }
 }

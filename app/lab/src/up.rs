@@ -84,7 +84,7 @@ fn build(
     overlay: &toml::Table,
     progress: &Progress,
 ) -> Result<Lab> {
-    let ids = 0..options.policy.replicas();
+    let ids = 0..options.replicas();
     let mut state = LabState {
         builder: Process::me(),
         guest_ip: GUEST_IP,
@@ -133,10 +133,10 @@ fn build(
 /// Writes every replica's configuration, and has each checked by the code that will read it.
 fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Table) -> Result<()> {
     let image = image.copy_into(dir.path())?;
-    let addresses: Vec<SocketAddrV4> = (0..options.policy.replicas())
+    let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
         .collect();
-    for id in 0..options.policy.replicas() {
+    for id in 0..options.replicas() {
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;

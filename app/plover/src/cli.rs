@@ -3,7 +3,7 @@
 use crate::bench::ConsensusOptions;
 use crate::log::LogCommand;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plover_lab::options::{Guest, Options, Policy};
+use plover_lab::options::{Guest, Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
@@ -52,6 +52,11 @@ pub enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// The ways to protect a guest, and what they choose on each axis.
+    Policy {
+        #[command(subcommand)]
+        command: PolicyCommand,
+    },
     /// Replicas, a switch and a client on this one machine, to try and to break.
     Lab {
         /// Which lab: several can exist at the same time.
@@ -79,6 +84,24 @@ pub enum Command {
 pub enum BenchCommand {
     /// An entry of a replicated log, as its clients see it.
     Consensus(ConsensusOptions),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// All policies as a table.
+    List {
+        /// As one JSON array.
+        #[arg(long)]
+        json: bool,
+    },
+    /// One policy.
+    Show {
+        /// Its name.
+        name: PolicyName,
+        /// As one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -129,9 +152,9 @@ pub enum LabCommand {
 
 #[derive(Debug, Args)]
 pub struct UpOptions {
-    /// How the guest is protected: `vsmr` by three replicas, `none` not at all (the baseline).
-    #[arg(long, value_enum, default_value = "vsmr")]
-    policy: PolicyArgument,
+    /// How the guest is protected: see `plover policy list`. `none`: not at all (the baseline).
+    #[arg(long, value_name = "POLICY", default_value = "vsmr")]
+    policy: PolicyName,
     /// The guest's machine type [default: microvm].
     #[arg(long, value_parser = ["microvm", "q35", "pc"])]
     machine: Option<String>,
@@ -168,10 +191,7 @@ impl UpOptions {
     pub fn options(self, name: LabName) -> Options {
         Options {
             name,
-            policy: match self.policy {
-                PolicyArgument::Vsmr => Policy::Vsmr,
-                PolicyArgument::None => Policy::None,
-            },
+            policy: self.policy,
             machine: self.machine,
             accel: self.accel,
             vcpus: self.vcpus,
@@ -185,12 +205,6 @@ impl UpOptions {
             program: None,
         }
     }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PolicyArgument {
-    Vsmr,
-    None,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -6,6 +6,7 @@
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover log …                     a replicated log by hand
 //!  plover bench consensus           what an entry of such a log costs
+//!  plover policy list               the ways to protect a guest
 //!  plover lab …                     three replicas on one machine, to try and to break
 //!  plover demo                      the main job, shown
 //! ```
@@ -18,6 +19,7 @@ mod cli;
 mod lab;
 mod log;
 mod output;
+mod policy;
 mod replica;
 
 use clap::Parser;
@@ -57,6 +59,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Bench { command } => match command {
             cli::BenchCommand::Consensus(options) => bench::consensus(&options),
         },
+        cli::Command::Policy { command } => policy::run(command),
         cli::Command::Lab { name, command } => lab::run(name, command),
         cli::Command::Demo { json } => lab::demo(json),
         cli::Command::LabClient {

@@ -68,8 +68,32 @@ fn mistakes_in_the_arguments() {
         &["cut"],
     );
     fails(&["replica"], 1, &["--config"]);
+    fails(&["policy", "show", "paxos"], 1, &["paxos", "remus-25"]);
     for good in [&["--version"][..], &["--help"], &["lab", "up", "--help"]] {
         assert!(plover(good).status.success(), "{good:?}");
+    }
+}
+
+#[test]
+fn policies_are_listed() {
+    let table = String::from_utf8_lossy(&plover(&["policy", "list"]).stdout).into_owned();
+    for word in ["vsmr", "remus-25", "every 25 ms", "per-connection", "none"] {
+        assert!(table.contains(word), "{table}");
+    }
+    let json = plover(&["policy", "list", "--json"]).stdout;
+    let all: serde_json::Value = serde_json::from_slice(&json).expect("a JSON array");
+    let names: Vec<_> = all
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|policy| policy["name"].as_str().expect("a name"))
+        .collect();
+    assert!(names.contains(&"none") && names.contains(&"hybrid"));
+    for name in names {
+        let shown = plover(&["policy", "show", name, "--json"]);
+        assert!(shown.status.success());
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+        assert_eq!(shown["name"], name);
     }
 }
 

@@ -1,14 +1,18 @@
 //! The policy axes and the slot and idle rules.
 //!
-//! A policy is plain data: five axes (design §8), each with its choices. Presets are points in
-//! that space. This release implements `vsmr`; `none` is the unreplicated baseline, which is a
-//! group of one.
+//! A [`Policy`] is plain data: five axes (design §8), each with its choices. A [`Preset`] is a
+//! named point in that space. The unreplicated baseline, `none`, is no policy but a group of one.
 
+mod axes;
 mod idle;
+mod presets;
 mod slot;
+mod trigger;
 mod wait;
 
+pub use axes::{Input, Policy, PolicyError, ReleaseWhen, Secondary, Sent, SyncWhen};
 pub use idle::IdleDetector;
+pub use presets::{PRESETS, Preset, VSMR};
 pub use slot::{SlotConfig, SlotRule, SlotView, SyncReason};
 pub use wait::WaitRule;
 

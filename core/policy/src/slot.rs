@@ -11,6 +11,10 @@ pub enum SyncReason {
     Idle,
     /// Outputs wait and the slot is at its longest.
     Longest,
+    /// The slot has run for the policy's interval.
+    Interval,
+    /// An output waits, and the policy waits for nothing else.
+    Output,
     /// The guard is full.
     GuardFull,
     /// The log is half full; a sync lets it be reclaimed (design §6).

@@ -1,7 +1,7 @@
 //! What happens to a replica, and what it asks of the world.
 
 use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
-use plover_policy::{SlotConfig, UnprotectedOutput};
+use plover_policy::{Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed,
@@ -29,6 +29,8 @@ pub struct Config {
     pub log_bytes_max: usize,
     /// Largest message on the log lane, bytes.
     pub message_bytes_max: usize,
+    /// How the guest is protected. Must be one that [`Policy::check`] takes.
+    pub policy: Policy,
     /// The slot's bounds.
     pub slot: SlotConfig,
     /// What solo does with outputs.

@@ -129,7 +129,7 @@ impl Replica {
             guard_full: self.guard.is_full(),
             log_half_full: self.is_log_half_full(),
         };
-        if let Some(reason) = self.slot_rule.decide(&view) {
+        if let Some(reason) = self.config.policy.sync.ends(&self.slot_rule, &view) {
             self.start_sync(if self.retry {
                 SyncReason::Retry
             } else {
@@ -151,7 +151,8 @@ impl Replica {
                 sync.last_progress + Micros(self.config.timeout.0 * PATIENCE_TIMEOUTS + 1)
             }
             None if self.secondary().is_some() && self.guest.power == Power::Running => {
-                self.slot_started + self.slot_rule.age_max(!self.guard.is_empty())
+                let when = self.config.policy.sync;
+                self.slot_started + when.age_max(&self.slot_rule, !self.guard.is_empty())
             }
             None => Micros::NEVER,
         }
@@ -648,6 +649,8 @@ fn reason_name(reason: SyncReason) -> &'static str {
     match reason {
         SyncReason::Idle => "idle",
         SyncReason::Longest => "longest",
+        SyncReason::Interval => "interval",
+        SyncReason::Output => "output",
         SyncReason::GuardFull => "guard_full",
         SyncReason::LogFull => "log_full",
         SyncReason::Quiet => "quiet",

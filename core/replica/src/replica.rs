@@ -125,7 +125,7 @@ impl Replica {
             sync_no: SyncNo(0),
             slot_started: now,
             slot_rule: SlotRule::new(config.slot),
-            wait_rule: WaitRule::new(config.slot.wait_max),
+            wait_rule: WaitRule::new(config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
             retry: false,
@@ -424,7 +424,8 @@ impl Replica {
 
     /// How often the guest's activity should be sampled, while somebody waits for it.
     pub fn wants_samples(&self) -> Option<Micros> {
-        let slot_waits = self.role == Role::Leader
+        let slot_waits = self.config.policy.sync.asks_for_idleness()
+            && self.role == Role::Leader
             && self.lead.is_none()
             && self.guest.power == Power::Running
             && self.secondary().is_some()

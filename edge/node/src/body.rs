@@ -1,6 +1,6 @@
 //! The loop.
 
-use crate::config::{PolicyName, ReplicaConfig};
+use crate::config::ReplicaConfig;
 use crate::control::{Control, Op, Request, StopHandle};
 use crate::metrics::SyncMetrics;
 use crate::storage::Storage;
@@ -614,14 +614,10 @@ impl Body {
 
     fn status(&self) -> serde_json::Value {
         let status = self.replica.status();
-        let policy = match self.config.policy.name {
-            PolicyName::Vsmr => "vsmr",
-            PolicyName::None => "none",
-        };
         json!({
             "id": status.id.0,
             "group": self.config.group.name,
-            "policy": policy,
+            "policy": self.config.policy.name.name(),
             "role": status.role,
             "view": status.view.to_string(),
             "leader": status.leader.map(|l| l.0),

@@ -1,8 +1,9 @@
 //! The configuration file of a replica.
 
 use crate::fabric::FabricName;
+use crate::policy::{PolicyConfig, PolicyName};
 use plover_fabric::Spin;
-use plover_policy::{SlotConfig, UnprotectedOutput};
+use plover_policy::{SlotConfig, VSMR};
 use plover_replica::Canary;
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, Machine, QemuConfig};
@@ -161,42 +162,6 @@ pub struct NetConfig {
     pub tap: String,
 }
 
-/// Which policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PolicyName {
-    /// Virtualized state machine replication (the default).
-    #[default]
-    Vsmr,
-    /// No replication: the guest and its NIC path alone.
-    None,
-}
-
-/// `[policy]`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PolicyConfig {
-    /// `vsmr` (default) or `none`.
-    pub name: PolicyName,
-    /// The guest counts as idle after this many µs without work (default 100, as the paper).
-    pub idle_threshold_us: Option<u64>,
-    /// A slot may always run this long, ms, before a busy guest is paused.
-    pub slot_min_ms: Option<u64>,
-    /// A slot with waiting outputs never runs longer, ms.
-    pub slot_max_ms: Option<u64>,
-    /// A slot without waiting outputs ends after this, ms.
-    pub quiet_max_ms: Option<u64>,
-    /// The longest the secondary may take to finish its inputs at a cut, ms.
-    pub wait_max_ms: Option<u64>,
-    /// What happens to outputs while only one replica is in sync: `release` (default) or
-    /// `hold`.
-    pub unprotected_output: UnprotectedOutput,
-    /// Held outputs that force a sync, MiB (default 8).
-    pub guard_mib: Option<usize>,
-    /// Frames that may wait for the guest, like a NIC's queue (default 1024).
-    pub input_frames: Option<usize>,
-}
-
 /// `[paths]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -283,18 +248,19 @@ impl ReplicaConfig {
             ));
         }
         match (self.policy.name, members.len()) {
-            (PolicyName::None, 1) | (PolicyName::Vsmr, 3 | 5 | 7 | 9) => {}
+            (PolicyName::None, 1) | (PolicyName::Preset(_), 3 | 5 | 7 | 9) => {}
             (PolicyName::None, n) => {
                 return mismatch(format!(
                     "policy.name = \"none\" runs one replica alone, the group has {n}"
                 ));
             }
-            (PolicyName::Vsmr, n) => {
+            (name, n) => {
                 return mismatch(format!(
-                    "policy.name = \"vsmr\" needs 3, 5, 7 or 9 replicas, the group has {n}"
+                    "policy.name = \"{name}\" needs 3, 5, 7 or 9 replicas, the group has {n}"
                 ));
             }
         }
+        self.policy.axes().map_err(ConfigError::Mismatch)?;
         if group.heartbeat_ms == 0 || group.timeout_ms < 3 * group.heartbeat_ms {
             return mismatch(format!(
                 "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
@@ -360,6 +326,8 @@ impl ReplicaConfig {
             durability: self.group.durability,
             log_bytes_max: self.group.log_mib << 20,
             message_bytes_max,
+            // Checked when the configuration was.
+            policy: policy.axes().unwrap_or(VSMR.policy),
             slot: SlotConfig {
                 idle_threshold: policy
                     .idle_threshold_us
@@ -458,6 +426,7 @@ mod tests {
             ("id = 2", "id = 1", "distinct"),
             ("[net]", "[policy]\nname = \"none\"\n[net]", "alone"),
             ("[net]", "[policy]\nname = \"remos\"\n[net]", "remos"),
+            ("[net]", "[policy]\nsecondary = \"waits\"\n[net]", "go together"),
             ("10.77.1.12:7700", "nowhere", "address"),
             ("52:54:00:77:00:01", "52:54", "Ethernet"),
         ] {

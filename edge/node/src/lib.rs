@@ -19,11 +19,13 @@ mod config;
 mod control;
 mod fabric;
 mod metrics;
+mod policy;
 mod storage;
 mod tap;
 mod trace;
 
 pub use body::{ExitReason, run};
-pub use config::{ConfigError, PolicyName, ReplicaConfig};
+pub use config::{ConfigError, ReplicaConfig};
 pub use control::StopHandle;
 pub use fabric::FabricName;
+pub use policy::{PolicyConfig, PolicyName, SyncName};

@@ -6,7 +6,7 @@ use crate::hypervisor::HypervisorHabits;
 use crate::net::NetHabits;
 use crate::rng::Rng;
 use apus::Durability;
-use plover_policy::{SlotConfig, UnprotectedOutput};
+use plover_policy::{SlotConfig, UnprotectedOutput, VSMR};
 use plover_replica::{Canary, Config};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
@@ -139,6 +139,7 @@ fn draw_config(
         durability,
         log_bytes_max: rng.pick(&[200, 20_000, 1 << 20]),
         message_bytes_max: rng.pick(&[1_024, 16_384]),
+        policy: VSMR.policy,
         slot: SlotConfig {
             // Ten times the real one: a sample is an event here.
             idle_threshold: Micros(1000),

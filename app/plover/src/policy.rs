@@ -1,0 +1,118 @@
+//! `plover policy`: the ways to protect a guest, as data.
+
+use crate::cli::PolicyCommand;
+use crate::output;
+use anyhow::Result;
+use plover_lab::options::PolicyName;
+use plover_policy::{PRESETS, Preset};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// What `none` is, which is no point on the axes.
+const NONE_ABOUT: &str = "not replicated at all: the baseline";
+
+/// Runs one of the commands.
+pub fn run(command: PolicyCommand) -> Result<ExitCode> {
+    match command {
+        PolicyCommand::List { json: true } => {
+            let all = PRESETS.iter().map(preset_json).chain([none_json()]);
+            output::line(Value::Array(all.collect()))?;
+        }
+        PolicyCommand::List { json: false } => output::print(table())?,
+        PolicyCommand::Show { name, json } => {
+            let (value, text) = match name {
+                PolicyName::None => (none_json(), format!("none: {NONE_ABOUT}\n")),
+                PolicyName::Preset(preset) => (preset_json(preset), describe(preset)),
+            };
+            if json {
+                output::line(value)?;
+            } else {
+                output::print(text)?;
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn none_json() -> Value {
+    json!({"name": "none", "aliases": [], "about": NONE_ABOUT, "axes": null, "refused": null})
+}
+
+fn preset_json(preset: &Preset) -> Value {
+    json!({
+        "name": preset.name,
+        "aliases": preset.aliases,
+        "about": preset.about,
+        "axes": preset.policy,
+        "refused": preset.policy.check().err().map(|error| error.to_string()),
+    })
+}
+
+fn table() -> String {
+    let mut text = format!(
+        "{:<15} {:<15} {:<10} {:<19} {:<15} {:<8}\n",
+        "policy", "input", "secondary", "sync when", "sent", "release"
+    );
+    for preset in &PRESETS {
+        let policy = &preset.policy;
+        let mark = if policy.check().is_ok() { ' ' } else { '*' };
+        let row = format!(
+            "{:<15} {:<15} {:<10} {:<19} {:<15} {:<8}",
+            format!("{}{mark}", preset.name),
+            policy.input.name(),
+            policy.secondary.name(),
+            policy.sync,
+            policy.sent.name(),
+            policy.release.name()
+        );
+        let _ = writeln!(text, "{}", row.trim_end());
+    }
+    let _ = writeln!(text, "{:<15} {NONE_ABOUT}", "none");
+    let _ = writeln!(text);
+    for preset in PRESETS.iter().filter(|preset| !preset.aliases.is_empty()) {
+        let also = preset.aliases.join(", ");
+        let _ = writeln!(text, "{} is also called {also}", preset.name);
+    }
+    if PRESETS.iter().any(|preset| preset.policy.check().is_err()) {
+        let _ = writeln!(text, "* refused by this version: plover policy show NAME");
+    }
+    text
+}
+
+fn describe(preset: &Preset) -> String {
+    let policy = &preset.policy;
+    let mut text = format!("{}: {}\n", preset.name, preset.about);
+    for (axis, choice) in [
+        ("input", policy.input.name().to_string()),
+        ("secondary", policy.secondary.name().to_string()),
+        ("sync when", policy.sync.to_string()),
+        ("sent", policy.sent.name().to_string()),
+        ("release", policy.release.name().to_string()),
+    ] {
+        let _ = writeln!(text, "  {axis:<10} {choice}");
+    }
+    if !preset.aliases.is_empty() {
+        let _ = writeln!(text, "  also called {}", preset.aliases.join(", "));
+    }
+    if let Err(error) = policy.check() {
+        let _ = writeln!(text, "  refused by this version: {error}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_every_policy_and_no_ragged_line() {
+        let table = table();
+        for preset in &PRESETS {
+            assert!(table.contains(preset.name), "{table}");
+            assert!(describe(preset).contains(preset.about));
+            assert_eq!(preset_json(preset)["axes"]["input"], preset.policy.input.name());
+        }
+        assert!(table.lines().all(|line| line.len() < 100 && line == line.trim_end()), "{table}");
+    }
+}

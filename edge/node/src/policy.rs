@@ -1,0 +1,232 @@
+//! `[policy]`: a preset's name, axes that differ from it, and the bounds.
+
+use plover_policy::{
+    Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SyncWhen, UnprotectedOutput, VSMR,
+};
+use plover_types::Micros;
+use serde::Deserialize;
+use std::fmt;
+use std::str::FromStr;
+
+/// Which policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum PolicyName {
+    /// No replication: the guest and its NIC path alone.
+    None,
+    /// One of [`plover_policy::PRESETS`].
+    Preset(&'static Preset),
+}
+
+impl PolicyName {
+    /// As it stands in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Preset(preset) => preset.name,
+        }
+    }
+}
+
+impl Default for PolicyName {
+    fn default() -> Self {
+        Self::Preset(&VSMR)
+    }
+}
+
+impl fmt::Display for PolicyName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for PolicyName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        if name == "none" {
+            return Ok(Self::None);
+        }
+        Preset::find(name).map(Self::Preset).ok_or_else(|| {
+            let names: Vec<_> = Preset::names().collect();
+            format!("there is no policy '{name}': none, {}", names.join(", "))
+        })
+    }
+}
+
+impl TryFrom<String> for PolicyName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+/// The choices of [`SyncWhen`], without their intervals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncName {
+    /// The guest is idle and outputs wait.
+    Idle,
+    /// Every `interval_ms`.
+    Every,
+    /// An output waits, or `interval_ms` have passed.
+    Output,
+    /// The outputs of the two sides differ.
+    Mismatch,
+}
+
+/// `[policy]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyConfig {
+    /// A preset (`plover policy list`; default `vsmr`) or `none`.
+    pub name: PolicyName,
+    /// Another choice on the axis than the preset's: `total`, `per-connection`, `none`.
+    pub input: Option<Input>,
+    /// Likewise: `runs`, `waits`.
+    pub secondary: Option<Secondary>,
+    /// Likewise: `idle`, `every`, `output`, `mismatch`.
+    pub sync: Option<SyncName>,
+    /// The interval of `sync = "every"` and `"output"`, ms.
+    pub interval_ms: Option<u64>,
+    /// Likewise: `divergent`, `all-of-primary`.
+    pub sent: Option<Sent>,
+    /// Likewise: `synced`, `matched`.
+    pub release: Option<ReleaseWhen>,
+    /// The guest counts as idle after this many µs without work (default 100, as the paper).
+    pub idle_threshold_us: Option<u64>,
+    /// A slot may always run this long, ms, before a busy guest is paused.
+    pub slot_min_ms: Option<u64>,
+    /// A slot with waiting outputs never runs longer, ms.
+    pub slot_max_ms: Option<u64>,
+    /// A slot without waiting outputs ends after this, ms.
+    pub quiet_max_ms: Option<u64>,
+    /// The longest the secondary may take to finish its inputs at a cut, ms.
+    pub wait_max_ms: Option<u64>,
+    /// What happens to outputs while only one replica is in sync: `release` (default) or
+    /// `hold`.
+    pub unprotected_output: UnprotectedOutput,
+    /// Held outputs that force a sync, MiB (default 8).
+    pub guard_mib: Option<usize>,
+    /// Frames that may wait for the guest, like a NIC's queue (default 1024).
+    pub input_frames: Option<usize>,
+}
+
+impl PolicyConfig {
+    /// The axes: the preset's, with what is set beside its name.
+    ///
+    /// # Errors
+    /// In words: what does not go together.
+    pub fn axes(&self) -> Result<Policy, String> {
+        let base = match self.name {
+            PolicyName::Preset(preset) => preset.policy,
+            PolicyName::None => {
+                return match self.first_axis_set() {
+                    None => Ok(VSMR.policy),
+                    Some(axis) => Err(format!(
+                        "policy.name = \"none\" replicates nothing, so policy.{axis} means nothing"
+                    )),
+                };
+            }
+        };
+        let policy = Policy {
+            input: self.input.unwrap_or(base.input),
+            secondary: self.secondary.unwrap_or(base.secondary),
+            sync: self.sync_when(base.sync)?,
+            sent: self.sent.unwrap_or(base.sent),
+            release: self.release.unwrap_or(base.release),
+        };
+        match policy.check() {
+            Ok(()) => Ok(policy),
+            Err(error) => Err(format!("policy.name = \"{}\": {error}", self.name)),
+        }
+    }
+
+    fn first_axis_set(&self) -> Option<&'static str> {
+        let set = [
+            ("input", self.input.is_some()),
+            ("secondary", self.secondary.is_some()),
+            ("sync", self.sync.is_some()),
+            ("interval_ms", self.interval_ms.is_some()),
+            ("sent", self.sent.is_some()),
+            ("release", self.release.is_some()),
+        ];
+        set.into_iter()
+            .find_map(|(axis, is_set)| is_set.then_some(axis))
+    }
+
+    fn sync_when(&self, base: SyncWhen) -> Result<SyncWhen, String> {
+        let interval = self.interval_ms.map(Micros::from_ms).or(base.interval());
+        // Without an interval: zero, which the check of the axes refuses by name.
+        let some = interval.unwrap_or_default();
+        let when = match self.sync {
+            Some(SyncName::Idle) => SyncWhen::Idle,
+            Some(SyncName::Mismatch) => SyncWhen::Mismatch,
+            Some(SyncName::Every) => SyncWhen::Every(some),
+            Some(SyncName::Output) => SyncWhen::Output(some),
+            None => match base {
+                SyncWhen::Every(_) => SyncWhen::Every(some),
+                SyncWhen::Output(_) => SyncWhen::Output(some),
+                other => other,
+            },
+        };
+        if self.interval_ms.is_some() && when.interval().is_none() {
+            return Err(format!(
+                "policy.interval_ms goes with sync = \"every\" or \"output\", not \"{}\"",
+                when.name()
+            ));
+        }
+        Ok(when)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axes(text: &str) -> Result<Policy, String> {
+        let config: PolicyConfig = toml::from_str(text).map_err(|error| error.to_string())?;
+        config.axes()
+    }
+
+    #[test]
+    fn a_preset_and_what_differs_from_it() {
+        assert_eq!(axes("").unwrap(), VSMR.policy);
+        let policy = axes("name = 'str'\ninterval_ms = 40").unwrap();
+        assert_eq!(policy.sync, SyncWhen::Every(Micros::from_ms(40)));
+        let policy = axes("sync = 'output'\ninterval_ms = 7").unwrap();
+        assert_eq!(policy.sync, SyncWhen::Output(Micros::from_ms(7)));
+        assert_eq!(policy.input, VSMR.policy.input);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, named) in [
+            ("name = 'remos'", vec!["remos", "remus-25", "none"]),
+            (
+                "secondary = 'waits'",
+                vec!["input = \"total\"", "secondary = \"waits\""],
+            ),
+            (
+                "name = 'remus'\ninput = 'total'",
+                vec!["input = \"total\"", "secondary = \"waits\""],
+            ),
+            (
+                "sync = 'mismatch'",
+                vec!["sync = \"mismatch\"", "release = \"synced\""],
+            ),
+            ("sync = 'every'", vec!["every", "interval"]),
+            ("interval_ms = 5", vec!["interval_ms", "idle"]),
+            ("name = 'none'\nsent = 'divergent'", vec!["none", "sent"]),
+            ("input = 'some'", vec!["per-connection"]),
+            ("name = 'colo'", vec!["colo", "matched", "not built"]),
+            ("name = 'hybrid'", vec!["hybrid", "matched", "not built"]),
+        ] {
+            let error = axes(text).unwrap_err();
+            for named in named {
+                assert!(error.contains(named), "{text}: {error}");
+            }
+        }
+    }
+}
