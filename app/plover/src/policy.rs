@@ -51,14 +51,14 @@ fn preset_json(preset: &Preset) -> Value {
 
 fn table() -> String {
     let mut text = format!(
-        "{:<15} {:<15} {:<10} {:<19} {:<15} {:<8}\n",
+        "{:<15} {:<15} {:<10} {:<19} {:<15} {}\n",
         "policy", "input", "secondary", "sync when", "sent", "release"
     );
     for preset in &PRESETS {
         let policy = &preset.policy;
         let mark = if policy.check().is_ok() { ' ' } else { '*' };
         let row = format!(
-            "{:<15} {:<15} {:<10} {:<19} {:<15} {:<8}",
+            "{:<15} {:<15} {:<10} {:<19} {:<15} {}",
             format!("{}{mark}", preset.name),
             policy.input.name(),
             policy.secondary.name(),
@@ -66,7 +66,7 @@ fn table() -> String {
             policy.sent.name(),
             policy.release.name()
         );
-        let _ = writeln!(text, "{}", row.trim_end());
+        let _ = writeln!(text, "{row}");
     }
     let _ = writeln!(text, "{:<15} {NONE_ABOUT}", "none");
     let _ = writeln!(text);
@@ -111,8 +111,16 @@ mod tests {
         for preset in &PRESETS {
             assert!(table.contains(preset.name), "{table}");
             assert!(describe(preset).contains(preset.about));
-            assert_eq!(preset_json(preset)["axes"]["input"], preset.policy.input.name());
+            assert_eq!(
+                preset_json(preset)["axes"]["input"],
+                preset.policy.input.name()
+            );
         }
-        assert!(table.lines().all(|line| line.len() < 100 && line == line.trim_end()), "{table}");
+        assert!(
+            table
+                .lines()
+                .all(|line| line.len() < 100 && line == line.trim_end()),
+            "{table}"
+        );
     }
 }

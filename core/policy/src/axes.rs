@@ -7,8 +7,8 @@
 //! says which two axes do not go together, and why.
 
 use plover_types::Micros;
-use serde::ser::{Serialize, SerializeStruct, Serializer};
 use serde::Deserialize;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::fmt;
 
 /// In which order the guests are fed what clients send.
@@ -191,16 +191,7 @@ impl Policy {
                 "the outputs of the two sides are not compared",
             );
         }
-        if self.secondary == Secondary::Waits {
-            return not(
-                self.secondary.axis(),
-                "the secondary takes no checkpoint while it stands",
-            );
-        }
-        if self.input == Input::PerConnection {
-            return not(self.input.axis(), "frames are not told apart by connection");
-        }
-        if self.sent == Sent::AllOfPrimary {
+        if self.secondary == Secondary::Runs && self.sent == Sent::AllOfPrimary {
             return not(
                 format!("{} with {}", self.secondary.axis(), self.sent.axis()),
                 "a secondary that ran does not put its own pages back",
@@ -277,6 +268,21 @@ fn short(span: Micros) -> String {
         format!("{} ms", span.0 / 1000)
     } else {
         span.to_string()
+    }
+}
+
+impl fmt::Display for Policy {
+    /// All choices in a line. Two policies are the same if and only if this is.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "input {}, secondary {}, sync {}, sent {}, release {}",
+            self.input.name(),
+            self.secondary.name(),
+            self.sync,
+            self.sent.name(),
+            self.release.name()
+        )
     }
 }
 

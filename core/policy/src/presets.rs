@@ -49,7 +49,7 @@ pub const VSMR: Preset = Preset {
 };
 
 /// All of them, the default first.
-pub const PRESETS: [Preset; 9] = [
+pub static PRESETS: [Preset; 9] = [
     VSMR,
     Preset {
         name: "remus-25",

@@ -342,6 +342,12 @@ pub enum Note {
         /// The syncvm.
         sync: SyncNo,
     },
+    /// The secondary's guest waits, and has a checkpoint in its memory. [`Note::Applied`] follows
+    /// if it takes over and has loaded the devices too.
+    Kept {
+        /// The sync.
+        sync: SyncNo,
+    },
     /// This side's guest is lost.
     GuestLost {
         /// Why.

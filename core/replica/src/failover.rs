@@ -18,6 +18,7 @@ impl Replica {
         self.set_role(Role::Leader);
         // The old leader's syncvm: given up, or carried through if it was complete.
         self.abort_follow("this replica leads now");
+        self.take_over();
         let last = self.apus.status().last.index;
         self.last_input_proposed = last;
         // Inputs that this guest was fed before their commit, as leader of an older view, may
@@ -228,6 +229,7 @@ impl Replica {
     /// Gives this side's guest up, with everything that rested on it.
     pub(crate) fn drop_guest(&mut self) {
         self.follow = None;
+        self.kept = None;
         self.early_dirty = None;
         self.joined = None;
         self.guard.discard_all();

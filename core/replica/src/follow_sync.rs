@@ -16,6 +16,9 @@
 //! are copied before and put back after, and a page never seen before is fetched from the
 //! leader, which still stands. See docs/decisions/0003.
 
+mod checkpoint;
+
+pub(crate) use self::checkpoint::Kept;
 use crate::api::{Action, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
@@ -193,11 +196,7 @@ impl Replica {
     /// The leader's dirty pages; they may come before the log entry.
     pub(crate) fn follow_dirty(&mut self, sync: SyncNo, runs: &Runs, key: [u8; 32]) {
         if !self.holds_state && self.role != Role::Joining {
-            if let Some(leader) = self.leader {
-                let why = "this replica was restarted and holds no guest".to_string();
-                self.send_bulk(leader, Body::GuestLost { why });
-            }
-            return;
+            return self.report_no_guest();
         }
         let Some(set) = runs.to_set(self.config.pages) else {
             return self.reject_leader("dirty pages outside the guest");
@@ -215,6 +214,14 @@ impl Replica {
                     key,
                 })
             }
+        }
+    }
+
+    /// The leader believes that this replica has a guest.
+    fn report_no_guest(&mut self) {
+        if let Some(leader) = self.leader {
+            let why = "this replica was restarted and holds no guest".to_string();
+            self.send_bulk(leader, Body::GuestLost { why });
         }
     }
 
@@ -310,6 +317,7 @@ impl Replica {
         device: Vec<u8>,
         refeed: Unconsumed,
     ) {
+        let checkpoint = self.takes_checkpoints();
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
             return;
         };
@@ -327,6 +335,9 @@ impl Replica {
                 return self.abort_follow("the syncvm is incomplete");
             }
         };
+        if checkpoint {
+            return self.keep_checkpoint(staged);
+        }
         if !self.config.needs_reset {
             return self.acknowledge_and_apply(staged, None);
         }
@@ -477,6 +488,8 @@ impl Replica {
         match self.guest.power {
             Power::Running => self.open_gate(),
             Power::Pausing => self.guest.resume_when_paused = true,
+            // A guest that waits goes on waiting, with the last checkpoint.
+            Power::Paused if self.takes_checkpoints() => {}
             Power::Paused => self.resume_guest(follow.unconsumed),
             Power::Off | Power::Starting => {}
         }

@@ -1,6 +1,7 @@
 //! This side's guest: whether it runs, and the gate before its NIC.
 
 use crate::api::{Action, OperatorInput};
+use crate::connections::by_connection;
 use plover_types::{Frame, Index, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
@@ -26,6 +27,15 @@ pub(crate) enum Input {
     Operator(OperatorInput),
     /// A syncvm: what comes after it stays behind the gate until the syncvm is over.
     Cut(Cut),
+}
+
+/// How frames that are given to the guest at one time are put in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrange {
+    /// As they came.
+    AsTheyCame,
+    /// One connection after the other.
+    ByConnection,
 }
 
 /// A syncvm's place in the input order.
@@ -89,17 +99,27 @@ impl Guest {
     }
 
     /// Lets what waits through, `first` before it, up to the next cut. At a cut the gate stays
-    /// shut; the caller carries it out or opens the gate again.
-    pub fn open_gate(&mut self, first: Unconsumed, out: &mut Vec<Action>) -> Option<Cut> {
+    /// shut; the caller carries it out or opens the gate again. Frames between two cuts are
+    /// `arrange`d together.
+    pub fn open_gate(
+        &mut self,
+        first: Unconsumed,
+        arrange: Arrange,
+        out: &mut Vec<Action>,
+    ) -> Option<Cut> {
         if !first.frames.is_empty() {
             out.push(Action::Feed(first.frames));
         }
         if !first.typed.is_empty() {
             out.push(Action::Operate(OperatorInput::Console(first.typed)));
         }
-        while let Some(input) = self.backlog.pop_front() {
-            if let Input::Frames(frames) = &input {
+        while let Some(mut input) = self.backlog.pop_front() {
+            if let Input::Frames(frames) = &mut input {
                 self.backlog_frames -= frames.len();
+                if arrange == Arrange::ByConnection {
+                    self.join_waiting(frames);
+                    by_connection(frames);
+                }
             }
             if let Some(cut) = feed(input, out) {
                 self.gate_open = false;
@@ -110,10 +130,24 @@ impl Guest {
         None
     }
 
+    /// Takes the frames that wait next, up to anything else.
+    fn join_waiting(&mut self, frames: &mut Vec<Frame>) {
+        while let Some(Input::Frames(more)) = self.backlog.front_mut() {
+            self.backlog_frames -= more.len();
+            frames.append(more);
+            self.backlog.pop_front();
+        }
+    }
+
     /// Lets what waits through, up to the next cut, and the guest run.
-    pub fn resume(&mut self, first: Unconsumed, out: &mut Vec<Action>) -> Option<Cut> {
+    pub fn resume(
+        &mut self,
+        first: Unconsumed,
+        arrange: Arrange,
+        out: &mut Vec<Action>,
+    ) -> Option<Cut> {
         assert_eq!(self.power, Power::Paused, "only a paused guest resumes");
-        let cut = self.open_gate(first, out);
+        let cut = self.open_gate(first, arrange, out);
         self.power = Power::Running;
         out.push(Action::Resume);
         cut

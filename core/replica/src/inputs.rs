@@ -5,12 +5,18 @@
 //! input in the log, is acknowledged. So nothing that rests on an uncommitted input gets out,
 //! and consensus costs no latency on the leader (docs/decisions/0002). Solo, outputs leave at
 //! once, so inputs are fed when they are committed.
+//!
+//! Under a policy that does not replicate inputs they are fed at once and not logged. What the
+//! guest makes of one is in the next checkpoint, and its outputs wait for that; a failover loses
+//! what came after the last checkpoint, as a network loses packets, and clients send it again.
 
 use crate::api::{Note, OperatorInput, Role};
-use crate::guest::{Cut, Input, Power};
+use crate::connections::by_connection;
+use crate::guest::{Arrange, Cut, Input, Power};
 use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use apus::{Entry, EntryKind};
+use plover_policy::Input as Order;
 use plover_types::{Frame, Index, Unconsumed, wire};
 
 /// The part of the log, as a divisor, that inputs leave free: the syncvm that empties a full
@@ -28,16 +34,30 @@ impl Replica {
             self.note(Note::InputDropped { frames: count });
             return;
         }
-        if !self.propose_input(LogOp::Inputs(frames)) {
+        if self.config.policy.input == Order::None {
+            self.feed(Input::Frames(frames));
+        } else if !self.propose_input(LogOp::Inputs(frames)) {
             self.note(Note::InputDropped { frames: count });
         }
     }
 
     /// An operator's input goes the same way.
     pub(crate) fn on_operator(&mut self, input: OperatorInput) {
-        if self.role == Role::Leader && self.serving {
+        if self.role != Role::Leader || !self.serving {
+            return;
+        }
+        if self.config.policy.input == Order::None {
+            self.feed(Input::Operator(input));
+        } else {
             self.propose_input(LogOp::Operator(input));
         }
+    }
+
+    fn feed(&mut self, input: Input) {
+        self.idle.disturb();
+        self.guest_idle = false;
+        let cut = self.guest.give(input, &mut self.out);
+        assert_eq!(cut, None, "an input is no cut");
     }
 
     /// Solo, no syncvm reclaims the log, and none has to: this side's own state covers what its
@@ -106,36 +126,55 @@ impl Replica {
             return;
         }
         let input = match op {
-            LogOp::Inputs(frames) => Input::Frames(frames),
+            LogOp::Inputs(mut frames) => {
+                if self.arrange() == Arrange::ByConnection {
+                    by_connection(&mut frames);
+                }
+                Input::Frames(frames)
+            }
             LogOp::Operator(input) => Input::Operator(input),
             LogOp::Syncvm(_) => return,
         };
-        self.idle.disturb();
-        self.guest_idle = false;
-        let cut = self.guest.give(input, &mut self.out);
-        assert_eq!(cut, None, "an input is no cut");
+        self.feed(input);
+    }
+
+    /// The leader's guest gets frames as they came; where connections are free of each other the
+    /// secondary's does not.
+    fn arrange(&self) -> Arrange {
+        if self.config.policy.input == Order::PerConnection && self.role != Role::Leader {
+            Arrange::ByConnection
+        } else {
+            Arrange::AsTheyCame
+        }
     }
 
     /// Lets a paused guest run, `first` fed before what waits.
     pub(crate) fn resume_guest(&mut self, first: Unconsumed) {
-        let cut = self.guest.resume(first, &mut self.out);
+        let arrange = self.arrange();
+        let cut = self.guest.resume(first, arrange, &mut self.out);
         self.carry_out(cut);
     }
 
     /// Lets what waits through to a guest that runs.
     pub(crate) fn open_gate(&mut self) {
-        let cut = self.guest.open_gate(Unconsumed::default(), &mut self.out);
+        let arrange = self.arrange();
+        let cut = self
+            .guest
+            .open_gate(Unconsumed::default(), arrange, &mut self.out);
         self.carry_out(cut);
     }
 
     /// A cut has been reached in the input order. Cuts of other views have no leader to carry
     /// them out any more.
     fn carry_out(&mut self, mut cut: Option<Cut>) {
+        let arrange = self.arrange();
         while let Some(Cut { sync, at }) = cut {
             if at.view == self.view && self.role == Role::Secondary && self.leader.is_some() {
                 return self.begin_follow(sync);
             }
-            cut = self.guest.open_gate(Unconsumed::default(), &mut self.out);
+            cut = self
+                .guest
+                .open_gate(Unconsumed::default(), arrange, &mut self.out);
         }
     }
 

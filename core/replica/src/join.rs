@@ -116,7 +116,8 @@ impl Replica {
             round_base: 0,
         });
         self.note(Note::JoinBegun { peer });
-        self.send_bulk(peer, Body::JoinStart { attempt });
+        let policy = self.config.policy.to_string();
+        self.send_bulk(peer, Body::JoinStart { attempt, policy });
     }
 
     pub(crate) fn join_deadline(&self) -> Micros {
@@ -296,11 +297,20 @@ impl Replica {
 
     // The joiner's side.
 
-    pub(crate) fn on_join_start(&mut self, attempt: u64) {
+    pub(crate) fn on_join_start(&mut self, attempt: u64, policy: &str) {
         if !matches!(
             self.role,
             Role::Witness | Role::Joining | Role::Secondary | Role::Deposed
         ) {
+            return;
+        }
+        let own = self.config.policy.to_string();
+        if let Some(leader) = self.leader.filter(|_| policy != own) {
+            let why = format!(
+                "the [policy] of its configuration is another than the leader's: {own} instead of \
+                 {policy}"
+            );
+            self.send_bulk(leader, Body::JoinFailed { attempt, why });
             return;
         }
         self.drop_guest();

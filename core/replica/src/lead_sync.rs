@@ -22,6 +22,9 @@
 //! the secondary's list is on its way; only pages that the secondary alone has written are
 //! hashed after it.
 
+mod checkpoint;
+
+use self::checkpoint::Copied;
 use crate::Role;
 use crate::api::{Action, Canary, Note};
 use crate::guest::Power;
@@ -48,6 +51,8 @@ enum Stage {
     Ordering,
     Pausing,
     Scanning,
+    /// Of a checkpoint: pages are copied aside.
+    Copying,
     Exchanging,
     Transferring,
     Acknowledging,
@@ -86,6 +91,8 @@ pub(crate) struct LeadSync {
     chunks_acked: u32,
     /// The guest is known to run again.
     runs: bool,
+    /// Of a checkpoint: what is copied and not yet sent.
+    copied: Option<Copied>,
 }
 
 impl LeadSync {
@@ -174,12 +181,18 @@ impl Replica {
             return;
         }
         // Whether every input before the cut has been fed.
-        let fed = self.guest.taken >= self.last_input_proposed;
+        let mut fed = self.guest.taken >= self.last_input_proposed;
         let sync = self.sync_no.next();
-        let payload = wire::encode(&LogOp::Syncvm(sync));
-        let Ok(viewstamp) = self.propose(EntryKind::App, payload) else {
-            self.slot_started = self.now;
-            return;
+        let index = if self.takes_checkpoints() {
+            fed = true;
+            self.delivered
+        } else {
+            let payload = wire::encode(&LogOp::Syncvm(sync));
+            let Ok(viewstamp) = self.propose(EntryKind::App, payload) else {
+                self.slot_started = self.now;
+                return;
+            };
+            viewstamp.index
         };
         self.sync_no = sync;
         let report = SyncReport {
@@ -191,7 +204,7 @@ impl Replica {
         self.lead = Some(LeadSync {
             sync,
             peer,
-            index: viewstamp.index,
+            index,
             join: reason == SyncReason::Join,
             stage: Stage::Ordering,
             started: self.now,
@@ -214,6 +227,7 @@ impl Replica {
             chunks_sent: 0,
             chunks_acked: 0,
             runs: false,
+            copied: None,
         });
         if fed {
             self.lead_cut(sync);
@@ -262,9 +276,13 @@ impl Replica {
         self.ledger.owe(set);
         let now = self.now;
         let key = self.config.hash_key;
+        let checkpoint = self.takes_checkpoints();
         let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
             return;
         };
+        if checkpoint {
+            return self.lead_copy(number);
+        }
         sync.enter(Phase::Hash, now);
         sync.stage = Stage::Exchanging;
         sync.own = self.ledger.owed().iter().collect();
@@ -437,6 +455,11 @@ impl Replica {
         if early {
             self.lead_resume();
         }
+        self.break_by_canary();
+    }
+
+    /// Puts a known bug back: the outputs go before their state is safe.
+    fn break_by_canary(&mut self) {
         if self.canary(Canary::ReleaseBeforeAck) {
             if let Some(held) = self.lead.as_mut().and_then(|s| s.held.take()) {
                 self.clear_for_release(held);
@@ -448,6 +471,9 @@ impl Replica {
         let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
             return;
         };
+        if sync.copied.is_some() {
+            return self.lead_copied(chunk);
+        }
         let (peer, seq) = (sync.peer, sync.chunks_sent);
         sync.chunks_sent += 1;
         sync.report.bytes_pages += chunk.len() as u64;
@@ -469,7 +495,11 @@ impl Replica {
         };
         sync.chunks_acked = chunks.min(sync.chunks_sent);
         sync.last_progress = now;
-        self.pump_transfer();
+        if sync.copied.is_some() {
+            self.pump_checkpoint();
+        } else {
+            self.pump_transfer();
+        }
     }
 
     pub(crate) fn lead_state_saved(&mut self, state: Vec<u8>) {
@@ -477,7 +507,11 @@ impl Replica {
         // A state saved for a sync that was aborted comes before the next pause is confirmed.
         if sync.stage > Stage::Pausing && sync.device.is_none() {
             sync.device = Some(state);
-            self.pump_transfer();
+            if sync.copied.is_some() {
+                self.leave_copy();
+            } else {
+                self.pump_transfer();
+            }
         }
     }
 
@@ -577,14 +611,19 @@ impl Replica {
         let Some(sync) = self
             .lead
             .as_mut()
-            .filter(|s| s.stage >= Stage::Acknowledging)
+            .filter(|s| s.stage >= Stage::Transferring)
         else {
             return;
         };
         if !sync.runs {
             sync.runs = true;
             sync.report.pause = now.since(sync.started);
-            sync.enter(Phase::Apply, now);
+            let next = if sync.stage == Stage::Transferring {
+                Phase::Transfer
+            } else {
+                Phase::Apply
+            };
+            sync.enter(next, now);
         }
         self.finish_lead();
     }

@@ -37,6 +37,7 @@
 //!    ([`plover_syncvm::Ledger`]).
 
 mod api;
+mod connections;
 mod failover;
 mod follow_sync;
 mod guest;

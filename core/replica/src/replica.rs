@@ -1,7 +1,7 @@
 //! The state of a replica and the one way to change it.
 
 use crate::api::{Action, Canary, Config, Event, Note, Role};
-use crate::follow_sync::{EarlyDirty, FollowSync};
+use crate::follow_sync::{EarlyDirty, FollowSync, Kept};
 use crate::guest::{Guest, Power};
 use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
@@ -77,6 +77,8 @@ pub struct Replica {
     pub(crate) lead: Option<LeadSync>,
     pub(crate) follow: Option<FollowSync>,
     pub(crate) early_dirty: Option<EarlyDirty>,
+    /// The newest checkpoint of a secondary whose guest waits.
+    pub(crate) kept: Option<Kept>,
     pub(crate) join: Option<LeadJoin>,
     pub(crate) joined: Option<Joined>,
     pub(crate) next_join_at: Micros,
@@ -133,6 +135,7 @@ impl Replica {
             lead: None,
             follow: None,
             early_dirty: None,
+            kept: None,
             join: None,
             joined: None,
             next_join_at: Micros::ZERO,
@@ -344,13 +347,14 @@ impl Replica {
         let leads = self.role == Role::Leader;
         let follows = self.leader == Some(from) && !leads;
         match message.body {
-            Body::JoinStart { attempt } if follows => self.on_join_start(attempt),
+            Body::JoinStart { attempt, policy } if follows => self.on_join_start(attempt, &policy),
             Body::Copy {
                 attempt,
                 seq,
                 chunk,
             } if follows => self.on_copy(attempt, seq, chunk),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
+            Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
             Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
             Body::End {
                 sync,

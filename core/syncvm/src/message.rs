@@ -20,6 +20,8 @@ pub enum Body {
     JoinStart {
         /// Names this attempt.
         attempt: u64,
+        /// The leader's policy in words: the joiner's must be the same.
+        policy: String,
     },
     /// Joiner: my hypervisor stands ready.
     JoinReady {
@@ -76,7 +78,13 @@ pub enum Body {
         /// How long the secondary needed to finish its inputs after the cut reached it.
         wait: Micros,
     },
-    /// Leader: divergent pages.
+    /// Leader: a checkpoint follows, to be kept for when you take over. There is nothing to
+    /// compare: your guest has not run.
+    Checkpoint {
+        /// The sync.
+        sync: SyncNo,
+    },
+    /// Leader: divergent pages, or those of a checkpoint.
     Pages {
         /// The syncvm.
         sync: SyncNo,
@@ -146,6 +154,8 @@ pub enum Phase {
     Pause,
     /// Dirty pages are collected.
     Scan,
+    /// The pages of a checkpoint are copied aside.
+    Copy,
     /// The other side's dirty pages and hashes are awaited (the secondary's own wait, pause,
     /// scan and hashing lie in here).
     Exchange,
@@ -167,11 +177,12 @@ pub enum Phase {
 
 impl Phase {
     /// All of them, in order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Idle,
         Self::Wait,
         Self::Pause,
         Self::Scan,
+        Self::Copy,
         Self::Exchange,
         Self::Hash,
         Self::Compare,
@@ -194,7 +205,7 @@ pub struct SyncReport {
     /// From the order to stop the leader's guest until it ran again.
     pub pause: Micros,
     /// Time spent in each phase, in the order of [`Phase::ALL`].
-    pub phases: [Micros; 11],
+    pub phases: [Micros; 12],
     /// Dirty pages on the leader.
     pub dirty_leader: u32,
     /// Dirty pages on the secondary.

@@ -484,7 +484,7 @@ impl Body {
             Note::Synced(report) => self.metrics.add((**report).clone()),
             Note::InputDropped { frames } => self.dropped_inputs += *frames as u64,
             Note::OutputDropped { frames } => self.dropped_outputs += *frames as u64,
-            Note::Applied { sync } => self.checksum(sync.0),
+            Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             other => tracing::info!(?other, "note"),
         }

@@ -426,7 +426,11 @@ mod tests {
             ("id = 2", "id = 1", "distinct"),
             ("[net]", "[policy]\nname = \"none\"\n[net]", "alone"),
             ("[net]", "[policy]\nname = \"remos\"\n[net]", "remos"),
-            ("[net]", "[policy]\nsecondary = \"waits\"\n[net]", "go together"),
+            (
+                "[net]",
+                "[policy]\nsecondary = \"waits\"\n[net]",
+                "go together",
+            ),
             ("10.77.1.12:7700", "nowhere", "address"),
             ("52:54:00:77:00:01", "52:54", "Ethernet"),
         ] {

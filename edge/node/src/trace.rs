@@ -39,7 +39,9 @@ impl Trace {
         match note {
             // Counted in the status; a flood of frames must not become a flood of lines.
             Note::InputDropped { .. } | Note::OutputDropped { .. } => false,
-            Note::SyncPhase { .. } | Note::Synced(_) | Note::Applied { .. } => self.syncs,
+            Note::SyncPhase { .. } | Note::Synced(_) | Note::Applied { .. } | Note::Kept { .. } => {
+                self.syncs
+            }
             _ => true,
         }
     }

@@ -6,10 +6,12 @@
 //! does not come about at all.
 
 use anyhow::Result;
+use plover_lab::Target;
 use plover_lab::experiment::{Experiment, Verdict};
 use plover_lab::load::Pressure;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
+use plover_lab::trace::now_us;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -84,6 +86,19 @@ pub fn experiment(name: &str, options: Options) -> Result<Experiment> {
     plover_lab::down::down(&options.name)?;
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
     Experiment::begin(&options, Pressure::default(), &progress)
+}
+
+/// The replica that has this role.
+pub fn role(name: &str) -> Target {
+    Target::Role(name.into())
+}
+
+/// Brings back whoever is down, and waits until all three take part, two hold the guest, and
+/// every client is served by these two.
+pub fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
+    lab.restart(id)?;
+    lab.wait_until_protected()?;
+    lab.wait_for_answers(now_us())
 }
 
 /// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:

@@ -4,23 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
-use plover_lab::trace::now_us;
 use plover_lab::{Fault, Target};
-use plover_lab_proof::prove;
+use plover_lab_proof::{prove, recover, role};
 use plover_syncvm::Phase;
 use std::time::Duration;
-
-fn role(name: &str) -> Target {
-    Target::Role(name.into())
-}
-
-/// Brings back whoever is down, and waits until all three take part, two hold the guest, and
-/// every client is served by these two.
-fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
-    lab.restart(id)?;
-    lab.wait_until_protected()?;
-    lab.wait_for_answers(now_us())
-}
 
 /// Beside the guest's memory, which it maps, and the buffers whose sizes are configured, a
 /// replica holds little.

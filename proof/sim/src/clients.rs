@@ -90,11 +90,12 @@ impl Clients {
 
     fn frame(&mut self, client: u8, request: u32) -> Frame {
         self.frames += 1;
-        Frame(wire::encode(&Request {
+        let request = Request {
             client,
             request,
             number: self.frames,
-        }))
+        };
+        request.to_frame()
     }
 
     /// How long a frame is under way between the clients and a TAP.

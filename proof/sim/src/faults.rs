@@ -116,7 +116,7 @@ const SUDDEN: [Kind; 8] = [
 pub enum Moment {
     /// A phase of a syncvm on the leader.
     Phase(Phase),
-    /// The secondary has applied a syncvm.
+    /// The secondary has applied a syncvm, or kept a checkpoint.
     Applied,
     /// A full copy begins, or a round of it.
     Join,
@@ -154,8 +154,12 @@ const MOMENTS: [Moment; 15] = [
 impl Moment {
     fn of(note: &Note) -> Option<Self> {
         Some(match note {
+            Note::Applied { .. } | Note::Kept { .. } => Self::Applied,
+            // What hashing is to one policy, copying is to another: the work before the transfer.
+            Note::SyncPhase {
+                phase: Phase::Copy, ..
+            } => Self::Phase(Phase::Hash),
             Note::SyncPhase { phase, .. } => Self::Phase(*phase),
-            Note::Applied { .. } => Self::Applied,
             Note::JoinBegun { .. } | Note::JoinRound { .. } => Self::Join,
             Note::Suspected { .. } => Self::Suspected,
             Note::Elected { .. } => Self::Elected,

@@ -48,6 +48,24 @@ pub struct Request {
     pub number: u64,
 }
 
+/// An Ethernet header: to the guest, from the client, of a type for experiments.
+const HEADER_BYTES: usize = 14;
+
+impl Request {
+    /// As a client sends it.
+    pub fn to_frame(self) -> Frame {
+        let mut bytes = vec![2; 6];
+        bytes.extend([4, 0, 0, 0, 0, self.client, 0x88, 0xb5]);
+        bytes.extend(wire::encode(&self));
+        Frame(bytes)
+    }
+
+    /// What a frame asks, if it is a client's.
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        wire::decode(frame.get(HEADER_BYTES..)?).ok()
+    }
+}
+
 /// What the guest answers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Reply {
@@ -189,7 +207,7 @@ impl FakeGuest {
     }
 
     fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Option<Frame> {
-        let request: Request = wire::decode(&frame.0).ok()?;
+        let request = Request::of(&frame.0)?;
         self.live(Step::Input(request.number), request.number, histories);
         Some(self.say(Some((request.client, request.request))))
     }

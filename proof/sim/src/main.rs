@@ -1,6 +1,7 @@
 //! `plover-sim`: many seeds, or one with its trace.
 
 use clap::Parser;
+use plover_policy::Preset;
 use plover_sim::run::tail_of;
 use plover_sim::{Canary, Coverage, Options, Outcome, TraceMode, run, run_many};
 use plover_types::Micros;
@@ -26,6 +27,9 @@ struct Arguments {
     /// Replicas in each group.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(3..=5))]
     replicas: u8,
+    /// Protect the guest so (`plover policy list`); by default each seed chooses.
+    #[arg(long, value_parser = policy)]
+    policy: Option<&'static Preset>,
     /// Let faults come for this many simulated minutes instead of a few seconds.
     #[arg(long)]
     minutes: Option<f64>,
@@ -38,6 +42,17 @@ struct Arguments {
     /// Threads; by default one for each core.
     #[arg(long)]
     threads: Option<usize>,
+}
+
+fn policy(name: &str) -> Result<&'static Preset, String> {
+    let preset = Preset::find(name).ok_or_else(|| {
+        let names: Vec<_> = Preset::names().collect();
+        format!("there is no policy '{name}': {}", names.join(", "))
+    })?;
+    match preset.policy.check() {
+        Ok(()) => Ok(preset),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn canary(name: &str) -> Result<Canary, String> {
@@ -56,6 +71,7 @@ fn main() -> ExitCode {
         .map(|minutes| Micros((minutes * 60e6) as u64));
     let mut options = Options {
         replicas: arguments.replicas,
+        policy: arguments.policy,
         faults_for,
         canary: arguments.canary.unwrap_or_default(),
         trace: TraceMode::Off,
@@ -125,6 +141,9 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
     let mut repeat = format!("./x sim --seed {} --trace", outcome.seed);
     if arguments.replicas != 3 {
         repeat += &format!(" --replicas {}", arguments.replicas);
+    }
+    if let Some(preset) = arguments.policy {
+        repeat += &format!(" --policy {}", preset.name);
     }
     if let Some(minutes) = arguments.minutes {
         repeat += &format!(" --minutes {minutes}");

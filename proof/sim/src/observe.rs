@@ -164,6 +164,7 @@ impl World {
             Note::Serving { view } => self.on_serving(who, *view),
             Note::SyncPhase { sync, phase } => self.on_phase(who, *sync, *phase),
             Note::Applied { sync } => self.on_applied(who, *sync),
+            Note::Kept { sync } => self.on_kept(who, *sync),
             Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
             _ => {}
         }
@@ -246,7 +247,7 @@ impl World {
                 }
             }
             // The scan's pages are in the ledger by now.
-            Phase::Hash => self.check_debt(who),
+            Phase::Hash | Phase::Copy => self.check_debt(who),
             _ => {}
         }
     }
@@ -287,6 +288,15 @@ impl World {
             replica,
             guest,
         })
+    }
+
+    /// A guest that waits has a checkpoint in its memory; its devices come later.
+    fn on_kept(&mut self, who: ReplicaId, sync: SyncNo) {
+        if let Some(now) = self.snapshot(who) {
+            let memory = &mut self.invariants.memory_equal_after_sync;
+            let check = memory.kept(who, sync, &now);
+            self.check(check);
+        }
     }
 
     fn on_applied(&mut self, who: ReplicaId, sync: SyncNo) {

@@ -4,9 +4,9 @@ use crate::faults::FaultPlan;
 use crate::guest::GuestHabits;
 use crate::hypervisor::HypervisorHabits;
 use crate::net::NetHabits;
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use apus::Durability;
-use plover_policy::{SlotConfig, UnprotectedOutput, VSMR};
+use plover_policy::{PRESETS, Policy, Preset, SlotConfig, UnprotectedOutput, VSMR};
 use plover_replica::{Canary, Config};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
@@ -45,7 +45,13 @@ pub struct Scenario {
 
 impl Scenario {
     /// The world of a seed; `replicas` in the group, faults for about `span` if given.
-    pub fn draw(rng: &mut Rng, replicas: u8, span: Option<Micros>, canary: Canary) -> Self {
+    pub fn draw(
+        rng: &mut Rng,
+        replicas: u8,
+        preset: &Preset,
+        span: Option<Micros>,
+        canary: Canary,
+    ) -> Self {
         let members: Vec<_> = (0..replicas).map(ReplicaId).collect();
         let pages = rng.range(48, 160) as u32;
         let needs_reset = rng.chance(0.5);
@@ -77,7 +83,8 @@ impl Scenario {
         let store = rng.pick(&[(50, 300), (100, 8_000)]);
         let drift_ppm_max = rng.pick(&[0, 200, 9_000]);
         let span = span.unwrap_or_else(|| Micros(rng.range(4_000_000, 12_000_000)));
-        let config = draw_config(rng, &members, pages, needs_reset, canary);
+        let mut config = draw_config(rng, &members, pages, needs_reset, canary);
+        config.policy = preset.policy;
         let faults = FaultPlan::draw(rng, span);
         Self {
             members,
@@ -102,6 +109,11 @@ impl Scenario {
         config
     }
 
+    /// How the guest is protected.
+    pub fn policy(&self) -> &Policy {
+        &self.config.policy
+    }
+
     /// Whether a process finds its log again.
     pub fn keeps_log(&self) -> bool {
         self.config.durability == Durability::Disk
@@ -112,6 +124,23 @@ impl Scenario {
         self.config.first_leader
     }
 }
+
+/// The policy of a seed that is given none: the default in every other seed, in the rest each of
+/// those that this version runs.
+pub fn preset_of(seed: u64) -> &'static Preset {
+    let mut rng = Rng::new(mix(seed, POLICY_STREAM));
+    if rng.chance(0.5) {
+        return &VSMR;
+    }
+    let others: Vec<&'static Preset> = PRESETS
+        .iter()
+        .filter(|preset| **preset != VSMR && preset.policy.check().is_ok())
+        .collect();
+    rng.pick(&others)
+}
+
+/// Names the stream of this one decision: it was added when there were seeds that others cite.
+const POLICY_STREAM: u64 = 10;
 
 fn draw_config(
     rng: &mut Rng,

@@ -8,10 +8,11 @@ use crate::invariants::{Check, Invariants, Violation};
 use crate::net::Net;
 use crate::process::{Process, State};
 use crate::rng::Rng;
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, preset_of};
 use crate::schedule::{Happening, Schedule};
 use crate::trace::{Trace, TraceMode, trace};
 use crate::typist::Typist;
+use plover_policy::Preset;
 use plover_replica::{Canary, Event, Replica};
 use plover_types::{Index, Micros, ReplicaId, View};
 
@@ -23,6 +24,8 @@ const HAPPENINGS_MAX: u64 = 20_000_000;
 pub struct Options {
     /// Replicas in the group.
     pub replicas: u8,
+    /// How the guest is protected, if not as the seed says.
+    pub policy: Option<&'static Preset>,
     /// How long faults come, if not for as long as the seed says.
     pub faults_for: Option<Micros>,
     /// A known bug to put back.
@@ -35,6 +38,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             replicas: 3,
+            policy: None,
             faults_for: None,
             canary: Canary::None,
             trace: TraceMode::Off,
@@ -87,6 +91,7 @@ impl World {
         let scenario = Scenario::draw(
             &mut draw,
             options.replicas,
+            options.policy.unwrap_or_else(|| preset_of(seed)),
             options.faults_for,
             options.canary,
         );
@@ -119,7 +124,7 @@ impl World {
             clients,
             typist: Typist::new(rng.fork(9)),
             histories: Histories::default(),
-            invariants: Invariants::default(),
+            invariants: Invariants::new(scenario.policy()),
             coverage: Coverage::default(),
             trace: Trace::new(options.trace),
             violation: None,

@@ -4,6 +4,7 @@
 //! The counts are meant for this workspace's profiles, where even `dev` optimises a little: on
 //! two cores the whole file takes about 14 s in `release` and 18 s in `dev`.
 
+use plover_policy::{PRESETS, Preset};
 use plover_sim::run::tail_of;
 use plover_sim::{Canary, Coverage, Options, Outcome, TraceMode, run, run_many};
 
@@ -21,8 +22,12 @@ fn fail(outcome: &Outcome, options: &Options) -> ! {
         .map(ToString::to_string)
         .unwrap_or_default();
     let tail = tail_of(outcome.seed, options).join("\n");
+    let policy = options
+        .policy
+        .map(|preset| format!(" --policy {}", preset.name))
+        .unwrap_or_default();
     panic!(
-        "{tail}\n\nseed {0}: {violation}\nrepeat it with: ./x sim --seed {0} --trace",
+        "{tail}\n\nseed {0}: {violation}\nrepeat it with: ./x sim --seed {0} --trace{policy}",
         outcome.seed
     )
 }
@@ -51,7 +56,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 24] = [
+const REACHED: [&str; 28] = [
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
     "failover: a new leader serves",
@@ -69,6 +74,10 @@ const REACHED: [&str; 24] = [
     "release: on acknowledgement",
     "release: solo",
     "sync: done (idle)",
+    "sync: done (interval)",
+    "sync: done (output)",
+    "sync: failed on the leader in Transfer",
+    "sync: kept by a secondary that waits",
     "sync: done (log full)",
     "sync: done (retry)",
     "sync: failed on the leader in Exchange",
@@ -107,7 +116,12 @@ fn a_seed_repeats_itself() {
 
 /// Puts a known bug back and looks for one of the invariants that it breaks, within `seeds`.
 fn catches(canary: Canary, seeds: u64, invariants: &[&str]) {
+    catches_under(None, canary, seeds, invariants);
+}
+
+fn catches_under(policy: Option<&'static Preset>, canary: Canary, seeds: u64, invariants: &[&str]) {
     let options = Options {
+        policy,
         canary,
         ..Options::default()
     };
@@ -128,7 +142,11 @@ fn catches(canary: Canary, seeds: u64, invariants: &[&str]) {
         caught.seed,
         caught.violation.clone().unwrap()
     );
-    let healthy = run(caught.seed, &Options::default());
+    let healthy = Options {
+        canary: Canary::None,
+        ..options
+    };
+    let healthy = run(caught.seed, &healthy);
     assert_eq!(
         healthy.violation, None,
         "the seed fails without the bug as well"
@@ -156,6 +174,39 @@ fn a_release_before_the_acknowledgement_is_caught() {
 fn lost_dirty_bits_are_caught() {
     let found_by = ["debt_never_forgotten", "memory_equal_after_sync"];
     catches(Canary::DirtyBitsLost, 200, &found_by);
+}
+
+/// Every policy that this version runs, with more seeds than the first test gives each.
+#[test]
+fn every_policy_holds() {
+    for preset in PRESETS
+        .iter()
+        .filter(|preset| preset.policy.check().is_ok())
+    {
+        let options = Options {
+            policy: Some(preset),
+            ..Options::default()
+        };
+        run_many(5000, 150, threads(), &options, |outcome| {
+            if outcome.violation.is_some() {
+                fail(&outcome, &options);
+            }
+            assert_eq!(outcome.coverage.of("healed"), 1, "{}", preset.name);
+            true
+        });
+    }
+}
+
+/// The same bugs, where the secondary waits and takes checkpoints.
+#[test]
+fn bugs_of_checkpoints_are_caught() {
+    for name in ["remus-25", "adaptive-remus"] {
+        let policy = Preset::find(name);
+        let found_by = ["external_consistency"];
+        catches_under(policy, Canary::ReleaseBeforeAck, 20, &found_by);
+        let found_by = ["debt_never_forgotten", "memory_equal_after_sync"];
+        catches_under(policy, Canary::DirtyBitsLost, 200, &found_by);
+    }
 }
 
 /// Larger groups, fewer seeds.

@@ -5,16 +5,21 @@
 //! One exception: a leader feeds its guest before the commit while the outputs are held anyway.
 //! If it is deposed, and wins again before anybody else has served, such inputs may have lost
 //! their places in the log. Its guest's is then the only state there is, and they are part of it.
+//!
+//! A policy that orders inputs by connection promises this for the frames of each client. One that
+//! does not replicate inputs promises less: what was consumed was sent, and none was consumed
+//! twice.
 
 use super::logs_agree::CommittedLog;
 use super::{Check, Violation};
 use crate::guest::Request;
 use crate::history::{Histories, History, Step};
-use plover_types::{Frame, ReplicaId, wire};
+use plover_policy::Input as Order;
+use plover_types::{Frame, ReplicaId};
 use std::collections::{HashMap, HashSet};
 
 /// How far the history that clients have seen was checked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct InputsInOrder {
     /// What is due after each history that was checked. Only looked up.
     checked: HashMap<History, Due>,
@@ -24,12 +29,20 @@ pub struct InputsInOrder {
     offered: HashMap<ReplicaId, Vec<Step>>,
     /// Those that were not committed when it won again.
     excused: HashSet<Step>,
+    /// What the policy promises.
+    promised: Order,
+    /// Where each input was consumed. Only looked up.
+    consumed: HashMap<Step, Vec<History>>,
 }
+
+/// Connections that are told apart.
+const CONNECTIONS: usize = 8;
 
 /// The places, among all that was committed, of the next frame and the next line typed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
-    frame: u64,
+    /// Of each connection; of all frames in the first, if their order is total.
+    frames: [u64; CONNECTIONS],
     line: u64,
 }
 
@@ -42,24 +55,35 @@ fn violation(message: String) -> Violation {
 }
 
 impl InputsInOrder {
+    /// For a policy that promises this order.
+    pub fn new(promised: Order) -> Self {
+        Self {
+            checked: HashMap::new(),
+            frames: HashMap::new(),
+            offered: HashMap::new(),
+            excused: HashSet::new(),
+            promised,
+            consumed: HashMap::new(),
+        }
+    }
+
     /// The places of a new life are counted anew.
     pub fn new_life(&mut self) {
         self.checked.clear();
+        self.consumed.clear();
         self.excused.clear();
     }
 
     /// A client sends a frame.
     pub fn sent(&mut self, frame: &[u8]) {
-        if let Ok(request) = wire::decode::<Request>(frame) {
+        if let Some(request) = Request::of(frame) {
             self.frames.insert(request.number, frame.to_vec());
         }
     }
 
     /// Frames reach a replica that may feed them before their commit.
     pub fn offered(&mut self, who: ReplicaId, frames: &[Frame]) {
-        let requests = frames
-            .iter()
-            .filter_map(|frame| wire::decode::<Request>(&frame.0).ok());
+        let requests = frames.iter().filter_map(|frame| Request::of(&frame.0));
         self.offered
             .entry(who)
             .or_default()
@@ -87,7 +111,13 @@ impl InputsInOrder {
 
     fn place(&self, step: Step, log: &CommittedLog) -> Option<u64> {
         match step {
-            Step::Input(number) => log.place_of(self.frames.get(&number)?),
+            Step::Input(number) => {
+                let frame = self.frames.get(&number)?;
+                match self.promised {
+                    Order::PerConnection => log.place_in_connection(frame),
+                    Order::Total | Order::None => log.place_of(frame),
+                }
+            }
             Step::Typed(number) => log.place_of_line(&number.to_le_bytes()),
             Step::Boot | Step::Other => None,
         }
@@ -111,8 +141,13 @@ impl InputsInOrder {
             path.push((place, step));
         }
         for (place, step) in path.into_iter().rev() {
+            if self.promised == Order::None {
+                self.consumed_once(who, place, step, all)?;
+                self.checked.insert(place, due);
+                continue;
+            }
             let next = match step {
-                Step::Input(_) => Some(&mut due.frame),
+                Step::Input(number) => Some(&mut due.frames[self.lane(number)]),
                 Step::Typed(_) => Some(&mut due.line),
                 Step::Boot | Step::Other => None,
             };
@@ -136,6 +171,42 @@ impl InputsInOrder {
             }
             self.checked.insert(place, due);
         }
+        Ok(())
+    }
+
+    /// Which of the counts of [`Due`] a frame belongs to.
+    fn lane(&self, number: u64) -> usize {
+        let request = self.frames.get(&number).and_then(|f| Request::of(f));
+        match (self.promised, request) {
+            (Order::PerConnection, Some(request)) => usize::from(request.client) % CONNECTIONS,
+            _ => 0,
+        }
+    }
+
+    fn consumed_once(
+        &mut self,
+        who: ReplicaId,
+        place: History,
+        step: Step,
+        all: &Histories,
+    ) -> Check {
+        let was_sent = match step {
+            Step::Input(number) => self.frames.contains_key(&number),
+            Step::Typed(_) => true,
+            Step::Boot | Step::Other => return Ok(()),
+        };
+        let before = self.consumed.entry(step).or_default();
+        if !was_sent || before.iter().any(|before| all.contains(place, *before)) {
+            let what = if was_sent {
+                "again"
+            } else {
+                "that nobody sent"
+            };
+            return Err(violation(format!(
+                "{who}'s guest has consumed {step:?} {what}"
+            )));
+        }
+        before.push(place);
         Ok(())
     }
 }

@@ -4,13 +4,14 @@
 //! of an index is what all others are held against.
 
 use super::{Check, Violation};
+use crate::guest::Request;
 use crate::rng::mix;
 use apus::{Entry, EntryKind};
 use plover_replica::OperatorInput;
 use plover_types::{Frame, Index, ReplicaId, ReplicaSet, SyncNo, View, wire};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// The replica's own form of an entry's payload, which it keeps to itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +40,10 @@ pub struct CommittedLog {
     in_sync: ReplicaSet,
     /// The place of each committed frame among the inputs, by the frame's bytes. Only looked up.
     inputs: HashMap<Vec<u8>, u64>,
+    /// Its place among those of its connection.
+    in_connection: HashMap<Vec<u8>, u64>,
+    /// How many frames of each client are committed.
+    connections: BTreeMap<u8, u64>,
     /// The same of lines typed on the console.
     typed: HashMap<Vec<u8>, u64>,
 }
@@ -76,6 +81,11 @@ impl CommittedLog {
     /// The place of a frame among all committed inputs.
     pub fn place_of(&self, frame: &[u8]) -> Option<u64> {
         self.inputs.get(frame).copied()
+    }
+
+    /// The place of a frame among the committed inputs of its connection.
+    pub fn place_in_connection(&self, frame: &[u8]) -> Option<u64> {
+        self.in_connection.get(frame).copied()
     }
 
     /// The place of a line among all that were typed and committed.
@@ -118,6 +128,11 @@ impl CommittedLog {
             EntryKind::App => match wire::decode(&entry.payload) {
                 Ok(Payload::Inputs(frames)) => {
                     for frame in frames {
+                        if let Some(request) = Request::of(&frame.0) {
+                            let count = self.connections.entry(request.client).or_default();
+                            self.in_connection.insert(frame.0.clone(), *count);
+                            *count += 1;
+                        }
                         let place = self.inputs.len() as u64;
                         self.inputs.insert(frame.0, place);
                     }

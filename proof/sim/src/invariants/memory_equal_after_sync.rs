@@ -26,6 +26,8 @@ pub struct MemoryEqualAfterSync {
     cuts: BTreeMap<(View, SyncNo), Snapshot>,
     /// Whose end mark each secondary has received last.
     ended: BTreeMap<ReplicaId, (View, SyncNo)>,
+    /// Which checkpoint each waiting secondary has in its memory.
+    kept: BTreeMap<ReplicaId, (View, SyncNo)>,
 }
 
 fn violation(message: String) -> Violation {
@@ -55,31 +57,55 @@ impl MemoryEqualAfterSync {
         self.ended.insert(who, (view, sync));
     }
 
-    /// A secondary says that it has applied a syncvm.
-    pub fn applied(&self, who: ReplicaId, sync: SyncNo, now: &Snapshot) -> Check {
-        let Some(&(view, ended)) = self.ended.get(&who).filter(|(_, ended)| *ended == sync) else {
-            return Err(violation(format!(
-                "{who} applies syncvm {sync} without its end mark"
-            )));
+    /// A waiting secondary says that it has a checkpoint in its memory.
+    pub fn kept(&mut self, who: ReplicaId, sync: SyncNo, now: &Snapshot) -> Check {
+        let at = self.end_mark(who, sync)?;
+        self.kept.insert(who, at);
+        same_memory(who, sync, self.cut_of(who, at)?, now)
+    }
+
+    /// A secondary says that it has applied a syncvm; one that waited, that it has taken over
+    /// from the newest checkpoint it kept.
+    pub fn applied(&mut self, who: ReplicaId, sync: SyncNo, now: &Snapshot) -> Check {
+        let kept = self.kept.remove(&who).filter(|(_, kept)| *kept == sync);
+        let at = match kept {
+            Some(at) => at,
+            None => self.end_mark(who, sync)?,
         };
-        let Some(cut) = self.cuts.get(&(view, ended)) else {
-            return Err(violation(format!(
-                "{who} applies syncvm {sync}, whose cut nobody made"
-            )));
-        };
+        let cut = self.cut_of(who, at)?;
         if cut.devices != now.devices {
             return Err(violation(format!(
                 "after syncvm {sync} {who}'s devices differ"
             )));
         }
-        let differ: Vec<_> = (0..cut.memory.len())
-            .filter(|page| cut.memory[*page] != now.memory[*page])
-            .collect();
-        match differ.as_slice() {
-            [] => Ok(()),
-            pages => Err(violation(format!(
-                "after syncvm {sync} {who}'s pages {pages:?} differ"
-            ))),
-        }
+        same_memory(who, sync, cut, now)
+    }
+
+    fn end_mark(&self, who: ReplicaId, sync: SyncNo) -> Result<(View, SyncNo), Violation> {
+        let ended = self.ended.get(&who).filter(|(_, ended)| *ended == sync);
+        ended
+            .copied()
+            .ok_or_else(|| violation(format!("{who} applies syncvm {sync} without its end mark")))
+    }
+
+    fn cut_of(&self, who: ReplicaId, at: (View, SyncNo)) -> Result<&Snapshot, Violation> {
+        self.cuts.get(&at).ok_or_else(|| {
+            violation(format!(
+                "{who} applies syncvm {}, whose cut nobody made",
+                at.1
+            ))
+        })
+    }
+}
+
+fn same_memory(who: ReplicaId, sync: SyncNo, cut: &Snapshot, now: &Snapshot) -> Check {
+    let differ: Vec<_> = (0..cut.memory.len())
+        .filter(|page| cut.memory[*page] != now.memory[*page])
+        .collect();
+    match differ.as_slice() {
+        [] => Ok(()),
+        pages => Err(violation(format!(
+            "after syncvm {sync} {who}'s pages {pages:?} differ"
+        ))),
     }
 }

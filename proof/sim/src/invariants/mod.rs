@@ -14,6 +14,7 @@ pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
 pub mod progress_after_healing;
 
+use plover_policy::Policy;
 use std::fmt;
 
 /// A property that did not hold.
@@ -37,7 +38,7 @@ impl fmt::Display for Violation {
 pub type Check = Result<(), Violation>;
 
 /// All of them, with what each remembers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Invariants {
     /// See the file.
     pub one_leader_a_view: one_leader_a_view::OneLeaderAView,
@@ -58,6 +59,20 @@ pub struct Invariants {
 }
 
 impl Invariants {
+    /// Nothing has happened yet, and this is the policy under which it will.
+    pub fn new(policy: &Policy) -> Self {
+        Self {
+            one_leader_a_view: one_leader_a_view::OneLeaderAView::default(),
+            log: logs_agree::CommittedLog::default(),
+            external_consistency: external_consistency::ExternalConsistency::default(),
+            one_sender_a_slot: one_sender_a_slot::OneSenderASlot::default(),
+            memory_equal_after_sync: memory_equal_after_sync::MemoryEqualAfterSync::default(),
+            inputs_in_order: inputs_in_order::InputsInOrder::new(policy.input),
+            nothing_spins: nothing_spins::NothingSpins::default(),
+            progress: progress_after_healing::Progress::default(),
+        }
+    }
+
     /// The operator let the group begin a new life with a new guest: what the old one told its
     /// clients binds nobody any more.
     pub fn new_life(&mut self) {

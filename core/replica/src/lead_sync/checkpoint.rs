@@ -1,0 +1,153 @@
+//! The leader's side of a sync whose secondary stands still: a checkpoint (Remus, MC; PLOVER §3.3).
+//!
+//! ```text
+//!  Pausing ─▶ Scanning ─▶ Copying ─▶ Transferring ─▶ Acknowledging ─▶ Acknowledged
+//!     └────────────┴──────────┴────────────┴───────────────┴──▶ aborted: as any sync
+//!                             guest stands │ guest runs
+//! ```
+//!
+//! There is nothing to compare: every page that the guest has written since the last checkpoint
+//! goes. So the pages are copied aside while the guest stands, the guest goes on, and then they
+//! are sent (MC's *copy* and *transfer*). Outputs wait for the acknowledgement as always.
+//!
+//! Inputs are not in the log, so a checkpoint needs no place in it either: what the
+//! acknowledgement says is between the two that hold the state. The view and the lease guard it as
+//! they guard a syncvm, and a majority still decides who of the two may lead.
+
+use super::{LeadSync, Stage};
+use crate::api::Action;
+use crate::join::WINDOW_CHUNKS;
+use crate::replica::{Asked, Replica};
+use plover_policy::Secondary;
+use plover_syncvm::Phase;
+use plover_syncvm::chunk::CHUNK_PAGES_MAX;
+use plover_syncvm::message::Body;
+use plover_types::{PageNo, SyncNo, Unconsumed};
+use std::collections::VecDeque;
+
+/// Page chunks of a checkpoint, in the order of their sending.
+#[derive(Debug)]
+pub(super) struct Copied {
+    chunks: VecDeque<Vec<u8>>,
+    /// Inputs that the hypervisor had not consumed at the pause. The guest gets them again when
+    /// it goes on; the secondary's gets them if it takes over.
+    refeed: Unconsumed,
+}
+
+impl Replica {
+    /// Whether the secondary's guest stands still, so that syncs are checkpoints.
+    pub(crate) fn takes_checkpoints(&self) -> bool {
+        self.config.policy.secondary == Secondary::Waits
+    }
+
+    /// The ledger names what is to be sent: copies it aside.
+    pub(super) fn lead_copy(&mut self, number: SyncNo) {
+        let now = self.now;
+        let pages: Vec<PageNo> = self.ledger.owed().iter().collect();
+        let Some(sync) = &mut self.lead else { return };
+        sync.enter(Phase::Copy, now);
+        sync.stage = Stage::Copying;
+        let count = pages.len() as u32;
+        sync.report.dirty_leader = count;
+        sync.report.union = count;
+        sync.report.divergent = count;
+        sync.copied = Some(Copied {
+            chunks: VecDeque::new(),
+            refeed: sync.refeed.clone(),
+        });
+        let peer = sync.peer;
+        for part in pages.chunks(CHUNK_PAGES_MAX) {
+            sync.chunks_asked += 1;
+            self.reads.push_back(Asked::Lead(number));
+            self.out.push(Action::ReadPages(part.to_vec()));
+        }
+        self.send_bulk(peer, Body::Checkpoint { sync: number });
+        self.note_phase(number, Phase::Copy);
+        self.leave_copy();
+    }
+
+    /// A chunk is copied.
+    pub(super) fn lead_copied(&mut self, chunk: Vec<u8>) {
+        let copied = self.lead.as_mut().and_then(|sync| sync.copied.as_mut());
+        if let Some(copied) = copied {
+            copied.chunks.push_back(chunk);
+            self.leave_copy();
+        }
+    }
+
+    /// Lets the guest go on as soon as pages and device state are copied.
+    pub(super) fn leave_copy(&mut self) {
+        let now = self.now;
+        let is_copied = |sync: &LeadSync| {
+            sync.stage == Stage::Copying
+                && sync.device.is_some()
+                && sync
+                    .copied
+                    .as_ref()
+                    .is_some_and(|copied| copied.chunks.len() == sync.chunks_asked as usize)
+        };
+        let Some(sync) = self.lead.as_mut().filter(|sync| is_copied(sync)) else {
+            return;
+        };
+        sync.stage = Stage::Transferring;
+        sync.last_progress = now;
+        sync.enter(Phase::Resume, now);
+        let number = sync.sync;
+        self.note_phase(number, Phase::Transfer);
+        self.lead_resume();
+        self.pump_checkpoint();
+    }
+
+    /// Sends as many chunks as the window allows; ends with the end mark.
+    pub(super) fn pump_checkpoint(&mut self) {
+        let now = self.now;
+        let mut messages = Vec::new();
+        let Some(sync) = self
+            .lead
+            .as_mut()
+            .filter(|sync| sync.stage == Stage::Transferring)
+        else {
+            return;
+        };
+        let (peer, number) = (sync.peer, sync.sync);
+        let Some(copied) = &mut sync.copied else {
+            return;
+        };
+        while sync.chunks_sent - sync.chunks_acked < WINDOW_CHUNKS {
+            let Some(chunk) = copied.chunks.pop_front() else {
+                break;
+            };
+            sync.report.bytes_pages += chunk.len() as u64;
+            messages.push(Body::Pages {
+                sync: number,
+                seq: sync.chunks_sent,
+                chunk,
+            });
+            sync.chunks_sent += 1;
+        }
+        let is_last = copied.chunks.is_empty();
+        if is_last {
+            let refeed = std::mem::take(&mut copied.refeed);
+            let device = sync.device.take().unwrap_or_default();
+            sync.report.bytes_device = device.len() as u64;
+            sync.stage = Stage::Acknowledging;
+            sync.last_progress = now;
+            if sync.runs {
+                sync.enter(Phase::Apply, now);
+            }
+            messages.push(Body::End {
+                sync: number,
+                chunks: sync.chunks_sent,
+                device,
+                refeed,
+            });
+        }
+        for body in messages {
+            self.send_bulk(peer, body);
+        }
+        if is_last {
+            self.note_phase(number, Phase::Apply);
+            self.break_by_canary();
+        }
+    }
+}
