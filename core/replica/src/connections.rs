@@ -7,9 +7,9 @@
 //! one time, a log entry's frames or all that waited behind its gate, it gets one connection after
 //! the other (docs/decisions/0010).
 
+use core::net::IpAddr;
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use plover_types::Frame;
-use std::net::IpAddr;
 
 /// What tells one connection's frames from another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
