@@ -1,4 +1,4 @@
-//! The guest image: `guests/build` knows how, this decides when.
+//! The guest images: `guests/build` knows how, this decides when.
 
 use crate::packages;
 use crate::run::{self, Result};
@@ -6,20 +6,35 @@ use anyhow::bail;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The folder with `kernel` and `initrd`, built if missing or stale.
+/// What everything boots that does not ask for another.
+pub(crate) const DEFAULT: &str = "redis";
+
+/// The one that is a disk, by another script.
+pub(crate) const DISK: &str = "debian";
+
+/// The folder with `kernel` and `initrd` of a guest, built if missing or stale.
 ///
 /// `guests/build` returns at once when there is nothing to do. When it fails, the usual reason is
 /// that apt's lists are missing or name a kernel that the mirror has replaced; they are then
 /// updated, once, where we may.
-pub(crate) fn build() -> Result<PathBuf> {
+pub(crate) fn build(name: &str) -> Result<PathBuf> {
     let script = run::root().join("guests/build");
     let succeeds = || -> Result<bool> {
         // Its progress is not our output: with `--json` that belongs to the program we become.
-        let status = Command::new(&script).stdout(std::io::stderr()).status();
+        let status = Command::new(&script)
+            .arg(name)
+            .stdout(std::io::stderr())
+            .status();
         Ok(status
             .map_err(|error| anyhow::anyhow!("cannot run {}: {error}", script.display()))?
             .success())
     };
+    if !recipes()?.iter().any(|recipe| recipe == name) {
+        bail!(
+            "there is no guest '{name}'; there are {}",
+            recipes()?.join(", ")
+        );
+    }
     if !succeeds()? {
         if !packages::can_install() {
             bail!("the guest image could not be built: see above");
@@ -29,6 +44,57 @@ pub(crate) fn build() -> Result<PathBuf> {
             bail!("the guest image could not be built, even with apt's newest lists: see above");
         }
     }
-    let printed = run::output_of(Command::new(&script).arg("--path"))?;
+    let printed = run::output_of(Command::new(&script).args(["--path", name]))?;
     Ok(PathBuf::from(printed.trim_end()))
+}
+
+/// Builds the disk image with a whole Debian, if missing or stale.
+pub(crate) fn build_disk() -> Result<()> {
+    run::finish(&mut Command::new(run::root().join("guests/build-disk")))
+}
+
+/// The names of all guests that run from memory, in the order of the alphabet.
+pub(crate) fn recipes() -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(run::root().join("guests"))? {
+        let entry = entry?;
+        if entry.path().join("recipe").exists() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// The guest that `lab up` is asked for.
+pub(crate) fn named(arguments: &[std::ffi::OsString]) -> String {
+    let mut words = arguments.iter().map(|word| word.to_string_lossy());
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix("--guest") {
+            Some("") => words.next().map(Into::into),
+            Some(rest) => rest.strip_prefix('=').map(String::from),
+            None => None,
+        };
+        if let Some(value) = value {
+            return value;
+        }
+    }
+    DEFAULT.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_is_read_from_the_command_line() {
+        let named = |line: &str| {
+            let words: Vec<_> = line.split(' ').map(Into::into).collect();
+            named(&words)
+        };
+        assert_eq!(named("up --policy none"), "redis");
+        assert_eq!(named("up --guest nginx --quiet"), "nginx");
+        assert_eq!(named("up --guest=idle"), "idle");
+        assert!(recipes().unwrap().contains(&DEFAULT.to_owned()));
+    }
 }

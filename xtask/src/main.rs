@@ -13,7 +13,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, GUEST, LAB, OFI};
+use packages::{BENCH, CONSENSUS, DISK, GUEST, LAB, OFI};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -48,9 +48,16 @@ enum Task {
     Bench(Rest),
     /// Formats, and applies what the lints suggest.
     Fix,
-    /// Builds the guest image, if it is missing or stale.
-    Guests,
+    /// Builds guest images, if they are missing or stale: those named, or all that run from
+    /// memory.
+    Guests {
+        /// Folders of `guests/`; `debian` is a disk.
+        names: Vec<String>,
+    },
 }
+
+/// The guests that tests boot besides the default one.
+const TESTED: [&str; 2] = ["postgres", "storm"];
 
 /// What is passed on as it is.
 #[derive(clap::Args)]
@@ -100,7 +107,10 @@ fn run(task: Task) -> Result<ExitCode> {
             // Only a lab that starts needs an image and QEMU; `status` shall answer at once.
             if rest.arguments.iter().any(|argument| argument == "up") {
                 packages::ensure(&[LAB, GUEST])?;
-                cargo = cargo.with_guest()?;
+                match guest::named(&rest.arguments) {
+                    name if name == guest::DEFAULT => cargo = cargo.with_guest()?,
+                    name => drop(guest::build(&name)?),
+                }
             }
             cargo.args(["lab"]).args(rest.arguments).become_it()
         }
@@ -148,6 +158,9 @@ fn run(task: Task) -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
             let some = rest.arguments.iter().any(|argument| argument == "-p");
+            for name in TESTED {
+                guest::build(name)?;
+            }
             // Who asks for everything gets what is off by default, too.
             let ofi = !rest.arguments.is_empty() || test_ofi()?;
             let workspace = Cargo::new("test")
@@ -175,9 +188,21 @@ fn run(task: Task) -> Result<ExitCode> {
                 ])
                 .become_it()
         }
-        Task::Guests => {
+        Task::Guests { names } => {
             packages::ensure(&[GUEST])?;
-            guest::build()?;
+            let names = if names.is_empty() {
+                guest::recipes()?
+            } else {
+                names
+            };
+            for name in names {
+                if name == guest::DISK {
+                    packages::ensure(&[DISK])?;
+                    guest::build_disk()?;
+                } else {
+                    guest::build(&name)?;
+                }
+            }
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -33,6 +33,12 @@ pub(crate) const GUEST: &[Need] = &[
     need("zstd", "zstd"),
 ];
 
+/// To build a disk image with a whole system.
+pub(crate) const DISK: &[Need] = &[
+    need("mmdebstrap", "mmdebstrap"),
+    need("mke2fs", "e2fsprogs"),
+];
+
 /// To load a lab with the clients that people know: `redis-benchmark`.
 pub(crate) const BENCH: &[Need] = &[need("redis-benchmark", "redis-tools")];
 

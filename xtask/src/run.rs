@@ -63,9 +63,10 @@ impl Cargo {
         self
     }
 
-    /// Tells the program where the guest image is, after building it if need be.
+    /// Tells the program where the default guest's image is, after building it if need be. It
+    /// finds others in the cache by itself.
     pub(crate) fn with_guest(mut self) -> Result<Self> {
-        let image = guest::build()?;
+        let image = guest::build(guest::DEFAULT)?;
         self.0.env("PLOVER_GUEST_KERNEL", image.join("kernel"));
         self.0.env("PLOVER_GUEST_INITRD", image.join("initrd"));
         Ok(self)

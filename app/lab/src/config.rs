@@ -79,6 +79,9 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
         ),
         ("mac", place.mac.into()),
     ]);
+    if let Some(mem_mib) = options.guest.mem_mib() {
+        guest.insert("mem_mib".into(), i64::from(mem_mib).into());
+    }
     if let Some(initrd) = &image.initrd {
         guest.insert("initrd".into(), text(initrd));
     }

@@ -1,10 +1,11 @@
 //! The files a lab's guest boots from.
 //!
 //! Looked for in this order: `--kernel` and `--initrd`; `$PLOVER_GUEST_KERNEL` and
-//! `$PLOVER_GUEST_INITRD`; `.cache/guests/NAME` in the working directory, in the folders above
-//! it, and in those above the program. A lab boots from its own copy: a rebuild of the image
+//! `$PLOVER_GUEST_INITRD`, which are meant for the default guest alone; `.cache/guests/NAME` in
+//! the working directory, in the folders above it, and in those above the program. A lab boots from its own copy: a rebuild of the image
 //! removes the old one, and a replica that joins hours later must start from the same files.
 
+use crate::guests::Guest;
 use crate::options::Options;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -32,10 +33,11 @@ impl Image {
             None if options.initrd.is_some() => {
                 return Err("--initrd goes with --kernel: name both".into());
             }
-            None => (
+            None if options.guest == Guest::default() => (
                 variable("PLOVER_GUEST_KERNEL"),
                 variable("PLOVER_GUEST_INITRD"),
             ),
+            None => (None, None),
         };
         match kernel {
             Some(kernel) => Self::of_files(kernel, initrd),

@@ -3,7 +3,6 @@
 use crate::control::Control;
 use crate::net::{GUEST_IP, Namespace, Topology};
 use crate::progress::Progress;
-use crate::redis::Connection;
 use crate::state::{LabDir, LabName, LabState, ReplicaDir};
 use crate::status::LabStatus;
 use crate::trace::Tail;
@@ -60,7 +59,7 @@ impl Lab {
 
     /// Where the guest's service answers, for who asks from the client's namespace.
     pub fn service(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(GUEST_IP, self.state.guest_port)
+        SocketAddrV4::new(GUEST_IP, self.state.guest.probe().port)
     }
 
     /// The program that runs its daemons.
@@ -94,8 +93,8 @@ impl Lab {
 
     /// Whether the guest's service answers a client.
     pub fn guest_answers(&self, patience: Duration) -> bool {
-        let service = self.service();
-        let ask = || Ok(Connection::open(service, patience)?.ping()?);
+        let (probe, service) = (self.state.guest.probe(), self.service());
+        let ask = || Ok(probe.ask(service, patience)?);
         self.topology.client().run(ask).is_ok()
     }
 

@@ -15,7 +15,7 @@
 //!
 //! | question | module |
 //! |---|---|
-//! | what may be chosen, what a daemon gets to read | [`options`], [`config`], [`image`] |
+//! | what may be chosen, what a daemon gets to read | [`options`], [`guests`], [`config`], [`image`] |
 //! | what must be there | [`prerequisites`] |
 //! | making and removing | [`up`], [`down`] |
 //! | what exists, across commands and crashes | [`state`], [`process`] |
@@ -37,6 +37,7 @@ pub mod demo;
 pub mod down;
 pub mod experiment;
 mod fault;
+pub mod guests;
 pub mod image;
 mod lab;
 pub mod load;

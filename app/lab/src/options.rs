@@ -1,5 +1,6 @@
 //! What a user may choose about a lab.
 
+use crate::guests::Guest;
 use crate::state::LabName;
 pub use plover_node::PolicyName;
 use std::path::PathBuf;
@@ -17,9 +18,9 @@ pub struct Options {
     pub accel: Option<String>,
     /// Virtual processors (default 1).
     pub vcpus: Option<u32>,
-    /// Guest RAM in MiB (default 256).
+    /// Guest RAM in MiB (default 256, or what the guest needs).
     pub mem_mib: Option<u32>,
-    /// Which guest image of the cache.
+    /// Which guest of the cache, and so which service is expected.
     pub guest: Guest,
     /// A kernel to boot instead.
     pub kernel: Option<PathBuf>,
@@ -37,30 +38,6 @@ impl Options {
         match self.policy {
             PolicyName::None => 1,
             PolicyName::Preset(_) => 3,
-        }
-    }
-}
-
-/// A guest that `guests/build` can make.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Guest {
-    /// Redis on port 6379, without persistence.
-    #[default]
-    Redis,
-}
-
-impl Guest {
-    /// Its name in the cache.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Redis => "redis",
-        }
-    }
-
-    /// The port on which its service answers.
-    pub fn port(self) -> u16 {
-        match self {
-            Self::Redis => 6379,
         }
     }
 }

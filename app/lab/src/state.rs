@@ -12,6 +12,7 @@
 //! `lab.json` is replaced, never written in place, so that it is whole or absent however the
 //! lab's commands die. It is a convenience: [`crate::down`] works without it.
 
+use crate::guests::Guest;
 use crate::process::Process;
 use anyhow::{Context, Result, bail};
 use rustix::fd::OwnedFd;
@@ -288,8 +289,8 @@ pub struct LabState {
     pub builder: Option<Process>,
     /// The guest's address.
     pub guest_ip: Ipv4Addr,
-    /// The port on which its service answers.
-    pub guest_port: u16,
+    /// What it runs.
+    pub guest: Guest,
     /// The policy it runs under.
     pub policy: String,
     /// The program that runs the daemons.
@@ -350,7 +351,7 @@ mod tests {
         let state = LabState {
             builder: None,
             guest_ip: Ipv4Addr::new(10, 0, 0, 1),
-            guest_port: 6379,
+            guest: Guest::default(),
             policy: "vsmr".into(),
             program: "/bin/true".into(),
             replicas: vec![ReplicaState {

@@ -88,7 +88,7 @@ fn build(
     let mut state = LabState {
         builder: Process::me(),
         guest_ip: GUEST_IP,
-        guest_port: options.guest.port(),
+        guest: options.guest,
         policy: options.policy.name().into(),
         program,
         replicas: ids

@@ -2,8 +2,10 @@
 
 use crate::bench::ConsensusOptions;
 use crate::log::LogCommand;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plover_lab::options::{Guest, Options, PolicyName};
+use plover_lab::guests::Guest;
+use plover_lab::options::{Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
@@ -164,12 +166,12 @@ pub struct UpOptions {
     /// The guest's processors [default: 1].
     #[arg(long, value_name = "N")]
     vcpus: Option<u32>,
-    /// The guest's memory [default: 256].
+    /// The guest's memory [default: 256, or what the guest needs].
     #[arg(long, value_name = "N")]
     mem_mib: Option<u32>,
     /// What the guest runs.
-    #[arg(long, value_enum, default_value = "redis")]
-    guest: GuestArgument,
+    #[arg(long, value_parser = guest_names(), default_value = "redis")]
+    guest: Guest,
     /// Boot this kernel instead of the cached image's.
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
@@ -196,9 +198,7 @@ impl UpOptions {
             accel: self.accel,
             vcpus: self.vcpus,
             mem_mib: self.mem_mib,
-            guest: match self.guest {
-                GuestArgument::Redis => Guest::Redis,
-            },
+            guest: self.guest,
             kernel: self.kernel,
             initrd: self.initrd,
             overlay: self.config,
@@ -207,9 +207,9 @@ impl UpOptions {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum GuestArgument {
-    Redis,
+/// Reads a guest's name; the help lists them.
+fn guest_names() -> impl TypedValueParser<Value = Guest> {
+    PossibleValuesParser::new(Guest::ALL.map(Guest::name)).try_map(|name| name.parse::<Guest>())
 }
 
 #[derive(Debug, Args)]

@@ -1,0 +1,188 @@
+//! The guests that `guests/build` can make: what each is called, how much memory it needs, and
+//! how to find out that its service works.
+//!
+//! A service works when it answers a question of its own protocol. That its port is open says
+//! less: a server listens before it can serve, and a failed one may still hold its port.
+
+use serde::{Deserialize, Serialize};
+use std::io::{self, Error, ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpStream};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A guest of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Guest {
+    /// Redis, without persistence.
+    #[default]
+    Redis,
+    /// memcached, which refuses when full.
+    Memcached,
+    /// nginx with a few static files.
+    Nginx,
+    /// PostgreSQL on a RAM disk.
+    Postgres,
+    /// lighttpd with PHP.
+    Php,
+    /// Node.js.
+    Node,
+    /// An echo, and the kernel's own noise.
+    Idle,
+    /// Writes to its disk what `plover-storm` tells it to, or to a file where it has no disk.
+    Storm,
+}
+
+/// How to find out that a service works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The TCP port on which it answers.
+    pub port: u16,
+    /// What to say; nothing to one that speaks first.
+    pub question: &'static [u8],
+    /// How the answer of one that works begins.
+    pub answer: &'static [u8],
+}
+
+/// What a page is asked for with.
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n";
+
+/// How the answer begins when there is one.
+const OK: &[u8] = b"HTTP/1.1 200";
+
+/// PostgreSQL's start-up packet, protocol 3.0; it answers `R`, for authentication, once clients
+/// are let in, and `E` before.
+const HELLO: &[u8] = b"\0\0\0\x17\0\x03\0\0user\0postgres\0\0";
+
+const fn probe(port: u16, question: &'static [u8], answer: &'static [u8]) -> Probe {
+    Probe {
+        port,
+        question,
+        answer,
+    }
+}
+
+impl Guest {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Redis,
+        Self::Memcached,
+        Self::Nginx,
+        Self::Postgres,
+        Self::Php,
+        Self::Node,
+        Self::Idle,
+        Self::Storm,
+    ];
+
+    /// Its name in the cache, and the folder of its recipe.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Memcached => "memcached",
+            Self::Nginx => "nginx",
+            Self::Postgres => "postgres",
+            Self::Php => "php",
+            Self::Node => "node",
+            Self::Idle => "idle",
+            Self::Storm => "storm",
+        }
+    }
+
+    /// How to find out that its service works.
+    pub const fn probe(self) -> Probe {
+        match self {
+            Self::Redis => probe(6379, b"PING\r\n", b"+PONG"),
+            Self::Memcached => probe(11211, b"version\r\n", b"VERSION "),
+            Self::Nginx | Self::Php | Self::Node => probe(80, GET, OK),
+            Self::Postgres => probe(5432, HELLO, b"R"),
+            Self::Idle => probe(7, b"plover\n", b"plover\n"),
+            Self::Storm => probe(7788, b"", b"plover-storm "),
+        }
+    }
+
+    /// The memory it needs in MiB, if that is more than a guest has by default.
+    pub const fn mem_mib(self) -> Option<u32> {
+        match self {
+            Self::Postgres | Self::Node => Some(512),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Guest {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|guest| guest.name() == name);
+        found.ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("there is no guest '{name}'; there are {names}")
+        })
+    }
+}
+
+impl Probe {
+    /// Asks the service at `address`. `patience` bounds connecting, and each wait after it.
+    ///
+    /// # Errors
+    /// When it cannot be reached, says nothing, or something else.
+    pub fn ask(self, address: SocketAddrV4, patience: Duration) -> io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(&address.into(), patience)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        stream.write_all(self.question)?;
+        let mut answer = vec![0; self.answer.len()];
+        stream.read_exact(&mut answer)?;
+        if answer == self.answer {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&answer);
+        Err(Error::new(
+            ErrorKind::InvalidData,
+            format!("unexpected answer {text:?}"),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::path::Path;
+
+    #[test]
+    fn every_guest_has_a_recipe_and_a_name_of_its_own() {
+        let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests");
+        for guest in Guest::ALL {
+            assert_eq!(guest.name().parse(), Ok(guest));
+            let recipe = recipes.join(guest.name()).join("recipe");
+            assert!(recipe.exists(), "{} is missing", recipe.display());
+        }
+        assert!("pdp11".parse::<Guest>().unwrap_err().contains("redis"));
+    }
+
+    /// The answer of a service that says `says` to whoever connects.
+    fn ask(says: &'static [u8]) -> io::Result<()> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let service = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(says).unwrap();
+            // Reads what was asked: closing with unread input would be a reset.
+            let mut question = [0; 6];
+            stream.read_exact(&mut question).unwrap();
+        });
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let answer = Guest::Redis.probe().ask(address, Duration::from_secs(10));
+        service.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn only_the_right_answer_counts() {
+        ask(b"+PONG\r\n").unwrap();
+        assert!(ask(b"-LOADING\r\n").is_err());
+        assert!(ask(b"+PO").is_err());
+    }
+}
