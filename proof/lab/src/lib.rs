@@ -5,19 +5,24 @@
 //! tests are run. No test asserts a time: they wait for what must come about, and fail when it
 //! does not come about at all.
 
-use anyhow::Result;
-use plover_lab::Target;
+pub mod filesystem;
+pub mod pgbench;
+pub mod storm;
+
+use anyhow::{Result, ensure};
 use plover_lab::experiment::{Experiment, Verdict};
 use plover_lab::load::Pressure;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::trace::now_us;
+use plover_lab::{Fault, Lab, Target};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// One lab at a time on this machine: held while a test runs one. The lock is on a file that is
 /// there anyway, so that nothing is left behind, and it is the kernel's, so that it holds between
@@ -74,17 +79,26 @@ pub fn plover(arguments: &[&str]) -> Output {
         .expect("plover starts")
 }
 
-/// A lab under load whose story is told on the error output, which a passing test hides.
-pub fn experiment(name: &str, options: Options) -> Result<Experiment> {
-    let name = name.parse().map_err(anyhow::Error::msg)?;
+/// How long replicas may take to settle after a fault, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What a lab needs to begin: its name and program, nothing in its place, and a story told on the
+/// error output, which a passing test hides.
+fn ready(name: &str, options: Options) -> Result<(Options, Progress)> {
     let options = Options {
-        name,
+        name: name.parse().map_err(anyhow::Error::msg)?,
         program: Some(program().to_owned()),
         ..options
     };
     // What a test that was killed may have left.
     plover_lab::down::down(&options.name)?;
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
+    Ok((options, progress))
+}
+
+/// A lab under load.
+pub fn experiment(name: &str, options: Options) -> Result<Experiment> {
+    let (options, progress) = ready(name, options)?;
     Experiment::begin(&options, Pressure::default(), &progress)
 }
 
@@ -99,6 +113,35 @@ pub fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
     lab.restart(id)?;
     lab.wait_until_protected()?;
     lab.wait_for_answers(now_us())
+}
+
+/// Does something with a lab that is up, while no other test has one, and takes it down.
+pub fn with_lab<T>(
+    name: &str,
+    options: Options,
+    work: impl FnOnce(&Lab, &Progress) -> Result<T>,
+) -> Result<T> {
+    let _turn = Turn::wait();
+    let (options, progress) = ready(name, options)?;
+    let lab = Lab::up(&options, &progress)?;
+    let result = work(&lab, &progress);
+    lab.down()?;
+    result
+}
+
+/// Kills the leader of a lab that is protected, and waits until another one is protected in its
+/// place.
+pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<()> {
+    let mut traces = lab.traces();
+    traces.take();
+    lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
+    let leader = lab.find(&role("leader"))?;
+    lab.fault(Fault::Kill, leader)?;
+    progress.say(format!("replica {leader}: killed"));
+    lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
+    let now = lab.find(&role("leader"))?;
+    ensure!(now != leader, "replica {leader} still leads");
+    Ok(())
 }
 
 /// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:

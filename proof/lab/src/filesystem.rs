@@ -1,0 +1,80 @@
+//! Whether the file system in a disk image is whole.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::path::Path;
+use std::process::Command;
+
+/// Where the only partition of `guests/build-disk`'s images begins.
+pub const PARTITION_BYTES: u64 = 1 << 20;
+
+/// Checks the ext4 file system that begins at `offset` of the raw image of a guest that does not
+/// run. A guest that was cut off leaves a journal, which belongs to the file system: it is replayed
+/// first, on a copy in `scratch`, and the image stays as it is.
+///
+/// # Errors
+/// What `e2fsck` found.
+pub fn check(image: &Path, offset: u64, scratch: &Path) -> Result<()> {
+    let copy = scratch.join("filesystem");
+    let copied = Command::new("cp")
+        .args(["--sparse=always", "--reflink=auto"])
+        .args([image, &copy])
+        .status()
+        .context("cannot run cp")?;
+    ensure!(copied.success(), "cannot copy {}", image.display());
+    let device = format!("{}?offset={offset}", copy.display());
+    let checked = fsck(&["-p", "-E", "journal_only", &device])
+        .and_then(|()| fsck(&["-f", "-n", &device]))
+        .with_context(|| format!("the file system in {}", image.display()));
+    let removed = std::fs::remove_file(&copy);
+    checked.and(removed.context("cannot remove the copy"))
+}
+
+fn fsck(arguments: &[&str]) -> Result<()> {
+    // Not in everybody's PATH.
+    let program = Path::new("/sbin/e2fsck");
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .context("cannot run e2fsck: install the package e2fsprogs")?;
+    if !output.status.success() {
+        bail!(
+            "e2fsck {}: {}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_damaged_file_system_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, []).unwrap();
+        let made = Command::new("/sbin/mke2fs")
+            .args(["-q", "-F", "-t", "ext4", "-E"])
+            .arg(format!("offset={PARTITION_BYTES}"))
+            .arg(&image)
+            .arg("8M")
+            .status();
+        assert!(made.is_ok_and(|status| status.success()), "mke2fs failed");
+        check(&image, PARTITION_BYTES, dir.path()).unwrap();
+
+        // The block bitmap of the first group lies behind superblock and descriptors.
+        let file = OpenOptions::new().write(true).open(&image).unwrap();
+        for block in 2..16 {
+            file.write_all_at(&[0x55; 1024], PARTITION_BYTES + block * 1024)
+                .unwrap();
+        }
+        let error = check(&image, PARTITION_BYTES, dir.path()).unwrap_err();
+        assert!(format!("{error:#}").contains("e2fsck"), "{error:#}");
+        assert!(!dir.path().join("filesystem").exists());
+    }
+}

@@ -1,0 +1,333 @@
+//! Whether every transaction that PostgreSQL acknowledged is in its tables.
+//!
+//! `pgbench` runs its TPC-B with one addition: each transaction also writes down which one it
+//! is, client and count, in the row that it adds to `pgbench_history`. `pgbench --log` notes
+//! each transaction, by the same two numbers, when its `COMMIT` was acknowledged. So afterwards
+//!
+//! - each line of the log has its row, exactly once;
+//! - at most one row for each client has no line: a commit whose answer nobody saw;
+//! - the sums of all accounts, tellers, branches and of the history agree, which is TPC-B's own
+//!   condition of consistency: no transaction is there by half;
+//! - `pg_amcheck` finds no fault in tables and indexes.
+//!
+//! A client of `pgbench` never connects again: one whose connection is lost is aborted, and the
+//! exit status says so.
+
+use anyhow::{Context, Result, bail, ensure};
+use plover_lab::net::Namespace;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// TPC-B as `pgbench` has it, and which transaction it was.
+const SCRIPT: &str = "\
+\\set aid random(1, 100000 * :scale)
+\\set bid random(1, 1 * :scale)
+\\set tid random(1, 10 * :scale)
+\\set delta random(-5000, 5000)
+\\set transaction :transaction + 1
+BEGIN;
+UPDATE pgbench_accounts SET abalance = abalance + :delta WHERE aid = :aid;
+SELECT abalance FROM pgbench_accounts WHERE aid = :aid;
+UPDATE pgbench_tellers SET tbalance = tbalance + :delta WHERE tid = :tid;
+UPDATE pgbench_branches SET bbalance = bbalance + :delta WHERE bid = :bid;
+INSERT INTO pgbench_history (tid, bid, aid, delta, mtime, filler)
+    VALUES (:tid, :bid, :aid, :delta, CURRENT_TIMESTAMP, concat(:client_id, ' ', :transaction));
+END;
+";
+
+/// Sums of a table's changes.
+const SUMS: &str = "\
+SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers),
+       (SELECT sum(bbalance) FROM pgbench_branches), (SELECT sum(delta) FROM pgbench_history)";
+
+/// A transaction: the client, and its how-manieth it is, from 1.
+pub type Transaction = (u32, u64);
+
+/// PostgreSQL's own client programs, and how they reach the server.
+#[derive(Clone, Debug)]
+pub struct Clients {
+    /// The folder of `pgbench`, `psql` and `pg_amcheck`: `guests/build postgres` makes one beside
+    /// its image.
+    pub programs: PathBuf,
+    /// The server.
+    pub server: Ipv4Addr,
+    /// The namespace to run them in; without it, this process's own.
+    pub namespace: Option<Namespace>,
+}
+
+impl Clients {
+    fn command(&self, program: &str) -> Result<Command> {
+        let path = self.programs.join(program);
+        ensure!(
+            path.exists(),
+            "{} is missing: build it with `guests/build postgres`",
+            path.display()
+        );
+        let mut command = Command::new(path);
+        command
+            .env("PGHOST", self.server.to_string())
+            .env("PGUSER", "postgres")
+            .env("PGDATABASE", "postgres")
+            .stdin(Stdio::null());
+        match &self.namespace {
+            Some(namespace) => namespace.exec_in(command),
+            None => Ok(command),
+        }
+    }
+
+    /// Runs one to its end and returns what it printed.
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let output = self
+            .command(program)?
+            .args(arguments)
+            .output()
+            .with_context(|| format!("cannot run {program}"))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        if !output.status.success() {
+            bail!(
+                "{program} failed ({}):\n{}\n{}",
+                output.status,
+                text(&output.stdout),
+                text(&output.stderr)
+            );
+        }
+        Ok(text(&output.stdout))
+    }
+
+    /// Makes the tables, with 100,000 accounts for each unit of `scale`.
+    pub fn fill(&self, scale: u32) -> Result<()> {
+        self.run("pgbench", &["-i", "-q", "-s", &scale.to_string()])?;
+        Ok(())
+    }
+
+    /// Puts `clients` connections to work for `seconds`. `dir` gets the script and the log of
+    /// commits.
+    pub fn start(&self, dir: &Path, clients: u32, seconds: u64) -> Result<Load> {
+        let script = dir.join("tpcb.sql");
+        std::fs::write(&script, SCRIPT)
+            .with_context(|| format!("cannot write {}", script.display()))?;
+        let child = self
+            .command("pgbench")?
+            // One thread, so that there is one log.
+            .args(["--no-vacuum", "--jobs=1", "--define=transaction=0"])
+            .arg(format!("--client={clients}"))
+            .arg(format!("--time={seconds}"))
+            .arg("--file")
+            .arg(&script)
+            .args(["--log", "--log-prefix=commits"])
+            .current_dir(dir)
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot run pgbench")?;
+        Ok(Load {
+            log: dir.join(format!("commits.{}", child.id())),
+            child: Some(child),
+        })
+    }
+
+    /// Compares the log of commits with the tables.
+    pub fn audit(&self, commits: &Commits) -> Result<Audit> {
+        let query = |sql| self.run("psql", &["-X", "-A", "-t", "-F", " ", "-c", sql]);
+        let rows = query("SELECT filler FROM pgbench_history")?;
+        let rows: Result<Vec<_>> = rows.lines().map(transaction).collect();
+        let sums = query(SUMS)?;
+        let sums: Result<Vec<i64>, _> = sums.split_whitespace().map(str::parse).collect();
+        Ok(Audit::of(
+            &commits.acknowledged,
+            &rows.context("pgbench_history holds a row of nobody's")?,
+            sums.context("the sums are no numbers")?,
+        ))
+    }
+
+    /// Checks tables and indexes page by page.
+    ///
+    /// # Errors
+    /// What is wrong with them, in the words of `pg_amcheck`.
+    pub fn amcheck(&self) -> Result<()> {
+        let arguments = ["--install-missing", "--heapallindexed", "--database=postgres"];
+        self.run("pg_amcheck", &arguments)?;
+        Ok(())
+    }
+}
+
+/// A `pgbench` at work; ended when dropped.
+#[derive(Debug)]
+pub struct Load {
+    child: Option<Child>,
+    log: PathBuf,
+}
+
+/// What a `pgbench` that ran to its end noted.
+#[derive(Clone, Debug)]
+pub struct Commits {
+    /// The transactions whose commit was acknowledged.
+    pub acknowledged: Vec<Transaction>,
+    /// What it printed: rates and latencies.
+    pub report: String,
+}
+
+impl Load {
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// When a client lost its connection or met an error.
+    pub fn finish(mut self) -> Result<Commits> {
+        let Some(child) = self.child.take() else {
+            bail!("pgbench has ended already")
+        };
+        let output = child
+            .wait_with_output()
+            .context("cannot wait for pgbench")?;
+        let report = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(
+            output.status.success(),
+            "pgbench failed ({}), as it does when a connection is lost:\n{report}",
+            output.status
+        );
+        let text = std::fs::read_to_string(&self.log)
+            .with_context(|| format!("cannot read pgbench's log {}", self.log.display()))?;
+        let acknowledged: Result<Vec<_>> = text.lines().map(transaction).collect();
+        Ok(Commits {
+            acknowledged: acknowledged?,
+            report,
+        })
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The first two numbers of a line: of the log, or of a row of the history.
+fn transaction(line: &str) -> Result<Transaction> {
+    let mut words = line.split_whitespace();
+    let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
+    let read = number().zip(number());
+    read.and_then(|(client, count)| Some((client.try_into().ok()?, count)))
+        .with_context(|| format!("{line:?} names no transaction"))
+}
+
+/// What the tables hold of what was acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Audit {
+    /// Transactions whose commit was acknowledged.
+    pub acknowledged: usize,
+    /// Of these, without a row.
+    pub lost: Vec<Transaction>,
+    /// Transactions with more than one row.
+    pub repeated: Vec<Transaction>,
+    /// Rows without an acknowledgement, beyond one for each client.
+    pub unexplained: Vec<Transaction>,
+    /// Sums of accounts, tellers, branches and history.
+    pub sums: Vec<i64>,
+}
+
+impl Audit {
+    fn of(acknowledged: &[Transaction], rows: &[Transaction], sums: Vec<i64>) -> Self {
+        let mut counts: BTreeMap<Transaction, i64> = BTreeMap::new();
+        for row in rows {
+            *counts.entry(*row).or_default() += 1;
+        }
+        let repeated = which(&counts, |rows| rows > 1);
+        // The one after a client's last acknowledged may have been committed unseen.
+        let mut last: BTreeMap<u32, u64> = BTreeMap::new();
+        for transaction in acknowledged {
+            *counts.entry(*transaction).or_default() -= 1;
+            let last = last.entry(transaction.0).or_default();
+            *last = (*last).max(transaction.1);
+        }
+        let mut unexplained = which(&counts, |rows| rows > 0);
+        unexplained
+            .retain(|(client, count)| *count != last.get(client).copied().unwrap_or_default() + 1);
+        Self {
+            acknowledged: acknowledged.len(),
+            lost: which(&counts, |rows| rows < 0),
+            repeated,
+            unexplained,
+            sums,
+        }
+    }
+
+    /// Whether everything that was acknowledged is there, once and whole.
+    pub fn is_clean(&self) -> bool {
+        self.acknowledged > 0
+            && self.lost.is_empty()
+            && self.repeated.is_empty()
+            && self.unexplained.is_empty()
+            && self.sums.len() == 4
+            && self.sums.windows(2).all(|pair| pair[0] == pair[1])
+    }
+}
+
+/// The transactions whose count is such.
+fn which(counts: &BTreeMap<Transaction, i64>, such: impl Fn(i64) -> bool) -> Vec<Transaction> {
+    let chosen = counts.iter().filter(|(_, count)| such(**count));
+    chosen.map(|(transaction, _)| *transaction).collect()
+}
+
+impl fmt::Display for Audit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} transactions acknowledged: {} lost, {} repeated, {} of nobody's; sums {:?}",
+            self.acknowledged,
+            self.lost.len(),
+            self.repeated.len(),
+            self.unexplained.len(),
+            self.sums
+        )?;
+        for (what, which) in [
+            ("lost", &self.lost),
+            ("repeated", &self.repeated),
+            ("of nobody's", &self.unexplained),
+        ] {
+            for (client, count) in which.iter().take(5) {
+                write!(f, "\n  {what}: transaction {count} of client {client}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_and_the_rows_are_compared() {
+        let acknowledged = [(0, 1), (0, 2), (1, 1)];
+        let audit = |rows: &[Transaction]| Audit::of(&acknowledged, rows, vec![7; 4]);
+        let good = audit(&[(0, 2), (1, 1), (0, 1)]);
+        assert!(good.is_clean(), "{good}");
+        let unseen = audit(&[(0, 1), (0, 2), (0, 3), (1, 1)]);
+        assert!(unseen.is_clean(), "{unseen}");
+
+        let lost = audit(&[(0, 1), (1, 1)]);
+        assert_eq!(lost.lost, [(0, 2)]);
+        let repeated = audit(&[(0, 1), (0, 1), (0, 2), (1, 1)]);
+        assert_eq!(repeated.repeated, [(0, 1)]);
+        let unexplained = audit(&[(0, 1), (0, 2), (0, 4), (1, 1)]);
+        assert_eq!(unexplained.unexplained, [(0, 4)]);
+        let by_half = Audit::of(&acknowledged, &acknowledged, vec![7, 7, 7, 8]);
+        let nothing = Audit::of(&[], &[], vec![7; 4]);
+        for bad in [lost, repeated, unexplained, by_half, nothing] {
+            assert!(!bad.is_clean(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lines_are_read() {
+        let line = "7 12 2345 0 1763737000 123456";
+        assert_eq!(transaction(line).unwrap(), (7, 12));
+        assert_eq!(transaction("3 4                   ").unwrap(), (3, 4));
+        assert!(transaction("3").is_err() && transaction("a b").is_err());
+    }
+}
