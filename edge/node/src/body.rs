@@ -2,7 +2,7 @@
 
 use crate::config::ReplicaConfig;
 use crate::control::{Control, Op, Request, StopHandle};
-use crate::metrics::SyncMetrics;
+use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::storage::Storage;
 use crate::tap::Tap;
 use crate::trace::Trace;
@@ -70,6 +70,7 @@ struct Body {
     console_log_bytes: u64,
     trace: Trace,
     metrics: SyncMetrics,
+    held: HeldOutputs,
     crash_in: Option<plover_syncvm::Phase>,
     dropped_inputs: u64,
     dropped_outputs: u64,
@@ -130,6 +131,7 @@ impl Body {
             console_log_bytes: 0,
             trace,
             metrics: SyncMetrics::default(),
+            held: HeldOutputs::default(),
             crash_in: None,
             dropped_inputs: 0,
             dropped_outputs: 0,
@@ -320,6 +322,15 @@ impl Body {
 
     /// Applies an event and carries out what follows, answers of memory work included.
     fn apply(&mut self, event: Event) -> Result<(), BoxError> {
+        if let Event::Outputs(frames)
+        | Event::GuestPaused {
+            outputs: frames, ..
+        } = &event
+        {
+            if self.role == Role::Leader {
+                self.held.hold(clock::now(), frames.len());
+            }
+        }
         self.events.push_back(event);
         let mut actions = Vec::new();
         while let Some(event) = self.events.pop_front() {
@@ -381,6 +392,7 @@ impl Body {
             }
             Action::Operate(input) => self.operate(&input),
             Action::Release { frames, .. } => {
+                self.held.release(clock::now(), frames.len());
                 for frame in &frames {
                     if !self.tap.write(frame) {
                         tracing::debug!("the TAP did not take a frame");
@@ -477,13 +489,17 @@ impl Body {
         match &note {
             Note::Role { to, .. } => {
                 self.role = *to;
+                self.held.forget();
                 tracing::info!(role = ?to, "role");
                 self.place_guest();
             }
             Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
             Note::Synced(report) => self.metrics.add((**report).clone()),
             Note::InputDropped { frames } => self.dropped_inputs += *frames as u64,
-            Note::OutputDropped { frames } => self.dropped_outputs += *frames as u64,
+            Note::OutputDropped { frames } => {
+                self.dropped_outputs += *frames as u64;
+                self.held.lose(*frames);
+            }
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             other => tracing::info!(?other, "note"),
@@ -612,6 +628,17 @@ impl Body {
         Ok(())
     }
 
+    /// Bytes to and from the peers since the start, by lane.
+    fn traffic(&self) -> serde_json::Value {
+        let stats = self.fabric.as_ref().map(|f| f.stats()).unwrap_or_default();
+        json!({
+            "log_bytes_out": stats.log.bytes_out,
+            "log_bytes_in": stats.log.bytes_in,
+            "bulk_bytes_out": stats.bulk.bytes_out,
+            "bulk_bytes_in": stats.bulk.bytes_in,
+        })
+    }
+
     fn status(&self) -> serde_json::Value {
         let status = self.replica.status();
         json!({
@@ -636,7 +663,10 @@ impl Body {
             "dropped_inputs": self.dropped_inputs,
             "dropped_outputs": self.dropped_outputs,
             "last_failure": self.last_failure,
+            "mono_us": clock::now().0,
             "sync": self.metrics.to_json(),
+            "outputs": self.held.to_json(),
+            "traffic": self.traffic(),
             "memory": memory(),
         })
     }

@@ -1,25 +1,53 @@
-//! What the last syncs cost, for the status.
+//! What syncs cost and how long outputs wait, for the status.
+//!
+//! Medians look back over a window, so that `plover status` shows the present. Sums run from the
+//! start: who reads the status twice has the exact figures of the time between.
 
 use plover_syncvm::{Phase, SyncReport};
+use plover_types::Micros;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 
 /// Syncs that the medians look back over.
 const WINDOW: usize = 512;
 
+/// Releases that the quantiles of the outputs' wait look back over.
+const RELEASES: usize = 4096;
+
+/// A number of a sync's report.
+type Figure = fn(&SyncReport) -> u64;
+
+/// What is summed up of every sync, by the name it has in the status.
+const SUMMED: [(&str, Figure); 12] = [
+    ("count", |_| 1),
+    ("slot_us", |r| r.slot.0),
+    ("pause_us", |r| r.pause.0),
+    ("dirty", |r| u64::from(r.union)),
+    ("dirty_leader", |r| u64::from(r.dirty_leader)),
+    ("dirty_secondary", |r| u64::from(r.dirty_secondary)),
+    ("same", |r| u64::from(r.same)),
+    ("divergent", |r| u64::from(r.divergent)),
+    ("bytes_hashes", |r| r.bytes_hashes),
+    ("bytes_pages", |r| r.bytes_pages),
+    ("bytes_device", |r| r.bytes_device),
+    ("outputs", |r| u64::from(r.outputs)),
+];
+
 #[derive(Debug, Default)]
 pub(crate) struct SyncMetrics {
-    count: u64,
-    bytes: u64,
-    outputs: u64,
+    sums: [u64; SUMMED.len()],
+    phases: [u64; Phase::ALL.len()],
     window: VecDeque<SyncReport>,
 }
 
 impl SyncMetrics {
     pub fn add(&mut self, report: SyncReport) {
-        self.count += 1;
-        self.bytes += report.bytes_hashes + report.bytes_pages + report.bytes_device;
-        self.outputs += u64::from(report.outputs);
+        for (sum, (_, value)) in self.sums.iter_mut().zip(SUMMED) {
+            *sum += value(&report);
+        }
+        for (sum, phase) in self.phases.iter_mut().zip(report.phases) {
+            *sum += phase.0;
+        }
         if self.window.len() == WINDOW {
             self.window.pop_front();
         }
@@ -27,16 +55,23 @@ impl SyncMetrics {
     }
 
     /// The status' `sync` object. Durations in µs, pages and bytes per sync; medians over the
-    /// last 512 syncs, `count`, `bytes_total` and `outputs_total` since the start.
+    /// last 512 syncs, `count` and `totals` since the start.
     pub fn to_json(&self) -> Value {
-        let median = |value: fn(&SyncReport) -> u64| self.quantile(0.5, value);
-        let mut phases = Map::new();
+        let median = |value: Figure| self.quantile(0.5, value);
+        let (mut phases, mut phase_sums) = (Map::new(), Map::new());
         for (place, phase) in Phase::ALL.iter().enumerate() {
             let values = self.window.iter().map(|r| r.phases[place].0).collect();
             if let Value::String(name) = json!(phase) {
+                phase_sums.insert(name.clone(), json!(self.phases[place]));
                 phases.insert(name, json!(quantile(values, 0.5)));
             }
         }
+        let mut totals: Map<String, Value> = SUMMED
+            .iter()
+            .zip(self.sums)
+            .map(|((name, _), sum)| ((*name).to_owned(), json!(sum)))
+            .collect();
+        totals.insert("phases_us".into(), phase_sums.into());
         let mut reasons = Map::new();
         for report in &self.window {
             let count = reasons
@@ -46,7 +81,7 @@ impl SyncMetrics {
             reasons.insert(report.reason.clone(), json!(count + 1));
         }
         json!({
-            "count": self.count,
+            "count": totals["count"],
             "pause_us_p50": median(|r| r.pause.0),
             "pause_us_p99": self.quantile(0.99, |r| r.pause.0),
             "slot_us_p50": median(|r| r.slot.0),
@@ -59,13 +94,97 @@ impl SyncMetrics {
             "outputs": median(|r| u64::from(r.outputs)),
             "phases_us_p50": phases,
             "reasons": reasons,
-            "bytes_total": self.bytes,
-            "outputs_total": self.outputs,
+            "totals": totals,
         })
     }
 
-    fn quantile(&self, q: f64, value: fn(&SyncReport) -> u64) -> u64 {
+    fn quantile(&self, q: f64, value: Figure) -> u64 {
         quantile(self.window.iter().map(value).collect(), q)
+    }
+}
+
+/// How long the leader's outputs wait between the guest and the clients.
+///
+/// The guard is a queue, so ages are paired first in, first out. A policy that releases out of
+/// turn changes which frame an age belongs to, not the mean.
+#[derive(Debug, Default)]
+pub(crate) struct HeldOutputs {
+    /// When the guest sent frames that still wait, and how many.
+    waiting: VecDeque<(Micros, usize)>,
+    /// Ages of released frames, and how many had that age.
+    window: VecDeque<(u64, usize)>,
+    released: u64,
+    held_us: u64,
+}
+
+impl HeldOutputs {
+    /// The guest sent frames.
+    pub fn hold(&mut self, now: Micros, frames: usize) {
+        if frames > 0 {
+            self.waiting.push_back((now, frames));
+        }
+    }
+
+    /// The guard was full: the youngest frames are lost.
+    pub fn lose(&mut self, mut frames: usize) {
+        while let Some((_, last)) = self.waiting.back_mut().filter(|_| frames > 0) {
+            let lost = frames.min(*last);
+            frames -= lost;
+            *last -= lost;
+            if *last == 0 {
+                self.waiting.pop_back();
+            }
+        }
+    }
+
+    /// Frames went out, the oldest first. Those that this replica took over with its role are
+    /// not known here and have no age.
+    pub fn release(&mut self, now: Micros, mut frames: usize) {
+        while let Some((since, first)) = self.waiting.front_mut().filter(|_| frames > 0) {
+            let out = frames.min(*first);
+            let age = now.since(*since).0;
+            frames -= out;
+            *first -= out;
+            if *first == 0 {
+                self.waiting.pop_front();
+            }
+            self.released += out as u64;
+            self.held_us += age * out as u64;
+            if self.window.len() == RELEASES {
+                self.window.pop_front();
+            }
+            self.window.push_back((age, out));
+        }
+    }
+
+    /// This replica faces clients no more; what it holds is not its to release.
+    pub fn forget(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// The status' `outputs` object: frames released and the sum of their waits since the start,
+    /// quantiles of the last releases.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "released": self.released,
+            "held_us_total": self.held_us,
+            "held_us_p50": self.quantile(0.5),
+            "held_us_p99": self.quantile(0.99),
+        })
+    }
+
+    fn quantile(&self, q: f64) -> u64 {
+        let mut ages: Vec<_> = self.window.iter().copied().collect();
+        ages.sort_unstable();
+        let frames: usize = ages.iter().map(|(_, frames)| frames).sum();
+        let mut below = (frames as f64 * q) as usize;
+        for (age, frames) in ages {
+            if below < frames {
+                return age;
+            }
+            below -= frames;
+        }
+        0
     }
 }
 
@@ -78,7 +197,6 @@ fn quantile(mut values: Vec<u64>, q: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::Micros;
 
     #[test]
     fn medians_look_back_over_the_window_only() {
@@ -93,5 +211,54 @@ mod tests {
         let json = metrics.to_json();
         assert_eq!(json["count"], 2000);
         assert_eq!(json["pause_us_p50"], 2000 - 256);
+    }
+
+    #[test]
+    fn totals_forget_nothing() {
+        let mut metrics = SyncMetrics::default();
+        let mut report = SyncReport {
+            slot: Micros(7),
+            union: 3,
+            bytes_pages: 4096,
+            ..SyncReport::default()
+        };
+        report.phases[3] = Micros(5);
+        for _ in 0..1000 {
+            metrics.add(report.clone());
+        }
+        let totals = &metrics.to_json()["totals"];
+        assert_eq!(totals["count"], 1000);
+        assert_eq!(totals["slot_us"], 7000);
+        assert_eq!(totals["dirty"], 3000);
+        assert_eq!(totals["bytes_pages"], 4_096_000);
+        assert_eq!(totals["phases_us"]["scan"], 5000);
+    }
+
+    #[test]
+    fn outputs_age_from_the_guest_to_the_clients() {
+        let mut held = HeldOutputs::default();
+        held.hold(Micros(100), 3);
+        held.hold(Micros(200), 2);
+        held.lose(1);
+        held.release(Micros(300), 2);
+        held.release(Micros(400), 9);
+        let json = held.to_json();
+        assert_eq!(json["released"], 4, "one was lost");
+        assert_eq!(json["held_us_total"], 200 + 200 + 300 + 200);
+        assert_eq!(
+            (&json["held_us_p50"], &json["held_us_p99"]),
+            (&json!(200), &json!(300))
+        );
+    }
+
+    #[test]
+    fn what_another_role_left_has_no_age() {
+        let mut held = HeldOutputs::default();
+        held.hold(Micros(1), 5);
+        held.forget();
+        held.release(Micros(1000), 5);
+        held.lose(5);
+        assert_eq!(held.to_json()["released"], 0);
+        assert_eq!(held.to_json()["held_us_p99"], 0);
     }
 }
