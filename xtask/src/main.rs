@@ -13,7 +13,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, DISK, GUEST, LAB, OFI};
+use packages::{BENCH, CONSENSUS, DISK, GUEST, LAB, OFI, WEB};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -132,8 +132,17 @@ fn run(task: Task) -> Result<ExitCode> {
                 .args(rest.arguments)
                 .become_it()
         }
+        // Neither does hashing.
+        Task::Bench(rest) if rest.arguments.first().is_some_and(|word| word == "hash") => {
+            Cargo::bench("plover-vm", "hash")
+                .args(&rest.arguments[1..])
+                .become_it()
+        }
         Task::Bench(rest) => {
             packages::ensure(&[LAB, GUEST, BENCH])?;
+            if let Err(error) = packages::ensure(&[WEB]) {
+                eprintln!("x: {error:#}; the benchmark goes on without what is missing");
+            }
             Cargo::run("plover-bench")
                 .with_guest()?
                 .args(rest.arguments)

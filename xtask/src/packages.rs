@@ -42,6 +42,9 @@ pub(crate) const DISK: &[Need] = &[
 /// To load a lab with the clients that people know: `redis-benchmark`.
 pub(crate) const BENCH: &[Need] = &[need("redis-benchmark", "redis-tools")];
 
+/// To load the web servers among the guests. Only `bench` asks for it.
+pub(crate) const WEB: &[Need] = &[need("wrk", "wrk")];
+
 /// To measure consensus beside the systems that people know. Only `bench consensus` asks for them.
 pub(crate) const CONSENSUS: &[Need] = &[
     need("etcd", "etcd-server"),

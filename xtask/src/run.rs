@@ -58,6 +58,15 @@ impl Cargo {
         Self::new("run").args(quiet).args(["-p", package, "--"])
     }
 
+    /// `cargo bench` of one of a package's benchmarks; further arguments are criterion's.
+    pub(crate) fn bench(package: &str, name: &str) -> Self {
+        let mut command = cargo();
+        // The profile of benchmarks is the release profile.
+        command.arg("bench").arg("--manifest-path");
+        command.arg(root().join("Cargo.toml"));
+        Self(command).args(["-p", package, "--bench", name, "--"])
+    }
+
     pub(crate) fn args<S: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = S>) -> Self {
         self.0.args(args);
         self

@@ -25,11 +25,19 @@ const CHUNK_PAGES: usize = 32;
 /// Batches from here on are worth the look at which memory was never touched.
 const SPARSE_PAGES: usize = 8192;
 
-/// The 192-byte secret of XXH3, expanded from a session key.
-struct Secret([u8; 192]);
+/// Hashes pages under a session's key: XXH3-128 with a secret of 192 bytes, expanded from it.
+pub struct PageHasher([u8; 192]);
 
-impl Secret {
-    fn new(key: &[u8; 32]) -> Self {
+// The secret is nobody's to print.
+impl std::fmt::Debug for PageHasher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageHasher").finish_non_exhaustive()
+    }
+}
+
+impl PageHasher {
+    /// Expands the secret, which takes longer than hashing a page.
+    pub fn new(key: &[u8; 32]) -> Self {
         let mut secret = [0; 192];
         blake3::Hasher::new_derive_key("plover 2025 page hash: XXH3-128 secret")
             .update(key)
@@ -38,23 +46,24 @@ impl Secret {
         Self(secret)
     }
 
-    fn digest(&self, page: &[u8; PAGE_BYTES]) -> Digest {
+    /// The digest of a page's bytes.
+    pub fn digest(&self, page: &[u8; PAGE_BYTES]) -> Digest {
         Digest(xxh3_128_with_secret(page, &self.0))
     }
 }
 
 /// The digest of one page's bytes under `key`.
 pub fn digest_page(key: &[u8; 32], page: &[u8; PAGE_BYTES]) -> Digest {
-    Secret::new(key).digest(page)
+    PageHasher::new(key).digest(page)
 }
 
 /// The digests of `pages` of `ram`, in order, added to `digests`.
 pub(crate) fn hash_pages(ram: &Ram, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
-    let secret = Secret::new(key);
+    let hasher = PageHasher::new(key);
     let one = |page: &PageNo| {
         let mut bytes = [0; PAGE_BYTES];
         ram.read(*page, &mut bytes);
-        secret.digest(&bytes)
+        hasher.digest(&bytes)
     };
     if pages.len() <= INLINE_PAGES {
         digests.extend(pages.iter().map(one));
@@ -63,7 +72,7 @@ pub(crate) fn hash_pages(ram: &Ram, key: &[u8; 32], pages: &[PageNo], digests: &
         digests.par_extend(hashed);
     } else {
         let touched = touched_pages(ram);
-        let zero = secret.digest(&[0; PAGE_BYTES]);
+        let zero = hasher.digest(&[0; PAGE_BYTES]);
         let hashed = pages.par_iter().with_min_len(CHUNK_PAGES).map(|page| {
             if touched.contains(*page) {
                 one(page)

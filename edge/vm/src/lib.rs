@@ -45,5 +45,5 @@ pub use api::{Vm, VmCommand, VmError, VmEvent};
 pub use check::{HostReport, check_host};
 pub use config::{Accel, Boot, Machine, QemuConfig};
 pub use fake::FakeVm;
-pub use hash::digest_page;
+pub use hash::{PageHasher, digest_page};
 pub use qemu::QemuVm;
