@@ -1,7 +1,9 @@
 //! A lab, driven through the `plover` command; taken down when dropped.
 
+use crate::interrupt::{Task, check};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -12,39 +14,66 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Brings a lab up with these further options of `plover lab up`.
+    /// Brings a lab up with these further options of `plover lab up`. The error holds what that
+    /// said.
     pub fn up(policy: &str, options: &[String]) -> Result<Self> {
-        let lab = Self {
-            name: format!("bench{}", std::process::id()),
-        };
-        let status = lab
-            .plover(&["up", "--quiet", "--policy", policy])
-            .args(options)
+        Self::up_as(own_name(), policy, options)
+    }
+
+    /// The same under another name: there can be several at once.
+    pub fn up_as(name: String, policy: &str, options: &[String]) -> Result<Self> {
+        let lab = Self { name };
+        let mut up = lab.plover(&["up", "--quiet", "--policy", policy]);
+        up.args(options)
             .stdout(Stdio::null())
-            .status()
-            .context("cannot run plover; build it with ./x")?;
-        if !status.success() {
-            bail!("the lab with policy {policy} did not come up ({status})");
+            .stderr(Stdio::piped());
+        let output = Task::start(&mut up)?.output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let lines: Vec<_> = said.lines().filter(|line| !line.is_empty()).collect();
+            match lines.is_empty() {
+                true => bail!("the lab did not come up ({})", output.status),
+                false => bail!("{}", lines.join("; ")),
+            }
         }
         Ok(lab)
     }
 
     /// Runs a command on the client's host and returns what it printed.
-    pub fn exec(&self, command: &[&str]) -> Result<String> {
-        let output = self
-            .plover(&["exec", "--"])
-            .args(command)
-            .stderr(Stdio::inherit())
-            .output()?;
+    pub fn exec<S: AsRef<std::ffi::OsStr>>(&self, command: &[S]) -> Result<String> {
+        let words = || {
+            let words: Vec<_> = command
+                .iter()
+                .map(|word| word.as_ref().to_string_lossy())
+                .collect();
+            words.join(" ")
+        };
+        let mut exec = self.on_client(command);
+        exec.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = Task::start(&mut exec)?.output()?;
         if !output.status.success() {
-            bail!("{command:?} on the client failed ({})", output.status);
+            let said = String::from_utf8_lossy(&output.stderr);
+            bail!(
+                "`{}` on the client failed ({}): {}",
+                words(),
+                output.status,
+                said.trim()
+            );
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// A command that runs on the client's host.
+    pub fn on_client<S: AsRef<std::ffi::OsStr>>(&self, command: &[S]) -> Command {
+        let mut exec = self.plover(&["exec", "--"]);
+        exec.args(command);
+        exec
     }
 
     /// The lab's status.
     pub fn status(&self) -> Result<Value> {
         let output = self.plover(&["status", "--json"]).output()?;
+        check()?;
         serde_json::from_slice(&output.stdout).context("the lab's status is no JSON")
     }
 
@@ -68,26 +97,38 @@ impl Lab {
     }
 
     fn plover(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(plover());
-        let (verb, rest) = arguments
-            .split_first()
-            .map_or(("", arguments), |(v, r)| (*v, r));
-        command
-            .arg("lab")
-            .arg(verb)
-            .args(["--name", &self.name])
-            .args(rest);
-        command
+        plover_lab(&self.name, arguments)
     }
+}
+
+/// The name of this process's lab.
+pub(crate) fn own_name() -> String {
+    format!("bench{}", std::process::id())
+}
+
+fn plover_lab(name: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(plover());
+    let (verb, rest) = arguments
+        .split_first()
+        .map_or(("", arguments), |(v, r)| (*v, r));
+    command.arg("lab").arg(verb).args(["--name", name]);
+    command.args(rest);
+    command
+}
+
+/// Takes a lab down, whoever made it.
+pub(crate) fn down(name: &str) {
+    // In a group of its own: a second Ctrl-C does not stop it halfway.
+    let _ = plover_lab(name, &["down"])
+        .process_group(0)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        let _ = self
-            .plover(&["down"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status();
+        down(&self.name);
     }
 }
 

@@ -1,16 +1,25 @@
 //! Benchmarks: A against B in one run, interleaved, as distributions.
 //!
+//! Without a subcommand: every workload under every policy (`matrix`).
+//!
 //! What concerns guests goes through the `plover` command, as a user would: a lab is brought up,
 //! a client runs in its client namespace, the lab's status is read, the lab is taken down; what
 //! concerns the log alone is in `consensus`. Machines are shared and noisy, so figures are
 //! medians with their spread, and only ratios within one run are compared.
 
+mod chart;
+mod claims;
+mod client;
 mod consensus;
 mod counting;
 mod failover;
+mod interrupt;
 mod lab;
 mod machine;
+mod matrix;
+mod page;
 mod quick;
+mod scale;
 mod stats;
 
 use clap::{Parser, Subcommand};
@@ -20,10 +29,13 @@ use std::process::ExitCode;
 static ALLOCATOR: counting::Counting = counting::Counting;
 
 #[derive(Debug, Parser)]
-#[command(about = "Measures Plover on this machine")]
+#[command(name = "./x bench", args_conflicts_with_subcommands = true)]
+/// Measures Plover on this machine: without a subcommand every workload under every policy.
 struct Arguments {
+    #[command(flatten)]
+    matrix: matrix::Options,
     #[command(subcommand)]
-    bench: Bench,
+    bench: Option<Bench>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -32,12 +44,17 @@ enum Bench {
     Quick(quick::Options),
     /// The client's gap when the leader is killed under load, by parts.
     Failover(failover::Options),
+    /// Several guests at once, and guests of several vCPUs.
+    Scale(scale::Options),
     /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
     /// ZooKeeper and an in-process Raft.
     Consensus(consensus::Options),
     /// One replica of `consensus`; started by it.
     #[command(hide = true)]
     ConsensusReplica(consensus::ReplicaOptions),
+    /// The client of a lab's guest; started by the other benchmarks.
+    #[command(hide = true)]
+    Client(client::Options),
     /// Keeps the cores awake for `consensus`; started by it.
     #[command(hide = true)]
     KeepAwake,
@@ -46,11 +63,14 @@ enum Bench {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = match arguments.bench {
-        Bench::Quick(options) => quick::run(&options),
-        Bench::Failover(options) => failover::run(&options),
-        Bench::Consensus(options) => consensus::run(&options),
-        Bench::ConsensusReplica(options) => consensus::run_replica(&options),
-        Bench::KeepAwake => consensus::keep_awake(),
+        None => matrix::run(&arguments.matrix),
+        Some(Bench::Quick(options)) => quick::run(&options),
+        Some(Bench::Failover(options)) => failover::run(&options),
+        Some(Bench::Scale(options)) => scale::run(&options),
+        Some(Bench::Consensus(options)) => consensus::run(&options),
+        Some(Bench::ConsensusReplica(options)) => consensus::run_replica(&options),
+        Some(Bench::Client(options)) => client::run(&options),
+        Some(Bench::KeepAwake) => consensus::keep_awake(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -58,5 +78,33 @@ fn main() -> ExitCode {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+        for words in [
+            &[
+                "bench",
+                "--only",
+                "redis/vsmr",
+                "--rounds",
+                "1",
+                "--",
+                "--vcpus",
+                "2",
+            ][..],
+            &["bench", "quick", "--rounds", "1"],
+            &["bench"],
+        ] {
+            assert!(Arguments::try_parse_from(words).is_ok(), "{words:?}");
+        }
+        assert!(Arguments::try_parse_from(["bench", "--quick", "--full"]).is_err());
     }
 }

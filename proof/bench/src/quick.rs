@@ -56,6 +56,7 @@ struct Cell {
 type Cells = BTreeMap<(String, &'static str, &'static str), Cell>;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    crate::interrupt::watch()?;
     let mut cells = Cells::new();
     let mut accel = String::new();
     for round in 0..options.rounds {

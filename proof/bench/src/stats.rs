@@ -6,7 +6,18 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample(Vec<f64>);
 
+impl FromIterator<f64> for Sample {
+    fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Self {
+        Self(values.into_iter().collect())
+    }
+}
+
 impl Sample {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn push(&mut self, value: f64) {
         self.0.push(value);
     }
@@ -33,6 +44,13 @@ impl Sample {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
+    /// The median with the least and the greatest.
+    pub fn words(&self, decimals: usize) -> String {
+        let (low, high) = self.spread();
+        let median = self.median();
+        format!("{median:.decimals$} ({low:.decimals$} to {high:.decimals$})")
+    }
+
     fn sorted(&self) -> Vec<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -53,6 +71,7 @@ mod tests {
         }
         assert_eq!(a.median(), 2.5);
         assert_eq!(a.spread(), (1.0, 10.0));
+        assert_eq!(a.words(1), "2.5 (1.0 to 10.0)");
         assert_eq!(a.ratio(&b).median(), 0.75);
         assert!(Sample::default().median().is_nan());
     }

@@ -6,57 +6,9 @@
 use super::super::core_alone::CoreAlone;
 use super::super::plan::{FabricKind, Load, Medium, SMALL_BYTES_MAX, Setup, System};
 use super::{Report, Row};
+use crate::claims::{Bound, Claim};
 use crate::stats::Sample;
-use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// One promise and what became of it.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Claim {
-    /// What is compared.
-    pub what: String,
-    /// What must hold.
-    pub bound: Bound,
-    /// The figure of each round; nothing where a side of it was not measured.
-    pub figures: Option<Sample>,
-    /// The two sides' medians, in words.
-    pub sides: String,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Bound {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl std::fmt::Display for Bound {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::AtMost(bound) => write!(f, "at most {bound}"),
-            Self::AtLeast(bound) => write!(f, "at least {bound}"),
-        }
-    }
-}
-
-impl Claim {
-    /// Whether the median keeps the bound; nothing if it was not measured.
-    pub fn holds(&self) -> Option<bool> {
-        let median = self.figures.as_ref()?.median();
-        Some(match self.bound {
-            Bound::AtMost(bound) => median <= bound,
-            Bound::AtLeast(bound) => median >= bound,
-        })
-    }
-
-    pub fn verdict(&self) -> &'static str {
-        match self.holds() {
-            Some(true) => "holds",
-            Some(false) => "DOES NOT HOLD",
-            None => "not measured",
-        }
-    }
-}
 
 /// A side of a ratio: a setup, and one of its figures.
 #[derive(Clone, Copy)]
@@ -273,35 +225,5 @@ fn core_allocates_nothing(core: &CoreAlone) -> Claim {
         bound: Bound::AtMost(0.01),
         figures: Some(figures),
         sides: String::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn claim(bound: Bound, figure: Option<f64>) -> Claim {
-        let figures = figure.map(|figure| {
-            let mut sample = Sample::default();
-            sample.push(figure);
-            sample
-        });
-        Claim {
-            what: String::new(),
-            bound,
-            figures,
-            sides: String::new(),
-        }
-    }
-
-    #[test]
-    fn a_bound_can_be_broken_and_nothing_is_claimed_without_figures() {
-        assert_eq!(claim(Bound::AtMost(2.5), Some(2.5)).holds(), Some(true));
-        assert_eq!(
-            claim(Bound::AtMost(2.5), Some(2.6)).verdict(),
-            "DOES NOT HOLD"
-        );
-        assert_eq!(claim(Bound::AtLeast(32.0), Some(31.0)).holds(), Some(false));
-        assert_eq!(claim(Bound::AtLeast(32.0), None).verdict(), "not measured");
     }
 }

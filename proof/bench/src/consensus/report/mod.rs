@@ -1,6 +1,5 @@
 //! What a run found: rows, what was left out, and how it is shown.
 
-mod chart;
 mod claims;
 mod page;
 mod table;
@@ -8,10 +7,10 @@ mod table;
 use super::core_alone::CoreAlone;
 use super::measured::Measured;
 use super::plan::{Load, Plan, Setup};
+use crate::claims::Claim;
 use crate::machine::Machine;
 use crate::stats::Sample;
-use anyhow::{Context, Result};
-use claims::Claim;
+use anyhow::Result;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -160,19 +159,11 @@ impl Report {
         });
         self.claims = claims::all(&self);
         print!("{}", table::text(&self));
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make {}", folder.display()))?;
-        let json = serde_json::to_vec_pretty(&self)?;
-        for (name, bytes) in [
-            ("report.json", json),
-            ("report.html", page::html(&self).into()),
-        ] {
-            let path = folder.join(name);
-            std::fs::write(&path, bytes)
-                .with_context(|| format!("cannot write {}", path.display()))?;
-            println!("{}", path.display());
-        }
-        Ok(())
+        crate::page::write(
+            folder,
+            &serde_json::to_vec_pretty(&self)?,
+            &page::html(&self),
+        )
     }
 }
 

@@ -1,81 +1,32 @@
 //! The report as one HTML page that needs nothing else.
 
 use super::super::plan::{FabricKind, Load, Medium, Setup, System};
-use super::chart::{Bar, Filling, bars, escaped};
-use super::table::{figures, text};
+use super::table::text;
 use super::{Report, Row};
-use std::fmt::Write;
-
-const STYLE: &str = "
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-svg { width: 100%; height: auto; font-size: 12px; }
-svg text { fill: currentColor; }
-figure { margin: 0 0 1.5rem; }
-figcaption { font-weight: 600; }
-.grid { stroke: currentColor; opacity: .2; }
-.whisker { stroke: currentColor; fill: none; }
-rect { stroke: currentColor; }
-.solid { fill: #2f6fbf; }
-.outlined { fill: none; stroke-dasharray: 4 2; }
-.hatched { fill: url(#hatch); }
-.hatch { stroke: currentColor; opacity: .55; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; padding: .2rem .6rem .2rem 0; vertical-align: top; }
-tr { border-bottom: 1px solid color-mix(in srgb, currentColor 25%, transparent); }
-pre { overflow-x: auto; font-size: 12px; }
-";
-
-/// The pattern of others' bars. A pattern is found by its name from anywhere in the page.
-const HATCH: &str = "<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\">\
-    <defs><pattern id=\"hatch\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" \
-    patternTransform=\"rotate(45)\"><line class=\"hatch\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\" \
-    stroke-width=\"3\"/></pattern></defs></svg>";
+use crate::chart::{Axis, Bar, Filling, bars};
+use crate::page::{document, escaped};
 
 /// The whole page.
 pub(super) fn html(report: &Report) -> String {
     let mut page = format!(
-        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\
-         <title>Plover: consensus, measured</title><style>{STYLE}</style>{HATCH}\
-         <h1>What an entry of the log costs</h1><p>{}; idle cores {}. {} rounds of {} ms, medians. Solid bars \
-         are ours, dashed outlines the limits measured beside them, hatched bars other systems. \
-         Axes are logarithmic.</p>",
+        "<p>{}; idle cores {}. {} rounds of {} ms, medians. Solid bars are ours, dashed outlines \
+         the limits measured beside them, hatched bars other systems. Axes are logarithmic.</p>",
         escaped(&report.machine.hardware()),
         report.idle_cores(),
         report.rounds,
         report.span_ms
     );
-    page += &claims(report);
+    page += &crate::claims::html(&report.claims);
     page += &replicas(report);
     for medium in [Medium::Memory, Medium::Disk] {
         page += &loads(report, medium);
     }
-    // Writing into a string cannot fail.
-    let _ = writeln!(
-        page,
-        "<h2>All figures</h2><pre>{}</pre></html>",
-        escaped(&text(report))
-    );
-    page
-}
-
-fn claims(report: &Report) -> String {
-    let mut out = String::from(
-        "<h2>What must hold</h2><table><tr><th>verdict<th>what<th>measured<th>bound</tr>",
-    );
-    for claim in &report.claims {
-        let sample = claim.figures.as_ref();
-        let _ = write!(
-            out,
-            "<tr><td>{}<td>{}<td>{}<td>{}</tr>",
-            claim.verdict(),
-            escaped(&claim.what),
-            sample.map_or_else(String::new, |sample| figures(sample, 2)),
-            claim.bound
-        );
-    }
-    out + "</table>"
+    page += &format!("<h2>All figures</h2><pre>{}</pre>", escaped(&text(report)));
+    document(
+        "consensus, measured",
+        "What an entry of the log costs",
+        &page,
+    )
 }
 
 /// Latency by the number of replicas.
@@ -94,7 +45,7 @@ fn replicas(report: &Report) -> String {
             });
             let rows: Vec<_> = rows.map(|row| bar(row, true)).collect();
             let title = format!("p50 to p99, {fabric}, memory, {load}");
-            out += &bars(&title, "µs", &rows);
+            out += &bars(&title, "µs", Axis::Logarithmic, &rows);
         }
     }
     out
@@ -120,10 +71,12 @@ fn loads(report: &Report, medium: Medium) -> String {
                 .filter(|row| row.load == load)
         };
         let latencies: Vec<_> = here().map(|row| bar(row, false)).collect();
-        out += &bars(&format!("p50 to p99, {load}"), "µs", &latencies);
+        let title = format!("p50 to p99, {load}");
+        out += &bars(&title, "µs", Axis::Logarithmic, &latencies);
         if load.connections > 1 {
             let rates: Vec<_> = here().map(rate).collect();
-            out += &bars(&format!("entries a second, {load}"), "/s", &rates);
+            let title = format!("entries a second, {load}");
+            out += &bars(&title, "/s", Axis::Logarithmic, &rates);
         }
     }
     out

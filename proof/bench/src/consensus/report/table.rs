@@ -11,13 +11,6 @@ pub(super) fn text(report: &Report) -> String {
     text
 }
 
-/// A median with the least and the greatest.
-pub(super) fn figures(sample: &Sample, decimals: usize) -> String {
-    let (low, high) = sample.spread();
-    let median = sample.median();
-    format!("{median:.decimals$} ({low:.decimals$} to {high:.decimals$})")
-}
-
 fn write_all(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(out, "{}", report.machine.hardware())?;
     writeln!(out, "disk: {}", report.disk)?;
@@ -53,20 +46,7 @@ fn write_all(report: &Report, out: &mut String) -> std::fmt::Result {
             writeln!(out, "  {setup}: {why}")?;
         }
     }
-    writeln!(out, "\nwhat must hold:")?;
-    for claim in &report.claims {
-        let figures = claim
-            .figures
-            .as_ref()
-            .map_or_else(String::new, |sample| format!(", {}", figures(sample, 2)));
-        let sides = match claim.sides.as_str() {
-            "" => String::new(),
-            sides => format!(" [{sides}]"),
-        };
-        let (verdict, what, bound) = (claim.verdict(), &claim.what, claim.bound);
-        writeln!(out, "  {verdict:<13}  {what}{figures}, {bound}{sides}")?;
-    }
-    Ok(())
+    out.write_str(&crate::claims::text(&report.claims))
 }
 
 fn heading(row: &Row, out: &mut String) -> std::fmt::Result {
@@ -97,9 +77,9 @@ fn line(row: &Row, out: &mut String) -> std::fmt::Result {
         "{:<24} {:>8} {:>27} {:>27} {:>27} {:>9} {:>7} {:>7}",
         row.setup.system.to_string(),
         row.setup.replicas,
-        figures(&row.p50_us(), 1),
-        figures(&row.p99_us(), 1),
-        figures(&row.entries_per_s(), 0),
+        row.p50_us().words(1),
+        row.p99_us().words(1),
+        row.entries_per_s().words(0),
         optional(row.cpu_us(), 1),
         optional(row.allocations(), 4),
         optional(row.entries_per_sync(), 1)

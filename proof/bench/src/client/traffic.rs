@@ -1,0 +1,180 @@
+//! What the client says to a server, and where an answer ends.
+
+use anyhow::{Result, bail};
+use plover_types::SplitMix64;
+use std::io::Write;
+
+/// Keys that requests choose from.
+const KEYS: u64 = 10_000;
+
+/// A kind of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Traffic {
+    /// Redis: half SET, half GET, by chance, of ten thousand keys with values of 8 bytes.
+    RedisMixed,
+    /// Redis: INCR of one key that all connections share.
+    RedisIncr,
+    /// Redis: TIME, whose answer differs between any two machines.
+    RedisTime,
+    /// memcached: nineteen of twenty requests get, one sets; ten thousand keys, 100 bytes each.
+    MemcachedReads,
+}
+
+impl Traffic {
+    /// Adds one request.
+    pub fn request(self, random: &mut SplitMix64, out: &mut Vec<u8>) {
+        let key = random.range(0, KEYS - 1);
+        // Writing into a vector cannot fail.
+        let _ = match self {
+            Self::RedisMixed if random.range(0, 1) == 0 => {
+                let value = random.range(10_000_000, 99_999_999);
+                write!(
+                    out,
+                    "*3\r\n$3\r\nSET\r\n$9\r\nkey:{key:05}\r\n$8\r\n{value}\r\n"
+                )
+            }
+            Self::RedisMixed => write!(out, "*2\r\n$3\r\nGET\r\n$9\r\nkey:{key:05}\r\n"),
+            Self::RedisIncr => write!(out, "*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n"),
+            Self::RedisTime => write!(out, "*1\r\n$4\r\nTIME\r\n"),
+            Self::MemcachedReads if random.range(0, 19) == 0 => {
+                write!(
+                    out,
+                    "set key:{key:05} 0 0 100\r\n{:0100}\r\n",
+                    random.next_u64()
+                )
+            }
+            Self::MemcachedReads => write!(out, "get key:{key:05}\r\n"),
+        };
+    }
+
+    /// Requests that fill the server before anything is measured: `None` after the last.
+    pub fn filling(self, number: u64) -> Option<String> {
+        let wanted = self == Self::MemcachedReads && number < KEYS;
+        wanted.then(|| format!("set key:{number:05} 0 0 100\r\n{:0100}\r\n", number))
+    }
+
+    /// The length of the first answer in `bytes`; `None` if it is not all there.
+    ///
+    /// # Errors
+    /// The server refused the request, or what it says is not its protocol.
+    pub fn answer(self, bytes: &[u8]) -> Result<Option<usize>> {
+        match self {
+            Self::RedisMixed | Self::RedisIncr | Self::RedisTime => resp(bytes),
+            Self::MemcachedReads => memcached(bytes),
+        }
+    }
+}
+
+/// The first line without its end, and where the next begins.
+fn line(bytes: &[u8]) -> Option<(&[u8], usize)> {
+    let end = bytes.windows(2).position(|two| two == b"\r\n")?;
+    Some((&bytes[..end], end + 2))
+}
+
+fn resp(bytes: &[u8]) -> Result<Option<usize>> {
+    let (mut at, mut wanted) = (0, 1u64);
+    while wanted > 0 {
+        let Some((text, next)) = line(&bytes[at..]) else {
+            return Ok(None);
+        };
+        wanted -= 1;
+        at += next;
+        let number = || {
+            std::str::from_utf8(text.get(1..)?)
+                .ok()?
+                .parse::<i64>()
+                .ok()
+        };
+        match (text.first(), number()) {
+            (Some(b'+' | b':'), _) => {}
+            (Some(b'$'), Some(length)) => {
+                at += usize::try_from(length).map_or(0, |length| length + 2);
+                if at > bytes.len() {
+                    return Ok(None);
+                }
+            }
+            (Some(b'*'), Some(parts)) => wanted += parts.max(0) as u64,
+            _ => bail!("the server answers '{}'", String::from_utf8_lossy(text)),
+        }
+    }
+    Ok(Some(at))
+}
+
+fn memcached(bytes: &[u8]) -> Result<Option<usize>> {
+    let Some((text, next)) = line(bytes) else {
+        return Ok(None);
+    };
+    if text == b"STORED" || text == b"END" {
+        return Ok(Some(next));
+    }
+    let length = text
+        .strip_prefix(b"VALUE ")
+        .and_then(|rest| rest.rsplit(|byte| *byte == b' ').next())
+        .and_then(|word| std::str::from_utf8(word).ok()?.parse::<usize>().ok());
+    let Some(length) = length else {
+        bail!("the server answers '{}'", String::from_utf8_lossy(text));
+    };
+    let end = next + length + b"\r\nEND\r\n".len();
+    Ok((bytes.len() >= end).then_some(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every answer is found whole, and none of its beginnings is taken for it.
+    #[test]
+    fn answers_end_where_they_end() {
+        for (traffic, answer) in [
+            (Traffic::RedisMixed, &b"+OK\r\n"[..]),
+            (Traffic::RedisMixed, b"$8\r\n12345678\r\n"),
+            (Traffic::RedisMixed, b"$-1\r\n"),
+            (Traffic::RedisIncr, b":17\r\n"),
+            (
+                Traffic::RedisTime,
+                b"*2\r\n$10\r\n1700000000\r\n$2\r\n17\r\n",
+            ),
+            (Traffic::MemcachedReads, b"STORED\r\n"),
+            (Traffic::MemcachedReads, b"END\r\n"),
+            (
+                Traffic::MemcachedReads,
+                b"VALUE key:00001 0 4\r\n\r\nEN\r\nEND\r\n",
+            ),
+        ] {
+            for end in 0..answer.len() {
+                assert_eq!(traffic.answer(&answer[..end]).unwrap(), None, "{end}");
+            }
+            let two = [answer, b"+OK\r\n"].concat();
+            assert_eq!(traffic.answer(&two).unwrap(), Some(answer.len()));
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_an_error_in_the_servers_words() {
+        for (traffic, answer, words) in [
+            (Traffic::RedisMixed, &b"-OOM full\r\n"[..], "OOM full"),
+            (Traffic::RedisMixed, b"\r\n", "answers"),
+            (
+                Traffic::MemcachedReads,
+                b"SERVER_ERROR out\r\n",
+                "SERVER_ERROR",
+            ),
+        ] {
+            let said = traffic.answer(answer).unwrap_err().to_string();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn both_kinds_of_requests_come() {
+        let mut random = SplitMix64::new(1);
+        let mut out = Vec::new();
+        (0..1000).for_each(|_| Traffic::RedisMixed.request(&mut random, &mut out));
+        let text = String::from_utf8(out).unwrap();
+        let sets = text.matches("SET").count();
+        assert!((400..600).contains(&sets), "{sets} of 1000");
+        assert_eq!(sets + text.matches("GET").count(), 1000);
+        assert!(Traffic::MemcachedReads.filling(KEYS).is_none());
+        assert!(Traffic::RedisIncr.filling(0).is_none());
+    }
+}

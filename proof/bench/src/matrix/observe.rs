@@ -1,0 +1,248 @@
+//! What the replicas did while a client loaded the guest: counters read before and after.
+//!
+//! ```text
+//!  lab status, /proc ─▶ Snapshot ┐
+//!        … the client …          ├─▶ Window: syncs, pages, bytes, phases, CPU time, waits
+//!  lab status, /proc ─▶ Snapshot ┘
+//! ```
+//!
+//! Replicas count since their start and say when they looked, so a window is exact however late
+//! the question comes. Counters that a release does not have are left out.
+
+use crate::lab::Lab;
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Clock ticks of `/proc/PID/stat` a second: 100 on every Linux that runs Plover.
+const TICKS_PER_S: f64 = 100.0;
+
+/// All counters at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    leader: Value,
+    /// CPU seconds since their start, by role and program.
+    cpu_s: BTreeMap<String, f64>,
+    /// Bytes that all replicas sent, by lane.
+    sent: BTreeMap<String, u64>,
+}
+
+/// What happened between two moments.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Window {
+    /// Its length.
+    pub seconds: f64,
+    /// Slots that ended.
+    pub syncs: u64,
+    /// What the syncs counted, summed: `slot_us`, `pause_us`, `dirty`, `same`, `divergent` and
+    /// what else the replica sums up.
+    pub sums: BTreeMap<String, f64>,
+    /// Time in each phase, summed, µs.
+    pub phases_us: BTreeMap<String, f64>,
+    /// The pause that 99 of the last 100 syncs kept below.
+    pub pause_us_p99: Option<f64>,
+    /// Bytes sent between replicas, by what they are.
+    pub bytes: BTreeMap<String, f64>,
+    /// CPU seconds by role and program.
+    pub cpu_s: BTreeMap<String, f64>,
+    /// Frames that went out to clients.
+    pub outputs: u64,
+    /// How long they had waited, summed, µs.
+    pub held_us: f64,
+    /// What 99 of the last 100 waited at most.
+    pub held_us_p99: Option<f64>,
+}
+
+impl Snapshot {
+    /// Asks the lab.
+    pub fn take(lab: &Lab) -> Result<Self> {
+        let status = lab.status()?;
+        Self::of(&status, cpu_seconds)
+    }
+
+    fn of(status: &Value, cpu_seconds: impl Fn(u64) -> Option<f64>) -> Result<Self> {
+        let replicas = status["replicas"]
+            .as_array()
+            .context("a lab without replicas")?;
+        let leader = replicas.iter().find(|replica| replica["role"] == "leader");
+        let leader = leader.context("nobody leads the lab")?.clone();
+        let (mut cpu_s, mut sent) = (BTreeMap::new(), BTreeMap::new());
+        for replica in replicas {
+            let role = replica["role"].as_str().unwrap_or("unknown");
+            for program in ["plover", "qemu"] {
+                let pid = replica[format!("{program}_pid")].as_u64();
+                if let Some(seconds) = pid.and_then(&cpu_seconds) {
+                    *cpu_s.entry(format!("{role} {program}")).or_insert(0.0) += seconds;
+                }
+            }
+            for lane in ["log", "bulk"] {
+                let bytes = replica["more"]["traffic"][format!("{lane}_bytes_out")].as_u64();
+                *sent.entry(lane.to_owned()).or_insert(0) += bytes.unwrap_or(0);
+            }
+        }
+        Ok(Self {
+            leader,
+            cpu_s,
+            sent,
+        })
+    }
+
+    /// What happened since `before`.
+    ///
+    /// # Errors
+    /// Another replica leads, or the same in another view: its counters are not those of before.
+    pub fn since(&self, before: &Self) -> Result<Window> {
+        let who = |at: &Value| {
+            (
+                at["id"].clone(),
+                at["view"].clone(),
+                at["plover_pid"].clone(),
+            )
+        };
+        ensure!(
+            who(&self.leader) == who(&before.leader),
+            "the leader changed while this was measured: replica {} in view {}, then replica {} in \
+             view {}",
+            before.leader["id"],
+            before.leader["view"],
+            self.leader["id"],
+            self.leader["view"]
+        );
+        let moment = |at: &Self| at.leader["more"]["mono_us"].as_f64();
+        let (from, to) = moment(before)
+            .zip(moment(self))
+            .context("the leader does not say when it looked: it is of another release")?;
+        let totals = |at: &Self, name: Option<&str>| {
+            let totals = &at.leader["sync"]["totals"];
+            numbers(name.map_or(totals, |name| &totals[name]))
+        };
+        let grown = |name| difference(&totals(self, name), &totals(before, name));
+        let mut sums = grown(None);
+        let syncs = sums.remove("count").unwrap_or(0.0) as u64;
+        let outputs = difference(
+            &numbers(&self.leader["more"]["outputs"]),
+            &numbers(&before.leader["more"]["outputs"]),
+        );
+        let last = |value: &Value| value.as_f64().filter(|_| syncs > 0);
+        Ok(Window {
+            seconds: (to - from) / 1e6,
+            syncs,
+            bytes: self.bytes_since(before, &sums),
+            phases_us: grown(Some("phases_us")),
+            pause_us_p99: last(&self.leader["sync"]["pause_us_p99"]),
+            cpu_s: difference(&self.cpu_s, &before.cpu_s),
+            outputs: outputs.get("released").copied().unwrap_or(0.0) as u64,
+            held_us: outputs.get("held_us_total").copied().unwrap_or(0.0),
+            held_us_p99: self.leader["more"]["outputs"]["held_us_p99"].as_f64(),
+            sums,
+        })
+    }
+
+    /// What the syncs say of the bulk lane by kind, the rest of it, and the log.
+    fn bytes_since(&self, before: &Self, sums: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+        let mut bytes = BTreeMap::new();
+        let mut known = 0.0;
+        for (name, sum) in sums {
+            if let Some(kind) = name.strip_prefix("bytes_") {
+                bytes.insert(kind.to_owned(), *sum);
+                known += sum;
+            }
+        }
+        for (lane, sent) in &self.sent {
+            let sent = sent.saturating_sub(before.sent.get(lane).copied().unwrap_or(0)) as f64;
+            match lane.as_str() {
+                "bulk" => bytes.insert("other".into(), (sent - known).max(0.0)),
+                _ => bytes.insert(lane.clone(), sent),
+            };
+        }
+        bytes
+    }
+}
+
+/// The numbers among an object's values.
+fn numbers(object: &Value) -> BTreeMap<String, f64> {
+    let pairs = object.as_object().into_iter().flatten();
+    pairs
+        .filter_map(|(name, value)| Some((name.clone(), value.as_f64()?)))
+        .collect()
+}
+
+fn difference(
+    after: &BTreeMap<String, f64>,
+    before: &BTreeMap<String, f64>,
+) -> BTreeMap<String, f64> {
+    let grown = |(name, value): (&String, &f64)| {
+        let from = before.get(name).copied().unwrap_or(0.0);
+        (name.clone(), value - from)
+    };
+    after.iter().map(grown).collect()
+}
+
+/// CPU time that a process has used, in user and in kernel mode.
+fn cpu_seconds(pid: u64) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses, which may hold anything.
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |place: usize| fields.get(place)?.parse::<f64>().ok();
+    Some((ticks(11)? + ticks(12)?) / TICKS_PER_S)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status(view: u64, at: u64, syncs: u64) -> Value {
+        let replica = |id: u64, role: &str| {
+            json!({
+                "id": id, "role": role, "view": view, "plover_pid": 100 + id,
+                "qemu_pid": if role == "witness" { Value::Null } else { json!(200 + id) },
+                "sync": {"pause_us_p99": 9, "totals": {
+                    "count": syncs, "dirty": syncs * 10, "bytes_pages": syncs * 4000,
+                    "phases_us": {"scan": syncs * 7},
+                }},
+                "more": {
+                    "mono_us": at,
+                    "traffic": {"log_bytes_out": at / 1000, "bulk_bytes_out": syncs * 5000},
+                    "outputs": {"released": syncs * 3, "held_us_total": syncs * 300, "held_us_p99": 200},
+                },
+            })
+        };
+        json!({"replicas": [replica(0, "secondary"), replica(1, "leader"), replica(2, "witness")]})
+    }
+
+    #[test]
+    fn a_window_is_the_difference() {
+        let before = Snapshot::of(&status(3, 1_000_000, 50), |_| Some(1.0)).unwrap();
+        let after =
+            Snapshot::of(&status(3, 3_000_000, 90), |pid| Some(pid as f64 / 100.0)).unwrap();
+        let window = after.since(&before).unwrap();
+        assert_eq!((window.seconds, window.syncs), (2.0, 40));
+        assert_eq!(window.sums["dirty"], 400.0);
+        assert_eq!(window.phases_us["scan"], 280.0);
+        assert_eq!(window.bytes["pages"], 160_000.0);
+        assert_eq!(window.bytes["log"], 3.0 * 2000.0, "of all three replicas");
+        assert_eq!(window.bytes["other"], 3.0 * 200_000.0 - 160_000.0);
+        assert_eq!((window.outputs, window.held_us), (120, 12_000.0));
+        assert_eq!(window.cpu_s.len(), 5, "a witness has no QEMU");
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(close(window.cpu_s["leader plover"], 0.01));
+        assert!(close(window.cpu_s["secondary qemu"], 1.0));
+    }
+
+    #[test]
+    fn another_view_is_another_measurement() {
+        let before = Snapshot::of(&status(3, 1, 50), |_| None).unwrap();
+        let after = Snapshot::of(&status(4, 2, 50), |_| None).unwrap();
+        let error = after.since(&before).unwrap_err().to_string();
+        assert!(error.contains("the leader changed"), "{error}");
+        assert!(Snapshot::of(&json!({"replicas": []}), |_| None).is_err());
+    }
+
+    #[test]
+    fn this_process_has_used_some_time() {
+        assert!(cpu_seconds(std::process::id().into()).is_some());
+        assert!(cpu_seconds(u64::MAX).is_none());
+    }
+}

@@ -1,0 +1,200 @@
+//! What is measured, and in which order.
+
+use super::measure::Spans;
+use super::workload::{ALL, Workload};
+use anyhow::{Result, bail};
+use serde::Serialize;
+use std::time::Duration;
+
+/// A run: all of this is in its report, and a run goes on where one of the same plan stopped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Plan {
+    /// How often everything is measured.
+    pub rounds: u32,
+    /// Time under load before what counts, ms.
+    pub warm_up_ms: u64,
+    /// Time that counts, ms.
+    pub span_ms: u64,
+    /// Names of workloads, in the order of [`ALL`].
+    pub workloads: Vec<&'static str>,
+    /// Names of policies.
+    pub policies: Vec<String>,
+    /// Of all these, only cells that one of these selects; all if there is none.
+    pub only: Vec<Cells>,
+    /// Further options of `plover lab up`.
+    pub lab: Vec<String>,
+    /// No lab is begun that would not end within this time.
+    #[serde(skip)]
+    pub budget: Option<Duration>,
+}
+
+/// Cells by name: `WORKLOAD`, `/POLICY` or `WORKLOAD/POLICY`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Cells {
+    workload: Option<String>,
+    policy: Option<String>,
+}
+
+impl std::str::FromStr for Cells {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (workload, policy) = text.split_once('/').unwrap_or((text, ""));
+        let part = |word: &str| (!word.is_empty()).then(|| word.to_owned());
+        let cells = Self {
+            workload: part(workload),
+            policy: part(policy),
+        };
+        match cells.workload.is_none() && cells.policy.is_none() {
+            true => Err("name a workload, or a policy after a slash".into()),
+            false => Ok(cells),
+        }
+    }
+}
+
+impl Cells {
+    fn hold(&self, workload: &str, policy: &str) -> bool {
+        let fits = |wanted: &Option<String>, name| wanted.as_deref().is_none_or(|w| w == name);
+        fits(&self.workload, workload) && fits(&self.policy, policy)
+    }
+
+    /// Whether all names exist.
+    pub fn check(&self, policies: &[String]) -> Result<()> {
+        let known: Vec<_> = ALL.iter().map(|workload| workload.name).collect();
+        if let Some(name) = self
+            .workload
+            .as_deref()
+            .filter(|name| !known.contains(name))
+        {
+            bail!(
+                "there is no workload '{name}'; there are {}",
+                known.join(", ")
+            );
+        }
+        if let Some(name) = self.policy.as_ref().filter(|name| !policies.contains(name)) {
+            bail!(
+                "there is no policy '{name}'; there are {}",
+                policies.join(", ")
+            );
+        }
+        Ok(())
+    }
+}
+
+/// One lab: a guest under a policy, and the workloads it is put under, one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    pub round: u32,
+    pub guest: &'static str,
+    pub policy: String,
+    pub workloads: Vec<&'static Workload>,
+}
+
+impl Plan {
+    /// For how long each guest is loaded.
+    pub fn spans(&self) -> Spans {
+        Spans {
+            warm_up_ms: self.warm_up_ms,
+            span_ms: self.span_ms,
+        }
+    }
+
+    /// Round by round, guest by guest, policy by policy: so that a change of the machine's mood
+    /// hits all policies of a guest alike, and a run that is stopped early has measured all of
+    /// them.
+    pub fn turns(&self) -> Vec<Turn> {
+        let mut guests: Vec<_> = ALL.iter().map(|workload| workload.guest).collect();
+        guests.dedup();
+        let mut turns = Vec::new();
+        for round in 1..=self.rounds {
+            for guest in &guests {
+                for policy in &self.policies {
+                    let wanted = |workload: &&Workload| {
+                        let cell = |cells: &Cells| cells.hold(workload.name, policy);
+                        workload.guest == *guest
+                            && self.workloads.contains(&workload.name)
+                            && (self.only.is_empty() || self.only.iter().any(cell))
+                    };
+                    let workloads: Vec<_> = ALL.iter().filter(wanted).collect();
+                    if !workloads.is_empty() {
+                        turns.push(Turn {
+                            round,
+                            guest,
+                            policy: policy.clone(),
+                            workloads,
+                        });
+                    }
+                }
+            }
+        }
+        turns
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn plan(only: &[&str]) -> Plan {
+        Plan {
+            rounds: 2,
+            warm_up_ms: 1,
+            span_ms: 1,
+            workloads: vec!["redis", "redis-incr", "memcached"],
+            policies: vec!["none".into(), "vsmr".into()],
+            only: only.iter().map(|text| text.parse().unwrap()).collect(),
+            lab: Vec::new(),
+            budget: None,
+        }
+    }
+
+    fn described(plan: &Plan) -> Vec<String> {
+        let words = |turn: Turn| {
+            let names: Vec<_> = turn.workloads.iter().map(|w| w.name).collect();
+            format!("{} {} {}", turn.round, turn.policy, names.join("+"))
+        };
+        plan.turns().into_iter().map(words).collect()
+    }
+
+    #[test]
+    fn policies_alternate() {
+        assert_eq!(
+            described(&plan(&[])),
+            [
+                "1 none redis+redis-incr",
+                "1 vsmr redis+redis-incr",
+                "1 none memcached",
+                "1 vsmr memcached",
+                "2 none redis+redis-incr",
+                "2 vsmr redis+redis-incr",
+                "2 none memcached",
+                "2 vsmr memcached",
+            ]
+        );
+    }
+
+    #[test]
+    fn cells_are_chosen_by_name() {
+        let chosen = described(&plan(&["redis/vsmr", "/none", "memcached"]));
+        assert_eq!(
+            chosen[..4],
+            [
+                "1 none redis+redis-incr",
+                "1 vsmr redis",
+                "1 none memcached",
+                "1 vsmr memcached"
+            ]
+        );
+        assert!("/".parse::<Cells>().is_err());
+        let policies = ["vsmr".to_owned()];
+        let check = |text: &str| text.parse::<Cells>().unwrap().check(&policies);
+        assert!(check("redis/vsmr").is_ok());
+        assert!(
+            check("reddis")
+                .unwrap_err()
+                .to_string()
+                .contains("redis-incr")
+        );
+        assert!(check("/vsrm").unwrap_err().to_string().contains("vsmr"));
+    }
+}

@@ -1,0 +1,182 @@
+//! What guests are asked to do: each workload is data.
+
+use crate::client::Traffic;
+
+/// A server in a guest, and what its client does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workload {
+    /// As it is typed and as it stands in the reports.
+    pub name: &'static str,
+    /// In words.
+    pub what: &'static str,
+    /// The guest of `plover lab up --guest`.
+    pub guest: &'static str,
+    /// What a request is called.
+    pub request: &'static str,
+    /// Whether most of its requests change what the server holds.
+    pub writes: bool,
+    /// Who asks.
+    pub client: Client,
+}
+
+/// Who loads the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Client {
+    /// Our own (`crate::client`).
+    Own {
+        /// The server's port.
+        port: u16,
+        /// What it asks.
+        traffic: Traffic,
+        /// Connections.
+        connections: u32,
+        /// Requests outstanding on each.
+        batch: u32,
+    },
+    /// `wrk`.
+    Wrk {
+        /// The server's port.
+        port: u16,
+        /// What it gets.
+        path: &'static str,
+        /// Connections.
+        connections: u32,
+    },
+    /// `pgbench`, TPC-B.
+    Pgbench {
+        /// Connections.
+        connections: u32,
+    },
+    /// Nobody: the guest is left alone.
+    Nobody,
+}
+
+const fn redis(traffic: Traffic, batch: u32) -> Client {
+    Client::Own {
+        port: 6379,
+        traffic,
+        connections: 16,
+        batch,
+    }
+}
+
+/// All of them, those of one guest in a row.
+pub(crate) const ALL: [Workload; 10] = [
+    Workload {
+        name: "redis",
+        what: "Redis, half SET, half GET, one at a time on each of 16 connections",
+        guest: "redis",
+        request: "operations",
+        writes: true,
+        client: redis(Traffic::RedisMixed, 1),
+    },
+    Workload {
+        name: "redis-batched",
+        what: "Redis, half SET, half GET, in batches of 1000 on each of 16 connections",
+        guest: "redis",
+        request: "operations",
+        writes: true,
+        client: redis(Traffic::RedisMixed, 1000),
+    },
+    Workload {
+        name: "redis-incr",
+        what: "Redis, INCR of one key that 16 connections share",
+        guest: "redis",
+        request: "operations",
+        writes: true,
+        client: redis(Traffic::RedisIncr, 1),
+    },
+    Workload {
+        name: "redis-time",
+        what: "Redis, TIME on 16 connections: the two guests' answers always differ",
+        guest: "redis",
+        request: "operations",
+        writes: false,
+        client: redis(Traffic::RedisTime, 1),
+    },
+    Workload {
+        name: "memcached",
+        what: "memcached, 19 of 20 requests get, 16 connections",
+        guest: "memcached",
+        request: "operations",
+        writes: false,
+        client: Client::Own {
+            port: 11211,
+            traffic: Traffic::MemcachedReads,
+            connections: 16,
+            batch: 1,
+        },
+    },
+    Workload {
+        name: "nginx",
+        what: "nginx, a static page, 16 connections",
+        guest: "nginx",
+        request: "pages",
+        writes: false,
+        client: Client::Wrk {
+            port: 80,
+            path: "/index.html",
+            connections: 16,
+        },
+    },
+    Workload {
+        name: "lighttpd-php",
+        what: "lighttpd and PHP, a page that is computed, 16 connections",
+        guest: "php",
+        request: "pages",
+        writes: false,
+        client: Client::Wrk {
+            port: 80,
+            path: "/index.php?n=50",
+            connections: 16,
+        },
+    },
+    Workload {
+        name: "nodejs",
+        what: "Node.js, a page that is computed, 16 connections",
+        guest: "node",
+        request: "pages",
+        writes: false,
+        client: Client::Wrk {
+            port: 80,
+            path: "/",
+            connections: 16,
+        },
+    },
+    Workload {
+        name: "pgbench",
+        what: "PostgreSQL, pgbench's TPC-B on 8 connections",
+        guest: "postgres",
+        request: "transactions",
+        writes: true,
+        client: Client::Pgbench { connections: 8 },
+    },
+    Workload {
+        name: "idle",
+        what: "a guest that nobody asks anything: the kernel's own noise",
+        guest: "idle",
+        request: "operations",
+        writes: false,
+        client: Client::Nobody,
+    },
+];
+
+/// The workload of this name.
+pub(crate) fn named(name: &str) -> Option<&'static Workload> {
+    ALL.iter().find(|workload| workload.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_their_own_and_guests_stand_together() {
+        for (place, workload) in ALL.iter().enumerate() {
+            assert_eq!(named(workload.name).unwrap().what, workload.what);
+            let last = ALL.iter().rposition(|other| other.guest == workload.guest);
+            let between = &ALL[place..=last.unwrap()];
+            assert!(between.iter().all(|other| other.guest == workload.guest));
+        }
+    }
+}
