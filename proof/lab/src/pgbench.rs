@@ -147,7 +147,11 @@ impl Clients {
     /// # Errors
     /// What is wrong with them, in the words of `pg_amcheck`.
     pub fn amcheck(&self) -> Result<()> {
-        let arguments = ["--install-missing", "--heapallindexed", "--database=postgres"];
+        let arguments = [
+            "--install-missing",
+            "--heapallindexed",
+            "--database=postgres",
+        ];
         self.run("pg_amcheck", &arguments)?;
         Ok(())
     }
