@@ -11,34 +11,52 @@
  *             unregistering it, an abort unless somebody has registered it before. QEMU builds
  *             that support modules export the function; others do not, and OP_HELLO says so.
  *
- *   OP_INVALIDATE  Make QEMU's translator (TCG) forget the code that it has translated from given
- *             pages. The parent writes guest RAM behind QEMU's back, and translations of a page it
- *             wrote would be stale. QEMU's own answer is to forget everything at each state load,
- *             and to translate the guest anew for tens of milliseconds. This writes the pages onto
- *             themselves through QEMU's interface for devices, which knows what to forget.
+ *   OP_ORDERS  Listen for orders on another socket, from QEMU's main loop, where its own monitor
+ *             carries them out. The monitor reads its commands byte by byte, with a round of an
+ *             event loop for each, and hands them to the main loop: 0.2 to 0.4 ms a command, in
+ *             the time in which the guest stands. These orders call what the commands call.
  *
- * The socket is connected and inherited; its number comes in PLOVER_AGENT_FD. There is no path to
- * find it by, and only the parent holds the other end. Each request is answered in order:
+ * The orders, each carried out under QEMU's big lock, as monitor commands are:
+ *
+ *   ORDER_STOP, ORDER_CONT, ORDER_SAVE   "stop", "cont", "xen-save-devices-state"
+ *   ORDER_LOAD  "xen-load-devices-state", with what OP_YANK does done before. Where the caller
+ *             says which pages it has written behind QEMU's back, TCG's translations are kept:
+ *             those of these pages are forgotten here, through QEMU's interface for devices, and
+ *             QEMU's own answer to a load, which is to forget all and to translate the guest
+ *             anew for tens of milliseconds, is left out. QEMU does that in one place, after it
+ *             has loaded the section "cpu_common"; the description of that section is an exported
+ *             table, in which the function is replaced.
+ *
+ * The sockets are connected and inherited; the first one's number comes in PLOVER_AGENT_FD. There
+ * is no path to find them by, and only the parent holds the other ends. Each request is answered in
+ * order:
  *
  *   struct request { u32 op; u32 runs; u64 addr; u64 len; }     host byte order, 24 bytes,
- *   then for OP_INVALIDATE `runs` times { u32 page; u32 pages; }, in the same packet
+ *   then for ORDER_LOAD `runs` times { u32 page; u32 pages; }, in the same packet
  *   struct reply   { i32 status; u32 value; }                   + one descriptor for OP_TRACK
+ *                                                               + QEMU's words for a failed order
  *
  * status is 0 or an errno; value is, for OP_HELLO, the version and which of the others can work.
- * The agent's thread takes no signal, holds no lock of QEMU, and ends when the socket closes.
+ * addr and len are, for OP_TRACK, the range; for OP_ORDERS, the numbers of the orders' socket and
+ * of the file that states are saved to and loaded from; for ORDER_LOAD, len is 1 to keep
+ * translations. The agent's thread takes no signal, holds no lock of QEMU, and ends when the socket
+ * closes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -51,8 +69,14 @@
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
-enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_INVALIDATE = 3 };
-enum { AGENT_VERSION = 1, HELLO_HAS_YANK = 1 << 16, HELLO_HAS_INVALIDATE = 1 << 17 };
+enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_ORDERS = 3 };
+enum { ORDER_STOP = 0, ORDER_CONT = 1, ORDER_SAVE = 2, ORDER_LOAD = 3 };
+enum {
+    AGENT_VERSION = 2,
+    HELLO_HAS_YANK = 1 << 16,
+    HELLO_HAS_ORDERS = 1 << 17,
+    HELLO_KEEPS_CODE = 1 << 18
+};
 enum { PAGE_BYTES = 4096, RUNS_MAX = 8192 };
 enum { STACK_BYTES = 256 * 1024 }; /* holds QEMU's thread-local data too */
 
@@ -82,20 +106,6 @@ typedef _Bool yank_register_fn(const struct yank_instance *, void **errp);
 static yank_register_fn *find_yank(void)
 {
     return (yank_register_fn *)dlsym(RTLD_DEFAULT, "yank_register_instance");
-}
-
-/* include/exec/cpu-common.h and include/qemu/rcu.h; unchanged since QEMU 5.0. */
-typedef void physical_rw_fn(uint64_t addr, void *buf, uint64_t len, _Bool is_write);
-typedef void rcu_register_fn(void);
-
-static physical_rw_fn *find_physical_rw(void)
-{
-    return (physical_rw_fn *)dlsym(RTLD_DEFAULT, "cpu_physical_memory_rw");
-}
-
-static rcu_register_fn *find_rcu_register(void)
-{
-    return (rcu_register_fn *)dlsym(RTLD_DEFAULT, "rcu_register_thread");
 }
 
 /* Returns a userfaultfd that write-protects [addr, addr+len), or -errno. USER_MODE_ONLY needs no
@@ -132,22 +142,199 @@ static int arm_yank(void)
     return 0;
 }
 
-/* Writes pages of guest RAM, mapped at `ram`, onto themselves. The guest stands meanwhile. */
-static int invalidate(char *ram, const struct run *run, size_t runs)
+/* Whether a packet of `got` bytes is a request. */
+static _Bool is_whole(const struct request *request, ssize_t got)
 {
-    static _Bool registered;
-    physical_rw_fn *physical_rw = find_physical_rw();
-    rcu_register_fn *rcu_register = find_rcu_register();
-    if (!physical_rw || !rcu_register)
-        return ENOSYS;
-    if (!registered) /* A thread must be known to QEMU's RCU before it looks at the memory map. */
-        rcu_register();
-    registered = 1;
+    const size_t head = offsetof(struct request, run);
+    return got >= (ssize_t)head && request->runs <= RUNS_MAX &&
+           (size_t)got == head + request->runs * sizeof(struct run);
+}
+
+/* What orders are made of: the functions of monitor commands (qapi/misc.json,
+ * qapi/migration.json) and of their errors, and GLib's main loop, which is QEMU's. */
+static struct {
+    void (*stop)(void **errp);
+    void (*cont)(void **errp);
+    void (*save)(const char *filename, _Bool has_live, _Bool live, void **errp);
+    void (*load)(const char *filename, void **errp);
+    const char *(*error_text)(const void *error);
+    void (*error_free)(void *error);
+    unsigned (*watch)(int priority, int fd, int condition,
+                      int (*function)(int fd, int condition, void *), void *, void *);
+} monitor;
+enum { G_IO_IN = 1, G_IO_ERR = 8, G_IO_HUP = 16 };
+
+static char state_file[64];
+
+#define FIND(slot, name) (*(void **)&(slot) = dlsym(RTLD_DEFAULT, name))
+
+static _Bool find_monitor(void)
+{
+    return FIND(monitor.stop, "qmp_stop") && FIND(monitor.cont, "qmp_cont") &&
+           FIND(monitor.save, "qmp_xen_save_devices_state") &&
+           FIND(monitor.load, "qmp_xen_load_devices_state") &&
+           FIND(monitor.error_text, "error_get_pretty") &&
+           FIND(monitor.error_free, "error_free") && FIND(monitor.watch, "g_unix_fd_add_full") &&
+           find_yank();
+}
+
+/* What keeping translations needs: QEMU's interface for devices that write guest memory, which
+ * forgets what was translated from it, and the place where a load forgets everything. */
+typedef int post_load_fn(void *cpu, int version);
+static struct {
+    void *(*map)(uint64_t addr, uint64_t *len, _Bool is_write);
+    void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
+    void (*tlb_flush)(void *cpu);
+    post_load_fn **post_load;
+    post_load_fn *forget_all;
+} translator;
+static _Bool keep_code;
+
+/* Takes the place of cpu_common_post_load() (cpu.c; hw/core/cpu-system.c since 10.0), which is
+ * tlb_flush() and tb_flush(), and the end of a flag that QEMU has not saved since 0.13. */
+static int after_load(void *cpu, int version)
+{
+    if (!keep_code)
+        return translator.forget_all(cpu, version);
+    translator.tlb_flush(cpu);
+    return 0;
+}
+
+/* Whether an address lies in the code of the program itself, the first object of the list. */
+static int in_program(struct dl_phdr_info *object, size_t size, void *address)
+{
+    (void)size;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        uintptr_t start = object->dlpi_addr + part->p_vaddr;
+        if (part->p_type == PT_LOAD && (part->p_flags & PF_X) &&
+            *(uintptr_t *)address - start < part->p_memsz)
+            return 1;
+    }
+    return -1; /* and ends the walk */
+}
+
+/* The place of post_load in the description of "cpu_common". Versions of QEMU differ in the numbers
+ * before it, and agree on this: the name comes first, and of the functions it has two, pre_load
+ * and then post_load. */
+static post_load_fn **find_post_load(void)
+{
+    Dl_info info;
+    const ElfW(Sym) *symbol = NULL;
+    void **word = dlsym(RTLD_DEFAULT, "vmstate_cpu_common");
+    post_load_fn **found[2];
+    size_t count = 0;
+    if (!word || !dladdr1(word, &info, (void **)&symbol, RTLD_DL_SYMENT) || !symbol ||
+        info.dli_saddr != word || !word[0] || strcmp(word[0], "cpu_common"))
+        return NULL;
+    for (size_t i = 1; i < symbol->st_size / sizeof *word; i++) {
+        if (dl_iterate_phdr(in_program, &word[i]) == 1) {
+            if (count == 2)
+                return NULL;
+            found[count++] = (post_load_fn **)&word[i];
+        }
+    }
+    return count == 2 ? found[1] : NULL;
+}
+
+static _Bool find_translator(void)
+{
+    return FIND(translator.map, "cpu_physical_memory_map") &&
+           FIND(translator.unmap, "cpu_physical_memory_unmap") &&
+           FIND(translator.tlb_flush, "tlb_flush") && (translator.post_load = find_post_load());
+}
+
+/* Puts after_load() into the table, which lies in memory that is read-only after relocation. */
+static int hook_post_load(void)
+{
+    const uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE);
+    char *page = (char *)((uintptr_t)translator.post_load & ~(size - 1));
+    if (mprotect(page, size, PROT_READ | PROT_WRITE))
+        return errno;
+    translator.forget_all = *translator.post_load;
+    *translator.post_load = after_load;
+    return mprotect(page, size, PROT_READ) ? errno : 0;
+}
+
+/* Has QEMU forget what it translated from these pages, as after a write of a device's. */
+static void forget(const struct run *run, size_t runs)
+{
     for (; runs; runs--, run++) {
         uint64_t at = (uint64_t)run->page * PAGE_BYTES;
-        physical_rw(at, ram + at, (uint64_t)run->pages * PAGE_BYTES, 1);
+        uint64_t left = (uint64_t)run->pages * PAGE_BYTES;
+        while (left) {
+            uint64_t len = left;
+            void *mapped = translator.map(at, &len, 1);
+            if (!mapped || !len)
+                break; /* No RAM: nothing was translated from it. */
+            translator.unmap(mapped, len, 1, len);
+            at += len;
+            left -= len;
+        }
     }
+}
+
+/* Carries orders out, on QEMU's main thread. Returns whether to go on listening. */
+static int on_order(int sock, int condition, void *unused)
+{
+    static struct request request;
+    static struct {
+        struct reply head;
+        char text[512];
+    } reply;
+    (void)condition;
+    (void)unused;
+    for (;;) {
+        ssize_t got = recv(sock, &request, sizeof request, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && errno == EAGAIN)
+            return 1;
+        if (!is_whole(&request, got))
+            break;
+        void *error = NULL;
+        size_t text = 0;
+        reply.head.status = 0;
+        reply.head.value = request.op;
+        if (request.op == ORDER_STOP) {
+            monitor.stop(&error);
+        } else if (request.op == ORDER_CONT) {
+            monitor.cont(&error);
+        } else if (request.op == ORDER_SAVE) {
+            monitor.save(state_file, 1, 0, &error);
+        } else if (request.op == ORDER_LOAD) {
+            arm_yank();
+            keep_code = request.len == 1 && translator.forget_all;
+            if (keep_code)
+                forget(request.run, request.runs);
+            monitor.load(state_file, &error);
+        } else {
+            reply.head.status = EINVAL;
+        }
+        if (error) {
+            reply.head.status = EIO;
+            text = (size_t)snprintf(reply.text, sizeof reply.text, "%s", monitor.error_text(error));
+            text = text < sizeof reply.text ? text : sizeof reply.text - 1;
+            monitor.error_free(error);
+        }
+        if (send(sock, &reply, sizeof reply.head + text, MSG_NOSIGNAL) < 0)
+            break;
+    }
+    close(sock);
     return 0;
+}
+
+/* From now on, listens for orders on `sock`. */
+static int take_orders(int sock, int file)
+{
+    if (!find_monitor())
+        return ENOSYS;
+    if (find_translator() && !translator.forget_all && hook_post_load())
+        translator.forget_all = NULL;
+    snprintf(state_file, sizeof state_file, "/proc/self/fd/%d", file);
+    if (fcntl(sock, F_SETFD, FD_CLOEXEC))
+        return errno;
+    return monitor.watch(0, sock, G_IO_IN | G_IO_ERR | G_IO_HUP, on_order, NULL, NULL) ? 0 : ENOSYS;
 }
 
 /* Sends one reply, with fd beside it unless that is negative. */
@@ -176,27 +363,25 @@ static void *serve(void *argument)
 {
     int sock = (int)(intptr_t)argument;
     static struct request request; /* too big for the stack; there is one such thread */
-    const size_t head = offsetof(struct request, run);
     for (;;) {
         ssize_t got = recv(sock, &request, sizeof request, 0);
         if (got < 0 && errno == EINTR)
             continue;
-        if (got < (ssize_t)head || request.runs > RUNS_MAX ||
-            (size_t)got != head + request.runs * sizeof(struct run))
+        if (!is_whole(&request, got))
             break;
         struct reply reply = {0, 0};
         int fd = -1;
         if (request.op == OP_HELLO) {
             reply.value = AGENT_VERSION | (find_yank() ? HELLO_HAS_YANK : 0);
-            if (find_physical_rw() && find_rcu_register())
-                reply.value |= HELLO_HAS_INVALIDATE;
+            if (find_monitor())
+                reply.value |= HELLO_HAS_ORDERS | (find_translator() ? HELLO_KEEPS_CODE : 0);
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
             reply.status = fd < 0 ? -fd : 0;
         } else if (request.op == OP_YANK) {
             reply.status = arm_yank();
-        } else if (request.op == OP_INVALIDATE) {
-            reply.status = invalidate((char *)(uintptr_t)request.addr, request.run, request.runs);
+        } else if (request.op == OP_ORDERS) {
+            reply.status = take_orders((int)request.addr, (int)request.len);
         } else {
             reply.status = EINVAL;
         }

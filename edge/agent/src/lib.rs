@@ -11,6 +11,11 @@
 //!     ├───────────────────────────────────────►│ agent thread
 //!     │  reply {status, value}                 │
 //!     │◄───────────────────────────────────────┤  (+ the userfaultfd, after TRACK)
+//!     │                                        │
+//!     │  order {op, runs, 0, keep, …}          │
+//!     ├───────────────────────────────────────►│ main loop, as monitor commands
+//!     │  reply {status, op} and words          │
+//!     │◄───────────────────────────────────────┤
 //! ```
 
 /// The shared object to preload.
@@ -20,15 +25,18 @@ pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so")
 pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
-pub const AGENT_VERSION: u16 = 1;
+pub const AGENT_VERSION: u16 = 2;
 
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
 pub const HELLO_HAS_YANK: u32 = 1 << 16;
 
-/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Invalidate`] needs.
-pub const HELLO_HAS_INVALIDATE: u32 = 1 << 17;
+/// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Orders`] needs.
+pub const HELLO_HAS_ORDERS: u32 = 1 << 17;
 
-/// The most runs of pages in one [`Op::Invalidate`].
+/// The bit of the reply to [`Op::Hello`] that says that loads can keep TCG's translations.
+pub const HELLO_KEEPS_CODE: u32 = 1 << 18;
+
+/// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
 
 /// What the agent can be asked for.
@@ -42,8 +50,24 @@ pub enum Op {
     Track = 1,
     /// Make the next device-state load survivable.
     Yank = 2,
-    /// Forget what was translated from given pages of the guest RAM that is mapped at `addr`.
-    Invalidate = 3,
+    /// Listen for [`Order`]s on the inherited socket of number `addr`; states are saved to and
+    /// loaded from the inherited file of number `len`.
+    Orders = 3,
+}
+
+/// What QEMU can be ordered to do on the orders' socket. The reply's status is 0 or an errno, its
+/// value is the order; what QEMU says about a failure follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Order {
+    /// Stop the vCPUs: QMP's `stop`.
+    Stop = 0,
+    /// Let them run: QMP's `cont`.
+    Cont = 1,
+    /// Save device and CPU state: QMP's `xen-save-devices-state`.
+    Save = 2,
+    /// Load it: QMP's `xen-load-devices-state`; see [`load_order`].
+    Load = 3,
 }
 
 /// The agent's answer.
@@ -69,20 +93,29 @@ impl Reply {
     }
 }
 
-/// The bytes of a request; `addr` and `len` matter to [`Op::Track`] only.
+/// The bytes of a request; what `addr` and `len` mean is [`Op`]'s business.
 pub fn request(op: Op, addr: u64, len: u64) -> Vec<u8> {
-    encode(op, addr, len, &[])
+    encode(op as u32, addr, len, &[])
 }
 
-/// The bytes of an [`Op::Invalidate`] of `runs` of (first page, pages), at most [`RUNS_MAX`].
-pub fn invalidate_request(ram: u64, runs: &[(u32, u32)]) -> Vec<u8> {
-    assert!(runs.len() <= RUNS_MAX, "{} runs in one request", runs.len());
-    encode(Op::Invalidate, ram, 0, runs)
+/// The bytes of an order without particulars.
+pub fn order(order: Order) -> Vec<u8> {
+    encode(order as u32, 0, 0, &[])
 }
 
-fn encode(op: Op, addr: u64, len: u64, runs: &[(u32, u32)]) -> Vec<u8> {
+/// The bytes of an [`Order::Load`]. `written`: all pages, by guest-physical address, that were
+/// written behind QEMU's back since the last load, as runs of (first page, pages), at most
+/// [`RUNS_MAX`]; then what QEMU has translated from other pages is kept. `None`: everything is
+/// translated anew.
+pub fn load_order(written: Option<&[(u32, u32)]>) -> Vec<u8> {
+    let runs = written.unwrap_or_default();
+    assert!(runs.len() <= RUNS_MAX, "{} runs in one order", runs.len());
+    encode(Order::Load as u32, 0, written.is_some().into(), runs)
+}
+
+fn encode(op: u32, addr: u64, len: u64, runs: &[(u32, u32)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(24 + runs.len() * 8);
-    bytes.extend((op as u32).to_ne_bytes());
+    bytes.extend(op.to_ne_bytes());
     bytes.extend((runs.len() as u32).to_ne_bytes());
     bytes.extend(addr.to_ne_bytes());
     bytes.extend(len.to_ne_bytes());
@@ -150,6 +183,11 @@ mod tests {
         );
         assert_eq!(
             ask(&mut ours, &request(Op::Yank, 0, 0)).status,
+            38,
+            "ENOSYS"
+        );
+        assert_eq!(
+            ask(&mut ours, &request(Op::Orders, 0, 0)).status,
             38,
             "ENOSYS"
         );

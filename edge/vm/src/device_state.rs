@@ -57,52 +57,6 @@ impl StateFile {
 const SECTION: u8 = 0x04;
 /// It ends with this byte and its number again.
 const FOOTER: u8 = 0x7e;
-/// The section that holds a vCPU's halted flag and pending interrupts.
-const CPU_COMMON: &[u8] = b"\x0acpu_common";
-/// It has 8 bytes of data and at most a few small subsections.
-const CPU_COMMON_BYTES_MAX: usize = 256;
-
-/// `state` without its `cpu_common` sections, if `own` has exactly the same ones; see
-/// `qemu::load` for what this is good for.
-pub(crate) fn without_cpu_common(state: &[u8], own: &[u8]) -> Option<Vec<u8>> {
-    let (theirs, ours) = (cpu_common(state)?, cpu_common(own)?);
-    let equal = theirs.len() == ours.len()
-        && theirs
-            .iter()
-            .zip(&ours)
-            .all(|(a, b)| state[a.clone()] == own[b.clone()]);
-    if !equal || theirs.is_empty() {
-        return None;
-    }
-    let mut reduced = Vec::with_capacity(state.len());
-    let mut from = 0;
-    for section in theirs {
-        reduced.extend_from_slice(&state[from..section.start]);
-        from = section.end;
-    }
-    reduced.extend_from_slice(&state[from..]);
-    Some(reduced)
-}
-
-/// Where the `cpu_common` sections are; `None` if one does not look as it should.
-fn cpu_common(state: &[u8]) -> Option<Vec<Range<usize>>> {
-    let mut sections = Vec::new();
-    let mut from = 0;
-    while let Some(at) = find(state, from, CPU_COMMON) {
-        let start = at.checked_sub(5)?;
-        let number = &state[start + 1..at];
-        let footer = [&[FOOTER], number].concat();
-        let data = at + CPU_COMMON.len();
-        let end = find(state, data, &footer)? + footer.len();
-        if state[start] != SECTION || end - data > CPU_COMMON_BYTES_MAX {
-            return None;
-        }
-        sections.push(start..end);
-        from = end;
-    }
-    Some(sections)
-}
-
 /// The section of the serial port, with its instance and the version known here.
 const SERIAL: &[u8] = b"\x06serial\0\0\0\0\0\0\0\x03";
 /// Its registers, which come first.
@@ -180,33 +134,6 @@ mod tests {
         bytes
     }
 
-    #[test]
-    fn equal_cpu_sections_are_left_out_and_different_ones_are_not() {
-        let timer = section(1, b"timer", b"t");
-        let (cpu0, cpu1) = (
-            section(2, b"cpu_common", b"\x01\0"),
-            section(3, b"cpu_common", b"\0\0"),
-        );
-        let rest = section(4, b"cpu", b"registers");
-        let state = [&timer[..], &cpu0, &cpu1, &rest].concat();
-        let own = [&b"other"[..], &cpu0, &cpu1].concat();
-        let reduced = without_cpu_common(&state, &own).unwrap();
-        assert_eq!(reduced, [&timer[..], &rest].concat());
-
-        let busy = [&section(2, b"cpu_common", b"\0\0")[..], &cpu1].concat();
-        assert_eq!(
-            without_cpu_common(&state, &busy),
-            None,
-            "another halted flag"
-        );
-        assert_eq!(
-            without_cpu_common(&state, &cpu0),
-            None,
-            "another number of vCPUs"
-        );
-        assert_eq!(without_cpu_common(&timer, &timer), None, "no vCPU at all");
-    }
-
     /// A serial port's section with these subsections.
     fn serial_section(subsections: &[u8]) -> Vec<u8> {
         // From the instance on; the name is the section's.
@@ -250,10 +177,6 @@ mod tests {
             b: Vec<u8>,
             cut in 0usize..40,
         ) {
-            let whole = [&a[..], &section(2, b"cpu_common", &b)].concat();
-            let _ = without_cpu_common(&whole[..whole.len().saturating_sub(cut)], &whole);
-            let _ = without_cpu_common(&a, &b);
-            let _ = without_cpu_common(&[CPU_COMMON, &b].concat(), &whole);
             let mut serial = [&a[..], &serial_section(&b)].concat();
             serial.truncate(serial.len().saturating_sub(cut));
             let _ = with_serial_queue(serial);

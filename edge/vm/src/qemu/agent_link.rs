@@ -1,7 +1,7 @@
 //! The conversation with the agent inside QEMU (see `plover-agent`).
 
 use crate::VmError;
-use plover_agent::{Op, Reply, invalidate_request, request};
+use plover_agent::{Op, Reply, request};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -57,14 +57,6 @@ impl AgentLink {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         send(&self.socket, &request(op, addr, len), flags)?;
         self.open.push_back(op);
-        Ok(())
-    }
-
-    /// Asks to invalidate `runs` of (first page, pages) of the RAM that QEMU has at `ram`.
-    pub(crate) fn invalidate(&mut self, ram: u64, runs: &[(u32, u32)]) -> std::io::Result<()> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        send(&self.socket, &invalidate_request(ram, runs), flags)?;
-        self.open.push_back(Op::Invalidate);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //!                     ┌──────────────── QEMU ────────────────┐
 //!   QMP ◄────────────►│ monitor                              │
 //!   agent ◄──────────►│ agent thread (LD_PRELOAD)            │
+//!   orders ◄─────────►│ main loop, by the agent              │
 //!   NIC ◄────────────►│ virtio-net                           │
 //!   console ◄────────►│ UART                                 │
 //!   RAM (memfd) ══════│ guest RAM   device state (memfd) ════│
@@ -24,7 +25,7 @@
 //!    are known)        tracker)          out)
 //! ```
 //!
-//! Anything that goes wrong before `Ready`, and anything on QMP or the agent's socket that cannot
+//! Anything that goes wrong before `Ready`, and anything on QMP or the agent's sockets that cannot
 //! be understood, ends the process and is reported as [`VmEvent::Died`] with the reason.
 //!
 //! # Orders
@@ -36,6 +37,7 @@
 pub(crate) mod agent_link;
 mod command_line;
 mod load;
+mod order_link;
 mod orders;
 pub(crate) mod process;
 mod startup;
@@ -52,11 +54,12 @@ use crate::thread_state::ThreadState;
 use crate::{Accel, QemuConfig, VmError, VmEvent};
 use agent_link::AgentLink;
 use load::Loads;
+use order_link::OrderLink;
 use orders::{Orders, Purpose};
 use plover_agent::Op;
 use process::{Ends, Process};
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -90,6 +93,7 @@ const CONSOLE: u64 = 3;
 const STDERR: u64 = 4;
 const PROCESS: u64 = 5;
 const WAKE: u64 = 6;
+const ORDERS: u64 = 7;
 
 /// One guest under a stock QEMU; see the module.
 pub struct QemuVm {
@@ -102,6 +106,11 @@ pub struct QemuVm {
     console: Console,
     qmp: Qmp<Purpose>,
     agent: AgentLink,
+    order_link: OrderLink,
+    /// The number of QEMU's end of it, which is the same here and there.
+    order_end: i32,
+    /// Whether QEMU takes orders over it.
+    direct: bool,
     tracker: Option<DirtyTracker>,
     epoll: OwnedFd,
     phase: Phase,
@@ -135,6 +144,7 @@ impl QemuVm {
         let nic = Nic::new(config.feed_frames)?;
         let console = Console::new()?;
         let (mut agent, agent_end) = AgentLink::new()?;
+        let (order_link, order_end) = OrderLink::new()?;
         let (qmp, qmp_end) = socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -149,6 +159,7 @@ impl QemuVm {
             qmp: qmp_end.as_fd(),
             console: console.qemu_fd(),
             agent: agent_end.as_fd(),
+            orders: order_end.as_fd(),
         };
         let process = Process::spawn(&config, accel, &ends)?;
         agent.ask(Op::Hello, 0, 0).map_err(|source| VmError::Io {
@@ -164,6 +175,7 @@ impl QemuVm {
             (NIC, nic.fd()),
             (QMP, qmp.fd()),
             (AGENT, agent.fd()),
+            (ORDERS, order_link.fd()),
             (CONSOLE, console.fd()),
             (STDERR, process.stderr()),
             (PROCESS, process.pidfd()),
@@ -188,6 +200,9 @@ impl QemuVm {
             console,
             qmp,
             agent,
+            order_link,
+            order_end: order_end.as_raw_fd(),
+            direct: false,
             tracker: None,
             epoll,
             phase: Phase::Hello,
@@ -230,9 +245,16 @@ impl QemuVm {
             process,
             qmp,
             agent,
+            order_link,
             ..
         } = &*self;
-        for fd in [process.pidfd(), process.stderr(), qmp.fd(), agent.fd()] {
+        for fd in [
+            process.pidfd(),
+            process.stderr(),
+            qmp.fd(),
+            agent.fd(),
+            order_link.fd(),
+        ] {
             self.unwatch(fd);
         }
     }
@@ -270,6 +292,9 @@ impl QemuVm {
         if tags.contains(&AGENT) {
             self.hear_agent();
         }
+        if tags.contains(&ORDERS) {
+            self.hear_of_orders();
+        }
         if tags.contains(&QMP) {
             self.hear_qmp();
         }
@@ -294,6 +319,22 @@ impl QemuVm {
                             "the agent inside QEMU did not start, or ended (is QEMU static, or \
                              LD_PRELOAD disabled?)",
                         );
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn hear_of_orders(&mut self) {
+        while self.phase != Phase::Gone {
+            match self.order_link.receive() {
+                Ok(None) => return,
+                Ok(Some((purpose, result))) => self.answered(purpose, result.map(|()| Value::Null)),
+                Err(error) => {
+                    self.unwatch(self.order_link.fd());
+                    if !self.process_ending() {
+                        self.give_up(&format!("QEMU takes no orders any more: {error}"));
                     }
                     return;
                 }

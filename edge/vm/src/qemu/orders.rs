@@ -2,6 +2,7 @@
 
 use super::{Phase, QemuVm};
 use crate::{VmCommand, VmEvent};
+use plover_agent::Order;
 use rustix::fd::AsRawFd;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -16,8 +17,6 @@ pub(super) enum Purpose {
     Resume,
     Save,
     Load,
-    /// The state that is about to be replaced, saved to compare (see `load`).
-    OwnState,
     /// The last command of a reset.
     Reset,
     /// Why the guest stands, when nobody told it to.
@@ -35,6 +34,9 @@ pub(super) struct Orders {
     reset_happened: bool,
     /// The guest powered off, reset or crashed, and that was told.
     guest_ended: bool,
+    /// QMP's events of orders that did not go over QMP, and so come at their own time.
+    stops_due: u32,
+    paused_since_resume: bool,
 }
 
 impl Orders {
@@ -57,11 +59,16 @@ impl Orders {
         self.open.retain(|open| *open != purpose);
     }
 
-    /// Whether `next` may be sent while `open` is unanswered.
-    fn may_send(&self, next: &VmCommand) -> bool {
+    /// Whether `next` may be sent while `open` is unanswered. Nothing overtakes an order on its own
+    /// way; a reset goes over QMP, and `direct` orders do not.
+    fn may_send(&self, next: &VmCommand, direct: bool) -> bool {
         match self.open.iter().collect::<Vec<_>>()[..] {
             [] => true,
-            [Purpose::Pause] => matches!(next, VmCommand::SaveState | VmCommand::Reset),
+            [Purpose::Pause] => match next {
+                VmCommand::SaveState => true,
+                VmCommand::Reset => !direct,
+                _ => false,
+            },
             _ => false,
         }
     }
@@ -71,9 +78,10 @@ impl QemuVm {
     /// Sends the orders whose turn it is.
     pub(super) fn next_order(&mut self) {
         while self.phase == Phase::Ready {
-            let armed = self.armed;
+            let (armed, direct) = (self.armed || self.direct, self.direct);
             let may = |next: &VmCommand| {
-                self.orders.may_send(next) && (armed || !matches!(next, VmCommand::LoadState(_)))
+                self.orders.may_send(next, direct)
+                    && (armed || !matches!(next, VmCommand::LoadState(_)))
             };
             if !self.orders.queue.front().is_some_and(may) {
                 break;
@@ -89,14 +97,19 @@ impl QemuVm {
             VmCommand::Pause => {
                 self.nic.hold();
                 self.console.hold();
-                self.open(Purpose::Pause, "stop", Value::Null);
+                if self.direct {
+                    self.orders.stops_due += 1;
+                    self.orders.paused_since_resume = true;
+                }
+                self.order(Purpose::Pause, Order::Stop, "stop", Value::Null);
             }
             VmCommand::Resume => {
                 // Before the guest runs, so that it need not wait for us to be told that it
                 // does. QEMU takes one frame at most in between, and delivers that one too.
                 self.nic.release();
                 self.console.release();
-                self.open(Purpose::Resume, "cont", Value::Null);
+                self.orders.paused_since_resume = false;
+                self.order(Purpose::Resume, Order::Cont, "cont", Value::Null);
             }
             VmCommand::Reset if !self.config.machine.needs_reset() => {
                 self.events.push_back(VmEvent::ResetDone);
@@ -116,8 +129,11 @@ impl QemuVm {
                 self.open(Purpose::Reset, setting, json!({ "reboot": "shutdown" }));
             }
             VmCommand::SaveState => {
-                self.orders.opened(Purpose::Save);
-                self.save(Purpose::Save);
+                // live: false, because a live save of a guest that stands hands its disks over to
+                // somebody else: QEMU aborts at the next save.
+                let arguments = json!({ "filename": self.state_file_name(), "live": false });
+                let command = "xen-save-devices-state";
+                self.order(Purpose::Save, Order::Save, command, arguments);
             }
             VmCommand::LoadState(state) => self.begin_load(state),
             VmCommand::PowerButton => {
@@ -130,14 +146,6 @@ impl QemuVm {
         }
     }
 
-    /// Has QEMU save its state into the state file.
-    pub(super) fn save(&mut self, purpose: Purpose) {
-        // live: false, because a live save of a guest that stands hands its disks over to
-        // somebody else: QEMU aborts at the next save.
-        let arguments = json!({ "filename": self.state_file_name(), "live": false });
-        self.send(purpose, "xen-save-devices-state", arguments);
-    }
-
     /// The device state's name inside QEMU, which inherited it under the number it has here.
     pub(super) fn state_file_name(&self) -> String {
         format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
@@ -146,6 +154,26 @@ impl QemuVm {
     fn open(&mut self, purpose: Purpose, execute: &str, arguments: Value) {
         self.orders.opened(purpose);
         self.send(purpose, execute, arguments);
+    }
+
+    /// Gives an order the direct way, or as a command.
+    fn order(&mut self, purpose: Purpose, order: Order, execute: &str, arguments: Value) {
+        if self.direct {
+            self.orders.opened(purpose);
+            let given = self.order_link.give(purpose, order);
+            self.order_given(given);
+        } else {
+            self.open(purpose, execute, arguments);
+        }
+    }
+
+    /// An order went the direct way, or could not.
+    pub(super) fn order_given(&mut self, given: std::io::Result<()>) {
+        if let Err(error) = given {
+            if !self.process_ending() {
+                self.give_up(&format!("giving QEMU an order: {error}"));
+            }
+        }
     }
 
     /// An order failed: those behind it are dropped.
@@ -189,7 +217,6 @@ impl QemuVm {
                     Err(error) => self.failed("load", &error),
                 }
             }
-            (Purpose::OwnState, result) => self.own_state_saved(result),
             (Purpose::Reset, Ok(_)) => {
                 self.orders.reset_answered = true;
                 self.reset_if_done();
@@ -226,7 +253,12 @@ impl QemuVm {
             }
             "RESET" | "SHUTDOWN" if by_guest => self.guest_ended(),
             "GUEST_PANICKED" => self.guest_ended(),
-            "RESUME" => self.orders.guest_ended = false,
+            "RESUME" => {
+                self.orders.guest_ended = false;
+                // What comes after it are the pauses that were ordered after it.
+                self.orders.stops_due = self.orders.paused_since_resume.into();
+            }
+            "STOP" if self.orders.stops_due > 0 => self.orders.stops_due -= 1,
             // Nobody told it to. The guest ended, or KVM gave up on it: its status says which.
             "STOP" if !self.orders.open.contains(&Purpose::Pause) && !self.orders.guest_ended => {
                 self.send(Purpose::WhyStopped, "query-status", Value::Null);

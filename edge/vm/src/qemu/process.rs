@@ -24,6 +24,7 @@ pub(super) struct Ends<'a> {
     pub(super) qmp: BorrowedFd<'a>,
     pub(super) console: BorrowedFd<'a>,
     pub(super) agent: BorrowedFd<'a>,
+    pub(super) orders: BorrowedFd<'a>,
 }
 
 /// A child that is ended when this is dropped.
@@ -47,7 +48,14 @@ impl Process {
             qmp: ends.qmp.as_raw_fd(),
             console: ends.console.as_raw_fd(),
         };
-        let inherit = [ends.ram, ends.state, ends.nic, ends.qmp, ends.console];
+        let inherit = [
+            ends.ram,
+            ends.state,
+            ends.nic,
+            ends.qmp,
+            ends.console,
+            ends.orders,
+        ];
         Self::start(
             &binary(config),
             arguments(config, accel, fds),

@@ -5,8 +5,8 @@ use crate::cpu_clock::CpuClock;
 use crate::dirty::DirtyTracker;
 use crate::thread_state::ThreadState;
 use crate::{Accel, VmError, VmEvent};
-use plover_agent::{AGENT_VERSION, HELLO_HAS_INVALIDATE, HELLO_HAS_YANK, Op};
-use rustix::fd::OwnedFd;
+use plover_agent::{AGENT_VERSION, HELLO_HAS_ORDERS, HELLO_HAS_YANK, HELLO_KEEPS_CODE, Op};
+use rustix::fd::{AsRawFd, OwnedFd};
 use serde_json::Value;
 
 impl QemuVm {
@@ -68,10 +68,9 @@ impl QemuVm {
                 self.give_up(&crate::check::missing_symbol(&binary));
             }
             Op::Hello => {
-                // After a reset the vCPUs never agree with those of a guest that has run.
-                self.loads.keeps_code = self.accel == Accel::Tcg
-                    && !self.config.machine.needs_reset()
-                    && answer.reply.value & HELLO_HAS_INVALIDATE != 0;
+                let has = |bit| answer.reply.value & bit != 0;
+                self.direct = has(HELLO_HAS_ORDERS);
+                self.loads.keeps_code = self.accel == Accel::Tcg && has(HELLO_KEEPS_CODE);
                 self.heard.agent = true;
                 self.track_if_ready();
             }
@@ -86,13 +85,12 @@ impl QemuVm {
             }
             Op::Yank => {
                 self.armed = true;
-                if self.phase == Phase::Track {
-                    self.phase = Phase::Ready;
-                    self.events.push_back(VmEvent::Started);
-                }
-                self.next_order();
+                self.ready();
             }
-            Op::Invalidate => self.invalidated(answer.reply.status),
+            Op::Orders if answer.reply.status != 0 => {
+                self.give_up(&format!("QEMU could not be made to take orders: {status}"));
+            }
+            Op::Orders => self.ready(),
         }
     }
 
@@ -123,10 +121,31 @@ impl QemuVm {
         match tracker {
             Ok(tracker) => {
                 self.tracker = Some(tracker);
-                self.arm();
+                if self.direct {
+                    self.take_orders();
+                } else {
+                    self.arm();
+                }
             }
             Err(error) => self.give_up(&error.to_string()),
         }
+    }
+
+    /// Has QEMU listen to the orders' socket.
+    fn take_orders(&mut self) {
+        let file = self.state_file.fd().as_raw_fd();
+        let (socket, file) = (self.order_end as u64, file as u64);
+        if let Err(error) = self.agent.ask(Op::Orders, socket, file) {
+            self.give_up(&format!("asking the agent: {error}"));
+        }
+    }
+
+    fn ready(&mut self) {
+        if self.phase == Phase::Track {
+            self.phase = Phase::Ready;
+            self.events.push_back(VmEvent::Started);
+        }
+        self.next_order();
     }
 
     /// Has the agent prepare the next load. Done ahead of it: a load then need not wait.

@@ -38,7 +38,6 @@ impl Vm for QemuVm {
     }
 
     fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
-        self.loads.give_back_cleared(dirty);
         match &mut self.tracker {
             Some(tracker) => tracker.scan(dirty),
             None => Err(VmError::Io {
