@@ -30,9 +30,14 @@ impl IdleDetector {
         }
     }
 
-    /// Takes a sample: at `now` the vCPUs have used `cpu` in all, and `consumed` says whether
-    /// the guest's NIC has taken every frame fed to it. Returns whether the guest is idle.
-    pub fn sample(&mut self, now: Micros, cpu: Micros, consumed: bool) -> bool {
+    /// Takes a sample at `now`: the vCPUs have used `cpu` in all, or `None` where the guest
+    /// plainly has work: a frame in its NIC's queue, a thread that runs or waits for a CPU. Returns
+    /// whether the guest is idle.
+    pub fn sample(&mut self, now: Micros, cpu: Option<Micros>) -> bool {
+        let Some(cpu) = cpu else {
+            self.disturb();
+            return false;
+        };
         let Some((then, cpu_then)) = self.last else {
             self.last = Some((now, cpu));
             return false;
@@ -43,12 +48,22 @@ impl IdleDetector {
             return self.is_idle(now);
         }
         self.last = Some((now, cpu));
-        if !consumed || cpu.since(cpu_then).0 * 1024 > span.0 * BUSY_SHARE_1024 {
+        if cpu.since(cpu_then).0 * 1024 > span.0 * BUSY_SHARE_1024 {
             self.idle_since = None;
         } else if self.idle_since.is_none() {
             self.idle_since = Some(then);
         }
         self.is_idle(now)
+    }
+
+    /// When the next sample is of use: sooner once the guest looks idle.
+    pub fn period(&self) -> Micros {
+        let period = if self.last.is_some() {
+            self.threshold.0 / 2
+        } else {
+            self.threshold.0
+        };
+        Micros(period.max(50))
     }
 
     /// Something was fed to the guest: it is not idle until samples say so again.
@@ -70,17 +85,25 @@ mod tests {
     #[test]
     fn idle_needs_the_threshold_and_an_empty_queue() {
         let mut idle = IdleDetector::new(Micros(100));
-        assert!(!idle.sample(Micros(0), Micros(0), true));
-        assert!(!idle.sample(Micros(50), Micros(1), true));
-        assert!(idle.sample(Micros(100), Micros(2), true));
-        assert!(!idle.sample(Micros(150), Micros(2), false), "a frame waits");
-        assert!(
-            !idle.sample(Micros(200), Micros(50), true),
-            "the vCPU worked"
-        );
-        assert!(!idle.sample(Micros(250), Micros(51), true));
-        assert!(idle.sample(Micros(300), Micros(52), true));
+        let used = |micros| Some(Micros(micros));
+        assert!(!idle.sample(Micros(0), used(0)));
+        assert!(!idle.sample(Micros(50), used(1)));
+        assert!(idle.sample(Micros(100), used(2)));
+        assert!(!idle.sample(Micros(150), None), "a frame waits");
+        assert!(!idle.sample(Micros(200), used(40)), "nothing to compare");
+        assert!(!idle.sample(Micros(250), used(70)), "the vCPU worked");
+        assert!(!idle.sample(Micros(300), used(71)));
+        assert!(idle.sample(Micros(350), used(72)));
         idle.disturb();
-        assert!(!idle.sample(Micros(310), Micros(52), true));
+        assert!(!idle.sample(Micros(360), used(72)));
+    }
+
+    #[test]
+    fn a_guest_that_looks_idle_is_looked_at_more_often() {
+        let mut idle = IdleDetector::new(Micros(200));
+        idle.sample(Micros(0), None);
+        assert_eq!(idle.period(), Micros(200));
+        idle.sample(Micros(200), Some(Micros(150)));
+        assert_eq!(idle.period(), Micros(100));
     }
 }

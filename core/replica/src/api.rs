@@ -137,11 +137,10 @@ pub enum Event {
     PagesRead(Vec<u8>),
     /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
     Sample {
-        /// CPU time of all vCPUs since the start.
-        cpu: Micros,
-        /// Whether the hypervisor has consumed every frame fed to it and none of its threads
-        /// runs or waits for a CPU.
-        consumed: bool,
+        /// CPU time of all vCPUs since the start; `None` where the guest plainly has work: the
+        /// hypervisor has not consumed every frame fed to it, or one of its threads runs or
+        /// waits for a CPU.
+        cpu: Option<Micros>,
     },
 }
 

@@ -211,7 +211,7 @@ impl Replica {
                 Some(Asked::Nothing) => {}
                 None => panic!("pages nobody asked for"),
             },
-            Event::Sample { cpu, consumed } => self.on_sample(cpu, consumed),
+            Event::Sample { cpu } => self.guest_idle = self.idle.sample(self.now, cpu),
         }
     }
 
@@ -422,11 +422,8 @@ impl Replica {
         }
     }
 
-    fn on_sample(&mut self, cpu: Micros, consumed: bool) {
-        self.guest_idle = self.idle.sample(self.now, cpu, consumed);
-    }
-
-    /// How often the guest's activity should be sampled, while somebody waits for it.
+    /// How soon after the last one a sample of the guest's activity is of use, while somebody waits
+    /// for it.
     pub fn wants_samples(&self) -> Option<Micros> {
         let slot_waits = self.config.policy.sync.asks_for_idleness()
             && self.role == Role::Leader
@@ -435,7 +432,7 @@ impl Replica {
             && self.secondary().is_some()
             && !self.guard.is_empty();
         let cut_waits = self.follow.as_ref().is_some_and(FollowSync::is_draining);
-        (slot_waits || cut_waits).then_some(Micros(self.config.slot.idle_threshold.0.max(50)))
+        (slot_waits || cut_waits).then(|| self.idle.period())
     }
 
     /// When the next [`Event::Tick`] is due at the latest.

@@ -25,6 +25,10 @@ const FRAMES_PER_TURN: usize = 256;
 /// The loop's place before the guests' vCPUs.
 const NICE: i32 = -10;
 
+/// Free memory that this process keeps: a few usual slots' pages. Well within the 64 MiB that a
+/// replica may hold beside its buffers.
+const KEPT_BYTES: libc::c_int = 16 << 20;
+
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
 
@@ -76,6 +80,8 @@ struct Body {
     dropped_outputs: u64,
     last_failure: Option<String>,
     stopping: bool,
+    /// When the guest's activity was last looked at.
+    sampled_at: Micros,
 }
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -137,6 +143,7 @@ impl Body {
             dropped_outputs: 0,
             last_failure,
             stopping: false,
+            sampled_at: Micros::ZERO,
             config,
         })
     }
@@ -159,7 +166,7 @@ impl Body {
         let now = clock::now();
         let mut until = self.replica.deadline();
         if let Some(period) = self.replica.wants_samples() {
-            until = until.min(now + period);
+            until = until.min((self.sampled_at + period).max(now));
         }
         let mut span = until.since(now);
         if let Some(timeout) = self.fabric.as_ref().and_then(|f| f.timeout()) {
@@ -199,13 +206,7 @@ impl Body {
         self.take_vm()?;
         self.take_tap()?;
         self.take_control()?;
-        if self.replica.wants_samples().is_some() {
-            if let Some(vm) = &self.vm {
-                let cpu = Micros(vm.cpu_time().as_micros() as u64);
-                let consumed = vm.consumed_all() && !vm.has_work();
-                self.apply(Event::Sample { cpu, consumed })?;
-            }
-        }
+        self.sample()?;
         if clock::now() >= self.replica.deadline() {
             self.apply(Event::Tick)?;
         }
@@ -215,6 +216,22 @@ impl Body {
             fabric.flush();
         }
         Ok(())
+    }
+
+    /// Looks at what the guest is doing, when somebody waits for it and it is time.
+    fn sample(&mut self) -> Result<(), BoxError> {
+        let (Some(period), Some(vm)) = (self.replica.wants_samples(), &self.vm) else {
+            return Ok(());
+        };
+        let now = clock::now();
+        if now < self.sampled_at + period {
+            return Ok(());
+        }
+        self.sampled_at = now;
+        // The clock of a thread that runs is read by interrupting its CPU: only when it is of use.
+        let at_rest = vm.consumed_all() && !vm.has_work();
+        let cpu = at_rest.then(|| Micros(vm.cpu_time().as_micros() as u64));
+        self.apply(Event::Sample { cpu })
     }
 
     fn take_storage(&mut self) -> Result<(), BoxError> {
@@ -685,6 +702,13 @@ fn prepare_process() {
     // SAFETY: PR_SET_TIMERSLACK takes its argument by value.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
+    }
+    // What a sync takes it gives back, and takes again a few milliseconds later: the allocator shall
+    // keep that much rather than return it to the kernel and have it zeroed anew each time.
+    // SAFETY: mallopt takes its arguments by value; no other thread allocates yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
     }
     let _ = rustix::process::setpriority_process(None, NICE);
 }

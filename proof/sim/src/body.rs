@@ -145,8 +145,8 @@ impl World {
             .as_ref()
             .is_some_and(|r| r.wants_samples().is_some());
         if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| wanted) {
-            let (cpu, consumed) = hypervisor.sample(now);
-            self.tell(who, Event::Sample { cpu, consumed });
+            let cpu = hypervisor.sample(now);
+            self.tell(who, Event::Sample { cpu });
         }
     }
 

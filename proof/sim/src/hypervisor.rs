@@ -157,10 +157,10 @@ impl Hypervisor {
         self.plan_step();
     }
 
-    /// CPU time used, and whether every frame was consumed.
-    pub fn sample(&mut self, now: Micros) -> (Micros, bool) {
+    /// CPU time used, if everything fed was consumed.
+    pub fn sample(&mut self, now: Micros) -> Option<Micros> {
         self.let_time_pass(now);
-        (self.cpu, self.nic.is_empty() && self.console.is_empty())
+        (self.nic.is_empty() && self.console.is_empty()).then_some(self.cpu)
     }
 
     /// Whether the vCPUs run.
