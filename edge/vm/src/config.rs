@@ -123,6 +123,10 @@ pub struct QemuConfig {
     /// The most frames that wait for the guest's NIC; more are refused, as by a NIC's queue.
     #[serde(default = "default_feed_frames")]
     pub feed_frames: u32,
+    /// Gives all orders through QEMU's monitor, as where a build of QEMU exports nothing else
+    /// (docs/decisions/0009). Slower; for tests of that way.
+    #[serde(default)]
+    pub monitor_only: bool,
 }
 
 fn one() -> u32 {
@@ -154,6 +158,7 @@ impl QemuConfig {
             mac,
             name: default_name(),
             feed_frames: default_feed_frames(),
+            monitor_only: false,
         }
     }
 

@@ -251,7 +251,16 @@ fn orders_may_be_given_back_to_back() {
     if !have_qemu() {
         return;
     }
-    let mut guest = Guest::boot(config(Machine::Q35));
+    for monitor_only in [false, true] {
+        back_to_back(QemuConfig {
+            monitor_only,
+            ..config(Machine::Q35)
+        });
+    }
+}
+
+fn back_to_back(config: QemuConfig) {
+    let mut guest = Guest::boot(config);
     for order in [
         VmCommand::Pause,
         VmCommand::SaveState,

@@ -25,7 +25,8 @@ const LEGACY_HOLE: std::ops::Range<u32> = 0xa0..0x100;
 
 /// What loading needs to remember.
 pub(super) struct Loads {
-    /// Whether translations can be kept at all: TCG, and a QEMU that exports what the agent needs.
+    /// Whether translations can be kept at all: TCG, direct orders, and a QEMU that exports what the
+    /// agent needs.
     pub(super) keeps_code: bool,
     /// Where QEMU has guest RAM.
     pub(super) ram_in_qemu: u64,

@@ -69,8 +69,9 @@ impl QemuVm {
             }
             Op::Hello => {
                 let has = |bit| answer.reply.value & bit != 0;
-                self.direct = has(HELLO_HAS_ORDERS);
-                self.loads.keeps_code = self.accel == Accel::Tcg && has(HELLO_KEEPS_CODE);
+                self.direct = has(HELLO_HAS_ORDERS) && !self.config.monitor_only;
+                self.loads.keeps_code =
+                    self.direct && self.accel == Accel::Tcg && has(HELLO_KEEPS_CODE);
                 self.heard.agent = true;
                 self.track_if_ready();
             }
