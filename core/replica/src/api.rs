@@ -3,6 +3,7 @@
 use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
 use plover_policy::{Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
+use plover_syncvm::blocks::Divergent;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed,
     View, Viewstamp,
@@ -39,6 +40,8 @@ pub struct Config {
     pub pages: u32,
     /// Whether this machine type's devices must be reset before a state is loaded.
     pub needs_reset: bool,
+    /// Whether only the differing blocks of divergent pages are sent, not whole pages.
+    pub blocks: bool,
     /// Held output bytes that force a sync.
     pub guard_bytes_max: usize,
     /// Frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
@@ -65,6 +68,8 @@ pub enum Canary {
     ReleaseBeforeAck,
     /// A failed sync forgets its dirty pages.
     DirtyBitsLost,
+    /// Of several blocks that differ in a page, one is not sent.
+    BlockMissed,
 }
 
 impl Canary {
@@ -133,7 +138,10 @@ pub enum Event {
     Scanned(PageSet),
     /// The answer to [`Action::Hash`], in the order asked.
     Hashed(Vec<Digest>),
-    /// The answer to [`Action::ReadPages`]: a page chunk.
+    /// The answer to [`Action::HashBlocks`], in the order asked: each page's blocks, one page after
+    /// the other.
+    BlocksHashed(Vec<u64>),
+    /// The answer to [`Action::ReadPages`] or [`Action::ReadBlocks`]: a page chunk.
     PagesRead(Vec<u8>),
     /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
     Sample {
@@ -204,6 +212,15 @@ pub enum Action {
     },
     /// Read these pages into one chunk → [`Event::PagesRead`].
     ReadPages(Vec<PageNo>),
+    /// Hash the blocks of these pages → [`Event::BlocksHashed`].
+    HashBlocks {
+        /// The session's key.
+        key: [u8; 32],
+        /// The pages.
+        pages: Vec<PageNo>,
+    },
+    /// Read these blocks into one chunk → [`Event::PagesRead`].
+    ReadBlocks(Vec<Divergent>),
     /// Write page chunks into guest memory.
     WriteChunks(Vec<Vec<u8>>),
     /// Put frames into the guest's NIC queue.

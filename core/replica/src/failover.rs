@@ -236,7 +236,13 @@ impl Replica {
         self.cleared.clear();
         self.set_holds_state(false);
         // What was asked of its memory is still answered, and the answers mean nothing.
-        for asked in [&mut self.scans, &mut self.hashes, &mut self.reads] {
+        let asked = [
+            &mut self.scans,
+            &mut self.hashes,
+            &mut self.block_hashes,
+            &mut self.reads,
+        ];
+        for asked in asked {
             asked.iter_mut().for_each(|asked| *asked = Asked::Nothing);
         }
         if self.guest.power != Power::Off {

@@ -29,6 +29,9 @@ use plover_types::{Digest, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, Vi
 /// Digests in one message: 64 KiB.
 const DIGESTS_PER_MESSAGE: usize = 4096;
 
+/// Block hashes in one message: 64 KiB.
+const BLOCK_HASHES_PER_MESSAGE: usize = 8192;
+
 /// Staged chunks between two acknowledgements of the transfer window.
 const CHUNKS_PER_ACK: u32 = 8;
 
@@ -73,6 +76,8 @@ pub(crate) struct FollowSync {
     unconsumed: Unconsumed,
     scanned: bool,
     dirty: Option<(PageSet, [u8; 32])>,
+    /// The session's, once hashes were asked for.
+    key: [u8; 32],
     own: Runs,
 }
 
@@ -149,6 +154,7 @@ impl Replica {
             unconsumed: Unconsumed::default(),
             scanned: false,
             dirty: dirty.map(|d| (d.set, d.key)),
+            key: [0; 32],
             own: Runs::default(),
         });
         if joining {
@@ -250,6 +256,7 @@ impl Replica {
             return;
         };
         let number = follow.sync;
+        follow.key = key;
         follow.stage = Stage::Receiving(Staging::new(number, self.config.pages));
         // Whatever becomes of this sync, these pages may differ until one succeeds.
         self.ledger.owe(&theirs);
@@ -283,6 +290,40 @@ impl Replica {
             if first >= digests.len() {
                 break;
             }
+        }
+    }
+
+    /// The leader knows which pages differ and wants to know where.
+    pub(crate) fn follow_blocks(&mut self, number: SyncNo, runs: &Runs) {
+        let Some(set) = runs.to_set(self.config.pages) else {
+            return self.reject_leader("divergent pages outside the guest");
+        };
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
+        if !matches!(follow.stage, Stage::Receiving(_)) {
+            return;
+        }
+        let key = follow.key;
+        self.block_hashes.push_back(Asked::Follow(number));
+        let pages = set.iter().collect();
+        self.out.push(Action::HashBlocks { key, pages });
+    }
+
+    pub(crate) fn follow_blocks_hashed(&mut self, number: SyncNo, hashes: &[u64]) {
+        let Some(leader) = self.leader else { return };
+        if !self.follow.as_ref().is_some_and(|f| f.sync == number) {
+            return;
+        }
+        let total = hashes.len() as u32;
+        for (part, hashes) in hashes.chunks(BLOCK_HASHES_PER_MESSAGE).enumerate() {
+            let body = Body::BlockHashes {
+                sync: number,
+                first: (part * BLOCK_HASHES_PER_MESSAGE) as u32,
+                total,
+                hashes: hashes.iter().flat_map(|h| h.to_le_bytes()).collect(),
+            };
+            self.send_bulk(leader, body);
         }
     }
 

@@ -22,8 +22,10 @@
 //! the secondary's list is on its way; only pages that the secondary alone has written are
 //! hashed after it.
 
+mod blocks;
 mod checkpoint;
 
+use self::blocks::Narrowing;
 use self::checkpoint::Copied;
 use crate::Role;
 use crate::api::{Action, Canary, Note};
@@ -34,6 +36,7 @@ use crate::replica::{Asked, Replica};
 use apus::EntryKind;
 use plover_guard::HeldSlot;
 use plover_policy::{SlotView, SyncReason};
+use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncReport, compare};
@@ -54,6 +57,8 @@ enum Stage {
     /// Of a checkpoint: pages are copied aside.
     Copying,
     Exchanging,
+    /// The blocks of divergent pages are compared.
+    Narrowing,
     Transferring,
     Acknowledging,
     Acknowledged,
@@ -85,6 +90,9 @@ pub(crate) struct LeadSync {
     /// Pages only the secondary has written; hashed after its list came.
     extra: Option<Vec<PageNo>>,
     divergent: Vec<PageNo>,
+    narrowing: Narrowing,
+    /// What differs of each divergent page; empty: they go whole.
+    masks: Vec<BlockMask>,
     next: usize,
     chunks_asked: u32,
     chunks_sent: u32,
@@ -222,6 +230,8 @@ impl Replica {
             their_total: None,
             extra: None,
             divergent: Vec::new(),
+            narrowing: Narrowing::default(),
+            masks: Vec::new(),
             next: 0,
             chunks_asked: 0,
             chunks_sent: 0,
@@ -404,6 +414,15 @@ impl Replica {
         sync.report.same = found.same;
         sync.report.divergent = found.divergent.len() as u32;
         sync.divergent = found.divergent;
+        if !self.narrow() {
+            self.begin_transfer();
+        }
+    }
+
+    /// What is to be sent is known.
+    fn begin_transfer(&mut self) {
+        let now = self.now;
+        let Some(sync) = &mut self.lead else { return };
         sync.stage = Stage::Transferring;
         sync.enter(Phase::Transfer, now);
         let number = sync.sync;
@@ -422,11 +441,18 @@ impl Replica {
             && sync.chunks_asked - sync.chunks_acked < WINDOW_CHUNKS
         {
             let end = (sync.next + CHUNK_PAGES_MAX).min(sync.divergent.len());
-            let pages = sync.divergent[sync.next..end].to_vec();
+            let pages = &sync.divergent[sync.next..end];
+            let action = match sync.masks.get(sync.next..end) {
+                Some(masks) => {
+                    let both = pages.iter().copied().zip(masks.iter().copied());
+                    Action::ReadBlocks(both.collect())
+                }
+                None => Action::ReadPages(pages.to_vec()),
+            };
             sync.next = end;
             sync.chunks_asked += 1;
             self.reads.push_back(Asked::Lead(sync.sync));
-            self.out.push(Action::ReadPages(pages));
+            self.out.push(action);
         }
         let all_sent = sync.next == sync.divergent.len() && sync.chunks_sent == sync.chunks_asked;
         if !all_sent {

@@ -86,6 +86,7 @@ pub struct Replica {
 
     pub(crate) scans: VecDeque<Asked>,
     pub(crate) hashes: VecDeque<Asked>,
+    pub(crate) block_hashes: VecDeque<Asked>,
     pub(crate) reads: VecDeque<Asked>,
 }
 
@@ -142,6 +143,7 @@ impl Replica {
             join_attempts: 0,
             scans: VecDeque::new(),
             hashes: VecDeque::new(),
+            block_hashes: VecDeque::new(),
             reads: VecDeque::new(),
             out: Vec::new(),
             consensus_out: Vec::new(),
@@ -202,6 +204,12 @@ impl Replica {
                 Some(Asked::Follow(sync)) => self.follow_hashed(sync, &digests),
                 Some(Asked::Nothing) => {}
                 other => panic!("hashes nobody asked for: {other:?}"),
+            },
+            Event::BlocksHashed(hashes) => match self.block_hashes.pop_front() {
+                Some(Asked::Lead(sync)) => self.lead_blocks_hashed(sync, hashes),
+                Some(Asked::Follow(sync)) => self.follow_blocks_hashed(sync, &hashes),
+                Some(Asked::Nothing) => {}
+                other => panic!("block hashes nobody asked for: {other:?}"),
             },
             Event::PagesRead(chunk) => match self.reads.pop_front() {
                 Some(Asked::Lead(sync)) => self.lead_pages_read(sync, chunk),
@@ -355,6 +363,13 @@ impl Replica {
             } if follows => self.on_copy(attempt, seq, chunk),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
             Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
+            Body::Blocks { sync, runs } if follows => self.follow_blocks(sync, &runs),
+            Body::BlockHashes {
+                sync,
+                first,
+                total,
+                hashes,
+            } if leads => self.lead_block_hashes(from, sync, (first, total), &hashes),
             Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
             Body::End {
                 sync,

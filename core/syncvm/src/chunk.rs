@@ -1,9 +1,11 @@
 //! Page contents on the wire: a chunk is a sequence of `page number, kind, bytes`.
 //!
-//! A zero page is its number and one byte. Nothing is compressed: at the speeds of a local
+//! A zero page is its number and one byte; of a page of which only some blocks are sent, a mask of
+//! 8 bytes says which. Nothing is compressed: at the speeds of a local
 //! network that cost more than it saved in every system of the papers that tried.
 
-use plover_types::{PAGE_BYTES, PageNo};
+use crate::blocks::BlockMask;
+use plover_types::{BLOCK_BYTES, PAGE_BYTES, PageNo};
 
 /// Pages a chunk holds at most. 32 pages are 128 KiB: large enough that the per-message cost
 /// vanishes, small enough that a full copy never occupies the loop for long.
@@ -11,6 +13,7 @@ pub const CHUNK_PAGES_MAX: usize = 32;
 
 const KIND_ZERO: u8 = 0;
 const KIND_RAW: u8 = 1;
+const KIND_BLOCKS: u8 = 2;
 
 /// Builds a chunk.
 #[derive(Debug, Default)]
@@ -38,6 +41,21 @@ impl ChunkWriter {
         self.pages += 1;
     }
 
+    /// Adds the blocks that `mask` names of a page of [`PAGE_BYTES`] bytes, or the whole page where
+    /// that is shorter.
+    pub fn push_blocks(&mut self, page: PageNo, mask: BlockMask, content: &[u8]) {
+        if mask == BlockMask::ALL || content.iter().all(|b| *b == 0) {
+            return self.push(page, content);
+        }
+        self.bytes.extend_from_slice(&page.0.to_le_bytes());
+        self.bytes.push(KIND_BLOCKS);
+        self.bytes.extend_from_slice(&mask.0.to_le_bytes());
+        for range in mask.ranges() {
+            self.bytes.extend_from_slice(&content[range]);
+        }
+        self.pages += 1;
+    }
+
     /// How many pages it holds.
     pub fn pages(&self) -> usize {
         self.pages
@@ -56,6 +74,28 @@ pub enum PageContent<'a> {
     Zero,
     /// These [`PAGE_BYTES`] bytes.
     Raw(&'a [u8]),
+    /// These blocks, one after the other; the others are as they were.
+    Blocks(BlockMask, &'a [u8]),
+}
+
+impl PageContent<'_> {
+    /// Makes `page`, of [`PAGE_BYTES`] bytes, what this says.
+    pub fn apply(&self, page: &mut [u8]) {
+        match self {
+            Self::Zero => page.fill(0),
+            Self::Raw(bytes) => page.copy_from_slice(bytes),
+            Self::Blocks(mask, bytes) => {
+                for (range, block) in mask.ranges().zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                    page[range].copy_from_slice(block);
+                }
+            }
+        }
+    }
+
+    /// Whether it says all of the page.
+    pub fn is_whole(&self) -> bool {
+        !matches!(self, Self::Blocks(..))
+    }
 }
 
 /// The bytes are no chunk for this guest: a bug of the peer. The sync is given up.
@@ -104,6 +144,16 @@ fn read_one(bytes: &[u8], pages: u32) -> Option<(PageNo, PageContent<'_>, usize)
             PageContent::Raw(body.get(..PAGE_BYTES)?),
             5 + PAGE_BYTES,
         )),
+        (&KIND_BLOCKS, body) => {
+            let (mask, body) = body.split_first_chunk::<8>()?;
+            let mask = BlockMask(u64::from_le_bytes(*mask));
+            if mask.is_empty() || mask.0 & !BlockMask::ALL.0 != 0 {
+                return None;
+            }
+            let bytes = mask.len() as usize * BLOCK_BYTES;
+            let blocks = PageContent::Blocks(mask, body.get(..bytes)?);
+            Some((page, blocks, 13 + bytes))
+        }
         _ => None,
     }
 }
@@ -134,6 +184,26 @@ mod tests {
             "page 9 lies outside 9 pages"
         );
         assert!(read(&chunk[..20], 10).any(|p| p.is_err()), "cut short");
+    }
+
+    #[test]
+    fn blocks_change_what_they_name_and_nothing_else() {
+        let (old, mut new) = ([1u8; PAGE_BYTES], [1u8; PAGE_BYTES]);
+        new[BLOCK_BYTES] = 2;
+        new[PAGE_BYTES - 1] = 3;
+        let mask = BlockMask(1 << 1 | 1 << (PAGE_BYTES / BLOCK_BYTES - 1));
+        let mut writer = ChunkWriter::new();
+        writer.push_blocks(PageNo(4), mask, &new);
+        writer.push_blocks(PageNo(5), BlockMask::ALL, &new);
+        writer.push_blocks(PageNo(6), mask, &[0; PAGE_BYTES]);
+        let chunk = writer.finish();
+        assert_eq!(chunk.len(), 13 + 2 * BLOCK_BYTES + 5 + PAGE_BYTES + 5);
+        let read: Vec<_> = read(&chunk, 7).map(Result::unwrap).collect();
+        let whole: Vec<_> = read.iter().map(|(_, content)| content.is_whole()).collect();
+        assert_eq!(whole, [false, true, true]);
+        let mut page = old;
+        read[0].1.apply(&mut page);
+        assert_eq!(page, new);
     }
 
     proptest! {

@@ -7,7 +7,9 @@
 //!  hash own pages                           hash the union of both sides' dirty pages
 //!                                   ◀────── Hashes(own dirty pages, digests of the union)
 //!  hash the rest, compare
-//!  Pages(divergent pages) … ──────────────▶ stage
+//!  Blocks(divergent pages) ───────────────▶ hash their blocks
+//!                                   ◀────── BlockHashes
+//!  Pages(what differs of them) … ─────────▶ stage
 //!  End(device state, counts) ─────────────▶ all there? then nothing can be lost any more
 //!                                   ◀────── Ack
 //!  release outputs, resume                  apply what was staged, resume
@@ -18,6 +20,7 @@
 //! [`Ledger`] of pages not yet known to be equal, the comparing, and the [`Staging`] area that
 //! makes the secondary's step atomic.
 
+pub mod blocks;
 pub mod chunk;
 mod compare;
 mod ledger;

@@ -84,7 +84,26 @@ pub enum Body {
         /// The sync.
         sync: SyncNo,
     },
-    /// Leader: divergent pages, or those of a checkpoint.
+    /// Leader: these pages differ; hash their blocks (see [`crate::blocks`]).
+    Blocks {
+        /// The syncvm.
+        sync: SyncNo,
+        /// The divergent pages.
+        runs: Runs,
+    },
+    /// Secondary: the hashes of all blocks of these pages, rising by page.
+    BlockHashes {
+        /// The syncvm.
+        sync: SyncNo,
+        /// Which hash of them all the part starts with.
+        first: u32,
+        /// How many there are.
+        total: u32,
+        /// 8 bytes a hash.
+        #[serde(with = "serde_bytes")]
+        hashes: Vec<u8>,
+    },
+    /// Leader: divergent pages or what differs of them, or the pages of a checkpoint.
     Pages {
         /// The syncvm.
         sync: SyncNo,
@@ -216,6 +235,10 @@ pub struct SyncReport {
     pub same: u32,
     /// Of those, different: sent.
     pub divergent: u32,
+    /// Blocks of divergent pages that were sent, where they were compared block by block.
+    pub blocks: u32,
+    /// Out of this many.
+    pub blocks_compared: u32,
     /// Bytes of bitmaps and digests, both directions.
     pub bytes_hashes: u64,
     /// Bytes of page contents.

@@ -47,7 +47,7 @@ pub struct Staged {
     pub sync: SyncNo,
     /// Page chunks, to be written in this order.
     pub chunks: Vec<Vec<u8>>,
-    /// The pages they hold.
+    /// The pages of which they hold all.
     pub touched: PageSet,
     /// Device and CPU state, opaque.
     pub device: Vec<u8>,
@@ -73,9 +73,7 @@ impl Staging {
         if seq != expected {
             return Err(StagingError::OutOfOrder { expected, got: seq });
         }
-        for page in chunk::read(&bytes, self.pages) {
-            self.touched.insert(page?.0);
-        }
+        note_whole(&bytes, self.pages, &mut self.touched)?;
         self.chunks.push(bytes);
         Ok(())
     }
@@ -108,13 +106,22 @@ impl Staging {
     }
 }
 
+/// Notes the pages that `chunk` holds whole, and finds out whether it makes sense.
+fn note_whole(bytes: &[u8], pages: u32, touched: &mut PageSet) -> Result<(), chunk::ChunkError> {
+    for page in chunk::read(bytes, pages) {
+        let (page, content) = page?;
+        if content.is_whole() {
+            touched.insert(page);
+        }
+    }
+    Ok(())
+}
+
 impl Staged {
     /// Adds pages that were asked for after the end mark (what a device reset wrote, on machine
     /// types that need one).
     pub fn add(&mut self, bytes: Vec<u8>, pages: u32) -> Result<(), StagingError> {
-        for page in chunk::read(&bytes, pages) {
-            self.touched.insert(page?.0);
-        }
+        note_whole(&bytes, pages, &mut self.touched)?;
         self.chunks.push(bytes);
         Ok(())
     }

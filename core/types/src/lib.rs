@@ -19,3 +19,10 @@ pub use time::{Micros, SplitMix64};
 
 /// Bytes in a guest page. Dirty tracking, hashing and transfer all work in this unit.
 pub const PAGE_BYTES: usize = 4096;
+
+/// Bytes of a block: the piece of a divergent page that travels when only it differs. Chosen by
+/// measurement (docs/decisions/0014): smaller blocks send fewer bytes of memory and more of hashes.
+pub const BLOCK_BYTES: usize = 128;
+
+/// Blocks of a page, at most 64.
+pub const BLOCKS_PER_PAGE: usize = PAGE_BYTES / BLOCK_BYTES;

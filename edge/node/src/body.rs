@@ -9,8 +9,9 @@ use crate::trace::Trace;
 use crate::{announce, clock};
 use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
 use plover_replica::{Action, Event, Note, OperatorInput, Replica, Role};
+use plover_syncvm::blocks::{BlockMask, Divergent};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_types::{Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, Unconsumed};
+use plover_types::{BLOCKS_PER_PAGE, Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, Unconsumed};
 use plover_vm::{QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;
@@ -393,6 +394,18 @@ impl Body {
                 }
                 self.events.push_back(Event::Hashed(digests));
             }
+            Action::HashBlocks { key, pages } => {
+                let mut hashes = Vec::with_capacity(pages.len() * BLOCKS_PER_PAGE);
+                match &self.vm {
+                    Some(vm) => vm.hash_blocks(&key, &pages, &mut hashes),
+                    None => hashes.resize(pages.len() * BLOCKS_PER_PAGE, 0),
+                }
+                self.events.push_back(Event::BlocksHashed(hashes));
+            }
+            Action::ReadBlocks(pages) => {
+                let chunk = self.read_blocks(&pages);
+                self.events.push_back(Event::PagesRead(chunk));
+            }
             Action::ReadPages(pages) => {
                 let chunk = self.read_pages(&pages);
                 self.events.push_back(Event::PagesRead(chunk));
@@ -469,12 +482,17 @@ impl Body {
     }
 
     fn read_pages(&self, pages: &[PageNo]) -> Vec<u8> {
+        let whole: Vec<Divergent> = pages.iter().map(|page| (*page, BlockMask::ALL)).collect();
+        self.read_blocks(&whole)
+    }
+
+    fn read_blocks(&self, pages: &[Divergent]) -> Vec<u8> {
         let mut writer = ChunkWriter::new();
         let mut buffer = [0u8; PAGE_BYTES];
         if let Some(vm) = &self.vm {
-            for page in pages {
+            for (page, mask) in pages {
                 vm.read_page(*page, &mut buffer);
-                writer.push(*page, &buffer);
+                writer.push_blocks(*page, *mask, &buffer);
             }
         }
         writer.finish()
@@ -482,12 +500,18 @@ impl Body {
 
     fn write_chunks(&mut self, chunks: &[Vec<u8>]) {
         let Some(vm) = &mut self.vm else { return };
-        let zero = [0u8; PAGE_BYTES];
+        let mut buffer = [0u8; PAGE_BYTES];
         for chunk in chunks {
             for page in chunk::read(chunk, vm.pages()) {
                 match page {
                     Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
-                    Ok((number, PageContent::Zero)) => vm.write_page(number, &zero),
+                    Ok((number, content)) => {
+                        if !content.is_whole() {
+                            vm.read_page(number, &mut buffer);
+                        }
+                        content.apply(&mut buffer);
+                        vm.write_page(number, &buffer);
+                    }
                     Err(error) => tracing::error!(%error, "a staged chunk"),
                 }
             }

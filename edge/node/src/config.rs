@@ -340,6 +340,7 @@ impl ReplicaConfig {
             unprotected_output: policy.unprotected_output,
             pages: qemu.pages(),
             needs_reset: qemu.machine.needs_reset(),
+            blocks: policy.blocks.unwrap_or(true),
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
             input_frames_max: policy.input_frames.unwrap_or(1024),
             hash_key,

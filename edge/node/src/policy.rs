@@ -107,6 +107,8 @@ pub struct PolicyConfig {
     /// What happens to outputs while only one replica is in sync: `release` (default) or
     /// `hold`.
     pub unprotected_output: UnprotectedOutput,
+    /// Whether only the differing blocks of divergent pages travel, not whole pages (default true).
+    pub blocks: Option<bool>,
     /// Held outputs that force a sync, MiB (default 8).
     pub guard_mib: Option<usize>,
     /// Frames that may wait for the guest, like a NIC's queue (default 1024).

@@ -72,6 +72,10 @@ pub trait Vm {
     fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError>;
     /// The keyed hash of each page, in order; all cores hash.
     fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>);
+    /// The keyed hash of each block of each page ([`plover_types::BLOCK_BYTES`]), in order.
+    fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo], hashes: &mut Vec<u64>) {
+        crate::hash::hash_blocks(|page, to| self.read_page(page, to), key, pages, hashes);
+    }
     /// Copies a page out; `to` has [`plover_types::PAGE_BYTES`].
     fn read_page(&self, page: PageNo, to: &mut [u8]);
     /// Copies a page in. Not seen by `scan_dirty`.

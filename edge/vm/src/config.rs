@@ -124,7 +124,7 @@ pub struct QemuConfig {
     #[serde(default = "default_feed_frames")]
     pub feed_frames: u32,
     /// Gives all orders through QEMU's monitor, as where a build of QEMU exports nothing else
-    /// (docs/decisions/0009). Slower; for tests of that way.
+    /// (docs/decisions/0013). Slower; for tests of that way.
     #[serde(default)]
     pub monitor_only: bool,
 }

@@ -10,9 +10,9 @@
 //! hundreds of pages.
 
 use crate::ram::Ram;
-use plover_types::{Digest, PAGE_BYTES, PageNo};
+use plover_types::{BLOCK_BYTES, Digest, PAGE_BYTES, PageNo};
 use rayon::prelude::*;
-use xxhash_rust::xxh3::xxh3_128_with_secret;
+use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_128_with_secret};
 
 /// Batches up to this size are hashed by the caller. A page takes 0.3 µs; waking workers, and
 /// waiting for the last of them, took longer than hashing the 170 pages of a usual slot by itself
@@ -56,6 +56,22 @@ impl PageHasher {
 /// The digest of one page's bytes under `key`.
 pub fn digest_page(key: &[u8; 32], page: &[u8; PAGE_BYTES]) -> Digest {
     PageHasher::new(key).digest(page)
+}
+
+/// The hashes of the blocks of `pages`, which `read` copies out, in order, added to `hashes`.
+pub(crate) fn hash_blocks(
+    read: impl Fn(PageNo, &mut [u8]),
+    key: &[u8; 32],
+    pages: &[PageNo],
+    hashes: &mut Vec<u64>,
+) {
+    let secret = Secret::new(key);
+    let mut bytes = [0; PAGE_BYTES];
+    for page in pages {
+        read(*page, &mut bytes);
+        let blocks = bytes.chunks_exact(BLOCK_BYTES);
+        hashes.extend(blocks.map(|block| xxh3_64_with_secret(block, &secret.0)));
+    }
 }
 
 /// The digests of `pages` of `ram`, in order, added to `digests`.

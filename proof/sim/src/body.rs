@@ -12,7 +12,7 @@ use crate::schedule::{Arrival, Happening};
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Action, Event, OperatorInput};
-use plover_types::{Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire};
+use plover_types::{BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire};
 
 /// The shortest time between a turn and the next one that only time asks for.
 const TURN: Micros = Micros(20);
@@ -182,6 +182,24 @@ impl World {
                     None => vec![Digest::default(); pages.len()],
                 };
                 process.events.push_back(Event::Hashed(digests));
+            }
+            Action::HashBlocks { key, pages } => {
+                let process = self.process_mut(who);
+                let hashes = match &process.hypervisor {
+                    Some(hypervisor) => hypervisor.guest.hash_blocks(&key, &pages),
+                    None => vec![0; pages.len() * BLOCKS_PER_PAGE],
+                };
+                process.events.push_back(Event::BlocksHashed(hashes));
+            }
+            Action::ReadBlocks(pages) => {
+                let process = self.process_mut(who);
+                let chunk = process
+                    .hypervisor
+                    .as_ref()
+                    .map(|h| h.guest.read_blocks(&pages));
+                process
+                    .events
+                    .push_back(Event::PagesRead(chunk.unwrap_or_default()));
             }
             Action::ReadPages(pages) => {
                 let process = self.process_mut(who);

@@ -2,7 +2,8 @@
 //!
 //! It stands for what the replication sees of a real one: pages that are dirtied, device state
 //! that must travel with them, frames consumed and sent, and two instances that do the same
-//! work but race. A page is 4096 bytes outside and one word in here, for the simulator's speed.
+//! work but race. A page is 4096 bytes outside and one word in here, for the simulator's speed;
+//! the halves of the word lie in two of its blocks.
 //!
 //! | page | holds |
 //! |---|---|
@@ -15,9 +16,13 @@
 
 use crate::history::{Histories, Step};
 use crate::rng::{Rng, mix};
-use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
-use plover_types::{Digest, Frame, Micros, PAGE_BYTES, PageNo, PageSet, wire};
+use plover_syncvm::blocks::{BlockMask, Divergent};
+use plover_syncvm::chunk::{self, ChunkError, ChunkWriter};
+use plover_types::{BLOCK_BYTES, Digest, Frame, Micros, PAGE_BYTES, PageNo, PageSet, wire};
 use serde::{Deserialize, Serialize};
+
+/// Where the second half of a page's word lies.
+const UPPER_HALF: usize = PAGE_BYTES / 2;
 
 /// Pages that every device reset writes.
 const RESET_PAGES: [u32; 2] = [1, 2];
@@ -326,27 +331,53 @@ impl FakeGuest {
         pages.iter().map(digest).collect()
     }
 
+    /// A keyed hash of each block of each page.
+    pub fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
+        let key = u64::from_le_bytes(key[..8].try_into().expect("a key has 32 bytes"));
+        let mut hashes = Vec::new();
+        for page in pages {
+            let bytes = self.page(*page);
+            let blocks = bytes.chunks_exact(BLOCK_BYTES);
+            let word = |b: &[u8]| u64::from_le_bytes(b[..8].try_into().expect("a block is longer"));
+            hashes.extend(blocks.map(|block| mix(key, word(block))));
+        }
+        hashes
+    }
+
     /// Reads pages into a chunk.
     pub fn read_pages(&self, pages: &[PageNo]) -> Vec<u8> {
+        let whole: Vec<Divergent> = pages.iter().map(|page| (*page, BlockMask::ALL)).collect();
+        self.read_blocks(&whole)
+    }
+
+    /// Reads blocks into a chunk.
+    pub fn read_blocks(&self, pages: &[Divergent]) -> Vec<u8> {
         let mut writer = ChunkWriter::new();
-        let mut bytes = [0u8; PAGE_BYTES];
-        for page in pages {
-            bytes[..8].copy_from_slice(&self.memory[page.0 as usize].to_le_bytes());
-            writer.push(*page, &bytes);
+        for (page, mask) in pages {
+            writer.push_blocks(*page, *mask, &self.page(*page));
         }
         writer.finish()
+    }
+
+    /// A page's bytes: its value in two halves, each at the beginning of another block.
+    fn page(&self, page: PageNo) -> [u8; PAGE_BYTES] {
+        let mut bytes = [0; PAGE_BYTES];
+        let value = self.memory[page.0 as usize].to_le_bytes();
+        bytes[..4].copy_from_slice(&value[..4]);
+        bytes[UPPER_HALF..UPPER_HALF + 4].copy_from_slice(&value[4..]);
+        bytes
     }
 
     /// Writes a chunk's pages from outside. As with a real guest, the dirty bits do not see it.
     pub fn write_chunk(&mut self, bytes: &[u8]) -> Result<(), ChunkError> {
         for page in chunk::read(bytes, self.habits.pages) {
             let (page, content) = page?;
-            self.memory[page.0 as usize] = match content {
-                PageContent::Zero => 0,
-                PageContent::Raw(bytes) => {
-                    u64::from_le_bytes(bytes[..8].try_into().expect("a page has 4096 bytes"))
-                }
-            };
+            let mut bytes = self.page(page);
+            content.apply(&mut bytes);
+            let mut value = [0; 8];
+            value[..4].copy_from_slice(&bytes[..4]);
+            value[4..].copy_from_slice(&bytes[UPPER_HALF..UPPER_HALF + 4]);
+            self.memory[page.0 as usize] = u64::from_le_bytes(value);
         }
         Ok(())
     }

@@ -60,6 +60,7 @@ fn canary(name: &str) -> Result<Canary, String> {
         "vote-after-amnesia" => Ok(Canary::VoteAfterAmnesia),
         "release-before-ack" => Ok(Canary::ReleaseBeforeAck),
         "dirty-bits-lost" => Ok(Canary::DirtyBitsLost),
+        "block-missed" => Ok(Canary::BlockMissed),
         _ => Err(format!("there is no canary '{name}'")),
     }
 }
@@ -153,6 +154,7 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::VoteAfterAmnesia => " --canary vote-after-amnesia",
         Canary::ReleaseBeforeAck => " --canary release-before-ack",
         Canary::DirtyBitsLost => " --canary dirty-bits-lost",
+        Canary::BlockMissed => " --canary block-missed",
     };
     let why = outcome
         .violation

@@ -178,6 +178,7 @@ fn draw_config(
         unprotected_output,
         pages,
         needs_reset,
+        blocks: rng.pick(&[true, true, false]),
         guard_bytes_max: rng.pick(&[100, 4_000]),
         input_frames_max: rng.pick(&[8, 256]),
         hash_key: [0; 32],

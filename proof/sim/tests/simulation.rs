@@ -176,6 +176,12 @@ fn lost_dirty_bits_are_caught() {
     catches(Canary::DirtyBitsLost, 200, &found_by);
 }
 
+/// Of a divergent page, a block that differs is not sent.
+#[test]
+fn missed_blocks_are_caught() {
+    catches(Canary::BlockMissed, 200, &["memory_equal_after_sync"]);
+}
+
 /// Every policy that this version runs, with more seeds than the first test gives each.
 #[test]
 fn every_policy_holds() {

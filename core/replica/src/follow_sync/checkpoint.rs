@@ -96,6 +96,7 @@ impl FollowSync {
             unconsumed: Unconsumed::default(),
             scanned: false,
             dirty: None,
+            key: [0; 32],
             own: Runs::default(),
         }
     }
