@@ -78,8 +78,15 @@ mod tests {
         assert_eq!(masks[0], BlockMask(1 | 1 << (BLOCKS_PER_PAGE - 1)));
         assert_eq!(masks[0].len(), 2);
         let ranges: Vec<_> = masks[0].ranges().collect();
-        assert_eq!(ranges, [0..BLOCK_BYTES, PAGE_BYTES - BLOCK_BYTES..PAGE_BYTES]);
-        assert_eq!(masks[1], BlockMask::ALL, "it differs, though no hash says where");
+        assert_eq!(
+            ranges,
+            [0..BLOCK_BYTES, PAGE_BYTES - BLOCK_BYTES..PAGE_BYTES]
+        );
+        assert_eq!(
+            masks[1],
+            BlockMask::ALL,
+            "it differs, though no hash says where"
+        );
         assert_eq!(compare_blocks(2, &ours, &theirs[1..]), None);
         assert_eq!(BlockMask::ALL.ranges().count(), BLOCKS_PER_PAGE);
     }

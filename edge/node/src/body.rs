@@ -11,7 +11,9 @@ use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
 use plover_replica::{Action, Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::blocks::{BlockMask, Divergent};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_types::{BLOCKS_PER_PAGE, Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, Unconsumed};
+use plover_types::{
+    BLOCKS_PER_PAGE, Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, Unconsumed,
+};
 use plover_vm::{QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::json;

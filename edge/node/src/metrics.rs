@@ -27,6 +27,8 @@ const SUMMED: [(&str, Figure); 12] = [
     ("dirty_secondary", |r| u64::from(r.dirty_secondary)),
     ("same", |r| u64::from(r.same)),
     ("divergent", |r| u64::from(r.divergent)),
+    ("blocks", |r| u64::from(r.blocks)),
+    ("blocks_compared", |r| u64::from(r.blocks_compared)),
     ("bytes_hashes", |r| r.bytes_hashes),
     ("bytes_pages", |r| r.bytes_pages),
     ("bytes_device", |r| r.bytes_device),

@@ -65,12 +65,12 @@ pub(crate) fn hash_blocks(
     pages: &[PageNo],
     hashes: &mut Vec<u64>,
 ) {
-    let secret = Secret::new(key);
+    let hasher = PageHasher::new(key);
     let mut bytes = [0; PAGE_BYTES];
     for page in pages {
         read(*page, &mut bytes);
         let blocks = bytes.chunks_exact(BLOCK_BYTES);
-        hashes.extend(blocks.map(|block| xxh3_64_with_secret(block, &secret.0)));
+        hashes.extend(blocks.map(|block| xxh3_64_with_secret(block, &hasher.0)));
     }
 }
 

@@ -12,7 +12,9 @@ use crate::schedule::{Arrival, Happening};
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Action, Event, OperatorInput};
-use plover_types::{BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire};
+use plover_types::{
+    BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire,
+};
 
 /// The shortest time between a turn and the next one that only time asks for.
 const TURN: Micros = Micros(20);

@@ -108,7 +108,10 @@ impl Replica {
         };
         if missed {
             let clear_lowest = |mask: &mut BlockMask| mask.0 &= mask.0 - 1;
-            masks.iter_mut().filter(|m| m.len() > 1).for_each(clear_lowest);
+            masks
+                .iter_mut()
+                .filter(|m| m.len() > 1)
+                .for_each(clear_lowest);
         }
         sync.report.blocks = masks.iter().map(|mask| mask.len()).sum();
         sync.report.blocks_compared = (pages * BLOCKS_PER_PAGE) as u32;

@@ -37,13 +37,7 @@ impl OrderLink {
         )
         .map_err(VmError::io("making the orders' socket"))?;
         let open = VecDeque::new();
-        Ok((
-            Self {
-                socket: ours,
-                open,
-            },
-            theirs,
-        ))
+        Ok((Self { socket: ours, open }, theirs))
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
