@@ -312,7 +312,7 @@ impl Replica {
 
     pub(crate) fn follow_blocks_hashed(&mut self, number: SyncNo, hashes: &[u64]) {
         let Some(leader) = self.leader else { return };
-        if !self.follow.as_ref().is_some_and(|f| f.sync == number) {
+        if self.follow.as_ref().is_none_or(|f| f.sync != number) {
             return;
         }
         let total = hashes.len() as u32;

@@ -18,7 +18,7 @@ const RELEASES: usize = 4096;
 type Figure = fn(&SyncReport) -> u64;
 
 /// What is summed up of every sync, by the name it has in the status.
-const SUMMED: [(&str, Figure); 12] = [
+const SUMMED: [(&str, Figure); 14] = [
     ("count", |_| 1),
     ("slot_us", |r| r.slot.0),
     ("pause_us", |r| r.pause.0),
