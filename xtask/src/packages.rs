@@ -33,6 +33,9 @@ pub(crate) const GUEST: &[Need] = &[
     need("zstd", "zstd"),
 ];
 
+/// To check what a guest's disk holds.
+pub(crate) const FSCK: &[Need] = &[need("mke2fs", "e2fsprogs"), need("e2fsck", "e2fsprogs")];
+
 /// To build a disk image with a whole system.
 pub(crate) const DISK: &[Need] = &[
     need("mmdebstrap", "mmdebstrap"),
