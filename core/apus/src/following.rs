@@ -13,9 +13,10 @@
 //! it may be the leavings of an older view and is neither acknowledged nor committed.
 
 use crate::api::{Command, Durability, Roster};
-use crate::message::{Append, Batch, Message};
+use crate::message::{Append, Batch, HEADER_BYTES_MAX, Message};
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
+use std::fmt;
 
 /// What a replica keeps of the leader it follows.
 #[derive(Clone, Debug)]
@@ -39,6 +40,46 @@ impl Follower {
             matched: commit,
             stamp: None,
             owes_promise: false,
+        }
+    }
+}
+
+/// The newest acknowledgement: where it was put among the commands, and its bytes.
+#[derive(Clone, Default)]
+pub(crate) struct Acked {
+    view: View,
+    place: usize,
+    bytes: Vec<u8>,
+}
+
+/// Whether it can still be taken back is the caller's doing, and no part of a replica's state.
+impl fmt::Debug for Acked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Acked")
+    }
+}
+
+impl Acked {
+    fn note(&mut self, view: View, place: usize, bytes: &[u8]) {
+        self.view = view;
+        self.place = place;
+        self.bytes.clear();
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Takes it out of `out` if it is of `view` and still there: to the others that is the same as
+    /// if it had been lost. Nothing else to a leader has the same bytes but the same word to it.
+    fn take_back(&self, view: View, out: &mut Vec<Command>) -> Option<Vec<u8>> {
+        let is_there = matches!(
+            out.get(self.place),
+            Some(Command::Write { to, bytes }) if *bytes == self.bytes && view.leader() == Some(*to)
+        );
+        if !is_there || self.view != view {
+            return None;
+        }
+        match out.remove(self.place) {
+            Command::Write { bytes, .. } => Some(bytes),
+            other => unreachable!("{other:?} is no message"),
         }
     }
 }
@@ -193,7 +234,17 @@ impl Apus {
             stamp,
             matched,
         };
-        self.send(leader, &ack, out);
+        if self.down.contains(leader) {
+            return;
+        }
+        // One for all that came in a turn: an earlier one that has not left yet says less.
+        if let Some(bytes) = self.acked.take_back(self.promised, out) {
+            self.pool.give(bytes);
+        }
+        let buffer = self.pool.lend(HEADER_BYTES_MAX);
+        let bytes = ack.encode(std::iter::empty(), buffer);
+        self.acked.note(self.promised, out.len(), &bytes);
+        out.push(Command::Write { to: leader, bytes });
     }
 
     /// Storage has our promise: keep it towards the candidate, or the leader that came of it.

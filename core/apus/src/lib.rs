@@ -83,7 +83,7 @@ pub use api::{
 
 use canvass::{Canvass, StoodDown};
 use election::Election;
-use following::Follower;
+use following::{Acked, Follower};
 use leading::Leadership;
 use log::Log;
 use message::Message;
@@ -134,6 +134,7 @@ pub struct Apus {
     told: Option<(View, Option<ReplicaId>)>,
     rejected: u64,
     pool: Pool,
+    acked: Acked,
 }
 
 impl Apus {
@@ -203,6 +204,7 @@ impl Apus {
             told: None,
             rejected: 0,
             pool: Pool::default(),
+            acked: Acked::default(),
             config,
         };
         core.arm_election(now);

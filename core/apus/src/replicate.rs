@@ -18,7 +18,10 @@ use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 
 /// How many messages with entries may be in flight to one peer. Under load this is what makes
 /// batches: what is proposed while these are on their way goes together when the first comes back.
-/// FLIGHTS_COMMENT
+/// More than one, so that on a link with a real round trip an entry waits for a part of it only
+/// before it leaves. With 24 proposers that each wait for their last entry, over `shm` on 2 cores, 3
+/// and 9 replicas, one, two and four were measured in turns, and differed by less than one run
+/// from the next: what is committed together is proposed together, and goes in one message anyway.
 const FLIGHTS_MAX: usize = 4;
 /// How many messages' worth of bytes may be in flight to one peer. Eight cover a round trip in
 /// which the leader fills messages as fast as it can encode them, and a ring that holds eight

@@ -75,6 +75,41 @@ impl Thrift {
 }
 
 impl Apus {
+    /// For whose messages a leader need wake up, because without one of them nothing more can be
+    /// committed: of `m` backups to whom something uncommitted is on its way, `k` have to answer, and
+    /// no `k` have before one of any `m - k + 1` has. They are those with the highest ids, who are
+    /// written to last and mostly answer last. `None` for everyone: it does not lead, nothing is on
+    /// its way, or not to enough.
+    ///
+    /// A hint for a caller that can sleep so. It holds until the leader sends something, and what
+    /// others write must be found soon all the same: at the [`deadline`](Self::deadline) at the
+    /// latest.
+    pub fn awaited(&self) -> Option<ReplicaSet> {
+        let Role::Leading(leadership) = &self.role else {
+            return None;
+        };
+        let commit = self.log.commit();
+        let members = self.members();
+        let mut holders = usize::from(self.is_voter() && self.counted() > commit);
+        let mut outstanding = ReplicaSet::EMPTY;
+        for (&id, peer) in &leadership.peers {
+            if !members.voters.contains(id) {
+                continue;
+            }
+            if peer.matched > commit {
+                holders += 1;
+            } else if peer.next > commit.next() && !self.down.contains(id) {
+                outstanding.insert(id);
+            }
+        }
+        let needed = members.quorum().checked_sub(holders)?;
+        if needed == 0 || needed > outstanding.len() {
+            return None;
+        }
+        let earlier = outstanding.iter().take(needed - 1);
+        Some(ReplicaSet(outstanding.0 & !ReplicaSet::of(earlier).0))
+    }
+
     /// A majority has just committed up to `index`: those who made it are the eager ones.
     pub(crate) fn choose_eager(&mut self, index: Index) {
         let voters = self.members().voters;

@@ -83,3 +83,30 @@ fn a_stopped_backup_costs_a_moment_and_no_election() {
     let last = world.core(0).status().last;
     assert!((0..9).all(|node| world.core(node).status().last == last));
 }
+
+#[test]
+fn nothing_is_committed_before_one_of_those_awaited_has_answered() {
+    for thrifty in [false, true] {
+        let mut world = nine(thrifty);
+        assert!(commits_within(&mut world, Micros::from_ms(100)) > 0);
+        assert_eq!(world.core(0).awaited(), None, "nothing is on its way");
+        for round in 0..200 {
+            let index = world.propose(0, b"entry".to_vec()).unwrap().index;
+            let first = world.core(0).awaited().expect("enough are sent to");
+            // Four of four, or four of eight.
+            assert_eq!(first.len(), if thrifty { 1 } else { 5 }, "round {round}");
+            let mut awaited = Some(first);
+            while world.core(0).status().commit < index {
+                awaited = world.core(0).awaited();
+                let changed = |world: &World| {
+                    let core = world.core(0);
+                    core.awaited() != awaited || core.status().commit >= index
+                };
+                assert!(world.run_until(Micros::from_ms(500), changed));
+            }
+            let answered = |id| world.core(0).matched(id) >= Some(index);
+            let mut awaited = awaited.iter().flat_map(|set| set.iter());
+            assert!(awaited.any(answered), "round {round}");
+        }
+    }
+}

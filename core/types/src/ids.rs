@@ -20,6 +20,8 @@ pub struct ReplicaSet(pub u16);
 impl ReplicaSet {
     /// The set without members.
     pub const EMPTY: Self = Self(0);
+    /// Everyone that there can be.
+    pub const ALL: Self = Self(u16::MAX);
 
     /// The set that holds `ids`.
     pub fn of(ids: impl IntoIterator<Item = ReplicaId>) -> Self {

@@ -2,7 +2,7 @@
 
 use crate::FabricStats;
 use crate::poll::Token;
-use plover_types::ReplicaId;
+use plover_types::{ReplicaId, ReplicaSet};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::io;
@@ -141,6 +141,14 @@ pub trait Fabric {
         false
     }
 
+    /// Says whose records the next sleep has to end for: those of `peers`, or of everyone, which is
+    /// also how it is if nothing is said. What others write is then found when the sleep ends
+    /// anyway, so it should not be a long one. For one sleep, and a hint: a fabric that cannot tell
+    /// its peers apart while the caller sleeps ignores it. To be said before `timeout` is asked.
+    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
+        let _ = peers;
+    }
+
     /// How long the caller may sleep on `wait_fd` before it must call `progress` anyway
     /// (reconnect timers); `None` for as long as it likes. Ask right before each sleep, and after
     /// the last write: a fabric whose peers write into memory tells them here that from now on
@@ -181,6 +189,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn is_readable(&self, attached: Attached) -> bool {
         (**self).is_readable(attached)
+    }
+    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
+        (**self).wake_for(peers);
     }
     fn timeout(&self) -> Option<Duration> {
         (**self).timeout()

@@ -38,6 +38,7 @@ mod mixed;
 pub mod ofi;
 mod poll;
 pub mod ring;
+mod settings;
 pub mod shm;
 mod spin;
 mod stats;

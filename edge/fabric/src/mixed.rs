@@ -13,7 +13,7 @@
 
 use crate::poll::{Interest, Poll};
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
-use plover_types::ReplicaId;
+use plover_types::{ReplicaId, ReplicaSet};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
@@ -141,6 +141,12 @@ impl Fabric for Mixed {
 
     fn is_readable(&self, attached: Attached) -> bool {
         self.poll.is_readable(attached.0)
+    }
+
+    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
+        for part in &mut self.parts {
+            part.fabric.wake_for(peers);
+        }
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -70,6 +70,10 @@ impl<M: StateMachine> Server<M> {
             until = until.min(incoming.ask_at);
         }
         let due = Duration::from_micros(until.since(self.now()).0);
+        // A snapshot on its way goes on when its reader has made room.
+        let awaited = self.core.awaited();
+        self.fabric
+            .wake_for(awaited.filter(|_| self.outgoing.is_empty()));
         let spans = [Some(due), self.fabric.timeout(), patience];
         let span = spans.into_iter().flatten().min().unwrap_or(due);
         let entries_wait = !self.shared.may_sleep() && self.taken.requests.is_empty();

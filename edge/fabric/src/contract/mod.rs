@@ -12,7 +12,7 @@ mod group;
 
 use crate::{Fabric, FabricEvent, Lane, WriteError};
 use group::{DEADLINE, Group, R, Stream, record, sleep};
-use plover_types::{ReplicaId, SplitMix64};
+use plover_types::{ReplicaId, ReplicaSet, SplitMix64};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,7 @@ macro_rules! fabric_contract {
                 nothing_crosses_sessions
                 wait_fd_wakes
                 wait_wakes_for_records_and_for_what_is_attached
+                who_is_not_waited_for_is_heard_all_the_same
                 what_one_call_leaves_is_announced
                 a_quiet_fabric_lets_its_caller_sleep
                 a_bulk_flood_does_not_stop_the_log
@@ -320,6 +321,41 @@ pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
             node.fabric.wait(Some(timeout.min(DEADLINE)));
         }
         rustix::io::read(&read, &mut [0; 1]).expect("it is readable");
+    }
+}
+
+/// A sleep that is to end for one peer ends for it, and what another wrote meanwhile is there then.
+/// The next sleep ends for everyone again.
+pub fn who_is_not_waited_for_is_heard_all_the_same<M: Maker>(maker: M) {
+    let mut group = Group::new(maker);
+    for n in 0..20 {
+        for (waited_for, writers) in [(Some(R[2]), [R[0], R[2]]), (None, [R[2], R[0]])] {
+            let heard =
+                |group: &Group<M>, from| group.node_ref(R[1]).records(from, Lane::Log).count();
+            let before = writers.map(|writer| heard(&group, writer));
+            // Asleep, as far as the writers can tell.
+            let sleeper = group.fabric(R[1]);
+            sleeper.wake_for(waited_for.map(|peer| ReplicaSet::of([peer])));
+            let mut timeout = sleeper.timeout();
+            for writer in writers {
+                let fabric = group.fabric(writer);
+                fabric
+                    .write(R[1], Lane::Log, &record(n, 100))
+                    .expect("room");
+                fabric.flush();
+            }
+            let start = Instant::now();
+            while writers.map(|writer| heard(&group, writer)) != before.map(|count| count + 1) {
+                assert!(start.elapsed() < DEADLINE, "not woken for record {n}");
+                let node = group.node(R[1]);
+                if timeout != Some(Duration::ZERO) {
+                    node.fabric
+                        .wait(Some(timeout.unwrap_or(DEADLINE).min(DEADLINE)));
+                }
+                node.fabric.progress(&mut node.events);
+                timeout = node.fabric.timeout();
+            }
+        }
     }
 }
 

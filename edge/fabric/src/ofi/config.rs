@@ -1,9 +1,8 @@
 //! What an ofi fabric is told, and what can be wrong with it.
 
 use super::native::NativeError;
-use crate::ring::Capacity;
 use crate::tcp::TcpTimes;
-use crate::{FabricError, Lane, Spin};
+use crate::{FabricError, Spin};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;
 
@@ -59,27 +58,6 @@ impl OfiConfig {
             bulk_ring_bytes: 16 << 20,
             times: TcpTimes::default(),
         }
-    }
-
-    /// The size of the rings of `lane`.
-    pub(super) fn capacity(&self, lane: Lane) -> Result<Capacity, FabricError> {
-        let bytes = match lane {
-            Lane::Log => self.log_ring_bytes,
-            Lane::Bulk => self.bulk_ring_bytes,
-        };
-        Capacity::new(bytes).map_err(|source| FabricError::Ring { lane, source })
-    }
-
-    /// Refuses members that make no group.
-    pub(super) fn check_members(&self) -> Result<(), FabricError> {
-        let mut seen = vec![self.me];
-        for &(id, _) in &self.peers {
-            if seen.contains(&id) {
-                return Err(FabricError::Member(id));
-            }
-            seen.push(id);
-        }
-        Ok(())
     }
 }
 

@@ -56,6 +56,7 @@ pub use signals::forget_signal_handlers;
 use crate::hello::{GroupName, Session};
 use crate::poll::Poll;
 use crate::ring::BufferPool;
+use crate::settings;
 use crate::spin::Spinner;
 use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, Spin, WriteError};
 use context::{Context, Loss};
@@ -91,9 +92,9 @@ pub struct OfiFabric {
 impl OfiFabric {
     /// Opens the provider and listens; starts to dial at the first `progress`.
     pub fn new(config: OfiConfig) -> Result<Self, OfiError> {
-        config.check_members()?;
+        settings::check_members(config.me, config.peers.iter().map(|(id, _)| *id))?;
         let group = GroupName::new(&config.group)?;
-        let capacities = [config.capacity(Lane::Log)?, config.capacity(Lane::Bulk)?];
+        let capacities = settings::capacities(config.log_ring_bytes, config.bulk_ring_bytes)?;
         let node = config.listen.ip().to_string();
         let domain = config.domain.as_deref();
         let (provider, waits) = open_provider(&config.provider, domain, &node, config.spin)?;

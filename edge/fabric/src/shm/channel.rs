@@ -258,6 +258,10 @@ impl Channel {
     pub fn outbound(&self) -> &Outbound {
         &self.outbound
     }
+
+    pub fn inbound(&self) -> &Inbound {
+        &self.inbound
+    }
 }
 
 fn tail(inbound: &Inbound, lane: Lane) -> Position {

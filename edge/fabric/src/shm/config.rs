@@ -1,7 +1,6 @@
 //! What a shared-memory fabric is told.
 
-use crate::ring::Capacity;
-use crate::{FabricError, Lane, Spin};
+use crate::Spin;
 use plover_types::ReplicaId;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,27 +52,6 @@ impl ShmConfig {
             spin: Spin::Never,
             times: ShmTimes::default(),
         }
-    }
-
-    /// The size of the rings of `lane`.
-    pub(super) fn capacity(&self, lane: Lane) -> Result<Capacity, FabricError> {
-        let bytes = match lane {
-            Lane::Log => self.log_ring_bytes,
-            Lane::Bulk => self.bulk_ring_bytes,
-        };
-        Capacity::new(bytes).map_err(|source| FabricError::Ring { lane, source })
-    }
-
-    /// Refuses members that make no group.
-    pub(super) fn check_members(&self) -> Result<(), FabricError> {
-        let mut seen = vec![self.me];
-        for &id in &self.peers {
-            if seen.contains(&id) {
-                return Err(FabricError::Member(id));
-            }
-            seen.push(id);
-        }
-        Ok(())
     }
 }
 

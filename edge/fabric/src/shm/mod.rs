@@ -48,12 +48,13 @@ pub use config::{ShmConfig, ShmPlace, ShmTimes};
 use crate::hello::{GroupName, Hello, Session};
 use crate::poll::{Interest, Poll, Token};
 use crate::ring::BufferPool;
+use crate::settings;
 use crate::spin::Spinner;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use link::Peer;
 use memory::Layout;
-use plover_types::ReplicaId;
 use plover_types::wire::WIRE_VERSION;
+use plover_types::{ReplicaId, ReplicaSet};
 use socket::{Door, Listener};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -84,9 +85,11 @@ pub struct ShmFabric {
     looked_at: Instant,
     /// The sockets have been looked at since the last `progress`, in a `wait`.
     has_looked: bool,
-    /// The number of the last nap, and whether the peers have been told of it.
+    /// The number of the last nap, and which peers have been told of it.
     nap: Cell<u64>,
-    napping: Cell<bool>,
+    napping: Cell<Option<ReplicaSet>>,
+    /// Who is to end the next nap; `None` for everyone.
+    wake_for: Option<ReplicaSet>,
     spinner: RefCell<Spinner>,
 }
 
@@ -131,9 +134,12 @@ impl Context {
 impl ShmFabric {
     /// Opens the own door, and starts to dial at the first `progress`.
     pub fn new(config: ShmConfig) -> Result<Self, FabricError> {
-        config.check_members()?;
+        settings::check_members(config.me, config.peers.iter().copied())?;
         let group = GroupName::new(&config.group)?;
-        let layout = Layout::new([config.capacity(Lane::Log)?, config.capacity(Lane::Bulk)?]);
+        let layout = Layout::new(settings::capacities(
+            config.log_ring_bytes,
+            config.bulk_ring_bytes,
+        )?);
         let system = |what| move |source| FabricError::System { what, source };
         let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
         let door = |id| Door::new(&config.place, &config.group, id);
@@ -168,7 +174,8 @@ impl ShmFabric {
             looked_at: now,
             has_looked: false,
             nap: Cell::new(0),
-            napping: Cell::new(false),
+            napping: Cell::new(None),
+            wake_for: None,
             spinner: RefCell::new(Spinner::new(config.spin)),
         })
     }
@@ -197,9 +204,10 @@ impl ShmFabric {
         self.peers.iter().filter_map(Peer::channel)
     }
 
-    /// Tells the peers that this side naps, or is awake again.
-    fn tell(&self, nap: u64) {
-        for channel in self.channels() {
+    /// Tells `peers` that this side naps, or is awake again.
+    fn tell(&self, peers: ReplicaSet, nap: u64) {
+        let told = self.peers.iter().filter(|peer| peers.contains(peer.id));
+        for channel in told.filter_map(Peer::channel) {
             channel.nap(nap);
         }
     }
@@ -216,8 +224,11 @@ impl ShmFabric {
             return true;
         }
         self.nap.set(self.nap.get() + 1);
-        self.napping.set(true);
-        self.tell(self.nap.get());
+        let told = self.wake_for.unwrap_or(ReplicaSet::ALL);
+        // Whoever was told of a nap that was not taken, and is not asked now, must not ring.
+        let asleep = self.napping.replace(Some(told)).unwrap_or_default();
+        self.tell(ReplicaSet(asleep.0 & !told.0), 0);
+        self.tell(told, self.nap.get());
         fence(Ordering::SeqCst);
         self.has_news()
     }
@@ -249,7 +260,8 @@ impl Fabric for ShmFabric {
         // A bell that was rung keeps `wait_fd` readable until it is looked at; it can only have
         // been rung for a nap.
         let has_looked = std::mem::take(&mut self.has_looked);
-        let looks = has_looked || self.napping.get() || now >= self.looked_at + LOOK_EVERY;
+        let looks =
+            has_looked || self.napping.get().is_some() || now >= self.looked_at + LOOK_EVERY;
         if looks {
             self.looked_at = now;
         }
@@ -258,9 +270,10 @@ impl Fabric for ShmFabric {
         } else if !looks {
             self.context.poll.skip();
         }
-        if self.napping.take() {
-            self.tell(0);
+        if let Some(told) = self.napping.take() {
+            self.tell(told, 0);
         }
+        self.wake_for = None;
         let count = self.peers.len();
         for lane in Lane::ALL {
             for turn in 0..count {
@@ -312,6 +325,12 @@ impl Fabric for ShmFabric {
 
     fn is_readable(&self, attached: Attached) -> bool {
         self.context.poll.is_readable(attached.0)
+    }
+
+    /// A peer that is not told of a nap does not ring, and sees that in its own memory: so neither
+    /// side makes a system call for it.
+    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
+        self.wake_for = peers;
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -208,3 +208,34 @@ proptest! {
         }
     }
 }
+
+/// What the victim's nap looks like to the peer, who rings only for a nap that it sees.
+fn nap_seen(pair: &Pair) -> u64 {
+    pair.peer_channel()
+        .inbound()
+        .cell(Cell::Nap)
+        .load(Ordering::Acquire)
+}
+
+#[test]
+fn only_those_who_are_to_end_a_nap_see_it() {
+    let mut pair = Pair::new();
+    for (peers, is_seen) in [
+        (Some(ReplicaSet::EMPTY), false),
+        (Some(ReplicaSet::of([R0])), true),
+        (None, true),
+        (Some(ReplicaSet::of([R1])), false),
+    ] {
+        // Asked twice: the second nap takes the first one back.
+        for peers in [None, peers] {
+            pair.victim.wake_for(peers);
+            assert_ne!(pair.victim.timeout(), Some(Duration::ZERO));
+        }
+        assert_eq!(nap_seen(&pair) != 0, is_seen, "{peers:?}");
+        pair.victim.progress(&mut pair.at_victim);
+        assert_eq!(nap_seen(&pair), 0, "awake");
+        assert_ne!(pair.victim.timeout(), Some(Duration::ZERO));
+        assert_ne!(nap_seen(&pair), 0, "the next nap is for everyone");
+        pair.victim.progress(&mut pair.at_victim);
+    }
+}

@@ -1,7 +1,5 @@
 //! What a TCP fabric is told.
 
-use crate::ring::Capacity;
-use crate::{FabricError, Lane};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -47,27 +45,6 @@ impl TcpConfig {
             send_buffer_bytes: None,
             times: TcpTimes::default(),
         }
-    }
-
-    /// The size of the rings of `lane`.
-    pub(crate) fn capacity(&self, lane: Lane) -> Result<Capacity, FabricError> {
-        let bytes = match lane {
-            Lane::Log => self.log_ring_bytes,
-            Lane::Bulk => self.bulk_ring_bytes,
-        };
-        Capacity::new(bytes).map_err(|source| FabricError::Ring { lane, source })
-    }
-
-    /// Refuses members that make no group.
-    pub(crate) fn check_members(&self) -> Result<(), FabricError> {
-        let mut seen = vec![self.me];
-        for &(id, _) in &self.peers {
-            if seen.contains(&id) {
-                return Err(FabricError::Member(id));
-            }
-            seen.push(id);
-        }
-        Ok(())
     }
 }
 

@@ -38,6 +38,7 @@ pub use config::{TcpConfig, TcpTimes};
 use crate::hello::{GroupName, Hello, Refusal};
 use crate::poll::{Interest, Poll, Token};
 use crate::ring::{BufferPool, Capacity};
+use crate::settings;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use greeting::Stranger;
 use link::Peer;
@@ -101,9 +102,9 @@ impl Context {
 impl TcpFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: TcpConfig) -> Result<Self, FabricError> {
-        config.check_members()?;
+        settings::check_members(config.me, config.peers.iter().map(|(id, _)| *id))?;
         let group = GroupName::new(&config.group)?;
-        let capacities = [config.capacity(Lane::Log)?, config.capacity(Lane::Bulk)?];
+        let capacities = settings::capacities(config.log_ring_bytes, config.bulk_ring_bytes)?;
         let system = |what| move |source| FabricError::System { what, source };
         let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
         // On Unix the standard library sets SO_REUSEADDR: a restarted replica need not wait for

@@ -28,6 +28,10 @@ impl World {
             } => base.index,
             _ => Index(0),
         };
+        // Rings end with their process.
+        for (from, bytes) in std::mem::take(&mut self.hosts[host].unseen) {
+            self.net.read(from, host, bytes.len());
+        }
         let config = self.config(host);
         trace!(self, "r{host} starts: {}", describe::start(&start));
         let state = &mut self.hosts[host];
@@ -90,6 +94,7 @@ impl World {
     ) -> Option<T> {
         let now = self.clock(host);
         let mut out = Vec::new();
+        self.hosts[host].awake = true;
         let core = self.hosts[host].core.as_mut()?;
         let before = core.status();
         let result = act(core, now, &mut out);

@@ -60,6 +60,11 @@ pub struct Host {
     pub alive: BTreeMap<ReplicaId, bool>,
     /// Stopped until then: nothing happens in it, and then everything at once.
     pub paused_until: Micros,
+    /// Records that lie in its rings while it sleeps: who wrote them, and what. It is not woken for
+    /// these.
+    pub unseen: Vec<(usize, Vec<u8>)>,
+    /// Its core has been asked something in this step, so it is awake.
+    pub awake: bool,
     /// When its next tick is planned.
     pub tick_at: Option<Micros>,
     /// An election ran somewhere while this process had not recovered.
@@ -84,6 +89,8 @@ impl Host {
             boots: false,
             alive: BTreeMap::new(),
             paused_until: Micros::ZERO,
+            unseen: Vec::new(),
+            awake: false,
             tick_at: None,
             saw_election: false,
             told: roster.members.voters,

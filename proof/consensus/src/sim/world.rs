@@ -100,7 +100,28 @@ impl World {
         while !self.done && self.violation.is_none() {
             let Some(what) = self.plan.pop() else { return };
             self.perform(what);
+            // Before it sleeps again, a process looks at all of its rings.
+            for host in 0..self.hosts.len() {
+                if std::mem::take(&mut self.hosts[host].awake) {
+                    self.look_at_rings(host);
+                }
+            }
         }
+    }
+
+    /// Takes what came while the process slept, which it was not woken for.
+    fn look_at_rings(&mut self, host: usize) {
+        for (from, bytes) in std::mem::take(&mut self.hosts[host].unseen) {
+            self.arrive(from, host, &bytes);
+        }
+    }
+
+    /// Whether the process goes on sleeping when `from` writes to it (`Apus::awaited`), as servers of
+    /// a log do.
+    fn sleeps_on(&self, host: usize, from: usize) -> bool {
+        let awaited = self.core(host).and_then(Apus::awaited);
+        !self.scenario.guest
+            && awaited.is_some_and(|awaited| !awaited.contains(ReplicaId(from as u8)))
     }
 
     /// Notes the first broken promise.
@@ -119,9 +140,22 @@ impl World {
                 return self.plan.at(wake + Micros(1), what);
             }
         }
+        if let Happening::Arrival { from, to, bytes } = what {
+            if self.sleeps_on(to, from) {
+                self.coverage.hit("leader: slept on when an answer came");
+                self.hosts[to].unseen.push((from, bytes));
+                return;
+            }
+            self.look_at_rings(to);
+            return self.arrive(from, to, &bytes);
+        }
+        // Whatever ends its sleep, it looks at its rings first.
+        if let Some(host) = whose(&what) {
+            self.look_at_rings(host);
+        }
         match what {
             Happening::Tick { host, process } => self.tick(host, process),
-            Happening::Arrival { from, to, bytes } => self.arrive(from, to, &bytes),
+            Happening::Arrival { .. } => unreachable!("taken above"),
             Happening::StateStored { host, process } => {
                 if self.runs(host, process) {
                     let state = self.hosts[host].disk.store_state();
