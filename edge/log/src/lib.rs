@@ -106,5 +106,6 @@ pub use config::Config;
 pub use envelope::SessionRequest;
 pub use error::{Error, ServerError};
 pub use machine::{LogOnly, StateMachine};
+pub use plover_store::Counters;
 pub use remote::{Remote, RemoteError};
 pub use server::{Server, Stopper};

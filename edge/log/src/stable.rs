@@ -13,7 +13,7 @@
 
 use crate::{Config, ServerError};
 use apus::{Durability, DurableState, Entry, Event, Roster, Start};
-use plover_store::{Completion, Options, Store};
+use plover_store::{Completion, Counters, Options, Store};
 use plover_types::{Index, Viewstamp};
 use std::fs::File;
 use std::io::{self, Write};
@@ -70,6 +70,11 @@ impl Stable {
         // borrowed for as long as the result is.
         let borrow = |store: &Store| unsafe { BorrowedFd::borrow_raw(store.wait_fd()) };
         self.store.as_ref().map(borrow)
+    }
+
+    /// What has been written.
+    pub fn counters(&self) -> Counters {
+        self.store.as_ref().map(Store::counters).unwrap_or_default()
     }
 
     /// Makes the promise durable; an event that is true at once without storage.

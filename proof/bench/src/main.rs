@@ -61,6 +61,8 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
+    #[cfg(feature = "ofi")]
+    plover_fabric::ofi::forget_signal_handlers();
     let arguments = Arguments::parse();
     let done = match arguments.bench {
         None => matrix::run(&arguments.matrix),

@@ -39,7 +39,7 @@ fn owned() -> MutexGuard<'static, Owned> {
 pub(crate) fn watch_signals() -> Result<()> {
     let watched = [SIGINT, SIGTERM, SIGHUP]
         .into_iter()
-        .filter(|&signal| forget_handler(signal));
+        .filter(|&signal| !is_ignored(signal));
     let mut signals = Signals::new(watched).context("cannot watch signals")?;
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
@@ -58,19 +58,13 @@ pub(crate) fn watch_signals() -> Result<()> {
     Ok(())
 }
 
-/// Removes a handler that somebody has installed before us; `false` if the signal is ignored, as
-/// under `nohup`, and shall stay so. A library that libfabric loads handles signals by an immediate
-/// exit, from before `main`, and `signal-hook` would call it first.
-fn forget_handler(signal: i32) -> bool {
-    // SAFETY: the default disposition and `SIG_IGN` are no code of ours; other threads that could
-    // expect another disposition do not exist yet.
-    unsafe {
-        let before = libc::signal(signal, libc::SIG_DFL);
-        if before == libc::SIG_IGN {
-            libc::signal(signal, libc::SIG_IGN);
-        }
-        before != libc::SIG_IGN
-    }
+/// Whether a signal is ignored, as under `nohup`, and shall stay so.
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: all of a `sigaction` may be zero.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: nothing is changed; what is written is ours.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &mut now) };
+    asked == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
 fn kill(pid: u32) {

@@ -23,6 +23,7 @@ mod measured;
 mod ours;
 mod peers;
 mod plan;
+mod progress;
 mod report;
 mod subject;
 
@@ -34,8 +35,9 @@ use anyhow::{Context, Result, bail};
 use children::Scratch;
 use load::Spans;
 use plan::{FabricKind, Medium, Plan, Series, Setup, System};
+use progress::{Done, Progress};
 use report::Report;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use subject::Subject;
@@ -59,6 +61,10 @@ pub(crate) struct Options {
     /// A folder on the disk that is measured [default: beside the program's build].
     #[arg(long)]
     disk: Option<PathBuf>,
+    /// Go on with the run that was ended before it was done. It must be the same program, asked for
+    /// the same; only the rounds may differ.
+    #[arg(long)]
+    resume: bool,
     /// Let idle cores sleep. By default a spinner of the lowest class keeps them awake, so that
     /// no figure hangs on whether a wake-up met a sleeping core.
     #[arg(long)]
@@ -90,6 +96,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             disk.display()
         );
     }
+    let out = options
+        .out
+        .clone()
+        .unwrap_or_else(|| built.join("consensus"));
+    let how = (disk.as_path(), !options.let_sleep);
+    let (progress, done) = match options.resume {
+        true => Progress::resume(&out, &plan, how)?,
+        false => (Progress::begin(&out, &plan, how)?, Vec::new()),
+    };
     children::watch_signals()?;
     let mut bench = Bench {
         memory: Scratch::new(Path::new(MEMORY))?,
@@ -97,7 +112,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         kept: BTreeMap::new(),
         failures: BTreeMap::new(),
         report: Report::new(&plan, &disk, !options.let_sleep),
+        progress,
+        done: BTreeSet::new(),
     };
+    for done in done.into_iter().filter(|it| it.round < plan.rounds) {
+        bench.add(&done);
+    }
     eprintln!(
         "{} series, {} rounds, at least {:.0} s",
         plan.series.len(),
@@ -117,13 +137,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     bench.rounds(&plan);
     drop(awake);
-    let Bench { report, kept, .. } = bench;
+    let Bench {
+        report,
+        kept,
+        progress,
+        ..
+    } = bench;
     drop(kept);
-    let out = options
-        .out
-        .clone()
-        .unwrap_or_else(|| built.join("consensus"));
-    report.write(&out)
+    report.write(&out)?;
+    progress.finish()
 }
 
 /// `bench` beside the profile's folder of the build.
@@ -154,6 +176,9 @@ struct Bench {
     /// How often a system failed. What worked before stays in the report.
     failures: BTreeMap<Setup, u32>,
     report: Report,
+    progress: Progress,
+    /// The series of each round that are done.
+    done: BTreeSet<(usize, Setup)>,
 }
 
 /// A system that fails once is started anew in the next round; then it is left out.
@@ -168,7 +193,8 @@ impl Bench {
                 series.reverse();
             }
             for (number, series) in series.iter().enumerate() {
-                if self.failures.get(&series.setup) >= Some(&FAILURES_MAX) {
+                let is_done = self.done.contains(&(round, series.setup));
+                if is_done || self.failures.get(&series.setup) >= Some(&FAILURES_MAX) {
                     continue;
                 }
                 eprintln!(
@@ -200,16 +226,31 @@ impl Bench {
             warm_up: plan.warm_up,
             span: plan.span,
         };
+        let mut done = Done {
+            setup: series.setup,
+            round,
+            loads: Vec::new(),
+        };
         for &load in &series.loads {
             let measured = subject
                 .measure(load, spans)
                 .with_context(|| load.to_string())?;
             self.report.add(series.setup, load, round, measured);
+            done.loads.push((load, measured));
         }
+        self.progress.note(&done)?;
         if subject.outlives_the_round() {
             self.kept.insert(series.setup, subject);
         }
         Ok(())
+    }
+
+    /// Takes over what an ended run had done.
+    fn add(&mut self, done: &Done) {
+        for &(load, measured) in &done.loads {
+            self.report.add(done.setup, load, done.round, measured);
+        }
+        self.done.insert((done.round, done.setup));
     }
 
     fn start(&self, setup: Setup) -> Result<Box<dyn Subject>> {

@@ -167,9 +167,9 @@ impl Plan {
     /// Everything.
     pub fn full(fabrics: &[FabricKind]) -> Self {
         Self {
-            rounds: 5,
-            warm_up: Duration::from_millis(250),
-            span: Duration::from_millis(1250),
+            rounds: 3,
+            warm_up: Duration::from_millis(200),
+            span: Duration::from_millis(800),
             series: series(fabrics, &SIZES, &[3, 5, 7, 9], &[5, 7, 9]),
         }
     }

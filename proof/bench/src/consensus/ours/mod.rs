@@ -14,7 +14,6 @@ pub(crate) mod clients;
 pub(crate) mod fabrics;
 mod node;
 pub(crate) mod replica;
-mod thin;
 
 use super::children::Process;
 use super::load::Spans;

@@ -1,43 +1,30 @@
-//! One replica as the load sees it.
-//!
-//! It is the log server that a program would use (`plover-log`), driven by its proposers: they
-//! submit and take its turns, as threads of an intercepted server would. On disk, where no client
-//! comes from outside, it is the bare loop of `thin`, which tells how many syncs there were.
+//! One replica as the load sees it: the log server that a program would use (`plover-log`), driven
+//! by its proposers. They submit and take its turns, as threads of an intercepted server would.
 
 use super::super::plan::Medium;
 use super::ReplicaOptions;
-use super::thin::Thin;
 use anyhow::{Context, Result};
 use plover_fabric::Fabric;
-use plover_log::{Address, Config, Durability, Error, LogOnly, Server};
-use plover_store::Counters;
+use plover_log::{Address, Config, Counters, Durability, Error, LogOnly, Server};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::time::Duration;
 
 /// As etcd's defaults: nobody is suspected because two cores are busy.
-pub(super) const HEARTBEAT: Micros = Micros::from_ms(100);
-pub(super) const TIMEOUT: Micros = Micros::from_ms(1000);
+const HEARTBEAT: Micros = Micros::from_ms(100);
+const TIMEOUT: Micros = Micros::from_ms(1000);
 /// Far more than what is outstanding, so that a backup can be behind for a moment.
-pub(super) const LOG_BYTES_MAX: usize = 64 << 20;
+const LOG_BYTES_MAX: usize = 64 << 20;
 /// Kept for a backup that is behind.
 const RETAIN_BYTES: usize = 4 << 20;
 
 /// A replica of the benchmark.
-pub(super) enum Node {
-    Log(Box<Server<LogOnly>>),
-    Thin(Box<Thin>),
-}
+pub(super) struct Node(Server<LogOnly>);
 
 impl Node {
     pub fn start(options: &ReplicaOptions, fabric: Box<dyn Fabric + Send>) -> Result<Self> {
         let me = ReplicaId(options.me);
         let replicas = options.replicas.len();
         let folder = options.folder.join(format!("replica{}", options.me));
-        if options.medium == Medium::Disk && options.clients.is_none() {
-            return Ok(Self::Thin(Box::new(Thin::new(
-                me, replicas, &folder, fabric,
-            )?)));
-        }
         let mut config = Config::new(me, ReplicaSet::of((0..replicas as u8).map(ReplicaId)));
         config.heartbeat = HEARTBEAT;
         config.timeout = TIMEOUT;
@@ -53,68 +40,48 @@ impl Node {
         if let Some(address) = options.clients.filter(|_| options.me == 0) {
             server.listen(&Address::Tcp(address))?;
         }
-        Ok(Self::Log(Box::new(server)))
+        Ok(Self(server))
     }
 
     /// Whether it leads and reaches so many backups.
     pub fn leads(&self, backups: usize) -> bool {
-        match self {
-            Self::Log(server) => server.leads() && server.links().len() == backups,
-            Self::Thin(thin) => thin.leads(backups),
-        }
+        self.0.leads() && self.0.links().len() == backups
     }
 
     /// Puts an entry into the log; `false` while the log is full.
     pub fn propose(&mut self, payload: &[u8]) -> Result<bool> {
-        match self {
-            Self::Log(server) => match server.submit(payload) {
-                Ok(_) => Ok(true),
-                Err(Error::Full) => Ok(false),
-                Err(error) => Err(error).context("the leader cannot propose"),
-            },
-            Self::Thin(thin) => thin.propose(payload),
+        match self.0.submit(payload) {
+            Ok(_) => Ok(true),
+            Err(Error::Full) => Ok(false),
+            Err(error) => Err(error).context("the leader cannot propose"),
         }
     }
 
     /// How many of the entries were committed since this was last asked. They commit in the order
     /// in which they were proposed.
     pub fn take_committed(&mut self) -> Result<usize> {
-        match self {
-            Self::Log(server) => {
-                let mut count = 0;
-                while let Some(completion) = server.completed() {
-                    completion.result.context("an entry was lost")?;
-                    count += 1;
-                }
-                Ok(count)
-            }
-            Self::Thin(thin) => Ok(thin.take_delivered()),
+        let mut count = 0;
+        while let Some(completion) = self.0.completed() {
+            completion.result.context("an entry was lost")?;
+            count += 1;
         }
+        Ok(count)
     }
 
     /// One turn of the loop, in which it sleeps until something happens, but not longer than
     /// `patience`.
     pub fn turn(&mut self, patience: Option<Duration>) -> Result<()> {
-        match self {
-            Self::Log(server) => Ok(server.turn(patience)?),
-            Self::Thin(thin) => thin.turn(patience),
-        }
+        Ok(self.0.turn(patience)?)
     }
 
     /// The last entry, and the last of those that are reclaimed.
     pub fn last_and_base(&self) -> (Index, Index) {
-        let status = match self {
-            Self::Log(server) => server.status(),
-            Self::Thin(thin) => thin.status(),
-        };
+        let status = self.0.status();
         (status.last.index, status.base)
     }
 
-    /// What its storage has written, as far as that is known.
-    pub fn synced(&self) -> Option<Counters> {
-        match self {
-            Self::Log(_) => None,
-            Self::Thin(thin) => Some(thin.synced()),
-        }
+    /// What its storage has written.
+    pub fn stored(&self) -> Counters {
+        self.0.stored()
     }
 }

@@ -103,7 +103,7 @@ fn measure(node: &mut Node, load: Load, spans: Spans) -> Result<Answer> {
     let mut starts: VecDeque<Instant> = VecDeque::with_capacity(load.connections);
     let mut recorder = Recorder::new(spans.warm_up, spans.span);
     node.take_committed()?;
-    let before = node.synced();
+    let before = node.stored();
     loop {
         if !recorder.is_over(Instant::now()) {
             while starts.len() < load.connections {
@@ -125,9 +125,10 @@ fn measure(node: &mut Node, load: Load, spans: Spans) -> Result<Answer> {
             }
         }
     }
-    let synced = before.zip(node.synced());
+    let after = node.stored();
+    let syncs = after.syncs - before.syncs;
     let entries_per_sync =
-        synced.map(|(a, b)| (b.entries - a.entries) as f64 / (b.syncs - a.syncs) as f64);
+        (syncs > 0).then(|| (after.entries - before.entries) as f64 / syncs as f64);
     Ok(Answer::Measured {
         entries_in_all: recorder.entries_in_all,
         measured: Measured {
