@@ -224,9 +224,9 @@ fn test_ofi() -> Result<bool> {
         eprintln!("x: the feature `ofi` is left out: {error:#}");
         return Ok(true);
     }
-    // Checked only: the program that the other tests start is the one without the feature.
-    let built = Cargo::new("check")
-        .args(["-p", "plover", "--features", "ofi"])
+    // Its unit tests only: the program that the other tests start is the one without the feature.
+    let built = Cargo::new("test")
+        .args(["-p", "plover", "--features", "ofi", "--bin", "plover"])
         .succeeds()?;
     let tested = Cargo::new("test")
         .args(["-p", "plover-fabric", "--features", "ofi"])

@@ -83,6 +83,11 @@ pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
     .concat())
 }
 
+/// Whether nothing of it is missing.
+pub(crate) fn are_there(needs: &[&[Need]]) -> bool {
+    missing(needs.iter().copied().flatten(), is_there).is_empty()
+}
+
 /// Installs `rustfmt` or `clippy` where the toolchain is the distribution's. `false` if it is not,
 /// or the packages cannot be had.
 pub(crate) fn install_rust_component(component: &str) -> bool {

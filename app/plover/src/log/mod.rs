@@ -14,6 +14,7 @@ mod client;
 mod serve;
 
 use clap::{Args, Subcommand, ValueEnum};
+use plover_fabric::Spin;
 use plover_log::Address;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -122,9 +123,18 @@ pub struct ServeOptions {
     /// When an entry counts as held: in memory, or on disk (needs --dir).
     #[arg(long, value_enum, default_value = "memory")]
     durability: DurabilityArgument,
-    /// How replicas reach each other: `shm` is for replicas on one host.
+    /// How replicas reach each other, the same on all: `shm` is for replicas on one host, `ofi` for
+    /// RDMA (where it is built in).
     #[arg(long, value_enum, default_value = "tcp")]
     fabric: FabricArgument,
+    /// libfabric's provider for `--fabric ofi`, the same on all replicas: `verbs;ofi_rxm` or `efa` on
+    /// RDMA hardware, `tcp` anywhere.
+    #[arg(long, value_name = "NAME")]
+    ofi_provider: Option<String>,
+    /// Whether a replica on `shm` or `ofi` looks for messages for a while before it sleeps: `never`,
+    /// `adaptive` (while that pays) or `always` (a core for each replica).
+    #[arg(long, value_name = "HOW", default_value = "never")]
+    spin: Spin,
     /// The group's name, the same on all its replicas.
     #[arg(long, value_name = "NAME", default_value = "log")]
     group: String,
@@ -152,6 +162,7 @@ enum DurabilityArgument {
 enum FabricArgument {
     Tcp,
     Shm,
+    Ofi,
 }
 
 /// A replica and where the others reach it.

@@ -3,11 +3,12 @@
 use super::{DurabilityArgument, FabricArgument, ServeOptions};
 use crate::output;
 use anyhow::{Context, bail, ensure};
-use plover_fabric::{Fabric, ShmConfig, ShmFabric, TcpConfig, TcpFabric};
+use plover_fabric::{Fabric, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
 use plover_log::{Config, Durability, LogOnly, Server, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
@@ -97,19 +98,147 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
 fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fabric + Send>> {
     let group = options.group.clone();
     let me = config.me;
+    let own = options.peers.iter().find(|peer| peer.id == me.0);
+    let listen = own.context("this replica is among the peers")?.address;
     let others = options.peers.iter().filter(|peer| peer.id != me.0);
+    let peers = others.map(|peer| (ReplicaId(peer.id), peer.address));
+    ensure!(
+        options.fabric != FabricArgument::Tcp || options.spin == Spin::Never,
+        "--spin is given, but --fabric tcp always sleeps: leave it out, or choose another fabric"
+    );
+    ensure!(
+        options.fabric == FabricArgument::Ofi || options.ofi_provider.is_none(),
+        "--ofi-provider is given without --fabric ofi: leave it out, or choose that fabric"
+    );
     match options.fabric {
         FabricArgument::Tcp => {
-            let own = options.peers.iter().find(|peer| peer.id == me.0);
-            let listen = own.context("this replica is among the peers")?.address;
-            let peers = others.map(|peer| (ReplicaId(peer.id), peer.address));
             let config = TcpConfig::new(group, me, listen, peers.collect());
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricArgument::Shm => {
-            let peers = others.map(|peer| ReplicaId(peer.id));
-            let config = ShmConfig::new(group, me, peers.collect());
+            let mut config = ShmConfig::new(group, me, peers.map(|(id, _)| id).collect());
+            config.spin = options.spin;
             Ok(Box::new(ShmFabric::new(config)?))
         }
+        FabricArgument::Ofi => open_ofi(options, (me, listen), peers.collect()),
+    }
+}
+
+#[cfg(feature = "ofi")]
+fn open_ofi(
+    options: &ServeOptions,
+    (me, listen): (ReplicaId, SocketAddr),
+    peers: Vec<(ReplicaId, SocketAddr)>,
+) -> anyhow::Result<Box<dyn Fabric + Send>> {
+    use plover_fabric::ofi::{OfiConfig, OfiFabric};
+    let provider = options.ofi_provider.as_deref().context(
+        "--fabric ofi needs --ofi-provider, such as 'verbs;ofi_rxm', or 'tcp' where there is no \
+         RDMA; `fi_info -l` lists what this host has",
+    )?;
+    let mut config = OfiConfig::new(options.group.clone(), me, listen, peers, provider);
+    config.spin = options.spin;
+    Ok(Box::new(OfiFabric::new(config)?))
+}
+
+#[cfg(not(feature = "ofi"))]
+fn open_ofi(
+    _: &ServeOptions,
+    _: (ReplicaId, SocketAddr),
+    _: Vec<(ReplicaId, SocketAddr)>,
+) -> anyhow::Result<Box<dyn Fabric + Send>> {
+    bail!(
+        "--fabric ofi is not part of this build of plover: choose tcp, or install libfabric-dev \
+         and build with --features ofi"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::LogCommand;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: LogCommand,
+    }
+
+    fn options(line: &str) -> ServeOptions {
+        let words = ["plover", "serve"].into_iter().chain(line.split(' '));
+        match Line::try_parse_from(words)
+            .expect("it is understood")
+            .command
+        {
+            LogCommand::Serve(options) => options,
+            other => panic!("{other:?} is not to serve"),
+        }
+    }
+
+    fn opened(line: &str) -> anyhow::Result<Box<dyn Fabric + Send>> {
+        let options = options(line);
+        fabric(&options, &config(&options)?)
+    }
+
+    #[test]
+    fn what_a_fabric_does_not_know_is_refused() {
+        for (line, word) in [
+            ("--spin adaptive", "--fabric tcp always sleeps"),
+            ("--ofi-provider tcp", "without --fabric ofi"),
+            ("--fabric shm --ofi-provider tcp", "without --fabric ofi"),
+            #[cfg(feature = "ofi")]
+            ("--fabric ofi", "needs --ofi-provider"),
+            #[cfg(not(feature = "ofi"))]
+            ("--fabric ofi --ofi-provider tcp", "not part of this build"),
+        ] {
+            let line = format!("--id 0 --peer 0=127.0.0.1:0 {line}");
+            let error = opened(&line).err().expect("it is refused").to_string();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+
+    /// Three replicas of this process append over libfabric.
+    #[cfg(feature = "ofi")]
+    #[test]
+    fn a_group_over_libfabric_appends() {
+        use std::net::TcpListener;
+        use std::time::Duration;
+
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let held: Vec<_> = (0..3)
+            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port"))
+            .collect();
+        let ports = held.iter().map(|it| it.local_addr().expect("bound").port());
+        let peers = ports
+            .enumerate()
+            .map(|(id, port)| format!("--peer {id}=127.0.0.1:{port}"));
+        let peers = peers.collect::<Vec<_>>().join(" ");
+        drop(held);
+        let mut servers: Vec<_> = (0..3)
+            .map(|id| {
+                let line = format!(
+                    "--id {id} {peers} --fabric ofi --ofi-provider tcp --timeout-ms 2000 \
+                     --group log-serve-{}",
+                    std::process::id()
+                );
+                let options = options(&line);
+                let config = config(&options).expect("a group");
+                let fabric = fabric(&options, &config).expect("libfabric's tcp is always there");
+                Server::in_memory(config, fabric, LogOnly).expect("a replica")
+            })
+            .collect();
+        let mut first = servers.remove(0);
+        let stoppers: Vec<_> = servers.iter().map(Server::stopper).collect();
+        std::thread::scope(|threads| {
+            for server in &mut servers {
+                threads.spawn(move || server.run().expect("it runs"));
+            }
+            let leads = first.wait_until_leading(PATIENCE).expect("it runs");
+            let appended: Vec<_> = (0..20)
+                .map(|_| first.append(b"entry", PATIENCE).expect("it runs"))
+                .collect();
+            stoppers.iter().for_each(Stopper::stop);
+            assert!(leads && appended.iter().all(Result::is_ok), "{appended:?}");
+        });
     }
 }
