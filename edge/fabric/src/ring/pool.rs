@@ -18,13 +18,17 @@ pub struct BufferPool {
 }
 
 impl BufferPool {
-    /// A buffer of `length` zeros: one that was given back if there is any, else a new one.
+    /// A buffer of `length` bytes, all of which are to be overwritten: one that was given back if
+    /// there is any, with what it held, else a new one.
     pub fn take(&mut self, length: usize) -> Vec<u8> {
         let Some(mut buffer) = self.free.pop() else {
             return vec![0; length];
         };
         self.bytes -= buffer.capacity();
-        buffer.clear();
+        if buffer.capacity() < length {
+            // So that what it held is not moved.
+            buffer.clear();
+        }
         buffer.resize(length, 0);
         buffer
     }
@@ -51,7 +55,7 @@ mod tests {
         pool.give(buffer);
         let again = pool.take(60);
         assert_eq!(again.as_ptr(), address, "no new allocation");
-        assert_eq!(again, vec![0; 60], "and nothing of the last record");
+        assert_eq!(again.len(), 60);
         assert!(!std::ptr::eq(pool.take(60).as_ptr(), address));
     }
 
