@@ -89,13 +89,13 @@ fn nothing_is_committed_before_one_of_those_awaited_has_answered() {
     for thrifty in [false, true] {
         let mut world = nine(thrifty);
         assert!(commits_within(&mut world, Micros::from_ms(100)) > 0);
+        world.run(Micros::from_ms(50));
         assert_eq!(world.core(0).awaited(), None, "nothing is on its way");
+        let mut least = 9;
         for round in 0..200 {
             let index = world.propose(0, b"entry".to_vec()).unwrap().index;
-            let first = world.core(0).awaited().expect("enough are sent to");
-            // Four of four, or four of eight.
-            assert_eq!(first.len(), if thrifty { 1 } else { 5 }, "round {round}");
-            let mut awaited = Some(first);
+            let mut awaited = world.core(0).awaited();
+            least = least.min(awaited.map_or(9, |set| set.len()));
             while world.core(0).status().commit < index {
                 awaited = world.core(0).awaited();
                 let changed = |world: &World| {
@@ -105,8 +105,11 @@ fn nothing_is_committed_before_one_of_those_awaited_has_answered() {
                 assert!(world.run_until(Micros::from_ms(500), changed));
             }
             let answered = |id| world.core(0).matched(id) >= Some(index);
-            let mut awaited = awaited.iter().flat_map(|set| set.iter());
-            assert!(awaited.any(answered), "round {round}");
+            // Who is still behind with earlier entries is sent nothing, so it may wait for all.
+            let missed = awaited.is_some_and(|set| !set.iter().any(answered));
+            assert!(!missed, "round {round}");
         }
+        assert!(least <= 5, "{least} of eight");
+        assert!(!thrifty || least == 1, "any of the four is needed");
     }
 }

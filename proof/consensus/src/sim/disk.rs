@@ -11,7 +11,7 @@
 //! Damage in the middle of the log is found by its checksums at the next start: then the log is
 //! useless from there on, and the process starts as one that has forgotten what it accepted.
 
-use apus::{Durability, DurableState, Entry, Roster, Start};
+use apus::{Durability, DurableState, Entry, Members, Roster, Start};
 use plover_sim::rng::Rng;
 use plover_types::{Index, Micros, Viewstamp};
 use std::collections::VecDeque;
@@ -204,6 +204,15 @@ impl Disk {
             self.base = entry.viewstamp;
             self.roster_at_base.note(entry.kind);
         }
+    }
+
+    /// The group that its log names.
+    pub fn members(&self) -> Members {
+        let mut roster = self.roster_at_base;
+        for entry in &self.log {
+            roster.note(entry.kind);
+        }
+        roster.members
     }
 
     /// Whether the entry of this viewstamp is, or was, on the disk.

@@ -243,7 +243,8 @@ impl World {
     }
 
     /// Whether a minority has fallen still if `host` does, by every group that anybody believes
-    /// in. With a log on disk, any number may fall: they come back with what they had.
+    /// in, or will believe in again once it is back. With a log on disk, any number may fall: they
+    /// come back with what they had.
     fn may_fall(&self, host: usize, forgets: bool) -> bool {
         if !forgets && !self.hosts[host].disk.would_recover() {
             return true;
@@ -252,6 +253,11 @@ impl World {
             .up()
             .map(|(_, core)| core.status().members.voters)
             .collect();
+        if self.scenario.durability == Durability::Disk {
+            let down = self.hosts.iter().filter(|host| host.core.is_none());
+            let logs = down.filter(|host| !host.disk.would_recover());
+            groups.extend(logs.map(|host| host.disk.members().voters));
+        }
         groups.sort_unstable_by_key(|voters| voters.0);
         groups.dedup();
         groups.into_iter().all(|voters| {
