@@ -73,8 +73,8 @@ pub(crate) const METRICS: [Metric; 18] = [
         Some(f.window.pause_us_p99? / 1e3)
     }),
     metric("dirty", "dirty", 0, |f| f.a_sync("dirty", 1.0)),
-    metric("same", "same", 0, |f| f.a_sync("same", 1.0)),
-    metric("divergent", "divergent", 0, |f| f.a_sync("divergent", 1.0)),
+    metric("same", "same", 0, |f| f.compared("same")),
+    metric("divergent", "divergent", 0, |f| f.compared("divergent")),
     SDPR,
     BYTES,
     metric("bytes_per_s", "MB/s", 2, |f| {
@@ -107,6 +107,16 @@ impl Figures {
         Some(sum / self.window.syncs as f64 / unit).filter(|_| self.window.syncs > 0)
     }
 
+    /// Pages of a comparison, where there is one: Remus sends all pages, unhashed.
+    fn compared(&self, name: &str) -> Option<f64> {
+        self.a_sync(name, 1.0).filter(|_| self.compares())
+    }
+
+    fn compares(&self) -> bool {
+        let hashes = self.window.sums.get("bytes_hashes");
+        hashes.is_some_and(|bytes| *bytes > 0.0)
+    }
+
     /// Of a sum, the part of a request. The client's time and the window's differ a little.
     pub fn a_request(&self, sum: f64) -> Option<f64> {
         let requests = self.rate()? * self.window.seconds;
@@ -118,7 +128,7 @@ impl Figures {
         let of = |name| self.window.sums.get(name).copied();
         let (same, divergent) = (of("same")?, of("divergent")?);
         let compared = same + divergent;
-        Some(100.0 * same / compared).filter(|_| compared > 0.0)
+        Some(100.0 * same / compared).filter(|_| self.compares() && compared > 0.0)
     }
 }
 
@@ -135,6 +145,7 @@ pub(super) mod tests {
             ("dirty", 1000.0),
             ("same", 600.0),
             ("divergent", 200.0),
+            ("bytes_hashes", 16_000.0),
         ];
         Figures {
             client: Some(Measured {
@@ -193,7 +204,15 @@ pub(super) mod tests {
         }
         figures.client = None;
         assert_eq!(value("requests_per_s", &figures), None);
-        figures.window.sums.clear();
-        assert_eq!(value("sdpr_percent", &figures), None);
+        figures.window.syncs = 10;
+        figures.window.sums.insert("bytes_hashes".into(), 0.0);
+        assert_eq!(
+            value("dirty", &figures),
+            Some(100.0),
+            "all of them are sent"
+        );
+        for key in ["same", "divergent", "sdpr_percent"] {
+            assert_eq!(value(key, &figures), None, "{key}");
+        }
     }
 }
