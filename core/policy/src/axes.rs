@@ -185,12 +185,6 @@ impl Policy {
     /// What the engine cannot do yet.
     fn check_built(&self) -> Result<(), PolicyError> {
         let not = |what: String, why| Err(PolicyError::NotBuilt { what, why });
-        if self.release == ReleaseWhen::Matched {
-            return not(
-                self.release.axis(),
-                "the outputs of the two sides are not compared",
-            );
-        }
         if self.secondary == Secondary::Runs && self.sent == Sent::AllOfPrimary {
             return not(
                 format!("{} with {}", self.secondary.axis(), self.sent.axis()),

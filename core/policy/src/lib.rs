@@ -5,6 +5,7 @@
 
 mod axes;
 mod idle;
+mod matching;
 mod presets;
 mod slot;
 mod trigger;
@@ -12,6 +13,7 @@ mod wait;
 
 pub use axes::{Input, Policy, PolicyError, ReleaseWhen, Secondary, Sent, SyncWhen};
 pub use idle::IdleDetector;
+pub use matching::{MatchConfig, MatchRule, MatchView, Verdict};
 pub use presets::{PRESETS, Preset, VSMR};
 pub use slot::{SlotConfig, SlotRule, SlotView, SyncReason};
 pub use wait::WaitRule;

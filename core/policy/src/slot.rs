@@ -15,6 +15,10 @@ pub enum SyncReason {
     Interval,
     /// An output waits, and the policy waits for nothing else.
     Output,
+    /// The outputs of the two sides differ.
+    Differ,
+    /// The secondary has not sent what the leader's guest has, for too long.
+    Unmatched,
     /// The guard is full.
     GuardFull,
     /// The log is half full; a sync lets it be reclaimed (design §6).

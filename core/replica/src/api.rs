@@ -1,7 +1,7 @@
 //! What happens to a replica, and what it asks of the world.
 
 use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
-use plover_policy::{Policy, SlotConfig, UnprotectedOutput};
+use plover_policy::{MatchConfig, Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
@@ -34,6 +34,8 @@ pub struct Config {
     pub policy: Policy,
     /// The slot's bounds.
     pub slot: SlotConfig,
+    /// The bounds of a slot whose outputs are compared.
+    pub matching: MatchConfig,
     /// What solo does with outputs.
     pub unprotected_output: UnprotectedOutput,
     /// Guest RAM in pages.
@@ -70,6 +72,10 @@ pub enum Canary {
     DirtyBitsLost,
     /// Of several blocks that differ in a page, one is not sent.
     BlockMissed,
+    /// Compared outputs go out without a match.
+    ReleaseWithoutMatch,
+    /// A match does not ask what the secondary has acknowledged to the client.
+    IgnoreAcks,
 }
 
 impl Canary {
@@ -336,6 +342,11 @@ pub enum Note {
     Protected {
         /// The secondary.
         peer: ReplicaId,
+    },
+    /// The outputs of the two sides cannot all be matched; a sync follows.
+    OutputsDiffer {
+        /// Where, and how.
+        why: String,
     },
     /// A sync failed; its pages stay owed and its outputs held.
     SyncFailed {

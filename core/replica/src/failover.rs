@@ -19,6 +19,7 @@ impl Replica {
         // The old leader's syncvm: given up, or carried through if it was complete.
         self.abort_follow("this replica leads now");
         self.take_over();
+        self.stop_comparing();
         let last = self.apus.status().last.index;
         self.last_input_proposed = last;
         // Inputs that this guest was fed before their commit, as leader of an older view, may
@@ -41,6 +42,9 @@ impl Replica {
         let changed = view != self.view || leader != self.leader;
         self.view = view;
         self.leader = leader;
+        if changed {
+            self.stop_comparing();
+        }
         if self.role == Role::Leader {
             self.abort_lead("this replica does not lead any more");
             self.join = None;
@@ -173,6 +177,7 @@ impl Replica {
             self.abort_lead(why);
         }
         self.retry = false;
+        self.stop_comparing();
         self.next_join_at = self.now;
         self.propose_in_sync(ReplicaSet::of([self.config.me]));
     }
@@ -233,6 +238,7 @@ impl Replica {
         self.early_dirty = None;
         self.joined = None;
         self.guard.discard_all();
+        self.stop_comparing();
         self.cleared.clear();
         self.set_holds_state(false);
         // What was asked of its memory is still answered, and the answers mean nothing.

@@ -79,6 +79,8 @@ pub(crate) struct FollowSync {
     /// The session's, once hashes were asked for.
     key: [u8; 32],
     own: Runs,
+    /// The leader wants to hear what the guest sends after this.
+    compare: bool,
 }
 
 impl FollowSync {
@@ -156,6 +158,7 @@ impl Replica {
             dirty: dirty.map(|d| (d.set, d.key)),
             key: [0; 32],
             own: Runs::default(),
+            compare: false,
         });
         if joining {
             self.scans.push_back(Asked::Follow(sync));
@@ -357,6 +360,7 @@ impl Replica {
         chunks: u32,
         device: Vec<u8>,
         refeed: Unconsumed,
+        compare: bool,
     ) {
         let checkpoint = self.takes_checkpoints();
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
@@ -365,6 +369,7 @@ impl Replica {
         if !matches!(follow.stage, Stage::Receiving(_)) {
             return;
         }
+        follow.compare = compare;
         let Stage::Receiving(staging) = std::mem::replace(&mut follow.stage, Stage::Scanning)
         else {
             return;
@@ -492,6 +497,7 @@ impl Replica {
         self.ledger.settle();
         // Own outputs of the slot, and own unconsumed inputs, belong to a state that is gone.
         self.guard.discard_all();
+        self.begin_saying(follow.sync, follow.compare);
         self.note(Note::Applied { sync: follow.sync });
         if self.role == Role::Joining {
             self.joiner_applied();

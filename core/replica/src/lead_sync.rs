@@ -137,19 +137,27 @@ impl Replica {
         if self.secondary().is_none() || self.pending_in_sync.is_some_and(|s| s.len() < 2) {
             return;
         }
-        let view = SlotView {
-            age: self.now.since(self.slot_started),
-            outputs_held: !self.guard.is_empty(),
-            idle: self.guest_idle,
-            guard_full: self.guard.is_full(),
-            log_half_full: self.is_log_half_full(),
+        let view = self.slot_view();
+        let reason = match self.match_view() {
+            Some(found) => self.compared_slot_ends(&view, &found),
+            None => self.config.policy.sync.ends(&self.slot_rule, &view),
         };
-        if let Some(reason) = self.config.policy.sync.ends(&self.slot_rule, &view) {
+        if let Some(reason) = reason {
             self.start_sync(if self.retry {
                 SyncReason::Retry
             } else {
                 reason
             });
+        }
+    }
+
+    fn slot_view(&self) -> SlotView {
+        SlotView {
+            age: self.now.since(self.slot_started),
+            outputs_held: !self.guard.is_empty(),
+            idle: self.guest_idle,
+            guard_full: self.guard.is_full(),
+            log_half_full: self.is_log_half_full(),
         }
     }
 
@@ -167,7 +175,13 @@ impl Replica {
             }
             None if self.secondary().is_some() && self.guest.power == Power::Running => {
                 let when = self.config.policy.sync;
-                self.slot_started + when.age_max(&self.slot_rule, !self.guard.is_empty())
+                match self.match_view() {
+                    Some(found) => self.compared_slot_deadline(&self.slot_view(), &found),
+                    None => {
+                        let span = when.age_max(&self.slot_rule, !self.guard.is_empty());
+                        self.slot_started + span
+                    }
+                }
             }
             None => Micros::NEVER,
         }
@@ -273,6 +287,7 @@ impl Replica {
         let number = sync.sync;
         sync.refeed = unconsumed;
         sync.held = Some(self.guard.seal(number));
+        sync.report.matched = self.matching.cut(number);
         sync.stage = Stage::Scanning;
         sync.last_progress = now;
         sync.enter(Phase::Scan, now);
@@ -468,6 +483,7 @@ impl Replica {
         sync.enter(if early { Phase::Resume } else { Phase::Apply }, now);
         let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
         let refeed = sync.refeed.clone();
+        let compare = self.matching.compares();
         self.send_bulk(
             peer,
             Body::End {
@@ -475,6 +491,7 @@ impl Replica {
                 chunks,
                 device,
                 refeed,
+                compare,
             },
         );
         self.note_phase(number, Phase::Apply);
@@ -601,6 +618,7 @@ impl Replica {
         self.note_phase(number, Phase::Release);
         self.ledger.settle();
         self.retry = false;
+        self.matching.acknowledged(number);
         if let Some(held) = held {
             let outputs = self.clear_for_release(held) as u32;
             if let Some(sync) = &mut self.lead {
@@ -682,6 +700,7 @@ impl Replica {
             why: why.to_string(),
         });
         self.retry = true;
+        self.matching.stop();
         if let Some(held) = sync.held.take() {
             self.guard.reopen(held);
         }
@@ -716,6 +735,8 @@ fn reason_name(reason: SyncReason) -> &'static str {
         SyncReason::Longest => "longest",
         SyncReason::Interval => "interval",
         SyncReason::Output => "output",
+        SyncReason::Differ => "differ",
+        SyncReason::Unmatched => "unmatched",
         SyncReason::GuardFull => "guard_full",
         SyncReason::LogFull => "log_full",
         SyncReason::Quiet => "quiet",

@@ -26,7 +26,8 @@
 //! The rules that keep external consistency (PLOVER §4.6), each with the place that has it:
 //!
 //! 1. While there is a secondary, an output leaves only after the secondary has acknowledged
-//!    the syncvm of its slot (`lead_sync`), and only under a valid lease (`outputs`).
+//!    the syncvm of its slot (`lead_sync`), or after its guest has itself sent the same since
+//!    the last one (`matching`); and only under a valid lease (`outputs`).
 //! 2. Solo, an output leaves only if its inputs are committed and the lease is valid
 //!    (`outputs`, `inputs`).
 //! 3. The secondary stages a syncvm whole before it acknowledges, and once it has
@@ -45,6 +46,7 @@ mod inputs;
 mod join;
 mod lead_sync;
 mod log_ops;
+mod matching;
 mod outputs;
 mod replica;
 mod status;

@@ -12,7 +12,16 @@ impl Replica {
     /// end of the turn.
     pub(crate) fn on_outputs(&mut self, frames: Vec<Frame>) {
         if self.guest.power != Power::Off && self.holds_state {
-            let dropped = self.guard.collect(frames);
+            let mut dropped = 0;
+            for frame in frames {
+                if self.guard.has_room() {
+                    self.matching.sent(self.guard.next_no(), &frame);
+                    self.guard.hold(self.now, frame);
+                } else {
+                    dropped += 1;
+                }
+            }
+            self.say(dropped > 0);
             if dropped > 0 {
                 self.note(Note::OutputDropped { frames: dropped });
             }
@@ -33,12 +42,14 @@ impl Replica {
     /// Sends what may be sent. A leader that was stopped for a while (SIGSTOP, a stalled host)
     /// may have been replaced without knowing; the lease says how long that is impossible.
     pub(crate) fn release_what_is_safe(&mut self) {
+        self.clear_what_is_matched();
         if self.role != Role::Leader || self.now >= self.apus.lease_until() {
             return;
         }
         while let Some((slot, frames)) = self.cleared.pop_front() {
             self.out.push(Action::Release { slot, frames });
         }
+        self.tell_done();
         if self.releases_at_once() && !self.guard.is_empty() {
             let slot = self.sync_no.next();
             let frames = self.guard.release_all();

@@ -5,6 +5,7 @@ use crate::follow_sync::{EarlyDirty, FollowSync, Kept};
 use crate::guest::{Guest, Power};
 use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
+use crate::matching::{Matching, Saying};
 use apus::{Apus, Command, EntryKind, Phase as ConsensusPhase, ProposeError, Start};
 use plover_guard::Guard;
 use plover_policy::{IdleDetector, SlotRule, WaitRule};
@@ -74,6 +75,9 @@ pub struct Replica {
     /// Pages that device resets have been seen to write.
     pub(crate) reset_pages: PageSet,
 
+    pub(crate) matching: Matching,
+    pub(crate) saying: Option<Saying>,
+
     pub(crate) lead: Option<LeadSync>,
     pub(crate) follow: Option<FollowSync>,
     pub(crate) early_dirty: Option<EarlyDirty>,
@@ -133,6 +137,8 @@ impl Replica {
             guest_idle: false,
             retry: false,
             reset_pages: PageSet::new(config.pages),
+            matching: Matching::new(&config),
+            saying: None,
             lead: None,
             follow: None,
             early_dirty: None,
@@ -376,12 +382,19 @@ impl Replica {
                 chunks,
                 device,
                 refeed,
+                compare,
             } if follows => {
-                self.follow_end(sync, chunks, device, refeed);
+                self.follow_end(sync, chunks, device, refeed, compare);
             }
             Body::Fetched { sync, chunk, last } if follows => {
                 self.follow_fetched(sync, chunk, last);
             }
+            Body::Done { sync, frames } if follows => self.on_done(sync, frames),
+            Body::Said {
+                sync,
+                first,
+                frames,
+            } if leads => self.on_said(from, sync, first, &frames),
             Body::JoinReady { attempt } if leads => self.on_join_ready(from, attempt),
             Body::JoinFailed { attempt, why } if leads => self.on_join_failed(from, attempt, &why),
             Body::CopyAck { attempt, chunks } if leads => self.on_copy_ack(from, attempt, chunks),
@@ -445,7 +458,8 @@ impl Replica {
             && self.lead.is_none()
             && self.guest.power == Power::Running
             && self.secondary().is_some()
-            && !self.guard.is_empty();
+            && !self.guard.is_empty()
+            && !self.waits_for_a_match();
         let cut_waits = self.follow.as_ref().is_some_and(FollowSync::is_draining);
         (slot_waits || cut_waits).then(|| self.idle.period())
     }

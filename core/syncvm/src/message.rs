@@ -1,6 +1,6 @@
 //! What the two sides say to each other on the bulk lane, and what a finished sync reports.
 
-use plover_types::{Micros, Runs, SyncNo, Unconsumed, View};
+use plover_types::{Frame, Micros, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
@@ -131,6 +131,8 @@ pub enum Body {
         device: Vec<u8>,
         /// Inputs to feed again after the cut.
         refeed: Unconsumed,
+        /// Whether the outputs of the slot that begins here are compared: say them.
+        compare: bool,
     },
     /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
     Fetch {
@@ -153,6 +155,22 @@ pub enum Body {
     Ack {
         /// The syncvm.
         sync: SyncNo,
+    },
+    /// Secondary: what my guest has sent since it went on from this syncvm.
+    Said {
+        /// The syncvm.
+        sync: SyncNo,
+        /// How many frames of this slot were said before these.
+        first: u64,
+        /// The frames, oldest first.
+        frames: Vec<Frame>,
+    },
+    /// Leader: clients have got all that this many of your frames said; keep them no longer.
+    Done {
+        /// The syncvm with which the slot began.
+        sync: SyncNo,
+        /// How many, from the first on.
+        frames: u64,
     },
     /// Either side: my guest is gone; I do not hold its state any more.
     GuestLost {
@@ -247,4 +265,7 @@ pub struct SyncReport {
     pub bytes_device: u64,
     /// Frames released.
     pub outputs: u32,
+    /// Frames of the slot that had been released before, because the secondary's guest had sent
+    /// the same.
+    pub matched: u32,
 }

@@ -545,6 +545,8 @@ impl Body {
             }
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
+            // As often as slots end.
+            Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
             other => tracing::info!(?other, "note"),
         }
         if self.trace.wants(&note) {
@@ -563,7 +565,7 @@ impl Body {
             return;
         }
         let nice = if self.role == Role::Secondary {
-            self.config.guest.secondary_nice
+            self.config.secondary_nice()
         } else {
             0
         };

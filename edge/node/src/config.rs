@@ -3,7 +3,7 @@
 use crate::fabric::FabricName;
 use crate::policy::{PolicyConfig, PolicyName};
 use plover_fabric::Spin;
-use plover_policy::{SlotConfig, VSMR};
+use plover_policy::{MatchConfig, Policy, ReleaseWhen, SlotConfig, VSMR};
 use plover_replica::Canary;
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, Machine, QemuConfig};
@@ -143,11 +143,12 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's Ethernet address.
     pub mac: Mac,
-    /// The nice value of a guest that runs as secondary (default 10): on a host that also runs
-    /// leaders, theirs come first, since a secondary that falls behind costs some pages more at
-    /// the next sync and a leader that does costs its clients time. Needs root.
-    #[serde(default = "default_secondary_nice")]
-    pub secondary_nice: i32,
+    /// The nice value of a guest that runs as secondary: on a host that also runs leaders,
+    /// theirs come first, since a secondary that falls behind costs some pages more at the next
+    /// sync and a leader that does costs its clients time; so the default is 10. Where outputs
+    /// are released on match clients wait for both, and it is 0. Needs root.
+    #[serde(default)]
+    pub secondary_nice: Option<i32>,
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).
     #[serde(default)]
     pub qemu: Option<PathBuf>,
@@ -198,10 +199,6 @@ fn default_timeout_ms() -> u64 {
 
 fn default_log_mib() -> usize {
     8
-}
-
-fn default_secondary_nice() -> i32 {
-    10
 }
 
 fn default_vcpus() -> u32 {
@@ -273,11 +270,9 @@ impl ReplicaConfig {
                 self.guest.mem_mib, self.guest.vcpus
             ));
         }
-        if !(0..20).contains(&self.guest.secondary_nice) {
-            return mismatch(format!(
-                "guest.secondary_nice = {} must be 0 to 19",
-                self.guest.secondary_nice
-            ));
+        let nice = self.secondary_nice();
+        if !(0..20).contains(&nice) {
+            return mismatch(format!("guest.secondary_nice = {nice} must be 0 to 19"));
         }
         if group.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
@@ -307,6 +302,17 @@ impl ReplicaConfig {
         config
     }
 
+    /// The nice value of a guest that runs as secondary.
+    pub(crate) fn secondary_nice(&self) -> i32 {
+        let on_match = |policy: Policy| policy.release == ReleaseWhen::Matched;
+        let usual = if self.policy.axes().is_ok_and(on_match) {
+            0
+        } else {
+            10
+        };
+        self.guest.secondary_nice.unwrap_or(usual)
+    }
+
     pub(crate) fn brain(
         &self,
         message_bytes_max: usize,
@@ -314,7 +320,7 @@ impl ReplicaConfig {
         seed: u64,
     ) -> plover_replica::Config {
         let policy = &self.policy;
-        let defaults = SlotConfig::default();
+        let (defaults, matching) = (SlotConfig::default(), MatchConfig::default());
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
         plover_replica::Config {
@@ -336,6 +342,10 @@ impl ReplicaConfig {
                 slot_max: ms(policy.slot_max_ms, defaults.slot_max),
                 quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),
                 wait_max: ms(policy.wait_max_ms, defaults.wait_max),
+            },
+            matching: MatchConfig {
+                unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),
+                slot_max: ms(policy.matched_max_ms, matching.slot_max),
             },
             unprotected_output: policy.unprotected_output,
             pages: qemu.pages(),

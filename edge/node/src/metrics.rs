@@ -18,7 +18,7 @@ const RELEASES: usize = 4096;
 type Figure = fn(&SyncReport) -> u64;
 
 /// What is summed up of every sync, by the name it has in the status.
-const SUMMED: [(&str, Figure); 14] = [
+const SUMMED: [(&str, Figure); 15] = [
     ("count", |_| 1),
     ("slot_us", |r| r.slot.0),
     ("pause_us", |r| r.pause.0),
@@ -33,6 +33,7 @@ const SUMMED: [(&str, Figure); 14] = [
     ("bytes_pages", |r| r.bytes_pages),
     ("bytes_device", |r| r.bytes_device),
     ("outputs", |r| u64::from(r.outputs)),
+    ("matched", |r| u64::from(r.matched)),
 ];
 
 #[derive(Debug, Default)]

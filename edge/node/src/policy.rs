@@ -104,6 +104,11 @@ pub struct PolicyConfig {
     pub quiet_max_ms: Option<u64>,
     /// The longest the secondary may take to finish its inputs at a cut, ms.
     pub wait_max_ms: Option<u64>,
+    /// With `sync = "mismatch"`: an output that the secondary has not sent after this long ends
+    /// the slot, ms.
+    pub unmatched_max_ms: Option<u64>,
+    /// With `sync = "mismatch"`: a slot in which all outputs agree ends after this, ms.
+    pub matched_max_ms: Option<u64>,
     /// What happens to outputs while only one replica is in sync: `release` (default) or
     /// `hold`.
     pub unprotected_output: UnprotectedOutput,
@@ -222,8 +227,7 @@ mod tests {
             ("interval_ms = 5", vec!["interval_ms", "idle"]),
             ("name = 'none'\nsent = 'divergent'", vec!["none", "sent"]),
             ("input = 'some'", vec!["per-connection"]),
-            ("name = 'colo'", vec!["colo", "matched", "not built"]),
-            ("name = 'hybrid'", vec!["hybrid", "matched", "not built"]),
+            ("name = 'colo'", vec!["colo", "not built"]),
         ] {
             let error = axes(text).unwrap_err();
             for named in named {

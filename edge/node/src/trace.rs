@@ -39,9 +39,11 @@ impl Trace {
         match note {
             // Counted in the status; a flood of frames must not become a flood of lines.
             Note::InputDropped { .. } | Note::OutputDropped { .. } => false,
-            Note::SyncPhase { .. } | Note::Synced(_) | Note::Applied { .. } | Note::Kept { .. } => {
-                self.syncs
-            }
+            Note::SyncPhase { .. }
+            | Note::Synced(_)
+            | Note::OutputsDiffer { .. }
+            | Note::Applied { .. }
+            | Note::Kept { .. } => self.syncs,
             _ => true,
         }
     }

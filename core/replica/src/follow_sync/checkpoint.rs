@@ -98,6 +98,7 @@ impl FollowSync {
             dirty: None,
             key: [0; 32],
             own: Runs::default(),
+            compare: false,
         }
     }
 }

@@ -140,6 +140,7 @@ impl Replica {
                 chunks: sync.chunks_sent,
                 device,
                 refeed,
+                compare: false,
             });
         }
         for body in messages {

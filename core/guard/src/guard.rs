@@ -1,0 +1,242 @@
+//! The outputs of the slot that is running.
+
+use crate::held::HeldSlot;
+use plover_types::{Frame, Micros, SyncNo};
+use std::collections::VecDeque;
+
+/// Counts what a guest has sent since its guard was made: rises by one with every frame held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OutputNo(pub u64);
+
+/// A frame that waits.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub no: OutputNo,
+    pub since: Micros,
+    pub frame: Frame,
+}
+
+/// The outputs of the slot that is running.
+#[derive(Debug)]
+pub struct Guard {
+    outputs: VecDeque<Output>,
+    next: OutputNo,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl Guard {
+    /// A guard that asks for a sync once it holds `bytes_max` bytes, and drops what comes when
+    /// it holds twice that: no sync may be possible for long (no quorum, or `hold` while solo),
+    /// and memory must stay bounded. A frame lost here is lost as on any network; the guest
+    /// sends it again.
+    pub fn new(bytes_max: usize) -> Self {
+        Self {
+            outputs: VecDeque::new(),
+            next: OutputNo(0),
+            bytes: 0,
+            bytes_max,
+        }
+    }
+
+    /// Whether [`Self::hold`] would keep a frame.
+    pub fn has_room(&self) -> bool {
+        self.bytes < self.bytes_max.saturating_mul(2)
+    }
+
+    /// Holds a frame that the guest has sent. Returns its number, or nothing if there was no
+    /// room and the frame is lost.
+    pub fn hold(&mut self, now: Micros, frame: Frame) -> Option<OutputNo> {
+        if !self.has_room() {
+            return None;
+        }
+        let no = self.next;
+        self.next = OutputNo(no.0 + 1);
+        self.bytes += frame.0.len();
+        self.outputs.push_back(Output {
+            no,
+            since: now,
+            frame,
+        });
+        Some(no)
+    }
+
+    /// The number that the next frame gets.
+    pub fn next_no(&self) -> OutputNo {
+        self.next
+    }
+
+    /// How many frames wait.
+    pub fn len(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+
+    /// Since when the oldest frame waits.
+    pub fn oldest_since(&self) -> Option<Micros> {
+        self.outputs.front().map(|output| output.since)
+    }
+
+    /// Whether it holds so much that a sync is due.
+    pub fn is_full(&self) -> bool {
+        self.bytes >= self.bytes_max
+    }
+
+    /// Ends the slot: everything that waits belongs to the syncvm `slot`.
+    pub fn seal(&mut self, slot: SyncNo) -> HeldSlot {
+        self.bytes = 0;
+        HeldSlot::new(slot, std::mem::take(&mut self.outputs).into())
+    }
+
+    /// The syncvm failed: its outputs wait again, ahead of younger ones.
+    pub fn reopen(&mut self, held: HeldSlot) {
+        for output in held.into_outputs().into_iter().rev() {
+            self.bytes += output.frame.0.len();
+            self.outputs.push_front(output);
+        }
+    }
+
+    /// Hands out the frames with these numbers, which rise: the secondary's state explains
+    /// them. Numbers of frames that are not here any more are passed over.
+    pub fn take(&mut self, numbers: &[OutputNo]) -> Vec<Frame> {
+        debug_assert!(numbers.is_sorted(), "the numbers rise");
+        let mut taken = Vec::with_capacity(numbers.len());
+        let mut kept = VecDeque::with_capacity(self.outputs.len());
+        for output in std::mem::take(&mut self.outputs) {
+            if numbers.binary_search(&output.no).is_ok() {
+                self.bytes -= output.frame.0.len();
+                taken.push(output.frame);
+            } else {
+                kept.push_back(output);
+            }
+        }
+        self.outputs = kept;
+        taken
+    }
+
+    /// The frames from this number on, in order.
+    pub fn from(&self, no: OutputNo) -> impl Iterator<Item = (OutputNo, &Frame)> {
+        let first = self.outputs.partition_point(|output| output.no < no);
+        let rest = self.outputs.range(first..);
+        rest.map(|output| (output.no, &output.frame))
+    }
+
+    /// Forgets the frames before this number: clients have got the same from elsewhere. Returns
+    /// how many bytes they had.
+    pub fn forget_before(&mut self, no: OutputNo) -> usize {
+        let before = self.bytes;
+        while self.outputs.front().is_some_and(|output| output.no < no) {
+            if let Some(output) = self.outputs.pop_front() {
+                self.bytes -= output.frame.0.len();
+            }
+        }
+        before - self.bytes
+    }
+
+    /// Hands out everything: this replica's own state is the only one and explains it.
+    pub fn release_all(&mut self) -> Vec<Frame> {
+        self.bytes = 0;
+        let outputs = std::mem::take(&mut self.outputs);
+        outputs.into_iter().map(|output| output.frame).collect()
+    }
+
+    /// Forgets everything: the state behind it is given up. Returns how many frames.
+    pub fn discard_all(&mut self) -> usize {
+        self.bytes = 0;
+        std::mem::take(&mut self.outputs).len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(n: u8) -> Frame {
+        Frame(vec![n; 60])
+    }
+
+    fn hold(guard: &mut Guard, numbers: impl IntoIterator<Item = u8>) -> usize {
+        let held = numbers
+            .into_iter()
+            .map(|n| guard.hold(Micros(n.into()), frame(n)));
+        held.filter(Option::is_none).count()
+    }
+
+    #[test]
+    fn outputs_of_a_failed_sync_stay_held_and_in_order() {
+        let mut guard = Guard::new(1000);
+        hold(&mut guard, [1, 2]);
+        let held = guard.seal(SyncNo(1));
+        hold(&mut guard, [3]);
+        guard.reopen(held);
+        assert_eq!(guard.oldest_since(), Some(Micros(1)));
+        assert_eq!(
+            guard.seal(SyncNo(2)).release(),
+            [frame(1), frame(2), frame(3)]
+        );
+        assert!(guard.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "neither released nor discarded")]
+    fn a_dropped_output_is_noticed() {
+        let mut guard = Guard::new(1000);
+        hold(&mut guard, [1]);
+        drop(guard.seal(SyncNo(7)));
+    }
+
+    #[test]
+    fn memory_is_bounded_when_no_sync_comes() {
+        let mut guard = Guard::new(100);
+        let dropped = hold(&mut guard, 0..100);
+        assert_eq!(dropped + guard.len(), 100);
+        assert_eq!(
+            guard.release_all()[0],
+            frame(0),
+            "the oldest are kept, in order"
+        );
+        assert_eq!(
+            hold(&mut guard, [1]),
+            0,
+            "an emptied guard takes frames again"
+        );
+    }
+
+    #[test]
+    fn a_full_guard_asks_for_a_sync() {
+        let mut guard = Guard::new(100);
+        hold(&mut guard, [1]);
+        assert!(!guard.is_full());
+        hold(&mut guard, [2]);
+        assert!(guard.is_full());
+        guard.discard_all();
+        assert!(!guard.is_full());
+    }
+
+    #[test]
+    fn what_is_taken_early_waits_no_more_and_makes_room() {
+        let mut guard = Guard::new(100);
+        hold(&mut guard, [0, 1, 2]);
+        assert!(guard.is_full());
+        let taken = guard.take(&[OutputNo(0), OutputNo(2), OutputNo(9)]);
+        assert_eq!(taken, [frame(0), frame(2)]);
+        assert!(!guard.is_full());
+        assert_eq!(guard.oldest_since(), Some(Micros(1)));
+        assert_eq!(guard.seal(SyncNo(1)).release(), [frame(1)]);
+    }
+
+    #[test]
+    fn what_clients_have_is_forgotten_from_the_front() {
+        let mut guard = Guard::new(1000);
+        hold(&mut guard, [0, 1, 2]);
+        assert_eq!(guard.forget_before(OutputNo(2)), 120);
+        let rest: Vec<_> = guard.from(OutputNo(0)).map(|(no, _)| no).collect();
+        assert_eq!(rest, [OutputNo(2)]);
+        assert_eq!(guard.from(guard.next_no()).count(), 0);
+        assert_eq!(guard.discard_all(), 1);
+    }
+}

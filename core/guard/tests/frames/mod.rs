@@ -1,0 +1,131 @@
+//! Frames as a guest at 10.0.0.2 sends them.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use etherparse::{PacketBuilder, TcpOptionElement};
+use plover_types::Frame;
+
+const GUEST: [u8; 4] = [10, 0, 0, 2];
+const CLIENT: [u8; 4] = [10, 0, 0, 9];
+const MACS: ([u8; 6], [u8; 6]) = ([0x52, 0x54, 0, 0, 0, 2], [0x52, 0x54, 0, 0, 0, 9]);
+
+/// A TCP segment under construction.
+#[derive(Clone, Debug)]
+pub struct Tcp {
+    seq: u32,
+    ack: Option<u32>,
+    flags: (bool, bool, bool),
+    port: u16,
+    window: u16,
+    stamp: Option<(u32, u32)>,
+    data: Vec<u8>,
+}
+
+impl Tcp {
+    pub fn at(seq: u32) -> Self {
+        Self {
+            seq,
+            ack: None,
+            flags: (false, false, false),
+            port: 4000,
+            window: 1000,
+            stamp: None,
+            data: Vec::new(),
+        }
+    }
+
+    pub fn data(mut self, data: &[u8]) -> Self {
+        self.data = data.to_vec();
+        self
+    }
+
+    pub fn ack(mut self, ack: u32) -> Self {
+        self.ack = Some(ack);
+        self
+    }
+
+    pub fn syn(mut self) -> Self {
+        self.flags.0 = true;
+        self
+    }
+
+    pub fn fin(mut self) -> Self {
+        self.flags.1 = true;
+        self
+    }
+
+    pub fn rst(mut self) -> Self {
+        self.flags.2 = true;
+        self
+    }
+
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    pub fn window(mut self, window: u16) -> Self {
+        self.window = window;
+        self
+    }
+
+    pub fn stamp(mut self, value: u32, echo: u32) -> Self {
+        self.stamp = Some((value, echo));
+        self
+    }
+
+    pub fn frame(&self) -> Frame {
+        let mut builder = PacketBuilder::ethernet2(MACS.0, MACS.1)
+            .ipv4(GUEST, CLIENT, 64)
+            .tcp(80, self.port, self.seq, self.window);
+        if let Some(ack) = self.ack {
+            builder = builder.ack(ack);
+        }
+        if self.flags.0 {
+            builder = builder.syn();
+        }
+        if self.flags.1 {
+            builder = builder.fin();
+        }
+        if self.flags.2 {
+            builder = builder.rst();
+        }
+        if let Some((value, echo)) = self.stamp {
+            let options = [TcpOptionElement::Timestamp(value, echo)];
+            builder = builder.options(&options).expect("one option fits");
+        }
+        let mut bytes = Vec::new();
+        builder
+            .write(&mut bytes, &self.data)
+            .expect("a vector takes it");
+        Frame(bytes)
+    }
+}
+
+pub fn udp(port: u16, data: &[u8]) -> Frame {
+    let mut bytes = Vec::new();
+    PacketBuilder::ethernet2(MACS.0, MACS.1)
+        .ipv4(GUEST, CLIENT, 64)
+        .udp(53, port)
+        .write(&mut bytes, data)
+        .expect("a vector takes it");
+    Frame(bytes)
+}
+
+pub fn icmp(sequence: u16, data: &[u8]) -> Frame {
+    let mut bytes = Vec::new();
+    PacketBuilder::ethernet2(MACS.0, MACS.1)
+        .ipv4(GUEST, CLIENT, 64)
+        .icmpv4_echo_reply(1, sequence)
+        .write(&mut bytes, data)
+        .expect("a vector takes it");
+    Frame(bytes)
+}
+
+pub fn arp(target: u8) -> Frame {
+    let mut bytes = Vec::new();
+    bytes.extend(MACS.1);
+    bytes.extend(MACS.0);
+    bytes.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2, target]);
+    bytes.resize(60, 0);
+    Frame(bytes)
+}

@@ -1,0 +1,270 @@
+//! What matches and what does not, case by case.
+
+mod frames;
+
+use frames::{Tcp, arp, icmp, udp};
+use plover_guard::{Difference, Matcher, OutputNo};
+use plover_types::Frame;
+
+/// A matcher whose slot has begun, with a counter for our frames.
+struct Sides {
+    matcher: Matcher,
+    next: u64,
+}
+
+impl Sides {
+    fn new() -> Self {
+        let mut matcher = Matcher::new(1 << 20);
+        matcher.begin(false);
+        Self { matcher, next: 0 }
+    }
+
+    fn ours(&mut self, frame: &Frame) -> u64 {
+        let no = self.next;
+        self.next += 1;
+        self.matcher.ours(OutputNo(no), frame);
+        no
+    }
+
+    fn theirs(&mut self, frame: &Frame) {
+        self.matcher.theirs(frame);
+    }
+
+    /// What has been covered since the last call.
+    fn covered(&mut self) -> Vec<u64> {
+        let covered = self.matcher.take_covered();
+        covered.into_iter().map(|no| no.0).collect()
+    }
+}
+
+#[test]
+fn segmentation_does_not_matter() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(1000).data(b"HTTP/1.1 ").frame());
+    sides.ours(&Tcp::at(1009).data(b"200 OK").frame());
+    assert_eq!(sides.covered(), [], "the other side has sent nothing");
+    sides.theirs(&Tcp::at(1000).data(b"HTTP/1.1 200").frame());
+    assert_eq!(sides.covered(), [0], "the second frame is sent half");
+    sides.theirs(&Tcp::at(1012).data(b" OK").frame());
+    assert_eq!(sides.covered(), [1]);
+    assert_eq!(sides.matcher.done(), 2);
+    assert_eq!(sides.matcher.difference(), None);
+}
+
+#[test]
+fn the_other_side_may_be_ahead() {
+    let mut sides = Sides::new();
+    sides.theirs(&Tcp::at(7).data(b"+OK\r\n+OK\r\n").frame());
+    assert_eq!(sides.matcher.done(), 0, "clients have nothing of it yet");
+    sides.ours(&Tcp::at(7).data(b"+OK\r\n").frame());
+    sides.ours(&Tcp::at(12).data(b"+OK\r\n").frame());
+    assert_eq!(sides.covered(), [0, 1]);
+    assert_eq!(sides.matcher.done(), 1);
+}
+
+#[test]
+fn timestamps_windows_and_ip_numbers_do_not_matter() {
+    let mut sides = Sides::new();
+    let tcp = Tcp::at(50).data(b"x");
+    sides.ours(&tcp.clone().stamp(17, 4).window(501).frame());
+    sides.theirs(&tcp.stamp(23, 9).window(64).frame());
+    assert_eq!(sides.covered(), [0]);
+}
+
+#[test]
+fn different_bytes_are_a_difference_and_nothing_after_them_matches() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(0).data(b":41\r\n").frame());
+    sides.ours(&Tcp::at(5).data(b"same").frame());
+    sides.theirs(&Tcp::at(0).data(b":42\r\n").frame());
+    sides.theirs(&Tcp::at(5).data(b"same").frame());
+    assert_eq!(sides.covered(), []);
+    assert_eq!(sides.matcher.difference(), Some(Difference::Content));
+    assert_eq!(sides.matcher.done(), 0);
+    let words = sides.matcher.describe_difference();
+    assert!(words.contains("10.0.0.2:80 to 10.0.0.9:4000"), "{words}");
+}
+
+#[test]
+fn other_connections_go_on() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(0).data(b"a").frame());
+    sides.theirs(&Tcp::at(0).data(b"b").frame());
+    let other = Tcp::at(9).port(4001).data(b"c").frame();
+    sides.ours(&other);
+    sides.theirs(&other);
+    assert_eq!(sides.covered(), [1]);
+}
+
+/// The client forgets what is acknowledged: the secondary must have it.
+#[test]
+fn an_acknowledgement_waits_for_the_other_sides() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(5).ack(900).data(b"ok").frame());
+    sides.theirs(&Tcp::at(5).ack(899).data(b"ok").frame());
+    assert_eq!(sides.covered(), [], "one byte less was acknowledged there");
+    sides.theirs(&Tcp::at(7).ack(900).frame());
+    assert_eq!(sides.covered(), [0]);
+}
+
+#[test]
+fn a_bare_acknowledgement_waits_for_the_other_sides() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(5).ack(u32::MAX).frame());
+    assert_eq!(sides.covered(), []);
+    sides.theirs(&Tcp::at(5).ack(3).frame());
+    assert_eq!(sides.covered(), [0], "numbers go round in a circle");
+}
+
+#[test]
+fn streams_go_round_in_a_circle() {
+    let mut sides = Sides::new();
+    let start = u32::MAX - 2;
+    sides.ours(&Tcp::at(start).data(b"abcdef").fin().frame());
+    sides.theirs(&Tcp::at(start).data(b"abcd").frame());
+    sides.theirs(&Tcp::at(1).data(b"ef").fin().frame());
+    assert_eq!(sides.covered(), [0]);
+    assert_eq!(sides.matcher.done(), 2);
+}
+
+#[test]
+fn a_new_connection_needs_a_sync() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(100).ack(1).syn().frame());
+    assert_eq!(sides.matcher.difference(), Some(Difference::Opens));
+    sides.theirs(&Tcp::at(555).ack(1).syn().frame());
+    assert_eq!(sides.covered(), []);
+    sides.matcher.begin(true);
+    assert_eq!(sides.matcher.difference(), None);
+    // The sync has given the other side our number.
+    sides.theirs(&Tcp::at(101).ack(9).data(b"hi").frame());
+    sides.ours(&Tcp::at(101).ack(9).data(b"hi").frame());
+    assert_eq!(sides.covered(), [1]);
+}
+
+#[test]
+fn the_end_of_a_stream_has_its_place() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(0).data(b"bye").fin().frame());
+    sides.theirs(&Tcp::at(0).data(b"bye").frame());
+    assert_eq!(sides.covered(), []);
+    sides.theirs(&Tcp::at(3).fin().frame());
+    assert_eq!(sides.covered(), [0]);
+    // After the FIN a guest still acknowledges, and may send its FIN again.
+    sides.ours(&Tcp::at(4).ack(7).frame());
+    sides.theirs(&Tcp::at(4).ack(7).frame());
+    sides.ours(&Tcp::at(3).ack(7).fin().frame());
+    assert_eq!(sides.covered(), [1, 2]);
+    assert_eq!(sides.matcher.difference(), None);
+    // Also in the next slot.
+    sides.matcher.begin(true);
+    sides.ours(&Tcp::at(3).ack(7).fin().frame());
+    assert_eq!(sides.covered(), [3]);
+    assert_eq!(sides.matcher.difference(), None);
+}
+
+#[test]
+fn one_that_ends_and_one_that_goes_on_differ() {
+    for ours_ends in [true, false] {
+        let mut sides = Sides::new();
+        let (end, more) = (Tcp::at(0).fin().frame(), Tcp::at(0).data(b"more").frame());
+        let (ours, theirs) = if ours_ends { (end, more) } else { (more, end) };
+        sides.ours(&ours);
+        sides.theirs(&theirs);
+        assert_eq!(sides.covered(), []);
+        assert_eq!(sides.matcher.difference(), Some(Difference::Stream));
+    }
+}
+
+#[test]
+fn a_reset_waits_for_the_data_before_it() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(0).data(b"last words").frame());
+    sides.ours(&Tcp::at(10).ack(4).rst().frame());
+    sides.theirs(&Tcp::at(10).ack(4).rst().frame());
+    assert_eq!(sides.covered(), []);
+    sides.theirs(&Tcp::at(0).data(b"last words").frame());
+    assert_eq!(sides.covered(), [0, 1]);
+}
+
+#[test]
+fn a_reset_of_another_place_is_another() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(10).rst().frame());
+    sides.theirs(&Tcp::at(12).rst().frame());
+    assert_eq!(sides.covered(), []);
+}
+
+/// What was sent before the sync is explained by it; the client may need it again.
+#[test]
+fn what_is_sent_again_after_a_sync_goes_out() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(100).ack(8).data(b"lost on the way").frame());
+    sides.matcher.begin(true);
+    sides.ours(&Tcp::at(100).ack(8).data(b"lost on the way").frame());
+    assert_eq!(sides.covered(), [1]);
+    // A matcher that has not followed does not know, and waits.
+    sides.matcher.begin(false);
+    sides.ours(&Tcp::at(100).ack(8).data(b"lost on the way").frame());
+    assert_eq!(sides.covered(), []);
+}
+
+#[test]
+fn a_gap_in_either_stream_is_a_difference() {
+    let mut sides = Sides::new();
+    sides.ours(&Tcp::at(0).data(b"a").frame());
+    sides.theirs(&Tcp::at(0).data(b"a").frame());
+    sides.theirs(&Tcp::at(5).data(b"f").frame());
+    assert_eq!(sides.covered(), [0]);
+    assert_eq!(sides.matcher.difference(), Some(Difference::Gap));
+}
+
+#[test]
+fn datagrams_are_compared_one_by_one_in_their_flow() {
+    let mut sides = Sides::new();
+    sides.ours(&udp(5000, b"one"));
+    sides.ours(&udp(5001, b"other flow"));
+    sides.ours(&udp(5000, b"two"));
+    sides.theirs(&udp(5001, b"other flow"));
+    assert_eq!(sides.covered(), [1]);
+    assert_eq!(sides.matcher.done(), 1);
+    sides.theirs(&udp(5000, b"one"));
+    sides.theirs(&udp(5000, b"too"));
+    assert_eq!(sides.covered(), [0]);
+    assert_eq!(sides.matcher.difference(), Some(Difference::Datagram));
+    sides.theirs(&udp(5000, b"two"));
+    sides.ours(&udp(5000, b"two"));
+    assert_eq!(sides.covered(), [], "their places have shifted");
+}
+
+#[test]
+fn pings_and_arp_match_as_they_are() {
+    let mut sides = Sides::new();
+    for frame in [
+        icmp(1, b"ping"),
+        arp(9),
+        Frame(vec![1, 2, 3]),
+        Frame(vec![]),
+    ] {
+        let no = sides.ours(&frame);
+        sides.theirs(&frame);
+        assert_eq!(sides.covered(), [no]);
+    }
+    sides.ours(&icmp(2, b"ping"));
+    sides.theirs(&icmp(3, b"ping"));
+    assert_eq!(sides.covered(), []);
+    assert_eq!(sides.matcher.difference(), Some(Difference::Datagram));
+}
+
+#[test]
+fn memory_is_bounded_when_the_other_side_runs_ahead() {
+    let mut matcher = Matcher::new(10_000);
+    matcher.begin(false);
+    for i in 0..10_000u32 {
+        matcher.theirs(&Tcp::at(i * 100).data(&[7; 100]).frame());
+    }
+    assert_eq!(matcher.difference(), Some(Difference::TooMuch));
+    assert_eq!(matcher.done(), 0);
+    matcher.begin(true);
+    assert_eq!(matcher.difference(), None);
+}

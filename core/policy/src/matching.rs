@@ -1,0 +1,251 @@
+//! Which slots are compared, and when a compared one ends (COLO §3.3.2; design §8, `hybrid`).
+//!
+//! While the two guests say the same, outputs leave as soon as both have said it, and no sync is
+//! needed. While they do not, comparing costs: an output waits for the secondary to say something
+//! else before the sync begins that lets it go. A guest that answers with the time of day always
+//! differs, and is better off with the syncs of an idle guest alone. So each slot is either
+//! *compared* or not, and the rule finds out which pays:
+//!
+//! ```text
+//!   compared ──▶ differed after few matches ──▶ not compared for 1, 2, 4, … slots ─┐
+//!      ▲  │ agreed, or matched enough                                               │
+//!      │  ▼                                                                         │
+//!      └──┴────────────────────── another try ◀─────────────────────────────────────┘
+//! ```
+
+use crate::slot::{SlotRule, SlotView, SyncReason};
+use plover_types::Micros;
+use serde::{Deserialize, Serialize};
+
+/// Frames matched in a slot that differed in the end, from which on comparing it has paid. A
+/// sync lets about 16 frames go on the loads that were measured (PROMISES.md), so this is what
+/// two plain slots do.
+const PAYS_FROM: u32 = 32;
+
+/// Slots that are not compared between two tries, at most. A plain slot takes about 5 ms under
+/// load, so a load that begins to agree is found out within some seconds; and a try that fails
+/// costs an output at most [`MatchConfig::unmatched_max`], which is then a few percent.
+const SLOTS_BETWEEN_TRIES_MAX: u32 = 512;
+
+/// The bounds of a compared slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MatchConfig {
+    /// An output that the secondary has not sent after this long ends the slot. COLO waits for
+    /// 200 ms, which is also how long a client's TCP waits before it sends a segment again
+    /// (RFC 6298 asks for a second, Linux takes 200 ms): half of it leaves time for the sync.
+    pub unmatched_max: Micros,
+    /// A slot in which all agrees ends after this long, so that what has silently diverged stays
+    /// few pages and the log of inputs short. A sync costs some milliseconds: below 1% of it.
+    pub slot_max: Micros,
+}
+
+impl Default for MatchConfig {
+    fn default() -> Self {
+        Self {
+            unmatched_max: Micros::from_ms(100),
+            slot_max: Micros::from_ms(1000),
+        }
+    }
+}
+
+/// How the outputs of a compared slot came out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing differed so far.
+    #[default]
+    Agrees,
+    /// A connection was opened, which no two guests do alike: nothing is known about the load.
+    Opens,
+    /// They differ, or the secondary is late.
+    Differs,
+}
+
+/// What the rule looks at in a compared slot, beside the [`SlotView`].
+#[derive(Clone, Copy, Debug)]
+pub struct MatchView {
+    /// How long ago it was found that a sync is needed.
+    pub differs_for: Option<Micros>,
+    /// How long the oldest output has waited.
+    pub oldest_waits: Micros,
+}
+
+/// Decides which slots are compared.
+#[derive(Clone, Debug)]
+pub struct MatchRule {
+    config: MatchConfig,
+    /// Slots not to be compared before the next try.
+    pause: u32,
+    /// How many the next pause has.
+    next_pause: u32,
+}
+
+impl MatchRule {
+    /// A rule that begins with comparing.
+    pub fn new(config: MatchConfig) -> Self {
+        Self {
+            config,
+            pause: 0,
+            next_pause: 1,
+        }
+    }
+
+    /// Whether the slot that begins now is compared. To be asked once a slot.
+    pub fn compares(&mut self) -> bool {
+        if self.pause == 0 {
+            return true;
+        }
+        self.pause -= 1;
+        false
+    }
+
+    /// Learns from a compared slot: `matched` frames went out on a match.
+    pub fn learn(&mut self, verdict: Verdict, matched: u32) {
+        match verdict {
+            Verdict::Differs if matched < PAYS_FROM => {
+                self.pause = self.next_pause;
+                self.next_pause = (self.next_pause * 2).min(SLOTS_BETWEEN_TRIES_MAX);
+            }
+            Verdict::Opens if matched < PAYS_FROM => {}
+            _ => self.next_pause = 1,
+        }
+    }
+
+    /// Whether a compared slot ends now, and why. One that needs a sync ends as a plain slot
+    /// does, counted from when that was found out.
+    pub fn ends(&self, rule: &SlotRule, view: &SlotView, found: &MatchView) -> Option<SyncReason> {
+        if view.guard_full {
+            Some(SyncReason::GuardFull)
+        } else if view.log_half_full {
+            Some(SyncReason::LogFull)
+        } else if let Some(age) = found.differs_for {
+            let plain = SlotView { age, ..*view };
+            rule.decide(&plain).map(|_| SyncReason::Differ)
+        } else if view.outputs_held && found.oldest_waits >= self.config.unmatched_max {
+            Some(SyncReason::Unmatched)
+        } else if view.age >= self.config.slot_max {
+            Some(SyncReason::Quiet)
+        } else {
+            None
+        }
+    }
+
+    /// How long until [`Self::ends`] may say something else than nothing.
+    pub fn ends_within(&self, rule: &SlotRule, view: &SlotView, found: &MatchView) -> Micros {
+        if let Some(age) = found.differs_for {
+            return rule.age_max(view.outputs_held).since(age);
+        }
+        let slot = self.config.slot_max.since(view.age);
+        if view.outputs_held {
+            slot.min(self.config.unmatched_max.since(found.oldest_waits))
+        } else {
+            slot
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::SlotConfig;
+
+    fn slots_compared(rule: &mut MatchRule, slots: u32, verdict: Verdict, matched: u32) -> u32 {
+        let mut compared = 0;
+        for _ in 0..slots {
+            if rule.compares() {
+                compared += 1;
+                rule.learn(verdict, matched);
+            }
+        }
+        compared
+    }
+
+    #[test]
+    fn a_load_that_always_differs_is_hardly_ever_compared() {
+        let mut rule = MatchRule::new(MatchConfig::default());
+        let warm_up = slots_compared(&mut rule, 1024, Verdict::Differs, 0);
+        assert!(warm_up <= 11, "{warm_up} tries");
+        let tries = slots_compared(&mut rule, 5130, Verdict::Differs, 0);
+        assert!((9..=11).contains(&tries), "{tries} tries");
+    }
+
+    #[test]
+    fn a_load_that_begins_to_agree_is_found_out() {
+        let mut rule = MatchRule::new(MatchConfig::default());
+        slots_compared(&mut rule, 5000, Verdict::Differs, 0);
+        slots_compared(&mut rule, SLOTS_BETWEEN_TRIES_MAX + 1, Verdict::Agrees, 5);
+        assert_eq!(slots_compared(&mut rule, 100, Verdict::Agrees, 5), 100);
+    }
+
+    #[test]
+    fn many_matches_pay_for_a_difference() {
+        let mut rule = MatchRule::new(MatchConfig::default());
+        assert_eq!(
+            slots_compared(&mut rule, 100, Verdict::Differs, PAYS_FROM),
+            100
+        );
+        assert_eq!(slots_compared(&mut rule, 100, Verdict::Opens, 0), 100);
+    }
+
+    fn views() -> (SlotView, MatchView) {
+        (
+            SlotView {
+                age: Micros::ZERO,
+                outputs_held: true,
+                idle: true,
+                guard_full: false,
+                log_half_full: false,
+            },
+            MatchView {
+                differs_for: None,
+                oldest_waits: Micros::ZERO,
+            },
+        )
+    }
+
+    #[test]
+    fn an_idle_guest_whose_outputs_agree_is_left_alone() {
+        let rule = MatchRule::new(MatchConfig::default());
+        let slot = SlotRule::new(SlotConfig::default());
+        let (view, found) = views();
+        assert_eq!(rule.ends(&slot, &view, &found), None);
+        let differs = MatchView {
+            differs_for: Some(Micros::ZERO),
+            ..found
+        };
+        assert_eq!(rule.ends(&slot, &view, &differs), Some(SyncReason::Differ));
+        let late = MatchView {
+            oldest_waits: MatchConfig::default().unmatched_max,
+            ..found
+        };
+        assert_eq!(rule.ends(&slot, &view, &late), Some(SyncReason::Unmatched));
+    }
+
+    /// A loop that sleeps as long as it is told wakes to something.
+    #[test]
+    fn a_slot_ends_by_its_deadline() {
+        let rule = MatchRule::new(MatchConfig::default());
+        let slot = SlotRule::new(SlotConfig::default());
+        for outputs_held in [false, true] {
+            for differs_for in [None, Some(Micros::ZERO)] {
+                let (view, found) = views();
+                let view = SlotView {
+                    outputs_held,
+                    idle: false,
+                    ..view
+                };
+                let found = MatchView {
+                    differs_for,
+                    ..found
+                };
+                let span = rule.ends_within(&slot, &view, &found);
+                let view = SlotView { age: span, ..view };
+                let found = MatchView {
+                    differs_for: differs_for.map(|_| span),
+                    oldest_waits: span,
+                };
+                let ends = rule.ends(&slot, &view, &found);
+                assert!(ends.is_some(), "{outputs_held} {differs_for:?}");
+            }
+        }
+    }
+}
