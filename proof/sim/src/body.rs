@@ -4,17 +4,16 @@
 //! work is applied before the next action. A crash can come between any two actions.
 
 use crate::disk::Write;
-use crate::guest::Reply;
 use crate::hypervisor::{Due, Hypervisor, Order};
+use crate::invariants::external_consistency::Release;
 use crate::invariants::guest_is_whole;
 use crate::process::State;
 use crate::schedule::{Arrival, Happening};
+use crate::spoken::Spoken;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Action, Event, OperatorInput};
-use plover_types::{
-    BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo, wire,
-};
+use plover_types::{BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo};
 
 /// The shortest time between a turn and the next one that only time asks for.
 const TURN: Micros = Micros(20);
@@ -347,6 +346,7 @@ impl World {
         };
         let view = replica.status().view;
         let in_sync = self.invariants.log.in_sync();
+        let on_match = self.scenario.releases_on_match();
         trace!(
             self,
             "{who} releases {} frames of slot {slot}",
@@ -354,25 +354,38 @@ impl World {
         );
         match (in_sync.len(), self.cause) {
             (1, _) => self.coverage.hit("release: solo"),
+            (_, "Received Bulk") if on_match => self.coverage.hit("release: on match or sync"),
+            (_, "Outputs") if on_match => self.coverage.hit("release: on match, we were later"),
             (_, "Received Bulk") => self.coverage.hit("release: on acknowledgement"),
             _ => self.coverage.hit("release: late, the lease had run out"),
         }
-        let check = self.invariants.one_sender_a_slot.released(who, view, slot);
+        let one = &mut self.invariants.one_sender_a_slot;
+        let check = one.released(who, view, slot, on_match);
         self.check(check);
+        let others = in_sync.iter().filter(|member| *member != who);
+        let members = others.map(|member| (member, self.history_of(member)));
+        let release = Release {
+            who,
+            view,
+            stands: self.history_of(who),
+            members: members.collect(),
+            on_match,
+        };
         for frame in &frames {
-            let reply: Reply = wire::decode(&frame.0).expect("the guest's frames decode");
-            let at = self
-                .histories
-                .find(reply.history)
-                .expect("a guest was there");
+            let spoken = Spoken::decode(frame).expect("the guest's frames decode");
+            let at = self.histories.find(spoken.history);
+            let at = at.expect("a guest was there");
             let all = &self.histories;
-            let check = self
-                .invariants
+            let seen = &mut self.invariants;
+            let check = seen
                 .external_consistency
-                .released(who, view, in_sync, at, all);
-            let log = &self.invariants.log;
-            let order = self.invariants.inputs_in_order.released(who, at, all, log);
-            self.check(check.and(order));
+                .released(&release, at, &spoken, all);
+            let guesses = on_match && !release.members.is_empty();
+            let order = seen
+                .inputs_in_order
+                .released(who, at, guesses, all, &seen.log);
+            let streams = seen.streams_go_on.shown(who, view, &spoken);
+            self.check(check.and(order).and(streams));
         }
         let late = self.clients.latency();
         self.plan.after(late, Happening::Replies(frames));

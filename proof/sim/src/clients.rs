@@ -4,11 +4,12 @@
 //! whichever replica the bridge believes to be the guest, which it learns from what comes from
 //! there: an announcement, a reply. It may be slow to learn.
 
-use crate::guest::{Reply, Request};
+use crate::guest::Request;
 use crate::rng::Rng;
 use crate::scenario::ClientHabits;
 use crate::schedule::{Happening, Schedule};
-use plover_types::{Frame, Micros, ReplicaId, wire};
+use crate::spoken::Spoken;
+use plover_types::{Frame, Micros, ReplicaId};
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Client {
@@ -115,15 +116,14 @@ impl Clients {
     /// Frames of the guest arrive.
     pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) {
         for frame in frames {
-            let Ok(Reply {
-                to: Some((client, request)),
-                ..
-            }) = wire::decode(&frame.0)
-            else {
+            let Some(Spoken { client, words, .. }) = Spoken::decode(frame) else {
                 continue;
             };
-            let state = &mut self.clients[usize::from(client)];
-            if !state.waiting || state.request != request {
+            let Some(state) = self.clients.get_mut(usize::from(client)) else {
+                continue;
+            };
+            // The first word of an answer names the request; the second is as good as noise.
+            if !state.waiting || !words.contains(&state.request) {
                 continue;
             }
             state.waiting = false;

@@ -13,7 +13,13 @@ impl World {
         let phase = self.process(who).phase;
         match note {
             Note::SyncPhase { phase, .. } => self.process_mut(who).phase = Some(*phase),
-            Note::Synced(_) | Note::SyncFailed { .. } => self.process_mut(who).phase = None,
+            Note::Synced(report) => {
+                self.process_mut(who).phase = None;
+                let matched = u64::from(report.matched);
+                self.coverage
+                    .add("match: frames released on match", matched);
+            }
+            Note::SyncFailed { .. } => self.process_mut(who).phase = None,
             _ => {}
         }
         let what = match note {
@@ -46,6 +52,8 @@ impl World {
                 None => "sync: given up by the secondary",
             },
             Note::Synced(report) => match report.reason.as_str() {
+                "differ" => "sync: done (differ)",
+                "unmatched" => "sync: done (unmatched)",
                 "idle" => "sync: done (idle)",
                 "longest" => "sync: done (longest)",
                 "guard_full" => "sync: done (guard full)",
@@ -57,6 +65,9 @@ impl World {
                 "retry" => "sync: done (retry)",
                 _ => "sync: done (other)",
             },
+            Note::OutputsDiffer { why } if why.ends_with("opened") => "match: a connection opens",
+            Note::OutputsDiffer { why } if why.ends_with("lost") => "match: a message was lost",
+            Note::OutputsDiffer { .. } => "match: outputs differ",
             Note::Applied { .. } => "sync: applied",
             Note::Kept { .. } => "sync: kept by a secondary that waits",
             Note::GuestLost { .. } => "guest: lost",

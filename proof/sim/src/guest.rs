@@ -16,10 +16,12 @@
 
 use crate::history::{Histories, Step};
 use crate::rng::{Rng, mix};
+use crate::spoken::{Spoken, WORD_BYTES};
 use plover_syncvm::blocks::{BlockMask, Divergent};
 use plover_syncvm::chunk::{self, ChunkError, ChunkWriter};
 use plover_types::{BLOCK_BYTES, Digest, Frame, Micros, PAGE_BYTES, PageNo, PageSet, wire};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Where the second half of a page's word lies.
 const UPPER_HALF: usize = PAGE_BYTES / 2;
@@ -34,6 +36,8 @@ pub struct GuestHabits {
     pub pages: u32,
     /// How often a step depends on a race.
     pub noise: f64,
+    /// How often an answer depends on a race.
+    pub divergence: f64,
     /// How long it works on a frame.
     pub work: (u64, u64),
     /// How long between two timer ticks.
@@ -71,14 +75,8 @@ impl Request {
     }
 }
 
-/// What the guest answers.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Reply {
-    /// To whom; none for what the guest says of its own accord.
-    pub to: Option<(u8, u32)>,
-    /// The state that explains it: the name of the guest's history when it was sent.
-    pub history: u64,
-}
+/// The stream on which the guest speaks of its own accord.
+const OWN_ACCORD: u8 = 200;
 
 /// A line typed on the console is a number of so many bytes.
 pub const TYPED_BYTES: usize = 8;
@@ -93,6 +91,8 @@ pub struct Devices {
     work: Option<(Frame, Micros)>,
     /// Registers that no memory shows.
     registers: u64,
+    /// Each client's stream: its next place, and the frames of the client's that were consumed.
+    streams: BTreeMap<u8, (u32, u32)>,
 }
 
 /// The guest.
@@ -123,6 +123,7 @@ impl FakeGuest {
                 tick_left: rng.micros(habits.tick),
                 work: None,
                 registers: rng.word(),
+                streams: BTreeMap::new(),
             },
             devices_clean: true,
             torn: false,
@@ -205,16 +206,36 @@ impl FakeGuest {
             self.devices.ticks += 1;
             self.live(Step::Other, self.devices.ticks, histories);
             if self.rng.chance(0.05) {
-                sent.push(self.say(None));
+                let word = self.devices.ticks as u32;
+                sent.push(self.say(OWN_ACCORD, &[word], histories));
             }
         }
         sent
     }
 
-    fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Option<Frame> {
-        let request = Request::of(&frame.0)?;
+    /// What it sends is mostly what every guest would, cut into segments as it happens.
+    fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Vec<Frame> {
+        let Some(request) = Request::of(&frame.0) else {
+            return Vec::new();
+        };
         self.live(Step::Input(request.number), request.number, histories);
-        Some(self.say(Some((request.client, request.request))))
+        let client = request.client;
+        self.devices.streams.entry(client).or_default().1 += 1;
+        let mut value = mix(request.number, 1) as u32;
+        if self.rng.chance(self.habits.divergence) {
+            value = self.rng.word() as u32;
+        }
+        match self.rng.range(0, 3) {
+            0 => vec![
+                self.say(client, &[], histories),
+                self.say(client, &[request.request, value], histories),
+            ],
+            1 => vec![
+                self.say(client, &[request.request], histories),
+                self.say(client, &[value], histories),
+            ],
+            _ => vec![self.say(client, &[request.request, value], histories)],
+        }
     }
 
     /// A line of the console: its number.
@@ -223,11 +244,18 @@ impl FakeGuest {
         self.live(Step::Typed(number), number, histories);
     }
 
-    fn say(&self, to: Option<(u8, u32)>) -> Frame {
-        Frame(wire::encode(&Reply {
-            to,
+    fn say(&mut self, client: u8, words: &[u32], histories: &mut Histories) -> Frame {
+        let (place, heard) = self.devices.streams.entry(client).or_default();
+        let spoken = Spoken {
+            client,
+            place: *place,
+            heard: *heard,
+            words: words.to_vec(),
             history: self.devices.history,
-        }))
+        };
+        *place += (words.len() * WORD_BYTES) as u32;
+        histories.speak(&spoken);
+        spoken.encode()
     }
 
     /// One step of its life: memory and devices change, mostly as every guest's would, and
@@ -272,6 +300,7 @@ impl FakeGuest {
             tick_left: Micros::ZERO,
             work: None,
             registers: self.rng.word(),
+            streams: BTreeMap::new(),
         };
         self.devices_clean = true;
         for page in RESET_PAGES {

@@ -14,6 +14,7 @@
 //! it been released, a client would have seen a state that is lost.
 
 use crate::rng::mix;
+use crate::spoken::Spoken;
 use std::collections::HashMap;
 
 /// A node of the tree.
@@ -44,8 +45,13 @@ struct Node {
 #[derive(Debug, Default)]
 pub struct Histories {
     nodes: Vec<Node>,
-    // Only looked up, never walked: its order decides nothing.
+    // Only looked up, never walked: their order decides nothing.
     by_hash: HashMap<u64, History>,
+    /// The words that guests have sent at each place of each client's stream, and where in
+    /// their lives.
+    words: HashMap<(u8, u32), Vec<(History, u32)>>,
+    /// How many of each client's frames guests have said to have consumed, and where.
+    heard: HashMap<u8, Vec<(History, u32)>>,
 }
 
 impl Histories {
@@ -97,6 +103,34 @@ impl Histories {
             at = self.nodes[at.0 as usize].parent;
         }
         at == earlier
+    }
+
+    /// A guest at `spoken.history` sends this.
+    pub fn speak(&mut self, spoken: &Spoken) {
+        // A guest that is torn has none; that is for another invariant to say.
+        let Some(&at) = self.by_hash.get(&spoken.history) else {
+            return;
+        };
+        for (place, word) in spoken.placed() {
+            let said = self.words.entry((spoken.client, place)).or_default();
+            said.push((at, word));
+        }
+        let heard = self.heard.entry(spoken.client).or_default();
+        heard.push((at, spoken.heard));
+    }
+
+    /// Whether a guest at `at` has itself sent what `spoken` says: the same words at the same
+    /// places, and that it has consumed at least as many of the client's frames.
+    pub fn has_sent(&self, at: History, spoken: &Spoken) -> bool {
+        let lived = |(then, _): &&(History, u32)| self.contains(at, *then);
+        let words = spoken.placed().all(|(place, word)| {
+            let said = self.words.get(&(spoken.client, place));
+            let said = said.into_iter().flatten().filter(|(_, w)| *w == word);
+            said.rev().any(|one| lived(&one))
+        });
+        let heard = self.heard.get(&spoken.client);
+        let mut heard = heard.into_iter().flatten().rev();
+        words && heard.any(|one| one.1 >= spoken.heard && lived(&one))
     }
 
     /// The steps from a place back to the boot, latest first.

@@ -47,6 +47,7 @@ pub mod rng;
 pub mod run;
 pub mod scenario;
 pub mod schedule;
+pub mod spoken;
 pub mod timetable;
 pub mod trace;
 pub mod typist;

@@ -211,7 +211,7 @@ impl World {
     }
 
     /// What the guest of a replica has lived through.
-    fn history_of(&self, who: ReplicaId) -> Option<History> {
+    pub(crate) fn history_of(&self, who: ReplicaId) -> Option<History> {
         let guest = &self.process(who).hypervisor.as_ref()?.guest;
         self.histories.find(guest.history())
     }

@@ -6,7 +6,9 @@ use crate::hypervisor::HypervisorHabits;
 use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
 use apus::Durability;
-use plover_policy::{PRESETS, Policy, Preset, SlotConfig, UnprotectedOutput, VSMR};
+use plover_policy::{
+    MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, SlotConfig, UnprotectedOutput, VSMR,
+};
 use plover_replica::{Canary, Config};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
@@ -59,6 +61,7 @@ impl Scenario {
         let guest = GuestHabits {
             pages,
             noise: rng.pick(&[0.02, 0.2, 1.0]),
+            divergence: rng.pick(&[0.0, 0.02, 1.0]),
             work: if quick { (50, 2_000) } else { (500, 12_000) },
             tick: (5_000, 60_000),
             reset_stray: rng.pick(&[0.0, 0.1, 0.4]),
@@ -119,6 +122,11 @@ impl Scenario {
         self.config.durability == Durability::Disk
     }
 
+    /// Whether outputs go out when both guests have sent them.
+    pub fn releases_on_match(&self) -> bool {
+        self.config.policy.release == ReleaseWhen::Matched
+    }
+
     /// Who boots the guest when the group has none.
     pub fn first_leader(&self) -> ReplicaId {
         self.config.first_leader
@@ -175,11 +183,15 @@ fn draw_config(
             quiet_max: Micros::from_ms(rng.pick(&[100, 500])),
             ..SlotConfig::default()
         },
+        matching: MatchConfig {
+            unmatched_max: Micros::from_ms(rng.pick(&[20, 100])),
+            slot_max: Micros::from_ms(rng.pick(&[60, 1000])),
+        },
         unprotected_output,
         pages,
         needs_reset,
         blocks: rng.pick(&[true, true, false]),
-        guard_bytes_max: rng.pick(&[100, 4_000]),
+        guard_bytes_max: rng.pick(&[200, 20_000]),
         input_frames_max: rng.pick(&[8, 256]),
         hash_key: [0; 32],
         seed: 0,

@@ -3,25 +3,50 @@
 //! Every output names the [history](crate::history) that explains it. When it is released,
 //! every other member of the committed in-sync set must have acknowledged a state that contains
 //! this history, since any of them may lead next; and whoever serves later must contain it.
+//!
+//! Where outputs are released on match, a member may explain an output in another way: its guest
+//! has itself sent the same words at the same place of the stream, and has acknowledged at least
+//! as much to the client (COLO §3.1). Whoever serves later must then have done so, or contain
+//! the history.
 
 use super::{Check, Violation};
 use crate::history::{Histories, History};
-use plover_types::{ReplicaId, ReplicaSet, View};
+use crate::spoken::Spoken;
+use plover_types::{ReplicaId, View};
 use std::collections::BTreeMap;
 
 /// What clients have been shown.
 #[derive(Debug, Default)]
 pub struct ExternalConsistency {
-    /// The history of the newest output that was released, and who released it.
-    shown: Option<(History, ReplicaId)>,
+    /// Whoever serves contains this: a state that every member of the in-sync set has held.
+    anchor: Option<(History, ReplicaId)>,
+    /// What was shown beyond it, with the history that explains it.
+    shown: Vec<(History, ReplicaId, Spoken)>,
+    /// A state that explains all that was shown: so does every one that contains it.
+    explains_all: Option<History>,
     /// What each replica has acknowledged that it holds.
     acknowledged: BTreeMap<ReplicaId, History>,
+}
+
+/// A replica sends outputs to clients.
+#[derive(Debug)]
+pub struct Release {
+    /// Who.
+    pub who: ReplicaId,
+    /// In which view.
+    pub view: View,
+    /// Where its guest stands now, if it still has one.
+    pub stands: Option<History>,
+    /// The other members of the committed in-sync set, and where their guests stand.
+    pub members: Vec<(ReplicaId, Option<History>)>,
+    /// Whether outputs may be released on match.
+    pub on_match: bool,
 }
 
 fn violation(message: String) -> Violation {
     Violation {
         invariant: "external_consistency",
-        section: "PLOVER §3.2 and §4.6",
+        section: "PLOVER §3.2 and §4.6; COLO §3.1",
         message,
     }
 }
@@ -35,47 +60,74 @@ impl ExternalConsistency {
     /// An output that `at` explains goes out.
     pub fn released(
         &mut self,
-        who: ReplicaId,
-        view: View,
-        in_sync: ReplicaSet,
+        release: &Release,
         at: History,
+        spoken: &Spoken,
         all: &Histories,
     ) -> Check {
-        for member in in_sync.iter().filter(|member| *member != who) {
-            let held = self.acknowledged.get(&member);
-            if !held.is_some_and(|held| all.contains(*held, at)) {
+        let Release { who, view, .. } = *release;
+        let mut held_by_all = true;
+        for (member, stands) in &release.members {
+            let held = self.acknowledged.get(member).copied();
+            if held.is_some_and(|held| all.contains(held, at)) {
+                continue;
+            }
+            held_by_all = false;
+            // A member without a guest cannot lead with another state.
+            let has_sent = |stands| all.has_sent(stands, spoken);
+            if !release.on_match || !stands.is_none_or(has_sent) {
                 return Err(violation(format!(
                     "{who} (view {view}) releases an output whose state {member}, a member of \
-                     the in-sync set {in_sync}, does not hold"
+                     the in-sync set, does not hold"
                 )));
             }
         }
-        match self.shown {
-            Some((shown, _)) if all.contains(shown, at) => Ok(()),
-            Some((shown, by)) if !all.contains(at, shown) => Err(violation(format!(
-                "{who} (view {view}) releases an output of a history that does not contain what \
-                 {by} has shown to clients"
+        let stands = release.stands.unwrap_or(at);
+        self.explained(who, view, stands, all)?;
+        self.shown.push((at, who, spoken.clone()));
+        self.explains_all = Some(stands);
+        let old = self.anchor.map(|(old, _)| old);
+        if held_by_all && old.is_none_or(|old| all.contains(at, old)) {
+            self.anchor = Some((at, who));
+            self.shown.retain(|(then, ..)| !all.contains(at, *then));
+        }
+        Ok(())
+    }
+
+    /// Whether a guest that stands here explains all that clients have been shown.
+    fn explained(&self, who: ReplicaId, view: View, stands: History, all: &Histories) -> Check {
+        if self
+            .explains_all
+            .is_some_and(|known| all.contains(stands, known))
+        {
+            return Ok(());
+        }
+        if let Some((_, by)) = self.anchor.filter(|(old, _)| !all.contains(stands, *old)) {
+            return Err(violation(format!(
+                "{who} serves in view {view} with a state that does not explain what {by} has \
+                 shown to clients"
+            )));
+        }
+        let explains = |(at, _, spoken): &&(History, ReplicaId, Spoken)| {
+            all.contains(stands, *at) || all.has_sent(stands, spoken)
+        };
+        match self.shown.iter().find(|one| !explains(one)) {
+            None => Ok(()),
+            Some((_, by, spoken)) => Err(violation(format!(
+                "{who} serves in view {view} with a state that has not sent what {by} has shown \
+                 to client {}: {spoken:?}",
+                spoken.client
             ))),
-            _ => {
-                self.shown = Some((at, who));
-                Ok(())
-            }
         }
     }
 
     /// A replica starts to face clients with a guest that stands here.
     pub fn serves(&self, who: ReplicaId, view: View, at: History, all: &Histories) -> Check {
-        match self.shown {
-            Some((shown, by)) if !all.contains(at, shown) => Err(violation(format!(
-                "{who} serves in view {view} with a state that does not explain what {by} has \
-                 shown to clients"
-            ))),
-            _ => Ok(()),
-        }
+        self.explained(who, view, at, all)
     }
 
     /// Whether clients have been shown anything.
     pub fn has_shown(&self) -> bool {
-        self.shown.is_some()
+        self.explains_all.is_some()
     }
 }

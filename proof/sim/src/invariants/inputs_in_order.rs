@@ -6,6 +6,11 @@
 //! If it is deposed, and wins again before anybody else has served, such inputs may have lost
 //! their places in the log. Its guest's is then the only state there is, and they are part of it.
 //!
+//! Where outputs are released on match, such a leader's may leave before the commit: the other
+//! guest has sent the same and was fed nothing that is not committed (`external_consistency`
+//! asks for that). The input must still get the place in which it was consumed, which is looked
+//! at with the outputs that follow.
+//!
 //! A policy that orders inputs by connection promises this for the frames of each client. One that
 //! does not replicate inputs promises less: what was consumed was sent, and none was consumed
 //! twice.
@@ -123,11 +128,13 @@ impl InputsInOrder {
         }
     }
 
-    /// An output that `at` explains is released.
+    /// An output that `at` explains is released; `on_match` if another replica's guest may
+    /// explain it as well.
     pub fn released(
         &mut self,
         who: ReplicaId,
         at: History,
+        on_match: bool,
         all: &Histories,
         log: &CommittedLog,
     ) -> Check {
@@ -155,6 +162,10 @@ impl InputsInOrder {
                 let Some(found) = self.place(step, log) else {
                     if self.excused.contains(&step) {
                         continue;
+                    }
+                    if on_match {
+                        // Looked at again with the next output.
+                        return Ok(());
                     }
                     return Err(violation(format!(
                         "{who} releases what follows from {step:?}, which is not committed"

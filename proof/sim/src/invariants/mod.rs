@@ -13,6 +13,7 @@ pub mod nothing_spins;
 pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
 pub mod progress_after_healing;
+pub mod streams_go_on;
 
 use plover_policy::Policy;
 use std::fmt;
@@ -53,6 +54,8 @@ pub struct Invariants {
     /// See the file.
     pub inputs_in_order: inputs_in_order::InputsInOrder,
     /// See the file.
+    pub streams_go_on: streams_go_on::StreamsGoOn,
+    /// See the file.
     pub nothing_spins: nothing_spins::NothingSpins,
     /// See the file.
     pub progress: progress_after_healing::Progress,
@@ -68,6 +71,7 @@ impl Invariants {
             one_sender_a_slot: one_sender_a_slot::OneSenderASlot::default(),
             memory_equal_after_sync: memory_equal_after_sync::MemoryEqualAfterSync::default(),
             inputs_in_order: inputs_in_order::InputsInOrder::new(policy.input),
+            streams_go_on: streams_go_on::StreamsGoOn::default(),
             nothing_spins: nothing_spins::NothingSpins::default(),
             progress: progress_after_healing::Progress::default(),
         }
@@ -80,5 +84,6 @@ impl Invariants {
         self.external_consistency = external_consistency::ExternalConsistency::default();
         self.one_sender_a_slot.new_life();
         self.inputs_in_order.new_life();
+        self.streams_go_on = streams_go_on::StreamsGoOn::default();
     }
 }

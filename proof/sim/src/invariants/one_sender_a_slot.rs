@@ -1,5 +1,9 @@
 //! Never two replicas that send as the guest: no slot's outputs are released by two of them,
 //! and once a newer leader faces clients, no older one releases anything.
+//!
+//! Where outputs are released on match a slot has no such border: what the old leader did not
+//! get out of it the new one, which has sent the same, does. What clients see of it is then the
+//! business of `streams_go_on`.
 
 use super::{Check, Violation};
 use plover_types::{ReplicaId, SyncNo, View};
@@ -30,14 +34,14 @@ impl OneSenderASlot {
     }
 
     /// A replica sends outputs of this slot to clients.
-    pub fn released(&mut self, who: ReplicaId, view: View, slot: SyncNo) -> Check {
+    pub fn released(&mut self, who: ReplicaId, view: View, slot: SyncNo, on_match: bool) -> Check {
         if let Some((newest, by)) = self.newest.filter(|(newest, _)| *newest > view) {
             return Err(violation(format!(
                 "{who} releases outputs in view {view} while {by} serves in view {newest}"
             )));
         }
         match *self.slots.entry(slot).or_insert(who) {
-            before if before == who => Ok(()),
+            before if before == who || on_match => Ok(()),
             before => Err(violation(format!(
                 "{who} (view {view}) releases outputs of slot {slot}, as {before} has done"
             ))),
