@@ -109,6 +109,30 @@ fn a_guest_with_connections_in_free_order_goes_on() {
     });
 }
 
+/// Waits until the leader has sent outputs that only a match let go.
+fn outputs_match(lab: &mut Experiment) -> Result<()> {
+    lab.wait("outputs go out on a match", |lab| {
+        let status = lab.lab().status();
+        let totals = status
+            .leader()
+            .and_then(|leader| leader.sync.more.get("totals"));
+        Ok(totals.is_some_and(|totals| totals["matched"].as_u64() > Some(0)))
+    })
+}
+
+/// What a client has seen before any sync, the secondary's guest has sent as well.
+#[test]
+fn a_guest_whose_outputs_are_matched_goes_on() {
+    prove("t-hybrid", under("hybrid"), |lab| {
+        outputs_match(lab)?;
+        the_leader_dies(lab)?;
+        outputs_match(lab)?;
+        the_secondary_dies(lab)?;
+        outputs_match(lab)?;
+        the_leader_dies_in(lab, Phase::Apply)
+    });
+}
+
 #[test]
 fn a_guest_that_is_saved_at_each_output_goes_on() {
     prove("t-adaptive", under("adaptive-remus"), |lab| {
