@@ -62,7 +62,7 @@ impl TraceEvent {
                 self.number("pages").unwrap_or(0)
             ),
             "join_failed" => format!("the copy to replica {} failed: {}", peer(), why()),
-            "protected" => format!("protected: replica {} runs the guest in step", peer()),
+            "protected" => format!("protected: replica {} is in step", peer()),
             "guest_lost" => format!("{me} has lost its guest: {}", why()),
             // A group that has never run is empty, and about to boot its guest.
             "group_empty" if self.more.get("fresh") == Some(&Value::Bool(true)) => return None,
@@ -182,7 +182,7 @@ mod tests {
         );
         assert_eq!(
             tail.take()[0].in_words().unwrap(),
-            "protected: replica 1 runs the guest in step"
+            "protected: replica 1 is in step"
         );
         // Killed in the middle of a line, then started again.
         append(

@@ -16,7 +16,8 @@
 //! * **Recovering**: the process has just started and has forgotten the log (design §6).
 //! * **Witness**: votes and logs; runs no guest, so it may never lead.
 //! * **Joining**: receives a full copy while the leader's guest runs; counts for nothing yet.
-//! * **Secondary**: runs the guest in step. In the in-sync set, so it may stand for election.
+//! * **Secondary**: runs the guest in step; or, under a policy whose secondary waits, has the last
+//!   checkpoint in its memory. In the in-sync set, so it may stand for election.
 //! * **Leader**: runs the guest and faces clients. *Solo* while the in-sync set is itself
 //!   alone, *protected* once it has a secondary.
 //! * **Deposed**: a leader that has lost its majority's trust and does not know yet who leads.
@@ -28,9 +29,9 @@
 //! 1. While there is a secondary, an output leaves only after the secondary has acknowledged
 //!    the syncvm of its slot (`lead_sync`), or after its guest has itself sent the same since
 //!    the last one (`matching`); and only under a valid lease (`outputs`).
-//! 2. Solo, an output leaves only if its inputs are committed and the lease is valid
-//!    (`outputs`, `inputs`).
-//! 3. The secondary stages a syncvm whole before it acknowledges, and once it has
+//! 2. Solo, an output leaves only if its inputs are committed, where inputs are logged at all,
+//!    and the lease is valid (`outputs`, `inputs`).
+//! 3. The secondary stages a syncvm (or checkpoint) whole before it acknowledges, and once it has
 //!    acknowledged it applies it whatever happens (`follow_sync`).
 //! 4. Only a member of the in-sync set may lead, and a new leader commits an in-sync set of
 //!    itself alone before it serves (`failover`).

@@ -3,7 +3,7 @@
 //! guest.
 //!
 //! A lab takes its time to boot a guest, so every run of the tests takes one policy of each kind
-//! and the faults that tell most about it. All policies under all faults, half an hour of work:
+//! and the faults that tell most about it. All policies under all faults, by hand:
 //!
 //! ```text
 //! ./x test -p plover-lab-proof --test policies -- --ignored
@@ -141,7 +141,7 @@ fn a_guest_that_is_saved_at_each_output_goes_on() {
 }
 
 #[test]
-#[ignore = "half an hour: every policy under every fault"]
+#[ignore = "minutes: every policy under every fault"]
 fn every_policy_survives_every_fault() {
     for preset in PRESETS.iter().filter(|p| p.policy.check().is_ok()) {
         let options = under(preset.name);
