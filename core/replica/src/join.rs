@@ -369,3 +369,6 @@ impl Replica {
         self.joined.as_ref().is_some_and(|j| j.applied)
     }
 }
+
+#[cfg(test)]
+mod tests;
