@@ -8,15 +8,16 @@ use crate::image::Image;
 use crate::options::Options;
 use anyhow::{Context, Result, bail};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// What the lab alone decides: a key of a table, or all of it.
-const THE_LABS_OWN: [(&str, Option<&str>); 6] = [
+const THE_LABS_OWN: [(&str, Option<&str>); 7] = [
     ("group", Some("name")),
     ("group", Some("me")),
     ("group", Some("replica")),
     ("policy", Some("name")),
+    ("disk", None),
     ("net", None),
     ("paths", None),
 ];
@@ -34,6 +35,8 @@ pub struct Place<'a> {
     pub mac: &'a str,
     /// The guest's address and the length of its network's prefix.
     pub guest_ip: (Ipv4Addr, u8),
+    /// Its copies of the guest's disks.
+    pub disks: &'a [PathBuf],
     /// Where the daemon keeps what outlives it.
     pub state_dir: &'a Path,
     /// Where it keeps the rest.
@@ -110,6 +113,13 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
             .into(),
         ),
     ]);
+    if !place.disks.is_empty() {
+        let bus = options.disk_bus.clone().unwrap_or("virtio".into());
+        let disk =
+            |path: &PathBuf| table([("path", text(path)), ("bus", bus.clone().into())]).into();
+        let disks = place.disks.iter().map(disk).collect();
+        config.insert("disk".into(), Value::Array(disks));
+    }
     merge(&mut config, overlay);
     merge(&mut config, &flags(options));
     config
@@ -168,6 +178,7 @@ mod tests {
             tap: "guest0",
             mac: "52:54:00:77:00:01",
             guest_ip: ([10, 77, 0, 100].into(), 24),
+            disks: &["/var/d.raw".into()],
             state_dir: Path::new("/s"),
             run_dir: Path::new("/r"),
         };
@@ -198,6 +209,7 @@ mod tests {
         );
         assert_eq!(config["policy"]["slot_max_ms"].as_integer(), Some(20));
         assert_eq!(config["group"]["me"].as_integer(), Some(1));
+        assert_eq!(config["disk"][0]["path"].as_str(), Some("/var/d.raw"));
         assert_eq!(
             config["group"]["replica"][2]["address"].as_str(),
             Some("10.77.1.12:7700")

@@ -149,8 +149,8 @@ impl Lab {
     }
 
     /// The operator's word that a new guest may be booted, after all replicas have lost the old
-    /// one's state. Waits until it is protected.
-    pub fn bootstrap(&self, progress: &Progress) -> Result<()> {
+    /// one's state: from the newest disks, if it has some. Waits until it is protected.
+    pub fn bootstrap(&mut self, progress: &Progress) -> Result<()> {
         let status = self.status();
         if let Some(holder) = status.replicas.iter().find(|replica| replica.holds_state()) {
             bail!(
@@ -158,13 +158,20 @@ impl Lab {
                 holder.id
             );
         }
-        for id in self.ids() {
-            self.control(id)
-                .request(&json!({"op": "bootstrap"}))
-                .context("all replicas must be up to say that none holds the guest's state")?;
-        }
         let mut traces = self.traces();
         traces.take();
+        self.choose_disks(&status, progress)?;
+        let deadline = Instant::now() + BOOTSTRAPPED_WITHIN;
+        // Until all of them have heard from each other that nobody holds the guest, the word is
+        // said in vain.
+        while self.status().leader().is_none() && Instant::now() < deadline {
+            for id in self.ids() {
+                self.control(id)
+                    .request(&json!({"op": "bootstrap"}))
+                    .context("all replicas must be up to say that none holds the guest's state")?;
+            }
+            progress.sleep(Duration::from_millis(200))?;
+        }
         self.wait_until_settled(&mut traces, progress, BOOTSTRAPPED_WITHIN)?;
         Ok(())
     }

@@ -26,6 +26,10 @@ pub struct Options {
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk that goes with it.
     pub initrd: Option<PathBuf>,
+    /// Images of the guest's disks; each replica gets copies of its own.
+    pub disks: Vec<PathBuf>,
+    /// How they are connected: `virtio` (default), `scsi`, `ide`.
+    pub disk_bus: Option<String>,
     /// A TOML file whose keys go into every replica's configuration.
     pub overlay: Option<PathBuf>,
     /// The `plover` program that runs the daemons; without it the running program.

@@ -7,6 +7,7 @@
 //!     replica-0/daemon.log         its log (stderr); appended across restarts
 //!     replica-0/run/               control socket, trace, console log
 //!     replica-0/state/             view, vote, in-sync set
+//! /var/tmp/plover-lab/NAME/        disks of the guest, if it has some: a file for each replica
 //! ```
 //!
 //! `lab.json` is replaced, never written in place, so that it is whole or absent however the
@@ -29,6 +30,9 @@ use std::time::{Duration, Instant};
 /// Where labs are. On a tmpfs: nothing here is worth keeping over a reboot, which also ends
 /// every process and namespace of a lab.
 pub const ROOT: &str = "/run/plover-lab";
+
+/// Where the disks of their guests are: these are too large for memory.
+const DISK_ROOT: &str = "/var/tmp/plover-lab";
 
 /// The name of a lab: letters, digits and dashes, at most 16 of them, as it becomes a part of
 /// the names of namespaces and of socket paths, which have a short limit.
@@ -115,6 +119,11 @@ impl LabDir {
     /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The directory of the disks of its guest, which need not exist.
+    pub fn disks(&self) -> PathBuf {
+        Path::new(DISK_ROOT).join(self.name.as_str())
     }
 
     /// Whether it exists.
@@ -217,14 +226,16 @@ impl LabDir {
 
     /// Removes it with all that is in it, and the root when that was the last lab.
     pub fn remove(&self) -> Result<()> {
-        match std::fs::remove_dir_all(&self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error)
-                    .with_context(|| format!("cannot remove {}", self.path.display()));
+        for path in [self.disks(), self.path.clone()] {
+            match std::fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
             }
-            _ => {}
         }
         // Fails while other labs exist, which is what is wanted.
+        let _ = std::fs::remove_dir(DISK_ROOT);
         let _ = std::fs::remove_dir(ROOT);
         Ok(())
     }

@@ -9,6 +9,7 @@
 //! which a person can mend it.
 
 use crate::config::{self, Place};
+use crate::disks;
 use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
 use crate::lab::Lab;
@@ -140,6 +141,7 @@ fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Tab
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;
+        let disks = disks::prepare(options, dir, id)?;
         let table = config::generate(
             options,
             overlay,
@@ -150,6 +152,7 @@ fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Tab
                 tap: TAP,
                 mac: &GUEST_MAC.to_string(),
                 guest_ip: (GUEST_IP, PREFIX),
+                disks: &disks,
                 state_dir: &files.state_dir(),
                 run_dir: &files.run_dir(),
             },

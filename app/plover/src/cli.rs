@@ -178,6 +178,12 @@ pub struct UpOptions {
     /// The initial RAM disk that goes with --kernel.
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
+    /// A disk for the guest, a raw image: each replica gets a copy of its own. May be repeated.
+    #[arg(long = "disk", value_name = "FILE")]
+    disks: Vec<PathBuf>,
+    /// How the guest's disks are connected [default: virtio].
+    #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
+    disk_bus: Option<String>,
     /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -201,6 +207,8 @@ impl UpOptions {
             guest: self.guest,
             kernel: self.kernel,
             initrd: self.initrd,
+            disks: self.disks,
+            disk_bus: self.disk_bus,
             overlay: self.config,
             program: None,
         }

@@ -52,7 +52,7 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             ))?;
         }
         LabCommand::Bootstrap => {
-            let (lab, progress) = (Lab::open(&name)?, interruptible(false)?);
+            let (mut lab, progress) = (Lab::open(&name)?, interruptible(false)?);
             lab.bootstrap(&progress)?;
             show(&lab, false)?;
         }

@@ -23,6 +23,8 @@ pub enum SyncReason {
     GuardFull,
     /// The log is half full; a sync lets it be reclaimed (design §6).
     LogFull,
+    /// Much was written to the guest's disks; a sync keeps the next one small.
+    Written,
     /// Nothing waits, but pages have been dirtied for a while; a sync keeps the next one small.
     Quiet,
     /// The last round of a full copy to a new secondary.

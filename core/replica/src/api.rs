@@ -38,8 +38,10 @@ pub struct Config {
     pub matching: MatchConfig,
     /// What solo does with outputs.
     pub unprotected_output: UnprotectedOutput,
-    /// Guest RAM in pages.
+    /// Guest RAM in pages, and after them the blocks of its disks.
     pub pages: u32,
+    /// How many of `pages` are blocks of disks: the last ones.
+    pub disk_blocks: u32,
     /// Whether this machine type's devices must be reset before a state is loaded.
     pub needs_reset: bool,
     /// Whether only the differing blocks of divergent pages are sent, not whole pages.
@@ -72,6 +74,8 @@ pub enum Canary {
     DirtyBitsLost,
     /// Of several blocks that differ in a page, one is not sent.
     BlockMissed,
+    /// The secondary acknowledges before the blocks of its disks are durable.
+    AckBeforeDisks,
     /// Compared outputs go out without a match.
     ReleaseWithoutMatch,
     /// A match does not ask what the secondary has acknowledged to the client.
@@ -140,6 +144,10 @@ pub enum Event {
     GuestDied(String),
     /// The guest sent frames.
     Outputs(Vec<Frame>),
+    /// The guest has written so much to its disks that a syncvm is due.
+    MuchWritten,
+    /// The answer to [`Action::StageDisks`].
+    DisksStaged(SyncNo),
     /// The answer to [`Action::Scan`].
     Scanned(PageSet),
     /// The answer to [`Action::Hash`], in the order asked.
@@ -227,8 +235,17 @@ pub enum Action {
     },
     /// Read these blocks into one chunk → [`Event::PagesRead`].
     ReadBlocks(Vec<Divergent>),
-    /// Write page chunks into guest memory.
+    /// Write page chunks into guest memory and its disks.
     WriteChunks(Vec<Vec<u8>>),
+    /// Make the blocks of disks in these page chunks durable, and what was written to the disks
+    /// before: all or nothing, whenever this host dies → [`Event::DisksStaged`]. They are written
+    /// by the [`Action::WriteChunks`] that follows.
+    StageDisks {
+        /// The syncvm they are of.
+        sync: SyncNo,
+        /// Page chunks; pages of guest RAM among them are passed over.
+        chunks: Vec<Vec<u8>>,
+    },
     /// Put frames into the guest's NIC queue.
     Feed(Vec<Frame>),
     /// Carry out an operator's input on this side's guest.
@@ -257,6 +274,13 @@ pub struct GuestRecord {
     pub view: View,
     /// The last syncvm this replica holds.
     pub sync: SyncNo,
+    /// The life of the group in which the in-sync set was agreed, and where in its log. Of two
+    /// replicas' records, the one with the greater pair is the newer.
+    #[serde(default)]
+    pub life: View,
+    /// See `life`.
+    #[serde(default)]
+    pub index: Index,
 }
 
 /// Where a replica stands.

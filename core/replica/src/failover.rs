@@ -83,6 +83,8 @@ impl Replica {
             in_sync,
             view: self.view,
             sync: self.sync_no,
+            life: self.apus.life(),
+            index: base,
         };
         self.out.push(Action::PersistGuest(record));
         self.leave_if_out();
@@ -99,6 +101,8 @@ impl Replica {
             in_sync: set,
             view: self.view,
             sync: self.sync_no,
+            life: self.apus.life(),
+            index: at,
         };
         self.out.push(Action::PersistGuest(record));
         self.leave_if_out();

@@ -1,9 +1,10 @@
 //! The secondary's side of a syncvm (PLOVER §4.4; design §3 steps 5 to 8, §4).
 //!
 //! ```text
-//!  Draining ─▶ Pausing ─▶ Scanning ─▶ Receiving ─▶ (end mark) ─┬────────────────────────────▶ Loading ─▶ done
-//!     └───────────┴───────────┴────────────┴──▶ given up:      └▶ Saving ▶ Resetting ▶ Fetching ▶┘
-//!                       the guest goes on from its own state      (machine types that need a reset)
+//!  Draining ─▶ Pausing ─▶ Scanning ─▶ Receiving ─▶ (end mark) ─┬────────────────────────────▶┬─────────▶ Loading ─▶ done
+//!     └───────────┴───────────┴────────────┴──▶ given up:      └▶ Saving ▶ Resetting ▶ Fetching ▶┤
+//!                       the guest goes on from its own state      (machine types that need a reset)└▶ Durable ▶┘
+//!                                                                                             (guests with disks)
 //! ```
 //!
 //! The end mark is the line: before it, a lost leader means that this side drops what it has
@@ -15,11 +16,15 @@
 //! it writes that were not staged held what the leader holds; those that earlier resets wrote
 //! are copied before and put back after, and a page never seen before is fetched from the
 //! leader, which still stands. See docs/decisions/0003.
+//!
+//! Memory is gone with its host; disks are not, so a host that dies while they are half written
+//! must find them whole when it is back. What is staged for them is therefore durable as a whole
+//! before the acknowledgement, and written after it. See docs/decisions/0012.
 
 mod checkpoint;
 
 pub(crate) use self::checkpoint::Kept;
-use crate::api::{Action, Note, Role};
+use crate::api::{Action, Canary, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
 use plover_syncvm::message::Body;
@@ -60,6 +65,8 @@ enum Stage {
     Resetting(Staged, Vec<u8>),
     /// Pages that the reset wrote beside the known ones are fetched.
     Fetching(Staged, Vec<u8>),
+    /// What is staged for disks is being made durable; pages to put back after a reset.
+    Durable(Staged, Option<Vec<u8>>),
     /// The staged state is in memory; devices are being loaded.
     Loading(Staged),
 }
@@ -87,7 +94,11 @@ impl FollowSync {
     fn is_past_the_end_mark(&self) -> bool {
         matches!(
             self.stage,
-            Stage::Saving(_) | Stage::Resetting(..) | Stage::Fetching(..) | Stage::Loading(_)
+            Stage::Saving(_)
+                | Stage::Resetting(..)
+                | Stage::Fetching(..)
+                | Stage::Durable(..)
+                | Stage::Loading(_)
         )
     }
 
@@ -385,7 +396,7 @@ impl Replica {
             return self.keep_checkpoint(staged);
         }
         if !self.config.needs_reset {
-            return self.acknowledge_and_apply(staged, None);
+            return self.make_durable(staged, None);
         }
         follow.stage = Stage::Saving(staged);
         let known: Vec<PageNo> = self.reset_pages.iter().collect();
@@ -432,7 +443,7 @@ impl Replica {
         missing.subtract(&self.reset_pages);
         self.reset_pages.union_with(written);
         if missing.is_empty() {
-            return self.acknowledge_and_apply(staged, Some(restore));
+            return self.make_durable(staged, Some(restore));
         }
         follow.stage = Stage::Fetching(staged, restore);
         match self.leader.filter(|l| self.links.contains(*l)) {
@@ -445,21 +456,47 @@ impl Replica {
     }
 
     pub(crate) fn follow_fetched(&mut self, number: SyncNo, chunk: Vec<u8>, last: bool) {
-        let pages = self.config.pages;
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
             return;
         };
         match std::mem::replace(&mut follow.stage, Stage::Scanning) {
             Stage::Fetching(mut staged, restore) => {
-                if staged.add(chunk, pages).is_err() {
+                if staged.add(chunk).is_err() {
                     follow.stage = Stage::Fetching(staged, restore);
                     self.lose_guest_in_fetch();
                 } else if last {
-                    self.acknowledge_and_apply(staged, Some(restore));
+                    self.make_durable(staged, Some(restore));
                 } else {
                     follow.stage = Stage::Fetching(staged, restore);
                 }
             }
+            other => follow.stage = other,
+        }
+    }
+
+    /// What is staged for disks comes first onto this host's own, where there are any.
+    fn make_durable(&mut self, staged: Staged, restore: Option<Vec<u8>>) {
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
+        if self.config.disk_blocks == 0 {
+            return self.acknowledge_and_apply(staged, restore);
+        }
+        let ram_pages = self.config.pages - self.config.disk_blocks;
+        let (sync, chunks) = (follow.sync, staged.chunks_from(PageNo(ram_pages)));
+        follow.stage = Stage::Durable(staged, restore);
+        self.out.push(Action::StageDisks { sync, chunks });
+        if self.canary(Canary::AckBeforeDisks) {
+            self.follow_disks_staged(sync);
+        }
+    }
+
+    pub(crate) fn follow_disks_staged(&mut self, number: SyncNo) {
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
+            return;
+        };
+        match std::mem::replace(&mut follow.stage, Stage::Scanning) {
+            Stage::Durable(staged, restore) => self.acknowledge_and_apply(staged, restore),
             other => follow.stage = other,
         }
     }
@@ -516,7 +553,9 @@ impl Replica {
         let Some(follow) = &self.follow else { return };
         match follow.stage {
             Stage::Fetching(..) => return self.lose_guest_in_fetch(),
-            Stage::Saving(_) | Stage::Resetting(..) | Stage::Loading(_) => return,
+            Stage::Saving(_) | Stage::Resetting(..) | Stage::Durable(..) | Stage::Loading(_) => {
+                return;
+            }
             _ => {}
         }
         let Some(follow) = self.follow.take() else {

@@ -116,8 +116,13 @@ impl Replica {
             round_base: 0,
         });
         self.note(Note::JoinBegun { peer });
-        let policy = self.config.policy.to_string();
-        self.send_bulk(peer, Body::JoinStart { attempt, policy });
+        let start = Body::JoinStart {
+            attempt,
+            policy: self.config.policy.to_string(),
+            pages: self.config.pages,
+            disk_blocks: self.config.disk_blocks,
+        };
+        self.send_bulk(peer, start);
     }
 
     pub(crate) fn join_deadline(&self) -> Micros {
@@ -297,19 +302,15 @@ impl Replica {
 
     // The joiner's side.
 
-    pub(crate) fn on_join_start(&mut self, attempt: u64, policy: &str) {
+    pub(crate) fn on_join_start(&mut self, attempt: u64, policy: &str, size: (u32, u32)) {
         if !matches!(
             self.role,
             Role::Witness | Role::Joining | Role::Secondary | Role::Deposed
         ) {
             return;
         }
-        let own = self.config.policy.to_string();
-        if let Some(leader) = self.leader.filter(|_| policy != own) {
-            let why = format!(
-                "the [policy] of its configuration is another than the leader's: {own} instead of \
-                 {policy}"
-            );
+        let why = self.why_not_join(policy, size);
+        if let (Some(leader), Some(why)) = (self.leader, why) {
             self.send_bulk(leader, Body::JoinFailed { attempt, why });
             return;
         }
@@ -324,6 +325,26 @@ impl Replica {
         self.ledger = Ledger::settled(self.config.pages);
         self.guest.power = Power::Starting;
         self.out.push(Action::StartGuest);
+    }
+
+    /// What keeps this replica from running the leader's guest: it is configured for another.
+    fn why_not_join(&self, policy: &str, (pages, blocks): (u32, u32)) -> Option<String> {
+        let own = self.config.policy.to_string();
+        if policy != own {
+            return Some(format!(
+                "the [policy] of its configuration is another than the leader's: {own} instead of \
+                 {policy}"
+            ));
+        }
+        let (own_pages, own_blocks) = (self.config.pages, self.config.disk_blocks);
+        ((pages, blocks) != (own_pages, own_blocks)).then(|| {
+            format!(
+                "the guest has {} MiB of RAM and disks of {blocks} blocks (4 KiB), this replica is \
+                 configured for {} MiB and {own_blocks} blocks",
+                pages.saturating_sub(blocks) / 256,
+                own_pages.saturating_sub(own_blocks) / 256,
+            )
+        })
     }
 
     pub(crate) fn joiner_is_ready(&mut self) {

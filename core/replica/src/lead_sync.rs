@@ -139,6 +139,7 @@ impl Replica {
         }
         let view = self.slot_view();
         let reason = match self.match_view() {
+            _ if self.much_written => Some(SyncReason::Written),
             Some(found) => self.compared_slot_ends(&view, &found),
             None => self.config.policy.sync.ends(&self.slot_rule, &view),
         };
@@ -299,6 +300,7 @@ impl Replica {
 
     pub(crate) fn lead_scanned(&mut self, number: SyncNo, set: &PageSet) {
         self.ledger.owe(set);
+        self.much_written = false;
         let now = self.now;
         let key = self.config.hash_key;
         let checkpoint = self.takes_checkpoints();
@@ -739,6 +741,7 @@ fn reason_name(reason: SyncReason) -> &'static str {
         SyncReason::Unmatched => "unmatched",
         SyncReason::GuardFull => "guard_full",
         SyncReason::LogFull => "log_full",
+        SyncReason::Written => "written",
         SyncReason::Quiet => "quiet",
         SyncReason::Join => "join",
         SyncReason::Retry => "retry",

@@ -72,6 +72,8 @@ pub struct Replica {
     pub(crate) guest_idle: bool,
     /// The last syncvm failed; the next one is a repetition.
     pub(crate) retry: bool,
+    /// The guest has written so much to its disks that a syncvm is due.
+    pub(crate) much_written: bool,
     /// Pages that device resets have been seen to write.
     pub(crate) reset_pages: PageSet,
 
@@ -136,6 +138,7 @@ impl Replica {
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
             retry: false,
+            much_written: false,
             reset_pages: PageSet::new(config.pages),
             matching: Matching::new(&config),
             saying: None,
@@ -204,6 +207,8 @@ impl Replica {
             Event::StateLoaded => self.follow_state_loaded(),
             Event::GuestDied(why) => self.on_guest_died(why),
             Event::Outputs(frames) => self.on_outputs(frames),
+            Event::MuchWritten => self.much_written = self.role == Role::Leader,
+            Event::DisksStaged(sync) => self.follow_disks_staged(sync),
             Event::Scanned(set) => self.on_scanned(&set),
             Event::Hashed(digests) => match self.hashes.pop_front() {
                 Some(Asked::Lead(sync)) => self.lead_hashed(sync, digests),
@@ -361,7 +366,12 @@ impl Replica {
         let leads = self.role == Role::Leader;
         let follows = self.leader == Some(from) && !leads;
         match message.body {
-            Body::JoinStart { attempt, policy } if follows => self.on_join_start(attempt, &policy),
+            Body::JoinStart {
+                attempt,
+                policy,
+                pages,
+                disk_blocks,
+            } if follows => self.on_join_start(attempt, &policy, (pages, disk_blocks)),
             Body::Copy {
                 attempt,
                 seq,

@@ -22,6 +22,10 @@ pub enum Body {
         attempt: u64,
         /// The leader's policy in words: the joiner's must be the same.
         policy: String,
+        /// The guest's RAM in pages, and after them the blocks of its disks.
+        pages: u32,
+        /// How many of them are blocks of disks.
+        disk_blocks: u32,
     },
     /// Joiner: my hypervisor stands ready.
     JoinReady {

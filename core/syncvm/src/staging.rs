@@ -5,7 +5,7 @@
 //! [`Staging::finish`] has seen the end mark and found them complete.
 
 use crate::chunk;
-use plover_types::{PageSet, SyncNo, Unconsumed};
+use plover_types::{PageNo, PageSet, SyncNo, Unconsumed};
 
 /// What arrived does not fit together; the sync is given up and its pages stay owed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,6 +49,8 @@ pub struct Staged {
     pub chunks: Vec<Vec<u8>>,
     /// The pages of which they hold all.
     pub touched: PageSet,
+    /// The guest's size in pages.
+    pub pages: u32,
     /// Device and CPU state, opaque.
     pub device: Vec<u8>,
     /// Inputs from before the cut that the leader's hypervisor had not consumed; both sides
@@ -100,6 +102,7 @@ impl Staging {
             sync: self.sync,
             chunks: self.chunks,
             touched: self.touched,
+            pages: self.pages,
             device,
             refeed,
         })
@@ -118,10 +121,20 @@ fn note_whole(bytes: &[u8], pages: u32, touched: &mut PageSet) -> Result<(), chu
 }
 
 impl Staged {
+    /// The chunks that hold a page from `first` on, copied.
+    pub fn chunks_from(&self, first: PageNo) -> Vec<Vec<u8>> {
+        let holds = |chunk: &&Vec<u8>| {
+            chunk::read(chunk, self.pages)
+                .flatten()
+                .any(|(page, _)| page >= first)
+        };
+        self.chunks.iter().filter(holds).cloned().collect()
+    }
+
     /// Adds pages that were asked for after the end mark (what a device reset wrote, on machine
     /// types that need one).
-    pub fn add(&mut self, bytes: Vec<u8>, pages: u32) -> Result<(), StagingError> {
-        note_whole(&bytes, pages, &mut self.touched)?;
+    pub fn add(&mut self, bytes: Vec<u8>) -> Result<(), StagingError> {
+        note_whole(&bytes, self.pages, &mut self.touched)?;
         self.chunks.push(bytes);
         Ok(())
     }
@@ -131,7 +144,7 @@ impl Staged {
 mod tests {
     use super::*;
     use crate::chunk::ChunkWriter;
-    use plover_types::{PAGE_BYTES, PageNo};
+    use plover_types::PAGE_BYTES;
 
     fn chunk_of(page: u32) -> Vec<u8> {
         let mut writer = ChunkWriter::new();
@@ -157,6 +170,17 @@ mod tests {
                 got: 1
             })
         ));
+    }
+
+    #[test]
+    fn chunks_with_pages_of_disks_are_told_apart() {
+        let mut staging = Staging::new(SyncNo(1), 10);
+        for (seq, page) in [3, 8, 7].into_iter().enumerate() {
+            staging.push(seq as u32, chunk_of(page)).unwrap();
+        }
+        let staged = staging.finish(3, vec![], Unconsumed::default()).unwrap();
+        let chunks = staged.chunks_from(PageNo(7));
+        assert_eq!(chunks, [chunk_of(8), chunk_of(7)]);
     }
 
     #[test]

@@ -7,12 +7,13 @@ use crate::storage::Storage;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::{announce, clock};
+use plover_disk::{Attachment, Batch, BlockNo, DiskError, DiskEvent, Disks};
 use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
 use plover_replica::{Action, Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::blocks::{BlockMask, Divergent};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
 use plover_types::{
-    BLOCKS_PER_PAGE, Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, Unconsumed,
+    BLOCKS_PER_PAGE, Lane, Micros, PAGE_BYTES, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed,
 };
 use plover_vm::{QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -71,6 +72,8 @@ struct Body {
     tap: Tap,
     facing: bool,
     vm: Option<QemuVm>,
+    /// Of a guest that has some.
+    disks: Option<Disks>,
     control: Control,
     console: Vec<SyncSender<Vec<u8>>>,
     console_log: std::fs::File,
@@ -108,6 +111,10 @@ impl Body {
         let durability = config.group.durability;
         let (storage, start) =
             Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
+        let disks = match &config.disks()[..] {
+            [] => None,
+            specs => Some(Disks::open(specs, &config.paths.state_dir.join("disks"))?),
+        };
         let fabric = crate::fabric::open(&config)?;
         let message_bytes_max = fabric
             .as_ref()
@@ -118,7 +125,8 @@ impl Body {
         let mut hash_key = [0u8; 32];
         hash_key.copy_from_slice(&secret[..32]);
         let seed = u64::from_le_bytes(secret[32..].try_into().unwrap_or_default());
-        let brain = config.brain(message_bytes_max, hash_key, seed);
+        let disk_blocks = disks.as_ref().map_or(0, Disks::blocks);
+        let brain = config.brain(message_bytes_max, hash_key, seed, disk_blocks);
         prepare_process();
         let console_log = std::fs::File::create(run_dir.join("console.log"))?;
         let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
@@ -134,6 +142,7 @@ impl Body {
             tap,
             facing: false,
             vm: None,
+            disks,
             control,
             console: Vec::new(),
             console_log,
@@ -187,6 +196,10 @@ impl Body {
         if self.facing {
             fds.push(PollFd::new(&self.tap, PollFlags::IN));
         }
+        if let Some(disks) = &self.disks {
+            let fd = borrow(disks.wait_fd(), disks);
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
         if let Some(fabric) = &self.fabric {
             fds.push(PollFd::from_borrowed_fd(
                 borrow(fabric.wait_fd(), fabric),
@@ -206,6 +219,7 @@ impl Body {
     fn turn(&mut self) -> Result<(), BoxError> {
         self.take_storage()?;
         self.take_fabric()?;
+        self.take_disks()?;
         self.take_vm()?;
         self.take_tap()?;
         self.take_control()?;
@@ -257,6 +271,22 @@ impl Body {
                 FabricEvent::Down(peer) => Event::Link { peer, up: false },
                 FabricEvent::Record { from, lane, bytes } => Event::Received { from, lane, bytes },
                 FabricEvent::Room { .. } => continue,
+            };
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    fn take_disks(&mut self) -> Result<(), BoxError> {
+        let mut happened = Vec::new();
+        if let Some(disks) = &mut self.disks {
+            disks.take_events(&mut happened);
+        }
+        for event in happened {
+            let event = match event {
+                DiskEvent::Staged(sync) => Event::DisksStaged(sync),
+                DiskEvent::ManyWritten => Event::MuchWritten,
+                DiskEvent::Failed(why) => self.guest_is_gone(why),
             };
             self.apply(event)?;
         }
@@ -383,7 +413,12 @@ impl Body {
             Action::StartGuest => self.start_guest(),
             Action::KillGuest => self.vm = None,
             Action::Pause => self.order(VmCommand::Pause),
-            Action::Resume => self.order(VmCommand::Resume),
+            Action::Resume => {
+                if let Some(disks) = &mut self.disks {
+                    disks.settle();
+                }
+                self.order(VmCommand::Resume);
+            }
             Action::Reset => self.order(VmCommand::Reset),
             Action::SaveState => self.order(VmCommand::SaveState),
             Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
@@ -394,6 +429,7 @@ impl Body {
                     Some(vm) => vm.hash_pages(&key, &pages, &mut digests),
                     None => digests.resize(pages.len(), Default::default()),
                 }
+                self.look_at_disks();
                 self.events.push_back(Event::Hashed(digests));
             }
             Action::HashBlocks { key, pages } => {
@@ -402,17 +438,24 @@ impl Body {
                     Some(vm) => vm.hash_blocks(&key, &pages, &mut hashes),
                     None => hashes.resize(pages.len() * BLOCKS_PER_PAGE, 0),
                 }
+                self.look_at_disks();
                 self.events.push_back(Event::BlocksHashed(hashes));
             }
             Action::ReadBlocks(pages) => {
                 let chunk = self.read_blocks(&pages);
+                self.look_at_disks();
                 self.events.push_back(Event::PagesRead(chunk));
             }
             Action::ReadPages(pages) => {
                 let chunk = self.read_pages(&pages);
+                self.look_at_disks();
                 self.events.push_back(Event::PagesRead(chunk));
             }
-            Action::WriteChunks(chunks) => self.write_chunks(&chunks),
+            Action::WriteChunks(chunks) => {
+                self.write_chunks(&chunks);
+                self.look_at_disks();
+            }
+            Action::StageDisks { sync, chunks } => self.stage_disks(sync, &chunks),
             Action::Feed(frames) => {
                 if let Some(vm) = &mut self.vm {
                     for frame in &frames {
@@ -462,7 +505,10 @@ impl Body {
     fn start_guest(&mut self) {
         // The hypervisor inherits the nice value of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
-        let spawned = QemuVm::spawn(self.qemu.clone());
+        let spawned = self.attach_disks().map_err(|error| error.to_string());
+        let spawned = spawned.and_then(|disks| {
+            QemuVm::spawn_with_disks(self.qemu.clone(), disks).map_err(|error| error.to_string())
+        });
         let _ = rustix::process::setpriority_process(None, NICE);
         match spawned {
             Ok(vm) => self.vm = Some(vm),
@@ -473,8 +519,54 @@ impl Body {
         }
     }
 
+    /// The disks for a guest that starts: of a leader as they are, if they are whole; of one that
+    /// joins to be overwritten.
+    fn attach_disks(&mut self) -> Result<Option<Attachment>, DiskError> {
+        let Some(disks) = &mut self.disks else {
+            return Ok(None);
+        };
+        let attachment = disks.attach()?;
+        if self.role == Role::Joining {
+            disks.begin_copy()?;
+        } else if !disks.is_whole() {
+            return Err(DiskError::Incomplete);
+        }
+        Ok(Some(attachment))
+    }
+
+    /// What went wrong in the last work on pages goes before its answer, which is void then.
+    fn look_at_disks(&mut self) {
+        if let Some(why) = self.vm.as_mut().and_then(Vm::take_disk_failure) {
+            let event = self.guest_is_gone(why);
+            self.events.push_back(event);
+        }
+    }
+
+    fn stage_disks(&mut self, sync: SyncNo, chunks: &[Vec<u8>]) {
+        let (Some(disks), Some(vm)) = (&mut self.disks, &self.vm) else {
+            return self.events.push_back(Event::DisksStaged(sync));
+        };
+        let (ram, mut buffer) = (self.qemu.pages(), [0u8; PAGE_BYTES]);
+        let mut batch = Batch::new();
+        let pages = chunks
+            .iter()
+            .flat_map(|chunk| chunk::read(chunk, ram + disks.blocks()))
+            .flatten();
+        for (page, content) in pages.filter(|(page, _)| page.0 >= ram) {
+            // The journal has whole blocks of the disk, whatever part of them was sent.
+            if !content.is_whole() {
+                vm.read_page(page, &mut buffer);
+            }
+            content.apply(&mut buffer);
+            batch.push(BlockNo(page.0 - ram), &buffer);
+        }
+        disks.stage(sync, batch);
+        self.look_at_disks();
+    }
+
     fn scan(&mut self) {
-        let mut set = PageSet::new(self.qemu.pages());
+        let blocks = self.disks.as_ref().map_or(0, Disks::blocks);
+        let mut set = PageSet::new(self.qemu.pages() + blocks);
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
         self.events.push_back(Event::Scanned(set));
         if let Some(Err(error)) = scanned {
@@ -652,10 +744,13 @@ impl Body {
                             self.apply(Event::Operator(OperatorInput::PowerButton))?;
                             json!({"ok": true})
                         }
-                        Op::Bootstrap => {
-                            self.apply(Event::Bootstrap)?;
-                            json!({"ok": true})
-                        }
+                        Op::Bootstrap => match self.why_not_bootstrap() {
+                            Some(why) => json!({"error": why}),
+                            None => {
+                                self.apply(Event::Bootstrap)?;
+                                json!({"ok": true})
+                            }
+                        },
                         Op::Shutdown => {
                             self.stopping = true;
                             json!({"ok": true})
@@ -684,7 +779,26 @@ impl Body {
         })
     }
 
+    /// Why the guest must not start from this replica's disks, as far as it knows by itself.
+    fn why_not_bootstrap(&self) -> Option<String> {
+        let (me, disks) = (ReplicaId(self.config.group.me), self.disks.as_ref()?);
+        let known = self.storage.guest().in_sync;
+        if self.config.group.first_leader != me.0 {
+            None
+        } else if !disks.is_whole() {
+            Some(DiskError::Incomplete.to_string())
+        } else if !known.is_empty() && !known.contains(me) {
+            Some(format!(
+                "this replica's copy of the guest's disks is old: replicas {known} were in sync when \
+                 it last heard; make one of them group.first_leader on all hosts and start them again"
+            ))
+        } else {
+            None
+        }
+    }
+
     fn status(&self) -> serde_json::Value {
+        let known = self.storage.guest();
         let status = self.replica.status();
         json!({
             "id": status.id.0,
@@ -702,6 +816,12 @@ impl Body {
             "commit": status.commit.0,
             "rejected": status.rejected,
             "plover_pid": std::process::id(),
+            "last_in_sync": {
+                "isr": known.in_sync.iter().map(|r| r.0).collect::<Vec<_>>(),
+                "life": known.life.0,
+                "index": known.index.0,
+            },
+            "disks_whole": self.disks.as_ref().map(Disks::is_whole),
             "qemu_pid": self.vm.as_ref().and_then(Vm::pid),
             "machine": self.qemu.machine.to_string(),
             "accel": self.qemu.accel.to_string(),

@@ -2,11 +2,12 @@
 
 use crate::fabric::FabricName;
 use crate::policy::{PolicyConfig, PolicyName};
+use plover_disk::DiskSpec;
 use plover_fabric::Spin;
-use plover_policy::{MatchConfig, Policy, ReleaseWhen, SlotConfig, VSMR};
+use plover_policy::{MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
 use plover_replica::Canary;
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
-use plover_vm::{Accel, Boot, Machine, QemuConfig};
+use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,9 @@ pub struct ReplicaConfig {
     pub group: GroupConfig,
     /// `[guest]`: the virtual machine; the same on all replicas.
     pub guest: GuestConfig,
+    /// `[[disk]]`: the guest's disks, in the order in which it boots from them.
+    #[serde(default)]
+    pub disk: Vec<DiskConfig>,
     /// `[net]`: the guest's way to its clients.
     pub net: NetConfig,
     /// `[policy]`: when state is synced and outputs are released.
@@ -133,8 +137,9 @@ pub struct GuestConfig {
     /// RAM in MiB (default 256).
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
-    /// The kernel image.
-    pub kernel: PathBuf,
+    /// The kernel image. Without it the machine's firmware boots from the first disk (`q35`, `pc`).
+    #[serde(default)]
+    pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     #[serde(default)]
     pub initrd: Option<PathBuf>,
@@ -152,6 +157,26 @@ pub struct GuestConfig {
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).
     #[serde(default)]
     pub qemu: Option<PathBuf>,
+}
+
+/// `[[disk]]`. Replicas may differ in where the image is, and in nothing else.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// This replica's own copy: a raw image, or a block device. The first leader's is what the
+    /// guest starts with; the others are overwritten by what is in it.
+    pub path: PathBuf,
+    /// `virtio` (default), `scsi` or `ide`.
+    #[serde(default)]
+    pub bus: DiskBus,
+    /// The guest cannot write it (default false). It is not copied between replicas then: each
+    /// needs the same one.
+    #[serde(default)]
+    pub readonly: bool,
+    /// Its size in MiB. An image of another size is refused; one that does not exist is made, empty,
+    /// to be filled by the leader.
+    #[serde(default)]
+    pub size_mib: Option<u64>,
 }
 
 /// `[net]`.
@@ -209,6 +234,23 @@ fn default_mem_mib() -> u32 {
     256
 }
 
+impl DiskConfig {
+    fn device(&self) -> DiskDevice {
+        DiskDevice {
+            bus: self.bus,
+            read_only: self.readonly,
+        }
+    }
+
+    fn spec(&self) -> DiskSpec {
+        DiskSpec {
+            path: self.path.clone(),
+            read_only: self.readonly,
+            bytes: self.size_mib.map(|mib| mib << 20),
+        }
+    }
+}
+
 impl ReplicaConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
@@ -257,7 +299,22 @@ impl ReplicaConfig {
                 ));
             }
         }
-        self.policy.axes().map_err(ConfigError::Mismatch)?;
+        let axes = self.policy.axes().map_err(ConfigError::Mismatch)?;
+        let writable = self.disk.iter().any(|disk| !disk.readonly);
+        if writable && axes.secondary == Secondary::Waits {
+            return mismatch(
+                "a [[disk]] that the guest writes needs a policy whose secondary runs \
+                 (policy.secondary = \"runs\"), or readonly = true"
+                    .into(),
+            );
+        }
+        // A match says that the secondary's guest has said the same, not that its disk is durable.
+        if writable && axes.release == ReleaseWhen::Matched {
+            return mismatch(
+                "a [[disk]] that the guest writes needs policy.release = \"synced\", or readonly = true"
+                    .into(),
+            );
+        }
         if group.heartbeat_ms == 0 || group.timeout_ms < 3 * group.heartbeat_ms {
             return mismatch(format!(
                 "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
@@ -274,6 +331,11 @@ impl ReplicaConfig {
         if !(0..20).contains(&nice) {
             return mismatch(format!("guest.secondary_nice = {nice} must be 0 to 19"));
         }
+        if self.guest.kernel.is_none()
+            && (self.guest.initrd.is_some() || !self.guest.cmdline.is_empty())
+        {
+            return mismatch("guest.initrd and guest.cmdline go with guest.kernel".into());
+        }
         if group.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
         }
@@ -287,10 +349,13 @@ impl ReplicaConfig {
     /// The guest as the hypervisor driver wants it.
     pub fn qemu(&self) -> QemuConfig {
         let guest = &self.guest;
-        let boot = Boot::Kernel {
-            kernel: guest.kernel.clone(),
-            initrd: guest.initrd.clone(),
-            cmdline: guest.cmdline.clone(),
+        let boot = match &guest.kernel {
+            Some(kernel) => Boot::Kernel {
+                kernel: kernel.clone(),
+                initrd: guest.initrd.clone(),
+                cmdline: guest.cmdline.clone(),
+            },
+            None => Boot::Firmware,
         };
         let mut config = QemuConfig::new(boot, guest.mac);
         config.qemu.clone_from(&guest.qemu);
@@ -299,7 +364,12 @@ impl ReplicaConfig {
         config.vcpus = guest.vcpus;
         config.mem_mib = guest.mem_mib;
         config.name = format!("{}-{}", self.group.name, self.group.me);
+        config.disks = self.disk.iter().map(DiskConfig::device).collect();
         config
+    }
+
+    pub(crate) fn disks(&self) -> Vec<DiskSpec> {
+        self.disk.iter().map(DiskConfig::spec).collect()
     }
 
     /// The nice value of a guest that runs as secondary.
@@ -318,6 +388,7 @@ impl ReplicaConfig {
         message_bytes_max: usize,
         hash_key: [u8; 32],
         seed: u64,
+        disk_blocks: u32,
     ) -> plover_replica::Config {
         let policy = &self.policy;
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::default());
@@ -348,7 +419,8 @@ impl ReplicaConfig {
                 slot_max: ms(policy.matched_max_ms, matching.slot_max),
             },
             unprotected_output: policy.unprotected_output,
-            pages: qemu.pages(),
+            pages: qemu.pages() + disk_blocks,
+            disk_blocks,
             needs_reset: qemu.machine.needs_reset(),
             blocks: policy.blocks.unwrap_or(true),
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
@@ -393,7 +465,7 @@ mod tests {
     fn defaults_are_enough() {
         let config = parse(GOOD).unwrap();
         assert_eq!(config.members().len(), 3);
-        assert_eq!(config.brain(1000, [0; 32], 1).pages, 65536);
+        assert_eq!(config.brain(1000, [0; 32], 1, 10).pages, 65546);
     }
 
     #[test]
@@ -434,6 +506,18 @@ mod tests {
             ("me = 1", "me = 1\nfirst_leader = 5", "first_leader"),
             ("me = 1", "me = 1\ntimeout_ms = 30", "heartbeat"),
             ("me = 1", "me = 1\ncolour = 3", "colour"),
+            (
+                "[net]",
+                "[[disk]]\npath = '/d'\nbus = 'scuzzy'\n[net]",
+                "scuzzy",
+            ),
+            ("[net]", "[[disk]]\nfile = '/d'\n[net]", "file"),
+            ("kernel =", "initrd =", "go with guest.kernel"),
+            (
+                "[net]",
+                "[policy]\nname = 'remus-25'\n[[disk]]\npath = '/d'\n[net]",
+                "secondary runs",
+            ),
             ("id = 2", "id = 1", "distinct"),
             ("[net]", "[policy]\nname = \"none\"\n[net]", "alone"),
             ("[net]", "[policy]\nname = \"remos\"\n[net]", "remos"),

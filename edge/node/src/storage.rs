@@ -151,6 +151,11 @@ impl Storage {
         Ok(())
     }
 
+    /// The guest record.
+    pub fn guest(&self) -> GuestRecord {
+        self.state.guest
+    }
+
     /// Notes the guest record.
     pub fn persist_guest(&mut self, guest: GuestRecord) -> Result<(), StorageError> {
         self.state.guest = guest;

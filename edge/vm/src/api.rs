@@ -59,7 +59,7 @@ pub enum VmEvent {
 /// One guest under one hypervisor. Every method returns at once (memory work takes what the
 /// memory takes).
 pub trait Vm {
-    /// Guest RAM in pages.
+    /// Guest RAM in pages, and after them the 4 KiB blocks of its writable disks.
     fn pages(&self) -> u32;
     /// Whether a load needs a reset before it (design §4).
     fn needs_reset(&self) -> bool;
@@ -80,10 +80,16 @@ pub trait Vm {
     fn read_page(&self, page: PageNo, to: &mut [u8]);
     /// Copies a page in. Not seen by `scan_dirty`.
     fn write_page(&mut self, page: PageNo, from: &[u8]);
+    /// Why something above did not work on a page of a disk, if that has happened since the last
+    /// call: what was read or written is void, and so is the guest.
+    fn take_disk_failure(&mut self) -> Option<String> {
+        None
+    }
     /// Puts a frame into the guest's NIC queue; `false` when that is full (the frame is not
     /// taken).
     fn feed(&mut self, frame: &Frame) -> bool;
-    /// Whether the hypervisor has consumed every frame fed to it and every byte typed.
+    /// Whether the hypervisor has consumed every frame fed to it and every byte typed, and its
+    /// disks have answered every request.
     fn consumed_all(&self) -> bool;
     /// While paused: takes back what the hypervisor has not consumed of the frames fed and the
     /// bytes typed.

@@ -1,7 +1,7 @@
 //! What this machine must have, each missing thing told in one sentence that says what to do.
 
 use crate::qemu::process::{Process, binary, cannot_start};
-use crate::{Accel, AccelChoice, Boot, QemuConfig, VmError, accel, choose_accel, dirty};
+use crate::{Accel, AccelChoice, Boot, DiskBus, QemuConfig, VmError, accel, choose_accel, dirty};
 use plover_agent::HELLO_HAS_YANK;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -55,6 +55,11 @@ pub fn check_host(config: &QemuConfig) -> Result<HostReport, VmError> {
     })
 }
 
+/// Disks at most: each has a thread.
+const DISKS_MAX: usize = 16;
+/// microvm has eight places for virtio devices, one of them the NIC's.
+const MICROVM_DISKS_MAX: usize = 6;
+
 impl QemuConfig {
     /// Whether the numbers make a guest.
     pub fn validate(&self) -> Result<(), VmError> {
@@ -79,6 +84,34 @@ impl QemuConfig {
         }
         if self.machine == crate::Machine::Microvm && matches!(self.boot, Boot::Disk { .. }) {
             return bad("machine = \"microvm\" has no disk to boot from: use q35 or pc".into());
+        }
+        self.validate_disks()
+    }
+
+    fn validate_disks(&self) -> Result<(), VmError> {
+        let bad = |text: &str| Err(VmError::Unsupported(text.into()));
+        let microvm = self.machine == crate::Machine::Microvm;
+        let ide = self.disks.iter().filter(|disk| disk.bus == DiskBus::Ide);
+        if self.boot == Boot::Firmware && (microvm || self.disks.is_empty()) {
+            return bad(
+                "a guest without a kernel starts from its first disk, which takes a [[disk]] and \
+                 machine = \"q35\" or \"pc\"",
+            );
+        }
+        match (self.machine, ide.count()) {
+            (crate::Machine::Microvm, 1..) => {
+                return bad("machine = \"microvm\" has no IDE bus: use bus = \"virtio\"");
+            }
+            (crate::Machine::Pc, 5..) | (crate::Machine::Q35, 7..) => {
+                return bad("too many IDE disks: pc has room for 4, q35 for 6");
+            }
+            _ => {}
+        }
+        if microvm && self.disks.len() > MICROVM_DISKS_MAX {
+            return bad("machine = \"microvm\" has room for 6 disks");
+        }
+        if self.disks.len() > DISKS_MAX {
+            return bad("a guest has 16 disks at most");
         }
         Ok(())
     }
@@ -155,6 +188,7 @@ fn boot_files(boot: &Boot) -> Result<(), VmError> {
     let files = match boot {
         Boot::Kernel { kernel, initrd, .. } => vec![Some(kernel), initrd.as_ref()],
         Boot::Disk { image } => vec![Some(image)],
+        Boot::Firmware => Vec::new(),
     };
     for file in files.into_iter().flatten() {
         std::fs::File::open(file).map_err(|error| {

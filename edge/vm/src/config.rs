@@ -85,6 +85,34 @@ pub enum Boot {
         /// The image.
         image: PathBuf,
     },
+    /// The machine's firmware, which starts the first of [`QemuConfig::disks`] that it can. Not on
+    /// [`Machine::Microvm`], which has none for disks.
+    Firmware,
+}
+
+/// How a disk is connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskBus {
+    /// virtio-blk.
+    #[default]
+    Virtio,
+    /// A SCSI disk on a virtio-scsi controller.
+    Scsi,
+    /// An IDE disk on a PC, a SATA disk on q35. Not on [`Machine::Microvm`].
+    Ide,
+}
+
+/// A disk as the guest sees it; its content is [`plover_disk::Disks`]' business.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskDevice {
+    /// How it is connected.
+    #[serde(default)]
+    pub bus: DiskBus,
+    /// The guest cannot write it.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 impl Boot {
@@ -127,6 +155,9 @@ pub struct QemuConfig {
     /// (docs/decisions/0013). Slower; for tests of that way.
     #[serde(default)]
     pub monitor_only: bool,
+    /// Its disks, in the order in which firmware tries to boot from them.
+    #[serde(default)]
+    pub disks: Vec<DiskDevice>,
 }
 
 fn one() -> u32 {
@@ -159,6 +190,7 @@ impl QemuConfig {
             name: default_name(),
             feed_frames: default_feed_frames(),
             monitor_only: false,
+            disks: Vec::new(),
         }
     }
 

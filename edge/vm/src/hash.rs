@@ -9,7 +9,7 @@
 //! go to all cores, small ones stay on the caller's: waking workers costs as much as hashing
 //! hundreds of pages.
 
-use crate::ram::Ram;
+use crate::regions::Regions;
 use plover_types::{BLOCK_BYTES, Digest, PAGE_BYTES, PageNo};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_128_with_secret};
@@ -74,12 +74,17 @@ pub(crate) fn hash_blocks(
     }
 }
 
-/// The digests of `pages` of `ram`, in order, added to `digests`.
-pub(crate) fn hash_pages(ram: &Ram, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
+/// The digests of `pages`, in order, added to `digests`.
+pub(crate) fn hash_pages(
+    regions: Regions<'_>,
+    key: &[u8; 32],
+    pages: &[PageNo],
+    digests: &mut Vec<Digest>,
+) {
     let hasher = PageHasher::new(key);
     let one = |page: &PageNo| {
         let mut bytes = [0; PAGE_BYTES];
-        ram.read(*page, &mut bytes);
+        regions.read(*page, &mut bytes);
         hasher.digest(&bytes)
     };
     if pages.len() <= INLINE_PAGES {
@@ -88,7 +93,7 @@ pub(crate) fn hash_pages(ram: &Ram, key: &[u8; 32], pages: &[PageNo], digests: &
         let hashed = pages.par_iter().with_min_len(CHUNK_PAGES).map(one);
         digests.par_extend(hashed);
     } else {
-        let touched = touched_pages(ram);
+        let touched = regions.touched();
         let zero = hasher.digest(&[0; PAGE_BYTES]);
         let hashed = pages.par_iter().with_min_len(CHUNK_PAGES).map(|page| {
             if touched.contains(*page) {
@@ -101,21 +106,14 @@ pub(crate) fn hash_pages(ram: &Ram, key: &[u8; 32], pages: &[PageNo], digests: &
     }
 }
 
-/// The pages that memory is allocated for. The others are zero, and reading them through the
-/// mapping would allocate them: a full copy of a guest would cost its whole size on both sides.
-fn touched_pages(ram: &Ram) -> plover_types::PageSet {
-    let mut touched = plover_types::PageSet::new(ram.pages());
-    let mut at = PageNo(0);
-    while let Some((start, end)) = ram.next_data(at) {
-        touched.insert_run(start, end);
-        at = PageNo(end);
-    }
-    touched
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ram::Ram;
+
+    fn only(ram: &Ram) -> Regions<'_> {
+        Regions { ram, disks: None }
+    }
 
     /// The three ways to hash a batch, against hashing page by page.
     #[test]
@@ -144,7 +142,7 @@ mod tests {
             pages as usize,
         ] {
             let mut digests = vec![Digest(1)];
-            hash_pages(&ram, &key, &all[..len], &mut digests);
+            hash_pages(only(&ram), &key, &all[..len], &mut digests);
             assert_eq!(digests[0], Digest(1), "what is there is kept");
             assert_eq!(digests[1..], expected[..len], "{len} pages");
         }
@@ -165,7 +163,7 @@ mod tests {
     fn untouched_memory_is_hashed_without_allocating_it() {
         let ram = Ram::new(2 * SPARSE_PAGES * PAGE_BYTES).unwrap();
         let all: Vec<PageNo> = (0..ram.pages()).map(PageNo).collect();
-        hash_pages(&ram, &[0; 32], &all, &mut Vec::new());
+        hash_pages(only(&ram), &[0; 32], &all, &mut Vec::new());
         assert_eq!(rustix::fs::fstat(ram.fd()).unwrap().st_blocks, 0);
     }
 }

@@ -10,6 +10,7 @@
 //! | pause, device state | QMP over an inherited socket, state in a memfd | `qemu`, [`qmp`] |
 //! | the rest | the agent, a small preloaded library | `plover-agent` |
 //! | frames | a datagram socket pair | `nic` |
+//! | disks | NBD over inherited sockets | `plover-disk`, `regions` |
 //!
 //! The order in which the parts are used is what makes a sync right (design §4). On the side that
 //! is overwritten:
@@ -38,12 +39,13 @@ mod nic;
 mod qemu;
 pub mod qmp;
 mod ram;
+mod regions;
 mod thread_state;
 
 pub use accel::{AccelChoice, choose_accel};
 pub use api::{Vm, VmCommand, VmError, VmEvent};
 pub use check::{HostReport, check_host};
-pub use config::{Accel, Boot, Machine, QemuConfig};
+pub use config::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig};
 pub use fake::FakeVm;
 pub use hash::{PageHasher, digest_page};
 pub use qemu::QemuVm;

@@ -14,9 +14,10 @@ use plover_lab::experiment::{Experiment, Verdict};
 use plover_lab::load::Pressure;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
-use plover_lab::trace::now_us;
+use plover_lab::trace::{TraceEvent, now_us};
 use plover_lab::{Fault, Lab, Target};
 use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -164,4 +165,19 @@ pub fn prove(name: &str, options: Options, script: impl FnOnce(&mut Experiment) 
         ),
         Err(error) => panic!("{error:#}"),
     }
+}
+
+/// Memory and disks at each syncvm that both sides hashed (`debug.checksum_each_sync`), by number.
+pub fn checksums(events: &[TraceEvent]) -> BTreeMap<u64, BTreeMap<u8, String>> {
+    let mut found: BTreeMap<u64, BTreeMap<u8, String>> = BTreeMap::new();
+    for event in events.iter().filter(|event| event.what == "checksum") {
+        if let (Some(sync), Some(memory)) = (event.number("sync"), event.text("memory")) {
+            found
+                .entry(sync)
+                .or_default()
+                .insert(event.replica, memory.into());
+        }
+    }
+    found.retain(|_, sides| sides.len() == 2);
+    found
 }

@@ -2,11 +2,10 @@
 //! guests differ in every slot, and after each syncvm both memories are equal all the same.
 
 use anyhow::{Result, ensure};
+use plover_lab::Target;
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
-use plover_lab::{Target, trace::TraceEvent};
-use plover_lab_proof::prove;
-use std::collections::BTreeMap;
+use plover_lab_proof::{checksums, prove};
 use std::io::Write;
 
 /// Slots of `vsmr` to compare, as the issue of this check asks for.
@@ -23,21 +22,6 @@ checksum_each_sync = true
 [group]
 timeout_ms = 3000
 ";
-
-/// The memory at each syncvm, by number, as each side hashed it.
-fn checksums(events: &[TraceEvent]) -> BTreeMap<u64, BTreeMap<u8, String>> {
-    let mut found: BTreeMap<u64, BTreeMap<u8, String>> = BTreeMap::new();
-    for event in events.iter().filter(|event| event.what == "checksum") {
-        if let (Some(sync), Some(memory)) = (event.number("sync"), event.text("memory")) {
-            found
-                .entry(sync)
-                .or_default()
-                .insert(event.replica, memory.into());
-        }
-    }
-    found.retain(|_, sides| sides.len() == 2);
-    found
-}
 
 fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
     let leader = lab.lab().find(&Target::Role("leader".into()))?;

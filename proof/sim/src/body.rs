@@ -6,13 +6,13 @@
 use crate::disk::Write;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
-use crate::invariants::guest_is_whole;
+use crate::invariants::{disks_survive, guest_is_whole};
 use crate::process::State;
 use crate::schedule::{Arrival, Happening};
 use crate::spoken::Spoken;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Action, Event, OperatorInput};
+use plover_replica::{Action, Event, OperatorInput, Role};
 use plover_types::{BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo};
 
 /// The shortest time between a turn and the next one that only time asks for.
@@ -171,7 +171,16 @@ impl World {
             Action::StartGuest => self.start_guest(who),
             Action::KillGuest => self.process_mut(who).hypervisor = None,
             Action::Pause => self.order(who, Order::Pause),
-            Action::Resume => self.order(who, Order::Resume),
+            Action::Resume => {
+                self.process_mut(who).disk.copy.settle();
+                self.order(who, Order::Resume);
+            }
+            Action::StageDisks { sync, chunks } => {
+                let hypervisor = self.process(who).hypervisor.as_ref();
+                let blocks = hypervisor.map(|h| h.guest.staged_blocks(&chunks));
+                let blocks = blocks.unwrap_or_default();
+                self.store(who, Write::Staged(sync, blocks));
+            }
             Action::Reset => self.order(who, Order::Reset),
             Action::SaveState => self.order(who, Order::Save),
             Action::LoadState(state) => self.order(who, Order::Load(state)),
@@ -213,6 +222,7 @@ impl World {
                     .push_back(Event::PagesRead(chunk.unwrap_or_default()));
             }
             Action::WriteChunks(chunks) => {
+                self.overwrite_disks(who, &chunks);
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
                     for chunk in &chunks {
                         hypervisor
@@ -245,6 +255,37 @@ impl World {
                 self.plan.after(late, Happening::Learn(who));
             }
             Action::Note(note) => self.observe(who, note),
+        }
+    }
+
+    /// Blocks of disks are about to be overwritten.
+    fn overwrite_disks(&mut self, who: ReplicaId, chunks: &[Vec<u8>]) {
+        let process = self.process_mut(who);
+        let Some(hypervisor) = &process.hypervisor else {
+            return;
+        };
+        for page in hypervisor.guest.staged_blocks(chunks).into_keys() {
+            let old = hypervisor.guest.memory()[page as usize];
+            process.disk.copy.overwrite(page, old);
+        }
+    }
+
+    /// A host is about to lose its guest; what it keeps of the disks must be of use.
+    pub(crate) fn check_disks(&mut self, who: ReplicaId) {
+        if !self.invariants.log.in_sync().contains(who) {
+            return;
+        }
+        let process = &self.processes[usize::from(who.0)];
+        let Some(hypervisor) = &process.hypervisor else {
+            return;
+        };
+        let (now, chance) = (hypervisor.guest.disk_blocks(), &mut self.chance.copies);
+        let left = process.disk.copy.after_crash(&now, || chance.chance(0.5));
+        if let Some(blocks) = left.filter(|blocks| !blocks.is_empty()) {
+            self.coverage.hit("disks: looked at after a crash");
+            let shown = &self.invariants.external_consistency;
+            let check = disks_survive::check(who, &blocks, shown, &self.histories);
+            self.check(check);
         }
     }
 
@@ -289,6 +330,9 @@ impl World {
 
     fn start_guest(&mut self, who: ReplicaId) {
         let rng = self.chance.hypervisors.fork(u64::from(who.0));
+        let replica = self.process(who).replica.as_ref();
+        let joins = replica.is_some_and(|r| r.status().role == Role::Joining);
+        self.process_mut(who).disk.copy.start(joins);
         let hypervisor = Hypervisor::start(self.scenario.hypervisor, rng, &mut self.histories);
         let process = self.process_mut(who);
         process.hypervisors += 1;

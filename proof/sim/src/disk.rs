@@ -3,9 +3,10 @@
 //! Writes become durable one after the other, each a while after it was asked for; a crash
 //! keeps some of those under way, in order, and loses the rest, told or not.
 
+use crate::copy::{Blocks, Copy};
 use apus::{DurableState, Entry, Roster, Start};
 use plover_replica::{Event, GuestRecord};
-use plover_types::Viewstamp;
+use plover_types::{SyncNo, Viewstamp};
 use std::collections::VecDeque;
 
 /// One write.
@@ -17,6 +18,8 @@ pub enum Write {
     Entries(Viewstamp, Option<Roster>, Vec<Entry>),
     /// The guest record.
     Guest(GuestRecord),
+    /// What a syncvm changes on the guest's disks.
+    Staged(SyncNo, Blocks),
 }
 
 /// Stable storage of one replica.
@@ -27,6 +30,8 @@ pub struct Disk {
     base: Viewstamp,
     roster_at_base: Roster,
     log: Vec<Entry>,
+    /// The guest's disks.
+    pub copy: Copy,
     under_way: VecDeque<Write>,
 }
 
@@ -46,6 +51,10 @@ impl Disk {
             Write::Guest(record) => {
                 self.guest = Some(record);
                 None
+            }
+            Write::Staged(sync, blocks) => {
+                self.copy.staged(blocks);
+                Some(Event::DisksStaged(sync))
             }
             Write::Entries(after, anew, entries) => {
                 let last = entries.last().map_or(after, |entry| entry.viewstamp);

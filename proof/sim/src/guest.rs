@@ -10,6 +10,7 @@
 //! | 0 | the name of its [history](crate::history), which the devices hold as well |
 //! | 1, 2 | device queues: resetting the devices writes garbage there |
 //! | others | what inputs, the history and noise have written |
+//! | the last | blocks of its disks, if it has some: each names the history |
 //!
 //! Page 0 and the devices agree whenever the guest is whole. A replica that applied a syncvm
 //! half (PLOVER §4.4) has a guest in which they do not, and its next step notices.
@@ -18,7 +19,7 @@ use crate::history::{Histories, Step};
 use crate::rng::{Rng, mix};
 use crate::spoken::{Spoken, WORD_BYTES};
 use plover_syncvm::blocks::{BlockMask, Divergent};
-use plover_syncvm::chunk::{self, ChunkError, ChunkWriter};
+use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
 use plover_types::{BLOCK_BYTES, Digest, Frame, Micros, PAGE_BYTES, PageNo, PageSet, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,8 +33,10 @@ const RESET_PAGES: [u32; 2] = [1, 2];
 /// How a guest behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestHabits {
-    /// How many pages it has.
+    /// How many pages it has, blocks of disks included.
     pub pages: u32,
+    /// How many of them, the last ones, are blocks of disks.
+    pub disk_blocks: u32,
     /// How often a step depends on a race.
     pub noise: f64,
     /// How often an answer depends on a race.
@@ -44,6 +47,13 @@ pub struct GuestHabits {
     pub tick: (u64, u64),
     /// How often a reset writes a page that none has written before.
     pub reset_stray: f64,
+}
+
+impl GuestHabits {
+    /// Its RAM.
+    pub fn ram_pages(&self) -> u32 {
+        self.pages - self.disk_blocks
+    }
 }
 
 /// What a client asks.
@@ -131,6 +141,7 @@ impl FakeGuest {
             rng,
         };
         guest.write(0, history);
+        guest.write_disks(history);
         // The firmware leaves traces of its own on every machine.
         for _ in 0..habits.pages / 4 {
             guest.scribble();
@@ -151,7 +162,22 @@ impl FakeGuest {
     }
 
     fn any_page(&mut self) -> u32 {
-        self.rng.range(3, u64::from(self.habits.pages) - 1) as u32
+        self.rng.range(3, u64::from(self.habits.ram_pages()) - 1) as u32
+    }
+
+    /// A transaction on its disks: all of their blocks, or none.
+    fn write_disks(&mut self, history: u64) {
+        for page in self.habits.ram_pages()..self.habits.pages {
+            self.write(page, history);
+        }
+    }
+
+    /// The blocks of its disks, by page.
+    pub fn disk_blocks(&self) -> Vec<(u32, u64)> {
+        let pages = self.habits.ram_pages()..self.habits.pages;
+        pages
+            .map(|page| (page, self.memory[page as usize]))
+            .collect()
     }
 
     /// How long until the next thing happens in it, if it runs.
@@ -274,7 +300,8 @@ impl FakeGuest {
         self.devices.history = history;
         self.devices.registers = mix(self.devices.registers, history);
         self.write(0, history);
-        let span = u64::from(self.habits.pages) - 3;
+        self.write_disks(history);
+        let span = u64::from(self.habits.ram_pages()) - 3;
         for i in 0..1 + input % 5 {
             // Half of what it writes follows from the input alone: equal on both sides.
             let basis = if i % 2 == 0 { input } else { history };
@@ -401,13 +428,31 @@ impl FakeGuest {
     pub fn write_chunk(&mut self, bytes: &[u8]) -> Result<(), ChunkError> {
         for page in chunk::read(bytes, self.habits.pages) {
             let (page, content) = page?;
-            let mut bytes = self.page(page);
-            content.apply(&mut bytes);
-            let mut value = [0; 8];
-            value[..4].copy_from_slice(&bytes[..4]);
-            value[4..].copy_from_slice(&bytes[UPPER_HALF..UPPER_HALF + 4]);
-            self.memory[page.0 as usize] = u64::from_le_bytes(value);
+            self.memory[page.0 as usize] = self.changed_by(page, &content);
         }
         Ok(())
+    }
+
+    /// What a page is once `content` is written into it.
+    fn changed_by(&self, page: PageNo, content: &PageContent<'_>) -> u64 {
+        let mut bytes = self.page(page);
+        content.apply(&mut bytes);
+        let mut value = [0; 8];
+        value[..4].copy_from_slice(&bytes[..4]);
+        value[4..].copy_from_slice(&bytes[UPPER_HALF..UPPER_HALF + 4]);
+        u64::from_le_bytes(value)
+    }
+
+    /// The blocks of its disks in page chunks that were checked before, as they are once these are
+    /// written.
+    pub fn staged_blocks(&self, chunks: &[Vec<u8>]) -> BTreeMap<u32, u64> {
+        let pages = chunks
+            .iter()
+            .flat_map(|chunk| chunk::read(chunk, self.habits.pages));
+        let first = self.habits.ram_pages();
+        let blocks = pages.flatten().filter(|(page, _)| page.0 >= first);
+        blocks
+            .map(|(page, content)| (page.0, self.changed_by(page, &content)))
+            .collect()
     }
 }

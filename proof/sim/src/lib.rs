@@ -32,7 +32,8 @@
 
 pub mod clients;
 pub mod clock;
-pub mod coverage;
+pub mod copy;
+mod coverage;
 pub mod disk;
 pub mod faults;
 pub mod guest;

@@ -61,6 +61,7 @@ fn canary(name: &str) -> Result<Canary, String> {
         "release-before-ack" => Ok(Canary::ReleaseBeforeAck),
         "dirty-bits-lost" => Ok(Canary::DirtyBitsLost),
         "block-missed" => Ok(Canary::BlockMissed),
+        "ack-before-disks" => Ok(Canary::AckBeforeDisks),
         "release-without-match" => Ok(Canary::ReleaseWithoutMatch),
         "ignore-acks" => Ok(Canary::IgnoreAcks),
         _ => Err(format!("there is no canary '{name}'")),
@@ -157,6 +158,7 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::ReleaseBeforeAck => " --canary release-before-ack",
         Canary::DirtyBitsLost => " --canary dirty-bits-lost",
         Canary::BlockMissed => " --canary block-missed",
+        Canary::AckBeforeDisks => " --canary ack-before-disks",
         Canary::ReleaseWithoutMatch => " --canary release-without-match",
         Canary::IgnoreAcks => " --canary ignore-acks",
     };

@@ -82,8 +82,8 @@ impl Process {
         }
     }
 
-    /// The process vanishes; of the writes under way, the first `kept` made it to the disk.
-    pub fn vanish(&mut self, kept: usize) {
+    /// The process vanishes.
+    pub fn vanish(&mut self) {
         self.state = State::Down;
         self.incarnation += 1;
         self.replica = None;
@@ -96,7 +96,6 @@ impl Process {
         self.sample = (false, self.sample.1 + 1);
         self.read = (View::NONE, Index(0));
         self.phase = None;
-        self.disk.crash(kept);
     }
 
     /// Whether it runs and holds a guest whose hypervisor is alive.

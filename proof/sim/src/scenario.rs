@@ -7,7 +7,8 @@ use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
 use apus::Durability;
 use plover_policy::{
-    MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, SlotConfig, UnprotectedOutput, VSMR,
+    MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig, UnprotectedOutput,
+    VSMR,
 };
 use plover_replica::{Canary, Config};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
@@ -58,8 +59,13 @@ impl Scenario {
         let pages = rng.range(48, 160) as u32;
         let needs_reset = rng.chance(0.5);
         let quick = rng.chance(0.7);
+        // Half of the guests have disks, where the policy allows them.
+        let allowed = preset.policy.secondary == Secondary::Runs
+            && preset.policy.release == ReleaseWhen::Synced;
+        let disk_blocks = if allowed && pages % 2 == 0 { 4 } else { 0 };
         let guest = GuestHabits {
             pages,
+            disk_blocks,
             noise: rng.pick(&[0.02, 0.2, 1.0]),
             divergence: rng.pick(&[0.0, 0.02, 1.0]),
             work: if quick { (50, 2_000) } else { (500, 12_000) },
@@ -86,7 +92,7 @@ impl Scenario {
         let store = rng.pick(&[(50, 300), (100, 8_000)]);
         let drift_ppm_max = rng.pick(&[0, 200, 9_000]);
         let span = span.unwrap_or_else(|| Micros(rng.range(4_000_000, 12_000_000)));
-        let mut config = draw_config(rng, &members, pages, needs_reset, canary);
+        let mut config = draw_config(rng, &members, &guest, needs_reset, canary);
         config.policy = preset.policy;
         let faults = FaultPlan::draw(rng, span);
         Self {
@@ -153,7 +159,7 @@ const POLICY_STREAM: u64 = 10;
 fn draw_config(
     rng: &mut Rng,
     members: &[ReplicaId],
-    pages: u32,
+    guest: &GuestHabits,
     needs_reset: bool,
     canary: Canary,
 ) -> Config {
@@ -188,7 +194,8 @@ fn draw_config(
             slot_max: Micros::from_ms(rng.pick(&[60, 1000])),
         },
         unprotected_output,
-        pages,
+        pages: guest.pages,
+        disk_blocks: guest.disk_blocks,
         needs_reset,
         blocks: rng.pick(&[true, true, false]),
         guard_bytes_max: rng.pick(&[200, 20_000]),

@@ -201,7 +201,10 @@ impl World {
         }
         let under_way = self.process(who).disk.under_way() as u64;
         let kept = self.chance.faults.range(0, under_way) as usize;
-        self.process_mut(who).vanish(kept);
+        let process = self.process_mut(who);
+        process.disk.crash(kept);
+        self.check_disks(who);
+        self.process_mut(who).vanish();
         // A killed process's connections are reset; a dead host's fall silent.
         let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);
         self.net

@@ -81,6 +81,7 @@ pub(crate) struct Chance {
     pub disks: Rng,
     pub faults: Rng,
     pub ambushes: Rng,
+    pub copies: Rng,
 }
 
 impl World {
@@ -104,6 +105,7 @@ impl World {
             disks: rng.fork(6),
             faults: rng.fork(7),
             ambushes: rng.fork(8),
+            copies: rng.fork(10),
         };
         for &who in &scenario.members {
             plan.after(

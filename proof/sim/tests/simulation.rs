@@ -56,7 +56,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 34] = [
+const REACHED: [&str; 35] = [
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
     "failover: a new leader serves",
@@ -85,6 +85,7 @@ const REACHED: [&str; 34] = [
     "sync: reset with a fetch",
     "sync: applied after its leader was lost",
     "process: killed in a sync, in Apply",
+    "disks: looked at after a crash",
     "match: a message was lost",
     "match: frames released on match",
     "match: outputs differ",
@@ -238,6 +239,12 @@ fn bugs_of_checkpoints_are_caught() {
         let found_by = ["debt_never_forgotten", "memory_equal_after_sync"];
         catches_under(policy, Canary::DirtyBitsLost, 200, &found_by);
     }
+}
+
+/// The secondary acknowledges what would not survive the loss of its host.
+#[test]
+fn an_acknowledgement_before_the_disks_is_caught() {
+    catches(Canary::AckBeforeDisks, 400, &["disks_survive"]);
 }
 
 /// Larger groups, fewer seeds.

@@ -76,6 +76,7 @@ impl Replica {
             sync: kept.sync,
             chunks: Vec::new(),
             touched: PageSet::new(self.config.pages),
+            pages: self.config.pages,
             device: Vec::new(),
             refeed: kept.refeed,
         };

@@ -26,6 +26,7 @@ fn witness(policy: Policy) -> Replica {
         matching: MatchConfig::default(),
         unprotected_output: UnprotectedOutput::Release,
         pages: 16,
+        disk_blocks: 0,
         blocks: true,
         needs_reset: false,
         guard_bytes_max: 1 << 20,
@@ -57,7 +58,7 @@ fn said(replica: &Replica) -> Vec<Body> {
 #[test]
 fn a_joiner_with_the_same_policy_starts_a_guest() {
     let mut replica = witness(VSMR.policy);
-    replica.on_join_start(7, &VSMR.policy.to_string());
+    replica.on_join_start(7, &VSMR.policy.to_string(), (16, 0));
     assert_eq!(replica.role, Role::Joining);
     assert!(matches!(replica.out.last(), Some(Action::StartGuest)));
     assert_eq!(said(&replica), []);
@@ -68,7 +69,7 @@ fn a_joiner_with_the_same_policy_starts_a_guest() {
 fn a_joiner_with_another_policy_says_which() {
     let remus = Preset::find("remus-25").unwrap().policy;
     let mut replica = witness(remus);
-    replica.on_join_start(7, &VSMR.policy.to_string());
+    replica.on_join_start(7, &VSMR.policy.to_string(), (16, 0));
     assert_eq!(replica.role, Role::Witness);
     let said = said(&replica);
     let [Body::JoinFailed { attempt: 7, why }] = said.as_slice() else {

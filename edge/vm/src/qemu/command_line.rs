@@ -3,21 +3,23 @@
 //! Each option that is not plain says why it is there; together they are the conditions under
 //! which saved device state loads into a running guest (design §4).
 
-use crate::{Accel, Boot, Machine, QemuConfig};
+use crate::{Accel, Boot, DiskBus, Machine, QemuConfig};
 use std::ffi::OsString;
 use std::path::Path;
 
 /// The numbers of the descriptors that QEMU inherits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Inherited {
     pub(super) ram: i32,
     pub(super) nic: i32,
     pub(super) qmp: i32,
     pub(super) console: i32,
+    /// In the order of [`QemuConfig::disks`].
+    pub(super) disks: Vec<i32>,
 }
 
 /// The arguments for `config` under `accel`, which is not [`Accel::Auto`] any more.
-pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: Inherited) -> Vec<OsString> {
+pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> Vec<OsString> {
     assert_ne!(
         accel,
         Accel::Auto,
@@ -89,10 +91,56 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: Inherited) -> Ve
             _ => format!("virtio-net-pci,netdev=net,mac={},romfile=", config.mac),
         },
     );
+    disks(&mut line, config, &fds.disks);
     boot(&mut line, &config.boot);
     // Not to run before the first `cont`.
     line.flag("-S");
     line.0
+}
+
+/// Each disk is the other end of a socket. An error stops the guest instead of reaching it
+/// (`werror`, `rerror`): its other copy has a disk that works.
+fn disks(line: &mut Line, config: &QemuConfig, fds: &[i32]) {
+    let pci = config.machine != Machine::Microvm;
+    if config.disks.iter().any(|disk| disk.bus == DiskBus::Scsi) {
+        let kind = if pci { "pci" } else { "device" };
+        line.option("-device", format!("virtio-scsi-{kind},id=scsi"));
+    }
+    let mut ide = 0;
+    for (i, (disk, fd)) in config.disks.iter().zip(fds).enumerate() {
+        let read_only = if disk.read_only { "on" } else { "off" };
+        line.option(
+            "-blockdev",
+            format!(
+                "driver=nbd,node-name=disk{i},server.type=fd,server.str={fd},\
+                 read-only={read_only},discard=unmap"
+            ),
+        );
+        let device = match disk.bus {
+            DiskBus::Virtio if pci => "virtio-blk-pci".into(),
+            DiskBus::Virtio => "virtio-blk-device".into(),
+            DiskBus::Scsi => format!("scsi-hd,bus=scsi.0,scsi-id={i}"),
+            DiskBus::Ide => {
+                // q35 has six buses of one disk, the PC two of two.
+                let (bus, unit) = match config.machine {
+                    Machine::Q35 => (ide, 0),
+                    _ => (ide / 2, ide % 2),
+                };
+                ide += 1;
+                format!("ide-hd,bus=ide.{bus},unit={unit}")
+            }
+        };
+        let bootable = config.boot == Boot::Firmware;
+        let index = if bootable {
+            format!(",bootindex={i}")
+        } else {
+            String::new()
+        };
+        line.option(
+            "-device",
+            format!("{device},drive=disk{i},serial=plover-{i},werror=stop,rerror=stop{index}"),
+        );
+    }
 }
 
 fn boot(line: &mut Line, boot: &Boot) {
@@ -113,6 +161,7 @@ fn boot(line: &mut Line, boot: &Boot) {
             };
             line.option("-append", cmdline);
         }
+        Boot::Firmware => {}
         Boot::Disk { image } => {
             let mut drive = OsString::from("format=raw,if=virtio,snapshot=on,file=");
             drive.push(escape_path(image));
@@ -164,8 +213,9 @@ mod tests {
             nic: 11,
             qmp: 12,
             console: 13,
+            disks: Vec::new(),
         };
-        let words = arguments(&config, Accel::Tcg, fds);
+        let words = arguments(&config, Accel::Tcg, &fds);
         words
             .iter()
             .map(|w| w.to_str().unwrap())
@@ -199,5 +249,77 @@ mod tests {
             assert!(each.contains("migration.send-configuration=off"));
             assert!(each.ends_with("-S"));
         }
+    }
+
+    #[test]
+    fn disks_are_on_the_bus_asked_for() {
+        let disk = |bus| crate::DiskDevice {
+            bus,
+            read_only: bus == DiskBus::Scsi,
+        };
+        let buses = [
+            DiskBus::Virtio,
+            DiskBus::Scsi,
+            DiskBus::Ide,
+            DiskBus::Ide,
+            DiskBus::Ide,
+        ];
+        let mut config = QemuConfig::new(Boot::Firmware, "52:54:00:00:00:01".parse().unwrap());
+        config.disks = buses.map(disk).to_vec();
+        let words = |config: &QemuConfig| {
+            let fds = Inherited {
+                ram: 10,
+                nic: 11,
+                qmp: 12,
+                console: 13,
+                disks: vec![20, 21, 22, 23, 24],
+            };
+            let words = arguments(config, Accel::Tcg, &fds);
+            words
+                .into_iter()
+                .map(|w| w.into_string().unwrap())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        for (machine, expected) in [
+            (
+                Machine::Q35,
+                [
+                    "virtio-blk-pci,",
+                    "virtio-scsi-pci,",
+                    "bus=ide.0,unit=0",
+                    "bus=ide.2,unit=0",
+                ],
+            ),
+            (
+                Machine::Pc,
+                [
+                    "virtio-blk-pci,",
+                    "virtio-scsi-pci,",
+                    "bus=ide.0,unit=1",
+                    "bus=ide.1,unit=0",
+                ],
+            ),
+        ] {
+            config.machine = machine;
+            let line = words(&config);
+            for text in expected {
+                assert!(line.contains(text), "{text}: {line}");
+            }
+            assert!(line.contains("node-name=disk1,server.type=fd,server.str=21,read-only=on"));
+            assert!(
+                line.contains("drive=disk0,serial=plover-0,werror=stop,rerror=stop,bootindex=0")
+            );
+            assert!(!line.contains("-kernel"));
+        }
+        config.machine = Machine::Microvm;
+        config.boot = Boot::Kernel {
+            kernel: "/k".into(),
+            initrd: None,
+            cmdline: String::new(),
+        };
+        config.disks.truncate(1);
+        let line = words(&config);
+        assert!(line.contains("virtio-blk-device,drive=disk0") && !line.contains("bootindex"));
     }
 }

@@ -8,6 +8,7 @@
 //!   NIC ◄────────────►│ virtio-net                           │
 //!   console ◄────────►│ UART                                 │
 //!   RAM (memfd) ══════│ guest RAM   device state (memfd) ════│
+//!   disks (NBD) ◄────►│ virtio-blk, SCSI, IDE                │
 //!   pidfd, stderr ◄───│                                      │
 //!                     └──────────────────────────────────────┘
 //! ```
@@ -50,6 +51,7 @@ use crate::dirty::DirtyTracker;
 use crate::nic::Nic;
 use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
+use crate::regions::Regions;
 use crate::thread_state::ThreadState;
 use crate::{Accel, QemuConfig, VmError, VmEvent};
 use agent_link::AgentLink;
@@ -57,6 +59,7 @@ use load::Loads;
 use order_link::OrderLink;
 use orders::{Orders, Purpose};
 use plover_agent::Op;
+use plover_disk::Attachment;
 use process::{Ends, Process};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -101,6 +104,7 @@ pub struct QemuVm {
     accel: Accel,
     process: Process,
     ram: Ram,
+    disks: Option<Attachment>,
     state_file: StateFile,
     nic: Nic,
     console: Console,
@@ -136,10 +140,28 @@ impl QemuVm {
     ///
     /// With [`Accel::Auto`], the first call in a process tries KVM, which takes up to a second.
     pub fn spawn(config: QemuConfig) -> Result<Self, VmError> {
+        Self::spawn_with_disks(config, None)
+    }
+
+    /// [`QemuVm::spawn`] for a guest whose [`QemuConfig::disks`] are those of `disks`.
+    pub fn spawn_with_disks(
+        config: QemuConfig,
+        mut disks: Option<Attachment>,
+    ) -> Result<Self, VmError> {
         config.validate()?;
+        let connections = disks.iter().flat_map(Attachment::connections);
+        assert_eq!(
+            connections.count(),
+            config.disks.len(),
+            "a connection for each disk"
+        );
         let accel = crate::choose_accel(&config).accel;
         let ram = Ram::new(config.ram_bytes())?;
-        let loads = Loads::new(ram.pages());
+        let regions = Regions {
+            ram: &ram,
+            disks: disks.as_ref(),
+        };
+        let loads = Loads::new(regions.pages());
         let state_file = StateFile::new()?;
         let nic = Nic::new(config.feed_frames)?;
         let console = Console::new()?;
@@ -160,8 +182,10 @@ impl QemuVm {
             console: console.qemu_fd(),
             agent: agent_end.as_fd(),
             orders: order_end.as_fd(),
+            disks: disks.iter().flat_map(Attachment::connections).collect(),
         };
         let process = Process::spawn(&config, accel, &ends)?;
+        disks.iter_mut().for_each(Attachment::close_connections);
         agent.ask(Op::Hello, 0, 0).map_err(|source| VmError::Io {
             what: "asking the agent".into(),
             source,
@@ -195,6 +219,7 @@ impl QemuVm {
             accel,
             process,
             ram,
+            disks,
             state_file,
             nic,
             console,
@@ -230,8 +255,20 @@ impl QemuVm {
         self.end();
         self.process.read_stderr();
         let words = self.process.last_words();
+        let disk = match self.disks.as_ref().and_then(Attachment::take_failure) {
+            Some(failure) => format!(" ({failure})"),
+            None => String::new(),
+        };
         self.events
-            .push_back(VmEvent::Died(format!("{why}{words}")));
+            .push_back(VmEvent::Died(format!("{why}{disk}{words}")));
+    }
+
+    /// RAM and disks, as pages with one numbering.
+    fn regions(&self) -> Regions<'_> {
+        Regions {
+            ram: &self.ram,
+            disks: self.disks.as_ref(),
+        }
     }
 
     /// Ends the process and forgets what was to be done.

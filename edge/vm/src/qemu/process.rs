@@ -25,6 +25,7 @@ pub(super) struct Ends<'a> {
     pub(super) console: BorrowedFd<'a>,
     pub(super) agent: BorrowedFd<'a>,
     pub(super) orders: BorrowedFd<'a>,
+    pub(super) disks: Vec<BorrowedFd<'a>>,
 }
 
 /// A child that is ended when this is dropped.
@@ -47,8 +48,9 @@ impl Process {
             nic: ends.nic.as_raw_fd(),
             qmp: ends.qmp.as_raw_fd(),
             console: ends.console.as_raw_fd(),
+            disks: ends.disks.iter().map(AsRawFd::as_raw_fd).collect(),
         };
-        let inherit = [
+        let mut inherit = vec![
             ends.ram,
             ends.state,
             ends.nic,
@@ -56,9 +58,10 @@ impl Process {
             ends.console,
             ends.orders,
         ];
+        inherit.extend(&ends.disks);
         Self::start(
             &binary(config),
-            arguments(config, accel, fds),
+            arguments(config, accel, &fds),
             &inherit,
             Some(ends.agent),
         )

@@ -2,8 +2,10 @@
 
 use super::{Phase, QemuVm};
 use crate::cpu_clock::CpuClock;
+use crate::regions::block_of;
 use crate::thread_state::ThreadState;
 use crate::{Vm, VmCommand, VmError, VmEvent, hash};
+use plover_disk::Attachment;
 use plover_types::{Digest, Frame, PageNo, PageSet, Unconsumed};
 use rustix::fd::AsRawFd;
 use std::os::fd::RawFd;
@@ -11,7 +13,7 @@ use std::time::Duration;
 
 impl Vm for QemuVm {
     fn pages(&self) -> u32 {
-        self.ram.pages()
+        self.regions().pages()
     }
 
     fn needs_reset(&self) -> bool {
@@ -38,6 +40,9 @@ impl Vm for QemuVm {
     }
 
     fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
+        if let Some(disks) = &self.disks {
+            disks.scan(self.ram.pages(), dirty);
+        }
         match &mut self.tracker {
             Some(tracker) => tracker.scan(dirty),
             None => Err(VmError::Io {
@@ -48,16 +53,25 @@ impl Vm for QemuVm {
     }
 
     fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
-        hash::hash_pages(&self.ram, key, pages, digests);
+        hash::hash_pages(self.regions(), key, pages, digests);
     }
 
     fn read_page(&self, page: PageNo, to: &mut [u8]) {
-        self.ram.read(page, to);
+        self.regions().read(page, to);
     }
 
     fn write_page(&mut self, page: PageNo, from: &[u8]) {
-        self.ram.write(page, from);
-        self.loads.overwrote(page);
+        match (&mut self.disks, block_of(page, self.ram.pages())) {
+            (Some(disks), Some(block)) => disks.write(block, from),
+            _ => {
+                self.ram.write(page, from);
+                self.loads.overwrote(page);
+            }
+        }
+    }
+
+    fn take_disk_failure(&mut self) -> Option<String> {
+        self.disks.as_ref()?.take_failure()
     }
 
     fn feed(&mut self, frame: &Frame) -> bool {
@@ -65,7 +79,8 @@ impl Vm for QemuVm {
     }
 
     fn consumed_all(&self) -> bool {
-        self.nic.consumed_all() && self.console.consumed_all()
+        let disks_idle = self.disks.as_ref().is_none_or(Attachment::is_idle);
+        self.nic.consumed_all() && self.console.consumed_all() && disks_idle
     }
 
     fn take_unconsumed(&mut self) -> Unconsumed {

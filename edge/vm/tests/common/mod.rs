@@ -2,6 +2,7 @@
 //! memory, and frames that a guest answers.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use plover_disk::Attachment;
 use plover_types::{Frame, Mac, PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -86,7 +87,12 @@ pub struct Guest {
 impl Guest {
     /// Starts QEMU and waits until it is ready.
     pub fn start(config: QemuConfig) -> Self {
-        let vm = QemuVm::spawn(config).expect("QEMU starts");
+        Self::start_with(config, None)
+    }
+
+    /// The same with disks.
+    pub fn start_with(config: QemuConfig, disks: Option<Attachment>) -> Self {
+        let vm = QemuVm::spawn_with_disks(config, disks).expect("QEMU starts");
         let mut guest = Self {
             by_load: PageSet::new(vm.pages()),
             vm,

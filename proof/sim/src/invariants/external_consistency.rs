@@ -126,6 +126,13 @@ impl ExternalConsistency {
         self.explained(who, view, at, all)
     }
 
+    /// Whether a state of `at` contains all that clients have been shown. To have sent the same
+    /// does not count: disks have said nothing.
+    pub fn is_contained_in(&self, at: History, all: &Histories) -> bool {
+        self.anchor.is_none_or(|(shown, _)| all.contains(at, shown))
+            && self.shown.iter().all(|(shown, ..)| all.contains(at, *shown))
+    }
+
     /// Whether clients have been shown anything.
     pub fn has_shown(&self) -> bool {
         self.explains_all.is_some()

@@ -4,6 +4,7 @@
 
 pub mod committed_not_lost;
 pub mod debt_never_forgotten;
+pub mod disks_survive;
 pub mod external_consistency;
 pub mod guest_is_whole;
 pub mod inputs_in_order;

@@ -1,0 +1,88 @@
+//! The disks of a lab's guest: each replica gets a file of its own, as hosts would have.
+//!
+//! The first replica's is a copy of the user's image, which stays as it is. The others' are of its
+//! size and empty: the guest's leader fills them, as it would on hosts that are new. All are holes
+//! where the image is. They do not lie with the rest of the lab, which is in memory.
+
+use crate::options::Options;
+use crate::state::LabDir;
+use anyhow::{Context, Result, bail};
+use rustix::fs::SeekFrom;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// What is copied at once.
+const PART_BYTES: usize = 1 << 20;
+
+/// Makes the files of replica `id`, in the order of `options.disks`.
+pub fn prepare(options: &Options, dir: &LabDir, id: u8) -> Result<Vec<PathBuf>> {
+    let place = dir.disks();
+    let mut files = Vec::new();
+    for (i, image) in options.disks.iter().enumerate() {
+        std::fs::create_dir_all(&place)
+            .with_context(|| format!("cannot create {}", place.display()))?;
+        let to = place.join(format!("replica-{id}-disk-{i}.raw"));
+        copy(image, &to, id == 0).with_context(|| {
+            format!(
+                "cannot copy the disk {} to {}",
+                image.display(),
+                to.display()
+            )
+        })?;
+        files.push(to);
+    }
+    Ok(files)
+}
+
+/// Makes `to` as large as `from`, and with its content if asked to.
+fn copy(from: &Path, to: &Path, content: bool) -> Result<()> {
+    let source = File::open(from)?;
+    let bytes = rustix::fs::seek(&source, SeekFrom::End(0))?;
+    if bytes == 0 {
+        bail!("it is empty");
+    }
+    let target = File::create(to)?;
+    target.set_len(bytes)?;
+    let mut at = if content { 0 } else { bytes };
+    let mut buffer = vec![0; PART_BYTES];
+    while at < bytes {
+        at = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(&source, SeekFrom::Hole(at))?;
+        while at < end {
+            let part = PART_BYTES.min((end - at) as usize);
+            source.read_exact_at(&mut buffer[..part], at)?;
+            target.write_all_at(&buffer[..part], at)?;
+            at += part as u64;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn holes_stay_holes() {
+        let dir = std::env::temp_dir().join(format!("plover-disks-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (from, to) = (dir.join("from"), dir.join("to"));
+        let file = File::create(&from).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(b"here", 40 << 20).unwrap();
+        copy(&from, &to, true).unwrap();
+        assert_eq!(std::fs::read(&to).unwrap(), std::fs::read(&from).unwrap());
+        assert!(std::fs::metadata(&to).unwrap().blocks() * 512 < 1 << 20);
+        copy(&from, &to, false).unwrap();
+        let empty = std::fs::metadata(&to).unwrap();
+        assert_eq!((empty.len(), empty.blocks()), (64 << 20, 0));
+        assert!(copy(&dir.join("none"), &to, true).is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,274 @@
+//! Copies that outlive their hosts, at every point where one can die.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::fs::File;
+
+const BLOCKS: u32 = 24;
+
+struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self { dir }
+    }
+
+    fn specs(&self) -> Vec<DiskSpec> {
+        let spec = |name: &str, blocks: u32, read_only| DiskSpec {
+            path: self.dir.path().join(name),
+            read_only,
+            bytes: (!read_only).then_some(u64::from(blocks) * BLOCK_BYTES as u64),
+        };
+        let cd = self.dir.path().join("cd");
+        std::fs::write(&cd, [3; BLOCK_BYTES]).unwrap();
+        // Two writable disks with a read-only one between them.
+        vec![
+            spec("a", 16, false),
+            spec("cd", 1, true),
+            spec("b", BLOCKS - 16, false),
+        ]
+    }
+
+    fn open(&self) -> Disks {
+        Disks::open(&self.specs(), &self.dir.path().join("journal")).unwrap()
+    }
+
+    /// The files as a host leaves them that loses its power now, but for what the system has not
+    /// written yet.
+    fn crash(&self) -> Self {
+        let copy = Self::new();
+        for entry in std::fs::read_dir(self.dir.path()).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), copy.dir.path().join(entry.file_name())).unwrap();
+        }
+        copy
+    }
+}
+
+fn contents(attachment: &Attachment) -> Vec<u8> {
+    let mut all = Vec::new();
+    for block in (0..BLOCKS).map(BlockNo) {
+        let mut bytes = [0; BLOCK_BYTES];
+        attachment.read(block, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a torn block");
+        all.push(bytes[0]);
+    }
+    all
+}
+
+fn wait(disks: &mut Disks) -> DiskEvent {
+    // SAFETY: the disks keep the descriptor open and outlive the borrow.
+    let fd = unsafe { BorrowedFd::borrow_raw(disks.wait_fd()) };
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+        fd,
+        rustix::event::PollFlags::IN,
+    )];
+    rustix::event::poll(&mut fds, None).unwrap();
+    let mut events = Vec::new();
+    disks.take_events(&mut events);
+    assert_eq!(events.len(), 1, "{events:?}");
+    events.remove(0)
+}
+
+fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
+    let mut batch = Batch::new();
+    for (block, fill) in blocks {
+        batch.push(BlockNo(*block), &[*fill; BLOCK_BYTES]);
+    }
+    batch
+}
+
+/// A host that dies while a syncvm is applied is before it or after it when it is back: before the
+/// staging is durable, with any number of blocks written, and settled or not.
+#[test]
+fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let mut attachment = disks.attach().unwrap();
+    for block in 0..BLOCKS {
+        attachment.write(BlockNo(block), &[1; BLOCK_BYTES]);
+    }
+    let before = contents(&attachment);
+    let staged = BTreeMap::from([(0, 7), (15, 8), (16, 9), (23, 10)]);
+    let mut after = before.clone();
+    for (block, fill) in &staged {
+        after[*block as usize] = *fill;
+    }
+    let after_crash = |expected: &[u8]| {
+        let copy = scratch.crash();
+        let mut disks = copy.open();
+        assert!(disks.is_whole());
+        assert_eq!(contents(&disks.attach().unwrap()), expected);
+    };
+    after_crash(&before);
+    disks.stage(SyncNo(5), batch(&staged));
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(5)));
+    after_crash(&after);
+    for (block, fill) in &staged {
+        attachment.write(BlockNo(*block), &[*fill; BLOCK_BYTES]);
+        after_crash(&after);
+    }
+    disks.settle();
+    // Settled as soon as a change of the guest's is let through.
+    let server = Server {
+        inner: Arc::clone(&disks.inner),
+        image: 0,
+        life: disks.inner.life.load(Ordering::Acquire),
+    };
+    server
+        .change(&mut || server.image().write(0, &[99; BLOCK_BYTES]))
+        .unwrap();
+    after[0] = 99;
+    after_crash(&after);
+}
+
+/// A syncvm that is staged while the one before it is still being settled waits for its own
+/// settling.
+#[test]
+fn syncs_that_overlap_are_settled_one_by_one() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let attachment = disks.attach().unwrap();
+    let server = Server {
+        inner: Arc::clone(&disks.inner),
+        image: 0,
+        life: disks.inner.life.load(Ordering::Acquire),
+    };
+    let fill = |fill: u8| batch(&BTreeMap::from([(0, fill)]));
+    disks.stage(SyncNo(1), fill(1));
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
+    let inner = Arc::clone(&disks.inner);
+    let busy = lock(&inner.journal);
+    disks.settle();
+    disks.stage(SyncNo(2), fill(2));
+    drop(busy);
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
+    disks.settle();
+    server
+        .change(&mut || server.image().write(0, &[99; BLOCK_BYTES]))
+        .unwrap();
+    drop(attachment);
+    let copy = scratch.crash();
+    let found = contents(&copy.open().attach().unwrap());
+    assert_eq!(found[0], 99, "the journal was written over the guest's own");
+}
+
+/// A guest that died with its replica alive: the next one finds the disks after the syncvm, and
+/// nothing of the old one's is written any more.
+#[test]
+fn the_next_guest_finds_what_was_staged() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let attachment = disks.attach().unwrap();
+    let old = Server {
+        inner: Arc::clone(&disks.inner),
+        image: 0,
+        life: disks.inner.life.load(Ordering::Acquire),
+    };
+    disks.stage(SyncNo(1), batch(&BTreeMap::from([(3, 4)])));
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
+    std::thread::scope(|scope| {
+        // It waits for the settling that never comes.
+        let late = scope.spawn(|| old.change(&mut || old.image().write(0, &[99; BLOCK_BYTES])));
+        drop(attachment);
+        assert!(late.join().unwrap().is_err());
+    });
+    let attachment = disks.attach().unwrap();
+    assert_eq!(contents(&attachment)[..4], [0, 0, 0, 4]);
+    let stale = old.change(&mut || old.image().write(0, &[99; BLOCK_BYTES]));
+    assert!(stale.is_err());
+    assert_eq!(contents(&attachment)[0], 0);
+}
+
+#[test]
+fn a_copy_cut_short_is_no_copy() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    assert!(disks.is_whole());
+    disks.begin_copy().unwrap();
+    let mut attachment = disks.attach().unwrap();
+    attachment.write(BlockNo(20), &[1; BLOCK_BYTES]);
+    assert!(!scratch.crash().open().is_whole());
+    disks.stage(SyncNo(2), Batch::new());
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
+    assert!(scratch.crash().open().is_whole());
+}
+
+/// What the guest writes is told by the next scan, numbered through both disks; enough of it says
+/// so.
+#[test]
+fn scans_tell_what_the_guest_wrote() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let attachment = disks.attach().unwrap();
+    disks.inner.images[0].note(4096 + 100, 4096);
+    disks.inner.images[2].note(7 * 4096, 1);
+    let mut set = PageSet::new(1000 + BLOCKS);
+    attachment.scan(1000, &mut set);
+    let found: Vec<u32> = set.iter().map(|page| page.0).collect();
+    assert_eq!(found, [1001, 1002, 1023]);
+    set.clear();
+    attachment.scan(1000, &mut set);
+    assert!(set.is_empty());
+    assert_eq!(disks.blocks(), BLOCKS);
+}
+
+#[test]
+fn holes_are_known() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let mut attachment = disks.attach().unwrap();
+    let runs = |attachment: &Attachment| {
+        let (mut runs, mut at) = (Vec::new(), 0);
+        while let Some((start, end)) = attachment.next_data(BlockNo(at)) {
+            runs.push((start, end));
+            at = end;
+        }
+        runs
+    };
+    assert_eq!(runs(&attachment), []);
+    attachment.write(BlockNo(2), &[1; BLOCK_BYTES]);
+    attachment.write(BlockNo(15), &[1; BLOCK_BYTES]);
+    attachment.write(BlockNo(16), &[1; BLOCK_BYTES]);
+    assert_eq!(runs(&attachment), [(2, 3), (15, 16), (16, 17)]);
+    attachment.write(BlockNo(15), &[0; BLOCK_BYTES]);
+    assert_eq!(runs(&attachment), [(2, 3), (16, 17)]);
+}
+
+#[test]
+fn images_that_are_none_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let path = dir.path().join("image");
+    let open = |bytes| {
+        let spec = DiskSpec {
+            path: path.clone(),
+            read_only: false,
+            bytes,
+        };
+        Disks::open(&[spec], &journal).map(|_| ())
+    };
+    let says = |result: Result<(), DiskError>, words: &str| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("image"), "{error}");
+    };
+    says(open(None), "no disk image");
+    std::fs::write(&path, vec![0; 5000]).unwrap();
+    says(open(None), "truncate");
+    std::fs::write(&path, vec![0; 8192]).unwrap();
+    says(open(Some(4096)), "8192 bytes, not 4096");
+    let held = File::open(&path).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    says(open(None), "another process");
+    drop(held);
+    let mut qcow2 = b"QFI\xfb".to_vec();
+    qcow2.resize(8192, 0);
+    std::fs::write(&path, qcow2).unwrap();
+    says(open(None), "qemu-img convert");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    says(open(None), "cannot open");
+}

@@ -1,0 +1,195 @@
+//! One raw image: the file, its size in blocks, and what was written to it.
+
+use crate::error::{DiskError, io_error};
+use crate::written::Written;
+use crate::{BLOCK_BYTES, DiskSpec};
+use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom, fallocate, flock, seek};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How a qcow2 image begins.
+const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+
+/// An open image.
+#[derive(Debug)]
+pub(crate) struct Image {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    pub(crate) read_only: bool,
+    /// What the guest wrote since the last scan.
+    pub(crate) written: Written,
+    /// Something was written since the last sync; set after the write, as in [`Written`].
+    unsynced: AtomicBool,
+    /// A sync has failed: what was lost by it is unknown, and a later sync would not tell.
+    broken: AtomicBool,
+}
+
+impl Image {
+    /// Opens what `spec` names, or makes it.
+    pub(crate) fn open(spec: &DiskSpec) -> Result<Self, DiskError> {
+        let path = &spec.path;
+        let mut options = OpenOptions::new();
+        options.read(true).write(!spec.read_only);
+        let file = match (options.open(path), spec.bytes) {
+            (Err(error), wanted) if error.kind() == io::ErrorKind::NotFound => {
+                let Some(bytes) = wanted.filter(|_| !spec.read_only) else {
+                    return Err(DiskError::Missing(path.clone()));
+                };
+                let made = options.create_new(true).open(path).and_then(|file| {
+                    file.set_len(bytes)?;
+                    file.sync_all().map(|()| file)
+                });
+                made.map_err(io_error("cannot create the disk image", path))?
+            }
+            (opened, _) => opened.map_err(io_error("cannot open the disk image", path))?,
+        };
+        let lock = if spec.read_only {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        match flock(&file, lock) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(DiskError::InUse(path.clone())),
+            locked => locked.map_err(|e| io_error("cannot lock the disk image", path)(e.into()))?,
+        }
+        // Not the metadata's size, which is nothing for a block device.
+        let bytes = seek(&file, SeekFrom::End(0))
+            .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
+        if let Some(wanted) = spec.bytes.filter(|wanted| *wanted != bytes) {
+            return Err(DiskError::WrongSize {
+                path: path.clone(),
+                found: bytes,
+                wanted,
+            });
+        }
+        if bytes == 0 || bytes % BLOCK_BYTES as u64 != 0 {
+            return Err(DiskError::Uneven {
+                path: path.clone(),
+                bytes,
+            });
+        }
+        let blocks = bytes / BLOCK_BYTES as u64;
+        let blocks = u32::try_from(blocks).map_err(|_| DiskError::TooLarge(bytes))?;
+        let mut start = [0; 4];
+        file.read_exact_at(&mut start, 0)
+            .map_err(io_error("cannot read the disk image", path))?;
+        if start == QCOW2_MAGIC {
+            return Err(DiskError::Qcow2(path.clone()));
+        }
+        Ok(Self {
+            path: path.clone(),
+            file,
+            bytes,
+            read_only: spec.read_only,
+            written: Written::new(if spec.read_only { 0 } else { blocks }),
+            unsynced: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn blocks(&self) -> u32 {
+        (self.bytes / BLOCK_BYTES as u64) as u32
+    }
+
+    pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(to, offset)
+    }
+
+    /// Writes, on behalf of whoever: the guest's writes are noted by the caller.
+    pub(crate) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        let result = self.file.write_all_at(from, offset);
+        // Of a write that failed half-way, half may be there.
+        self.unsynced.store(true, Ordering::Release);
+        result
+    }
+
+    /// Makes `bytes` from `offset` read as zeroes, as a hole where that may be.
+    pub(crate) fn write_zeroes(&self, offset: u64, bytes: u64, hole: bool) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let flags = if hole {
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE
+        } else {
+            FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
+        };
+        let result = match fallocate(&self.file, flags, offset, bytes) {
+            // Not on every file system, and on a block device only for whole sectors.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
+                self.write_zeroes_by_hand(offset, bytes)
+            }
+            result => result.map_err(Into::into),
+        };
+        self.unsynced.store(true, Ordering::Release);
+        result
+    }
+
+    fn write_zeroes_by_hand(&self, mut offset: u64, mut bytes: u64) -> io::Result<()> {
+        let zeroes = [0; 16 * BLOCK_BYTES];
+        while bytes > 0 {
+            let part = bytes.min(zeroes.len() as u64);
+            self.file.write_all_at(&zeroes[..part as usize], offset)?;
+            (offset, bytes) = (offset + part, bytes - part);
+        }
+        Ok(())
+    }
+
+    /// Notes what the guest has written.
+    pub(crate) fn note(&self, offset: u64, bytes: u64) {
+        let block = BLOCK_BYTES as u64;
+        self.written
+            .note((offset / block) as u32..(offset + bytes).div_ceil(block) as u32);
+    }
+
+    /// Everything written before is durable afterwards.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        if self.broken.load(Ordering::Acquire) {
+            return Err(io::Error::other("an earlier flush has failed"));
+        }
+        if self.unsynced.swap(false, Ordering::AcqRel) {
+            if let Err(error) = self.file.sync_data() {
+                self.broken.store(true, Ordering::Release);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a sync would do nothing.
+    pub(crate) fn is_synced(&self) -> bool {
+        !self.unsynced.load(Ordering::Acquire) && !self.broken.load(Ordering::Acquire)
+    }
+
+    /// The first run of blocks at or after `block` that may hold something other than zeroes;
+    /// `None` if all the rest is a hole.
+    pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {
+        let at = u64::from(block) * BLOCK_BYTES as u64;
+        if at >= self.bytes {
+            return None;
+        }
+        // A failing seek means "no idea": the rest is then taken as data. ENXIO means no data.
+        let start = match seek(&self.file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(rustix::io::Errno::NXIO) => return None,
+            Err(_) => return Some((block, self.blocks())),
+        };
+        let end = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(self.bytes);
+        let size = BLOCK_BYTES as u64;
+        Some((
+            (start / size) as u32,
+            end.min(self.bytes).div_ceil(size) as u32,
+        ))
+    }
+}

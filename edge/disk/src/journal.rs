@@ -1,0 +1,413 @@
+//! The journal: the blocks of one syncvm, durable as a whole or not at all.
+//!
+//! ```text
+//!   0          4096       8192
+//!   ├ slot A ──┼ slot B ──┼ block, content, block, content, … ┤
+//!   └ the newer of the two that is intact counts
+//! ```
+//!
+//! A slot says whether the images are whole, and whether the blocks behind it are in force, with a
+//! hash over them. Staging writes blocks and slot and syncs once: until both are there, the slot
+//! does not fit its blocks (or is torn itself) and the older one counts, by which the syncvm never
+//! was. So there is one moment, somewhere within that sync, before which a restart finds the images
+//! as they were and after which it writes the blocks into them.
+//!
+//! The other way, a slot whose blocks do not fit, cannot be told from blocks that went bad later;
+//! both are taken for the first, since that was never acknowledged to anybody.
+
+use crate::error::{DiskError, io_error};
+use crate::{BLOCK_BYTES, BlockNo};
+use plover_types::SyncNo;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const MAGIC: [u8; 8] = *b"plovdisk";
+const VERSION: u32 = 1;
+const SLOT_BYTES: usize = 4096;
+const BODY_AT: u64 = 2 * SLOT_BYTES as u64;
+/// What of a slot is used: the fields, then their hash.
+const FIELDS_BYTES: usize = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 32;
+const HASH_BYTES: usize = 32;
+/// A block in the body: its number, then its content.
+const ENTRY_BYTES: usize = 4 + BLOCK_BYTES;
+
+/// Blocks that are applied together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    body: Vec<u8>,
+}
+
+impl Batch {
+    /// No blocks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a block of [`BLOCK_BYTES`] bytes.
+    pub fn push(&mut self, block: BlockNo, content: &[u8]) {
+        assert_eq!(content.len(), BLOCK_BYTES, "a block is written whole");
+        self.body.extend_from_slice(&block.0.to_le_bytes());
+        self.body.extend_from_slice(content);
+    }
+
+    /// Whether it holds no block.
+    pub fn is_empty(&self) -> bool {
+        self.body.is_empty()
+    }
+
+    /// The blocks, in the order they were added.
+    pub fn iter(&self) -> impl Iterator<Item = (BlockNo, &[u8])> {
+        self.body.chunks_exact(ENTRY_BYTES).map(|entry| {
+            let (number, content) = entry.split_at(4);
+            let number = number.try_into().map(u32::from_le_bytes);
+            (BlockNo(number.unwrap_or_default()), content)
+        })
+    }
+}
+
+/// What a slot says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    generation: u64,
+    /// The images, with the blocks written into them if those are in force, are a guest's as it
+    /// was at one moment.
+    whole: bool,
+    in_force: bool,
+    /// The newest syncvm that is in the images.
+    sync: SyncNo,
+    /// Blocks of all disks together.
+    blocks: u32,
+    body_bytes: u64,
+    body_hash: [u8; HASH_BYTES],
+}
+
+impl Slot {
+    fn encode(&self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        let fields: [&[u8]; 8] = [
+            &MAGIC,
+            &VERSION.to_le_bytes(),
+            &[u8::from(self.whole), u8::from(self.in_force), 0, 0],
+            &self.generation.to_le_bytes(),
+            &self.sync.0.to_le_bytes(),
+            &self.body_bytes.to_le_bytes(),
+            &self.blocks.to_le_bytes(),
+            &self.body_hash,
+        ];
+        let fields = fields.concat();
+        assert_eq!(fields.len(), FIELDS_BYTES, "the fields and their length");
+        bytes[..FIELDS_BYTES].copy_from_slice(&fields);
+        let hash = blake3::hash(&fields);
+        bytes[FIELDS_BYTES..FIELDS_BYTES + HASH_BYTES].copy_from_slice(hash.as_bytes());
+        bytes
+    }
+
+    /// What is in `bytes`, if it is intact.
+    fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<Self> {
+        let (fields, rest) = bytes.split_at(FIELDS_BYTES);
+        if blake3::hash(fields).as_bytes() != rest.get(..HASH_BYTES)? {
+            return None;
+        }
+        let fields = fields.strip_prefix(&MAGIC)?;
+        let fields = fields.strip_prefix(&VERSION.to_le_bytes())?;
+        let (flags, fields) = fields.split_first_chunk::<4>()?;
+        let (generation, fields) = fields.split_first_chunk()?;
+        let (sync, fields) = fields.split_first_chunk()?;
+        let (body_bytes, fields) = fields.split_first_chunk()?;
+        let (blocks, fields) = fields.split_first_chunk()?;
+        Some(Self {
+            generation: u64::from_le_bytes(*generation),
+            whole: flags[0] != 0,
+            in_force: flags[1] != 0,
+            sync: SyncNo(u64::from_le_bytes(*sync)),
+            blocks: u32::from_le_bytes(*blocks),
+            body_bytes: u64::from_le_bytes(*body_bytes),
+            body_hash: fields.try_into().ok()?,
+        })
+    }
+}
+
+/// The open journal of one replica.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    file: File,
+    slot: Slot,
+}
+
+impl Journal {
+    /// Opens the journal of disks of `blocks` blocks, or makes one that says that they are whole.
+    pub(crate) fn open(path: &Path, blocks: u32) -> Result<Self, DiskError> {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Self::create(path, blocks)
+                    .map_err(io_error("cannot create the disk journal", path));
+            }
+            opened => opened.map_err(io_error("cannot open the disk journal", path))?,
+        };
+        let mut slots = Vec::new();
+        for at in [0, SLOT_BYTES as u64] {
+            let mut bytes = [0; SLOT_BYTES];
+            // A slot that the file ends before was never written.
+            if file.read_exact_at(&mut bytes, at).is_ok() {
+                slots.extend(Slot::decode(&bytes));
+            }
+        }
+        slots.sort_by_key(|slot| std::cmp::Reverse(slot.generation));
+        for slot in slots {
+            if slot.in_force && read_body(&file, &slot).is_none() {
+                // Staged half: the older slot says how it was before.
+                continue;
+            }
+            if slot.blocks != blocks && slot.in_force {
+                return Err(DiskError::OtherDisks {
+                    path: path.into(),
+                    found: slot.blocks,
+                    wanted: blocks,
+                });
+            }
+            let path = path.into();
+            let slot = Slot { blocks, ..slot };
+            return Ok(Self { path, file, slot });
+        }
+        Err(DiskError::DamagedJournal(path.into()))
+    }
+
+    fn create(path: &Path, blocks: u32) -> io::Result<Self> {
+        let slot = Slot {
+            generation: 0,
+            whole: true,
+            in_force: false,
+            sync: SyncNo(0),
+            blocks,
+            body_bytes: 0,
+            body_hash: [0; HASH_BYTES],
+        };
+        // Under another name first: the file is there whole, or not at all.
+        let new = path.with_extension("new");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        let file = options.open(&new)?;
+        file.write_all_at(&slot.encode(), 0)?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)?;
+        if let Some(dir) = path.parent() {
+            File::open(dir)?.sync_all()?;
+        }
+        let path = path.into();
+        Ok(Self { path, file, slot })
+    }
+
+    /// The blocks that are in force, if any.
+    pub(crate) fn pending(&self) -> Result<Option<Batch>, DiskError> {
+        if !self.slot.in_force {
+            return Ok(None);
+        }
+        // It fitted when it was written or opened.
+        let batch = read_body(&self.file, &self.slot);
+        batch
+            .map(Some)
+            .ok_or_else(|| DiskError::DamagedJournal(self.path.clone()))
+    }
+
+    /// Whether the images are whole.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.slot.whole
+    }
+
+    /// The newest syncvm that is in the images.
+    pub(crate) fn sync(&self) -> SyncNo {
+        self.slot.sync
+    }
+
+    /// A full copy begins: the images are of no use until the next [`Journal::stage`].
+    pub(crate) fn begin_copy(&mut self) -> Result<(), DiskError> {
+        self.advance(|slot| {
+            slot.whole = false;
+            slot.in_force = false;
+        })
+    }
+
+    /// From its return on, a restart writes `batch` into the images, which are whole with it.
+    pub(crate) fn stage(&mut self, sync: SyncNo, batch: &Batch) -> Result<(), DiskError> {
+        assert!(!self.slot.in_force, "one syncvm at a time");
+        let body = &batch.body;
+        let hash = *blake3::hash(body).as_bytes();
+        self.file
+            .write_all_at(body, BODY_AT)
+            .map_err(io_error("cannot write the disk journal", &self.path))?;
+        let body_bytes = body.len() as u64;
+        self.advance(|slot| {
+            slot.whole = true;
+            slot.in_force = body_bytes > 0;
+            slot.sync = sync;
+            slot.body_bytes = body_bytes;
+            slot.body_hash = hash;
+        })
+    }
+
+    /// The blocks are durable in the images.
+    pub(crate) fn retire(&mut self) -> Result<(), DiskError> {
+        self.advance(|slot| slot.in_force = false)
+    }
+
+    fn advance(&mut self, change: impl FnOnce(&mut Slot)) -> Result<(), DiskError> {
+        let mut slot = self.slot;
+        change(&mut slot);
+        slot.generation += 1;
+        let at = slot.generation % 2 * SLOT_BYTES as u64;
+        self.file
+            .write_all_at(&slot.encode(), at)
+            .and_then(|()| self.file.sync_data())
+            .map_err(io_error("cannot write the disk journal", &self.path))?;
+        self.slot = slot;
+        Ok(())
+    }
+}
+
+/// The blocks behind `slot`, if they are all there.
+fn read_body(file: &File, slot: &Slot) -> Option<Batch> {
+    let held = file.metadata().ok()?.len().checked_sub(BODY_AT)?;
+    let length = usize::try_from(slot.body_bytes).ok()?;
+    if slot.body_bytes > held || length % ENTRY_BYTES != 0 {
+        return None;
+    }
+    let mut body = vec![0; length];
+    file.read_exact_at(&mut body, BODY_AT).ok()?;
+    let batch = Batch { body };
+    let fits = *blake3::hash(&batch.body).as_bytes() == slot.body_hash
+        && batch.iter().all(|(block, _)| block.0 < slot.blocks);
+    fits.then_some(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BLOCKS: u32 = 100;
+
+    fn batch(blocks: &[u32], fill: u8) -> Batch {
+        let mut batch = Batch::new();
+        for block in blocks {
+            batch.push(BlockNo(*block), &[fill; BLOCK_BYTES]);
+        }
+        batch
+    }
+
+    /// The file as it is after `cut` of its changed 512-byte sectors, in rising order, have
+    /// reached the disk.
+    fn torn(before: &[u8], after: &[u8], reached: impl Fn(usize) -> bool) -> Vec<u8> {
+        let mut file = before.to_vec();
+        file.resize(after.len().max(before.len()), 0);
+        let mut changed = 0;
+        for at in (0..after.len()).step_by(512) {
+            let end = (at + 512).min(after.len());
+            if file[at..end] != after[at..end] {
+                if reached(changed) {
+                    file[at..end].copy_from_slice(&after[at..end]);
+                }
+                changed += 1;
+            }
+        }
+        file
+    }
+
+    fn reopen(path: &Path, bytes: &[u8]) -> (bool, SyncNo, Option<Batch>) {
+        std::fs::write(path, bytes).unwrap();
+        let journal = Journal::open(path, BLOCKS).unwrap();
+        (
+            journal.is_whole(),
+            journal.sync(),
+            journal.pending().unwrap(),
+        )
+    }
+
+    /// Whatever part of a stage reached the disk before a power loss, a restart finds the state
+    /// before it or all of the blocks.
+    #[test]
+    fn a_torn_stage_never_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        let mut journal = Journal::open(&path, BLOCKS).unwrap();
+        assert!(journal.is_whole() && journal.pending().unwrap().is_none());
+        for round in 1..=5u64 {
+            let (old, new) = (SyncNo(round - 1), SyncNo(round));
+            let before = std::fs::read(&path).unwrap();
+            let staged = batch(&[round as u32, 50, 99], round as u8);
+            journal.stage(new, &staged).unwrap();
+            let after = std::fs::read(&path).unwrap();
+            let all = (true, new, Some(staged));
+            let other = dir.path().join("other");
+            assert_eq!(reopen(&other, &after), all);
+            for cut in 0..30 {
+                for file in [
+                    torn(&before, &after, |sector| sector < cut),
+                    torn(&before, &after, |sector| sector >= cut),
+                    torn(&before, &after, |sector| sector != cut),
+                ] {
+                    let found = reopen(&other, &file);
+                    assert!(found == (true, old, None) || found == all, "{found:?}");
+                    assert!(found != all || file == after, "sector {cut} is not needed?");
+                }
+            }
+            journal.retire().unwrap();
+            let retired = std::fs::read(&path).unwrap();
+            assert_eq!(reopen(&other, &retired), (true, new, None));
+        }
+    }
+
+    #[test]
+    fn a_copy_is_whole_with_its_first_sync() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        let mut journal = Journal::open(&path, BLOCKS).unwrap();
+        journal.begin_copy().unwrap();
+        let during = std::fs::read(&path).unwrap();
+        journal.stage(SyncNo(7), &Batch::new()).unwrap();
+        let after = std::fs::read(&path).unwrap();
+        let other = dir.path().join("other");
+        assert_eq!(reopen(&other, &during), (false, SyncNo(0), None));
+        assert_eq!(reopen(&other, &after), (true, SyncNo(7), None));
+    }
+
+    #[test]
+    fn other_disks_and_damage_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        let mut journal = Journal::open(&path, BLOCKS).unwrap();
+        journal.stage(SyncNo(1), &batch(&[1], 1)).unwrap();
+        let error = Journal::open(&path, 50).unwrap_err().to_string();
+        assert!(error.contains("100 blocks"), "{error}");
+        journal.retire().unwrap();
+        assert!(Journal::open(&path, 50).is_ok(), "nothing is in force");
+        std::fs::write(&path, [1; 9000]).unwrap();
+        let error = Journal::open(&path, BLOCKS).unwrap_err().to_string();
+        assert!(
+            error.contains("damaged") && error.contains("remove"),
+            "{error}"
+        );
+    }
+
+    proptest! {
+        /// Any bytes: an error or a state, no panic, no block outside the disks.
+        #[test]
+        fn noise_is_no_journal(mut bytes: Vec<u8>, slot in 0usize..2, body in 0u64..20_000, count in 0u32..200) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("j");
+            bytes.resize(BODY_AT as usize + bytes.len(), 0);
+            let slot_at = slot * SLOT_BYTES;
+            let hash = *blake3::hash(&bytes[BODY_AT as usize..]).as_bytes();
+            let made = Slot { generation: 3, whole: true, in_force: true, sync: SyncNo(1), blocks: count, body_bytes: body, body_hash: hash };
+            bytes[slot_at..slot_at + SLOT_BYTES].copy_from_slice(&made.encode());
+            std::fs::write(&path, &bytes).unwrap();
+            let opened = Journal::open(&path, count).and_then(|journal| journal.pending());
+            if let Ok(Some(batch)) = opened {
+                prop_assert!(batch.iter().all(|(block, _)| block.0 < count));
+            }
+        }
+    }
+}

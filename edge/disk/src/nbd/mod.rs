@@ -1,0 +1,195 @@
+//! An NBD server for one connection of one QEMU to one image.
+//!
+//! Requests are carried out one after the other, so that an answer means that all answered before
+//! it are done as well, and a flush covers them. The crates that serve NBD know neither flushes
+//! nor FUA (docs/decisions/0012).
+//!
+//! The other end is a process that a guest may have taken over. Whatever it sends, the server reads
+//! and writes inside the image only, keeps no more than one request in memory, and at worst ends
+//! the connection.
+
+mod protocol;
+#[cfg(test)]
+mod tests;
+
+use crate::image::Image;
+use protocol::{Command, REPLY_BYTES, REQUEST_BYTES, Request, TRANSFER_BYTES_MAX};
+use std::io::{self, Read, Write};
+
+/// What stands between the guest's requests and the image.
+pub(crate) trait Backing {
+    /// The image.
+    fn image(&self) -> &Image;
+    /// Carries `change` out when it may be, or not at all if this guest has been given up.
+    fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()>;
+    /// A change was made, and noted.
+    fn changed(&self);
+    /// A request is being worked on, or no longer.
+    fn busy(&self, busy: bool);
+    /// A request failed.
+    fn failed(&self, what: &str, error: &io::Error);
+}
+
+/// Serves until the client leaves or cannot be understood.
+pub(crate) fn serve(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
+    if !shake_hands(stream, backing.image())? {
+        return Ok(());
+    }
+    let mut buffer = Vec::new();
+    loop {
+        let mut head = [0; REQUEST_BYTES];
+        match stream.read_exact(&mut head) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            read => read?,
+        }
+        backing.busy(true);
+        let answered = answer(stream, backing, &head, &mut buffer);
+        backing.busy(false);
+        if !answered? {
+            return Ok(());
+        }
+    }
+}
+
+fn out_of_place(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// `false`: the client did not want anything after all.
+fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<bool> {
+    use protocol as p;
+    let mut greeting = p::GREETING.to_vec();
+    greeting.extend(p::HANDSHAKE_FLAGS.to_be_bytes());
+    stream.write_all(&greeting)?;
+    let mut flags = [0; 4];
+    stream.read_exact(&mut flags)?;
+    if u32::from_be_bytes(flags) & !u32::from(p::HANDSHAKE_FLAGS) != 0 {
+        return Err(out_of_place("unknown handshake flags"));
+    }
+    let sends_zeroes = u32::from_be_bytes(flags) & 0b10 == 0;
+    loop {
+        let mut head = [0; 16];
+        stream.read_exact(&mut head)?;
+        let (option, length) = p::option(head).ok_or_else(|| out_of_place("no option"))?;
+        if length > p::OPTION_BYTES_MAX {
+            return Err(out_of_place("an endless option"));
+        }
+        let mut data = vec![0; length as usize];
+        stream.read_exact(&mut data)?;
+        let mut reply = |kind, data: &[u8]| stream.write_all(&p::option_reply(option, kind, data));
+        match option {
+            p::OPTION_EXPORT_NAME => {
+                let mut about = p::export(image.bytes(), image.read_only);
+                about.resize(about.len() + if sends_zeroes { 124 } else { 0 }, 0);
+                stream.write_all(&about)?;
+                return Ok(true);
+            }
+            p::OPTION_ABORT => {
+                reply(p::REPLY_ACK, &[])?;
+                return Ok(false);
+            }
+            p::OPTION_GO | p::OPTION_INFO if !p::is_go(&data) => reply(p::REPLY_INVALID, &[])?,
+            p::OPTION_GO | p::OPTION_INFO => {
+                for info in p::infos(image.bytes(), image.read_only) {
+                    reply(p::REPLY_INFO, &info)?;
+                }
+                reply(p::REPLY_ACK, &[])?;
+                if option == p::OPTION_GO {
+                    return Ok(true);
+                }
+            }
+            _ => reply(p::REPLY_UNSUPPORTED, &[])?,
+        }
+    }
+}
+
+/// Carries one request out and answers it. `false`: it was a farewell.
+fn answer(
+    stream: &mut (impl Read + Write),
+    backing: &impl Backing,
+    head: &[u8; REQUEST_BYTES],
+    buffer: &mut Vec<u8>,
+) -> io::Result<bool> {
+    let request = Request::decode(head).ok_or_else(|| out_of_place("no request"))?;
+    // The answer's head comes first in the buffer: one write for all of it.
+    buffer.clear();
+    buffer.resize(REPLY_BYTES, 0);
+    if request.command == Command::Write {
+        if request.bytes > TRANSFER_BYTES_MAX {
+            return Err(out_of_place("an endless write"));
+        }
+        buffer.resize(REPLY_BYTES + request.bytes as usize, 0);
+        stream.read_exact(&mut buffer[REPLY_BYTES..])?;
+    }
+    if request.command == Command::Disconnect {
+        return Ok(false);
+    }
+    let error = carry_out(backing, &request, buffer).err().unwrap_or(0);
+    if error != 0 || request.command != Command::Read {
+        buffer.truncate(REPLY_BYTES);
+    }
+    buffer[..REPLY_BYTES].copy_from_slice(&protocol::reply(request.cookie, error));
+    stream.write_all(buffer)?;
+    Ok(true)
+}
+
+/// Does what is asked for; a write's data, or a read's, is in `buffer` after the answer's head.
+fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) -> Result<(), u32> {
+    let image = backing.image();
+    let (offset, bytes) = (request.offset, u64::from(request.bytes));
+    let inside = offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= image.bytes());
+    if !inside && request.command != Command::Flush {
+        return Err(protocol::EINVAL);
+    }
+    let changes = matches!(
+        request.command,
+        Command::Write | Command::Trim | Command::WriteZeroes
+    );
+    if changes && image.read_only {
+        return Err(protocol::EPERM);
+    }
+    let done = match request.command {
+        Command::Read if request.bytes > TRANSFER_BYTES_MAX => return Err(protocol::EINVAL),
+        Command::Read => {
+            buffer.resize(REPLY_BYTES + request.bytes as usize, 0);
+            image.read(offset, &mut buffer[REPLY_BYTES..])
+        }
+        Command::Flush => image.sync(),
+        Command::Write => backing.change(&mut || image.write(offset, &buffer[REPLY_BYTES..])),
+        Command::Trim | Command::WriteZeroes => {
+            let hole = request.command == Command::Trim || !request.no_hole;
+            backing.change(&mut || image.write_zeroes(offset, bytes, hole))
+        }
+        Command::Disconnect | Command::Unknown => return Err(protocol::EINVAL),
+    };
+    if changes {
+        // Also after a failure: some of it may have been written.
+        image.note(offset, bytes);
+        backing.changed();
+    }
+    let done = done.and_then(|()| {
+        if changes && request.fua {
+            image.sync()
+        } else {
+            Ok(())
+        }
+    });
+    done.map_err(|error| {
+        backing.failed(name(request.command), &error);
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => protocol::ENOSPC,
+            io::ErrorKind::NotConnected => protocol::ESHUTDOWN,
+            _ => protocol::EIO,
+        }
+    })
+}
+
+fn name(command: Command) -> &'static str {
+    match command {
+        Command::Read => "read",
+        Command::Flush => "flush",
+        _ => "write",
+    }
+}

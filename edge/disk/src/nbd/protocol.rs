@@ -1,0 +1,180 @@
+//! The words of the NBD protocol (its `doc/proto.md`), as far as one client needs them: the fixed
+//! newstyle handshake, and simple replies.
+
+/// What the server says first.
+pub(super) const GREETING: [u8; 16] = *b"NBDMAGICIHAVEOPT";
+const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+
+/// Both sides know the fixed newstyle handshake (bit 0) and leave out its zeroes (bit 1).
+pub(super) const HANDSHAKE_FLAGS: u16 = 0b11;
+
+/// Options that the server knows.
+pub(super) const OPTION_EXPORT_NAME: u32 = 1;
+pub(super) const OPTION_ABORT: u32 = 2;
+pub(super) const OPTION_INFO: u32 = 6;
+pub(super) const OPTION_GO: u32 = 7;
+
+/// Answers to options.
+pub(super) const REPLY_ACK: u32 = 1;
+pub(super) const REPLY_INFO: u32 = 3;
+pub(super) const REPLY_UNSUPPORTED: u32 = 1 << 31 | 1;
+pub(super) const REPLY_INVALID: u32 = 1 << 31 | 3;
+const INFO_EXPORT: u16 = 0;
+const INFO_BLOCK_SIZE: u16 = 3;
+
+/// Flags of an export.
+const HAS_FLAGS: u16 = 1;
+const READ_ONLY: u16 = 1 << 1;
+const SEND_FLUSH: u16 = 1 << 2;
+const SEND_FUA: u16 = 1 << 3;
+const SEND_TRIM: u16 = 1 << 5;
+const SEND_WRITE_ZEROES: u16 = 1 << 6;
+
+/// Flags of a request: durable before the answer; zeroes that keep their place.
+const COMMAND_FUA: u16 = 1;
+const COMMAND_NO_HOLE: u16 = 1 << 1;
+
+/// The most bytes of an option and of a read or write; QEMU cuts its requests to the latter.
+pub(super) const OPTION_BYTES_MAX: u32 = 4096;
+pub(super) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+
+/// Errors as the protocol numbers them.
+pub(super) const EPERM: u32 = 1;
+pub(super) const EIO: u32 = 5;
+pub(super) const EINVAL: u32 = 22;
+pub(super) const ENOSPC: u32 = 28;
+pub(super) const ESHUTDOWN: u32 = 108;
+
+/// Bytes of a request without its data, and of a reply.
+pub(super) const REQUEST_BYTES: usize = 28;
+pub(super) const REPLY_BYTES: usize = 16;
+
+/// An option's number and the length of its data, if `bytes` begin one.
+pub(super) fn option(bytes: [u8; 16]) -> Option<(u32, u32)> {
+    let (magic, rest) = split(&bytes)?;
+    let (number, rest) = split(rest)?;
+    let (length, _) = split(rest)?;
+    (u64::from_be_bytes(magic) == OPTION_MAGIC)
+        .then(|| (u32::from_be_bytes(number), u32::from_be_bytes(length)))
+}
+
+/// An answer to an option.
+pub(super) fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+    for word in [option, kind, data.len() as u32] {
+        bytes.extend(word.to_be_bytes());
+    }
+    bytes.extend(data);
+    bytes
+}
+
+/// Whether the data of [`OPTION_INFO`] or [`OPTION_GO`] is well formed.
+pub(super) fn is_go(data: &[u8]) -> bool {
+    let parse = || {
+        let (name, rest) = split(data)?;
+        let rest = rest.get(u32::from_be_bytes(name) as usize..)?;
+        let (wanted, rest) = split(rest)?;
+        (rest.len() == 2 * usize::from(u16::from_be_bytes(wanted))).then_some(())
+    };
+    parse().is_some()
+}
+
+fn export_flags(read_only: bool) -> u16 {
+    if read_only {
+        HAS_FLAGS | READ_ONLY
+    } else {
+        HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES
+    }
+}
+
+/// Size and flags, as both forms of the handshake end with them.
+pub(super) fn export(bytes: u64, read_only: bool) -> Vec<u8> {
+    let mut data = bytes.to_be_bytes().to_vec();
+    data.extend(export_flags(read_only).to_be_bytes());
+    data
+}
+
+/// The two pieces of information about the export.
+pub(super) fn infos(bytes: u64, read_only: bool) -> [Vec<u8>; 2] {
+    let mut about = INFO_EXPORT.to_be_bytes().to_vec();
+    about.extend(export(bytes, read_only));
+    let mut sizes = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
+    for size in [1, crate::BLOCK_BYTES as u32, TRANSFER_BYTES_MAX] {
+        sizes.extend(size.to_be_bytes());
+    }
+    [about, sizes]
+}
+
+/// What the client wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    Read,
+    Write,
+    Disconnect,
+    Flush,
+    Trim,
+    WriteZeroes,
+    Unknown,
+}
+
+/// A request, without the data of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) command: Command,
+    /// Durable before it is answered.
+    pub(super) fua: bool,
+    /// The zeroes keep their place on the disk.
+    pub(super) no_hole: bool,
+    /// Returned with the answer.
+    pub(super) cookie: u64,
+    pub(super) offset: u64,
+    pub(super) bytes: u32,
+}
+
+impl Request {
+    /// `None`: the client has lost its place in the stream.
+    pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
+        let (magic, rest) = split(bytes)?;
+        if u32::from_be_bytes(magic) != REQUEST_MAGIC {
+            return None;
+        }
+        let (flags, rest) = split(rest)?;
+        let (command, rest) = split(rest)?;
+        let (cookie, rest) = split(rest)?;
+        let (offset, rest) = split(rest)?;
+        let (length, _) = split(rest)?;
+        let flags = u16::from_be_bytes(flags);
+        Some(Self {
+            command: match u16::from_be_bytes(command) {
+                0 => Command::Read,
+                1 => Command::Write,
+                2 => Command::Disconnect,
+                3 => Command::Flush,
+                4 => Command::Trim,
+                6 => Command::WriteZeroes,
+                _ => Command::Unknown,
+            },
+            fua: flags & COMMAND_FUA != 0,
+            no_hole: flags & COMMAND_NO_HOLE != 0,
+            cookie: u64::from_be_bytes(cookie),
+            offset: u64::from_be_bytes(offset),
+            bytes: u32::from_be_bytes(length),
+        })
+    }
+}
+
+/// The head of an answer; `error` is 0 for none.
+pub(super) fn reply(cookie: u64, error: u32) -> [u8; REPLY_BYTES] {
+    let mut bytes = [0; REPLY_BYTES];
+    bytes[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());
+    bytes[4..8].copy_from_slice(&error.to_be_bytes());
+    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
+    bytes
+}
+
+fn split<const N: usize>(bytes: &[u8]) -> Option<([u8; N], &[u8])> {
+    bytes.split_first_chunk().map(|(head, rest)| (*head, rest))
+}

@@ -1,0 +1,57 @@
+//! All that a guest's two copies are compared by, as pages with one numbering: guest RAM, then the
+//! blocks of its writable disks.
+
+use crate::ram::Ram;
+use plover_disk::{Attachment, BlockNo};
+use plover_types::{PageNo, PageSet};
+
+/// Guest RAM and disks, borrowed to be read.
+#[derive(Clone, Copy)]
+pub(crate) struct Regions<'a> {
+    pub(crate) ram: &'a Ram,
+    pub(crate) disks: Option<&'a Attachment>,
+}
+
+/// The block that `page` is, if it lies behind the `ram_pages` of guest RAM.
+pub(crate) fn block_of(page: PageNo, ram_pages: u32) -> Option<BlockNo> {
+    page.0.checked_sub(ram_pages).map(BlockNo)
+}
+
+impl<'a> Regions<'a> {
+    /// Pages of RAM and disks together.
+    pub(crate) fn pages(self) -> u32 {
+        self.ram.pages() + self.disks.map_or(0, Attachment::blocks)
+    }
+
+    fn disk_of(self, page: PageNo) -> Option<(&'a Attachment, BlockNo)> {
+        let block = block_of(page, self.ram.pages())?;
+        // Without disks there is no such page: the RAM says so.
+        self.disks.map(|disks| (disks, block))
+    }
+
+    /// Copies a page out.
+    pub(crate) fn read(self, page: PageNo, to: &mut [u8]) {
+        match self.disk_of(page) {
+            Some((disks, block)) => disks.read(block, to),
+            None => self.ram.read(page, to),
+        }
+    }
+
+    /// The pages that something is allocated for. The others are zero, and reading them would
+    /// allocate RAM, or the system's memory for files.
+    pub(crate) fn touched(self) -> PageSet {
+        let mut touched = PageSet::new(self.pages());
+        let mut at = PageNo(0);
+        while let Some((start, end)) = self.ram.next_data(at) {
+            touched.insert_run(start, end);
+            at = PageNo(end);
+        }
+        let base = self.ram.pages();
+        let mut at = BlockNo(0);
+        while let Some((start, end)) = self.disks.and_then(|disks| disks.next_data(at)) {
+            touched.insert_run(base + start, base + end);
+            at = BlockNo(end);
+        }
+        touched
+    }
+}

@@ -1,0 +1,181 @@
+//! Guests with disks: a real QEMU, its disk served from here, two of them synced while they write.
+
+mod common;
+
+use common::{Guest, assert_equal, have_qemu, linux, sync};
+use plover_disk::{BLOCK_BYTES, DiskSpec, Disks};
+use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, Vm, VmCommand, VmEvent};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const DISK_MIB: u64 = 32;
+const SYNCS: usize = 15;
+
+fn spec(path: PathBuf, bytes: u64) -> DiskSpec {
+    DiskSpec {
+        path,
+        read_only: false,
+        bytes: Some(bytes),
+    }
+}
+
+fn disks(dir: &Path, name: &str) -> Disks {
+    let specs = [spec(dir.join(name), DISK_MIB << 20)];
+    Disks::open(&specs, &dir.join(format!("{name}.journal"))).unwrap()
+}
+
+fn with_disk(machine: Machine, bus: DiskBus) -> QemuConfig {
+    let disk = DiskDevice {
+        bus,
+        read_only: false,
+    };
+    QemuConfig {
+        disks: vec![disk],
+        ..linux(machine, 1)
+    }
+}
+
+/// Writes at many places, some of them with a flush, and reads back what it wrote.
+const LOAD: &str = "i=0; while :; do i=$((i+1)); \
+    dd if=/dev/urandom of=/dev/vda bs=4k count=$((i%16+1)) seek=$((i*37%7900)) conv=notrunc,fsync; \
+    dd if=/dev/vda of=/dev/null bs=64k count=8 skip=$((i%400)); done >/dev/null 2>&1 &";
+
+fn synced_guests_have_equal_disks(machine: Machine) {
+    if !have_qemu() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (mut left, mut right) = (disks(dir.path(), "a"), disks(dir.path(), "b"));
+    let config = with_disk(machine, DiskBus::Virtio);
+    let mut a = Guest::start_with(config.clone(), Some(left.attach().unwrap()));
+    let mut b = Guest::start_with(config, Some(right.attach().unwrap()));
+    assert_eq!(
+        u64::from(a.vm.pages()),
+        (256 + DISK_MIB) << 20 >> 12,
+        "RAM, then blocks"
+    );
+    a.order(VmCommand::Resume);
+    a.wait_console("plover-guest: ready");
+    b.order(VmCommand::Resume);
+    b.run_for(Duration::from_millis(300));
+    sync(&mut a, &mut b, true);
+    assert_equal(&a, &b);
+    for guest in [&mut a, &mut b] {
+        guest.order(VmCommand::Resume);
+        guest.type_line(&format!("{LOAD} echo load $((40+2))"));
+        guest.wait_console("load 42");
+    }
+    let ram = a.vm.pages() - left.blocks();
+    let mut written = 0;
+    for _ in 0..SYNCS {
+        a.run_for(Duration::from_millis(100));
+        b.run_for(Duration::from_millis(100));
+        let mut scanned = plover_types::PageSet::new(a.vm.pages());
+        // Looked at before the sync, and given back to it.
+        a.order(VmCommand::Pause);
+        a.vm.scan_dirty(&mut scanned).unwrap();
+        written += scanned.iter().filter(|page| page.0 >= ram).count();
+        a.order(VmCommand::Resume);
+        b.by_load.union_with(&scanned);
+        sync(&mut a, &mut b, false);
+        assert_equal(&a, &b);
+        a.order(VmCommand::Resume);
+        b.order(VmCommand::Resume);
+    }
+    assert!(written > 50, "the load was none: {written} blocks");
+    // The first guest dies; the other's disk is its own, and works.
+    a.vm.kill();
+    drop(a);
+    b.type_line("sync; dd if=/dev/vda of=/dev/null bs=1M && echo read $((40+2))");
+    b.wait_console("read 42");
+    b.type_line("dmesg | grep -ciE 'i/o error|bug:|stall|hung'; echo end $((1+1))");
+    b.wait_console("end 2");
+    assert!(b.console.contains("\n0\r\n"), "it complains: {}", b.console);
+}
+
+#[test]
+fn microvm_disks_are_equal_after_each_sync() {
+    synced_guests_have_equal_disks(Machine::Microvm);
+}
+
+#[test]
+fn q35_disks_are_equal_after_each_sync() {
+    synced_guests_have_equal_disks(Machine::Q35);
+}
+
+/// The firmware finds a boot sector on every bus, and what the guest reads is what is there.
+#[test]
+fn firmware_boots_from_every_bus() {
+    if !have_qemu() {
+        return;
+    }
+    /// Says "disk!" on the first serial port and stops: `mov si, text; next: lodsb; test al, al;
+    /// jz end; mov dx, 0x3f8; out dx, al; jmp next; end: hlt; jmp end`.
+    const CODE: &[u8] = &[
+        0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0xbe, 0x17, 0x7c, 0xac, 0x84, 0xc0, 0x74, 0x06, 0xba, 0xf8,
+        0x03, 0xee, 0xeb, 0xf5, 0xf4, 0xeb, 0xfd, 0x90, b'd', b'i', b's', b'k', b'!', 0,
+    ];
+    for (machine, bus) in [
+        (Machine::Q35, DiskBus::Virtio),
+        (Machine::Pc, DiskBus::Scsi),
+        (Machine::Q35, DiskBus::Ide),
+        (Machine::Pc, DiskBus::Ide),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(256 * BLOCK_BYTES as u64).unwrap();
+        file.write_all_at(CODE, 0).unwrap();
+        file.write_all_at(&[0x55, 0xaa], 510).unwrap();
+        let mut disks = Disks::open(
+            &[spec(path, 256 * BLOCK_BYTES as u64)],
+            &dir.path().join("journal"),
+        )
+        .unwrap();
+        let config = QemuConfig {
+            machine,
+            accel: Accel::Tcg,
+            mem_mib: 64,
+            disks: vec![DiskDevice {
+                bus,
+                read_only: false,
+            }],
+            ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
+        };
+        let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
+        guest.order(VmCommand::Resume);
+        guest.wait_console("disk!");
+    }
+}
+
+/// A disk that fails stops the guest, whose replica says what failed; the guest does not see it.
+#[test]
+fn a_disk_that_fails_is_the_replicas_end() {
+    if !have_qemu() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut disks = disks(dir.path(), "a");
+    let config = with_disk(Machine::Microvm, DiskBus::Virtio);
+    let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
+    guest.order(VmCommand::Resume);
+    guest.wait_console("plover-guest: ready");
+    // What lies behind the new end cannot be read any more.
+    let image = std::fs::File::options()
+        .write(true)
+        .open(dir.path().join("a"))
+        .unwrap();
+    image.set_len(1 << 20).unwrap();
+    guest.type_line("dd if=/dev/vda of=/dev/null bs=1M skip=8; echo went on $((1+1))");
+    match guest.event() {
+        VmEvent::Died(why) => {
+            assert!(
+                why.contains("io-error") && why.contains("cannot read the disk"),
+                "{why}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!guest.console.contains("went on 2"));
+}

@@ -1,0 +1,160 @@
+//! A guest with a disk, under load on both: every replica has a copy of its own, and each syncvm
+//! leaves the leader's and the secondary's equal, whoever dies.
+
+use anyhow::{Result, ensure};
+use plover_lab::experiment::Experiment;
+use plover_lab::guests::Guest;
+use plover_lab::options::Options;
+use plover_lab::progress::Progress;
+use plover_lab::{Fault, Lab, Target};
+use plover_lab_proof::storm::audit::{Audit, audit};
+use plover_lab_proof::storm::record::State;
+use plover_lab_proof::storm::writers::{Link, Storm};
+use plover_lab_proof::{Turn, checksums, kill_leader, program, prove};
+use std::io::Write;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+/// Writes of a storm to wait for, and connections that write.
+const ENOUGH: u64 = 300;
+const WRITERS: u64 = 4;
+
+/// Slots to compare before a fault and after it.
+const SLOTS: usize = 40;
+
+/// As for `racey`: memory and disk are hashed whole at every sync.
+const OVERLAY: &str = "
+[debug]
+checksum_each_sync = true
+[group]
+timeout_ms = 3000
+";
+
+/// Writes at many places of the disk, each time with a flush, and reads.
+const LOAD: &str = "i=0; while :; do i=$((i+1)); \
+    dd if=/dev/urandom of=/dev/vda bs=4k count=$((i%16+1)) seek=$((i*37%3900)) conv=notrunc,fsync; \
+    dd if=/dev/vda of=/dev/null bs=64k count=8 skip=$((i%200)); done >/dev/null 2>&1 &\n";
+
+fn equal_slots(lab: &mut Experiment, count: usize) -> Result<()> {
+    let before = checksums(lab.events()).len();
+    lab.wait("slots are over", |lab| {
+        Ok(checksums(lab.events()).len() >= before + count)
+    })?;
+    for (sync, sides) in checksums(lab.events()) {
+        let (first, second) = (sides.values().min(), sides.values().max());
+        ensure!(
+            first == second,
+            "syncvm {sync} left a difference: {sides:?}"
+        );
+    }
+    Ok(())
+}
+
+fn role(name: &str) -> Target {
+    Target::Role(name.into())
+}
+
+fn disks_under_load(lab: &mut Experiment) -> Result<()> {
+    let leader = lab.lab().find(&role("leader"))?;
+    let mut console = lab.lab().control(leader).console()?;
+    console.write_all(LOAD.as_bytes())?;
+    equal_slots(lab, SLOTS)?;
+    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    // The witness gets memory and disk.
+    lab.wait_until_protected_again(at)?;
+    equal_slots(lab, SLOTS)?;
+    lab.restart(leader)?;
+    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    // What the first leader had of the disk is old now; it is copied anew.
+    lab.wait_until_protected_again(at)?;
+    equal_slots(lab, SLOTS)?;
+    lab.restart(secondary)?;
+    lab.wait_until_protected()
+}
+
+/// Waits until the storm has had so many writes acknowledged, or a writer has failed.
+fn wait_for(storm: &Storm, count: u64) {
+    while storm.durable() < count && !storm.has_failed() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Clients write through the guest to its disk. The leader dies, so that its copy is old, and then
+/// all of them die in the middle of it. The guest boots from a newer copy, on which every write is
+/// that was acknowledged.
+fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
+    let dir = tempfile::tempdir()?;
+    let record = dir.path().join("record");
+    let (client, service) = (lab.topology().client(), lab.service());
+    let links = client.run(|| Link::open_many(service, WRITERS))?;
+    let storm = Storm::start(links, &record, 1)?;
+    wait_for(&storm, ENOUGH);
+    let first = lab.find(&role("leader"))?;
+    kill_leader(lab, progress)?;
+    wait_for(&storm, storm.durable() + ENOUGH);
+    ensure!(!storm.has_failed(), "a writer failed with the leader");
+    let all: Vec<u8> = lab.ids().collect();
+    for id in all.iter().filter(|id| **id != first) {
+        lab.fault(Fault::Kill, *id)?;
+    }
+    // Its writers have lost their connections.
+    let _ = storm.finish();
+    for id in all {
+        lab.restart(id, progress)?;
+    }
+    lab.bootstrap(progress)?;
+    ensure!(
+        lab.find(&role("leader"))? != first,
+        "it booted from the old disk"
+    );
+    let deadline = Instant::now() + Duration::from_secs(90);
+    while !lab.guest_answers(Duration::from_secs(1)) {
+        ensure!(Instant::now() < deadline, "the guest does not answer");
+    }
+    let mut link = client.run(|| Link::open(service))?;
+    audit(&State::load(&record)?, &mut link)
+}
+
+#[test]
+fn the_newest_disk_is_booted_after_all_hosts_were_lost() {
+    let _turn = Turn::wait();
+    let image = std::env::temp_dir().join(format!("plover-lost-{}.raw", std::process::id()));
+    std::fs::write(&image, vec![7; 16 << 20]).expect("a file is written");
+    let options = Options {
+        name: "t-lost".parse().expect("a name"),
+        guest: Guest::Storm,
+        program: Some(program().to_owned()),
+        disks: vec![image.clone()],
+        ..Options::default()
+    };
+    plover_lab::down::down(&options.name).expect("nothing is left of an older one");
+    let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
+    let mut lab = Lab::up(&options, &progress).expect("the lab is up");
+    let result = lose_all(&mut lab, &progress);
+    lab.down().expect("it is taken down");
+    std::fs::remove_file(image).expect("the file is removed");
+    let audit = result.unwrap_or_else(|error| panic!("{error:#}"));
+    eprintln!("{audit}");
+    assert!(audit.is_clean(), "{audit}");
+}
+
+#[test]
+fn disks_survive_their_hosts() {
+    let scratch = std::env::temp_dir().join(format!("plover-disk-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).expect("a directory is made");
+    let (overlay, image) = (scratch.join("overlay.toml"), scratch.join("disk.raw"));
+    std::fs::write(&overlay, OVERLAY).expect("a file is written");
+    // Not empty, so that the copies that start empty have something to get.
+    std::fs::write(&image, vec![7; 16 << 20]).expect("a file is written");
+    let options = Options {
+        // Less to hash.
+        mem_mib: Some(128),
+        disks: vec![image],
+        overlay: Some(overlay),
+        ..Options::default()
+    };
+    prove("t-disk", options, disks_under_load);
+    std::fs::remove_dir_all(scratch).expect("the directory is removed");
+}
