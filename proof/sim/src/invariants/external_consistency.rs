@@ -130,7 +130,10 @@ impl ExternalConsistency {
     /// does not count: disks have said nothing.
     pub fn is_contained_in(&self, at: History, all: &Histories) -> bool {
         self.anchor.is_none_or(|(shown, _)| all.contains(at, shown))
-            && self.shown.iter().all(|(shown, ..)| all.contains(at, *shown))
+            && self
+                .shown
+                .iter()
+                .all(|(shown, ..)| all.contains(at, *shown))
     }
 
     /// Whether clients have been shown anything.
