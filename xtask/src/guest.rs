@@ -50,7 +50,9 @@ pub(crate) fn build(name: &str) -> Result<PathBuf> {
 
 /// Builds the disk image with a whole Debian, if missing or stale.
 pub(crate) fn build_disk() -> Result<()> {
-    run::finish(&mut Command::new(run::root().join("guests/build-disk")))
+    let script = run::root().join("guests/build-disk");
+    // As above: its progress is not our output.
+    run::finish(Command::new(script).stdout(std::io::stderr()))
 }
 
 /// The names of all guests that run from memory, in the order of the alphabet.

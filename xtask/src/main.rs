@@ -109,6 +109,10 @@ fn run(task: Task) -> Result<ExitCode> {
                 packages::ensure(&[LAB, GUEST])?;
                 match guest::named(&rest.arguments) {
                     name if name == guest::DEFAULT => cargo = cargo.with_guest()?,
+                    name if name == guest::DISK => {
+                        packages::ensure(&[DISK])?;
+                        guest::build_disk()?;
+                    }
                     name => drop(guest::build(&name)?),
                 }
             }

@@ -169,6 +169,7 @@ mod tests {
         let image = Image {
             kernel: "/k".into(),
             initrd: Some("/i".into()),
+            disk: None,
             cmdline: "console=ttyS0".into(),
         };
         let addresses = [10, 11, 12].map(|n| SocketAddrV4::new([10, 77, 1, n].into(), 7700));

@@ -4,7 +4,6 @@
 //! size and empty: the guest's leader fills them, as it would on hosts that are new. All are holes
 //! where the image is. They do not lie with the rest of the lab, which is in memory.
 
-use crate::options::Options;
 use crate::state::LabDir;
 use anyhow::{Context, Result, bail};
 use rustix::fs::SeekFrom;
@@ -15,11 +14,11 @@ use std::path::{Path, PathBuf};
 /// What is copied at once.
 const PART_BYTES: usize = 1 << 20;
 
-/// Makes the files of replica `id`, in the order of `options.disks`.
-pub fn prepare(options: &Options, dir: &LabDir, id: u8) -> Result<Vec<PathBuf>> {
+/// Makes the files of replica `id`, in the order of `images`.
+pub fn prepare(images: &[PathBuf], dir: &LabDir, id: u8) -> Result<Vec<PathBuf>> {
     let place = dir.disks();
     let mut files = Vec::new();
-    for (i, image) in options.disks.iter().enumerate() {
+    for (i, image) in images.iter().enumerate() {
         std::fs::create_dir_all(&place)
             .with_context(|| format!("cannot create {}", place.display()))?;
         let to = place.join(format!("replica-{id}-disk-{i}.raw"));

@@ -29,6 +29,8 @@ pub enum Guest {
     Node,
     /// An echo, and the kernel's own noise.
     Idle,
+    /// A whole Debian on a disk: systemd, sshd, PostgreSQL.
+    Debian,
     /// Writes to its disk what `plover-storm` tells it to, or to a file where it has no disk.
     Storm,
 }
@@ -64,7 +66,7 @@ const fn probe(port: u16, question: &'static [u8], answer: &'static [u8]) -> Pro
 
 impl Guest {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Redis,
         Self::Memcached,
         Self::Nginx,
@@ -72,6 +74,7 @@ impl Guest {
         Self::Php,
         Self::Node,
         Self::Idle,
+        Self::Debian,
         Self::Storm,
     ];
 
@@ -85,6 +88,7 @@ impl Guest {
             Self::Php => "php",
             Self::Node => "node",
             Self::Idle => "idle",
+            Self::Debian => "debian",
             Self::Storm => "storm",
         }
     }
@@ -95,16 +99,24 @@ impl Guest {
             Self::Redis => probe(6379, b"PING\r\n", b"+PONG"),
             Self::Memcached => probe(11211, b"version\r\n", b"VERSION "),
             Self::Nginx | Self::Php | Self::Node => probe(80, GET, OK),
-            Self::Postgres => probe(5432, HELLO, b"R"),
+            Self::Postgres | Self::Debian => probe(5432, HELLO, b"R"),
             Self::Idle => probe(7, b"plover\n", b"plover\n"),
             Self::Storm => probe(7788, b"", b"plover-storm "),
+        }
+    }
+
+    /// What makes its image.
+    pub fn script(self) -> String {
+        match self {
+            Self::Debian => "guests/build-disk".into(),
+            _ => format!("guests/build {}", self.name()),
         }
     }
 
     /// The memory it needs in MiB, if that is more than a guest has by default.
     pub const fn mem_mib(self) -> Option<u32> {
         match self {
-            Self::Postgres | Self::Node => Some(512),
+            Self::Postgres | Self::Node | Self::Debian => Some(512),
             _ => None,
         }
     }
@@ -156,8 +168,9 @@ mod tests {
         let recipes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests");
         for guest in Guest::ALL {
             assert_eq!(guest.name().parse(), Ok(guest));
-            let recipe = recipes.join(guest.name()).join("recipe");
-            assert!(recipe.exists(), "{} is missing", recipe.display());
+            let folder = recipes.join(guest.name());
+            let recipe = ["recipe", "packages"].map(|name| folder.join(name).exists());
+            assert!(recipe.contains(&true), "{} is missing", folder.display());
         }
         assert!("pdp11".parse::<Guest>().unwrap_err().contains("redis"));
     }

@@ -17,6 +17,8 @@ pub struct Image {
     pub kernel: PathBuf,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
+    /// The disk whose system the kernel starts, a raw image. Replicas get copies of their own.
+    pub disk: Option<PathBuf>,
     /// The kernel's command line, without what differs between labs.
     pub cmdline: String,
 }
@@ -41,7 +43,7 @@ impl Image {
         };
         match kernel {
             Some(kernel) => Self::of_files(kernel, initrd),
-            None => Self::of_cache(options.guest.name(), places()),
+            None => Self::of_cache(options.guest, places()),
         }
     }
 
@@ -55,24 +57,32 @@ impl Image {
         Ok(Self {
             kernel,
             initrd,
+            disk: None,
             cmdline: cmdline.trim().into(),
         })
     }
 
-    fn of_cache(guest: &str, places: impl Iterator<Item = PathBuf>) -> Result<Self, String> {
+    fn of_cache(guest: Guest, places: impl Iterator<Item = PathBuf>) -> Result<Self, String> {
         for place in places {
-            let dir = place.join(".cache/guests").join(guest);
+            let dir = place.join(".cache/guests").join(guest.name());
             if dir.join("kernel").exists() {
-                return Self::of_files(dir.join("kernel"), Some(dir.join("initrd")));
+                let files = Self::of_files(dir.join("kernel"), Some(dir.join("initrd")))?;
+                let disk = dir.join("disk.raw");
+                return Ok(Self {
+                    disk: disk.exists().then_some(disk),
+                    ..files
+                });
             }
         }
         Err(format!(
-            "there is no guest image '{guest}': build it with `guests/build {guest}` in the \
-             source tree, or name another with --kernel and --initrd"
+            "there is no guest image '{}': build it with `{}` in the source tree, or name \
+             another with --kernel and --initrd",
+            guest.name(),
+            guest.script()
         ))
     }
 
-    /// Copies the files into `dir`.
+    /// Copies the files into `dir`, except the disk.
     pub fn copy_into(&self, dir: &Path) -> Result<Self> {
         let copy = |from: &Path, name: &str| {
             let to = dir.join(name);
@@ -92,6 +102,7 @@ impl Image {
                 .as_deref()
                 .map(|initrd| copy(initrd, "initrd"))
                 .transpose()?,
+            disk: self.disk.clone(),
             cmdline: self.cmdline.clone(),
         })
     }
@@ -126,7 +137,7 @@ mod tests {
             ..Options::default()
         };
         assert!(Image::find(&options).unwrap_err().contains("--kernel"));
-        let error = Image::of_cache("redis", std::iter::once("/nowhere".into())).unwrap_err();
+        let error = Image::of_cache(Guest::Redis, std::iter::once("/nowhere".into())).unwrap_err();
         assert!(error.contains("guests/build redis"), "{error}");
     }
 
@@ -143,7 +154,7 @@ mod tests {
             std::fs::write(cache.join(name), text).unwrap();
         }
         let places = ["/nowhere".into(), root.clone()];
-        let image = Image::of_cache("redis", places.into_iter()).unwrap();
+        let image = Image::of_cache(Guest::Redis, places.into_iter()).unwrap();
         assert_eq!(image.cmdline, "console=ttyS0");
         let copy = image.copy_into(&root).unwrap();
         assert_eq!(std::fs::read_to_string(copy.initrd.unwrap()).unwrap(), "i");

@@ -134,6 +134,8 @@ fn build(
 /// Writes every replica's configuration, and has each checked by the code that will read it.
 fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Table) -> Result<()> {
     let image = image.copy_into(dir.path())?;
+    // The guest's own is the first that it sees.
+    let images: Vec<PathBuf> = image.disk.iter().chain(&options.disks).cloned().collect();
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
         .collect();
@@ -141,7 +143,7 @@ fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Tab
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;
-        let disks = disks::prepare(options, dir, id)?;
+        let disks = disks::prepare(&images, dir, id)?;
         let table = config::generate(
             options,
             overlay,

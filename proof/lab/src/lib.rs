@@ -1,5 +1,8 @@
-//! Tests on real replicas: the distribution's QEMU, a Linux guest with Redis, three daemons in
+//! Tests on real replicas: the distribution's QEMU, a Linux guest with a service, three daemons in
 //! network namespaces, and faults. They need root and what a lab needs.
+//!
+//! Three clients judge from outside what a guest has acknowledged: the lab's own for Redis
+//! ([`Experiment`]), a storm of writes for disks ([`storm`]), and `pgbench` ([`pgbench`]).
 //!
 //! A real lab keeps every processor busy, so there is one at a time ([`Turn`]), however the
 //! tests are run. No test asserts a time: they wait for what must come about, and fail when it
@@ -120,19 +123,19 @@ pub fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
 pub fn with_lab<T>(
     name: &str,
     options: Options,
-    work: impl FnOnce(&Lab, &Progress) -> Result<T>,
+    work: impl FnOnce(&mut Lab, &Progress) -> Result<T>,
 ) -> Result<T> {
     let _turn = Turn::wait();
     let (options, progress) = ready(name, options)?;
-    let lab = Lab::up(&options, &progress)?;
-    let result = work(&lab, &progress);
+    let mut lab = Lab::up(&options, &progress)?;
+    let result = work(&mut lab, &progress);
     lab.down()?;
     result
 }
 
 /// Kills the leader of a lab that is protected, and waits until another one is protected in its
-/// place.
-pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<()> {
+/// place. Returns which one is dead.
+pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<u8> {
     let mut traces = lab.traces();
     traces.take();
     lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
@@ -142,7 +145,7 @@ pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<()> {
     lab.wait_until_settled(&mut traces, progress, PATIENCE)?;
     let now = lab.find(&role("leader"))?;
     ensure!(now != leader, "replica {leader} still leads");
-    Ok(())
+    Ok(leader)
 }
 
 /// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:
