@@ -125,16 +125,7 @@ impl PageSet {
 
     /// The wire form: runs of neighbouring pages.
     pub fn to_runs(&self) -> Runs {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        let mut previous_end = 0;
-        for page in self.iter() {
-            match runs.last_mut() {
-                Some((_, len)) if previous_end == page.0 => *len += 1,
-                _ => runs.push((page.0, 1)),
-            }
-            previous_end = page.0 + 1;
-        }
-        Runs(runs)
+        Runs::of_rising(self.iter())
     }
 }
 
@@ -143,6 +134,20 @@ impl PageSet {
 pub struct Runs(pub Vec<(u32, u32)>);
 
 impl Runs {
+    /// The runs of `pages`, which rise.
+    pub fn of_rising(pages: impl IntoIterator<Item = PageNo>) -> Self {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        let mut previous_end = 0;
+        for page in pages {
+            match runs.last_mut() {
+                Some((_, len)) if previous_end == page.0 => *len += 1,
+                _ => runs.push((page.0, 1)),
+            }
+            previous_end = page.0 + 1;
+        }
+        Self(runs)
+    }
+
     /// The set over a guest of `pages` pages, or `None` if a run lies outside of it.
     pub fn to_set(&self, pages: u32) -> Option<PageSet> {
         let mut set = PageSet::new(pages);

@@ -14,7 +14,7 @@ use crate::replica::{Asked, Replica};
 use plover_syncvm::Phase;
 use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
-use plover_types::{BLOCKS_PER_PAGE, PageSet, ReplicaId, SyncNo};
+use plover_types::{BLOCKS_PER_PAGE, ReplicaId, Runs, SyncNo};
 
 /// Fewer divergent pages are sent whole: four of them are through before another round trip is.
 const PAGES_MIN: usize = 4;
@@ -45,11 +45,8 @@ impl Replica {
         }
         sync.stage = Stage::Narrowing;
         sync.enter(Phase::Exchange, now);
-        sync.narrowing = Narrowing::default();
         let (peer, number, pages) = (sync.peer, sync.sync, sync.divergent.clone());
-        let mut set = PageSet::new(self.config.pages);
-        pages.iter().for_each(|page| set.insert(*page));
-        let runs = set.to_runs();
+        let runs = Runs::of_rising(pages.iter().copied());
         let body = Body::Blocks { sync: number, runs };
         let bytes = self.send_bulk(peer, body);
         self.count_hash_bytes(bytes);
