@@ -14,6 +14,7 @@
 //! exit status says so.
 
 use anyhow::{Context, Result, bail, ensure};
+use plover_lab::Lab;
 use plover_lab::net::Namespace;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -59,6 +60,15 @@ pub struct Clients {
 }
 
 impl Clients {
+    /// Clients of a lab's guest, on the lab's client host.
+    pub fn in_lab(lab: &Lab, programs: PathBuf) -> Self {
+        Self {
+            programs,
+            server: *lab.service().ip(),
+            namespace: Some(lab.topology().client()),
+        }
+    }
+
     fn command(&self, program: &str) -> Result<Command> {
         let path = self.programs.join(program);
         ensure!(
@@ -140,6 +150,20 @@ impl Clients {
             &rows.context("pgbench_history holds a row of nobody's")?,
             sums.context("the sums are no numbers")?,
         ))
+    }
+
+    /// Waits for the end of `load`, then audits its commits and checks the tables, telling what it
+    /// finds on standard error.
+    ///
+    /// # Errors
+    /// Those of [`Load::finish`], [`Clients::audit`] and [`Clients::amcheck`].
+    pub fn settle(&self, load: Load) -> Result<Audit> {
+        let commits = load.finish()?;
+        eprintln!("{}", commits.report);
+        let audit = self.audit(&commits)?;
+        eprintln!("{audit}");
+        self.amcheck().context("after the load")?;
+        Ok(audit)
     }
 
     /// Checks tables and indexes page by page.

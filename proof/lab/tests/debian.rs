@@ -6,7 +6,7 @@
 //! ./x test -p plover-lab-proof --test debian -- --ignored --nocapture
 //! ```
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
 use plover_lab::options::Options;
@@ -34,11 +34,7 @@ fn kills() -> u32 {
 }
 
 fn under_load(lab: &mut Lab, programs: PathBuf, progress: &Progress) -> Result<Audit> {
-    let clients = Clients {
-        programs,
-        server: *lab.service().ip(),
-        namespace: Some(lab.topology().client()),
-    };
+    let clients = Clients::in_lab(lab, programs);
     clients.fill(1)?;
     let dir = tempfile::tempdir()?;
     let load = clients.start(dir.path(), CLIENTS, SECONDS)?;
@@ -55,11 +51,7 @@ fn under_load(lab: &mut Lab, programs: PathBuf, progress: &Progress) -> Result<A
             progress.sleep(Duration::from_millis(100))?;
         }
     }
-    let commits = load.finish()?;
-    eprintln!("{}", commits.report);
-    let audit = clients.audit(&commits)?;
-    eprintln!("{audit}");
-    clients.amcheck().context("after the load")?;
+    let audit = clients.settle(load)?;
 
     // What the leader's disk holds, as a crash of all would leave it.
     let leader = lab.find(&role("leader"))?;

@@ -1,7 +1,7 @@
 //! PostgreSQL under TPC-B while its leader is killed: every transaction whose commit was
 //! acknowledged is there afterwards, once and whole, and no client lost its connection.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use plover_lab::Lab;
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
@@ -19,22 +19,13 @@ const CLIENTS: u32 = 8;
 const SECONDS: u64 = 20;
 
 fn under_load(lab: &Lab, programs: PathBuf, progress: &Progress) -> Result<Audit> {
-    let clients = Clients {
-        programs,
-        server: *lab.service().ip(),
-        namespace: Some(lab.topology().client()),
-    };
+    let clients = Clients::in_lab(lab, programs);
     clients.fill(1)?;
     let dir = tempfile::tempdir()?;
     let load = clients.start(dir.path(), CLIENTS, SECONDS)?;
     std::thread::sleep(Duration::from_secs(SECONDS / 5));
     kill_leader(lab, progress)?;
-    let commits = load.finish()?;
-    eprintln!("{}", commits.report);
-    let audit = clients.audit(&commits)?;
-    eprintln!("{audit}");
-    clients.amcheck().context("after the load")?;
-    Ok(audit)
+    clients.settle(load)
 }
 
 #[test]
