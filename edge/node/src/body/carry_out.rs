@@ -1,0 +1,106 @@
+//! Carries out what the core has decided.
+
+use super::{Body, BoxError};
+use crate::{announce, clock};
+use plover_fabric::Fabric;
+use plover_replica::{Action, Note};
+use plover_syncvm::blocks::BlockMask;
+use plover_types::{Lane, ReplicaId};
+use plover_vm::VmCommand;
+
+impl Body {
+    pub(super) fn act(&mut self, action: Action) -> Result<(), BoxError> {
+        match action {
+            Action::Write { to, lane, bytes } => self.write(to, lane, &bytes),
+            Action::PersistState(state) => {
+                self.storage.persist_state(state);
+            }
+            Action::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => self.storage.append(after, anew, &entries),
+            Action::PersistGuest(record) => self.storage.persist_guest(record)?,
+            Action::StartGuest => self.start_guest(),
+            Action::KillGuest => self.vm = None,
+            Action::Pause => self.order(VmCommand::Pause),
+            Action::Resume => {
+                if let Some(disks) = &mut self.disks {
+                    disks.settle();
+                }
+                self.order(VmCommand::Resume);
+            }
+            Action::Reset => self.order(VmCommand::Reset),
+            Action::SaveState => self.order(VmCommand::SaveState),
+            Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
+            Action::Scan => self.scan(),
+            Action::Hash { key, pages } => self.hash(&key, &pages),
+            Action::HashBlocks { key, pages } => self.hash_blocks(&key, &pages),
+            Action::ReadBlocks(pages) => self.answer_read(&pages),
+            Action::ReadPages(pages) => {
+                let whole: Vec<_> = pages.iter().map(|page| (*page, BlockMask::ALL)).collect();
+                self.answer_read(&whole);
+            }
+            Action::WriteChunks(chunks) => {
+                self.write_chunks(&chunks);
+                self.look_at_disks();
+            }
+            Action::StageDisks { sync, chunks } => self.stage_disks(sync, &chunks),
+            Action::Feed(frames) => self.feed(&frames),
+            Action::Operate(input) => self.operate(&input),
+            Action::Release { frames, .. } => {
+                self.held.release(clock::now(), frames.len());
+                for frame in &frames {
+                    if !self.tap.write(frame) {
+                        tracing::debug!("the TAP did not take a frame");
+                    }
+                }
+            }
+            Action::FaceClients(facing) => {
+                self.facing = facing;
+                self.tap.drain();
+            }
+            Action::Announce => {
+                self.tap.write(&announce::frame(self.qemu.mac));
+            }
+            Action::Note(note) => self.note(note),
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, to: ReplicaId, lane: Lane, bytes: &[u8]) {
+        let Some(fabric) = &mut self.fabric else {
+            return;
+        };
+        if let Err(error) = fabric.write(to, lane, bytes) {
+            // The core repeats what matters; a bulk message that is lost ends its sync.
+            tracing::debug!(%to, ?lane, %error, "a message was not sent");
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        match &note {
+            Note::Role { to, .. } => {
+                self.role = *to;
+                self.held.forget();
+                tracing::info!(role = ?to, "role");
+                self.place_guest();
+            }
+            Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
+            Note::Synced(report) => self.metrics.add((**report).clone()),
+            Note::InputDropped { frames } => self.dropped_inputs += *frames as u64,
+            Note::OutputDropped { frames } => {
+                self.dropped_outputs += *frames as u64;
+                self.held.lose(*frames);
+            }
+            Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
+            Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
+            // As often as slots end.
+            Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
+            other => tracing::info!(?other, "note"),
+        }
+        if self.trace.wants(&note) {
+            self.trace.note(clock::now(), &note);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What operators ask and are told.
+
+use super::{Body, BoxError};
+use crate::clock;
+use crate::control::{Op, Request};
+use plover_disk::{DiskError, Disks};
+use plover_fabric::Fabric;
+use plover_replica::{Event, OperatorInput};
+use plover_types::ReplicaId;
+use plover_vm::Vm;
+use serde_json::json;
+
+impl Body {
+    pub(super) fn take_control(&mut self) -> Result<(), BoxError> {
+        for request in self.control.take() {
+            match request {
+                Request::Stop => self.stopping = true,
+                Request::Attach { output } => self.console.push(output),
+                Request::Typed(bytes) => {
+                    self.apply(Event::Operator(OperatorInput::Console(bytes)))?;
+                }
+                Request::Op { op, reply } => {
+                    let answer = match op {
+                        Op::Status => self.status(),
+                        Op::Power => {
+                            self.apply(Event::Operator(OperatorInput::PowerButton))?;
+                            json!({"ok": true})
+                        }
+                        Op::Bootstrap => match self.why_not_bootstrap() {
+                            Some(why) => json!({"error": why}),
+                            None => {
+                                self.apply(Event::Bootstrap)?;
+                                json!({"ok": true})
+                            }
+                        },
+                        Op::Shutdown => {
+                            self.stopping = true;
+                            json!({"ok": true})
+                        }
+                        Op::CrashInPhase { phase } => {
+                            self.crash_in = Some(phase);
+                            json!({"ok": true})
+                        }
+                        Op::Console => json!({"error": "console is a connection of its own"}),
+                    };
+                    let _ = reply.send(answer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the guest must not start from this replica's disks, as far as it knows by itself.
+    fn why_not_bootstrap(&self) -> Option<String> {
+        let (me, disks) = (ReplicaId(self.config.group.me), self.disks.as_ref()?);
+        let known = self.storage.guest().in_sync;
+        if self.config.group.first_leader != me.0 {
+            None
+        } else if !disks.is_whole() {
+            Some(DiskError::Incomplete.to_string())
+        } else if !known.is_empty() && !known.contains(me) {
+            Some(format!(
+                "this replica's copy of the guest's disks is old: replicas {known} were in sync when \
+                 it last heard; make one of them group.first_leader on all hosts and start them again"
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// Bytes to and from the peers since the start, by lane.
+    fn traffic(&self) -> serde_json::Value {
+        let stats = self.fabric.as_ref().map(|f| f.stats()).unwrap_or_default();
+        json!({
+            "log_bytes_out": stats.log.bytes_out,
+            "log_bytes_in": stats.log.bytes_in,
+            "bulk_bytes_out": stats.bulk.bytes_out,
+            "bulk_bytes_in": stats.bulk.bytes_in,
+        })
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let known = self.storage.guest();
+        let status = self.replica.status();
+        json!({
+            "id": status.id.0,
+            "group": self.config.group.name,
+            "policy": self.config.policy.name.name(),
+            "role": status.role,
+            "view": status.view.to_string(),
+            "leader": status.leader.map(|l| l.0),
+            "isr": status.in_sync.iter().map(|r| r.0).collect::<Vec<_>>(),
+            "protected": status.protected,
+            "serving": status.serving,
+            "holds_state": status.holds_state,
+            "guest_running": status.guest_running,
+            "held_outputs": status.held_outputs,
+            "commit": status.commit.0,
+            "rejected": status.rejected,
+            "plover_pid": std::process::id(),
+            "last_in_sync": {
+                "isr": known.in_sync.iter().map(|r| r.0).collect::<Vec<_>>(),
+                "life": known.life.0,
+                "index": known.index.0,
+            },
+            "disks_whole": self.disks.as_ref().map(Disks::is_whole),
+            "qemu_pid": self.vm.as_ref().and_then(Vm::pid),
+            "machine": self.qemu.machine.to_string(),
+            "accel": self.qemu.accel.to_string(),
+            "dropped_inputs": self.dropped_inputs,
+            "dropped_outputs": self.dropped_outputs,
+            "last_failure": self.last_failure,
+            "mono_us": clock::now().0,
+            "sync": self.metrics.to_json(),
+            "outputs": self.held.to_json(),
+            "traffic": self.traffic(),
+            "memory": memory(),
+        })
+    }
+}
+
+/// Memory of this process in KiB: `private` is its own, `shared` the guest's mapping.
+fn memory() -> serde_json::Value {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = |name: &str| -> u64 {
+        text.lines()
+            .find_map(|l| {
+                l.strip_prefix(name)?
+                    .trim_start_matches(':')
+                    .split_whitespace()
+                    .next()
+            })
+            .and_then(|n| n.parse().ok())
+            .unwrap_or(0)
+    };
+    json!({
+        "rss_kib": field("VmRSS"),
+        "private_kib": field("RssAnon") + field("RssFile"),
+        "shared_kib": field("RssShmem"),
+    })
+}

@@ -1,0 +1,201 @@
+//! The hypervisor: its start, its end, what it says and what it is told.
+
+use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
+use plover_disk::{Attachment, DiskError};
+use plover_replica::{Event, Note, OperatorInput, Role};
+use plover_types::{Frame, Unconsumed};
+use plover_vm::{QemuVm, Vm, VmCommand, VmEvent};
+use std::io::Write;
+use std::sync::mpsc::TrySendError;
+
+/// The console log is cut at this size.
+const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
+
+impl Body {
+    pub(super) fn take_vm(&mut self) -> Result<(), BoxError> {
+        let Some(vm) = &mut self.vm else {
+            return Ok(());
+        };
+        let mut happened = Vec::new();
+        vm.poll(&mut happened);
+        let mut outputs = Vec::new();
+        vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
+        let mut printed = Vec::new();
+        vm.console_read(&mut printed);
+        if !printed.is_empty() {
+            self.print(printed);
+        }
+        if !outputs.is_empty() {
+            self.apply(Event::Outputs(outputs))?;
+        }
+        for event in happened {
+            let event = match event {
+                VmEvent::Started => Event::GuestStarted,
+                VmEvent::Paused => self.paused(),
+                VmEvent::Resumed => Event::GuestResumed,
+                VmEvent::ResetDone => Event::GuestResetDone,
+                VmEvent::StateSaved(state) => Event::StateSaved(state),
+                VmEvent::StateLoaded => Event::StateLoaded,
+                VmEvent::Failed { command, error } => {
+                    self.guest_is_gone(format!("QEMU refused {command}: {error}"))
+                }
+                VmEvent::Died(why) => self.guest_is_gone(why),
+                VmEvent::GuestShutdown => {
+                    tracing::warn!("the guest has shut itself down; it stays paused");
+                    continue;
+                }
+            };
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    /// The guest stands: collect all it has sent and all it has not consumed.
+    fn paused(&mut self) -> Event {
+        let (mut outputs, mut unconsumed) = (Vec::new(), Unconsumed::default());
+        if let Some(vm) = &mut self.vm {
+            loop {
+                let before = outputs.len();
+                vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
+                if outputs.len() == before {
+                    break;
+                }
+            }
+            unconsumed = vm.take_unconsumed();
+        }
+        Event::GuestPaused {
+            outputs,
+            unconsumed,
+        }
+    }
+
+    pub(super) fn guest_is_gone(&mut self, why: String) -> Event {
+        tracing::error!(%why, "this replica's guest is lost");
+        self.vm = None;
+        self.last_failure = Some(why.clone());
+        Event::GuestDied(why)
+    }
+
+    pub(super) fn start_guest(&mut self) {
+        // The hypervisor inherits the nice value of the thread that starts it.
+        let _ = rustix::process::setpriority_process(None, 0);
+        let spawned = self.attach_disks().map_err(|error| error.to_string());
+        let spawned = spawned.and_then(|disks| {
+            QemuVm::spawn_with_disks(self.qemu.clone(), disks).map_err(|error| error.to_string())
+        });
+        let _ = rustix::process::setpriority_process(None, NICE);
+        match spawned {
+            Ok(vm) => self.vm = Some(vm),
+            Err(error) => {
+                let event = self.guest_is_gone(format!("cannot start the guest: {error}"));
+                self.events.push_back(event);
+            }
+        }
+    }
+
+    /// The disks for a guest that starts: of a leader as they are, if they are whole; of one that
+    /// joins to be overwritten.
+    fn attach_disks(&mut self) -> Result<Option<Attachment>, DiskError> {
+        let Some(disks) = &mut self.disks else {
+            return Ok(None);
+        };
+        let attachment = disks.attach()?;
+        if self.role == Role::Joining {
+            disks.begin_copy()?;
+        } else if !disks.is_whole() {
+            return Err(DiskError::Incomplete);
+        }
+        Ok(Some(attachment))
+    }
+
+    pub(super) fn order(&mut self, command: VmCommand) {
+        if let Some(vm) = &mut self.vm {
+            vm.command(command);
+        }
+    }
+
+    pub(super) fn feed(&mut self, frames: &[Frame]) {
+        if let Some(vm) = &mut self.vm {
+            for frame in frames {
+                if !vm.feed(frame) {
+                    self.dropped_inputs += 1;
+                }
+            }
+        }
+    }
+
+    pub(super) fn operate(&mut self, input: &OperatorInput) {
+        let Some(vm) = &mut self.vm else { return };
+        match input {
+            OperatorInput::Console(bytes) => vm.console_write(bytes),
+            OperatorInput::PowerButton => vm.command(VmCommand::PowerButton),
+        }
+    }
+
+    /// Gives the guest's vCPUs the place among the host's threads that its role deserves; QEMU's
+    /// main thread keeps its own, since a leader waits for it in every syncvm. Only root may
+    /// raise a priority again, so nobody else lowers it.
+    pub(super) fn place_guest(&self) {
+        let Some(pid) = self.vm.as_ref().and_then(Vm::pid) else {
+            return;
+        };
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let nice = if self.role == Role::Secondary {
+            self.config.secondary_nice()
+        } else {
+            0
+        };
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let name = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+            if !name.starts_with("CPU ") {
+                continue;
+            }
+            let tid = thread
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            if let Some(tid) = tid.and_then(rustix::process::Pid::from_raw) {
+                // A thread that ends meanwhile needs no place.
+                let _ = rustix::process::setpriority_process(Some(tid), nice);
+            }
+        }
+    }
+
+    /// Test hooks that strike in a given phase of a sync this replica leads.
+    pub(super) fn at_phase(&mut self, phase: plover_syncvm::Phase, note: &Note) {
+        if phase == plover_syncvm::Phase::Scan {
+            if let Note::SyncPhase { sync, .. } = note {
+                self.checksum(sync.0);
+            }
+        }
+        if self.crash_in == Some(phase) {
+            if let Some(fabric) = &mut self.fabric {
+                // What was sent before this phase has been sent.
+                fabric.flush();
+            }
+            if let Some(pid) = self.vm.as_ref().and_then(Vm::pid) {
+                if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            let me = rustix::process::getpid();
+            let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+        }
+    }
+
+    fn print(&mut self, bytes: Vec<u8>) {
+        if self.console_log_bytes < CONSOLE_LOG_BYTES_MAX {
+            self.console_log_bytes += bytes.len() as u64;
+            let _ = self.console_log.write_all(&bytes);
+        }
+        self.console.retain(|o| {
+            !matches!(
+                o.try_send(bytes.clone()),
+                Err(TrySendError::Disconnected(_))
+            )
+        });
+    }
+}

@@ -1,0 +1,356 @@
+//! The loop.
+
+mod carry_out;
+mod control;
+mod guest;
+mod memory;
+
+use crate::clock;
+use crate::config::ReplicaConfig;
+use crate::control::{Control, StopHandle};
+use crate::metrics::{HeldOutputs, SyncMetrics};
+use crate::storage::Storage;
+use crate::tap::Tap;
+use crate::trace::Trace;
+use plover_disk::{DiskEvent, Disks};
+use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
+use plover_replica::{Action, Event, Replica, Role};
+use plover_types::{Lane, Micros, ReplicaId};
+use plover_vm::{QemuConfig, QemuVm, Vm};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::mpsc::SyncSender;
+
+/// Frames taken from the TAP or the guest in one go: one batch, one log entry.
+const FRAMES_PER_TURN: usize = 256;
+
+/// The loop's place before the guests' vCPUs.
+const NICE: i32 = -10;
+
+/// Free memory that this process keeps: a few usual slots' pages. Well within the 64 MiB that a
+/// replica may hold beside its buffers.
+const KEPT_BYTES: libc::c_int = 16 << 20;
+
+/// Why the node ended, when it ended as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitReason {
+    /// It was told to.
+    Stopped,
+}
+
+/// Runs one replica until it is told to stop. `ready` gets the handle that does so, once
+/// everything is open. Must be called on the process's main thread: the hypervisor dies with
+/// the thread that started it.
+///
+/// # Errors
+/// Everything that keeps a replica from starting: the TAP, the address to listen on, the state
+/// directory; and the loss of the disk while running, which makes its promises worthless.
+pub fn run(
+    config: ReplicaConfig,
+    ready: impl FnOnce(StopHandle),
+) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
+    let mut body = Body::open(config)?;
+    ready(body.control.handle());
+    body.run()?;
+    Ok(ExitReason::Stopped)
+}
+
+struct Body {
+    config: ReplicaConfig,
+    qemu: QemuConfig,
+    replica: Replica,
+    role: Role,
+    actions: VecDeque<Action>,
+    events: VecDeque<Event>,
+    storage: Storage,
+    fabric: Option<BoxedFabric>,
+    tap: Tap,
+    facing: bool,
+    vm: Option<QemuVm>,
+    /// Of a guest that has some.
+    disks: Option<Disks>,
+    control: Control,
+    console: Vec<SyncSender<Vec<u8>>>,
+    console_log: std::fs::File,
+    console_log_bytes: u64,
+    trace: Trace,
+    metrics: SyncMetrics,
+    held: HeldOutputs,
+    crash_in: Option<plover_syncvm::Phase>,
+    dropped_inputs: u64,
+    dropped_outputs: u64,
+    last_failure: Option<String>,
+    stopping: bool,
+    /// When the guest's activity was last looked at.
+    sampled_at: Micros,
+}
+
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Body {
+    fn open(config: ReplicaConfig) -> Result<Self, BoxError> {
+        let now = clock::now();
+        let me = ReplicaId(config.group.me);
+        let run_dir = &config.paths.run_dir;
+        std::fs::create_dir_all(run_dir)
+            .map_err(|e| format!("cannot create paths.run_dir {}: {e}", run_dir.display()))?;
+        let control = Control::listen(run_dir)
+            .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
+        let tap = Tap::attach(&config.net.tap).map_err(|e| {
+            format!(
+                "cannot attach to the TAP device '{}': {e}; create it with \
+                 'ip tuntap add {} mode tap' and make sure nothing else uses it",
+                config.net.tap, config.net.tap
+            )
+        })?;
+        let durability = config.group.durability;
+        let (storage, start) =
+            Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
+        let disks = match &config.disks()[..] {
+            [] => None,
+            specs => Some(Disks::open(specs, &config.paths.state_dir.join("disks"))?),
+        };
+        let fabric = crate::fabric::open(&config)?;
+        let message_bytes_max = fabric
+            .as_ref()
+            .map_or(1 << 20, |f| f.record_bytes_max(Lane::Log))
+            .min(1 << 20);
+        let mut secret = [0u8; 40];
+        rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+        let mut hash_key = [0u8; 32];
+        hash_key.copy_from_slice(&secret[..32]);
+        let seed = u64::from_le_bytes(secret[32..].try_into().unwrap_or_default());
+        let disk_blocks = disks.as_ref().map_or(0, Disks::blocks);
+        let brain = config.brain(message_bytes_max, hash_key, seed, disk_blocks);
+        prepare_process();
+        let console_log = std::fs::File::create(run_dir.join("console.log"))?;
+        let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
+        let last_failure = storage.damage();
+        Ok(Self {
+            qemu: config.qemu(),
+            replica: Replica::new(brain, start, now),
+            role: Role::Recovering,
+            actions: VecDeque::new(),
+            events: VecDeque::new(),
+            storage,
+            fabric,
+            tap,
+            facing: false,
+            vm: None,
+            disks,
+            control,
+            console: Vec::new(),
+            console_log,
+            console_log_bytes: 0,
+            trace,
+            metrics: SyncMetrics::default(),
+            held: HeldOutputs::default(),
+            crash_in: None,
+            dropped_inputs: 0,
+            dropped_outputs: 0,
+            last_failure,
+            stopping: false,
+            sampled_at: Micros::ZERO,
+            config,
+        })
+    }
+
+    fn run(&mut self) -> Result<(), BoxError> {
+        self.apply(Event::Tick)?;
+        self.storage.submit();
+        while !self.stopping {
+            self.wait();
+            self.turn()?;
+        }
+        if let Some(vm) = &mut self.vm {
+            vm.kill();
+        }
+        Ok(())
+    }
+
+    /// Sleeps until something happens or a deadline comes.
+    fn wait(&mut self) {
+        let now = clock::now();
+        let mut until = self.replica.deadline();
+        if let Some(period) = self.replica.wants_samples() {
+            until = until.min((self.sampled_at + period).max(now));
+        }
+        let mut span = until.since(now);
+        if let Some(timeout) = self.fabric.as_ref().and_then(|f| f.timeout()) {
+            span = span.min(Micros(timeout.as_micros() as u64));
+        }
+        let timeout = Timespec {
+            tv_sec: (span.0 / 1_000_000).min(3600) as i64,
+            tv_nsec: (span.0 % 1_000_000 * 1000) as i64,
+        };
+        let storage = borrow(self.storage.wait_fd(), &self.storage);
+        let mut fds = vec![
+            PollFd::new(&self.control, PollFlags::IN),
+            PollFd::from_borrowed_fd(storage, PollFlags::IN),
+        ];
+        if self.facing {
+            fds.push(PollFd::new(&self.tap, PollFlags::IN));
+        }
+        if let Some(disks) = &self.disks {
+            let fd = borrow(disks.wait_fd(), disks);
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
+        if let Some(fabric) = &self.fabric {
+            fds.push(PollFd::from_borrowed_fd(
+                borrow(fabric.wait_fd(), fabric),
+                PollFlags::IN,
+            ));
+        }
+        if let Some(vm) = &self.vm {
+            fds.push(PollFd::from_borrowed_fd(
+                borrow(vm.wait_fd(), vm),
+                PollFlags::IN,
+            ));
+        }
+        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+    }
+
+    /// Everything that has happened, in one turn.
+    fn turn(&mut self) -> Result<(), BoxError> {
+        self.take_storage()?;
+        self.take_fabric()?;
+        self.take_disks()?;
+        self.take_vm()?;
+        self.take_tap()?;
+        self.take_control()?;
+        self.sample()?;
+        if clock::now() >= self.replica.deadline() {
+            self.apply(Event::Tick)?;
+        }
+        self.storage.trim(self.replica.log_base());
+        self.storage.submit();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.flush();
+        }
+        Ok(())
+    }
+
+    /// Looks at what the guest is doing, when somebody waits for it and it is time.
+    fn sample(&mut self) -> Result<(), BoxError> {
+        let (Some(period), Some(vm)) = (self.replica.wants_samples(), &self.vm) else {
+            return Ok(());
+        };
+        let now = clock::now();
+        if now < self.sampled_at + period {
+            return Ok(());
+        }
+        self.sampled_at = now;
+        // The clock of a thread that runs is read by interrupting its CPU: only when it is of use.
+        let at_rest = vm.consumed_all() && !vm.has_work();
+        let cpu = at_rest.then(|| Micros(vm.cpu_time().as_micros() as u64));
+        self.apply(Event::Sample { cpu })
+    }
+
+    fn take_storage(&mut self) -> Result<(), BoxError> {
+        let mut persisted = Vec::new();
+        self.storage.persisted(&mut persisted)?;
+        for event in persisted {
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    fn take_fabric(&mut self) -> Result<(), BoxError> {
+        let mut happened = Vec::new();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.progress(&mut happened);
+        }
+        for event in happened {
+            let event = match event {
+                FabricEvent::Up(peer) => Event::Link { peer, up: true },
+                FabricEvent::Down(peer) => Event::Link { peer, up: false },
+                FabricEvent::Record { from, lane, bytes } => Event::Received { from, lane, bytes },
+                FabricEvent::Room { .. } => continue,
+            };
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    fn take_disks(&mut self) -> Result<(), BoxError> {
+        let mut happened = Vec::new();
+        if let Some(disks) = &mut self.disks {
+            disks.take_events(&mut happened);
+        }
+        for event in happened {
+            let event = match event {
+                DiskEvent::Staged(sync) => Event::DisksStaged(sync),
+                DiskEvent::ManyWritten => Event::MuchWritten,
+                DiskEvent::Failed(why) => self.guest_is_gone(why),
+            };
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    fn take_tap(&mut self) -> Result<(), BoxError> {
+        if !self.facing {
+            return Ok(());
+        }
+        let mut frames = Vec::new();
+        self.tap.read(FRAMES_PER_TURN, &mut frames);
+        if frames.is_empty() {
+            Ok(())
+        } else {
+            self.apply(Event::Frames(frames))
+        }
+    }
+
+    /// Applies an event and carries out what follows, answers of memory work included.
+    fn apply(&mut self, event: Event) -> Result<(), BoxError> {
+        if let Event::Outputs(frames)
+        | Event::GuestPaused {
+            outputs: frames, ..
+        } = &event
+        {
+            if self.role == Role::Leader {
+                self.held.hold(clock::now(), frames.len());
+            }
+        }
+        self.events.push_back(event);
+        let mut actions = Vec::new();
+        while let Some(event) = self.events.pop_front() {
+            self.replica.apply(clock::now(), event, &mut actions);
+            self.actions.extend(actions.drain(..));
+            while let Some(action) = self.actions.pop_front() {
+                self.act(action)?;
+                if !self.events.is_empty() {
+                    // An answer goes first: nothing may come between a question and it, but
+                    // the actions already decided keep their order.
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor that `owner` keeps open while it is borrowed.
+fn borrow<T>(fd: std::os::fd::RawFd, _owner: &T) -> BorrowedFd<'_> {
+    // SAFETY: `wait_fd` returns a descriptor that its owner keeps open for its own lifetime,
+    // and the owner is borrowed for as long as the result is.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// Short sleeps and a place before the guests' vCPUs: this thread does little, but others
+/// wait for it. Failing costs only latency.
+fn prepare_process() {
+    // SAFETY: PR_SET_TIMERSLACK takes its argument by value.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
+    }
+    // What a sync takes it gives back, and takes again a few milliseconds later: the allocator shall
+    // keep that much rather than return it to the kernel and have it zeroed anew each time.
+    // SAFETY: mallopt takes its arguments by value; no other thread allocates yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+    }
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
