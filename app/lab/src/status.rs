@@ -106,6 +106,15 @@ impl LabStatus {
             && !self.replicas.iter().any(ReplicaStatus::holds_state)
     }
 
+    /// Which replica lost the guest and why, when all say that none of them has it any more.
+    pub fn why_guest_is_lost(&self) -> Option<(u8, &str)> {
+        if !self.guest_is_lost() {
+            return None;
+        }
+        let mut replicas = self.replicas.iter();
+        replicas.find_map(|replica| Some((replica.id, replica.last_failure()?)))
+    }
+
     /// Whether the guest is up as well as it can be under its policy.
     pub fn is_settled(&self) -> bool {
         match self.policy.as_str() {
@@ -119,6 +128,11 @@ impl ReplicaStatus {
     /// Whether it said anything.
     pub fn answers(&self) -> bool {
         !matches!(self.role.as_str(), "down" | "stopped" | "silent")
+    }
+
+    /// Why it lost its guest, or could not start it, the last time it did.
+    pub fn last_failure(&self) -> Option<&str> {
+        self.more.get("last_failure")?.as_str()
     }
 
     /// Whether it says that it has the guest, in a state that counts.

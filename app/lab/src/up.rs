@@ -32,6 +32,10 @@ const REPLICATION_PORT: u16 = 7700;
 /// this is for machines that are slow and busy.
 const UP_WITHIN: Duration = Duration::from_secs(240);
 
+/// A guest that was lost on its way up, and that no replica has got back for this long, is not
+/// waited for any longer.
+const LOST_FOR: Duration = Duration::from_secs(5);
+
 /// How long one attempt to reach the guest may take. Until the guest has configured its
 /// address nobody answers, and the attempt must not hold up the other messages.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
@@ -184,6 +188,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
     let deadline = Instant::now() + UP_WITHIN;
     let mut traces = lab.traces();
     let mut answers = false;
+    let mut lost_since = None;
     loop {
         progress.check()?;
         for words in traces.take().iter().filter_map(|event| event.in_words()) {
@@ -199,6 +204,18 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
         let status = lab.status();
         if answers && status.is_settled() {
             return Ok(());
+        }
+        match status.why_guest_is_lost() {
+            None => lost_since = None,
+            Some((id, why)) => {
+                let since = *lost_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > LOST_FOR {
+                    bail!(
+                        "the guest could not be kept: replica {id} lost it ({why})\n{}",
+                        lab.last_words(id, "lost it")
+                    );
+                }
+            }
         }
         if Instant::now() > deadline {
             let leader = status.leader().map_or(0, |leader| leader.id);

@@ -61,7 +61,10 @@ impl QemuVm {
         let status = std::io::Error::from_raw_os_error(answer.reply.status);
         match answer.op {
             Op::Hello if answer.reply.value & 0xffff != u32::from(AGENT_VERSION) => {
-                self.give_up("the agent inside QEMU is of another version");
+                self.give_up(
+                    "the agent inside QEMU is of another version than this program: install both \
+                     from one build",
+                );
             }
             Op::Hello if answer.reply.value & HELLO_HAS_YANK == 0 => {
                 let binary = process::binary(&self.config);
