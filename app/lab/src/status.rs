@@ -5,7 +5,10 @@ use crate::process::Life;
 use crate::state::{LabDir, LabState, ReplicaState};
 use serde::Serialize;
 use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::net::Ipv4Addr;
+use std::path::Path;
 
 /// A lab at one moment; `plover lab status --json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -41,6 +44,9 @@ pub struct ReplicaStatus {
     pub plover_pid: Option<u32>,
     /// Its hypervisor's process, when it has one.
     pub qemu_pid: Option<u32>,
+    /// What is wrong with it and what to do: its disk fails, it leads and cannot copy the guest to
+    /// anybody, or why its process ended.
+    pub trouble: Option<String>,
     /// What its syncs cost.
     pub sync: SyncStatus,
     /// Everything else it said.
@@ -150,7 +156,10 @@ impl ReplicaStatus {
             .filter(|_| life != Life::Gone)
             .map(|daemon| daemon.pid);
         match life {
-            Life::Gone => Self::mute(replica.id, "down", None),
+            Life::Gone => Self {
+                trouble: last_error(&dir.replica(replica.id).log()),
+                ..Self::mute(replica.id, "down", None)
+            },
             // It would not answer, and waiting for that takes seconds.
             Life::Stopped => Self::mute(replica.id, "stopped", pid),
             Life::Running => {
@@ -170,8 +179,10 @@ impl ReplicaStatus {
 
     fn said(id: u8, said: DaemonStatus) -> Self {
         let (view, view_leader) = said.view_parts().unzip();
+        let text = |key: &str| Some(said.more.get(key)?.as_str()?.to_owned());
         Self {
             id,
+            trouble: text("disk_failure").or_else(|| text("unprotected_because")),
             role: said.role,
             view,
             view_leader,
@@ -195,6 +206,7 @@ impl ReplicaStatus {
             serving: false,
             plover_pid,
             qemu_pid: None,
+            trouble: None,
             sync: SyncStatus::default(),
             more: serde_json::Map::new(),
             claims_protected: false,
@@ -264,6 +276,11 @@ impl fmt::Display for LabStatus {
                 synced(sync.same.to_string()),
             )?;
         }
+        for replica in &self.replicas {
+            if let Some(trouble) = &replica.trouble {
+                writeln!(f, "Replica {}: {trouble}", replica.id)?;
+            }
+        }
         if self.guest_is_lost() {
             writeln!(
                 f,
@@ -273,6 +290,21 @@ impl fmt::Display for LabStatus {
         }
         Ok(())
     }
+}
+
+/// The error with which a daemon has ended by itself, from the end of its log. One that was killed
+/// has said none.
+fn last_error(log: &Path) -> Option<String> {
+    const END_BYTES: i64 = 4096;
+    let mut file = File::open(log).ok()?;
+    let end = file.seek(SeekFrom::End(0)).ok()?;
+    let back = END_BYTES.min(end.try_into().ok()?);
+    file.seek(SeekFrom::End(-back)).ok()?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let error = text.lines().next_back()?.strip_prefix("plover: ")?;
+    Some(error.to_owned())
 }
 
 /// A duration for people.
@@ -319,6 +351,29 @@ mod tests {
             table.contains("NOT PROTECTED") && table.contains("10@r1"),
             "{table}"
         );
+    }
+
+    #[test]
+    fn troubles_are_told_below_the_table() {
+        let mut full = said(1, "witness", "1@r0", false);
+        full.trouble = Some("cannot write the disk image /d: make room".into());
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        assert_eq!(last_error(&log), None);
+        std::fs::write(&log, "INFO role\nplover: there is no disk image /d\n").unwrap();
+        let ended = ReplicaStatus {
+            trouble: last_error(&log),
+            ..ReplicaStatus::mute(2, "down", None)
+        };
+        let table = lab(vec![said(0, "leader", "1@r0", false), full, ended]).to_string();
+        for line in [
+            "Replica 1: cannot write the disk image /d: make room",
+            "Replica 2: there is no disk image /d",
+        ] {
+            assert!(table.lines().any(|found| found == line), "{table}");
+        }
+        std::fs::write(&log, "plover: old\nINFO role\n").unwrap();
+        assert_eq!(last_error(&log), None, "it ran on after that");
     }
 
     #[test]

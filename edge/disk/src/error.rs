@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// Why a disk cannot be used, or cannot be used any longer.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// A file operation failed: remove the cause and start the replica again.
-    #[error("{what} {path}: {source}")]
+    /// A file operation failed: remove the cause.
+    #[error("{what} {path}: {source}; {}", advice(.source))]
     Io {
         /// What was tried.
         what: &'static str,
@@ -48,7 +48,10 @@ pub enum DiskError {
     #[error("the disks have {0} bytes in all; 8 TiB are the most")]
     TooLarge(u64),
     /// Another process has the image open as a guest's disk.
-    #[error("{0} is in use by another process: each replica needs a copy of its own")]
+    #[error(
+        "the disk image {0} is in use by another process ('lslocks' names it): end that one; each \
+         replica needs a copy of its own"
+    )]
     InUse(PathBuf),
     /// The journal is unreadable, so nobody knows whether the images are whole.
     #[error(
@@ -69,15 +72,61 @@ pub enum DiskError {
         /// Blocks of the disks configured.
         wanted: u32,
     },
+    /// The disks that are there now are of another size than those that were.
+    #[error(
+        "the disks have {found} blocks (4 KiB) now and had {wanted}: all replicas need disks of the \
+         same size"
+    )]
+    Resized {
+        /// Blocks of the disks that are there.
+        found: u32,
+        /// Blocks of those that were.
+        wanted: u32,
+    },
     /// A full copy ended half-way: this replica's disks are of two guests' and of no use.
     #[error(
         "the copy of the guest's disks on this replica is incomplete: start the guest on a replica \
          that has a whole one"
     )]
     Incomplete,
-    /// A write did not reach the disk, and what it was is not known any more.
-    #[error("the disk failed: {0}; mend it and start the replica again")]
+    /// Something failed beyond the files.
+    #[error("the disk failed: {0}")]
     Failed(String),
+    /// Requests of a guest that is no more are still being worked on: the disk hangs. Try again.
+    #[error("the disk still works on what the last guest asked of it")]
+    Busy,
+    /// They failed a short while ago. Try again then.
+    #[error("{0}; tried again later")]
+    Waiting(String),
+}
+
+impl DiskError {
+    /// Whether it is about an image alone: the replica can vote without it.
+    pub(crate) fn is_of_an_image(&self) -> bool {
+        matches!(
+            self,
+            Self::Io { .. }
+                | Self::Missing(_)
+                | Self::Qcow2(_)
+                | Self::WrongSize { .. }
+                | Self::Uneven { .. }
+                | Self::InUse(_)
+        )
+    }
+}
+
+/// What a person can do about a failed file operation.
+pub(crate) fn advice(error: &io::Error) -> &'static str {
+    use io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
+            "make room on its file system"
+        }
+        Kind::ReadOnlyFilesystem => "the file system has become read-only: mend and remount it",
+        Kind::PermissionDenied => "let the user that runs plover read and write it",
+        Kind::NotFound | Kind::NotADirectory | Kind::IsADirectory => "correct the path",
+        _ => "the kernel's log ('dmesg') may say more: mend or replace the disk",
+    }
 }
 
 pub(crate) fn io_error(

@@ -1,9 +1,10 @@
 //! One raw image: the file, its size in blocks, and what was written to it.
 
 use crate::error::{DiskError, io_error};
+use crate::lock;
 use crate::written::Written;
 use crate::{BLOCK_BYTES, DiskSpec};
-use rustix::fs::{FallocateFlags, FlockOperation, SeekFrom, fallocate, flock, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -20,6 +21,8 @@ pub(crate) struct Image {
     file: File,
     bytes: u64,
     pub(crate) read_only: bool,
+    /// There was none, and it was made.
+    pub(crate) made: bool,
     /// What the guest wrote since the last scan.
     pub(crate) written: Written,
     /// Something was written since the last sync; set after the write, as in [`Written`].
@@ -34,27 +37,25 @@ impl Image {
         let path = &spec.path;
         let mut options = OpenOptions::new();
         options.read(true).write(!spec.read_only);
+        let mut made = false;
         let file = match (options.open(path), spec.bytes) {
             (Err(error), wanted) if error.kind() == io::ErrorKind::NotFound => {
                 let Some(bytes) = wanted.filter(|_| !spec.read_only) else {
                     return Err(DiskError::Missing(path.clone()));
                 };
-                let made = options.create_new(true).open(path).and_then(|file| {
+                let new = options.create_new(true).open(path).and_then(|file| {
                     file.set_len(bytes)?;
                     file.sync_all().map(|()| file)
                 });
-                made.map_err(io_error("cannot create the disk image", path))?
+                made = true;
+                new.map_err(io_error("cannot create the disk image", path))?
             }
             (opened, _) => opened.map_err(io_error("cannot open the disk image", path))?,
         };
-        let lock = if spec.read_only {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        match flock(&file, lock) {
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(DiskError::InUse(path.clone())),
-            locked => locked.map_err(|e| io_error("cannot lock the disk image", path)(e.into()))?,
+        let locked = lock::take(&file, spec.read_only)
+            .map_err(io_error("cannot lock the disk image", path))?;
+        if !locked {
+            return Err(DiskError::InUse(path.clone()));
         }
         // Not the metadata's size, which is nothing for a block device.
         let bytes = seek(&file, SeekFrom::End(0))
@@ -85,6 +86,7 @@ impl Image {
             file,
             bytes,
             read_only: spec.read_only,
+            made,
             written: Written::new(if spec.read_only { 0 } else { blocks }),
             unsynced: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -104,7 +106,12 @@ impl Image {
     }
 
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(to, offset)
+        self.file.read_exact_at(to, offset).map_err(|error| {
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                return io::Error::new(error.kind(), "it ends there, and did not before");
+            }
+            error
+        })
     }
 
     /// Writes, on behalf of whoever: the guest's writes are noted by the caller.

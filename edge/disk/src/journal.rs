@@ -148,16 +148,7 @@ impl Journal {
             }
             opened => opened.map_err(io_error("cannot open the disk journal", path))?,
         };
-        let mut slots = Vec::new();
-        for at in [0, SLOT_BYTES as u64] {
-            let mut bytes = [0; SLOT_BYTES];
-            // A slot that the file ends before was never written.
-            if file.read_exact_at(&mut bytes, at).is_ok() {
-                slots.extend(Slot::decode(&bytes));
-            }
-        }
-        slots.sort_by_key(|slot| std::cmp::Reverse(slot.generation));
-        for slot in slots {
+        for slot in slots(&file) {
             if slot.in_force && read_body(&file, &slot).is_none() {
                 // Staged half: the older slot says how it was before.
                 continue;
@@ -174,6 +165,12 @@ impl Journal {
             return Ok(Self { path, file, slot });
         }
         Err(DiskError::DamagedJournal(path.into()))
+    }
+
+    /// Of how many blocks the disks are that the journal at `path` is for, if there is one.
+    pub(crate) fn blocks_at(path: &Path) -> Option<u32> {
+        let file = File::open(path).ok()?;
+        slots(&file).first().map(|slot| slot.blocks)
     }
 
     fn create(path: &Path, blocks: u32) -> io::Result<Self> {
@@ -266,6 +263,20 @@ impl Journal {
         self.slot = slot;
         Ok(())
     }
+}
+
+/// The slots that are intact, the newest first.
+fn slots(file: &File) -> Vec<Slot> {
+    let mut slots = Vec::new();
+    for at in [0, SLOT_BYTES as u64] {
+        let mut bytes = [0; SLOT_BYTES];
+        // A slot that the file ends before was never written.
+        if file.read_exact_at(&mut bytes, at).is_ok() {
+            slots.extend(Slot::decode(&bytes));
+        }
+    }
+    slots.sort_by_key(|slot| std::cmp::Reverse(slot.generation));
+    slots
 }
 
 /// The blocks behind `slot`, if they are all there.

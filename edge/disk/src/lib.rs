@@ -31,8 +31,10 @@
 
 mod disks;
 mod error;
+mod health;
 mod image;
 mod journal;
+mod lock;
 mod nbd;
 mod worker;
 mod written;

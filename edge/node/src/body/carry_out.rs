@@ -82,6 +82,7 @@ impl Body {
         match &note {
             Note::Role { to, .. } => {
                 self.role = *to;
+                self.unprotected = None;
                 self.held.forget();
                 tracing::info!(role = ?to, "role");
                 self.place_guest();
@@ -95,6 +96,18 @@ impl Body {
             }
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
+            Note::JoinFailed { peer, why } => {
+                let why = format!("the copy of the guest to replica {peer} failed: {why}");
+                // The leader tries again and again: told once.
+                if self.unprotected.as_ref() != Some(&why) {
+                    tracing::warn!("{why}");
+                }
+                self.unprotected = Some(why);
+            }
+            Note::Protected { peer } => {
+                tracing::info!(%peer, "protected");
+                self.unprotected = None;
+            }
             // As often as slots end.
             Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
             other => tracing::info!(?other, "note"),

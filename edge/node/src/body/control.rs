@@ -57,7 +57,11 @@ impl Body {
         if self.config.group.first_leader != me.0 {
             None
         } else if !disks.is_whole() {
-            Some(DiskError::Incomplete.to_string())
+            Some(
+                disks
+                    .failure()
+                    .unwrap_or_else(|| DiskError::Incomplete.to_string()),
+            )
         } else if !known.is_empty() && !known.contains(me) {
             Some(format!(
                 "this replica's copy of the guest's disks is old: replicas {known} were in sync when \
@@ -104,12 +108,14 @@ impl Body {
                 "index": known.index.0,
             },
             "disks_whole": self.disks.as_ref().map(Disks::is_whole),
+            "disk_failure": self.disks.as_ref().and_then(Disks::failure),
             "qemu_pid": self.vm.as_ref().and_then(Vm::pid),
             "machine": self.qemu.machine.to_string(),
             "accel": self.qemu.accel.to_string(),
             "dropped_inputs": self.dropped_inputs,
             "dropped_outputs": self.dropped_outputs,
             "last_failure": self.last_failure,
+            "unprotected_because": self.unprotected,
             "mono_us": clock::now().0,
             "sync": self.metrics.to_json(),
             "outputs": self.held.to_json(),

@@ -99,12 +99,11 @@ impl Body {
         let Some(disks) = &mut self.disks else {
             return Ok(None);
         };
-        let attachment = disks.attach()?;
-        if self.role == Role::Joining {
-            disks.begin_copy()?;
-        } else if !disks.is_whole() {
-            return Err(DiskError::Incomplete);
-        }
+        let attachment = if self.role == Role::Joining {
+            disks.attach_for_copy()?
+        } else {
+            disks.attach_to_boot()?
+        };
         Ok(Some(attachment))
     }
 

@@ -81,6 +81,8 @@ struct Body {
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
+    /// Why the last copy to another replica failed; nothing once one has succeeded.
+    unprotected: Option<String>,
     stopping: bool,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
@@ -150,6 +152,7 @@ impl Body {
             dropped_inputs: 0,
             dropped_outputs: 0,
             last_failure,
+            unprotected: None,
             stopping: false,
             sampled_at: Micros::ZERO,
             config,

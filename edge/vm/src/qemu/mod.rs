@@ -255,12 +255,12 @@ impl QemuVm {
         self.end();
         self.process.read_stderr();
         let words = self.process.last_words();
-        let disk = match self.disks.as_ref().and_then(Attachment::take_failure) {
-            Some(failure) => format!(" ({failure})"),
-            None => String::new(),
+        // A failed disk is why QEMU stopped, whatever it calls that.
+        let why = match self.disks.as_ref().and_then(Attachment::take_failure) {
+            Some(failure) => failure,
+            None => format!("{why}{words}"),
         };
-        self.events
-            .push_back(VmEvent::Died(format!("{why}{disk}{words}")));
+        self.events.push_back(VmEvent::Died(why));
     }
 
     /// RAM and disks, as pages with one numbering.

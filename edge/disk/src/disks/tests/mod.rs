@@ -1,6 +1,12 @@
 //! Copies that outlive their hosts, at every point where one can die.
 
+mod faults;
+
 use super::*;
+use crate::nbd::Backing;
+use crate::{BLOCK_BYTES, BlockNo};
+use plover_types::PageSet;
+use rustix::fd::BorrowedFd;
 use std::collections::BTreeMap;
 use std::fs::File;
 
@@ -114,9 +120,9 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     disks.settle();
     // Settled as soon as a change of the guest's is let through.
     let server = Server {
-        inner: Arc::clone(&disks.inner),
+        inner: Arc::clone(&disks.opened().inner),
         image: 0,
-        life: disks.inner.life.load(Ordering::Acquire),
+        life: disks.opened().inner.life.load(Ordering::Acquire),
     };
     server
         .change(&mut || server.image().write(0, &[99; BLOCK_BYTES]))
@@ -133,14 +139,14 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
     let server = Server {
-        inner: Arc::clone(&disks.inner),
+        inner: Arc::clone(&disks.opened().inner),
         image: 0,
-        life: disks.inner.life.load(Ordering::Acquire),
+        life: disks.opened().inner.life.load(Ordering::Acquire),
     };
     let fill = |fill: u8| batch(&BTreeMap::from([(0, fill)]));
     disks.stage(SyncNo(1), fill(1));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
-    let inner = Arc::clone(&disks.inner);
+    let inner = Arc::clone(&disks.opened().inner);
     let busy = lock(&inner.journal);
     disks.settle();
     disks.stage(SyncNo(2), fill(2));
@@ -164,9 +170,9 @@ fn the_next_guest_finds_what_was_staged() {
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
     let old = Server {
-        inner: Arc::clone(&disks.inner),
+        inner: Arc::clone(&disks.opened().inner),
         image: 0,
-        life: disks.inner.life.load(Ordering::Acquire),
+        life: disks.opened().inner.life.load(Ordering::Acquire),
     };
     disks.stage(SyncNo(1), batch(&BTreeMap::from([(3, 4)])));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
@@ -204,8 +210,8 @@ fn scans_tell_what_the_guest_wrote() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
-    disks.inner.images[0].note(4096 + 100, 4096);
-    disks.inner.images[2].note(7 * 4096, 1);
+    disks.opened().inner.images[0].note(4096 + 100, 4096);
+    disks.opened().inner.images[2].note(7 * 4096, 1);
     let mut set = PageSet::new(1000 + BLOCKS);
     attachment.scan(1000, &mut set);
     let found: Vec<u32> = set.iter().map(|page| page.0).collect();

@@ -1,0 +1,108 @@
+//! Disks that fail, go away and come back.
+
+use super::*;
+use std::time::Instant;
+
+/// Tries as a leader makes a replica try, until it gets there.
+fn attach_for_copy(disks: &mut Disks) -> Attachment {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        match disks.attach_for_copy() {
+            Ok(attachment) => return attachment,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What a copy ends with.
+fn complete(disks: &mut Disks, sync: u64) {
+    disks.stage(SyncNo(sync), Batch::new());
+    assert_eq!(wait(disks), DiskEvent::Staged(SyncNo(sync)));
+}
+
+#[test]
+fn a_disk_that_failed_is_tried_again_and_mended() {
+    let scratch = Scratch::new();
+    let mut disks = scratch.open();
+    let attachment = disks.attach_to_boot().unwrap();
+    // The end of the image is gone, as under a disk with bad sectors.
+    let image = scratch.dir.path().join("b");
+    let file = File::options().write(true).open(&image).unwrap();
+    file.set_len(0).unwrap();
+    attachment.read(BlockNo(20), &mut [0; BLOCK_BYTES]);
+    let why = attachment.take_failure().unwrap();
+    assert!(
+        why.contains("cannot read the disk image") && why.contains("mend"),
+        "{why}"
+    );
+    assert!(attachment.take_failure().is_none(), "told once");
+    drop(attachment);
+    assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));
+    let early = disks.attach_for_copy().err().unwrap().to_string();
+    assert!(
+        early.contains(&why) && early.contains("again later"),
+        "{early}"
+    );
+    // When it does look again, it sees what there is by then.
+    let mut seen = disks.attach().err().unwrap().to_string();
+    assert!(seen.contains("0 bytes, not"), "{seen}");
+    seen = disks.attach_to_boot().err().unwrap().to_string();
+    assert!(seen.contains("0 bytes, not"), "{seen}");
+    file.set_len(8 * BLOCK_BYTES as u64).unwrap();
+    let mut attachment = attach_for_copy(&mut disks);
+    assert!(
+        disks.failure().is_some() && !disks.is_whole(),
+        "a try is no cure"
+    );
+    attachment.write(BlockNo(20), &[5; BLOCK_BYTES]);
+    complete(&mut disks, 1);
+    assert_eq!(disks.failure(), None);
+    assert_eq!(contents(&attachment)[20], 5);
+    assert!(scratch.crash().open().is_whole());
+}
+
+/// A replica whose image is gone when it starts still has its vote, and gets a copy when there is a
+/// place for it again.
+#[test]
+fn a_replica_starts_without_its_image_if_it_had_one() {
+    let scratch = Scratch::new();
+    drop(scratch.open());
+    let (image, elsewhere) = (
+        scratch.dir.path().join("a"),
+        scratch.dir.path().join("gone"),
+    );
+    std::fs::rename(&image, &elsewhere).unwrap();
+    std::fs::create_dir(&image).unwrap();
+    let mut disks = scratch.open();
+    assert_eq!(disks.blocks(), BLOCKS);
+    assert!(!disks.is_whole());
+    let why = disks.failure().unwrap();
+    assert!(
+        why.contains("cannot open the disk image") && why.contains("path"),
+        "{why}"
+    );
+    assert!(disks.attach_to_boot().is_err());
+    std::fs::remove_dir(&image).unwrap();
+    std::fs::rename(&elsewhere, &image).unwrap();
+    let _attachment = attach_for_copy(&mut disks);
+    complete(&mut disks, 1);
+    assert!(disks.is_whole() && disks.failure().is_none());
+}
+
+/// An image that is made anew is not the guest's, whatever the journal says.
+#[test]
+fn an_image_that_was_lost_is_not_whole_when_it_is_made_again() {
+    let scratch = Scratch::new();
+    assert!(
+        scratch.open().is_whole(),
+        "a first one is what the guest installs itself on"
+    );
+    std::fs::remove_file(scratch.dir.path().join("a")).unwrap();
+    let mut disks = scratch.open();
+    assert!(!disks.is_whole());
+    let refused = disks.attach_to_boot().err().unwrap().to_string();
+    assert!(refused.contains("incomplete"), "{refused}");
+    drop(disks);
+    assert!(!scratch.open().is_whole(), "nor after another start");
+}

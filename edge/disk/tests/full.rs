@@ -1,0 +1,95 @@
+//! A file system that is full, in a process of its own: the limit that stands for it is the whole
+//! process's.
+
+use plover_disk::{BLOCK_BYTES, Batch, BlockNo, DiskEvent, DiskSpec, Disks};
+use plover_types::SyncNo;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use std::time::Duration;
+
+/// Files may grow to `bytes`, and writes beyond fail.
+fn room_for(bytes: Option<u64>) {
+    // SAFETY: ignoring a signal changes no memory; without it the process would be ended instead of
+    // the write being refused.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let limit = Rlimit {
+        current: bytes,
+        maximum: None,
+    };
+    setrlimit(Resource::Fsize, limit).expect("the limit is set");
+}
+
+fn wait(disks: &mut Disks) -> DiskEvent {
+    let mut events = Vec::new();
+    while events.is_empty() {
+        disks.take_events(&mut events);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    events.remove(0)
+}
+
+fn staged(fill: u8) -> Batch {
+    let mut batch = Batch::new();
+    for block in 0..8 {
+        batch.push(BlockNo(block), &[fill; BLOCK_BYTES]);
+    }
+    batch
+}
+
+#[test]
+fn a_full_file_system_is_told_and_room_mends_it() {
+    let dir = tempfile::tempdir().expect("a directory is made");
+    let spec = DiskSpec {
+        path: dir.path().join("image"),
+        read_only: false,
+        bytes: Some(64 << 10),
+    };
+    let mut disks = Disks::open(&[spec], &dir.path().join("journal")).expect("they open");
+
+    // A copy that finds no room.
+    room_for(Some(32 << 10));
+    let mut attachment = disks
+        .attach_for_copy()
+        .expect("there is none but for the end");
+    attachment.write(BlockNo(1), &[1; BLOCK_BYTES]);
+    assert_eq!(attachment.take_failure(), None);
+    attachment.write(BlockNo(12), &[1; BLOCK_BYTES]);
+    let why = attachment.take_failure().expect("it fails");
+    assert!(why.contains("image") && why.contains("make room"), "{why}");
+    drop(attachment);
+    assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));
+    assert!(!disks.is_whole());
+
+    // A syncvm whose journal finds none.
+    let attachment = loop {
+        match disks.attach_for_copy() {
+            Ok(attachment) => break attachment,
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    disks.stage(SyncNo(1), staged(2));
+    match wait(&mut disks) {
+        DiskEvent::Failed(why) => {
+            assert!(
+                why.contains("journal") && why.contains("make room"),
+                "{why}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(attachment);
+    assert!(!disks.is_whole(), "nothing of it counts");
+
+    // Somebody makes room.
+    room_for(None);
+    let mut attachment = loop {
+        match disks.attach_for_copy() {
+            Ok(attachment) => break attachment,
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    };
+    attachment.write(BlockNo(12), &[1; BLOCK_BYTES]);
+    disks.stage(SyncNo(2), staged(3));
+    assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
+    assert_eq!(disks.failure(), None);
+    assert!(disks.is_whole());
+}
