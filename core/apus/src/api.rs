@@ -171,6 +171,9 @@ pub enum Canary {
     CountOldViews,
     /// A follower stands for election at once, without asking whether others would elect it.
     SkipCanvass,
+    /// A replica that died as a new life of the guest began takes the old life's log on its disk
+    /// for the new one's.
+    TrustOldLife,
 }
 
 /// What this replica knew when its process started.

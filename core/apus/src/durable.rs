@@ -6,7 +6,27 @@
 
 use crate::Apus;
 use crate::api::{Canary, Command, Durability, DurableState, Roster};
-use plover_types::{Index, Viewstamp};
+use plover_types::{Index, View, Viewstamp};
+
+/// The life that a log on storage is of, where storage knew of `known`. They are two writes, and a
+/// crash may come between them. Every viewstamp of a life is at least its view:
+///
+/// ```text
+///   known, but the log begins in a lower view    of an older life: the new life's log was not
+///                                                written. Of none that counts, so that the next
+///                                                leader's word replaces it (`life`)
+///   a log that begins at index 0                 of the life that its base names
+///   a log whose beginning is reclaimed           of the life that is known
+/// ```
+pub(crate) fn life_of(base: Viewstamp, known: View) -> View {
+    if base.view < known {
+        View::NONE
+    } else if base.index == Index(0) {
+        base.view
+    } else {
+        known
+    }
+}
 
 impl Apus {
     /// What must outlive the process has changed.

@@ -165,14 +165,13 @@ impl Apus {
                 roster_at_base,
                 forgotten: false,
             } if config.durability == Durability::Disk => {
-                // Storage that was never told of a log has one from the beginning, of no life.
+                // Storage that was never told of a log has one from the beginning.
                 let begun = base != Viewstamp::default();
-                let (roster, life) = if begun {
-                    (roster_at_base, durable.life)
-                } else {
-                    (first, View::NONE)
+                let log = Log::restored(base, if begun { roster_at_base } else { first }, log);
+                let life = match config.canary {
+                    Canary::TrustOldLife => durable.life,
+                    _ => durable::life_of(base, durable.life),
                 };
-                let log = Log::restored(base, roster, log);
                 // An entry of a view is as good as the promise of it.
                 let promised = durable.promised.max(log.last().view);
                 (log, promised, life)

@@ -5,6 +5,10 @@
 //! it names a new *life*: its log begins at the viewstamp `(life, 0)`, so every viewstamp in it is
 //! higher than any of the life before. A replica that hears of a life newer than its committed log
 //! drops that log: what it describes died with the last guest.
+//!
+//! On disk the word of a new life and its empty log are two writes. A replica that died between them
+//! finds a log that begins in a lower view than the life it knows of: that log is of no life, and is
+//! dropped when a leader names one (`durable`).
 
 use crate::api::{Command, Durability, Members, Roster};
 use crate::election::{Election, Stage};

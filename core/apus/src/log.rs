@@ -195,8 +195,16 @@ impl Log {
         }
         let mut changed = None;
         for entry in entries.iter() {
-            let Viewstamp { index, .. } = entry.viewstamp;
-            if index <= self.base.index || self.has(entry.viewstamp) {
+            let Viewstamp { index, view } = entry.viewstamp;
+            if index <= self.base.index {
+                let base = self.base;
+                assert!(
+                    view <= base.view,
+                    "a leader contradicts what was reclaimed up to {base}: {view}:{index}"
+                );
+                continue;
+            }
+            if self.has(entry.viewstamp) {
                 continue;
             }
             if index <= self.last().index {

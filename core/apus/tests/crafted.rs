@@ -39,7 +39,12 @@ fn noop(view: View, index: u64) -> Entry {
 
 /// An append of `leader`, in the life that its first view began.
 fn append(leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<u8> {
-    let (life, stamp, number, jump) = (view(1, 0), START, 0u64, None::<Roster>);
+    append_in(view(1, 0), leader, prev, entries, commit)
+}
+
+/// The same in this life.
+fn append_in(life: View, leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<u8> {
+    let (stamp, number, jump) = (START, 0u64, None::<Roster>);
     let marks = (Index(commit), Index(0), stamp, number, jump);
     wire::encode(&(APPEND, leader, life, prev, marks, entries))
 }
@@ -52,6 +57,17 @@ struct Replica {
 
 impl Replica {
     fn restarted(durability: Durability, promised: View, log: Vec<Entry>) -> Self {
+        let life = View::NONE;
+        Self::found(durability, (promised, life), vs(view(1, 0), 0), log)
+    }
+
+    /// Storage held this promise and knew of this life; and this log after `base`.
+    fn found(
+        durability: Durability,
+        (promised, life): (View, View),
+        base: Viewstamp,
+        log: Vec<Entry>,
+    ) -> Self {
         let config = Config {
             me: ME,
             members: ReplicaSet(0b111),
@@ -69,10 +85,11 @@ impl Replica {
         let start = Start::Restarted {
             durable: DurableState {
                 promised,
-                ..DurableState::default()
+                life,
+                amnesiac: false,
             },
             log,
-            base: vs(view(1, 0), 0),
+            base,
             roster_at_base: Roster {
                 in_sync: ReplicaSet(0b001),
                 members: Members::of(ReplicaSet(0b111)),
@@ -262,4 +279,68 @@ fn an_answer_to_an_earlier_life_of_the_process_does_not_end_its_amnesia() {
     );
     replica.read(0, &append(leader, vs(leader, 1), &[noop(leader, 2)], 1));
     assert_eq!(replica.core.status().phase, Phase::Following);
+}
+
+/// Up to where these acknowledge the leader's log.
+fn acknowledged(commands: &[Command]) -> Vec<Index> {
+    let acks = messages(commands, ACK).into_iter().map(|bytes| {
+        let (_, _, _, matched): (u8, View, Micros, Index) = head(&bytes);
+        matched
+    });
+    acks.collect()
+}
+
+/// A replica that has heard of a new life wrote that down and died before its disk had the new
+/// life's log: it finds `log` after `base`, of the life before. What the new life's leader sends has to
+/// replace that log before anything is acknowledged, and nothing of it may be delivered.
+fn replaces_the_log_of_the_life_before(base: Viewstamp, log: Vec<Entry>) {
+    let new = view(2, 0);
+    let (begins, first) = (vs(new, 0), noop(new, 1));
+    let mut replica = Replica::found(Durability::Disk, (new, new), base, log);
+    let first = append_in(new, new, begins, &[first], 1);
+    let out = replica.read(0, &first);
+    assert_eq!(
+        acknowledged(&out),
+        [Index(0)],
+        "its disk does not hold more"
+    );
+    let persisted = out.iter().filter_map(|command| match command {
+        Command::PersistEntries { after, anew, .. } => Some((*after, anew.is_some())),
+        _ => None,
+    });
+    let persisted: Vec<_> = persisted.collect();
+    assert_eq!(persisted, [(begins, true), (begins, false)]);
+    let delivered = out.iter().filter_map(|command| match command {
+        Command::Deliver(entry) => Some(entry.viewstamp),
+        _ => None,
+    });
+    assert_eq!(delivered.collect::<Vec<_>>(), [vs(new, 1)]);
+    replica.persists(new);
+    let out = replica.apply(Event::EntriesPersisted(vs(new, 1)));
+    assert_eq!(acknowledged(&out), [Index(1)]);
+    assert_eq!(replica.core.life(), new);
+    assert_eq!(replica.core.status().last, vs(new, 1));
+}
+
+#[test]
+fn a_crash_at_the_beginning_of_a_life_does_not_leave_the_log_of_the_one_before() {
+    let old = view(1, 0);
+    let log = (1..=3).map(|index| noop(old, index));
+    replaces_the_log_of_the_life_before(vs(old, 0), log.collect());
+}
+
+#[test]
+fn nor_does_it_if_that_log_had_been_reclaimed_in_part() {
+    let old = view(1, 0);
+    let log = (11..=13).map(|index| noop(old, index));
+    replaces_the_log_of_the_life_before(vs(old, 10), log.collect());
+}
+
+/// Where the log reached storage and the word of its life did not, the log itself tells.
+#[test]
+fn a_log_that_begins_a_life_says_which() {
+    let (old, new) = (view(1, 0), view(2, 0));
+    let replica = Replica::found(Durability::Disk, (new, old), vs(new, 0), vec![noop(new, 1)]);
+    assert_eq!(replica.core.life(), new);
+    assert_eq!(replica.core.status().last, vs(new, 1));
 }

@@ -80,12 +80,15 @@ pub enum Canary {
     ReleaseWithoutMatch,
     /// A match does not ask what the secondary has acknowledged to the client.
     IgnoreAcks,
+    /// A log of the guest's last life on disk is taken for one of the present life.
+    TrustOldLife,
 }
 
 impl Canary {
     pub(crate) fn of_consensus(self) -> ConsensusCanary {
         match self {
             Self::VoteAfterAmnesia => ConsensusCanary::VoteAfterAmnesia,
+            Self::TrustOldLife => ConsensusCanary::TrustOldLife,
             _ => ConsensusCanary::None,
         }
     }

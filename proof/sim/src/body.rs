@@ -76,7 +76,17 @@ impl World {
                 }
             }
         }
+        self.reclaim(who);
         self.rearm(who);
+    }
+
+    /// What the log has reclaimed goes from the disk too.
+    fn reclaim(&mut self, who: ReplicaId) {
+        let process = self.process_mut(who);
+        if let Some(replica) = &process.replica {
+            let base = replica.consensus_core().status().base;
+            process.disk.reclaim(base);
+        }
     }
 
     pub(crate) fn receive(&mut self, record: Arrival) {
@@ -166,6 +176,9 @@ impl World {
                 entries,
             } => {
                 self.store(who, Write::Entries(after, anew, entries));
+                if anew.is_some() {
+                    self.log_begins_anew(who);
+                }
             }
             Action::PersistGuest(record) => self.store(who, Write::Guest(record)),
             Action::StartGuest => self.start_guest(who),

@@ -6,7 +6,7 @@
 use crate::copy::{Blocks, Copy};
 use apus::{DurableState, Entry, Roster, Start};
 use plover_replica::{Event, GuestRecord};
-use plover_types::{SyncNo, Viewstamp};
+use plover_types::{Index, SyncNo, Viewstamp};
 use std::collections::VecDeque;
 
 /// One write.
@@ -86,6 +86,26 @@ impl Disk {
             let _ = self.complete();
         }
         self.under_way.clear();
+    }
+
+    /// Gives back the space of entries up to `index`, once all writes are done: before that, what
+    /// stands there may be what a write is about to cut.
+    pub fn reclaim(&mut self, index: Index) {
+        if !self.under_way.is_empty() {
+            return;
+        }
+        let reclaimed = |entry: &&Entry| entry.viewstamp.index <= index;
+        let count = self.log.iter().take_while(reclaimed).count();
+        for entry in self.log.drain(..count) {
+            self.base = entry.viewstamp;
+            self.roster_at_base.note(entry.kind);
+        }
+    }
+
+    /// Whether it knows of a new life of the guest, and its log is of an older one.
+    pub fn is_between_lives(&self) -> bool {
+        let life = self.state.map(|state| state.life).unwrap_or_default();
+        self.base != Viewstamp::default() && self.base.view < life
     }
 
     /// How many writes are under way.

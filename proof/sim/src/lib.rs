@@ -28,7 +28,6 @@
 //! * Time that computing takes: a turn takes no time, hashing and copying included.
 //! * Bytes that change under way or on disk (the fabric's checksums and the storage have tests
 //!   of their own), and replicas that lie.
-//! * Disks of the guest.
 
 pub mod clients;
 pub mod clock;

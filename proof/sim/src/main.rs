@@ -64,6 +64,7 @@ fn canary(name: &str) -> Result<Canary, String> {
         "ack-before-disks" => Ok(Canary::AckBeforeDisks),
         "release-without-match" => Ok(Canary::ReleaseWithoutMatch),
         "ignore-acks" => Ok(Canary::IgnoreAcks),
+        "trust-old-life" => Ok(Canary::TrustOldLife),
         _ => Err(format!("there is no canary '{name}'")),
     }
 }
@@ -161,6 +162,7 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::AckBeforeDisks => " --canary ack-before-disks",
         Canary::ReleaseWithoutMatch => " --canary release-without-match",
         Canary::IgnoreAcks => " --canary ignore-acks",
+        Canary::TrustOldLife => " --canary trust-old-life",
     };
     let why = outcome
         .violation

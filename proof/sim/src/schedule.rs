@@ -56,6 +56,8 @@ pub enum Happening {
     Mend(Fault),
     /// The next fault of the plan.
     Next,
+    /// All hosts die at once.
+    AllDie,
     /// A process starts again.
     Restart(ReplicaId),
     /// The operator looks at the group, in the middle of its misfortunes.

@@ -172,6 +172,30 @@ impl World {
         Some("fault: process killed")
     }
 
+    /// All processes vanish, and with them the guest's life.
+    pub(crate) fn all_die(&mut self) {
+        if self.healed_at.is_some() {
+            return;
+        }
+        let next = self.chance.lives.micros((500_000, 3_000_000));
+        self.plan.after(next, Happening::AllDie);
+        for who in self.scenario.members.clone() {
+            let span = self.chance.lives.micros((5_000, 150_000));
+            self.strike(Fault::Crash(who), Some(span));
+        }
+    }
+
+    /// A replica was told to begin its log anew: one that dies now may find a part of that.
+    pub(crate) fn log_begins_anew(&mut self, who: ReplicaId) {
+        if self.scenario.short_lives && self.chance.lives.chance(0.4) {
+            let longest = self.scenario.store.1;
+            let delay = self.chance.lives.micros((0, longest));
+            let span = self.chance.lives.micros((5_000, 150_000));
+            let crash = Happening::Strike(Fault::Crash(who), Some(span));
+            self.plan.after(delay, crash);
+        }
+    }
+
     /// A new disk is an ordinary misfortune while all others remember; a group in which several
     /// have forgotten even their promises is beyond what any protocol can keep.
     fn wipe(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
@@ -203,6 +227,10 @@ impl World {
         let kept = self.chance.faults.range(0, under_way) as usize;
         let process = self.process_mut(who);
         process.disk.crash(kept);
+        if process.disk.is_between_lives() {
+            self.coverage
+                .hit("life: its word is on a disk, its log is not");
+        }
         self.check_disks(who);
         self.process_mut(who).vanish();
         // A killed process's connections are reset; a dead host's fall silent.

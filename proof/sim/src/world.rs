@@ -8,7 +8,7 @@ use crate::invariants::{Check, Invariants, Violation};
 use crate::net::Net;
 use crate::process::{Process, State};
 use crate::rng::Rng;
-use crate::scenario::{Scenario, preset_of};
+use crate::scenario::{Scenario, has_short_lives, preset_of};
 use crate::schedule::{Happening, Schedule};
 use crate::trace::{Trace, TraceMode, trace};
 use crate::typist::Typist;
@@ -82,6 +82,7 @@ pub(crate) struct Chance {
     pub faults: Rng,
     pub ambushes: Rng,
     pub copies: Rng,
+    pub lives: Rng,
 }
 
 impl World {
@@ -89,13 +90,17 @@ impl World {
     pub fn new(seed: u64, options: &Options) -> Self {
         let mut rng = Rng::new(seed);
         let mut draw = rng.fork(1);
-        let scenario = Scenario::draw(
+        let mut scenario = Scenario::draw(
             &mut draw,
             options.replicas,
             options.policy.unwrap_or_else(|| preset_of(seed)),
             options.faults_for,
             options.canary,
         );
+        let (short_lives, lives) = has_short_lives(seed);
+        if short_lives {
+            scenario.shorten_lives();
+        }
         let mut plan = Schedule::default();
         let net = Net::new(scenario.net, rng.fork(2), &scenario.members, &mut plan);
         let clients = Clients::new(scenario.clients, rng.fork(3), &mut plan);
@@ -106,6 +111,7 @@ impl World {
             faults: rng.fork(7),
             ambushes: rng.fork(8),
             copies: rng.fork(10),
+            lives,
         };
         for &who in &scenario.members {
             plan.after(
@@ -118,6 +124,9 @@ impl World {
         plan.at(scenario.faults.begin, Happening::Type);
         if scenario.faults.operator {
             plan.at(scenario.faults.begin, Happening::Operator);
+        }
+        if scenario.short_lives {
+            plan.at(scenario.faults.begin, Happening::AllDie);
         }
         Self {
             processes: scenario.members.iter().map(|_| Process::new()).collect(),
@@ -216,6 +225,7 @@ impl World {
             Happening::Strike(fault, span) => self.strike(fault, span),
             Happening::Mend(fault) => self.mend(fault),
             Happening::Next => self.next_fault(),
+            Happening::AllDie => self.all_die(),
             Happening::Restart(who) => self.restart(who),
             Happening::Operator => self.watch(),
             Happening::Type => self.type_some(),

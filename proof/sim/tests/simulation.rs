@@ -56,7 +56,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 35] = [
+const REACHED: [&str; 36] = [
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
     "failover: a new leader serves",
@@ -69,6 +69,7 @@ const REACHED: [&str; 35] = [
     "join: more rounds",
     "join: the guest is protected",
     "life: begun by the operator's word",
+    "life: its word is on a disk, its log is not",
     "recovery: a replica recovered its log",
     "release: late, the lease had run out",
     "release: on acknowledgement",
@@ -168,6 +169,14 @@ fn a_vote_after_amnesia_is_caught() {
         600,
         &["committed_not_lost", "external_consistency"],
     );
+}
+
+/// A crash between the word of a new life and its log leaves the old life's log on disk, and that
+/// is taken for the new one's.
+#[test]
+fn a_log_of_an_older_life_is_caught() {
+    let found_by = ["no_panic", "logs_agree", "committed_not_lost"];
+    catches(Canary::TrustOldLife, 200, &found_by);
 }
 
 /// Outputs leave before the secondary has acknowledged their state.

@@ -223,7 +223,9 @@ impl Disk {
                 .rev()
                 .any(|entry| entry.viewstamp == viewstamp)
         };
-        self.has_forgotten || self.base.index >= viewstamp.index || held()
+        // What is reclaimed counts only in the life that the log is of.
+        let reclaimed = self.base.index >= viewstamp.index && self.base.view >= viewstamp.view;
+        self.has_forgotten || reclaimed || held()
     }
 
     /// Whether a process that starts on it has to recover its log first.
