@@ -24,10 +24,10 @@ impl<M: StateMachine> Server<M> {
         self.drive()?;
         self.send_snapshots();
         self.trim();
-        let base = self.core.status().base;
+        let begins = (self.core.life(), self.core.status().base);
         let state = &self.state;
         self.stable
-            .trim(base, state.applied.index, || state.snapshot())?;
+            .trim(begins, state.applied, || state.snapshot())?;
         self.feed_tails();
         if let Some(door) = &mut self.door {
             door.flush();

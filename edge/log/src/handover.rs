@@ -104,8 +104,12 @@ impl<M: StateMachine> Server<M> {
             return Ok(());
         };
         if from.1 > self.state.applied.index {
-            let group = self.state.restore(snapshot);
-            self.regroup(group.map_err(ServerError::Restore)?);
+            let group = self.state.restore(snapshot, self.core.life());
+            let Some(group) = group.map_err(ServerError::Restore)? else {
+                tracing::info!(from = %from.0, "a state of the log before this one is not used");
+                return Ok(());
+            };
+            self.regroup(group);
             tracing::info!(applied = %self.state.applied, from = %from.0, "took over a state");
             if self.state.applied.index > self.commit.index {
                 self.commit = self.state.applied;

@@ -5,7 +5,7 @@ use crate::envelope::{self, Envelope, SessionRequest};
 use crate::members::Group;
 use crate::{Error, StateMachine};
 use apus::outputs::{OutputCheck, OutputHasher, Piece, Verdict};
-use plover_types::{Viewstamp, wire};
+use plover_types::{View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -177,9 +177,10 @@ impl<M: StateMachine> Replicated<M> {
         })
     }
 
-    /// Becomes what another replica's [`snapshot`](Self::snapshot) says, except for the group,
-    /// which it returns.
-    pub fn restore(&mut self, bytes: &[u8]) -> Result<Group, String> {
+    /// Becomes what a [`snapshot`](Self::snapshot) says, its own or another replica's, except for
+    /// the group, which it returns. `None`, and nothing changes, if that is of a log before the one
+    /// that began in the view `life`.
+    pub fn restore(&mut self, bytes: &[u8], life: View) -> Result<Option<Group>, String> {
         // Borrowed decoding: `wire::decode` serves only what owns its bytes.
         let body = match bytes.split_first() {
             Some((&wire::WIRE_VERSION, body)) => body,
@@ -187,13 +188,16 @@ impl<M: StateMachine> Replicated<M> {
         };
         let snapshot: Snapshot<'_> =
             postcard::from_bytes(body).map_err(|error| format!("it is malformed: {error}"))?;
+        if snapshot.applied.view < life {
+            return Ok(None);
+        }
         self.machine.restore(Some(snapshot.machine))?;
         self.applied = snapshot.applied;
         self.sessions = snapshot.sessions;
         self.hasher = snapshot.hasher;
         self.check = snapshot.check;
         self.pieces.clear();
-        Ok(snapshot.group)
+        Ok(Some(snapshot.group))
     }
 
     /// Becomes what it was before the first entry.
@@ -211,7 +215,7 @@ impl<M: StateMachine> Replicated<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::{Index, View};
+    use plover_types::Index;
 
     /// Counts, and says how far.
     #[derive(Default)]
@@ -255,7 +259,7 @@ mod tests {
             .apply(at(1), &request(5, 1))
             .map(|(at, it)| (at, it.to_vec()));
         let mut other = Replicated::new(Counter(99), Group::default(), true);
-        other.restore(&state.snapshot()).unwrap();
+        other.restore(&state.snapshot(), View::NONE).unwrap();
         for state in [&mut state, &mut other] {
             let again = state
                 .apply(at(2), &request(5, 1))
@@ -292,13 +296,26 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_of_the_log_before_changes_nothing() {
+        let mut old = Replicated::new(Counter::default(), Group::default(), false);
+        old.apply(at(9), &request(1, 1)).unwrap();
+        let mut state = Replicated::new(Counter(99), Group::default(), false);
+        let later = View(at(9).view.0 + 1);
+        assert_eq!(state.restore(&old.snapshot(), later), Ok(None));
+        assert_eq!((state.machine.0, state.applied), (99, Viewstamp::default()));
+        let same = at(9).view;
+        assert!(state.restore(&old.snapshot(), same).unwrap().is_some());
+        assert_eq!((state.machine.0, state.applied), (1, at(9)));
+    }
+
+    #[test]
     fn a_damaged_snapshot_is_refused() {
         let mut state = Replicated::new(Counter::default(), Group::default(), false);
         state.apply(at(1), &request(1, 1)).unwrap();
         let good = state.snapshot();
         for cut in 0..good.len() {
-            assert!(state.restore(&good[..cut]).is_err());
+            assert!(state.restore(&good[..cut], View::NONE).is_err());
         }
-        assert!(state.restore(&good).is_ok());
+        assert!(state.restore(&good, View::NONE).is_ok());
     }
 }

@@ -118,8 +118,11 @@ impl<M: StateMachine> Server<M> {
         let (stable, start, snapshot) = Stable::open(dir, group, &config)?;
         let mut server = Self::open(config, Box::new(fabric), machine, (stable, start))?;
         if let Some(snapshot) = snapshot {
-            let restored = server.state.restore(&snapshot);
-            server.regroup(restored.map_err(ServerError::Restore)?);
+            let group = server.state.restore(&snapshot, server.core.life());
+            match group.map_err(ServerError::Restore)? {
+                Some(group) => server.regroup(group),
+                None => tracing::info!("the snapshot is of the log before this one: not used"),
+            }
         }
         server.settle()?;
         Ok(server)

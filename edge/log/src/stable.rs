@@ -7,6 +7,10 @@
 //!                          trimmed only once the snapshot reflects it
 //! ```
 //!
+//! When the operator lets a new log begin, the snapshot of the old one stays until there is
+//! another. By the view of the last entry that it reflects it is known for what it is: every entry of
+//! a new log is of a later view than all of the old one's.
+//!
 //! A batch is written and synced by the server's own thread while that is quick: it saves two
 //! wake-ups, and what comes in meanwhile is the next batch. While the disk is slow the store's
 //! thread does it, so that heartbeats go on.
@@ -14,7 +18,7 @@
 use crate::{Config, ServerError};
 use apus::{Durability, DurableState, Entry, Event, Roster, Start};
 use plover_store::{Completion, Counters, Options, Store};
-use plover_types::{Index, Viewstamp};
+use plover_types::{Index, View, Viewstamp};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -141,21 +145,25 @@ impl Stable {
         Ok(())
     }
 
-    /// The log in memory begins after `base`: the disk follows once a snapshot reflects that.
-    /// `snapshot` makes one of a state that reflects `applied`.
+    /// The log in memory, of this `life`, begins after `base`: the disk follows once a snapshot
+    /// reflects that. `snapshot` makes one of a state that reflects `applied`.
     pub fn trim(
         &mut self,
-        base: Index,
-        applied: Index,
+        (life, base): (View, Index),
+        applied: Viewstamp,
         snapshot: impl FnOnce() -> Vec<u8>,
     ) -> Result<(), ServerError> {
         let (Some(store), Some(snapshots)) = (&mut self.store, &mut self.snapshots) else {
             return Ok(());
         };
         snapshots.finish_if_done()?;
-        if snapshots.durable >= base {
+        if base == Index(0) {
+            return Ok(());
+        }
+        let reflects = |it: Viewstamp| it.view >= life && it.index >= base;
+        if reflects(snapshots.durable) {
             store.trim(base);
-        } else if applied >= base && snapshots.writing.is_none() {
+        } else if reflects(applied) && snapshots.writing.is_none() {
             snapshots.begin(applied, snapshot());
         }
         Ok(())
@@ -167,15 +175,15 @@ impl Stable {
 struct Snapshots {
     path: PathBuf,
     /// What the file reflects.
-    durable: Index,
-    writing: Option<JoinHandle<io::Result<Index>>>,
+    durable: Viewstamp,
+    writing: Option<JoinHandle<io::Result<Viewstamp>>>,
 }
 
 impl Snapshots {
     fn new(dir: &Path) -> Self {
         Self {
             path: dir.join("snapshot"),
-            durable: Index(0),
+            durable: Viewstamp::default(),
             writing: None,
         }
     }
@@ -203,7 +211,7 @@ impl Snapshots {
     }
 
     /// Writes in a thread of its own: a large state takes longer than a heartbeat may be late.
-    fn begin(&mut self, applied: Index, state: Vec<u8>) {
+    fn begin(&mut self, applied: Viewstamp, state: Vec<u8>) {
         let path = self.path.clone();
         let write = move || {
             let new = path.with_extension("new");
