@@ -2,7 +2,8 @@
 
 mod network;
 
-use apus::{Durability, EntryKind, Phase};
+use apus::{Durability, EntryKind, Members, Phase, Roster};
+use network::disk::Disk;
 use network::{Setup, World};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 
@@ -243,4 +244,40 @@ fn a_replica_that_missed_what_was_reclaimed_jumps() {
         world.run(Micros::from_ms(500));
         assert_eq!(world.core(2).status().commit, leader.commit);
     }
+}
+
+/// Its log is on disk, and no other replica has any of it. For all the others know they were wiped, so
+/// they vote for nobody. Nothing can have been acknowledged: with an empty directory of its own, the
+/// operator's word helps.
+#[test]
+fn a_first_leader_that_nobody_has_heard_waits_for_a_person() {
+    let mut world = World::new(Setup {
+        any_voter_stands: true,
+        manage_in_sync: false,
+        ..Setup::new(17, 3, Durability::Disk)
+    });
+    world.operator = false;
+    let is_append = |bytes: &[u8]| bytes[1] == 0;
+    world.filter = Some(Box::new(move |from, _, bytes| {
+        from == 0 && is_append(bytes)
+    }));
+    assert!(world.run_until(Micros::from_ms(1000), |world| world.leader() == Some(0)));
+    world.run(Micros::from_ms(100));
+    world.crash(0);
+    world.filter = None;
+    world.start(0);
+    world.run(Micros::from_ms(5000));
+    assert_eq!((world.leader(), world.nodes[0].empty), (None, false));
+    world.crash(0);
+    let first = Roster {
+        in_sync: ReplicaSet(0b001),
+        members: Members::of(ReplicaSet(0b111)),
+    };
+    world.nodes[0].disk = Disk::new(first);
+    world.operator = true;
+    world.start(0);
+    assert!(world.run_until(Micros::from_ms(3000), |world| world.leader() == Some(0)));
+    world.propose(0, b"begun".to_vec()).unwrap();
+    world.run(Micros::from_ms(100));
+    assert_eq!(world.checks.payloads(), [b"begun"]);
 }
