@@ -47,7 +47,10 @@ pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
             status.id
         );
     }
-    control.request(&json!({"op": "bootstrap"}))?;
+    let answer = control.request(&json!({"op": "bootstrap"}))?;
+    if let Some(why) = answer["in_vain"].as_str() {
+        bail!("no new guest is booted: {why}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -316,6 +316,24 @@ pub enum ProposeError {
     Members(MembersError),
 }
 
+/// Why no new life of the group begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BootstrapError {
+    /// Say it to that replica.
+    #[error("only the group's first leader begins one: say it to replica {0}")]
+    NotFirstLeader(ReplicaId),
+    /// Start the replicas that are down; if all are up, one of them still holds the state, or the
+    /// last word of one is a moment away.
+    #[error(
+        "not every replica has said that it holds nothing to go on from: start those that are down, \
+         and say it again in a moment"
+    )]
+    NotEmpty,
+    /// It holds the state, or begins a life already: wait.
+    #[error("this replica leads, or stands for election")]
+    Standing,
+}
+
 /// Why the group's members cannot change.
 ///
 /// Majorities of two groups that differ by one voter always meet, and that is all that keeps

@@ -77,8 +77,8 @@ mod replicate;
 mod thrift;
 
 pub use api::{
-    Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event, Members,
-    MembersError, Phase, ProposeError, Roster, Start, Status,
+    BootstrapError, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event,
+    Members, MembersError, Phase, ProposeError, Roster, Start, Status,
 };
 
 use canvass::{Canvass, StoodDown};

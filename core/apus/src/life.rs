@@ -10,7 +10,7 @@
 //! finds a log that begins in a lower view than the life it knows of: that log is of no life, and is
 //! dropped when a leader names one (`durable`).
 
-use crate::api::{Command, Durability, Members, Roster};
+use crate::api::{BootstrapError, Command, Durability, Members, Roster};
 use crate::election::{Election, Stage};
 use crate::log::Log;
 use crate::{Apus, Role};
@@ -19,20 +19,32 @@ use std::collections::BTreeMap;
 
 impl Apus {
     /// Begins the life of a group that [`Command::GroupEmpty`] reported. Only the configured
-    /// first leader acts on it, and only while that report still stands. It implies
-    /// [`Apus::set_holds_state`]: the first leader boots the guest.
+    /// first leader acts on it, and only while that report still stands
+    /// ([`Apus::check_bootstrap`]). It implies [`Apus::set_holds_state`]: the first leader boots the
+    /// guest.
     pub fn bootstrap(&mut self, _now: Micros, out: &mut Vec<Command>) {
-        let following = matches!(self.role, Role::Following(_));
-        if self.config.me != self.config.first_leader
-            || !self.bearings.group_is_empty()
-            || !following
-        {
+        if self.check_bootstrap().is_err() {
             return;
         }
         self.holds_state = true;
         self.transition(Role::Electing(Election::new(Stage::Beginning)));
         self.promise(View::new(self.round_max + 1, self.config.me), out);
         self.tell(None, out);
+    }
+
+    /// Whether [`Apus::bootstrap`] would begin a new life now.
+    ///
+    /// # Errors
+    /// Why not, and what the operator can do about it.
+    pub fn check_bootstrap(&self) -> Result<(), BootstrapError> {
+        if self.config.me != self.config.first_leader {
+            return Err(BootstrapError::NotFirstLeader(self.config.first_leader));
+        }
+        match self.role {
+            Role::Following(_) if self.bearings.group_is_empty() => Ok(()),
+            Role::Following(_) => Err(BootstrapError::NotEmpty),
+            _ => Err(BootstrapError::Standing),
+        }
     }
 
     /// Storage has the promise of a new life's first view: lead it. No votes are needed, for

@@ -2,7 +2,7 @@
 
 mod network;
 
-use apus::{Durability, EntryKind, Members, Phase, Roster};
+use apus::{BootstrapError, Durability, EntryKind, Members, Phase, Roster};
 use network::disk::Disk;
 use network::{Setup, World};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
@@ -153,6 +153,9 @@ fn when_all_forget_nobody_leads_without_the_operator() {
         world.run(Micros::from_ms(3000));
         assert_eq!(world.leader(), None);
         assert!(world.nodes[0].empty, "the operator is told");
+        let elsewhere = BootstrapError::NotFirstLeader(ReplicaId(0));
+        assert_eq!(world.core(1).check_bootstrap(), Err(elsewhere));
+        assert_eq!(world.core(0).check_bootstrap(), Ok(()));
         world.operator = true;
         world.restart(0);
         world.run(Micros::from_ms(1000));
@@ -199,6 +202,8 @@ fn a_secondary_that_survives_alone_does_not_serve_from_what_may_be_old() {
     world.run(Micros::from_ms(5000));
     assert_eq!(world.leader(), None);
     assert!(!world.nodes[0].empty, "somebody still holds the guest");
+    let refused = world.core(0).check_bootstrap();
+    assert_eq!(refused, Err(BootstrapError::NotEmpty));
 }
 
 #[test]

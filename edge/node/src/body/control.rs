@@ -29,8 +29,9 @@ impl Body {
                         Op::Bootstrap => match self.why_not_bootstrap() {
                             Some(why) => json!({"error": why}),
                             None => {
+                                let vain = self.replica.consensus_core().check_bootstrap().err();
                                 self.apply(Event::Bootstrap)?;
-                                json!({"ok": true})
+                                json!({"ok": true, "in_vain": vain.map(|why| why.to_string())})
                             }
                         },
                         Op::Shutdown => {
