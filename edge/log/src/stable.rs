@@ -247,3 +247,58 @@ impl Drop for Snapshots {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use apus::{EntryKind, Members};
+    use plover_types::{ReplicaId, ReplicaSet};
+
+    fn at(view: View, index: u64) -> Viewstamp {
+        let index = Index(index);
+        Viewstamp { view, index }
+    }
+
+    /// A log of nine entries that begins in `view`.
+    fn begin(stable: &mut Stable, view: View) {
+        let roster = Roster {
+            in_sync: ReplicaSet(1),
+            members: Members::of(ReplicaSet(1)),
+        };
+        let entry = |index| Entry {
+            viewstamp: at(view, index),
+            kind: EntryKind::App,
+            payload: vec![1],
+        };
+        let entries: Vec<_> = (1..=9).map(entry).collect();
+        stable.persist_entries(at(view, 0), Some(roster), &entries);
+    }
+
+    #[test]
+    fn a_snapshot_of_the_log_before_lets_nothing_be_trimmed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::new(ReplicaId(0), ReplicaSet(1));
+        config.durability = Durability::Disk;
+        let (mut stable, _, _) = Stable::open(dir.path(), "g", &config).unwrap();
+        let (old, new) = (View(16), View(32));
+        let mut made = 0;
+        for life in [old, new] {
+            begin(&mut stable, life);
+            let mut trim = || {
+                let snapshot = || {
+                    made += 1;
+                    vec![1]
+                };
+                stable
+                    .trim((life, Index(5)), at(life, 9), snapshot)
+                    .unwrap();
+                stable.store.as_ref().unwrap().holds(at(life, 1))
+            };
+            assert!(trim(), "trimmed without a snapshot that reflects it");
+            while trim() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert_eq!(made, 2);
+    }
+}
