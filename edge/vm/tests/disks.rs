@@ -171,7 +171,7 @@ fn a_disk_that_fails_is_the_replicas_end() {
     match guest.event() {
         VmEvent::Died(why) => {
             assert!(
-                why.contains("io-error") && why.contains("cannot read the disk"),
+                why.contains("cannot read the disk") && why.contains("mend"),
                 "{why}"
             );
         }
