@@ -54,6 +54,9 @@ impl Replica {
     }
 
     fn feed(&mut self, input: Input) {
+        if std::mem::take(&mut self.idleness_unproven) {
+            self.idle.was_timely();
+        }
         self.idle.disturb();
         self.guest_idle = false;
         let cut = self.guest.give(input, &mut self.out);

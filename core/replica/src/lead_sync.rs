@@ -71,6 +71,8 @@ pub(crate) struct LeadSync {
     pub peer: ReplicaId,
     index: Index,
     join: bool,
+    /// The guest was idle when its slot ended.
+    idle: bool,
     stage: Stage,
     started: Micros,
     last_progress: Micros,
@@ -229,6 +231,7 @@ impl Replica {
             peer,
             index,
             join: reason == SyncReason::Join,
+            idle: reason == SyncReason::Idle,
             stage: Stage::Ordering,
             started: self.now,
             last_progress: self.now,
@@ -645,7 +648,11 @@ impl Replica {
     fn lead_resume(&mut self) {
         let Some(sync) = &mut self.lead else { return };
         let refeed = std::mem::take(&mut sync.refeed);
+        let (idle, before) = (sync.idle, self.out.len());
         self.resume_guest(refeed);
+        // What it is fed now it may answer at once.
+        let fed = |action: &Action| matches!(action, Action::Feed(_) | Action::Operate(_));
+        self.idleness_unproven = idle && !self.out.iter().skip(before).any(fed);
         self.slot_started = self.now;
         self.guest_idle = false;
         self.idle.disturb();

@@ -11,6 +11,9 @@ impl Replica {
     /// The guest has sent frames. Everybody's go into the guard first; solo empties it at the
     /// end of the turn.
     pub(crate) fn on_outputs(&mut self, frames: Vec<Frame>) {
+        if std::mem::take(&mut self.idleness_unproven) {
+            self.idle.was_early();
+        }
         if self.guest.power != Power::Off && self.holds_state {
             let mut dropped = 0;
             for frame in frames {

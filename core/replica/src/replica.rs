@@ -70,6 +70,8 @@ pub struct Replica {
     pub(crate) wait_rule: WaitRule,
     pub(crate) idle: IdleDetector,
     pub(crate) guest_idle: bool,
+    /// The last slot ended because the guest was idle, and whether it was is not known yet.
+    pub(crate) idleness_unproven: bool,
     /// The last syncvm failed; the next one is a repetition.
     pub(crate) retry: bool,
     /// The guest has written so much to its disks that a syncvm is due.
@@ -137,6 +139,7 @@ impl Replica {
             wait_rule: WaitRule::new(config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
+            idleness_unproven: false,
             retry: false,
             much_written: false,
             reset_pages: PageSet::new(config.pages),

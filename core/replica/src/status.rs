@@ -3,7 +3,7 @@
 use crate::api::Role;
 use crate::guest::Power;
 use crate::replica::Replica;
-use plover_types::{Index, ReplicaId, ReplicaSet, SyncNo, View};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SyncNo, View};
 use serde::Serialize;
 
 /// Where a replica stands.
@@ -31,6 +31,10 @@ pub struct ReplicaStatus {
     pub sync: SyncNo,
     /// Frames in the guard.
     pub held_outputs: usize,
+    /// How long the guest must look idle, as learnt of it (PLOVER §4.3).
+    pub idle_threshold: Micros,
+    /// How long a busy guest may run while outputs wait.
+    pub slot_longest: Micros,
     /// Last committed log entry.
     pub commit: Index,
     /// Messages that did not decode.
@@ -62,6 +66,8 @@ impl Replica {
             holds_state: self.holds_state,
             sync: self.sync_no,
             held_outputs: self.guard.len(),
+            idle_threshold: self.idle.threshold(),
+            slot_longest: self.slot_rule.longest(),
             commit: consensus.commit,
             rejected: consensus.rejected,
         }

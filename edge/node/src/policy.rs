@@ -94,7 +94,8 @@ pub struct PolicyConfig {
     pub sent: Option<Sent>,
     /// Likewise: `synced`, `matched`.
     pub release: Option<ReleaseWhen>,
-    /// The guest counts as idle after this many µs without work (default 100, as the paper).
+    /// The guest counts as idle after this many µs without work (default 100, as the paper). What is
+    /// learnt of the guest makes it up to twice as short or eight times as long.
     pub idle_threshold_us: Option<u64>,
     /// A slot may always run this long, ms, before a busy guest is paused.
     pub slot_min_ms: Option<u64>,

@@ -100,6 +100,8 @@ impl Body {
             "holds_state": status.holds_state,
             "guest_running": status.guest_running,
             "held_outputs": status.held_outputs,
+            "idle_threshold_us": status.idle_threshold.0,
+            "slot_longest_us": status.slot_longest.0,
             "commit": status.commit.0,
             "rejected": status.rejected,
             "plover_pid": std::process::id(),
