@@ -44,6 +44,11 @@ pub struct Config {
     pub disk_blocks: u32,
     /// Whether this machine type's devices must be reset before a state is loaded.
     pub needs_reset: bool,
+    /// What of the guest a witness keeps ready for the day it becomes secondary: this replica's
+    /// choice as a witness, and whether it sends anything as secondary.
+    pub warm: Warm,
+    /// Bytes a second that a secondary sends to keep a witness warm, at most.
+    pub warm_bytes_per_s: u64,
     /// Whether only the differing blocks of divergent pages are sent, not whole pages.
     pub blocks: bool,
     /// Held output bytes that force a sync.
@@ -57,6 +62,19 @@ pub struct Config {
     /// A known bug to put back, for the simulator's proof that it can fail.
     #[doc(hidden)]
     pub canary: Canary,
+}
+
+/// What a witness keeps of the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Warm {
+    /// Nothing.
+    Off,
+    /// Its disks.
+    Disk,
+    /// Its disks and its memory.
+    #[default]
+    Full,
 }
 
 /// Known bugs behind a test-only switch (style 19: the harness is tested too).
@@ -82,6 +100,8 @@ pub enum Canary {
     IgnoreAcks,
     /// A log of the guest's last life on disk is taken for one of the present life.
     TrustOldLife,
+    /// What a syncvm brings is not sent on to the warm copy.
+    WarmForgetsSyncs,
 }
 
 impl Canary {
@@ -346,10 +366,17 @@ pub enum Note {
         /// Whether it answers.
         alive: bool,
     },
-    /// A full copy to a new secondary has begun.
+    /// A copy to a new secondary has begun.
     JoinBegun {
         /// The new secondary.
         peer: ReplicaId,
+    },
+    /// The new secondary stands ready; the first round follows, after comparing.
+    JoinOpened {
+        /// The new secondary.
+        peer: ReplicaId,
+        /// It goes on with a copy of this replica's pages that it has kept.
+        warm: bool,
     },
     /// One round of it.
     JoinRound {
@@ -369,6 +396,18 @@ pub enum Note {
     Protected {
         /// The secondary.
         peer: ReplicaId,
+    },
+    /// A witness has all of this secondary's pages, but for those written lately.
+    Warm {
+        /// The witness.
+        peer: ReplicaId,
+    },
+    /// A witness does not take a warm copy; it is asked again later.
+    WarmRefused {
+        /// The witness.
+        peer: ReplicaId,
+        /// Why.
+        why: String,
     },
     /// The outputs of the two sides cannot all be matched; a sync follows.
     OutputsDiffer {

@@ -15,6 +15,10 @@ impl Replica {
         self.leader = Some(self.config.me);
         self.alive = ReplicaSet::EMPTY;
         self.note(Note::Elected { view });
+        if self.standby.is_some() {
+            // A new life of the group begins here; what stands ready is of the last one.
+            self.drop_guest();
+        }
         self.set_role(Role::Leader);
         // The old leader's syncvm: given up, or carried through if it was complete.
         self.abort_follow("this replica leads now");
@@ -44,6 +48,10 @@ impl Replica {
         self.leader = leader;
         if changed {
             self.stop_comparing();
+            if let Some(stream) = &mut self.stream {
+                // What was on its way in the old view is dropped there.
+                stream.is_open = false;
+            }
         }
         if self.role == Role::Leader {
             self.abort_lead("this replica does not lead any more");
@@ -59,8 +67,7 @@ impl Replica {
         } else if changed {
             self.abort_follow("the view changed");
             if self.role == Role::Joining {
-                self.drop_guest();
-                self.set_role(Role::Witness);
+                self.leave_join();
             }
         }
     }
@@ -198,7 +205,7 @@ impl Replica {
                 self.resume_guest(Unconsumed::default());
                 self.serve_if_ready();
             }
-            Role::Joining => self.joiner_is_ready(),
+            Role::Joining | Role::Witness if self.standby.is_some() => self.standby_is_ready(),
             _ => self.drop_guest(),
         }
     }
@@ -227,11 +234,10 @@ impl Replica {
                 self.set_role(Role::Witness);
             }
             Role::Joining => {
-                self.report_join_failed(why);
-                self.drop_guest();
+                self.standby_died(why);
                 self.set_role(Role::Witness);
             }
-            Role::Recovering | Role::Witness => self.drop_guest(),
+            Role::Recovering | Role::Witness => self.standby_died(why),
         }
     }
 
@@ -241,6 +247,8 @@ impl Replica {
         self.kept = None;
         self.early_dirty = None;
         self.joined = None;
+        self.stream = None;
+        self.standby = None;
         self.guard.discard_all();
         self.stop_comparing();
         self.cleared.clear();

@@ -516,9 +516,7 @@ impl Replica {
                 self.send_bulk(leader, Body::Ack { sync: number });
             }
         }
-        if !chunks.is_empty() {
-            self.out.push(Action::WriteChunks(chunks));
-        }
+        self.write_chunks(chunks);
         self.out.push(Action::LoadState(device));
     }
 
@@ -567,9 +565,7 @@ impl Replica {
         });
         if self.role == Role::Joining {
             // Its guest has never run; the leader begins the attempt anew.
-            self.drop_guest();
-            self.set_role(Role::Witness);
-            return;
+            return self.leave_join();
         }
         match self.guest.power {
             Power::Running => self.open_gate(),

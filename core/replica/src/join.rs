@@ -1,27 +1,29 @@
-//! Bringing up a new secondary: a full copy in rounds while the leader's guest runs, then one
-//! syncvm that takes the rest, then the in-sync set of two (PLOVER §4.5).
+//! Bringing up a new secondary: a copy in rounds while the leader's guest runs, then one syncvm that
+//! takes the rest, then the in-sync set of two (PLOVER §4.5).
 //!
 //! ```text
 //!  leader                                          joiner
-//!  JoinStart ────────────────────────────────────▶ start a hypervisor, paused
-//!                                       ◀───────── JoinReady
-//!  round 0: every page ──────────────────────────▶ written at once
+//!  CopyStart ────────────────────────────────────▶ start a hypervisor, paused, if none stands
+//!                                       ◀───────── CopyReady
+//!  what the joiner holds is compared ◀───────────▶
+//!  round 0: every page that may differ ──────────▶ written at once
 //!  round n: what was dirtied in round n-1 ───────▶ …until little is left
 //!  Syncvm (the log) ─ the usual exchange ────────▶ stage, acknowledge, apply, run
 //!  in-sync set = both (the log)
 //! ```
 //!
 //! Until the in-sync set is committed nothing depends on the joiner, so any failure simply ends
-//! the attempt and another one begins a little later.
+//! the attempt and another one begins a little later, with what has been copied where that is still
+//! there. A leader that was the secondary before has kept a witness warm (`warm`): its round 0 is
+//! what that copy lacks. Everybody else's is what a joiner's old disks and memory do not hold
+//! already, by their hashes (`stream`).
 
 use crate::api::{Action, Note, Role};
-use crate::guest::Power;
 use crate::replica::{Asked, Replica};
 use plover_policy::SyncReason;
 use plover_syncvm::Ledger;
-use plover_syncvm::chunk::CHUNK_PAGES_MAX;
-use plover_syncvm::message::Body;
-use plover_types::{Micros, PageNo, PageSet, ReplicaId, ReplicaSet};
+use plover_syncvm::message::CopyPurpose;
+use plover_types::{Micros, PageNo, ReplicaId, ReplicaSet};
 
 /// Chunks under way at most: 24 of 128 KiB stay well inside the bulk ring.
 pub(crate) const WINDOW_CHUNKS: u32 = 24;
@@ -29,6 +31,9 @@ pub(crate) const WINDOW_CHUNKS: u32 = 24;
 /// Pages left at which the copy ends with a syncvm. Hashing and sending this many pauses the
 /// guest for a few milliseconds, like an ordinary large slot.
 const FINAL_PAGES: u32 = 1024;
+
+/// Comparisons under way at most: while one travels, both sides hash.
+const WINDOW_COMPARISONS: usize = 4;
 
 /// Rounds at most: a guest that dirties faster than the copy runs is stopped in the end.
 const ROUNDS_MAX: u32 = 8;
@@ -40,40 +45,31 @@ const PATIENCE: Micros = Micros::from_ms(15_000);
 /// How long after a failed attempt the next one begins.
 const BACKOFF: Micros = Micros::from_ms(500);
 
-/// The leader's side of an attempt.
+/// The leader's side of an attempt; the pages go over its [`crate::stream::Stream`].
 #[derive(Debug)]
 pub(crate) struct LeadJoin {
     pub peer: ReplicaId,
     pub attempt: u64,
     stage: Stage,
-    last_progress: Micros,
-    /// Chunks sent so far, over all rounds; the next one's number.
-    chunks_sent: u32,
-    /// Chunks that were sent before this round.
-    round_base: u32,
 }
 
 #[derive(Debug)]
 enum Stage {
     /// The joiner starts its hypervisor.
     Starting,
+    /// What it holds of an older copy is compared.
+    Comparing,
     /// A round is being copied.
-    Copying {
-        round: u32,
-        queue: Vec<PageNo>,
-        next: usize,
-        sent: u32,
-        acked: u32,
-    },
+    Copying { round: u32 },
+    /// It is over; what was dirtied meanwhile is being collected.
+    Scanning { round: u32 },
     /// The final syncvm runs, or its in-sync set is being agreed.
     Final,
 }
 
-/// The joiner's side.
+/// The joiner's side, from the invitation to the in-sync set that names it.
 #[derive(Debug)]
 pub(crate) struct Joined {
-    attempt: u64,
-    chunks: u32,
     /// The first syncvm is applied, the in-sync set not yet agreed.
     applied: bool,
 }
@@ -85,12 +81,11 @@ impl Replica {
         if self.role != Role::Leader {
             return;
         }
-        if let Some(join) = &self.join {
-            if self.now.since(join.last_progress) > PATIENCE {
+        if self.join.is_some() {
+            if self.now.since(self.join_progress()) > PATIENCE {
                 self.fail_join("it made no progress");
-            } else if matches!(join.stage, Stage::Final) && self.lead.is_none() {
-                // The final syncvm failed or could not start yet.
-                self.start_sync(SyncReason::Join);
+            } else {
+                self.pump_join();
             }
             return;
         }
@@ -98,37 +93,35 @@ impl Replica {
             return;
         }
         let candidates = ReplicaSet(self.alive.0 & self.links.0 & !self.in_sync.0);
-        let Some(peer) = candidates.iter().nth(
-            // Another one each time, so that one broken host does not stop protection.
-            self.join_attempts as usize % candidates.len().max(1),
-        ) else {
+        // Whose copy is warm, unless that has been tried in vain.
+        let warm = self.stream.as_ref().filter(|stream| !stream.failed);
+        let warm = warm
+            .map(|stream| stream.peer)
+            .filter(|p| candidates.contains(*p));
+        // Another one each time, so that one broken host does not stop protection.
+        let turn = self.copies as usize % candidates.len().max(1);
+        let Some(peer) = warm.or_else(|| candidates.iter().nth(turn)) else {
             return;
         };
-        self.join_attempts += 1;
-        let attempt = self.join_attempts;
-        let now = self.now;
+        self.note(Note::JoinBegun { peer });
+        let attempt = self.open_copy(peer, CopyPurpose::Join);
         self.join = Some(LeadJoin {
             peer,
             attempt,
             stage: Stage::Starting,
-            last_progress: now,
-            chunks_sent: 0,
-            round_base: 0,
         });
-        self.note(Note::JoinBegun { peer });
-        let start = Body::JoinStart {
-            attempt,
-            policy: self.config.policy.to_string(),
-            pages: self.config.pages,
-            disk_blocks: self.config.disk_blocks,
-        };
-        self.send_bulk(peer, start);
+    }
+
+    /// When the joiner was last heard of.
+    fn join_progress(&self) -> Micros {
+        let stream = self.stream.as_ref();
+        stream.map_or(Micros::ZERO, |stream| stream.last_progress)
     }
 
     pub(crate) fn join_deadline(&self) -> Micros {
         match &self.join {
             _ if self.role != Role::Leader => Micros::NEVER,
-            Some(join) => join.last_progress + PATIENCE + Micros(1),
+            Some(_) => self.join_progress() + PATIENCE + Micros(1),
             None if self.serving && self.is_solo() && self.next_join_at > self.now => {
                 self.next_join_at
             }
@@ -141,6 +134,11 @@ impl Replica {
         if self.lead.as_ref().is_some_and(|s| s.peer == join.peer) {
             self.abort_lead(why);
         }
+        if let Some(stream) = &mut self.stream {
+            // What was copied may still be of use to the next attempt.
+            stream.is_open = false;
+            stream.failed = true;
+        }
         self.retry = false;
         self.next_join_at = self.now + BACKOFF;
         self.note(Note::JoinFailed {
@@ -149,135 +147,78 @@ impl Replica {
         });
     }
 
-    fn join_of(&mut self, from: ReplicaId, attempt: u64) -> Option<&mut LeadJoin> {
-        let now = self.now;
-        let join = self
-            .join
-            .as_mut()
-            .filter(|j| j.peer == from && j.attempt == attempt)?;
-        join.last_progress = now;
-        Some(join)
-    }
-
-    pub(crate) fn on_join_failed(&mut self, from: ReplicaId, attempt: u64, why: &str) {
-        if self.join_of(from, attempt).is_some() {
-            self.fail_join(why);
-        }
-    }
-
-    /// The joiner's hypervisor stands: round 0 copies every page.
-    pub(crate) fn on_join_ready(&mut self, from: ReplicaId, attempt: u64) {
-        let Some(join) = self.join_of(from, attempt) else {
+    /// The joiner's hypervisor stands: what it has is compared, and round 0 copies what differs.
+    pub(crate) fn join_opened(&mut self, attempt: u64, warm: bool) {
+        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {
             return;
         };
         if matches!(join.stage, Stage::Starting) {
-            self.ledger = Ledger::all(self.config.pages);
-            self.begin_round(0);
+            join.stage = Stage::Comparing;
+            let peer = join.peer;
+            self.note(Note::JoinOpened { peer, warm });
+        }
+    }
+
+    /// Goes on as far as the windows allow.
+    fn pump_join(&mut self) {
+        let (Some(join), Some(stream)) = (&mut self.join, &mut self.stream) else {
+            return;
+        };
+        let attempt = join.attempt;
+        match join.stage {
+            Stage::Starting | Stage::Scanning { .. } => {}
+            Stage::Comparing if stream.is_comparing() => self.pump_comparing(WINDOW_COMPARISONS),
+            Stage::Comparing => self.begin_round(0),
+            Stage::Copying { round } => {
+                self.pump_copy(WINDOW_CHUNKS as usize);
+                self.end_round(attempt, round);
+            }
+            // The final syncvm failed or could not start yet.
+            Stage::Final if self.lead.is_none() => self.start_sync(SyncReason::Join),
+            Stage::Final => {}
         }
     }
 
     fn begin_round(&mut self, round: u32) {
-        let queue: Vec<PageNo> = self.ledger.owed().iter().collect();
-        self.note(Note::JoinRound {
-            round,
-            pages: queue.len() as u32,
-        });
-        if let Some(join) = &mut self.join {
-            join.stage = Stage::Copying {
-                round,
-                queue,
-                next: 0,
-                sent: 0,
-                acked: 0,
-            };
-        }
-        self.pump_copy();
-    }
-
-    /// Asks for as many pages as the window allows.
-    fn pump_copy(&mut self) {
-        let Some(join) = &mut self.join else { return };
-        let Stage::Copying {
-            queue,
-            next,
-            sent,
-            acked,
-            ..
-        } = &mut join.stage
-        else {
+        let (Some(join), Some(stream)) = (&mut self.join, &mut self.stream) else {
             return;
         };
-        while *next < queue.len() && *sent - *acked < WINDOW_CHUNKS {
-            let end = (*next + CHUNK_PAGES_MAX).min(queue.len());
-            let pages = queue[*next..end].to_vec();
-            for page in &pages {
-                // Read below, before the guest's next turn; a later write is a later scan's.
-                self.ledger.copied(*page);
-            }
-            *next = end;
-            *sent += 1;
-            self.reads.push_back(Asked::Join(join.attempt));
-            self.out.push(Action::ReadPages(pages));
-        }
+        join.stage = Stage::Copying { round };
+        let pages = stream.begin_sweep(PageNo(0));
+        self.note(Note::JoinRound { round, pages });
+        self.pump_join();
     }
 
-    pub(crate) fn join_pages_read(&mut self, attempt: u64, chunk: Vec<u8>) {
-        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {
+    /// Sees what was dirtied meanwhile, once all of a round is acknowledged.
+    fn end_round(&mut self, attempt: u64, round: u32) {
+        let (Some(join), Some(stream)) = (&mut self.join, &self.stream) else {
             return;
         };
-        let peer = join.peer;
-        let seq = join.chunks_sent;
-        join.chunks_sent += 1;
-        self.send_bulk(
-            peer,
-            Body::Copy {
-                attempt,
-                seq,
-                chunk,
-            },
-        );
-    }
-
-    pub(crate) fn on_copy_ack(&mut self, from: ReplicaId, attempt: u64, chunks: u32) {
-        let Some(join) = self.join_of(from, attempt) else {
-            return;
-        };
-        let base = join.round_base;
-        let done = match &mut join.stage {
-            Stage::Copying {
-                queue,
-                next,
-                sent,
-                acked,
-                ..
-            } => {
-                *acked = chunks.saturating_sub(base).min(*sent);
-                *next == queue.len() && *acked == *sent
-            }
-            _ => false,
-        };
-        if done {
-            join.round_base = chunks;
+        if stream.is_settled() {
+            join.stage = Stage::Scanning { round };
             self.scans.push_back(Asked::Join(attempt));
             self.out.push(Action::Scan);
-        } else {
-            self.pump_copy();
         }
     }
 
-    /// A round is over; this is what was dirtied meanwhile.
-    pub(crate) fn join_scanned(&mut self, attempt: u64, set: &PageSet) {
-        self.ledger.owe(set);
-        let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {
+    /// A round is over, and the stream knows what was dirtied meanwhile.
+    pub(crate) fn join_scanned(&mut self, attempt: u64) {
+        let (Some(join), Some(stream)) = (&mut self.join, &self.stream) else {
             return;
         };
-        let Stage::Copying { round, .. } = join.stage else {
+        let Stage::Scanning { round } = join.stage else {
             return;
         };
+        if join.attempt != attempt {
+            return;
+        }
         // Of a small guest, an eighth: more would be no ordinary slot there.
         let few = FINAL_PAGES.min(self.config.pages / 8);
-        if self.ledger.owed().len() <= few || round + 1 >= ROUNDS_MAX {
+        if stream.owed().len() <= few || round + 1 >= ROUNDS_MAX {
             join.stage = Stage::Final;
+            // What the sync clears stays owed to the stream, too, until the sync is acknowledged.
+            self.ledger = Ledger::settled(self.config.pages);
+            self.ledger.owe(stream.owed());
             self.start_sync(SyncReason::Join);
         } else {
             self.begin_round(round + 1);
@@ -296,84 +237,16 @@ impl Replica {
     pub(crate) fn join_synced(&mut self, peer: ReplicaId) {
         if self.join.as_ref().is_some_and(|j| j.peer == peer) {
             self.join = None;
+            self.stream = None;
             self.propose_in_sync(ReplicaSet::of([self.config.me, peer]));
         }
     }
 
-    // The joiner's side.
+    // The joiner's side; how it takes pages is in `standby`.
 
-    pub(crate) fn on_join_start(&mut self, attempt: u64, policy: &str, size: (u32, u32)) {
-        if !matches!(
-            self.role,
-            Role::Witness | Role::Joining | Role::Secondary | Role::Deposed
-        ) {
-            return;
-        }
-        let why = self.why_not_join(policy, size);
-        if let (Some(leader), Some(why)) = (self.leader, why) {
-            self.send_bulk(leader, Body::JoinFailed { attempt, why });
-            return;
-        }
-        self.drop_guest();
-        self.set_role(Role::Witness);
+    pub(crate) fn begin_joining(&mut self) {
         self.set_role(Role::Joining);
-        self.joined = Some(Joined {
-            attempt,
-            chunks: 0,
-            applied: false,
-        });
-        self.ledger = Ledger::settled(self.config.pages);
-        self.guest.power = Power::Starting;
-        self.out.push(Action::StartGuest);
-    }
-
-    /// What keeps this replica from running the leader's guest: it is configured for another.
-    fn why_not_join(&self, policy: &str, (pages, blocks): (u32, u32)) -> Option<String> {
-        let own = self.config.policy.to_string();
-        if policy != own {
-            return Some(format!(
-                "the [policy] of its configuration is another than the leader's: {own} instead of \
-                 {policy}"
-            ));
-        }
-        let (own_pages, own_blocks) = (self.config.pages, self.config.disk_blocks);
-        ((pages, blocks) != (own_pages, own_blocks)).then(|| {
-            format!(
-                "the guest has {} MiB of RAM and disks of {blocks} blocks (4 KiB), this replica is \
-                 configured for {} MiB and {own_blocks} blocks",
-                pages.saturating_sub(blocks) / 256,
-                own_pages.saturating_sub(own_blocks) / 256,
-            )
-        })
-    }
-
-    pub(crate) fn joiner_is_ready(&mut self) {
-        let (Some(joined), Some(leader)) = (&self.joined, self.leader) else {
-            return;
-        };
-        let attempt = joined.attempt;
-        self.send_bulk(leader, Body::JoinReady { attempt });
-    }
-
-    pub(crate) fn on_copy(&mut self, attempt: u64, seq: u32, chunk: Vec<u8>) {
-        let Some(leader) = self.leader else { return };
-        let Some(joined) = self.joined.as_mut().filter(|j| j.attempt == attempt) else {
-            return;
-        };
-        if seq != joined.chunks || self.role != Role::Joining {
-            return;
-        }
-        joined.chunks += 1;
-        let chunks = joined.chunks;
-        self.out.push(Action::WriteChunks(vec![chunk]));
-        self.send_bulk(leader, Body::CopyAck { attempt, chunks });
-    }
-
-    pub(crate) fn report_join_failed(&mut self, why: String) {
-        if let (Some(joined), Some(leader)) = (&self.joined, self.leader) {
-            let attempt = joined.attempt;
-            self.send_bulk(leader, Body::JoinFailed { attempt, why });
-        }
+        self.joined = Some(Joined { applied: false });
     }
 
     /// The first syncvm is applied: this replica runs the guest in step from now on.
@@ -381,7 +254,9 @@ impl Replica {
         if let Some(joined) = &mut self.joined {
             joined.applied = true;
         }
+        self.standby = None;
         self.set_role(Role::Secondary);
+        self.begin_warming();
     }
 
     /// Whether this replica has joined and waits for the in-sync set that names it: older sets

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! * **Recovering**: the process has just started and has forgotten the log (design §6).
-//! * **Witness**: votes and logs; runs no guest, so it may never lead.
+//! * **Witness**: votes and logs; runs no guest, so it may never lead. It may keep one that stands,
+//!   with a warm copy of the secondary's pages (`warm`).
 //! * **Joining**: receives a full copy while the leader's guest runs; counts for nothing yet.
 //! * **Secondary**: runs the guest in step; or, under a policy whose secondary waits, has the last
 //!   checkpoint in its memory. In the in-sync set, so it may stand for election.
@@ -40,6 +41,7 @@
 
 mod api;
 mod connections;
+mod copy;
 mod failover;
 mod follow_sync;
 mod guest;
@@ -50,8 +52,11 @@ mod log_ops;
 mod matching;
 mod outputs;
 mod replica;
+mod standby;
 mod status;
+mod stream;
+mod warm;
 
-pub use api::{Action, Canary, Config, Event, GuestRecord, Note, OperatorInput, Role};
+pub use api::{Action, Canary, Config, Event, GuestRecord, Note, OperatorInput, Role, Warm};
 pub use replica::Replica;
-pub use status::ReplicaStatus;
+pub use status::{ReplicaStatus, WarmStatus};

@@ -6,13 +6,16 @@ use crate::guest::{Guest, Power};
 use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
 use crate::matching::{Matching, Saying};
+use crate::standby::{Offer, Standby};
+use crate::stream::Stream;
+use crate::warm::Warming;
 use apus::{Apus, Command, EntryKind, Phase as ConsensusPhase, ProposeError, Start};
 use plover_guard::Guard;
 use plover_policy::{IdleDetector, SlotRule, WaitRule};
-use plover_syncvm::message::Body;
+use plover_syncvm::message::{Body, CopyPurpose};
 use plover_syncvm::{Ledger, Phase, SyncMessage};
 use plover_types::{
-    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
+    Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
     Viewstamp, wire,
 };
 use std::collections::VecDeque;
@@ -26,8 +29,14 @@ pub(crate) enum Asked {
     LeadFetch(SyncNo, bool),
     /// The secondary's part of this syncvm.
     Follow(SyncNo),
-    /// A full copy, of this attempt.
+    /// The round of this attempt to join is over.
     Join(u64),
+    /// The source's part of a copy: of this opening, this chunk.
+    Copy(u64, u32),
+    /// The source's part of comparing, of this opening.
+    Compare(u64),
+    /// The target's part: of this opening, from this page on.
+    Standby(u64, u32),
     /// For a guest that was dropped before the answer.
     Nothing,
 }
@@ -90,7 +99,14 @@ pub struct Replica {
     pub(crate) join: Option<LeadJoin>,
     pub(crate) joined: Option<Joined>,
     pub(crate) next_join_at: Micros,
-    pub(crate) join_attempts: u64,
+    /// Counts copies that were opened, which names them.
+    pub(crate) copies: u64,
+    /// The copy that this replica is the source of.
+    pub(crate) stream: Option<Stream>,
+    pub(crate) copied_bytes: u64,
+    /// The copy that it is the target of.
+    pub(crate) standby: Option<Standby>,
+    pub(crate) warming: Warming,
 
     pub(crate) scans: VecDeque<Asked>,
     pub(crate) hashes: VecDeque<Asked>,
@@ -152,7 +168,11 @@ impl Replica {
             join: None,
             joined: None,
             next_join_at: Micros::ZERO,
-            join_attempts: 0,
+            copies: 0,
+            stream: None,
+            copied_bytes: 0,
+            standby: None,
+            warming: Warming::default(),
             scans: VecDeque::new(),
             hashes: VecDeque::new(),
             block_hashes: VecDeque::new(),
@@ -216,6 +236,10 @@ impl Replica {
             Event::Hashed(digests) => match self.hashes.pop_front() {
                 Some(Asked::Lead(sync)) => self.lead_hashed(sync, digests),
                 Some(Asked::Follow(sync)) => self.follow_hashed(sync, &digests),
+                Some(Asked::Compare(attempt)) => self.copy_hashed(attempt, &digests),
+                Some(Asked::Standby(attempt, first)) => {
+                    self.standby_hashed(attempt, first, &digests);
+                }
                 Some(Asked::Nothing) => {}
                 other => panic!("hashes nobody asked for: {other:?}"),
             },
@@ -229,9 +253,9 @@ impl Replica {
                 Some(Asked::Lead(sync)) => self.lead_pages_read(sync, chunk),
                 Some(Asked::LeadFetch(sync, last)) => self.lead_fetch_read(sync, chunk, last),
                 Some(Asked::Follow(sync)) => self.follow_restore_read(sync, chunk),
-                Some(Asked::Join(attempt)) => self.join_pages_read(attempt, chunk),
+                Some(Asked::Copy(attempt, seq)) => self.copy_pages_read(attempt, seq, chunk),
                 Some(Asked::Nothing) => {}
-                None => panic!("pages nobody asked for"),
+                other => panic!("pages nobody asked for: {other:?}"),
             },
             Event::Sample { cpu } => self.guest_idle = self.idle.sample(self.now, cpu),
         }
@@ -244,6 +268,7 @@ impl Replica {
             self.tick_lead();
             self.tick_follow();
             self.tick_join();
+            self.tick_warm();
             self.release_what_is_safe();
             if self.consensus_out.is_empty() {
                 break;
@@ -342,9 +367,11 @@ impl Replica {
         if self.leader == Some(peer) {
             self.abort_follow("the link to the leader broke");
             if self.role == Role::Joining {
-                self.drop_guest();
-                self.set_role(Role::Witness);
+                self.leave_join();
             }
+        }
+        if let Some(stream) = self.stream.as_mut().filter(|s| s.peer == peer) {
+            stream.is_open = false;
         }
     }
 
@@ -369,17 +396,46 @@ impl Replica {
         let leads = self.role == Role::Leader;
         let follows = self.leader == Some(from) && !leads;
         match message.body {
-            Body::JoinStart {
+            Body::CopyStart {
+                purpose,
                 attempt,
+                stream,
                 policy,
                 pages,
                 disk_blocks,
-            } if follows => self.on_join_start(attempt, &policy, (pages, disk_blocks)),
+            } if follows || (purpose == CopyPurpose::Warm && self.in_sync.contains(from)) => {
+                let offer = Offer {
+                    attempt,
+                    stream,
+                    policy,
+                    size: (pages, disk_blocks),
+                };
+                self.on_copy_start(from, purpose, &offer);
+            }
             Body::Copy {
                 attempt,
                 seq,
                 chunk,
-            } if follows => self.on_copy(attempt, seq, chunk),
+            } => self.on_copy(from, attempt, seq, chunk),
+            Body::Compare {
+                attempt,
+                first,
+                count,
+                key,
+            } => self.on_compare(from, attempt, (first, count), key),
+            Body::CopyReady {
+                attempt,
+                written,
+                compare_from,
+                keep_from,
+            } => self.on_copy_ready(from, attempt, written, (compare_from, keep_from)),
+            Body::CopyFailed { attempt, why } => self.on_copy_failed(from, attempt, &why),
+            Body::CopyAck { attempt, chunks } => self.on_copy_ack(from, attempt, chunks),
+            Body::Compared {
+                attempt,
+                first,
+                digests,
+            } => self.on_compared(from, attempt, first, &digests),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
             Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
             Body::Blocks { sync, runs } if follows => self.follow_blocks(sync, &runs),
@@ -408,9 +464,6 @@ impl Replica {
                 first,
                 frames,
             } if leads => self.on_said(from, sync, first, &frames),
-            Body::JoinReady { attempt } if leads => self.on_join_ready(from, attempt),
-            Body::JoinFailed { attempt, why } if leads => self.on_join_failed(from, attempt, &why),
-            Body::CopyAck { attempt, chunks } if leads => self.on_copy_ack(from, attempt, chunks),
             Body::Hashes {
                 sync,
                 runs,
@@ -454,10 +507,13 @@ impl Replica {
     }
 
     fn on_scanned(&mut self, set: &PageSet) {
+        if let Some(stream) = &mut self.stream {
+            stream.owe(set);
+        }
         match self.scans.pop_front() {
             Some(Asked::Lead(sync)) => self.lead_scanned(sync, set),
             Some(Asked::Follow(sync)) => self.follow_scanned(sync, set),
-            Some(Asked::Join(attempt)) => self.join_scanned(attempt, set),
+            Some(Asked::Join(attempt)) => self.join_scanned(attempt),
             Some(Asked::Nothing) => {}
             other => panic!("a scan nobody asked for: {other:?}"),
         }
@@ -483,7 +539,8 @@ impl Replica {
         let lead = self.lead_deadline();
         let follow = self.follow_deadline();
         let join = self.join_deadline();
-        consensus.min(lead).min(follow).min(join)
+        let warm = self.warm_deadline();
+        consensus.min(lead).min(follow).min(join).min(warm)
     }
 
     /// The consensus core, to be looked at from outside.
@@ -499,6 +556,24 @@ impl Replica {
     /// The pages that this side owes, to be looked at from outside.
     pub fn owed(&self) -> &PageSet {
         self.ledger.owed()
+    }
+
+    /// Whether, as far as this source of a copy knows, its target may hold `page` otherwise; to be
+    /// looked at from outside. `None` if it is no source, or its target has not answered.
+    pub fn warm_copy_owes(&self, page: PageNo) -> Option<bool> {
+        let stream = self.stream.as_ref().filter(|stream| stream.is_open)?;
+        Some(stream.owed().contains(page) || stream.is_in_flight(page))
+    }
+
+    /// The stream that this replica is the source of and its target, or that its own copy follows
+    /// and its source; to be looked at from outside.
+    pub fn warm_stream(&self) -> Option<(u64, ReplicaId)> {
+        let source = self.stream.as_ref().map(|stream| (stream.id, stream.peer));
+        let target = || {
+            let standby = self.standby.as_ref()?;
+            Some((standby.follows?, standby.source))
+        };
+        source.or_else(target)
     }
 
     /// A peer that runs the guest in step with this leader.

@@ -39,6 +39,25 @@ pub struct ReplicaStatus {
     pub commit: Index,
     /// Messages that did not decode.
     pub rejected: u64,
+    /// How warm a witness is, as the replica knows that keeps it so.
+    pub warm: Option<WarmStatus>,
+    /// Bytes of pages that this replica has sent in copies, to joiners and to keep a witness warm.
+    pub copied_bytes: u64,
+    /// Whose pages this witness keeps.
+    pub keeps_copy_of: Option<ReplicaId>,
+}
+
+/// A witness's copy, as its source knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct WarmStatus {
+    /// The witness.
+    pub peer: ReplicaId,
+    /// Whether it takes pages at present.
+    pub open: bool,
+    /// Pages that it may hold otherwise than this side, of those that it keeps.
+    pub behind: u32,
+    /// How many it keeps.
+    pub of: u32,
 }
 
 impl Replica {
@@ -70,6 +89,23 @@ impl Replica {
             slot_longest: self.slot_rule.longest(),
             commit: consensus.commit,
             rejected: consensus.rejected,
+            warm: self.warm_status(),
+            copied_bytes: self.copied_bytes,
+            keeps_copy_of: self
+                .standby
+                .as_ref()
+                .filter(|standby| self.role == Role::Witness && standby.follows.is_some())
+                .map(|standby| standby.source),
         }
+    }
+
+    fn warm_status(&self) -> Option<WarmStatus> {
+        let stream = self.stream.as_ref()?;
+        Some(WarmStatus {
+            peer: stream.peer,
+            open: stream.is_open,
+            behind: stream.behind(),
+            of: self.config.pages - stream.keep_from,
+        })
     }
 }

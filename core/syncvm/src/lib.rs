@@ -29,5 +29,5 @@ mod staging;
 
 pub use compare::{Comparison, compare};
 pub use ledger::Ledger;
-pub use message::{Phase, SyncMessage, SyncReport};
+pub use message::{CopyPurpose, Phase, SyncMessage, SyncReport};
 pub use staging::{Staged, Staging, StagingError};

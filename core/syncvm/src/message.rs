@@ -13,48 +13,88 @@ pub struct SyncMessage {
     pub body: Body,
 }
 
+/// What a copy of a guest's pages is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CopyPurpose {
+    /// Leader to witness: become my secondary.
+    Join,
+    /// Secondary to witness: keep the copy, so that you can join with little left to do.
+    Warm,
+}
+
 /// The bodies, in the order of their use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// Leader: become my new secondary; start a hypervisor.
-    JoinStart {
-        /// Names this attempt.
+    /// Source of a copy: take my guest's pages; start a hypervisor, if you have none that stands.
+    CopyStart {
+        /// What the copy is for.
+        purpose: CopyPurpose,
+        /// Names this opening among all of its source.
         attempt: u64,
-        /// The leader's policy in words: the joiner's must be the same.
+        /// Names the sequence of chunks that follows: one that was broken off goes on.
+        stream: u64,
+        /// The source's policy in words: the target's must be the same.
         policy: String,
         /// The guest's RAM in pages, and after them the blocks of its disks.
         pages: u32,
         /// How many of them are blocks of disks.
         disk_blocks: u32,
     },
-    /// Joiner: my hypervisor stands ready.
-    JoinReady {
-        /// The attempt.
+    /// Target: my hypervisor stands ready.
+    CopyReady {
+        /// The opening.
         attempt: u64,
+        /// Of this stream that many chunks are written here; `None` if it holds none of it.
+        written: Option<u32>,
+        /// Pages from this one on may hold something worth comparing; those before it are blank.
+        compare_from: u32,
+        /// Of a warm copy: pages from this one on are to be kept warm.
+        keep_from: u32,
     },
-    /// Joiner: this attempt has failed here.
-    JoinFailed {
-        /// The attempt.
+    /// Target: I do not take this copy.
+    CopyFailed {
+        /// The opening.
         attempt: u64,
         /// For the operator.
         why: String,
     },
-    /// Leader: pages of a full copy, while its guest runs. Written at once: the joiner's memory
-    /// counts for nothing before its first syncvm.
-    Copy {
-        /// The attempt.
+    /// Source: hash these pages.
+    Compare {
+        /// The opening.
         attempt: u64,
-        /// Numbered from 0 without gaps.
+        /// The first page.
+        first: u32,
+        /// How many, in a row.
+        count: u32,
+        /// The source's hash key.
+        key: [u8; 32],
+    },
+    /// Target: the digests of those pages.
+    Compared {
+        /// The opening.
+        attempt: u64,
+        /// The first page.
+        first: u32,
+        /// 16 bytes a digest, rising by page; one alone if all pages have the same.
+        #[serde(with = "serde_bytes")]
+        digests: Vec<u8>,
+    },
+    /// Source: pages, while its guest runs. Written at once: the target's memory counts for nothing
+    /// before its first syncvm.
+    Copy {
+        /// The opening.
+        attempt: u64,
+        /// Numbered from 0 without gaps, through all openings of a stream.
         seq: u32,
         /// A page chunk.
         #[serde(with = "serde_bytes")]
         chunk: Vec<u8>,
     },
-    /// Joiner: copy chunks up to this one are written.
+    /// Target: copy chunks up to this one are written.
     CopyAck {
-        /// The attempt.
+        /// The opening.
         attempt: u64,
-        /// Chunks written.
+        /// Chunks of the stream that are written.
         chunks: u32,
     },
     /// Leader: my dirty pages; hash the union with yours under this key.

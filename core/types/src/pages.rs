@@ -110,8 +110,16 @@ impl PageSet {
 
     /// The members in rising order.
     pub fn iter(&self) -> impl Iterator<Item = PageNo> + '_ {
-        self.words.iter().enumerate().flat_map(|(i, word)| {
-            let mut rest = *word;
+        self.iter_from(PageNo(0))
+    }
+
+    /// The members from `first` on, in rising order.
+    pub fn iter_from(&self, first: PageNo) -> impl Iterator<Item = PageNo> + '_ {
+        let start = first.0 as usize / 64;
+        let words = self.words.iter().enumerate().skip(start);
+        words.flat_map(move |(i, word)| {
+            let below = if i == start { first.0 % 64 } else { 0 };
+            let mut rest = *word & (u64::MAX << below);
             std::iter::from_fn(move || {
                 if rest == 0 {
                     return None;
@@ -186,6 +194,10 @@ mod tests {
                 prop_assert_eq!(fast.len() as usize, slow.len());
             }
             prop_assert_eq!(fast.iter().map(|p| p.0).collect::<Vec<_>>(), slow.iter().copied().collect::<Vec<_>>());
+            for from in [0, 1, 63, 64, 250, 499, 500, 700] {
+                let rest = slow.range(from..).copied().collect::<Vec<_>>();
+                prop_assert_eq!(fast.iter_from(PageNo(from)).map(|p| p.0).collect::<Vec<_>>(), rest);
+            }
             prop_assert_eq!(fast.to_runs().to_set(500), Some(fast));
         }
     }

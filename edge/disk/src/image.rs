@@ -179,6 +179,20 @@ impl Image {
         !self.unsynced.load(Ordering::Acquire) && !self.broken.load(Ordering::Acquire)
     }
 
+    /// The first block at or after `block` that may hold something other than zeroes, or the number
+    /// of blocks. Unlike [`Image::next_data`] it does not look for the end of the run.
+    pub(crate) fn first_data(&self, block: u32) -> u32 {
+        let at = u64::from(block) * BLOCK_BYTES as u64;
+        if at >= self.bytes {
+            return self.blocks();
+        }
+        match seek(&self.file, SeekFrom::Data(at)) {
+            Ok(start) => (start / BLOCK_BYTES as u64) as u32,
+            Err(rustix::io::Errno::NXIO) => self.blocks(),
+            Err(_) => block,
+        }
+    }
+
     /// The first run of blocks at or after `block` that may hold something other than zeroes;
     /// `None` if all the rest is a hole.
     pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {

@@ -5,7 +5,7 @@ use crate::policy::{PolicyConfig, PolicyName};
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
 use plover_policy::{MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
-use plover_replica::Canary;
+use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig};
 use serde::Deserialize;
@@ -81,6 +81,15 @@ pub struct GroupConfig {
     /// When a log entry counts as acknowledged: `memory` (default) or `disk`.
     #[serde(default)]
     pub durability: apus::Durability,
+    /// What of the guest a witness keeps ready, so that it becomes secondary with little left to
+    /// copy: `off`, `disk` (its own copy of the disks) or `full` (default: memory as well). `full`
+    /// costs the witness as much memory as the guest has. Each replica chooses for itself; one with
+    /// `off` keeps nobody else warm either.
+    #[serde(default)]
+    pub warm_witness: Warm,
+    /// MiB a second that the secondary sends to the witness for that, at most (default 64).
+    #[serde(default = "default_warm_mib_per_s")]
+    pub warm_mib_per_s: u32,
     /// Log entries held for replicas that lag, MiB (default 8).
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
@@ -226,6 +235,10 @@ fn default_log_mib() -> usize {
     8
 }
 
+fn default_warm_mib_per_s() -> u32 {
+    64
+}
+
 fn default_vcpus() -> u32 {
     1
 }
@@ -336,6 +349,13 @@ impl ReplicaConfig {
         {
             return mismatch("guest.initrd and guest.cmdline go with guest.kernel".into());
         }
+        if group.warm_mib_per_s == 0 {
+            return mismatch(
+                "group.warm_mib_per_s must be at least 1; group.warm_witness = \"off\" keeps no \
+                 witness warm"
+                    .into(),
+            );
+        }
         if group.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
         }
@@ -422,6 +442,8 @@ impl ReplicaConfig {
             pages: qemu.pages() + disk_blocks,
             disk_blocks,
             needs_reset: qemu.machine.needs_reset(),
+            warm: self.group.warm_witness,
+            warm_bytes_per_s: u64::from(self.group.warm_mib_per_s) << 20,
             blocks: policy.blocks.unwrap_or(true),
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
             input_frames_max: policy.input_frames.unwrap_or(1024),
@@ -465,7 +487,8 @@ mod tests {
     fn defaults_are_enough() {
         let config = parse(GOOD).unwrap();
         assert_eq!(config.members().len(), 3);
-        assert_eq!(config.brain(1000, [0; 32], 1, 10).pages, 65546);
+        let brain = config.brain(1000, [0; 32], 1, 10);
+        assert_eq!((brain.pages, brain.warm), (65546, Warm::Full));
     }
 
     #[test]
@@ -506,6 +529,8 @@ mod tests {
             ("me = 1", "me = 1\nfirst_leader = 5", "first_leader"),
             ("me = 1", "me = 1\ntimeout_ms = 30", "heartbeat"),
             ("me = 1", "me = 1\ncolour = 3", "colour"),
+            ("me = 1", "me = 1\nwarm_witness = \"tepid\"", "disk"),
+            ("me = 1", "me = 1\nwarm_mib_per_s = 0", "warm_mib_per_s"),
             (
                 "[net]",
                 "[[disk]]\npath = '/d'\nbus = 'scuzzy'\n[net]",

@@ -78,6 +78,11 @@ pub trait Vm {
     }
     /// Copies a page out; `to` has [`plover_types::PAGE_BYTES`].
     fn read_page(&self, page: PageNo, to: &mut [u8]);
+    /// The first page at or after `page` that may hold something other than zeroes. Those before it
+    /// were never touched, and reading them would allocate them.
+    fn first_data(&self, page: PageNo) -> PageNo {
+        page
+    }
     /// Copies a page in. Not seen by `scan_dirty`.
     fn write_page(&mut self, page: PageNo, from: &[u8]);
     /// Why something above did not work on a page of a disk, if that has happened since the last

@@ -23,8 +23,10 @@ const INLINE_PAGES: usize = 512;
 /// cores still end together.
 const CHUNK_PAGES: usize = 32;
 
-/// Batches from here on are worth the look at which memory was never touched.
+/// Batches from here on are worth the look at which memory was never touched. Much smaller ones of
+/// pages in a row are worth the look whether any of it was.
 const SPARSE_PAGES: usize = 8192;
+const SPARSE_ROW: usize = 64;
 
 /// Hashes pages under a session's key: XXH3-128 with a secret of 192 bytes, expanded from it.
 pub struct PageHasher([u8; 192]);
@@ -87,21 +89,25 @@ pub(crate) fn hash_pages(
         regions.read(*page, &mut bytes);
         hasher.digest(&bytes)
     };
+    let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
+        return;
+    };
+    // Of pages that rise, which is how all lists come.
+    let in_a_row = last.0.checked_sub(first.0) == Some(pages.len() as u32 - 1);
+    let zero = hasher.digest(&[0; PAGE_BYTES]);
+    if in_a_row && pages.len() >= SPARSE_ROW && regions.first_data(*first) > *last {
+        digests.extend(std::iter::repeat_n(zero, pages.len()));
+        return;
+    }
+    let touched = (pages.len() >= SPARSE_PAGES).then(|| regions.touched());
+    let digest = |page: &PageNo| match &touched {
+        Some(touched) if !touched.contains(*page) => zero,
+        _ => one(page),
+    };
     if pages.len() <= INLINE_PAGES {
-        digests.extend(pages.iter().map(one));
-    } else if pages.len() < SPARSE_PAGES {
-        let hashed = pages.par_iter().with_min_len(CHUNK_PAGES).map(one);
-        digests.par_extend(hashed);
+        digests.extend(pages.iter().map(digest));
     } else {
-        let touched = regions.touched();
-        let zero = hasher.digest(&[0; PAGE_BYTES]);
-        let hashed = pages.par_iter().with_min_len(CHUNK_PAGES).map(|page| {
-            if touched.contains(*page) {
-                one(page)
-            } else {
-                zero
-            }
-        });
+        let hashed = pages.par_iter().with_min_len(CHUNK_PAGES).map(digest);
         digests.par_extend(hashed);
     }
 }

@@ -101,6 +101,21 @@ impl Ram {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), PAGE_BYTES) }
     }
 
+    /// The first page at or after `page` that may hold something other than zeroes, or the number of
+    /// pages. Costs little, however much lies behind it, unlike [`Ram::next_data`], which looks for
+    /// the end of the run, too.
+    pub(crate) fn first_data(&self, page: PageNo) -> u32 {
+        let at = page.0 as u64 * PAGE_BYTES as u64;
+        if at >= self.bytes as u64 {
+            return self.pages();
+        }
+        match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
+            Ok(start) => (start / PAGE_BYTES as u64) as u32,
+            Err(rustix::io::Errno::NXIO) => self.pages(),
+            Err(_) => page.0,
+        }
+    }
+
     /// The first run of pages at or after `page` that may hold something other than zeroes, or
     /// `None` if all the rest is untouched. Lets a reader skip memory that was never written
     /// without allocating it by reading.
@@ -191,6 +206,8 @@ mod tests {
         assert_eq!(ram.next_data(PageNo(0)), None);
         ram.write(PageNo(3), &[7; PAGE_BYTES]);
         assert_eq!(ram.next_data(PageNo(0)), Some((3, 4)));
+        let firsts = [0, 3, 4, 8].map(|page| ram.first_data(PageNo(page)));
+        assert_eq!(firsts, [3, 3, 8, 8]);
         assert_eq!(ram.next_data(PageNo(4)), None);
         assert_eq!(ram.next_data(PageNo(8)), None);
         let mut page = [1; PAGE_BYTES];

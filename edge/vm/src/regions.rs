@@ -37,8 +37,21 @@ impl<'a> Regions<'a> {
         }
     }
 
-    /// The pages that something is allocated for. The others are zero, and reading them would
-    /// allocate RAM, or the system's memory for files.
+    /// The first page at or after `page` that something is allocated for; the number of pages if
+    /// there is none. What lies before it is zero, and reading it would allocate RAM, or the
+    /// system's memory for files.
+    pub(crate) fn first_data(self, page: PageNo) -> PageNo {
+        let ram_pages = self.ram.pages();
+        let start = self.ram.first_data(page);
+        if start < ram_pages {
+            return PageNo(start);
+        }
+        let block = BlockNo(page.0.saturating_sub(ram_pages));
+        let start = self.disks.map_or(0, |disks| disks.first_data(block));
+        PageNo((ram_pages + start).max(page.0))
+    }
+
+    /// All pages that something is allocated for.
     pub(crate) fn touched(self) -> PageSet {
         let mut touched = PageSet::new(self.pages());
         let mut at = PageNo(0);

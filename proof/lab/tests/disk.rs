@@ -54,21 +54,38 @@ fn role(name: &str) -> Target {
     Target::Role(name.into())
 }
 
+/// Waits until the witness has a warm copy.
+fn witness_is_warm(lab: &mut Experiment, since_us: u64) -> Result<()> {
+    lab.wait("the witness is warm", |lab| {
+        Ok(lab.find_event("warm", since_us).is_some())
+    })
+}
+
+/// Whether the last witness that was made secondary went on from a warm copy of its new leader.
+fn joined_warm(lab: &Experiment, since_us: u64) -> Option<bool> {
+    lab.find_event("join_opened", since_us)?.more["warm"].as_bool()
+}
+
 fn disks_under_load(lab: &mut Experiment) -> Result<()> {
     let leader = lab.lab().find(&role("leader"))?;
     let mut console = lab.lab().control(leader).console()?;
     console.write_all(LOAD.as_bytes())?;
     equal_slots(lab, SLOTS)?;
+    witness_is_warm(lab, 0)?;
     let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
     lab.wait_for_failover(leader, at)?;
-    // The witness gets memory and disk.
+    // The witness has memory and disk, but for what was written last.
     lab.wait_until_protected_again(at)?;
+    ensure!(joined_warm(lab, at) == Some(true), "it was copied anew");
     equal_slots(lab, SLOTS)?;
+    // What the first leader has of the disk is old now; it becomes warm from there.
     lab.restart(leader)?;
+    witness_is_warm(lab, at)?;
     let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
     lab.wait_for_answers(at)?;
-    // What the first leader had of the disk is old now; it is copied anew.
+    // It is not the leader's own copy that the witness has: they are compared.
     lab.wait_until_protected_again(at)?;
+    ensure!(joined_warm(lab, at) == Some(false), "nothing was compared");
     equal_slots(lab, SLOTS)?;
     lab.restart(secondary)?;
     lab.wait_until_protected()

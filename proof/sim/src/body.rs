@@ -344,8 +344,8 @@ impl World {
     fn start_guest(&mut self, who: ReplicaId) {
         let rng = self.chance.hypervisors.fork(u64::from(who.0));
         let replica = self.process(who).replica.as_ref();
-        let joins = replica.is_some_and(|r| r.status().role == Role::Joining);
-        self.process_mut(who).disk.copy.start(joins);
+        let boots = replica.is_some_and(|r| r.status().role == Role::Leader);
+        self.process_mut(who).disk.copy.start(!boots);
         let hypervisor = Hypervisor::start(self.scenario.hypervisor, rng, &mut self.histories);
         let process = self.process_mut(who);
         process.hypervisors += 1;

@@ -26,10 +26,10 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// A guest is started; one that joins is overwritten first.
-    pub fn start(&mut self, joins: bool) {
+    /// A guest is started; one that does not boot from its disks is overwritten first.
+    pub fn start(&mut self, is_copied: bool) {
         *self = Self {
-            whole: !joins,
+            whole: !is_copied,
             ..Self::default()
         };
     }

@@ -45,6 +45,10 @@ impl World {
             Note::Elected { .. } => "failover: elections won",
             Note::Protected { .. } => "join: the guest is protected",
             Note::JoinBegun { .. } => "join: begun",
+            Note::JoinOpened { warm: true, .. } => "join: from a warm copy",
+            Note::JoinOpened { warm: false, .. } => "join: from an old copy or none",
+            Note::Warm { .. } => "warm: a witness has everything",
+            Note::WarmRefused { .. } => "warm: refused",
             Note::JoinRound { round, .. } if *round > 0 => "join: more rounds",
             Note::JoinFailed { .. } => "join: failed",
             Note::SyncFailed { .. } => match phase {
@@ -133,6 +137,7 @@ pub(crate) fn brief(event: &Event) -> String {
 fn brief_body(body: &Body) -> String {
     match body {
         Body::Copy { seq, .. } => format!("Copy {seq}"),
+        Body::Compared { first, .. } => format!("Compared {first}"),
         Body::Dirty { sync, runs, .. } => format!("Dirty {sync} {:?}", runs.0),
         Body::Hashes {
             sync, runs, total, ..

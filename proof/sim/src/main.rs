@@ -65,6 +65,7 @@ fn canary(name: &str) -> Result<Canary, String> {
         "release-without-match" => Ok(Canary::ReleaseWithoutMatch),
         "ignore-acks" => Ok(Canary::IgnoreAcks),
         "trust-old-life" => Ok(Canary::TrustOldLife),
+        "warm-forgets-syncs" => Ok(Canary::WarmForgetsSyncs),
         _ => Err(format!("there is no canary '{name}'")),
     }
 }
@@ -163,6 +164,7 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::ReleaseWithoutMatch => " --canary release-without-match",
         Canary::IgnoreAcks => " --canary ignore-acks",
         Canary::TrustOldLife => " --canary trust-old-life",
+        Canary::WarmForgetsSyncs => " --canary warm-forgets-syncs",
     };
     let why = outcome
         .violation

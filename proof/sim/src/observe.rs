@@ -5,7 +5,7 @@ use crate::faults::Ambush;
 use crate::history::History;
 use crate::invariants::debt_never_forgotten::{self, Side};
 use crate::invariants::memory_equal_after_sync::Snapshot;
-use crate::invariants::{Violation, committed_not_lost};
+use crate::invariants::{Violation, committed_not_lost, warm_copy_accounted};
 use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
@@ -86,6 +86,7 @@ impl World {
                 }
             }
             Body::Fetch { .. } => self.coverage.hit("sync: reset with a fetch"),
+            Body::CopyAck { .. } => self.check_warm_copy(who),
             _ => {}
         }
     }
@@ -276,6 +277,25 @@ impl World {
         let members = self.scenario.members.iter();
         let sides = members.filter_map(|who| self.side(*who)).filter(follows);
         let check = { sides }.try_for_each(|theirs| debt_never_forgotten::check(ours, theirs));
+        self.check(check);
+    }
+
+    /// The copy that a replica takes, against its source's ledger.
+    fn check_warm_copy(&mut self, target: ReplicaId) {
+        let stream = |side: &Side<'_>| side.replica.warm_stream();
+        let theirs = self.side(target);
+        let Some((theirs, (id, source))) = theirs.and_then(|side| Some((side, stream(&side)?)))
+        else {
+            return;
+        };
+        let Some(ours) = self
+            .side(source)
+            .filter(|side| stream(side) == Some((id, target)))
+        else {
+            return;
+        };
+        let check = warm_copy_accounted::check(ours, theirs);
+        self.coverage.hit("warm: copies looked at");
         self.check(check);
     }
 

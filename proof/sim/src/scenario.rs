@@ -10,7 +10,7 @@ use plover_policy::{
     MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig, UnprotectedOutput,
     VSMR,
 };
-use plover_replica::{Canary, Config};
+use plover_replica::{Canary, Config, Warm};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
 /// How the clients behave.
@@ -219,6 +219,17 @@ fn draw_config(
         pages: guest.pages,
         disk_blocks: guest.disk_blocks,
         needs_reset,
+        // By what was drawn before: seeds that others cite stay what they are.
+        warm: match guest.pages % 4 {
+            2 => Warm::Disk,
+            3 => Warm::Off,
+            _ => Warm::Full,
+        },
+        warm_bytes_per_s: if guest.pages % 3 == 0 {
+            1 << 20
+        } else {
+            64 << 20
+        },
         blocks: rng.pick(&[true, true, false]),
         guard_bytes_max: rng.pick(&[200, 20_000]),
         input_frames_max: rng.pick(&[8, 256]),

@@ -56,7 +56,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 36] = [
+const REACHED: [&str; 41] = [
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
     "failover: a new leader serves",
@@ -66,6 +66,8 @@ const REACHED: [&str; 36] = [
     "fault: cut one way",
     "guest: lost",
     "join: failed",
+    "join: from a warm copy",
+    "join: from an old copy or none",
     "join: more rounds",
     "join: the guest is protected",
     "life: begun by the operator's word",
@@ -91,6 +93,9 @@ const REACHED: [&str; 36] = [
     "match: frames released on match",
     "match: outputs differ",
     "release: on match or sync",
+    "warm: a witness has everything",
+    "warm: copies looked at",
+    "warm: refused",
     "sync: done (differ)",
     "sync: done (unmatched)",
 ];
@@ -215,6 +220,13 @@ fn lost_dirty_bits_are_caught() {
 #[test]
 fn missed_blocks_are_caught() {
     catches(Canary::BlockMissed, 200, &["memory_equal_after_sync"]);
+}
+
+/// What a syncvm brings to the secondary is not sent on to the witness.
+#[test]
+fn a_warm_copy_that_misses_syncs_is_caught() {
+    let found_by = ["warm_copy_accounted", "memory_equal_after_sync"];
+    catches(Canary::WarmForgetsSyncs, 200, &found_by);
 }
 
 /// Every policy that this version runs, with more seeds than the first test gives each.

@@ -49,9 +49,7 @@ impl Replica {
         let Some(leader) = self.leader else { return };
         self.follow = None;
         self.send_bulk(leader, Body::Ack { sync: staged.sync });
-        if !staged.chunks.is_empty() {
-            self.out.push(Action::WriteChunks(staged.chunks));
-        }
+        self.write_chunks(staged.chunks);
         self.kept = Some(Kept {
             sync: staged.sync,
             device: staged.device,

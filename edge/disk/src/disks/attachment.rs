@@ -87,6 +87,17 @@ impl Attachment {
         }
     }
 
+    /// The first block at or after `block` that may hold something other than zeroes, or the number
+    /// of blocks.
+    pub fn first_data(&self, block: BlockNo) -> u32 {
+        let found = self.inner.regions.iter().find_map(|(first, image)| {
+            let image = &self.inner.images[*image];
+            let start = image.first_data(block.0.saturating_sub(*first));
+            (start < image.blocks()).then_some(first + start)
+        });
+        found.unwrap_or(self.inner.blocks)
+    }
+
     /// The first run of blocks at or after `block` that may hold something other than zeroes; `None`
     /// if all the rest is holes.
     pub fn next_data(&self, block: BlockNo) -> Option<(u32, u32)> {

@@ -6,7 +6,7 @@ use crate::control::{Op, Request};
 use plover_disk::{DiskError, Disks};
 use plover_fabric::Fabric;
 use plover_replica::{Event, OperatorInput};
-use plover_types::ReplicaId;
+use plover_types::{PAGE_BYTES, ReplicaId};
 use plover_vm::Vm;
 use serde_json::json;
 
@@ -81,6 +81,7 @@ impl Body {
             "log_bytes_in": stats.log.bytes_in,
             "bulk_bytes_out": stats.bulk.bytes_out,
             "bulk_bytes_in": stats.bulk.bytes_in,
+            "copy_bytes_out": self.replica.status().copied_bytes,
         })
     }
 
@@ -112,6 +113,13 @@ impl Body {
             },
             "disks_whole": self.disks.as_ref().map(Disks::is_whole),
             "disk_failure": self.disks.as_ref().and_then(Disks::failure),
+            "copy": status.warm.map(|copy| json!({
+                "to": copy.peer.0,
+                "open": copy.open,
+                "bytes_behind": u64::from(copy.behind) * PAGE_BYTES as u64,
+                "bytes": u64::from(copy.of) * PAGE_BYTES as u64,
+            })),
+            "keeps_copy_of": status.keeps_copy_of.map(|source| source.0),
             "qemu_pid": self.vm.as_ref().and_then(Vm::pid),
             "machine": self.qemu.machine.to_string(),
             "accel": self.qemu.accel.to_string(),

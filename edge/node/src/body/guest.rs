@@ -94,12 +94,12 @@ impl Body {
     }
 
     /// The disks for a guest that starts: of a leader as they are, if they are whole; of one that
-    /// joins to be overwritten.
+    /// is to hold another replica's pages to be overwritten.
     fn attach_disks(&mut self) -> Result<Option<Attachment>, DiskError> {
         let Some(disks) = &mut self.disks else {
             return Ok(None);
         };
-        let attachment = if self.role == Role::Joining {
+        let attachment = if self.role != Role::Leader {
             disks.attach_for_copy()?
         } else {
             disks.attach_to_boot()?

@@ -41,8 +41,22 @@ impl Body {
     fn read_blocks(&self, pages: &[Divergent]) -> Vec<u8> {
         let mut writer = ChunkWriter::new();
         let mut buffer = [0u8; PAGE_BYTES];
-        if let Some(vm) = &self.vm {
-            for (page, mask) in pages {
+        let Some(vm) = &self.vm else {
+            return writer.finish();
+        };
+        // A part of a copy is pages in a row: looking pays, and reading would allocate them.
+        let in_a_row = |(first, last): (&Divergent, &Divergent)| {
+            pages.len() > 1 && last.0.0.checked_sub(first.0.0) == Some(pages.len() as u32 - 1)
+        };
+        let ends = pages.first().zip(pages.last());
+        let data = match ends.filter(|ends| in_a_row(*ends)) {
+            Some((first, _)) => vm.first_data(first.0),
+            None => PageNo(0),
+        };
+        for (page, mask) in pages {
+            if *page < data {
+                writer.push(*page, &[0; PAGE_BYTES]);
+            } else {
                 vm.read_page(*page, &mut buffer);
                 writer.push_blocks(*page, *mask, &buffer);
             }
@@ -57,6 +71,8 @@ impl Body {
             for page in chunk::read(chunk, vm.pages()) {
                 match page {
                     Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
+                    // What was never touched is zero already.
+                    Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
                     Ok((number, content)) => {
                         if !content.is_whole() {
                             vm.read_page(number, &mut buffer);

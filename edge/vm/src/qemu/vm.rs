@@ -60,6 +60,10 @@ impl Vm for QemuVm {
         self.regions().read(page, to);
     }
 
+    fn first_data(&self, page: PageNo) -> PageNo {
+        self.regions().first_data(page)
+    }
+
     fn write_page(&mut self, page: PageNo, from: &[u8]) {
         match (&mut self.disks, block_of(page, self.ram.pages())) {
             (Some(disks), Some(block)) => disks.write(block, from),

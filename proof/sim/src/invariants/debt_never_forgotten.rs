@@ -20,7 +20,8 @@ pub struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn accounts_for(&self, page: PageNo) -> bool {
+    /// Whether it is owed or dirty here.
+    pub fn accounts_for(&self, page: PageNo) -> bool {
         self.replica.owed().contains(page) || self.guest.dirty().contains(page)
     }
 }

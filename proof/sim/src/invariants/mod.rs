@@ -15,6 +15,7 @@ pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
 pub mod progress_after_healing;
 pub mod streams_go_on;
+pub mod warm_copy_accounted;
 
 use plover_policy::Policy;
 use std::fmt;

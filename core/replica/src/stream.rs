@@ -1,0 +1,401 @@
+//! Copying a guest's pages to a replica whose guest stands: the source's end.
+//!
+//! ```text
+//!  source (its guest runs)                        target (its guest has never run)
+//!  CopyStart(stream) ───────────────────────────▶ start a hypervisor, if none stands
+//!                              ◀───────────────── CopyReady(chunks of this stream that it has)
+//!  Compare(pages) ──────────────────────────────▶ hash      ┐ what the target holds of an older
+//!                              ◀───────────────── Compared   ┘ copy is looked at first
+//!  hash the same pages: equal ones are owed no more
+//!  Copy(seq, pages owed) ───────────────────────▶ write
+//!                              ◀───────────────── CopyAck(chunks)
+//! ```
+//!
+//! A page is *owed* while the target may hold it otherwise than the source. The rule that makes a
+//! stream safe to go on with, after any pause:
+//!
+//! * A page leaves the ledger when it is read to be sent, or when both sides' hashes of it are equal.
+//! * It is back when a scan finds that the source's guest has written it, when the source itself
+//!   writes it (what a syncvm brought), and when the chunk that held it was not acknowledged and the
+//!   target says that it has not got it.
+//! * What the source's guest has written and no scan has found is still dirty there; a later scan
+//!   finds it.
+//!
+//! Nothing is said of what the target's hypervisor writes into its guest's memory when it starts:
+//! that comes before the first opening, and what it writes later its own scan finds.
+//!
+//! A stream is named by a number that is drawn, not counted: a source that was started again has
+//! forgotten what it counted. So a target's word that it has so many chunks of this stream is enough
+//! to go on; a target that knows it not is compared or copied from the beginning, which is slower and
+//! never wrong.
+
+use plover_syncvm::Ledger;
+use plover_syncvm::chunk::CHUNK_PAGES_MAX;
+use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Pages that are compared at a time, in a row: a quarter of a millisecond of hashing on either side;
+/// and 1 MiB to be read of a disk, where it is that and not in memory, so that neither loop is held up
+/// for long.
+pub(crate) const COMPARE_PAGES: u32 = 256;
+
+/// One copy's source.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub peer: ReplicaId,
+    /// Its name.
+    pub id: u64,
+    /// The newest opening; messages of older ones mean nothing.
+    pub attempt: u64,
+    /// Whether the target has answered it.
+    pub is_open: bool,
+    /// The last join over it has failed.
+    pub failed: bool,
+    pub last_progress: Micros,
+    /// Of a warm copy: the first page that is kept.
+    pub keep_from: u32,
+    ledger: Ledger,
+    /// Something is owed that no sweep has looked at.
+    is_stale: bool,
+    /// Sweeps begun since it was opened.
+    pub sweeps: u32,
+    /// Pages still to be compared.
+    compare: Range<u32>,
+    /// Comparisons that the target was asked for: first page and count.
+    asked: VecDeque<Range<u32>>,
+    /// Comparisons that it has answered, and its digests, while this side hashes.
+    hashing: VecDeque<(Range<u32>, Vec<Digest>)>,
+    /// How far the sweep is through what is owed, in the order of pages; `None` when it is over.
+    sweep: Option<PageNo>,
+    /// Chunks sent, and the pages of those that are not acknowledged.
+    sent: u32,
+    in_flight: VecDeque<Vec<PageNo>>,
+}
+
+impl Stream {
+    pub fn new(peer: ReplicaId, id: u64, pages: u32) -> Self {
+        Self {
+            peer,
+            id,
+            attempt: 0,
+            is_open: false,
+            failed: false,
+            last_progress: Micros::ZERO,
+            keep_from: 0,
+            ledger: Ledger::all(pages),
+            is_stale: true,
+            sweeps: 0,
+            compare: 0..0,
+            asked: VecDeque::new(),
+            hashing: VecDeque::new(),
+            sweep: None,
+            sent: 0,
+            in_flight: VecDeque::new(),
+        }
+    }
+
+    /// The source's pages have changed.
+    pub fn owe(&mut self, pages: &PageSet) {
+        self.is_stale |= !pages.is_empty();
+        self.ledger.owe(pages);
+    }
+
+    /// What the target may hold otherwise, but for chunks on their way.
+    pub fn owed(&self) -> &PageSet {
+        self.ledger.owed()
+    }
+
+    /// Pages that the target may hold otherwise, of those that are kept.
+    pub fn behind(&self) -> u32 {
+        let owed = self.ledger.owed().iter_from(PageNo(self.keep_from)).count();
+        (owed + self.in_flight.iter().map(Vec::len).sum::<usize>()) as u32
+    }
+
+    /// Pages on their way to the target.
+    pub fn is_in_flight(&self, page: PageNo) -> bool {
+        self.in_flight.iter().flatten().any(|p| *p == page)
+    }
+
+    /// The stream is offered to the target anew.
+    pub fn reopen(&mut self, attempt: u64, now: Micros) {
+        self.attempt = attempt;
+        self.is_open = false;
+        self.last_progress = now;
+    }
+
+    /// The target has so many chunks of this stream, or none of it and perhaps an older copy of the
+    /// pages from `compare_from` on.
+    pub fn opened(&mut self, written: Option<u32>, compare_from: u32) {
+        self.is_open = true;
+        self.sweeps = 0;
+        self.hashing.clear();
+        let pages = self.ledger.owed().capacity();
+        let acked = self.sent - self.in_flight.len() as u32;
+        match written.filter(|chunks| (acked..=self.sent).contains(chunks)) {
+            Some(chunks) => {
+                self.acked(chunks);
+                for pages in std::mem::take(&mut self.in_flight) {
+                    self.owe_again(&pages);
+                }
+                self.sent = chunks;
+                if let Some(first) = self.asked.drain(..).next() {
+                    self.compare.start = first.start;
+                }
+                // What it has not come to is for the next sweep to find.
+                self.is_stale |= self.sweep.take().is_some();
+            }
+            None => {
+                self.ledger = Ledger::all(pages);
+                self.is_stale = true;
+                self.compare = compare_from.min(pages)..pages;
+                self.asked.clear();
+                self.sweep = None;
+                self.sent = 0;
+                self.in_flight.clear();
+            }
+        }
+    }
+
+    fn owe_again(&mut self, pages: &[PageNo]) {
+        let mut set = PageSet::new(self.ledger.owed().capacity());
+        pages.iter().for_each(|page| set.insert(*page));
+        self.owe(&set);
+    }
+
+    /// Whether there is anything left to compare.
+    pub fn is_comparing(&self) -> bool {
+        !self.compare.is_empty() || !self.asked.is_empty() || !self.hashing.is_empty()
+    }
+
+    /// Whether an answer of the target is awaited.
+    pub fn awaits(&self) -> bool {
+        !self.is_open || !self.asked.is_empty() || !self.in_flight.is_empty()
+    }
+
+    pub fn can_compare(&self, window: usize) -> bool {
+        self.is_open && !self.compare.is_empty() && self.asked.len() < window
+    }
+
+    pub fn can_copy(&self, window: usize) -> bool {
+        self.is_open && !self.is_swept() && self.in_flight.len() < window
+    }
+
+    /// The next pages to ask the target to hash, with at most `window` questions open.
+    pub fn next_comparison(&mut self, window: usize) -> Option<Range<u32>> {
+        if !self.can_compare(window) {
+            return None;
+        }
+        let end = (self.compare.start + COMPARE_PAGES).min(self.compare.end);
+        let pages = self.compare.start..end;
+        self.compare.start = end;
+        self.asked.push_back(pages.clone());
+        Some(pages)
+    }
+
+    /// The target's digests of pages from `first` on; returns the pages to hash here, or `None` if
+    /// nobody asked for them.
+    pub fn compared(&mut self, first: u32, digests: Vec<Digest>) -> Option<Range<u32>> {
+        let pages = self.asked.front().filter(|pages| pages.start == first)?;
+        if digests.len() != pages.len() && digests.len() != 1 {
+            return None;
+        }
+        let pages = self.asked.pop_front()?;
+        self.hashing.push_back((pages.clone(), digests));
+        Some(pages)
+    }
+
+    /// This side's digests of the same pages.
+    pub fn hashed(&mut self, ours: &[Digest]) {
+        let Some((pages, theirs)) = self.hashing.pop_front() else {
+            return;
+        };
+        let theirs = theirs.iter().cycle();
+        for ((page, ours), theirs) in pages.zip(ours).zip(theirs) {
+            if ours == theirs {
+                self.ledger.copied(PageNo(page));
+            }
+        }
+    }
+
+    /// Whether a new sweep would find anything.
+    pub fn is_stale(&self) -> bool {
+        self.is_stale
+    }
+
+    /// Begins to copy what is owed from page `from` on, once through; returns how many pages that
+    /// is by now.
+    pub fn begin_sweep(&mut self, from: PageNo) -> u32 {
+        self.is_stale = false;
+        self.sweeps += 1;
+        let owed = self.ledger.owed().iter_from(from).count() as u32;
+        self.sweep = (owed > 0).then_some(from);
+        owed
+    }
+
+    /// Whether the sweep is over.
+    pub fn is_swept(&self) -> bool {
+        self.sweep.is_none()
+    }
+
+    /// Whether all of it was acknowledged, too.
+    pub fn is_settled(&self) -> bool {
+        self.is_swept() && self.in_flight.is_empty()
+    }
+
+    /// The next pages to read and send, and their chunk's number, with at most `window` chunks on
+    /// their way.
+    pub fn next_chunk(&mut self, window: usize) -> Option<(u32, Vec<PageNo>)> {
+        if !self.can_copy(window) {
+            return None;
+        }
+        let from = self.sweep?;
+        let owed = self.ledger.owed().iter_from(from);
+        let pages: Vec<PageNo> = owed.take(CHUNK_PAGES_MAX).collect();
+        let is_last = pages.len() < CHUNK_PAGES_MAX;
+        self.sweep = pages.last().filter(|_| !is_last).map(|p| PageNo(p.0 + 1));
+        if pages.is_empty() {
+            return None;
+        }
+        for page in &pages {
+            // Read before the guest's next turn; a later write is a later scan's.
+            self.ledger.copied(*page);
+        }
+        let seq = self.sent;
+        self.sent += 1;
+        self.in_flight.push_back(pages.clone());
+        Some((seq, pages))
+    }
+
+    /// The target has written so many chunks of the stream.
+    pub fn acked(&mut self, chunks: u32) {
+        let acked = self.sent - self.in_flight.len() as u32;
+        let new = chunks.min(self.sent).saturating_sub(acked);
+        self.in_flight.drain(..new as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::SplitMix64;
+
+    const PAGES: u32 = 2000;
+
+    fn set(pages: &[u32]) -> PageSet {
+        let mut set = PageSet::new(PAGES);
+        pages.iter().for_each(|page| set.insert(PageNo(*page)));
+        set
+    }
+
+    #[test]
+    fn equal_pages_are_not_copied() {
+        let mut stream = Stream::new(ReplicaId(2), 7, PAGES);
+        stream.opened(None, 1000);
+        let mut asked = Vec::new();
+        while let Some(pages) = stream.next_comparison(2) {
+            asked.push(pages.clone());
+            // Every other page is the same; the last comparison's are all the same.
+            let theirs = if pages.end == PAGES {
+                vec![Digest(1)]
+            } else {
+                pages.clone().map(|p| Digest(u128::from(p % 2))).collect()
+            };
+            assert_eq!(stream.compared(pages.start, theirs), Some(pages.clone()));
+            stream.hashed(&vec![Digest(1); pages.len()]);
+        }
+        assert_eq!(asked, [1000..1256, 1256..1512, 1512..1768, 1768..2000]);
+        assert!(!stream.is_comparing());
+        assert_eq!(stream.begin_sweep(PageNo(0)), 1000 + 3 * 128);
+        assert_eq!(stream.compared(1000, vec![Digest(0)]), None, "nobody asked");
+    }
+
+    /// The fear: a chunk is lost, and its pages with it.
+    #[test]
+    fn pages_of_lost_chunks_are_owed_again() {
+        let mut stream = Stream::new(ReplicaId(2), 7, PAGES);
+        stream.opened(None, PAGES);
+        stream.begin_sweep(PageNo(0));
+        for seq in 0..4 {
+            assert_eq!(stream.next_chunk(4).map(|(seq, _)| seq), Some(seq));
+        }
+        assert_eq!(stream.next_chunk(4), None, "the window is full");
+        stream.acked(1);
+        // The link breaks; two more had arrived.
+        stream.reopen(2, Micros(1));
+        assert_eq!(stream.next_chunk(9), None, "it is not open");
+        stream.opened(Some(3), 0);
+        assert_eq!(stream.begin_sweep(PageNo(0)), PAGES - 3 * 32);
+        assert_eq!(stream.next_chunk(4).map(|(seq, _)| seq), Some(3));
+        // A target that says what cannot be is copied anew.
+        stream.opened(Some(2), PAGES);
+        assert_eq!(stream.begin_sweep(PageNo(0)), PAGES);
+    }
+
+    /// A source and a target with random writes, losses and reopenings: what differs is owed or on
+    /// its way, always.
+    #[test]
+    fn what_differs_is_known() {
+        let mut random = SplitMix64::new(3);
+        for _ in 0..50 {
+            let mut stream = Stream::new(ReplicaId(2), 7, PAGES);
+            let (mut ours, mut theirs) = ([1u32; PAGES as usize], [0u32; PAGES as usize]);
+            (0..500).for_each(|page| theirs[page] = 1);
+            let (mut written, mut road) = (0, VecDeque::new());
+            stream.opened(None, random.range(0, u64::from(PAGES)) as u32);
+            for step in 2..400u32 {
+                match random.range(0, 9) {
+                    0 => {
+                        let page = random.range(0, u64::from(PAGES) - 1) as u32;
+                        ours[page as usize] = step;
+                        stream.owe(&set(&[page]));
+                    }
+                    1 => {
+                        // What is on the road is lost, from some place on.
+                        let kept = random.range(0, road.len() as u64) as usize;
+                        road.truncate(kept);
+                        for (page, value) in road.drain(..).flatten() {
+                            theirs[page as usize] = value;
+                        }
+                        written += kept as u32;
+                        stream.reopen(u64::from(step), Micros(1));
+                        stream.opened(Some(written), 0);
+                    }
+                    2 | 3 => {
+                        if let Some(pages) = stream.next_comparison(1) {
+                            let digest = |value: &u32| Digest(u128::from(*value));
+                            let range = pages.start as usize..pages.end as usize;
+                            let seen = theirs[range.clone()].iter().map(digest).collect();
+                            assert_eq!(stream.compared(pages.start, seen), Some(pages));
+                            let own: Vec<_> = ours[range].iter().map(digest).collect();
+                            stream.hashed(&own);
+                        }
+                    }
+                    4 if stream.is_swept() && !stream.is_comparing() => {
+                        stream.begin_sweep(PageNo(0));
+                    }
+                    5..=7 => {
+                        if let Some((_, pages)) = stream.next_chunk(8) {
+                            let read = pages.iter().map(|page| (page.0, ours[page.0 as usize]));
+                            road.push_back(read.collect::<Vec<_>>());
+                        }
+                    }
+                    _ => {
+                        if let Some(chunk) = road.pop_front() {
+                            for (page, value) in chunk {
+                                theirs[page as usize] = value;
+                            }
+                            written += 1;
+                            stream.acked(written);
+                        }
+                    }
+                }
+                for page in (0..PAGES).filter(|page| ours[*page as usize] != theirs[*page as usize])
+                {
+                    let page = PageNo(page);
+                    assert!(stream.owed().contains(page) || stream.is_in_flight(page));
+                }
+            }
+        }
+    }
+}

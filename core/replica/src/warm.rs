@@ -1,0 +1,173 @@
+//! Keeping a witness warm, so that making it secondary copies only what changed.
+//!
+//! ```text
+//!  leader ═══ syncvm ═══▶ secondary ─── in the background ───▶ witness
+//!                         (its ledger of what the             (a guest that stands,
+//!                          witness lacks)                      and has never run)
+//! ```
+//!
+//! The secondary does it, and not the leader, since it is the one who leads when the leader is lost:
+//! then it knows by itself what the warm copy lacks, which is what it has not sent yet, and nobody
+//! else's word is needed. It has time for it, too. When the secondary is lost instead, the leader
+//! compares hashes with what the witness has (`stream`): slower than a ledger, much faster than a copy.
+//!
+//! It is best effort, and never in the way of a slot: nothing is sent while this side takes part in
+//! a syncvm, nor faster than configured; and a page that is written all the time goes once a sweep.
+
+use crate::api::{Note, Role, Warm};
+use crate::replica::Replica;
+use plover_syncvm::message::CopyPurpose;
+use plover_types::{Micros, PAGE_BYTES, PageNo, ReplicaId};
+
+/// From becoming secondary to the first offer: a guest that has just been brought up has better
+/// things to do.
+const DELAY: Micros = Micros::from_ms(500);
+
+/// A target that has not answered is asked again after this: a hypervisor starts in less.
+const RETRY: Micros = Micros::from_ms(3_000);
+
+/// One that has refused, after this.
+const REFUSED: Micros = Micros::from_ms(60_000);
+
+/// From the begin of a sweep to that of the next, at least: what is written more often is sent
+/// this often.
+const SWEEP: Micros = Micros::from_ms(1_000);
+
+/// Chunks under way at most: half a MiB, which the witness writes in a fraction of a millisecond.
+const WINDOW_CHUNKS: usize = 4;
+
+/// Comparisons under way at most.
+const WINDOW_COMPARISONS: usize = 2;
+
+/// Hashing a page costs this part of sending it.
+const HASH_COST_PART: u64 = 8;
+
+/// When what may go on.
+#[derive(Debug, Default)]
+pub(crate) struct Warming {
+    /// The next offer.
+    next_at: Micros,
+    /// The next chunk or comparison.
+    pace: Micros,
+    next_sweep_at: Micros,
+    /// The opening whose target has been told of as warm.
+    told: u64,
+}
+
+impl Warming {
+    pub fn refused(&mut self, now: Micros) {
+        self.next_at = now + REFUSED;
+    }
+
+    /// So many bytes were sent.
+    pub fn charge(&mut self, now: Micros, bytes: u64, bytes_per_s: u64) {
+        self.pace = self.pace.max(now) + Micros(bytes * 1_000_000 / bytes_per_s.max(1));
+    }
+}
+
+impl Replica {
+    pub(crate) fn begin_warming(&mut self) {
+        self.warming = Warming {
+            next_at: self.now + DELAY,
+            ..Warming::default()
+        };
+    }
+
+    fn keeps_warm(&self) -> bool {
+        self.role == Role::Secondary
+            && self.config.warm != Warm::Off
+            && self.holds_state
+            && self.in_sync.contains(self.config.me)
+    }
+
+    fn is_witness(&self, peer: ReplicaId) -> bool {
+        self.links.contains(peer) && !self.in_sync.contains(peer)
+    }
+
+    /// Who is kept warm: who was, or the first there is.
+    fn warm_peer(&self) -> Option<ReplicaId> {
+        let kept = self.stream.as_ref().map(|stream| stream.peer);
+        let others = self.config.members.iter().filter(|p| *p != self.config.me);
+        kept.into_iter().chain(others).find(|p| self.is_witness(*p))
+    }
+
+    /// Offers the copy, and goes on with it as time and load allow.
+    pub(crate) fn tick_warm(&mut self) {
+        if !self.keeps_warm() {
+            return;
+        }
+        let now = self.now;
+        if let Some(stream) = &mut self.stream {
+            if stream.awaits() && now.since(stream.last_progress) > RETRY {
+                stream.is_open = false;
+            }
+        }
+        let open = self.stream.as_ref().filter(|stream| stream.is_open);
+        if open.is_some_and(|stream| self.is_witness(stream.peer)) {
+            return self.pump_warm();
+        }
+        if now >= self.warming.next_at {
+            if let Some(peer) = self.warm_peer() {
+                self.warming.next_at = now + RETRY;
+                self.open_copy(peer, CopyPurpose::Warm);
+            }
+        }
+    }
+
+    fn pump_warm(&mut self) {
+        let now = self.now;
+        let Some(stream) = &mut self.stream else {
+            return;
+        };
+        if self.follow.is_some() || now < self.warming.pace {
+            return;
+        }
+        if stream.is_comparing() {
+            let bytes = u64::from(crate::stream::COMPARE_PAGES) * PAGE_BYTES as u64;
+            let rate = self.config.warm_bytes_per_s * HASH_COST_PART;
+            self.warming.charge(now, bytes, rate);
+            return self.pump_comparing(WINDOW_COMPARISONS);
+        }
+        let (peer, attempt) = (stream.peer, stream.attempt);
+        let is_warm = stream.is_settled() && stream.sweeps > 0;
+        if stream.is_settled() && stream.is_stale() && now >= self.warming.next_sweep_at {
+            self.warming.next_sweep_at = now + SWEEP;
+            stream.begin_sweep(PageNo(stream.keep_from));
+        }
+        if is_warm && self.warming.told != attempt {
+            self.warming.told = attempt;
+            self.note(Note::Warm { peer });
+        }
+        self.pump_copy(WINDOW_CHUNKS);
+    }
+
+    pub(crate) fn warm_deadline(&self) -> Micros {
+        if !self.keeps_warm() {
+            return Micros::NEVER;
+        }
+        let open = self.stream.as_ref().filter(|stream| stream.is_open);
+        let Some(stream) = open.filter(|stream| self.is_witness(stream.peer)) else {
+            return match self.warm_peer() {
+                Some(_) => self.warming.next_at,
+                None => Micros::NEVER,
+            };
+        };
+        let patience = if stream.awaits() {
+            stream.last_progress + RETRY + Micros(1)
+        } else {
+            Micros::NEVER
+        };
+        let pace = self.warming.pace;
+        let work = if self.follow.is_some() {
+            // Its end is an event, after which this is asked again.
+            Micros::NEVER
+        } else if stream.can_compare(WINDOW_COMPARISONS) || stream.can_copy(WINDOW_CHUNKS) {
+            pace
+        } else if stream.is_settled() && !stream.is_comparing() && stream.is_stale() {
+            self.warming.next_sweep_at.max(pace)
+        } else {
+            Micros::NEVER
+        };
+        patience.min(work)
+    }
+}
