@@ -149,6 +149,29 @@ impl ReplicaStatus {
             == Some(true)
     }
 
+    /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
+    fn copy_in_words(&self) -> Option<String> {
+        let copy = self.more.get("copy")?;
+        let bytes = |key: &str| copy.get(key)?.as_u64();
+        let (to, of) = (bytes("to")?, bytes("bytes")?);
+        let behind = bytes("bytes_behind")?.min(of);
+        let percent = (of - behind) * 100 / of.max(1);
+        let kind = match self.role.as_str() {
+            "leader" => "the copy that joins",
+            _ => "the warm copy",
+        };
+        let closed = match copy.get("open").and_then(serde_json::Value::as_bool) {
+            Some(true) => "",
+            _ => ", which takes nothing at present",
+        };
+        Some(format!(
+            "replica {to} has {percent}% of replica {}'s {} MiB: {kind} lacks {}{closed}",
+            self.id,
+            of >> 20,
+            mebibytes(behind)
+        ))
+    }
+
     fn of(dir: &LabDir, replica: &ReplicaState) -> Self {
         let life = replica.daemon.map_or(Life::Gone, |daemon| daemon.life());
         let pid = replica
@@ -280,6 +303,9 @@ impl fmt::Display for LabStatus {
             if let Some(trouble) = &replica.trouble {
                 writeln!(f, "Replica {}: {trouble}", replica.id)?;
             }
+            if let Some(words) = replica.copy_in_words() {
+                writeln!(f, "{words}")?;
+            }
         }
         if self.guest_is_lost() {
             writeln!(
@@ -305,6 +331,12 @@ fn last_error(log: &Path) -> Option<String> {
     let text = String::from_utf8_lossy(&bytes);
     let error = text.lines().next_back()?.strip_prefix("plover: ")?;
     Some(error.to_owned())
+}
+
+/// An amount of memory for people.
+fn mebibytes(bytes: u64) -> String {
+    let tenths = bytes / (1 << 20) * 10 + (bytes % (1 << 20)) * 10 / (1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
 }
 
 /// A duration for people.
@@ -374,6 +406,18 @@ mod tests {
         }
         std::fs::write(&log, "plover: old\nINFO role\n").unwrap();
         assert_eq!(last_error(&log), None, "it ran on after that");
+    }
+
+    #[test]
+    fn a_copy_is_told_in_bytes_and_percent() {
+        let mut secondary = said(1, "secondary", "1@r0", false);
+        let copy = serde_json::json!({
+            "to": 2, "open": true, "bytes": 256 << 20, "bytes_behind": (64 << 20) + (1 << 19),
+        });
+        secondary.more.insert("copy".into(), copy);
+        let table = lab(vec![secondary]).to_string();
+        let told = "replica 2 has 74% of replica 1's 256 MiB: the warm copy lacks 64.5 MiB\n";
+        assert!(table.contains(told), "{table}");
     }
 
     #[test]

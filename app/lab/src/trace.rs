@@ -56,11 +56,15 @@ impl TraceEvent {
             "serving" => format!("{me} leads and faces the clients"),
             "role" if self.text("to") == Some("witness") => format!("{me} is witness"),
             "join_begun" => format!("{me} copies the guest to replica {}", peer()),
+            "join_opened" if self.more.get("warm") == Some(&Value::Bool(true)) => {
+                format!("replica {} goes on from its warm copy", peer())
+            }
             "join_round" => format!(
-                "copy, round {}: {} pages",
+                "copy, round {}: {} MiB",
                 self.number("round").unwrap_or(0),
-                self.number("pages").unwrap_or(0)
+                self.number("pages").unwrap_or(0).div_ceil(256)
             ),
+            "warm" => format!("replica {} has a warm copy", peer()),
             "join_failed" => format!("the copy to replica {} failed: {}", peer(), why()),
             "protected" => format!("protected: replica {} is in step", peer()),
             "guest_lost" => format!("{me} has lost its guest: {}", why()),
