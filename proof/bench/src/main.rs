@@ -103,6 +103,7 @@ mod tests {
                 "2",
             ][..],
             &["bench", "quick", "--rounds", "1"],
+            &["bench", "failover", "--warm", "--rounds", "1"],
             &["bench"],
         ] {
             assert!(Arguments::try_parse_from(words).is_ok(), "{words:?}");

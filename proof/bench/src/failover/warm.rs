@@ -1,0 +1,208 @@
+//! `./x bench failover --warm`: from the loss of the leader until the guest is protected again, with a
+//! warm witness and with a cold one, in alternation.
+//!
+//! The guest has 1 GiB of memory and a disk of 2 GiB, both full: the disk of noise, the memory of what
+//! was read of it. Then 5% of both changes: a part of the disk is written over, which changes as much
+//! of the memory that caches it. Right after that the leader is killed.
+
+use crate::lab::{own_name, plover};
+use crate::machine::Machine;
+use crate::stats::Sample;
+use anyhow::{Context, Result, bail, ensure};
+use plover_lab::options::Options;
+use plover_lab::progress::Progress;
+use plover_lab::trace::TraceEvent;
+use plover_lab::{Fault, Lab, Target};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+/// The guest's memory and its disk.
+const MEM_MIB: u32 = 1024;
+const DISK_MIB: u64 = 2048;
+
+/// Written over of the disk: with the memory that caches it, 5% of the two.
+const CHANGED_MIB: u64 = 77;
+
+/// Longer than the default: two guests that read and write a gigabyte leave a machine that runs all
+/// replicas little time for their loops, and it is not failure detection that is measured here.
+const TIMEOUT_MS: u64 = 600;
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What one kill came to.
+#[derive(Debug)]
+struct Kill {
+    /// From the kill until protected, ms.
+    reprotect_ms: f64,
+    /// What the witness lacked when the leader was killed; none if it kept nothing.
+    behind_mib: Option<f64>,
+    /// Sent by the new leader until then.
+    copied_mib: f64,
+}
+
+pub(super) fn run(rounds: u32) -> Result<()> {
+    let scratch = tempfile::tempdir_in("/var/tmp").context("making a place for the disk")?;
+    let image = scratch.path().join("disk.raw");
+    fill_with_noise(&image)?;
+    let mut times = [Sample::default(), Sample::default()];
+    let (mut behind, mut copied) = (Sample::default(), [Sample::default(), Sample::default()]);
+    for round in 0..rounds {
+        for (kind, warm) in ["full", "off"].into_iter().enumerate() {
+            eprintln!("round {}/{rounds}: warm_witness = \"{warm}\"", round + 1);
+            let kill = one(warm, &image, scratch.path())?;
+            times[kind].push(kill.reprotect_ms);
+            copied[kind].push(kill.copied_mib);
+            if let Some(mib) = kill.behind_mib {
+                behind.push(mib);
+            }
+        }
+    }
+    println!("{}", Machine::this("as chosen by the lab"));
+    println!(
+        "{rounds} leaders killed each; {MEM_MIB} MiB of memory and {DISK_MIB} MiB of disk, \
+         {CHANGED_MIB} MiB of the disk and as much memory changed right before\n"
+    );
+    let [warm, cold] = &times;
+    println!("protected again, warm  {} ms", warm.words(0));
+    println!("protected again, cold  {} ms", cold.words(0));
+    println!("cold over warm         {}", cold.ratio(warm).words(1));
+    println!("copied, warm           {} MiB", copied[0].words(0));
+    println!("copied, cold           {} MiB", copied[1].words(0));
+    println!("the warm copy lacked   {} MiB", behind.words(0));
+    Ok(())
+}
+
+/// An image that nothing can compress and that has no two equal blocks.
+fn fill_with_noise(path: &Path) -> Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut noise = std::fs::File::open("/dev/urandom")?.take(DISK_MIB << 20);
+    std::io::copy(&mut noise, &mut file).context("making the disk")?;
+    Ok(())
+}
+
+fn one(warm: &str, image: &Path, scratch: &Path) -> Result<Kill> {
+    let overlay = scratch.join("overlay.toml");
+    let keys = format!("[group]\nwarm_witness = \"{warm}\"\ntimeout_ms = {TIMEOUT_MS}\n");
+    std::fs::write(&overlay, keys)?;
+    let options = Options {
+        name: own_name().parse().map_err(anyhow::Error::msg)?,
+        mem_mib: Some(MEM_MIB),
+        disks: vec![image.to_owned()],
+        overlay: Some(overlay),
+        program: Some(plover()),
+        ..Options::default()
+    };
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    let say = |line: &str| eprintln!("  {line}");
+    let progress = Progress::spoken_by(say, interrupted);
+    let lab = Lab::up(&options, &progress)?;
+    let kill = kill_after_changes(&lab, warm != "off", &progress);
+    lab.down()?;
+    kill
+}
+
+fn kill_after_changes(lab: &Lab, warm: bool, progress: &Progress) -> Result<Kill> {
+    progress.say("the guest reads its whole disk");
+    in_guest(lab, "dd if=/dev/vda of=/dev/null bs=1M")?;
+    wait(progress, "the witness is warm", || {
+        Ok(!warm || behind(lab).is_some_and(|bytes| bytes < 16 << 20))
+    })?;
+    wait(progress, "protected", || Ok(lab.status().protected))?;
+    progress.say("the guest writes over a part of it");
+    let from = DISK_MIB / 2;
+    in_guest(
+        lab,
+        &format!(
+            "dd if=/dev/vda of=/dev/vda bs=1M count={CHANGED_MIB} skip={from} conv=notrunc,fsync"
+        ),
+    )?;
+    wait(progress, "protected", || Ok(lab.status().protected))?;
+    let behind = behind(lab).filter(|_| warm);
+    let mut traces = lab.traces();
+    traces.take();
+    let leader = lab.find(&Target::Role("leader".into()))?;
+    let heir = lab.find(&Target::Role("secondary".into()))?;
+    let before = copied(lab, heir)?;
+    let killed_at = lab.fault(Fault::Kill, leader)?;
+    let mut found: Option<TraceEvent> = None;
+    wait(progress, "protected again", || {
+        let mut events = traces.take().into_iter();
+        found = events.find(|event| event.what == "protected" && event.mono_us > killed_at);
+        Ok(found.is_some())
+    })?;
+    let protected = found.context("it was found")?;
+    let bytes = copied(lab, protected.replica)?.saturating_sub(before);
+    Ok(Kill {
+        reprotect_ms: (protected.mono_us - killed_at) as f64 / 1000.0,
+        behind_mib: behind.map(mib),
+        copied_mib: mib(bytes),
+    })
+}
+
+/// Bytes that a replica has sent in copies.
+fn copied(lab: &Lab, id: u8) -> Result<u64> {
+    let status = lab.control(id).status()?;
+    let traffic = status.more.get("traffic");
+    let bytes = traffic.and_then(|traffic| traffic.get("copy_bytes_out")?.as_u64());
+    bytes.context("the replica does not say what it has copied: it is of another release")
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// What the warm copy lacks, by its source.
+fn behind(lab: &Lab) -> Option<u64> {
+    let status = lab.status();
+    let copy = status.with_role("secondary")?.more.get("copy")?;
+    copy.get("bytes_behind")?.as_u64()
+}
+
+fn wait(progress: &Progress, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds()? {
+        if Instant::now() > deadline {
+            bail!("after {} s still not: {what}", PATIENCE.as_secs());
+        }
+        progress.sleep(Duration::from_millis(50))?;
+    }
+    Ok(())
+}
+
+/// Runs a command in the guest, on its console, to its end.
+fn in_guest(lab: &Lab, command: &str) -> Result<()> {
+    let leader = lab.find(&Target::Role("leader".into()))?;
+    let mut console = lab.control(leader).console()?;
+    // What is typed is echoed; the end is not what was typed.
+    console.write_all(format!("{command} 2>/dev/null; echo do''ne $?\n").as_bytes())?;
+    console.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let (mut said, mut part) = (String::new(), [0; 4096]);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match console.read(&mut part) {
+            Ok(0) => bail!("the guest's console was closed"),
+            Ok(bytes) => said.push_str(&String::from_utf8_lossy(&part[..bytes])),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error).context("the guest's console"),
+        }
+        if let Some(status) = said
+            .split("done ")
+            .nth(1)
+            .filter(|rest| rest.contains('\n'))
+        {
+            ensure!(status.starts_with('0'), "`{command}` failed: {said}");
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "`{command}` does not end: {said}"
+        );
+    }
+}
