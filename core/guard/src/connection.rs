@@ -10,10 +10,14 @@
 //! How either side cuts its stream into segments, and what it sends again, makes no difference:
 //! bytes below a side's `next` are passed over, as a receiver would. A FIN takes one place after
 //! the last byte.
+//!
+//! A SYN begins the stream anew. Numbers are those that clients know: the secondary says its
+//! guest's renumbered (see [`crate::Numbers`]), so that two guests that open a connection alike
+//! send the same SYN.
 
 use crate::guard::OutputNo;
 use crate::matcher::Difference;
-use crate::packet::Segment;
+use crate::packet::{Opening, Segment};
 use std::collections::VecDeque;
 
 /// Whether `a` lies before `b`, in the circle of sequence numbers (RFC 9293 §3.4).
@@ -43,9 +47,19 @@ struct Side {
     ack: Option<u32>,
     /// The numbers of its RSTs.
     resets: Vec<Reset>,
+    /// Its SYN.
+    opening: Option<Opening>,
 }
 
 impl Side {
+    /// One that begins with this SYN.
+    fn opened(opening: Opening) -> Self {
+        Self {
+            opening: Some(opening),
+            ..Self::from(opening.seq.wrapping_add(1), opening.ack)
+        }
+    }
+
     /// One that goes on from here.
     fn from(place: u32, ack: Option<u32>) -> Self {
         Self {
@@ -117,6 +131,8 @@ struct Waiting {
     end: u32,
     ack: Option<u32>,
     reset: Option<Reset>,
+    /// It is the SYN.
+    opens: bool,
 }
 
 /// One connection.
@@ -153,11 +169,8 @@ impl Connection {
     /// Our guest has sent this.
     pub fn ours(&mut self, no: OutputNo, segment: &Segment<'_>) -> Result<(), Difference> {
         self.idle_slots = 0;
-        if segment.syn {
-            // The stream begins anew; a sync will make the other side's begin there too.
-            self.break_off();
-            self.ours = Side::from(segment.seq.wrapping_add(1), segment.ack);
-            return Err(Difference::Opens);
+        if let Some(opening) = segment.opening {
+            return self.we_open(no, opening, !segment.payload.is_empty());
         }
         self.ours.acknowledge(segment.ack);
         if self.broken {
@@ -184,7 +197,47 @@ impl Connection {
             },
             ack: segment.ack,
             reset,
+            opens: false,
         });
+        Ok(())
+    }
+
+    /// Our guest opens the connection, or says so again.
+    fn we_open(
+        &mut self,
+        no: OutputNo,
+        opening: Opening,
+        has_payload: bool,
+    ) -> Result<(), Difference> {
+        if self.ours.opening != Some(opening) {
+            // The stream begins anew, and only what both say from here on counts.
+            self.break_off();
+            self.ours = Side::opened(opening);
+            self.theirs = Side::from(self.ours.next, None);
+            self.matched = self.ours.next;
+            self.broken = has_payload;
+        }
+        if self.broken {
+            return Err(Difference::Opens);
+        }
+        self.waiting.push_back(Waiting {
+            no,
+            end: self.ours.base,
+            ack: opening.ack,
+            reset: None,
+            opens: true,
+        });
+        Ok(())
+    }
+
+    /// The secondary's guest does. It knows our number only once we have sent ours.
+    fn they_open(&mut self, opening: Opening, has_payload: bool) -> Result<(), Difference> {
+        if self.ours.opening != Some(opening) || has_payload {
+            self.break_off();
+            return Err(Difference::Opens);
+        }
+        self.theirs.opening = Some(opening);
+        self.theirs.acknowledge(opening.ack);
         Ok(())
     }
 
@@ -194,9 +247,8 @@ impl Connection {
         if self.broken {
             return Ok(());
         }
-        if segment.syn {
-            self.break_off();
-            return Err(Difference::Opens);
+        if let Some(opening) = segment.opening {
+            return self.they_open(opening, !segment.payload.is_empty());
         }
         self.theirs.acknowledge(segment.ack);
         if segment.rst {
@@ -260,16 +312,22 @@ impl Connection {
         let reset = first
             .reset
             .is_none_or(|reset| self.theirs.resets.contains(&reset));
-        if sent && acknowledged && reset {
+        let opened = !first.opens || self.is_opened();
+        if sent && acknowledged && reset && opened {
             self.waiting.pop_front().map(|waiting| waiting.no)
         } else {
             None
         }
     }
 
+    /// Whether both have begun the stream with the same SYN, if it began while it was followed.
+    fn is_opened(&self) -> bool {
+        self.ours.opening == self.theirs.opening
+    }
+
     /// Whether both have sent the stream up to here; and this RST, if it is one.
     pub fn is_matched(&self, end: u32, reset: Option<Reset>) -> bool {
-        if self.broken {
+        if self.broken || !self.is_opened() {
             return false;
         }
         match reset {
@@ -282,7 +340,10 @@ impl Connection {
     /// and both go on from there. Returns whether it is worth remembering.
     pub fn begin_anew(&mut self) -> bool {
         self.idle_slots += 1;
-        let side = Side::from(self.ours.next, self.ours.ack);
+        let side = Side {
+            opening: self.ours.opening,
+            ..Side::from(self.ours.next, self.ours.ack)
+        };
         self.ours = side.clone();
         self.matched = side.next;
         self.theirs = side;

@@ -16,15 +16,22 @@
 //! bug that loses a client's answer, so it panics, in release builds too.
 //!
 //! Which outputs of the open slot may be taken before its sync, because the secondary's guest
-//! has itself sent the same, is the [`Matcher`]'s to say (COLO §3.3.2; docs/decisions/0011).
+//! has itself sent the same, is the [`Matcher`]'s to say (COLO §3.3.2; docs/decisions/0011). What
+//! it compares are the numbers that clients know; a guest whose own are others has [`Numbers`]
+//! before it, in both directions (docs/decisions/0016).
 
 mod connection;
 mod flow;
 mod guard;
 mod held;
 mod matcher;
+mod numbers;
+mod options;
 mod packet;
+mod renumber;
 
 pub use guard::{Guard, OutputNo};
 pub use held::HeldSlot;
 pub use matcher::{Difference, Matcher};
+pub use numbers::{Known, Numbers, Opened, Outgoing};
+pub use packet::Route;

@@ -26,7 +26,9 @@
 use crate::connection::Connection;
 use crate::flow::{Flow, Pairing};
 use crate::guard::OutputNo;
+use crate::numbers::Opened;
 use crate::packet::{FlowKey, Packet, Route, Segment};
+use crate::renumber::Head;
 use plover_types::Frame;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -38,7 +40,8 @@ const FLOWS_MAX: usize = 4096;
 /// Why the outputs of a slot cannot all be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// A connection is being opened: its first sequence number is each guest's own draw.
+    /// A connection is being opened, and not in the same way by both guests; or the secondary
+    /// could not renumber its guest's SYN.
     Opens,
     /// Different bytes at one place of a stream.
     Content,
@@ -102,6 +105,8 @@ pub struct Matcher {
     done: u64,
     done_bytes: usize,
     difference: Option<(FlowKey, Difference)>,
+    /// What the secondary must know to say its guest's SYNs.
+    opened: Vec<Opened>,
     any_ack: bool,
 }
 
@@ -120,6 +125,7 @@ impl Matcher {
             done: 0,
             done_bytes: 0,
             difference: None,
+            opened: Vec::new(),
             any_ack: false,
         }
     }
@@ -147,6 +153,7 @@ impl Matcher {
         self.done = 0;
         self.done_bytes = 0;
         self.difference = None;
+        self.opened.clear();
     }
 
     /// Our guest has sent this.
@@ -158,6 +165,9 @@ impl Matcher {
                 };
                 let compared = connection.ours(no, &segment);
                 self.compared(route, compared);
+                if segment.opening.is_some() {
+                    self.opened.extend(Head::of(frame).map(Opened::of));
+                }
             }
             Packet::Datagram(key, bytes) => {
                 let Some(flow) = self.flow(key) else { return };
@@ -212,12 +222,19 @@ impl Matcher {
         };
         let compared = connection.theirs(segment);
         self.compared(route, compared);
-        let length = segment.payload.len() as u32 + u32::from(segment.fin);
+        let takes_a_place = segment.fin || segment.opening.is_some();
+        let length = segment.payload.len() as u32 + u32::from(takes_a_place);
         Pending::Segment {
             route,
             end: segment.seq.wrapping_add(length),
             reset: segment.rst.then_some((segment.seq, segment.ack)),
         }
+    }
+
+    /// The connections that our guest has opened since this was last asked, for the secondary's
+    /// [`crate::Numbers`].
+    pub fn take_opened(&mut self) -> Vec<Opened> {
+        std::mem::take(&mut self.opened)
     }
 
     /// The numbers of our frames that both sides have sent, rising; each is told once.

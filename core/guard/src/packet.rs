@@ -3,28 +3,46 @@
 //! | frame | compared | passed over |
 //! |---|---|---|
 //! | TCP | payload and FIN by their place in the stream, RST with its numbers; the acknowledgement number as a bound | segmentation, window, options (timestamps, SACK), PSH, ECN, checksum, IP header but the addresses |
-//! | TCP with SYN or URG | nothing: it waits for a sync | |
+//! | TCP with SYN | its number and what it acknowledges, its options and ECN flags | timestamps, window |
+//! | TCP with URG, or SYN with payload | nothing: it waits for a sync | |
 //! | UDP, ICMP, ICMPv6 | ports or type, and all that follows | IP header but the addresses |
 //! | any other: ARP, fragments, VLAN tags, other protocols | the whole frame | |
 //!
-//! A SYN carries the initial sequence number, which each guest draws by itself; until a sync has
-//! made the two equal, nothing on that connection can match. Urgent data is out of the stream's
-//! order, and next to nobody uses it.
+//! A SYN carries the initial sequence number, which each guest draws by itself. The secondary
+//! renumbers its guest's to the leader's before anybody compares (see [`crate::Numbers`]); what
+//! else a SYN agrees on for the life of the connection must be the same on both sides. Urgent data
+//! is out of the stream's order, and next to nobody uses it.
 
+use crate::options::{self, OPTIONS_MAX};
 use core::net::IpAddr;
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
 use plover_types::Frame;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The bytes of an Ethernet header.
-const ETHERNET_BYTES: usize = 14;
+pub(crate) const ETHERNET_BYTES: usize = 14;
 
-/// Where a packet of the guest goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Route {
+/// Where a packet goes: of TCP, one direction of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Route {
+    /// The IP protocol's number.
     pub protocol: u8,
+    /// From this address and port.
     pub source: (IpAddr, u16),
+    /// To this one.
     pub destination: (IpAddr, u16),
+}
+
+impl Route {
+    /// The other direction.
+    pub(crate) fn back(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            ..self
+        }
+    }
 }
 
 /// What is compared with each other, in its own order.
@@ -48,11 +66,42 @@ pub(crate) struct Segment<'a> {
     pub seq: u32,
     /// If the ACK flag is set.
     pub ack: Option<u32>,
-    pub syn: bool,
+    /// If the SYN flag is set.
+    pub opening: Option<Opening>,
     pub fin: bool,
     pub rst: bool,
     pub urgent: bool,
     pub payload: &'a [u8],
+}
+
+/// What a SYN agrees on for the life of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Opening {
+    pub seq: u32,
+    pub ack: Option<u32>,
+    /// ECE and CWR: whether the ends use ECN (RFC 3168 §6.1.1).
+    ecn: (bool, bool),
+    /// The options, the values of timestamps left out: each guest reads them off its clock.
+    options: [u8; OPTIONS_MAX],
+}
+
+impl Opening {
+    fn of(tcp: &TcpSlice<'_>) -> Self {
+        let mut agreed = [0; OPTIONS_MAX];
+        let bytes = tcp.options();
+        agreed[..bytes.len()].copy_from_slice(bytes);
+        for (kind, place) in options::walk(bytes) {
+            if kind == options::TIMESTAMPS {
+                agreed[place].fill(0);
+            }
+        }
+        Self {
+            seq: tcp.sequence_number(),
+            ack: tcp.ack().then(|| tcp.acknowledgment_number()),
+            ecn: (tcp.ece(), tcp.cwr()),
+            options: agreed,
+        }
+    }
 }
 
 impl<'a> Packet<'a> {
@@ -92,7 +141,7 @@ impl<'a> Packet<'a> {
                 Segment {
                     seq: tcp.sequence_number(),
                     ack: tcp.ack().then(|| tcp.acknowledgment_number()),
-                    syn: tcp.syn(),
+                    opening: tcp.syn().then(|| Opening::of(&tcp)),
                     fin: tcp.fin(),
                     rst: tcp.rst(),
                     urgent: tcp.urg(),

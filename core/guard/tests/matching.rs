@@ -2,6 +2,7 @@
 
 mod frames;
 
+use etherparse::TcpOptionElement;
 use frames::{Tcp, arp, icmp, udp};
 use plover_guard::{Difference, Matcher, OutputNo};
 use plover_types::Frame;
@@ -127,19 +128,71 @@ fn streams_go_round_in_a_circle() {
     assert_eq!(sides.matcher.done(), 2);
 }
 
+/// The secondary says its SYN with our number, once it knows that.
 #[test]
-fn a_new_connection_needs_a_sync() {
+fn a_connection_is_opened_by_both() {
     let mut sides = Sides::new();
-    sides.ours(&Tcp::at(100).ack(1).syn().frame());
-    assert_eq!(sides.matcher.difference(), Some(Difference::Opens));
-    sides.theirs(&Tcp::at(555).ack(1).syn().frame());
-    assert_eq!(sides.covered(), []);
-    sides.matcher.begin(true);
-    assert_eq!(sides.matcher.difference(), None);
-    // The sync has given the other side our number.
+    let syn = Tcp::at(100).ack(1).syn();
+    sides.ours(&syn.clone().stamp(5, 9).frame());
+    assert_eq!(sides.matcher.take_opened().len(), 1);
+    assert_eq!(sides.covered(), [], "the other side has not opened it");
+    sides.theirs(&syn.stamp(17, 9).window(7).frame());
+    assert_eq!(sides.covered(), [0]);
+    assert_eq!(sides.matcher.done(), 1);
     sides.theirs(&Tcp::at(101).ack(9).data(b"hi").frame());
     sides.ours(&Tcp::at(101).ack(9).data(b"hi").frame());
     assert_eq!(sides.covered(), [1]);
+    // Said again, both in this slot and in the next.
+    sides.ours(&Tcp::at(100).ack(1).syn().stamp(6, 9).frame());
+    sides.matcher.begin(true);
+    sides.ours(&Tcp::at(100).ack(1).syn().stamp(7, 9).frame());
+    assert_eq!(
+        sides.covered(),
+        [3],
+        "the sync explains what came before it"
+    );
+    sides.theirs(&Tcp::at(100).ack(1).syn().stamp(8, 9).frame());
+    assert_eq!(sides.matcher.difference(), None);
+}
+
+#[test]
+fn a_connection_that_is_opened_in_two_ways_needs_a_sync() {
+    let syn = Tcp::at(100).ack(1).syn();
+    let scaled = |by| syn.clone().option(TcpOptionElement::WindowScale(by));
+    for theirs in [
+        Tcp::at(555).ack(1).syn(),
+        Tcp::at(100).ack(2).syn(),
+        Tcp::at(100).syn(),
+        scaled(8),
+        syn.clone(),
+        scaled(7).data(b"early"),
+    ] {
+        let mut sides = Sides::new();
+        sides.ours(&scaled(7).frame());
+        sides.theirs(&theirs.frame());
+        assert_eq!(sides.covered(), [], "{theirs:?}");
+        assert_eq!(sides.matcher.difference(), Some(Difference::Opens));
+        sides.matcher.begin(true);
+        assert_eq!(sides.matcher.difference(), None);
+        // The sync has given the other side our number.
+        sides.theirs(&Tcp::at(101).ack(9).data(b"hi").frame());
+        sides.ours(&Tcp::at(101).ack(9).data(b"hi").frame());
+        assert_eq!(sides.covered(), [1]);
+    }
+}
+
+#[test]
+fn a_port_that_is_used_again_is_another_connection() {
+    let mut sides = Sides::new();
+    for (i, start) in [(0, 100), (2, 9_000_000)] {
+        let (syn, bye) = (Tcp::at(start).ack(7).syn(), Tcp::at(start + 1).ack(8).fin());
+        for frame in [syn.frame(), bye.frame()] {
+            sides.ours(&frame);
+            sides.theirs(&frame);
+        }
+        assert_eq!(sides.covered(), [i, i + 1]);
+    }
+    assert_eq!(sides.matcher.done(), 4);
 }
 
 #[test]

@@ -17,6 +17,10 @@ pub struct Tcp {
     port: u16,
     window: u16,
     stamp: Option<(u32, u32)>,
+    sack: Option<(u32, u32)>,
+    options: Vec<TcpOptionElement>,
+    from_client: bool,
+    v6: bool,
     data: Vec<u8>,
 }
 
@@ -29,6 +33,10 @@ impl Tcp {
             port: 4000,
             window: 1000,
             stamp: None,
+            sack: None,
+            options: Vec::new(),
+            from_client: false,
+            v6: false,
             data: Vec::new(),
         }
     }
@@ -73,10 +81,51 @@ impl Tcp {
         self
     }
 
+    /// The client has got these as well, out of order.
+    pub fn sack(mut self, from: u32, to: u32) -> Self {
+        self.sack = Some((from, to));
+        self
+    }
+
+    pub fn option(mut self, option: TcpOptionElement) -> Self {
+        self.options.push(option);
+        self
+    }
+
+    /// The other direction.
+    pub fn from_client(mut self) -> Self {
+        self.from_client = true;
+        self
+    }
+
+    pub fn v6(mut self) -> Self {
+        self.v6 = true;
+        self
+    }
+
     pub fn frame(&self) -> Frame {
-        let mut builder = PacketBuilder::ethernet2(MACS.0, MACS.1)
-            .ipv4(GUEST, CLIENT, 64)
-            .tcp(80, self.port, self.seq, self.window);
+        let swap = self.from_client;
+        let of = |guest, client| {
+            if swap {
+                (client, guest)
+            } else {
+                (guest, client)
+            }
+        };
+        let (from, to) = of(GUEST, CLIENT);
+        let ethernet = PacketBuilder::ethernet2(MACS.0, MACS.1);
+        let ip = if self.v6 {
+            let wide = |ip: [u8; 4]| u128::from(u32::from_be_bytes(ip)).to_be_bytes();
+            ethernet.ipv6(wide(from), wide(to), 64)
+        } else {
+            ethernet.ipv4(from, to, 64)
+        };
+        let ports = if swap {
+            (self.port, 80)
+        } else {
+            (80, self.port)
+        };
+        let mut builder = ip.tcp(ports.0, ports.1, self.seq, self.window);
         if let Some(ack) = self.ack {
             builder = builder.ack(ack);
         }
@@ -89,10 +138,14 @@ impl Tcp {
         if self.flags.2 {
             builder = builder.rst();
         }
-        if let Some((value, echo)) = self.stamp {
-            let options = [TcpOptionElement::Timestamp(value, echo)];
-            builder = builder.options(&options).expect("one option fits");
-        }
+        let mut options = self.options.clone();
+        options.extend(self.stamp.map(|(v, e)| TcpOptionElement::Timestamp(v, e)));
+        let none = [None; 3];
+        options.extend(
+            self.sack
+                .map(|edges| TcpOptionElement::SelectiveAcknowledgement(edges, none)),
+        );
+        builder = builder.options(&options).expect("the options fit");
         let mut bytes = Vec::new();
         builder
             .write(&mut bytes, &self.data)

@@ -1,0 +1,282 @@
+//! Guests whose numbers differ, renumbered: what clients and the comparing get to see.
+
+mod frames;
+
+use etherparse::TcpOptionElement;
+use frames::{Tcp, udp};
+use plover_guard::{Matcher, Numbers, Opened, Outgoing, OutputNo};
+use plover_types::{Frame, Micros, SyncNo};
+use proptest::prelude::*;
+
+const NOW: Micros = Micros(1);
+const SYNC: SyncNo = SyncNo(1);
+
+/// What the leader tells of this SYN of its guest.
+fn told(syn: &Tcp) -> Opened {
+    let mut matcher = Matcher::new(1000);
+    matcher.begin(false);
+    matcher.ours(OutputNo(0), &syn.frame());
+    matcher.take_opened()[0]
+}
+
+/// A secondary's, in a slot that is compared.
+fn compared() -> Numbers {
+    let mut numbers = Numbers::default();
+    numbers.begin(SYNC, true, &[]);
+    numbers
+}
+
+/// A secondary's whose guest has answered a client's SYN with `own` where the leader's has with
+/// `leaders`.
+fn open(own: u32, leaders: u32) -> Numbers {
+    let mut numbers = compared();
+    let syn = |seq| Tcp::at(seq).ack(5).syn();
+    assert_eq!(
+        numbers.outgoing(NOW, syn(own).frame()),
+        Outgoing::Waits,
+        "nobody knows yet what clients will know"
+    );
+    assert_eq!(
+        numbers.opened(SYNC, told(&syn(leaders))),
+        [syn(leaders).frame()]
+    );
+    numbers
+}
+
+fn goes(numbers: &mut Numbers, tcp: &Tcp) -> Frame {
+    match numbers.outgoing(NOW, tcp.frame()) {
+        Outgoing::Goes(frame) => frame,
+        other => panic!("{other:?}"),
+    }
+}
+
+proptest! {
+    /// A renumbered segment is the one that a guest with these numbers would have sent: the
+    /// checksum, all options and the payload included.
+    #[test]
+    fn renumbered_is_as_if_sent_so(
+        own in any::<u32>(),
+        leaders in any::<u32>(),
+        at in any::<u32>(),
+        peers in any::<u32>(),
+        stamp in prop::option::of(any::<(u32, u32)>()),
+        sack in prop::option::of(any::<(u32, u32)>()),
+        data in prop::collection::vec(any::<u8>(), 0..40),
+        nops in 0..4usize,
+        v6 in any::<bool>(),
+    ) {
+        let mut numbers = compared();
+        let of = |tcp: Tcp| if v6 { tcp.v6() } else { tcp };
+        numbers.opened(SYNC, told(&of(Tcp::at(leaders).ack(5).syn())));
+        let syn = of(Tcp::at(own).ack(5).syn());
+        prop_assert_eq!(goes(&mut numbers, &syn), of(Tcp::at(leaders).ack(5).syn()).frame());
+        let shift = own.wrapping_sub(leaders);
+        let dressed = |mut tcp: Tcp, by: u32| {
+            for _ in 0..nops {
+                tcp = tcp.option(TcpOptionElement::Noop);
+            }
+            if let Some((value, echo)) = stamp {
+                tcp = tcp.stamp(value, echo);
+            }
+            if let Some((from, to)) = sack {
+                tcp = tcp.sack(from.wrapping_add(by), to.wrapping_add(by));
+            }
+            of(tcp.data(&data))
+        };
+        // A guest's own SACK is about its peer's numbers, which nobody moves.
+        let sent = dressed(Tcp::at(at.wrapping_add(shift)).ack(peers), 0);
+        let known = dressed(Tcp::at(at).ack(peers), 0);
+        prop_assert_eq!(goes(&mut numbers, &sent), known.frame());
+        let asked = dressed(Tcp::at(peers).ack(at), 0).from_client();
+        let fed = dressed(Tcp::at(peers).ack(at.wrapping_add(shift)), shift).from_client();
+        prop_assert_eq!(numbers.incoming(NOW, asked.frame()), fed.frame());
+    }
+
+    /// Any bytes pass, and come out as long as they were.
+    #[test]
+    fn noise_is_harmless(bytes in prop::collection::vec(any::<u8>(), 0..120), at in 0..120usize) {
+        let mut numbers = open(9, 100);
+        let mut noisy = Tcp::at(3).ack(4).stamp(1, 2).sack(5, 6).frame();
+        for (place, byte) in noisy.0.iter_mut().skip(at).zip(&bytes) {
+            *place = *byte;
+        }
+        for frame in [Frame(bytes), noisy] {
+            let length = frame.0.len();
+            prop_assert_eq!(numbers.incoming(NOW, frame.clone()).0.len(), length);
+            match numbers.outgoing(NOW, frame) {
+                Outgoing::Goes(frame) => prop_assert_eq!(frame.0.len(), length),
+                Outgoing::Waits => {}
+                Outgoing::Lost => prop_assert!(false, "there is room"),
+            }
+        }
+    }
+}
+
+/// Two guests that open a connection together are compared from its first byte on.
+#[test]
+fn a_connection_needs_no_sync() {
+    let (mut numbers, mut matcher) = (compared(), Matcher::new(1 << 20));
+    matcher.begin(false);
+    let (leaders, own) = (u32::MAX - 1, 70);
+    for (i, frame) in [
+        Tcp::at(leaders).ack(5).syn().stamp(1000, 1),
+        Tcp::at(leaders.wrapping_add(1)).ack(9).data(b"hello"),
+        Tcp::at(4).ack(9).fin(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        matcher.ours(OutputNo(i as u64), &frame.frame());
+    }
+    let mut said = Vec::new();
+    for opened in matcher.take_opened() {
+        said.extend(numbers.opened(SYNC, opened));
+    }
+    for frame in [
+        Tcp::at(own).ack(5).syn().stamp(1007, 1),
+        Tcp::at(own + 1).ack(9).data(b"hello"),
+        Tcp::at(own + 6).ack(9).fin(),
+    ] {
+        said.push(goes(&mut numbers, &frame));
+    }
+    for frame in &said {
+        matcher.theirs(frame);
+    }
+    assert_eq!(matcher.take_covered().len(), 3);
+    assert_eq!(matcher.difference(), None);
+    // The echo of the leader's clock comes as one of ours.
+    let asked = Tcp::at(9).ack(leaders.wrapping_add(6)).from_client();
+    let fed = Tcp::at(9).ack(own + 6).from_client();
+    assert_eq!(
+        numbers.incoming(NOW, asked.stamp(4, 1003).frame()),
+        fed.stamp(4, 1010).frame()
+    );
+}
+
+/// The connections that clients have keep their numbers when their secondary leads, and new ones
+/// have its own.
+#[test]
+fn a_new_leader_goes_on_renumbering() {
+    let mut numbers = open(1000, 5000);
+    let unknown = Tcp::at(77).ack(6).syn().port(4001);
+    assert_eq!(numbers.outgoing(NOW, unknown.frame()), Outgoing::Waits);
+    assert_eq!(numbers.stop(), [unknown.frame()], "no client knows another");
+    assert_eq!(
+        goes(&mut numbers, &Tcp::at(1001).ack(8)),
+        Tcp::at(5001).ack(8).frame()
+    );
+    assert_eq!(
+        goes(&mut numbers, &Tcp::at(1000).ack(5).syn()),
+        Tcp::at(5000).ack(5).syn().frame(),
+        "the client may not have got it"
+    );
+    let ack = |seq: u32| Tcp::at(6).ack(seq).from_client();
+    assert_eq!(numbers.incoming(NOW, ack(5001).frame()), ack(1001).frame());
+    assert_eq!(goes(&mut numbers, &unknown), unknown.frame());
+    // The port is used again: the new connection is this guest's alone.
+    for tcp in [Tcp::at(31).ack(90).syn(), Tcp::at(32).ack(91)] {
+        assert_eq!(goes(&mut numbers, &tcp), tcp.frame());
+    }
+    assert_eq!(numbers.known(NOW), []);
+}
+
+/// A new secondary has the new leader's memory, and so its numbers.
+#[test]
+fn the_table_travels_with_the_memory() {
+    let mut leaders = open(1000, 5000);
+    leaders.stop();
+    let mut numbers = Numbers::default();
+    numbers.begin(SyncNo(2), true, &leaders.known(NOW));
+    assert_eq!(
+        goes(&mut numbers, &Tcp::at(1001).ack(8)),
+        Tcp::at(5001).ack(8).frame()
+    );
+    // A SYN that both send again is told with the number that clients know.
+    let syn = Tcp::at(5000).ack(5).syn();
+    assert_eq!(numbers.opened(SyncNo(2), told(&syn)), []);
+    assert_eq!(goes(&mut numbers, &Tcp::at(1000).ack(5).syn()), syn.frame());
+    // The next state has no such connection.
+    numbers.begin(SyncNo(3), true, &[]);
+    assert_eq!(
+        goes(&mut numbers, &Tcp::at(1001).ack(8)),
+        Tcp::at(1001).ack(8).frame()
+    );
+}
+
+#[test]
+fn the_leader_may_open_first_even_before_the_slot_begins_here() {
+    let mut numbers = compared();
+    let syn = |seq| Tcp::at(seq).ack(5).syn();
+    assert_eq!(numbers.opened(SyncNo(2), told(&syn(800))), []);
+    numbers.begin(SyncNo(2), true, &[]);
+    assert_eq!(goes(&mut numbers, &syn(3)), syn(800).frame());
+    // What was told of the slot before is not of this one.
+    assert_eq!(numbers.opened(SYNC, told(&syn(900).port(4001))), []);
+    let other = syn(4).port(4001);
+    assert_eq!(numbers.outgoing(NOW, other.frame()), Outgoing::Waits);
+}
+
+#[test]
+fn what_follows_a_syn_waits_with_it() {
+    let mut numbers = compared();
+    let syn = |seq| Tcp::at(seq).ack(5).syn().frame();
+    assert_eq!(numbers.outgoing(NOW, syn(10)), Outgoing::Waits);
+    let reset = |seq| Tcp::at(seq).rst().frame();
+    assert_eq!(numbers.outgoing(NOW, reset(11)), Outgoing::Waits);
+    assert_eq!(
+        numbers.outgoing(NOW, udp(1, b"x")),
+        Outgoing::Goes(udp(1, b"x"))
+    );
+    let waited = numbers.opened(SYNC, told(&Tcp::at(40).ack(5).syn()));
+    assert_eq!(waited, [syn(40), reset(41)]);
+}
+
+#[test]
+fn the_answer_to_another_syn_is_another_connection() {
+    let mut numbers = compared();
+    numbers.opened(SYNC, told(&Tcp::at(700).ack(5).syn()));
+    let syn = Tcp::at(10).ack(6).syn().frame();
+    assert_eq!(numbers.outgoing(NOW, syn), Outgoing::Waits);
+    let waited = numbers.opened(SYNC, told(&Tcp::at(800).ack(6).syn()));
+    assert_eq!(waited, [Tcp::at(800).ack(6).syn().frame()]);
+}
+
+#[test]
+fn a_slot_that_is_not_compared_leaves_numbers_alone() {
+    let mut numbers = Numbers::default();
+    numbers.begin(SYNC, false, &[]);
+    let syn = Tcp::at(10).ack(6).syn();
+    assert_eq!(goes(&mut numbers, &syn), syn.frame());
+    assert_eq!(numbers.opened(SYNC, told(&syn)), []);
+    assert_eq!(numbers.known(NOW), []);
+}
+
+#[test]
+fn memory_is_bounded() {
+    let mut numbers = compared();
+    let (mut waits, mut lost, mut goes) = (0, 0, 0);
+    for port in 0..10_000 {
+        let syn = Tcp::at(1).ack(5).syn().port(port);
+        match numbers.outgoing(NOW, syn.frame()) {
+            Outgoing::Waits => waits += 1,
+            Outgoing::Lost => lost += 1,
+            Outgoing::Goes(frame) => {
+                assert_eq!(frame, syn.frame());
+                goes += 1;
+            }
+        }
+    }
+    assert!(waits > 0 && lost > 0 && goes > 0 && waits + lost <= 4096);
+    assert_eq!(numbers.stop().len(), waits);
+}
+
+#[test]
+fn a_connection_that_both_have_closed_is_forgotten_in_time() {
+    let mut numbers = open(1000, 5000);
+    numbers.stop();
+    goes(&mut numbers, &Tcp::at(1001).fin());
+    assert_eq!(numbers.known(Micros::from_ms(900_000)).len(), 1);
+    numbers.incoming(NOW, Tcp::at(6).ack(5002).fin().from_client().frame());
+    assert_eq!(numbers.known(Micros::from_ms(1000)).len(), 1);
+    assert_eq!(numbers.known(Micros::from_ms(900_000)).len(), 0);
+}
