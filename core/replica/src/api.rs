@@ -102,6 +102,8 @@ pub enum Canary {
     TrustOldLife,
     /// What a syncvm brings is not sent on to the warm copy.
     WarmForgetsSyncs,
+    /// A secondary that takes over forgets which numbers clients know its connections by.
+    ForgetNumbers,
 }
 
 impl Canary {

@@ -1,9 +1,10 @@
 //! Failover: who leads, who holds the guest, and what a change of either means.
 
-use crate::api::{Action, GuestRecord, Note, Role};
+use crate::api::{Action, Canary, GuestRecord, Note, Role};
 use crate::guest::Power;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
+use plover_guard::Numbers;
 use plover_syncvm::message::Body;
 use plover_types::{Index, ReplicaId, ReplicaSet, Unconsumed, View};
 
@@ -24,6 +25,9 @@ impl Replica {
         self.abort_follow("this replica leads now");
         self.take_over();
         self.stop_comparing();
+        if self.canary(Canary::ForgetNumbers) {
+            self.guest.numbers = Numbers::default();
+        }
         let last = self.apus.status().last.index;
         self.last_input_proposed = last;
         // Inputs that this guest was fed before their commit, as leader of an older view, may
@@ -249,8 +253,8 @@ impl Replica {
         self.joined = None;
         self.stream = None;
         self.standby = None;
-        self.guard.discard_all();
         self.stop_comparing();
+        self.guard.discard_all();
         self.cleared.clear();
         self.set_holds_state(false);
         // What was asked of its memory is still answered, and the answers mean nothing.

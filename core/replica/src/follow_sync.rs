@@ -27,6 +27,7 @@ pub(crate) use self::checkpoint::Kept;
 use crate::api::{Action, Canary, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
+use plover_guard::Known;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Staged, Staging};
 use plover_types::{Digest, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
@@ -88,6 +89,8 @@ pub(crate) struct FollowSync {
     own: Runs,
     /// The leader wants to hear what the guest sends after this.
     compare: bool,
+    /// The numbers of connections that come with the state.
+    known: Vec<Known>,
 }
 
 impl FollowSync {
@@ -121,7 +124,7 @@ impl Replica {
                 // A syncvm without its end mark was given up by the leader.
                 self.abort_follow("the leader has begun another one");
                 let cut = Input::Cut(Cut { sync, at });
-                if self.guest.give(cut, &mut self.out).is_some() {
+                if self.guest.give(self.now, cut, &mut self.out).is_some() {
                     self.begin_follow(sync);
                 }
             }
@@ -132,7 +135,8 @@ impl Replica {
                     .is_some_and(FollowSync::is_past_the_end_mark)
                 {
                     // The leader's next slot ended before our first state was loaded.
-                    let cut = self.guest.give(Input::Cut(Cut { sync, at }), &mut self.out);
+                    let cut = Input::Cut(Cut { sync, at });
+                    let cut = self.guest.give(self.now, cut, &mut self.out);
                     assert_eq!(cut, None, "the gate is shut while a state is loaded");
                 } else {
                     // Its guest has never run, so a syncvm that was given up leaves no trace.
@@ -170,6 +174,7 @@ impl Replica {
             key: [0; 32],
             own: Runs::default(),
             compare: false,
+            known: Vec::new(),
         });
         if joining {
             self.scans.push_back(Asked::Follow(sync));
@@ -371,7 +376,7 @@ impl Replica {
         chunks: u32,
         device: Vec<u8>,
         refeed: Unconsumed,
-        compare: bool,
+        (compare, known): (bool, Vec<Known>),
     ) {
         let checkpoint = self.takes_checkpoints();
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
@@ -381,6 +386,7 @@ impl Replica {
             return;
         }
         follow.compare = compare;
+        follow.known = known;
         let Stage::Receiving(staging) = std::mem::replace(&mut follow.stage, Stage::Scanning)
         else {
             return;
@@ -532,6 +538,9 @@ impl Replica {
         self.ledger.settle();
         // Own outputs of the slot, and own unconsumed inputs, belong to a state that is gone.
         self.guard.discard_all();
+        let compared = follow.compare && self.role != Role::Leader;
+        let numbers = &mut self.guest.numbers;
+        numbers.begin(follow.sync, compared, &follow.known);
         self.begin_saying(follow.sync, follow.compare);
         self.note(Note::Applied { sync: follow.sync });
         if self.role == Role::Joining {

@@ -1,8 +1,10 @@
-//! This side's guest: whether it runs, and the gate before its NIC.
+//! This side's guest: whether it runs, the gate before its NIC, and the numbers it knows its
+//! connections by.
 
 use crate::api::{Action, OperatorInput};
 use crate::connections::by_connection;
-use plover_types::{Frame, Index, SyncNo, Unconsumed, Viewstamp};
+use plover_guard::Numbers;
+use plover_types::{Frame, Index, Micros, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
 /// What the hypervisor is doing, as far as ordered and confirmed.
@@ -59,6 +61,9 @@ pub(crate) struct Guest {
     gate_open: bool,
     backlog: VecDeque<Input>,
     backlog_frames: usize,
+    /// Between the guest's NIC and everything else. Inputs behind the gate have the numbers that
+    /// clients know; those that the hypervisor gives back have the guest's own.
+    pub numbers: Numbers,
     /// The pause that was ordered is no longer wanted: resume as soon as it is confirmed.
     pub resume_when_paused: bool,
 }
@@ -71,6 +76,7 @@ impl Guest {
             gate_open: false,
             backlog: VecDeque::new(),
             backlog_frames: 0,
+            numbers: Numbers::default(),
             resume_when_paused: false,
         }
     }
@@ -82,9 +88,9 @@ impl Guest {
 
     /// Gives the guest an input, or keeps it behind the gate. A cut at an open gate is the
     /// caller's to carry out; it gets it back.
-    pub fn give(&mut self, input: Input, out: &mut Vec<Action>) -> Option<Cut> {
+    pub fn give(&mut self, now: Micros, input: Input, out: &mut Vec<Action>) -> Option<Cut> {
         if self.gate_open {
-            return feed(input, out);
+            return self.feed(now, input, out);
         }
         if let Input::Frames(frames) = &input {
             self.backlog_frames += frames.len();
@@ -103,6 +109,7 @@ impl Guest {
     /// `arrange`d together.
     pub fn open_gate(
         &mut self,
+        now: Micros,
         first: Unconsumed,
         arrange: Arrange,
         out: &mut Vec<Action>,
@@ -121,7 +128,7 @@ impl Guest {
                     by_connection(frames);
                 }
             }
-            if let Some(cut) = feed(input, out) {
+            if let Some(cut) = self.feed(now, input, out) {
                 self.gate_open = false;
                 return Some(cut);
             }
@@ -142,12 +149,13 @@ impl Guest {
     /// Lets what waits through, up to the next cut, and the guest run.
     pub fn resume(
         &mut self,
+        now: Micros,
         first: Unconsumed,
         arrange: Arrange,
         out: &mut Vec<Action>,
     ) -> Option<Cut> {
         assert_eq!(self.power, Power::Paused, "only a paused guest resumes");
-        let cut = self.open_gate(first, arrange, out);
+        let cut = self.open_gate(now, first, arrange, out);
         self.power = Power::Running;
         out.push(Action::Resume);
         cut
@@ -174,13 +182,17 @@ impl Guest {
         *self = Self::new();
         self.taken = delivered;
     }
-}
 
-fn feed(input: Input, out: &mut Vec<Action>) -> Option<Cut> {
-    match input {
-        Input::Frames(frames) => out.push(Action::Feed(frames)),
-        Input::Operator(input) => out.push(Action::Operate(input)),
-        Input::Cut(cut) => return Some(cut),
+    fn feed(&mut self, now: Micros, input: Input, out: &mut Vec<Action>) -> Option<Cut> {
+        match input {
+            Input::Frames(frames) => {
+                let frames = frames.into_iter();
+                let renumbered = frames.map(|frame| self.numbers.incoming(now, frame));
+                out.push(Action::Feed(renumbered.collect()));
+            }
+            Input::Operator(input) => out.push(Action::Operate(input)),
+            Input::Cut(cut) => return Some(cut),
+        }
+        None
     }
-    None
 }

@@ -59,7 +59,7 @@ impl Replica {
         }
         self.idle.disturb();
         self.guest_idle = false;
-        let cut = self.guest.give(input, &mut self.out);
+        let cut = self.guest.give(self.now, input, &mut self.out);
         assert_eq!(cut, None, "an input is no cut");
     }
 
@@ -154,7 +154,7 @@ impl Replica {
     /// Lets a paused guest run, `first` fed before what waits.
     pub(crate) fn resume_guest(&mut self, first: Unconsumed) {
         let arrange = self.arrange();
-        let cut = self.guest.resume(first, arrange, &mut self.out);
+        let cut = self.guest.resume(self.now, first, arrange, &mut self.out);
         self.carry_out(cut);
     }
 
@@ -163,7 +163,7 @@ impl Replica {
         let arrange = self.arrange();
         let cut = self
             .guest
-            .open_gate(Unconsumed::default(), arrange, &mut self.out);
+            .open_gate(self.now, Unconsumed::default(), arrange, &mut self.out);
         self.carry_out(cut);
     }
 
@@ -177,7 +177,7 @@ impl Replica {
             }
             cut = self
                 .guest
-                .open_gate(Unconsumed::default(), arrange, &mut self.out);
+                .open_gate(self.now, Unconsumed::default(), arrange, &mut self.out);
         }
     }
 

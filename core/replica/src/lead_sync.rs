@@ -34,7 +34,7 @@ use crate::join::WINDOW_CHUNKS;
 use crate::log_ops::LogOp;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
-use plover_guard::HeldSlot;
+use plover_guard::{HeldSlot, Known};
 use plover_policy::{SlotView, SyncReason};
 use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
@@ -83,6 +83,8 @@ pub(crate) struct LeadSync {
     refeed: Unconsumed,
     held: Option<HeldSlot>,
     device: Option<Vec<u8>>,
+    /// The numbers of connections that belong to the state at the cut.
+    known: Vec<Known>,
     /// Own dirty pages and debt, rising, with their digests.
     own: Vec<PageNo>,
     own_digests: Option<Vec<Digest>>,
@@ -241,6 +243,7 @@ impl Replica {
             refeed: Unconsumed::default(),
             held: None,
             device: None,
+            known: Vec::new(),
             own: Vec::new(),
             own_digests: None,
             theirs: None,
@@ -291,6 +294,7 @@ impl Replica {
         let number = sync.sync;
         sync.refeed = unconsumed;
         sync.held = Some(self.guard.seal(number));
+        sync.known = self.guest.numbers.known(now);
         sync.report.matched = self.matching.cut(number);
         sync.stage = Stage::Scanning;
         sync.last_progress = now;
@@ -488,6 +492,7 @@ impl Replica {
         sync.enter(if early { Phase::Resume } else { Phase::Apply }, now);
         let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
         let refeed = sync.refeed.clone();
+        let known = std::mem::take(&mut sync.known);
         let compare = self.matching.compares();
         self.send_bulk(
             peer,
@@ -497,6 +502,7 @@ impl Replica {
                 device,
                 refeed,
                 compare,
+                known,
             },
         );
         self.note_phase(number, Phase::Apply);

@@ -6,6 +6,7 @@
 //!  End(sync n, compare) ────────────────────────────▶ apply, run
 //!  its guest sends  ─▶ guard, matcher                 its guest sends ─▶ guard
 //!                                              ◀───── Said(n, frames)
+//!  a SYN: Opened(n, its number) ────────────────────▶ says its own SYN with that number
 //!  matcher: both have sent it ─▶ clients
 //!  Done(n, how many of yours) ──────────────────────▶ forgets those
 //!  … until they differ, one is late, or the slot is long: sync n + 1
@@ -25,7 +26,7 @@
 
 use crate::api::{Canary, Config, Note, Role};
 use crate::replica::Replica;
-use plover_guard::{Difference, Matcher, OutputNo};
+use plover_guard::{Difference, Matcher, Opened, OutputNo};
 use plover_policy::{MatchRule, MatchView, ReleaseWhen, SlotView, SyncReason, SyncWhen, Verdict};
 use plover_syncvm::message::Body;
 use plover_types::{Frame, Micros, ReplicaId, SyncNo};
@@ -148,7 +149,32 @@ impl Replica {
     /// The leader's part ends, and the secondary's.
     pub(crate) fn stop_comparing(&mut self) {
         self.matching.stop();
+        self.stop_saying();
+    }
+
+    /// What the guest opens from here on, clients know by its own numbers.
+    fn stop_saying(&mut self) {
         self.saying = None;
+        for frame in self.guest.numbers.stop() {
+            // One that finds no room is lost, as on any network.
+            self.guard.hold(self.now, frame);
+        }
+    }
+
+    /// Tells the secondary the numbers of connections that our guest has opened.
+    pub(crate) fn tell_opened(&mut self) {
+        let Matching { matcher, slot, .. } = &mut self.matching;
+        let Some(sync) = slot.as_ref().map(|slot| slot.sync) else {
+            return;
+        };
+        let opened = matcher.take_opened();
+        let peer = self.lead.as_ref().map(|sync| sync.peer);
+        let Some(peer) = peer.or_else(|| self.secondary()) else {
+            return;
+        };
+        for opened in opened {
+            self.send_bulk(peer, Body::Opened { sync, opened });
+        }
     }
 
     /// The outputs that the secondary's guest has sent as well are as good as synced.
@@ -291,7 +317,9 @@ impl Replica {
     /// Says what the guest has sent and the window allows. Once a frame was dropped, what
     /// follows it cannot be compared.
     pub(crate) fn say(&mut self, dropped: bool) {
-        if dropped || self.role != Role::Secondary {
+        if dropped && self.saying.is_some() {
+            self.stop_saying();
+        } else if self.role != Role::Secondary {
             self.saying = None;
         }
         let window = window(&self.config);
@@ -321,6 +349,15 @@ impl Replica {
                 },
             );
         }
+    }
+
+    /// The leader's guest has opened a connection: what ours has sent on it can be said.
+    pub(crate) fn on_opened(&mut self, sync: SyncNo, opened: Opened) {
+        let mut dropped = false;
+        for frame in self.guest.numbers.opened(sync, opened) {
+            dropped |= self.guard.hold(self.now, frame).is_none();
+        }
+        self.say(dropped);
     }
 
     /// Clients have got what these frames said.

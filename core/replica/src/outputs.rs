@@ -3,7 +3,7 @@
 use crate::api::{Action, Note, Role};
 use crate::guest::Power;
 use crate::replica::Replica;
-use plover_guard::HeldSlot;
+use plover_guard::{HeldSlot, Outgoing};
 use plover_policy::UnprotectedOutput;
 use plover_types::Frame;
 
@@ -17,13 +17,16 @@ impl Replica {
         if self.guest.power != Power::Off && self.holds_state {
             let mut dropped = 0;
             for frame in frames {
-                if self.guard.has_room() {
-                    self.matching.sent(self.guard.next_no(), &frame);
-                    self.guard.hold(self.now, frame);
-                } else {
-                    dropped += 1;
+                match self.guest.numbers.outgoing(self.now, frame) {
+                    Outgoing::Goes(frame) if self.guard.has_room() => {
+                        self.matching.sent(self.guard.next_no(), &frame);
+                        self.guard.hold(self.now, frame);
+                    }
+                    Outgoing::Waits => {}
+                    Outgoing::Goes(_) | Outgoing::Lost => dropped += 1,
                 }
             }
+            self.tell_opened();
             self.say(dropped > 0);
             if dropped > 0 {
                 self.note(Note::OutputDropped { frames: dropped });

@@ -452,12 +452,14 @@ impl Replica {
                 device,
                 refeed,
                 compare,
+                known,
             } if follows => {
-                self.follow_end(sync, chunks, device, refeed, compare);
+                self.follow_end(sync, chunks, device, refeed, (compare, known));
             }
             Body::Fetched { sync, chunk, last } if follows => {
                 self.follow_fetched(sync, chunk, last);
             }
+            Body::Opened { sync, opened } if follows => self.on_opened(sync, opened),
             Body::Done { sync, frames } if follows => self.on_done(sync, frames),
             Body::Said {
                 sync,

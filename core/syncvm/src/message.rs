@@ -1,5 +1,6 @@
 //! What the two sides say to each other on the bulk lane, and what a finished sync reports.
 
+use plover_guard::{Known, Opened};
 use plover_types::{Frame, Micros, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
@@ -177,6 +178,9 @@ pub enum Body {
         refeed: Unconsumed,
         /// Whether the outputs of the slot that begins here are compared: say them.
         compare: bool,
+        /// The numbers by which clients know the connections of the guest in this state, where
+        /// they are others than its own.
+        known: Vec<Known>,
     },
     /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
     Fetch {
@@ -199,6 +203,14 @@ pub enum Body {
     Ack {
         /// The syncvm.
         sync: SyncNo,
+    },
+    /// Leader: my guest has opened a connection, with a number of its own. Say your guest's SYN
+    /// with the same.
+    Opened {
+        /// The syncvm with which the slot began.
+        sync: SyncNo,
+        /// Which connection, and the number.
+        opened: Opened,
     },
     /// Secondary: what my guest has sent since it went on from this syncvm.
     Said {

@@ -6,6 +6,7 @@
 use crate::disk::Write;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
+use crate::invariants::streams_go_on::StreamsGoOn;
 use crate::invariants::{disks_survive, guest_is_whole};
 use crate::process::State;
 use crate::schedule::{Arrival, Happening};
@@ -382,8 +383,11 @@ impl World {
         };
         let event = hypervisor.on_due(now, due, &mut self.histories);
         let whole = guest_is_whole::check(who, &hypervisor.guest);
+        let strange = hypervisor.guest.strange.take();
+        let strange = strange.filter(|_| self.invariants.log.in_sync().contains(who));
+        let fed = StreamsGoOn::fed(who, strange, &self.histories);
         self.plan_hypervisor(who);
-        self.check(whole);
+        self.check(whole.and(fed));
         let Some(event) = event else { return };
         if let Event::GuestDied(why) = &event {
             trace!(self, "{who}'s hypervisor {why}");

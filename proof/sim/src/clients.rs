@@ -4,11 +4,11 @@
 //! whichever replica the bridge believes to be the guest, which it learns from what comes from
 //! there: an announcement, a reply. It may be slow to learn.
 
-use crate::guest::Request;
+use crate::request::Request;
 use crate::rng::Rng;
 use crate::scenario::ClientHabits;
 use crate::schedule::{Happening, Schedule};
-use crate::spoken::Spoken;
+use crate::spoken::{CONNECTIONS_MAX, Spoken};
 use plover_types::{Frame, Micros, ReplicaId};
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,6 +16,26 @@ struct Client {
     request: u32,
     asked_at: Micros,
     waiting: bool,
+    connection: u8,
+    /// What it has got on this connection: the number of what comes next, and the history that
+    /// explains the last of it.
+    heard: Option<(u32, u64)>,
+}
+
+impl Client {
+    /// Takes what comes next on its connection, as a TCP does.
+    fn hear(&mut self, spoken: &Spoken) {
+        if spoken.connection != self.connection {
+            return;
+        }
+        let is_next = |(next, _): (u32, u64)| {
+            let (ahead, length) = (next.wrapping_sub(spoken.seq), spoken.end());
+            ahead < length.wrapping_sub(spoken.seq)
+        };
+        if self.heard.map_or(spoken.opens, is_next) {
+            self.heard = Some((spoken.end(), spoken.history));
+        }
+    }
 }
 
 /// All clients and their bridge.
@@ -68,6 +88,10 @@ impl Clients {
         state.waiting = true;
         state.asked_at = plan.now();
         let request = state.request;
+        if self.rng.chance(self.habits.reconnects) && state.connection < CONNECTIONS_MAX {
+            state.connection += 1;
+            state.heard = None;
+        }
         let copies = if self.rng.chance(self.habits.burst) {
             self.rng.range(2, 12)
         } else {
@@ -91,12 +115,15 @@ impl Clients {
 
     fn frame(&mut self, client: u8, request: u32) -> Frame {
         self.frames += 1;
+        let state = self.clients[usize::from(client)];
         let request = Request {
             client,
             request,
             number: self.frames,
+            connection: state.connection,
+            heard: state.heard.map(|(_, history)| history),
         };
-        request.to_frame()
+        request.to_frame(state.heard.map(|(ack, _)| ack))
     }
 
     /// How long a frame is under way between the clients and a TAP.
@@ -116,12 +143,14 @@ impl Clients {
     /// Frames of the guest arrive.
     pub fn receive(&mut self, frames: &[Frame], plan: &mut Schedule) {
         for frame in frames {
-            let Some(Spoken { client, words, .. }) = Spoken::decode(frame) else {
+            let Some(spoken) = Spoken::decode(frame) else {
                 continue;
             };
-            let Some(state) = self.clients.get_mut(usize::from(client)) else {
+            let Some(state) = self.clients.get_mut(usize::from(spoken.client)) else {
                 continue;
             };
+            state.hear(&spoken);
+            let Spoken { client, words, .. } = spoken;
             // The first word of an answer names the request; the second is as good as noise.
             if !state.waiting || !words.contains(&state.request) {
                 continue;

@@ -16,6 +16,7 @@
 //! half (PLOVER §4.4) has a guest in which they do not, and its next step notices.
 
 use crate::history::{Histories, Step};
+use crate::request::Request;
 use crate::rng::{Rng, mix};
 use crate::spoken::{Spoken, WORD_BYTES};
 use plover_syncvm::blocks::{BlockMask, Divergent};
@@ -56,33 +57,28 @@ impl GuestHabits {
     }
 }
 
-/// What a client asks.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Request {
-    /// Which client.
-    pub client: u8,
-    /// Its how-manieth request; repeated ones keep the number.
-    pub request: u32,
-    /// The frame's number: every frame has another.
-    pub number: u64,
+/// The guest's end of a client's stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Stream {
+    /// On which connection it goes on, once one is open.
+    connection: Option<u8>,
+    /// The numbers of the connection's SYN, and of what comes next.
+    first: u32,
+    next: u32,
+    /// The place of what comes next, and the frames of the client's that were consumed.
+    place: u32,
+    heard: u32,
 }
 
-/// An Ethernet header: to the guest, from the client, of a type for experiments.
-const HEADER_BYTES: usize = 14;
-
-impl Request {
-    /// As a client sends it.
-    pub fn to_frame(self) -> Frame {
-        let mut bytes = vec![2; 6];
-        bytes.extend([4, 0, 0, 0, 0, self.client, 0x88, 0xb5]);
-        bytes.extend(wire::encode(&self));
-        Frame(bytes)
-    }
-
-    /// What a frame asks, if it is a client's.
-    pub fn of(frame: &[u8]) -> Option<Self> {
-        wire::decode(frame.get(HEADER_BYTES..)?).ok()
-    }
+/// A client has acknowledged what this guest has never sent on the connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Strange {
+    /// Whose frame.
+    pub request: Request,
+    /// The history it was sent in answer to.
+    pub heard: u64,
+    /// Where the guest stood.
+    pub history: u64,
 }
 
 /// The stream on which the guest speaks of its own accord.
@@ -101,8 +97,8 @@ pub struct Devices {
     work: Option<(Frame, Micros)>,
     /// Registers that no memory shows.
     registers: u64,
-    /// Each client's stream: its next place, and the frames of the client's that were consumed.
-    streams: BTreeMap<u8, (u32, u32)>,
+    /// Each client's stream.
+    streams: BTreeMap<u8, Stream>,
 }
 
 /// The guest.
@@ -117,6 +113,8 @@ pub struct FakeGuest {
     pub devices_clean: bool,
     /// Memory and devices are of two different moments.
     pub torn: bool,
+    /// The newest frame that acknowledges what was never sent, until it is asked for.
+    pub strange: Option<Strange>,
 }
 
 impl FakeGuest {
@@ -137,6 +135,7 @@ impl FakeGuest {
             },
             devices_clean: true,
             torn: false,
+            strange: None,
             habits,
             rng,
         };
@@ -233,6 +232,7 @@ impl FakeGuest {
             self.live(Step::Other, self.devices.ticks, histories);
             if self.rng.chance(0.05) {
                 let word = self.devices.ticks as u32;
+                sent.extend(self.open(OWN_ACCORD, 0, histories));
                 sent.push(self.say(OWN_ACCORD, &[word], histories));
             }
         }
@@ -246,12 +246,15 @@ impl FakeGuest {
         };
         self.live(Step::Input(request.number), request.number, histories);
         let client = request.client;
-        self.devices.streams.entry(client).or_default().1 += 1;
+        self.look_at_numbers(&request, Request::acknowledges(&frame.0));
+        self.devices.streams.entry(client).or_default().heard += 1;
+        let opened = self.open(client, request.connection, histories);
+        let mut sent: Vec<_> = opened.into_iter().collect();
         let mut value = mix(request.number, 1) as u32;
         if self.rng.chance(self.habits.divergence) {
             value = self.rng.word() as u32;
         }
-        match self.rng.range(0, 3) {
+        let answer = match self.rng.range(0, 3) {
             0 => vec![
                 self.say(client, &[], histories),
                 self.say(client, &[request.request, value], histories),
@@ -261,7 +264,39 @@ impl FakeGuest {
                 self.say(client, &[value], histories),
             ],
             _ => vec![self.say(client, &[request.request, value], histories)],
+        };
+        sent.extend(answer);
+        sent
+    }
+
+    /// What a client acknowledges on a connection, this guest has sent: else its TCP would take
+    /// the frame for a stranger's.
+    fn look_at_numbers(&mut self, request: &Request, ack: Option<u32>) {
+        let stream = self.devices.streams.get(&request.client);
+        let stream = stream.filter(|one| one.connection == Some(request.connection));
+        let (Some(stream), Some(heard), Some(ack)) = (stream, request.heard, ack) else {
+            return;
+        };
+        if ack.wrapping_sub(stream.first) > stream.next.wrapping_sub(stream.first) {
+            self.strange = Some(Strange {
+                request: *request,
+                heard,
+                history: self.devices.history,
+            });
         }
+    }
+
+    /// Opens a connection that a client has asked for. Its first number is drawn anew.
+    fn open(&mut self, client: u8, connection: u8, histories: &mut Histories) -> Option<Frame> {
+        let first = self.rng.word() as u32;
+        let stream = self.devices.streams.entry(client).or_default();
+        if stream.connection >= Some(connection) {
+            return None;
+        }
+        stream.connection = Some(connection);
+        stream.first = first;
+        stream.next = first;
+        Some(self.speak(client, &[], true, histories))
     }
 
     /// A line of the console: its number.
@@ -271,15 +306,29 @@ impl FakeGuest {
     }
 
     fn say(&mut self, client: u8, words: &[u32], histories: &mut Histories) -> Frame {
-        let (place, heard) = self.devices.streams.entry(client).or_default();
+        self.speak(client, words, false, histories)
+    }
+
+    fn speak(
+        &mut self,
+        client: u8,
+        words: &[u32],
+        opens: bool,
+        histories: &mut Histories,
+    ) -> Frame {
+        let stream = self.devices.streams.entry(client).or_default();
         let spoken = Spoken {
             client,
-            place: *place,
-            heard: *heard,
+            connection: stream.connection.unwrap_or_default(),
+            opens,
+            seq: stream.next,
+            place: stream.place,
+            heard: stream.heard,
             words: words.to_vec(),
             history: self.devices.history,
         };
-        *place += (words.len() * WORD_BYTES) as u32;
+        stream.next = spoken.end();
+        stream.place += (words.len() * WORD_BYTES) as u32;
         histories.speak(&spoken);
         spoken.encode()
     }

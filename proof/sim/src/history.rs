@@ -37,6 +37,8 @@ pub enum Step {
 #[derive(Debug)]
 struct Node {
     parent: History,
+    /// Where it booted.
+    boot: History,
     depth: u32,
     step: Step,
 }
@@ -60,6 +62,7 @@ impl Histories {
         let id = History(self.nodes.len() as u32);
         self.nodes.push(Node {
             parent: id,
+            boot: id,
             depth: 0,
             step: Step::Boot,
         });
@@ -80,8 +83,10 @@ impl Histories {
             let parent = self.by_hash[&from];
             let id = History(self.nodes.len() as u32);
             let depth = self.nodes[parent.0 as usize].depth + 1;
+            let boot = self.nodes[parent.0 as usize].boot;
             self.nodes.push(Node {
                 parent,
+                boot,
                 depth,
                 step,
             });
@@ -103,6 +108,12 @@ impl Histories {
             at = self.nodes[at.0 as usize].parent;
         }
         at == earlier
+    }
+
+    /// Whether guests with these names are of one boot.
+    pub fn are_of_one_boot(&self, one: u64, other: u64) -> bool {
+        let boot = |hash| self.find(hash).map(|at| self.nodes[at.0 as usize].boot);
+        boot(one).is_some() && boot(one) == boot(other)
     }
 
     /// A guest at `spoken.history` sends this.

@@ -43,6 +43,7 @@ pub mod net;
 pub mod panics;
 pub mod plots;
 pub mod process;
+pub mod request;
 pub mod rng;
 pub mod run;
 pub mod scenario;

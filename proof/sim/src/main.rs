@@ -66,6 +66,7 @@ fn canary(name: &str) -> Result<Canary, String> {
         "ignore-acks" => Ok(Canary::IgnoreAcks),
         "trust-old-life" => Ok(Canary::TrustOldLife),
         "warm-forgets-syncs" => Ok(Canary::WarmForgetsSyncs),
+        "forget-numbers" => Ok(Canary::ForgetNumbers),
         _ => Err(format!("there is no canary '{name}'")),
     }
 }
@@ -165,6 +166,7 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::IgnoreAcks => " --canary ignore-acks",
         Canary::TrustOldLife => " --canary trust-old-life",
         Canary::WarmForgetsSyncs => " --canary warm-forgets-syncs",
+        Canary::ForgetNumbers => " --canary forget-numbers",
     };
     let why = outcome
         .violation

@@ -7,7 +7,7 @@ use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
 use apus::Durability;
 use plover_policy::{
-    MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig, UnprotectedOutput,
+    Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig, UnprotectedOutput,
     VSMR,
 };
 use plover_replica::{Canary, Config, Warm};
@@ -24,6 +24,8 @@ pub struct ClientHabits {
     pub patience: (u64, u64),
     /// How often a request is a burst of frames.
     pub burst: f64,
+    /// How often a request is asked on a new connection.
+    pub reconnects: f64,
 }
 
 /// A seed's world.
@@ -91,6 +93,12 @@ impl Scenario {
             think: rng.pick(&[(2_000, 20_000), (10_000, 80_000)]),
             patience: rng.pick(&[(60_000, 120_000), (200_000, 400_000)]),
             burst: rng.pick(&[0.0, 0.1]),
+            // Where connections overtake each other, `inputs_in_order` follows one a client.
+            reconnects: match preset.policy.input {
+                Input::PerConnection => 0.0,
+                _ if pages % 3 == 0 => 0.1,
+                _ => 0.01,
+            },
         };
         let store = rng.pick(&[(50, 300), (100, 8_000)]);
         let drift_ppm_max = rng.pick(&[0, 200, 9_000]);

@@ -2,7 +2,9 @@
 //!
 //! Real TCP segments, since that is what outputs are compared by. The name of the history that
 //! explains a segment travels in its timestamps, which the comparing passes over and which differ
-//! between any two guests; so do these.
+//! between any two guests; so do these. A client's words have places that count from the first one
+//! ever said to it, whatever connection and sequence numbers carry them: that place travels in the
+//! window, which the comparing passes over as well.
 
 use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
 use plover_types::Frame;
@@ -10,18 +12,34 @@ use plover_types::Frame;
 /// Bytes of a word: the unit in which streams are looked at.
 pub const WORD_BYTES: usize = 4;
 
-/// The port of the stream to client 0.
+/// The port of client 0's first connection; those of its next ones lie 256 apart.
 const PORT: u16 = 1000;
 
-const GUEST: [u8; 4] = [10, 0, 0, 2];
-const CLIENTS: [u8; 4] = [10, 0, 0, 1];
+/// Connections that a client opens one after the other, at most.
+pub const CONNECTIONS_MAX: u8 = 250;
+
+/// The addresses of the guest and of all its clients.
+pub const GUEST: [u8; 4] = [10, 0, 0, 2];
+/// See [`GUEST`].
+pub const CLIENTS: [u8; 4] = [10, 0, 0, 1];
+
+/// The port from which a client opens a connection.
+pub fn port(client: u8, connection: u8) -> u16 {
+    PORT + u16::from(connection) * 256 + u16::from(client)
+}
 
 /// One segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spoken {
     /// Whose stream.
     pub client: u8,
-    /// The place of its first byte, and of the next word's.
+    /// On which of its connections.
+    pub connection: u8,
+    /// It opens the connection.
+    pub opens: bool,
+    /// The sequence number that carries it.
+    pub seq: u32,
+    /// The place of its first byte, and of the next word's: modulo 2^18.
     pub place: u32,
     /// How many of the client's frames the guest has consumed, it says.
     pub heard: u32,
@@ -37,10 +55,17 @@ impl Spoken {
         let stamp = TcpOptionElement::Timestamp((self.history >> 32) as u32, self.history as u32);
         let data: Vec<u8> = self.words.iter().flat_map(|w| w.to_le_bytes()).collect();
         let mut bytes = Vec::new();
-        PacketBuilder::ethernet2([2; 6], [1; 6])
+        let builder = PacketBuilder::ethernet2([2; 6], [1; 6])
             .ipv4(GUEST, CLIENTS, 64)
-            .tcp(80, PORT + u16::from(self.client), self.place, 1000)
-            .ack(self.heard)
+            .tcp(
+                80,
+                port(self.client, self.connection),
+                self.seq,
+                (self.place / WORD_BYTES as u32) as u16,
+            )
+            .ack(self.heard);
+        let builder = if self.opens { builder.syn() } else { builder };
+        builder
             .options(&[stamp])
             .map(|builder| builder.write(&mut bytes, &data))
             .expect("one option fits")
@@ -62,9 +87,13 @@ impl Spoken {
         });
         let (high, low) = stamp?;
         let word = |bytes: &[u8]| Some(u32::from_le_bytes(bytes.try_into().ok()?));
+        let port = tcp.destination_port().checked_sub(PORT)?;
         Some(Self {
-            client: u8::try_from(tcp.destination_port().checked_sub(PORT)?).ok()?,
-            place: tcp.sequence_number(),
+            client: port as u8,
+            connection: (port >> 8) as u8,
+            opens: tcp.syn(),
+            seq: tcp.sequence_number(),
+            place: u32::from(tcp.window_size()) * WORD_BYTES as u32,
             heard: tcp.acknowledgment_number(),
             words: tcp
                 .payload()
@@ -73,6 +102,19 @@ impl Spoken {
                 .collect::<Option<_>>()?,
             history: u64::from(high) << 32 | u64::from(low),
         })
+    }
+
+    /// The sequence number of what follows it.
+    pub fn end(&self) -> u32 {
+        let bytes = self.words.len() * WORD_BYTES;
+        self.seq.wrapping_add(bytes as u32 + u32::from(self.opens))
+    }
+
+    /// One and the same number for all that is said on a connection: its first place less the
+    /// place of the stream at which it was opened.
+    pub fn opened_at(&self) -> u32 {
+        let first = self.seq.wrapping_sub(u32::from(!self.opens));
+        first.wrapping_sub(self.place)
     }
 
     /// Its words, each with its place.
@@ -90,6 +132,9 @@ mod tests {
     fn frames_say_what_was_meant() {
         let spoken = Spoken {
             client: 3,
+            connection: CONNECTIONS_MAX,
+            opens: true,
+            seq: u32::MAX,
             place: 40,
             heard: 7,
             words: vec![1, u32::MAX],

@@ -209,6 +209,13 @@ fn an_acknowledgement_that_the_secondary_has_not_given_is_caught() {
     catches_under(hybrid, Canary::IgnoreAcks, 20, &["external_consistency"]);
 }
 
+/// A new leader does not know the numbers that clients know its guest's connections by.
+#[test]
+fn forgotten_numbers_are_caught() {
+    let hybrid = Preset::find("hybrid");
+    catches_under(hybrid, Canary::ForgetNumbers, 200, &["streams_go_on"]);
+}
+
 /// A sync that failed forgets the pages whose dirty bits it had cleared.
 #[test]
 fn lost_dirty_bits_are_caught() {

@@ -98,6 +98,7 @@ impl FollowSync {
             key: [0; 32],
             own: Runs::default(),
             compare: false,
+            known: Vec::new(),
         }
     }
 }

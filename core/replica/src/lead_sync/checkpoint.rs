@@ -141,6 +141,7 @@ impl Replica {
                 device,
                 refeed,
                 compare: false,
+                known: std::mem::take(&mut sync.known),
             });
         }
         for body in messages {

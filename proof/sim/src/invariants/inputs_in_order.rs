@@ -17,8 +17,8 @@
 
 use super::logs_agree::CommittedLog;
 use super::{Check, Violation};
-use crate::guest::Request;
 use crate::history::{Histories, History, Step};
+use crate::request::Request;
 use plover_policy::Input as Order;
 use plover_types::{Frame, ReplicaId};
 use std::collections::{HashMap, HashSet};

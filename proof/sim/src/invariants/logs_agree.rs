@@ -4,7 +4,7 @@
 //! of an index is what all others are held against.
 
 use super::{Check, Violation};
-use crate::guest::Request;
+use crate::request::Request;
 use crate::rng::mix;
 use apus::{Entry, EntryKind};
 use plover_replica::OperatorInput;
