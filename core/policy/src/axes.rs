@@ -54,8 +54,8 @@ pub enum SyncWhen {
 pub enum Sent {
     /// Those of both sides' dirty pages whose hashes differ (PLOVER §4.4).
     Divergent,
-    /// All that the leader's guest has written, unhashed. A secondary whose guest ran too puts
-    /// its own pages back first.
+    /// All that the leader's guest has written, unhashed. Of a secondary whose guest ran too,
+    /// what that has written as well (docs/decisions/0017).
     AllOfPrimary,
 }
 
@@ -106,14 +106,6 @@ pub enum PolicyError {
         /// What was given.
         interval: Micros,
     },
-    /// The axes go together, and this version has no engine for the mix.
-    #[error("{what} is not built yet: {why}; see 'plover policy list' for what is")]
-    NotBuilt {
-        /// The axes and their choices.
-        what: String,
-        /// What is missing.
-        why: &'static str,
-    },
 }
 
 /// The shortest interval: a sync takes some hundred microseconds at the very least, and a slot
@@ -124,8 +116,7 @@ impl Policy {
     /// Whether the choices go together, and can be run.
     pub fn check(&self) -> Result<(), PolicyError> {
         self.check_interval()?;
-        self.check_mix()?;
-        self.check_built()
+        self.check_mix()
     }
 
     fn check_interval(&self) -> Result<(), PolicyError> {
@@ -180,18 +171,6 @@ impl Policy {
                 why,
             }),
         }
-    }
-
-    /// What the engine cannot do yet.
-    fn check_built(&self) -> Result<(), PolicyError> {
-        let not = |what: String, why| Err(PolicyError::NotBuilt { what, why });
-        if self.secondary == Secondary::Runs && self.sent == Sent::AllOfPrimary {
-            return not(
-                format!("{} with {}", self.secondary.axis(), self.sent.axis()),
-                "a secondary that ran does not put its own pages back",
-            );
-        }
-        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@
 //!      └──┴────────────────────── another try ◀─────────────────────────────────────┘
 //! ```
 
+use crate::axes::{Input, Policy};
 use crate::slot::{SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,10 @@ const PAYS_FROM: u32 = 32;
 /// costs an output at most [`MatchConfig::unmatched_max`], which is then a few percent.
 const SLOTS_BETWEEN_TRIES_MAX: u32 = 512;
 
+/// A sync that is due and cannot begin, because the secondary is not connected at the moment, is
+/// tried again after this long.
+const AGAIN: Micros = Micros::from_ms(5);
+
 /// The bounds of a compared slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatchConfig {
@@ -37,6 +42,9 @@ pub struct MatchConfig {
     /// A slot in which all agrees ends after this long, so that what has silently diverged stays
     /// few pages and the log of inputs short. A sync costs some milliseconds: below 1% of it.
     pub slot_max: Micros,
+    /// Whether every slot is compared, and ends as soon as the outputs differ, as COLO does;
+    /// else only those in which it is likely to pay.
+    pub always: bool,
 }
 
 impl Default for MatchConfig {
@@ -44,6 +52,23 @@ impl Default for MatchConfig {
         Self {
             unmatched_max: Micros::from_ms(100),
             slot_max: Micros::from_ms(1000),
+            always: false,
+        }
+    }
+}
+
+impl MatchConfig {
+    /// What is usual under a policy. One whose inputs are ordered by connection only is COLO's:
+    /// it compares always, and waits for as long as COLO does (§3.3.2). COLO bounds no slot in
+    /// which all agrees; ten seconds keep the log of inputs short.
+    pub fn of(policy: &Policy) -> Self {
+        match policy.input {
+            Input::PerConnection => Self {
+                unmatched_max: Micros::from_ms(200),
+                slot_max: Micros::from_ms(10_000),
+                always: true,
+            },
+            Input::Total | Input::None => Self::default(),
         }
     }
 }
@@ -91,7 +116,7 @@ impl MatchRule {
 
     /// Whether the slot that begins now is compared. To be asked once a slot.
     pub fn compares(&mut self) -> bool {
-        if self.pause == 0 {
+        if self.pause == 0 || self.config.always {
             return true;
         }
         self.pause -= 1;
@@ -117,6 +142,8 @@ impl MatchRule {
             Some(SyncReason::GuardFull)
         } else if view.log_half_full {
             Some(SyncReason::LogFull)
+        } else if found.differs_for.is_some() && self.config.always {
+            Some(SyncReason::Differ)
         } else if let Some(age) = found.differs_for {
             let plain = SlotView { age, ..*view };
             rule.decide(&plain).map(|_| SyncReason::Differ)
@@ -131,6 +158,10 @@ impl MatchRule {
 
     /// How long until [`Self::ends`] may say something else than nothing.
     pub fn ends_within(&self, rule: &SlotRule, view: &SlotView, found: &MatchView) -> Micros {
+        if found.differs_for.is_some() && self.config.always {
+            // At once; this is for a sync that could not begin.
+            return AGAIN;
+        }
         if let Some(age) = found.differs_for {
             return rule.age_max(view.outputs_held).since(age);
         }
@@ -146,6 +177,7 @@ impl MatchRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::presets::Preset;
     use crate::slot::SlotConfig;
 
     fn slots_compared(rule: &mut MatchRule, slots: u32, verdict: Verdict, matched: u32) -> u32 {
@@ -174,6 +206,25 @@ mod tests {
         slots_compared(&mut rule, 5000, Verdict::Differs, 0);
         slots_compared(&mut rule, SLOTS_BETWEEN_TRIES_MAX + 1, Verdict::Agrees, 5);
         assert_eq!(slots_compared(&mut rule, 100, Verdict::Agrees, 5), 100);
+    }
+
+    #[test]
+    fn colo_compares_always_and_ends_a_slot_that_differs_at_once() {
+        let colo = Preset::find("colo").unwrap();
+        let mut rule = MatchRule::new(MatchConfig::of(&colo.policy));
+        assert_eq!(slots_compared(&mut rule, 100, Verdict::Differs, 0), 100);
+        let slot = SlotRule::new(SlotConfig::default());
+        let (view, found) = views();
+        let view = SlotView {
+            idle: false,
+            ..view
+        };
+        assert_eq!(rule.ends(&slot, &view, &found), None);
+        let differs = MatchView {
+            differs_for: Some(Micros::ZERO),
+            ..found
+        };
+        assert_eq!(rule.ends(&slot, &view, &differs), Some(SyncReason::Differ));
     }
 
     #[test]

@@ -279,6 +279,9 @@ impl Replica {
         follow.stage = Stage::Receiving(Staging::new(number, self.config.pages));
         // Whatever becomes of this sync, these pages may differ until one succeeds.
         self.ledger.owe(&theirs);
+        if self.sends_unhashed() {
+            return self.follow_hashed(number, &[]);
+        }
         let pages: Vec<PageNo> = self.ledger.owed().iter().collect();
         self.hashes.push_back(Asked::Follow(number));
         self.out.push(Action::Hash { key, pages });

@@ -24,6 +24,7 @@
 
 mod blocks;
 mod checkpoint;
+mod unhashed;
 
 use self::blocks::Narrowing;
 use self::checkpoint::Copied;
@@ -310,14 +311,13 @@ impl Replica {
         self.much_written = false;
         let now = self.now;
         let key = self.config.hash_key;
-        let checkpoint = self.takes_checkpoints();
+        let (checkpoint, unhashed) = (self.takes_checkpoints(), self.sends_unhashed());
         let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
             return;
         };
         if checkpoint {
             return self.lead_copy(number);
         }
-        sync.enter(Phase::Hash, now);
         sync.stage = Stage::Exchanging;
         sync.own = self.ledger.owed().iter().collect();
         sync.report.dirty_leader = sync.own.len() as u32;
@@ -333,6 +333,12 @@ impl Replica {
             },
         );
         self.count_hash_bytes(bytes);
+        if unhashed {
+            return self.lead_waits_for_theirs(number);
+        }
+        if let Some(sync) = &mut self.lead {
+            sync.enter(Phase::Hash, now);
+        }
         self.hashes.push_back(Asked::Lead(number));
         self.out.push(Action::Hash { key, pages });
         self.note_phase(number, Phase::Hash);
@@ -348,7 +354,7 @@ impl Replica {
         digests: &[u8],
         wait: Micros,
     ) {
-        let pages = self.config.pages;
+        let (pages, unhashed) = (self.config.pages, self.sends_unhashed());
         let now = self.now;
         let Some(sync) = self.lead_of(from, number) else {
             return;
@@ -372,7 +378,11 @@ impl Replica {
         );
         sync.report.bytes_hashes += digests.len() as u64 + runs.0.len() as u64 * 4;
         sync.last_progress = now;
-        self.try_compare();
+        if unhashed {
+            self.lead_takes_theirs();
+        } else {
+            self.try_compare();
+        }
     }
 
     pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: Vec<Digest>) {

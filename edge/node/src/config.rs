@@ -411,7 +411,9 @@ impl ReplicaConfig {
         disk_blocks: u32,
     ) -> plover_replica::Config {
         let policy = &self.policy;
-        let (defaults, matching) = (SlotConfig::default(), MatchConfig::default());
+        // Checked when the configuration was.
+        let axes = policy.axes().unwrap_or(VSMR.policy);
+        let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
         plover_replica::Config {
@@ -423,8 +425,7 @@ impl ReplicaConfig {
             durability: self.group.durability,
             log_bytes_max: self.group.log_mib << 20,
             message_bytes_max,
-            // Checked when the configuration was.
-            policy: policy.axes().unwrap_or(VSMR.policy),
+            policy: axes,
             slot: SlotConfig {
                 idle_threshold: policy
                     .idle_threshold_us
@@ -437,6 +438,7 @@ impl ReplicaConfig {
             matching: MatchConfig {
                 unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),
                 slot_max: ms(policy.matched_max_ms, matching.slot_max),
+                always: matching.always,
             },
             unprotected_output: policy.unprotected_output,
             pages: qemu.pages() + disk_blocks,

@@ -228,7 +228,6 @@ mod tests {
             ("interval_ms = 5", vec!["interval_ms", "idle"]),
             ("name = 'none'\nsent = 'divergent'", vec!["none", "sent"]),
             ("input = 'some'", vec!["per-connection"]),
-            ("name = 'colo'", vec!["colo", "not built"]),
         ] {
             let error = axes(text).unwrap_err();
             for named in named {

@@ -68,11 +68,15 @@ fn the_leader_is_cut_off(lab: &mut Experiment) -> Result<()> {
 
 /// The phases of a sync in which its leader does something or waits, by what the secondary does.
 fn phases(policy: PolicyName) -> &'static [Phase] {
-    let waits = match policy {
-        PolicyName::Preset(preset) => preset.policy.secondary == plover_policy::Secondary::Waits,
-        PolicyName::None => false,
+    use plover_policy::{Secondary, Sent};
+    let axes = match policy {
+        PolicyName::Preset(preset) => (preset.policy.secondary, preset.policy.sent),
+        PolicyName::None => return &[],
     };
-    if waits {
+    if axes == (Secondary::Runs, Sent::AllOfPrimary) {
+        // Nothing is hashed.
+        &[Phase::Exchange, Phase::Transfer, Phase::Apply]
+    } else if axes.0 == Secondary::Waits {
         &[
             Phase::Pause,
             Phase::Copy,
@@ -128,6 +132,20 @@ fn a_guest_whose_outputs_are_matched_goes_on() {
         the_leader_dies(lab)?;
         outputs_match(lab)?;
         the_secondary_dies(lab)?;
+        outputs_match(lab)?;
+        the_leader_dies_in(lab, Phase::Apply)
+    });
+}
+
+/// COLO, at the points of its figure 4: between a match and the next (A to C), and within a
+/// checkpoint (D), before and after its end mark.
+#[test]
+fn a_guest_in_coarse_grained_lockstep_goes_on() {
+    prove("t-colo", under("colo"), |lab| {
+        outputs_match(lab)?;
+        the_leader_dies(lab)?;
+        outputs_match(lab)?;
+        the_leader_dies_in(lab, Phase::Transfer)?;
         outputs_match(lab)?;
         the_leader_dies_in(lab, Phase::Apply)
     });

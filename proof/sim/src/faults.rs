@@ -118,6 +118,8 @@ pub enum Moment {
     Phase(Phase),
     /// The secondary has applied a syncvm, or kept a checkpoint.
     Applied,
+    /// The outputs of the two sides differ: a checkpoint is due.
+    Differ,
     /// A full copy begins, or a round of it.
     Join,
     /// The leader is suspected.
@@ -133,7 +135,7 @@ pub enum Moment {
 }
 
 /// Moments worth waiting for.
-const MOMENTS: [Moment; 15] = [
+const MOMENTS: [Moment; 16] = [
     Moment::Phase(Phase::Pause),
     Moment::Phase(Phase::Scan),
     Moment::Phase(Phase::Hash),
@@ -141,6 +143,7 @@ const MOMENTS: [Moment; 15] = [
     Moment::Phase(Phase::Apply),
     Moment::Phase(Phase::Apply),
     Moment::Applied,
+    Moment::Differ,
     Moment::Join,
     Moment::Suspected,
     Moment::Elected,
@@ -155,9 +158,12 @@ impl Moment {
     fn of(note: &Note) -> Option<Self> {
         Some(match note {
             Note::Applied { .. } | Note::Kept { .. } => Self::Applied,
-            // What hashing is to one policy, copying is to another: the work before the transfer.
+            Note::OutputsDiffer { .. } => Self::Differ,
+            // What hashing is to one policy, copying is to another, and to a third asking for the
+            // other side's pages: the work before the transfer.
             Note::SyncPhase {
-                phase: Phase::Copy, ..
+                phase: Phase::Copy | Phase::Exchange,
+                ..
             } => Self::Phase(Phase::Hash),
             Note::SyncPhase { phase, .. } => Self::Phase(*phase),
             Note::JoinBegun { .. } | Note::JoinRound { .. } => Self::Join,

@@ -7,8 +7,8 @@ use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
 use apus::Durability;
 use plover_policy::{
-    Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig, UnprotectedOutput,
-    VSMR,
+    Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
+    UnprotectedOutput, VSMR,
 };
 use plover_replica::{Canary, Config, Warm};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
@@ -105,6 +105,7 @@ impl Scenario {
         let span = span.unwrap_or_else(|| Micros(rng.range(4_000_000, 12_000_000)));
         let mut config = draw_config(rng, &members, &guest, needs_reset, canary);
         config.policy = preset.policy;
+        config.matching.always = MatchConfig::of(&preset.policy).always;
         let faults = FaultPlan::draw(rng, span);
         Self {
             members,
@@ -222,6 +223,7 @@ fn draw_config(
         matching: MatchConfig {
             unmatched_max: Micros::from_ms(rng.pick(&[20, 100])),
             slot_max: Micros::from_ms(rng.pick(&[60, 1000])),
+            always: false,
         },
         unprotected_output,
         pages: guest.pages,
