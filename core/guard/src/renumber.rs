@@ -94,7 +94,8 @@ impl Head {
                 let place = place.start + OPTIONS..place.end + OPTIONS;
                 match kind {
                     options::SACK => {
-                        for edge in place.step_by(4) {
+                        let edges = place.clone().step_by(4);
+                        for edge in edges.filter(|edge| edge + 4 <= place.end) {
                             add(header, edge..edge + 4, by);
                         }
                     }
