@@ -87,8 +87,8 @@ proptest! {
         let sent = dressed(Tcp::at(at.wrapping_add(shift)).ack(peers), 0);
         let known = dressed(Tcp::at(at).ack(peers), 0);
         prop_assert_eq!(goes(&mut numbers, &sent), known.frame());
-        let asked = dressed(Tcp::at(peers).ack(at), 0).from_client();
-        let fed = dressed(Tcp::at(peers).ack(at.wrapping_add(shift)), shift).from_client();
+        let asked = dressed(Tcp::at(peers).ack(at), 0).inward();
+        let fed = dressed(Tcp::at(peers).ack(at.wrapping_add(shift)), shift).inward();
         prop_assert_eq!(numbers.incoming(NOW, asked.frame()), fed.frame());
     }
 
@@ -145,8 +145,8 @@ fn a_connection_needs_no_sync() {
     assert_eq!(matcher.take_covered().len(), 3);
     assert_eq!(matcher.difference(), None);
     // The echo of the leader's clock comes as one of ours.
-    let asked = Tcp::at(9).ack(leaders.wrapping_add(6)).from_client();
-    let fed = Tcp::at(9).ack(own + 6).from_client();
+    let asked = Tcp::at(9).ack(leaders.wrapping_add(6)).inward();
+    let fed = Tcp::at(9).ack(own + 6).inward();
     assert_eq!(
         numbers.incoming(NOW, asked.stamp(4, 1003).frame()),
         fed.stamp(4, 1010).frame()
@@ -170,7 +170,7 @@ fn a_new_leader_goes_on_renumbering() {
         Tcp::at(5000).ack(5).syn().frame(),
         "the client may not have got it"
     );
-    let ack = |seq: u32| Tcp::at(6).ack(seq).from_client();
+    let ack = |seq: u32| Tcp::at(6).ack(seq).inward();
     assert_eq!(numbers.incoming(NOW, ack(5001).frame()), ack(1001).frame());
     assert_eq!(goes(&mut numbers, &unknown), unknown.frame());
     // The port is used again: the new connection is this guest's alone.
@@ -276,7 +276,7 @@ fn a_connection_that_both_have_closed_is_forgotten_in_time() {
     numbers.stop();
     goes(&mut numbers, &Tcp::at(1001).fin());
     assert_eq!(numbers.known(Micros::from_ms(900_000)).len(), 1);
-    numbers.incoming(NOW, Tcp::at(6).ack(5002).fin().from_client().frame());
+    numbers.incoming(NOW, Tcp::at(6).ack(5002).fin().inward().frame());
     assert_eq!(numbers.known(Micros::from_ms(1000)).len(), 1);
     assert_eq!(numbers.known(Micros::from_ms(900_000)).len(), 0);
 }

@@ -19,7 +19,7 @@ pub struct Tcp {
     stamp: Option<(u32, u32)>,
     sack: Option<(u32, u32)>,
     options: Vec<TcpOptionElement>,
-    from_client: bool,
+    inward: bool,
     v6: bool,
     data: Vec<u8>,
 }
@@ -35,7 +35,7 @@ impl Tcp {
             stamp: None,
             sack: None,
             options: Vec::new(),
-            from_client: false,
+            inward: false,
             v6: false,
             data: Vec::new(),
         }
@@ -93,8 +93,8 @@ impl Tcp {
     }
 
     /// The other direction.
-    pub fn from_client(mut self) -> Self {
-        self.from_client = true;
+    pub fn inward(mut self) -> Self {
+        self.inward = true;
         self
     }
 
@@ -104,7 +104,7 @@ impl Tcp {
     }
 
     pub fn frame(&self) -> Frame {
-        let swap = self.from_client;
+        let swap = self.inward;
         let of = |guest, client| {
             if swap {
                 (client, guest)
