@@ -13,7 +13,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, LAB, OFI, WEB};
+use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, OFI, WEB};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -164,7 +164,7 @@ fn run(task: Task) -> Result<ExitCode> {
             _ => Cargo::run("plover-sim").args(rest.arguments).become_it(),
         },
         Task::Test(rest) => {
-            packages::ensure(&[LAB, GUEST, BENCH, FSCK])?;
+            packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES])?;
             // The program first: tests of the lab start it, and cargo builds a package's program
             // only for that package's own tests.
             if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {

@@ -33,6 +33,12 @@ pub(crate) const GUEST: &[Need] = &[
     need("zstd", "zstd"),
 ];
 
+/// To import images, and to start a guest by UEFI.
+pub(crate) const IMAGES: &[Need] = &[
+    need("qemu-img", "qemu-utils"),
+    need("/usr/share/ovmf/OVMF.fd", "ovmf"),
+];
+
 /// To check what a guest's disk holds.
 pub(crate) const FSCK: &[Need] = &[need("mke2fs", "e2fsprogs"), need("e2fsck", "e2fsprogs")];
 

@@ -7,7 +7,7 @@ use plover_fabric::Spin;
 use plover_policy::{MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
-use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig};
+use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -146,6 +146,11 @@ pub struct GuestConfig {
     /// RAM in MiB (default 256).
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
+    /// What runs before the kernel: `bios` (default) or `uefi`, with the package `ovmf` in the same
+    /// version on all hosts (`q35`, `pc`). UEFI's variables are part of the guest's memory: they
+    /// outlive a host, not a boot.
+    #[serde(default)]
+    pub firmware: Firmware,
     /// The kernel image. Without it the machine's firmware boots from the first disk (`q35`, `pc`).
     #[serde(default)]
     pub kernel: Option<PathBuf>,
@@ -380,6 +385,7 @@ impl ReplicaConfig {
         let mut config = QemuConfig::new(boot, guest.mac);
         config.qemu.clone_from(&guest.qemu);
         config.machine = guest.machine;
+        config.firmware = guest.firmware;
         config.accel = guest.accel;
         config.vcpus = guest.vcpus;
         config.mem_mib = guest.mem_mib;

@@ -1,7 +1,9 @@
 //! What this machine must have, each missing thing told in one sentence that says what to do.
 
 use crate::qemu::process::{Process, binary, cannot_start};
-use crate::{Accel, AccelChoice, Boot, DiskBus, QemuConfig, VmError, accel, choose_accel, dirty};
+use crate::{
+    Accel, AccelChoice, Boot, DiskBus, Firmware, QemuConfig, VmError, accel, choose_accel, dirty,
+};
 use plover_agent::HELLO_HAS_YANK;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -37,7 +39,7 @@ pub fn check_host(config: &QemuConfig) -> Result<HostReport, VmError> {
     dirty::try_here().map_err(|(step, error)| kernel_lacks(&kernel, step, &error))?;
     let qemu = binary(config);
     let qemu_version = version(&qemu)?;
-    boot_files(&config.boot)?;
+    boot_files(config)?;
     if config.accel == Accel::Kvm {
         accel::open_kvm().map_err(|why| {
             VmError::Unsupported(format!(
@@ -84,6 +86,13 @@ impl QemuConfig {
         }
         if self.machine == crate::Machine::Microvm && matches!(self.boot, Boot::Disk { .. }) {
             return bad("machine = \"microvm\" has no disk to boot from: use q35 or pc".into());
+        }
+        if self.machine == crate::Machine::Microvm && self.firmware == Firmware::Uefi {
+            return bad(
+                "machine = \"microvm\" starts its kernel without firmware: for firmware = \"uefi\" \
+                 use machine = \"q35\" or \"pc\""
+                    .into(),
+            );
         }
         self.validate_disks()
     }
@@ -184,8 +193,14 @@ fn parse_version(text: &str) -> Option<(u32, u32, u32)> {
     ))
 }
 
-fn boot_files(boot: &Boot) -> Result<(), VmError> {
-    let files = match boot {
+fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
+    if config.firmware == Firmware::Uefi && !Path::new(Firmware::OVMF).exists() {
+        return Err(VmError::Unsupported(format!(
+            "there is no UEFI firmware {}: install the package ovmf",
+            Firmware::OVMF
+        )));
+    }
+    let files = match &config.boot {
         Boot::Kernel { kernel, initrd, .. } => vec![Some(kernel), initrd.as_ref()],
         Boot::Disk { image } => vec![Some(image)],
         Boot::Firmware => Vec::new(),
@@ -319,6 +334,16 @@ mod tests {
         assert!(bad(|c| c.feed_frames = 0).contains("feed_frames"));
         assert!(bad(|c| c.mac.0[0] = 1).contains("mac"));
         assert!(bad(|c| c.machine = crate::Machine::Microvm).contains("microvm"));
+        let refused = bad(|c| {
+            c.machine = crate::Machine::Microvm;
+            c.boot = Boot::Kernel {
+                kernel: "/k".into(),
+                initrd: None,
+                cmdline: String::new(),
+            };
+            c.firmware = Firmware::Uefi;
+        });
+        assert!(refused.contains("without firmware"), "{refused}");
     }
 
     #[test]

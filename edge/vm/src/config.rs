@@ -90,6 +90,23 @@ pub enum Boot {
     Firmware,
 }
 
+/// What a PC starts with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Firmware {
+    /// SeaBIOS, which comes with QEMU.
+    #[default]
+    Bios,
+    /// OVMF, of the package `ovmf`. Its variables are kept in guest RAM, and so follow every
+    /// syncvm (docs/decisions/0018). Not on [`Machine::Microvm`].
+    Uefi,
+}
+
+impl Firmware {
+    /// OVMF as one image, code and an empty store of variables (Debian, Ubuntu).
+    pub const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
+}
+
 /// How a disk is connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -122,7 +139,7 @@ impl Boot {
 }
 
 /// One guest under QEMU. All replicas of a group must use the same machine, vCPUs, memory, MAC
-/// and kernel; `qemu` must be the same version on all of them.
+/// and kernel; `qemu` and the firmware must be the same version on all of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuConfig {
@@ -143,6 +160,9 @@ pub struct QemuConfig {
     pub mem_mib: u32,
     /// What the guest starts from.
     pub boot: Boot,
+    /// What runs before that.
+    #[serde(default)]
+    pub firmware: Firmware,
     /// The address of the guest's NIC.
     pub mac: Mac,
     /// A name for people, in QEMU's process title and in messages.
@@ -186,6 +206,7 @@ impl QemuConfig {
             vcpus: one(),
             mem_mib: default_mem_mib(),
             boot,
+            firmware: Firmware::default(),
             mac,
             name: default_name(),
             feed_frames: default_feed_frames(),

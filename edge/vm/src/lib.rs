@@ -45,7 +45,7 @@ mod thread_state;
 pub use accel::{AccelChoice, choose_accel};
 pub use api::{Vm, VmCommand, VmError, VmEvent};
 pub use check::{HostReport, check_host};
-pub use config::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig};
+pub use config::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
 pub use fake::FakeVm;
 pub use hash::{PageHasher, digest_page};
 pub use qemu::QemuVm;

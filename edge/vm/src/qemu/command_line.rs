@@ -3,7 +3,7 @@
 //! Each option that is not plain says why it is there; together they are the conditions under
 //! which saved device state loads into a running guest (design §4).
 
-use crate::{Accel, Boot, DiskBus, Machine, QemuConfig};
+use crate::{Accel, Boot, DiskBus, Firmware, Machine, QemuConfig};
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -35,6 +35,11 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     line.flag("-nodefaults");
     line.flag("-no-user-config");
     line.option("-display", "none");
+    if config.firmware == Firmware::Uefi {
+        // One image in ROM, not flash: flash that the guest writes is memory of QEMU's that neither
+        // dirty tracking nor saved state has (docs/decisions/0018).
+        line.option("-bios", Firmware::OVMF);
+    }
     // suppress-vmdesc: the saved state is then binary only, tens of KiB smaller.
     let machine = config.machine.name();
     line.option(
@@ -310,8 +315,11 @@ mod tests {
             assert!(
                 line.contains("drive=disk0,serial=plover-0,werror=stop,rerror=stop,bootindex=0")
             );
-            assert!(!line.contains("-kernel"));
+            assert!(!line.contains("-kernel") && !line.contains("-bios"));
         }
+        config.firmware = Firmware::Uefi;
+        assert!(words(&config).contains("-bios /usr/share/ovmf/OVMF.fd"));
+        config.firmware = Firmware::Bios;
         config.machine = Machine::Microvm;
         config.boot = Boot::Kernel {
             kernel: "/k".into(),

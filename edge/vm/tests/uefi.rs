@@ -1,0 +1,80 @@
+//! A guest under UEFI: its firmware, with the variables it keeps, is what its memory is.
+
+mod common;
+
+use common::{Guest, assert_equal, have_qemu, sync};
+use plover_disk::{BLOCK_BYTES, DiskSpec, Disks};
+use plover_vm::{Accel, Boot, DiskDevice, Firmware, Machine, QemuConfig, Vm, VmCommand};
+use std::path::Path;
+
+fn disks(dir: &Path, name: &str) -> Disks {
+    let spec = DiskSpec {
+        path: dir.join(name),
+        read_only: false,
+        bytes: Some(256 * BLOCK_BYTES as u64),
+    };
+    Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()
+}
+
+/// Up to the firmware's own shell: there is nothing on the disk.
+fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
+    let config = QemuConfig {
+        machine,
+        accel: Accel::Tcg,
+        mem_mib: 128,
+        firmware: Firmware::Uefi,
+        disks: vec![DiskDevice::default()],
+        ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
+    };
+    let mut guest = Guest::start_with(config, Some(disks(dir, name).attach().unwrap()));
+    guest.order(VmCommand::Resume);
+    guest.wait_console("any other key to continue");
+    guest.console.clear();
+    guest.vm.console_write(b"\x1b");
+    guest.wait_console("Shell>");
+    guest
+}
+
+/// A variable that the one guest's firmware was told is the other's after a syncvm, when the first
+/// is gone.
+fn variables_outlive_a_host(machine: Machine) {
+    if !have_qemu() {
+        return;
+    }
+    if !Path::new(Firmware::OVMF).exists() {
+        eprintln!(
+            "skipped: there is no {}, of the package ovmf",
+            Firmware::OVMF
+        );
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut a = shell(dir.path(), "a", machine);
+    let mut b = shell(dir.path(), "b", machine);
+    a.console.clear();
+    a.vm.console_write(b"set plover forty-two\r");
+    a.wait_console("Shell>");
+    for full in [true, false] {
+        sync(&mut a, &mut b, full);
+        assert_equal(&a, &b);
+        a.order(VmCommand::Resume);
+        b.order(VmCommand::Resume);
+    }
+    a.vm.kill();
+    drop(a);
+    b.console.clear();
+    b.vm.console_write(b"set\r");
+    // In one piece only as an answer: what is typed comes back letter by letter.
+    b.wait_console("plover");
+    b.wait_console("forty-two");
+}
+
+#[test]
+fn uefi_variables_outlive_a_host_on_q35() {
+    variables_outlive_a_host(Machine::Q35);
+}
+
+#[test]
+fn uefi_variables_outlive_a_host_on_pc() {
+    variables_outlive_a_host(Machine::Pc);
+}
