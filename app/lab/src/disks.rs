@@ -2,10 +2,13 @@
 //!
 //! The first replica's is a copy of the user's image, which stays as it is. The others' are of its
 //! size and empty: the guest's leader fills them, as it would on hosts that are new. All are holes
-//! where the image is. They do not lie with the rest of the lab, which is in memory.
+//! where the image is. They do not lie with the rest of the lab, which is in memory. Images of other
+//! formats are imported ([`plover_disk::import`]).
 
+use crate::progress::Progress;
 use crate::state::LabDir;
 use anyhow::{Context, Result, bail};
+use plover_disk::import::Source;
 use rustix::fs::SeekFrom;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,14 +18,23 @@ use std::path::{Path, PathBuf};
 const PART_BYTES: usize = 1 << 20;
 
 /// Makes the files of replica `id`, in the order of `images`.
-pub fn prepare(images: &[PathBuf], dir: &LabDir, id: u8) -> Result<Vec<PathBuf>> {
+pub fn prepare(
+    images: &[PathBuf],
+    dir: &LabDir,
+    id: u8,
+    progress: &Progress,
+) -> Result<Vec<PathBuf>> {
     let place = dir.disks();
     let mut files = Vec::new();
     for (i, image) in images.iter().enumerate() {
         std::fs::create_dir_all(&place)
             .with_context(|| format!("cannot create {}", place.display()))?;
         let to = place.join(format!("replica-{id}-disk-{i}.raw"));
-        copy(image, &to, id == 0).with_context(|| {
+        let made = match Source::look(image)? {
+            Some(source) => import(&source, image, &to, id == 0, progress),
+            None => copy(image, &to, id == 0),
+        };
+        made.with_context(|| {
             format!(
                 "cannot copy the disk {} to {}",
                 image.display(),
@@ -32,6 +44,28 @@ pub fn prepare(images: &[PathBuf], dir: &LabDir, id: u8) -> Result<Vec<PathBuf>>
         files.push(to);
     }
     Ok(files)
+}
+
+/// Makes `to` as large as the disk in `source`, and with its content if asked to.
+fn import(
+    source: &Source,
+    image: &Path,
+    to: &Path,
+    content: bool,
+    progress: &Progress,
+) -> Result<()> {
+    if !content {
+        File::create(to)?.set_len(source.bytes())?;
+        return Ok(());
+    }
+    let image = image.display();
+    progress.say(format!("importing {image}"));
+    source.import(to, |percent| {
+        if percent % 20 == 0 {
+            progress.say(format!("{image}: {percent}%"));
+        }
+    })?;
+    Ok(())
 }
 
 /// Makes `to` as large as `from`, and with its content if asked to.

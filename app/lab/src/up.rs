@@ -102,7 +102,7 @@ fn build(
             .collect(),
     };
     dir.save(&state)?;
-    configure(options, dir, image, overlay)?;
+    configure(options, dir, image, overlay, progress)?;
     progress.check()?;
 
     // The directory was free, so namespaces of this name are what a crash left.
@@ -136,7 +136,13 @@ fn build(
 }
 
 /// Writes every replica's configuration, and has each checked by the code that will read it.
-fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Table) -> Result<()> {
+fn configure(
+    options: &Options,
+    dir: &LabDir,
+    image: &Image,
+    overlay: &toml::Table,
+    progress: &Progress,
+) -> Result<()> {
     let image = image.copy_into(dir.path())?;
     // The guest's own is the first that it sees.
     let images: Vec<PathBuf> = image.disk.iter().chain(&options.disks).cloned().collect();
@@ -147,7 +153,7 @@ fn configure(options: &Options, dir: &LabDir, image: &Image, overlay: &toml::Tab
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;
-        let disks = disks::prepare(&images, dir, id)?;
+        let disks = disks::prepare(&images, dir, id, progress)?;
         let table = config::generate(
             options,
             overlay,

@@ -178,7 +178,8 @@ pub struct UpOptions {
     /// The initial RAM disk that goes with --kernel.
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// A disk for the guest beside its own, a raw image: each replica gets a copy. May be repeated.
+    /// A disk for the guest beside its own: a raw image, or one that is .qcow2, .vmdk or .vdi by its
+    /// name. Each replica gets a copy. May be repeated.
     #[arg(long = "disk", value_name = "FILE")]
     disks: Vec<PathBuf>,
     /// How the guest's disks are connected [default: virtio].

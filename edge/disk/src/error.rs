@@ -21,9 +21,42 @@ pub enum DiskError {
         "there is no disk image {0}: copy it here, or say `size_mib` and let this replica be filled by the leader"
     )]
     Missing(PathBuf),
-    /// The image is of a format with a structure of its own.
-    #[error("{0} is a qcow2 image: convert it with 'qemu-img convert -O raw {0} NEW'")]
-    Qcow2(PathBuf),
+    /// An image that is to be raw, and that no guest has had yet, begins like one of another format.
+    #[error(
+        "{path} is a {format} image: give it a name that ends in .{format}, and it is imported, or \
+         convert it with 'qemu-img convert -O raw {path} NEW'"
+    )]
+    NotRaw {
+        /// Which image.
+        path: PathBuf,
+        /// What it looks like.
+        format: &'static str,
+    },
+    /// An image that is to be imported is not what its name says.
+    #[error(
+        "{path} is no {format} image, as its name says: name it after what it is (.raw, .qcow2, \
+         .vmdk, .vdi)"
+    )]
+    OtherFormat {
+        /// Which image.
+        path: PathBuf,
+        /// What its name says.
+        format: &'static str,
+    },
+    /// An image that is to be imported is encrypted.
+    #[error("{0} is encrypted, and nobody here has its key: import a decrypted copy")]
+    Encrypted(PathBuf),
+    /// `qemu-img` is missing.
+    #[error("{0} is to be converted by qemu-img, which is missing: install the package qemu-utils")]
+    NoTool(PathBuf),
+    /// `qemu-img` refused an image, or failed.
+    #[error("cannot import the disk image {path}: qemu-img says: {why}")]
+    NotImported {
+        /// Which image.
+        path: PathBuf,
+        /// What it said.
+        why: String,
+    },
     /// The image's size is not what it should be.
     #[error("{path} has {found} bytes, not {wanted}: all replicas need a disk of the same size")]
     WrongSize {
@@ -107,7 +140,7 @@ impl DiskError {
             self,
             Self::Io { .. }
                 | Self::Missing(_)
-                | Self::Qcow2(_)
+                | Self::NotRaw { .. }
                 | Self::WrongSize { .. }
                 | Self::Uneven { .. }
                 | Self::InUse(_)

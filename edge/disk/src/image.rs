@@ -1,6 +1,7 @@
 //! One raw image: the file, its size in blocks, and what was written to it.
 
 use crate::error::{DiskError, io_error};
+use crate::import::Format;
 use crate::lock;
 use crate::written::Written;
 use crate::{BLOCK_BYTES, DiskSpec};
@@ -10,9 +11,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// How a qcow2 image begins.
-const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 
 /// An open image.
 #[derive(Debug)]
@@ -32,8 +30,9 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Opens what `spec` names, or makes it.
-    pub(crate) fn open(spec: &DiskSpec) -> Result<Self, DiskError> {
+    /// Opens what `spec` names, or makes it. An image that a guest has had is raw, whatever it begins
+    /// with: the guest may have written that.
+    pub(crate) fn open(spec: &DiskSpec, used_before: bool) -> Result<Self, DiskError> {
         let path = &spec.path;
         let mut options = OpenOptions::new();
         options.read(true).write(!spec.read_only);
@@ -75,11 +74,12 @@ impl Image {
         }
         let blocks = bytes / BLOCK_BYTES as u64;
         let blocks = u32::try_from(blocks).map_err(|_| DiskError::TooLarge(bytes))?;
-        let mut start = [0; 4];
-        file.read_exact_at(&mut start, 0)
-            .map_err(io_error("cannot read the disk image", path))?;
-        if start == QCOW2_MAGIC {
-            return Err(DiskError::Qcow2(path.clone()));
+        let format = Format::of_content(&file).filter(|_| !used_before);
+        if let Some(format) = format {
+            return Err(DiskError::NotRaw {
+                path: path.clone(),
+                format: format.name(),
+            });
         }
         Ok(Self {
             path: path.clone(),

@@ -33,6 +33,7 @@ mod disks;
 mod error;
 mod health;
 mod image;
+pub mod import;
 mod journal;
 mod lock;
 mod nbd;

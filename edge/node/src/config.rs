@@ -3,6 +3,7 @@
 use crate::fabric::FabricName;
 use crate::policy::{PolicyConfig, PolicyName};
 use plover_disk::DiskSpec;
+use plover_disk::import::Format;
 use plover_fabric::Spin;
 use plover_policy::{MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
 use plover_replica::{Canary, Warm};
@@ -178,8 +179,14 @@ pub struct GuestConfig {
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
     /// This replica's own copy: a raw image, or a block device. The first leader's is what the
-    /// guest starts with; the others are overwritten by what is in it.
+    /// guest starts with; the others are overwritten by what is in it. A name that ends in
+    /// `.qcow2`, `.vmdk` or `.vdi` is an image that is imported when the replica first starts, and
+    /// never written.
     pub path: PathBuf,
+    /// Where this replica's own copy of an imported image goes (default: `disk-N.raw`, N from 0, in
+    /// `paths.state_dir`).
+    #[serde(default)]
+    pub raw: Option<PathBuf>,
     /// `virtio` (default), `scsi` or `ide`.
     #[serde(default)]
     pub bus: DiskBus,
@@ -260,7 +267,7 @@ impl DiskConfig {
         }
     }
 
-    fn spec(&self) -> DiskSpec {
+    pub(crate) fn spec(&self) -> DiskSpec {
         DiskSpec {
             path: self.path.clone(),
             read_only: self.readonly,
@@ -361,6 +368,15 @@ impl ReplicaConfig {
                     .into(),
             );
         }
+        let misplaced =
+            |disk: &&DiskConfig| disk.raw.is_some() && Format::of_name(&disk.path).is_none();
+        if let Some(disk) = self.disk.iter().find(misplaced) {
+            return mismatch(format!(
+                "disk.raw goes with an image that is imported, and {} is none by its name (.qcow2, \
+                 .vmdk, .vdi)",
+                disk.path.display()
+            ));
+        }
         if group.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
         }
@@ -392,10 +408,6 @@ impl ReplicaConfig {
         config.name = format!("{}-{}", self.group.name, self.group.me);
         config.disks = self.disk.iter().map(DiskConfig::device).collect();
         config
-    }
-
-    pub(crate) fn disks(&self) -> Vec<DiskSpec> {
-        self.disk.iter().map(DiskConfig::spec).collect()
     }
 
     /// The nice value of a guest that runs as secondary.
@@ -545,6 +557,11 @@ mod tests {
                 "scuzzy",
             ),
             ("[net]", "[[disk]]\nfile = '/d'\n[net]", "file"),
+            (
+                "[net]",
+                "[[disk]]\npath = '/d.raw'\nraw = '/e'\n[net]",
+                "imported",
+            ),
             ("kernel =", "initrd =", "go with guest.kernel"),
             (
                 "[net]",

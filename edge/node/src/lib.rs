@@ -18,6 +18,7 @@ mod clock;
 mod config;
 mod control;
 mod fabric;
+mod images;
 mod metrics;
 mod policy;
 mod storage;

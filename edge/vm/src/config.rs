@@ -98,7 +98,7 @@ pub enum Firmware {
     #[default]
     Bios,
     /// OVMF, of the package `ovmf`. Its variables are kept in guest RAM, and so follow every
-    /// syncvm (docs/decisions/0018). Not on [`Machine::Microvm`].
+    /// syncvm (docs/firmware.md). Not on [`Machine::Microvm`].
     Uefi,
 }
 

@@ -143,12 +143,27 @@ fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
     lab.wait_for_part(killed)
 }
 
+/// An empty disk, in the format that most people have where there is a tool to make one.
+fn image(dir: &Path) -> PathBuf {
+    let (qcow2, raw) = (dir.join("disk.qcow2"), dir.join("disk.raw"));
+    let mut tool = Command::new("qemu-img");
+    tool.args(["create", "-q", "-f", "qcow2"]).arg(&qcow2);
+    if tool
+        .arg(DISK_BYTES.to_string())
+        .status()
+        .is_ok_and(|done| done.success())
+    {
+        return qcow2;
+    }
+    let file = std::fs::File::create(&raw).expect("a file is made");
+    file.set_len(DISK_BYTES).expect("it has a size");
+    raw
+}
+
 #[test]
 fn a_replica_whose_disk_fails_leaves_and_comes_back_when_it_is_mended() {
     let scratch = tempfile::tempdir().expect("a directory is made");
-    let image = scratch.path().join("disk.raw");
-    let file = std::fs::File::create(&image).expect("a file is made");
-    file.set_len(DISK_BYTES).expect("it has a size");
+    let image = image(scratch.path());
     let small = SmallDisk::new(scratch.path().join("small"), 8).expect("a file system is mounted");
     let options = Options {
         disks: vec![image],

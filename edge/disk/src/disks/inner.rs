@@ -57,7 +57,10 @@ impl Inner {
         health: &Arc<Health>,
     ) -> Result<Self, DiskError> {
         let used_before = journal.exists();
-        let images: Vec<Image> = specs.iter().map(Image::open).collect::<Result<_, _>>()?;
+        let images: Vec<Image> = specs
+            .iter()
+            .map(|spec| Image::open(spec, used_before))
+            .collect::<Result<_, _>>()?;
         let mut regions = Vec::new();
         let mut blocks = 0u32;
         for (i, image) in images.iter().enumerate().filter(|(_, i)| !i.read_only) {

@@ -69,7 +69,7 @@ fn backing(read_only: bool) -> (tempfile::TempDir, Plain) {
         read_only,
         bytes: None,
     };
-    let image = Image::open(&spec).unwrap();
+    let image = Image::open(&spec, false).unwrap();
     (
         dir,
         Plain {

@@ -8,6 +8,7 @@ mod memory;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
+use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::storage::Storage;
 use crate::tap::Tap;
@@ -109,9 +110,12 @@ impl Body {
         let durability = config.group.durability;
         let (storage, start) =
             Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
-        let disks = match &config.disks()[..] {
+        let disks = match &images::prepare(&config)?[..] {
             [] => None,
-            specs => Some(Disks::open(specs, &config.paths.state_dir.join("disks"))?),
+            specs => {
+                let journal = config.paths.state_dir.join(images::JOURNAL);
+                Some(Disks::open(specs, &journal)?)
+            }
         };
         let fabric = crate::fabric::open(&config)?;
         let message_bytes_max = fabric

@@ -37,7 +37,7 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     line.option("-display", "none");
     if config.firmware == Firmware::Uefi {
         // One image in ROM, not flash: flash that the guest writes is memory of QEMU's that neither
-        // dirty tracking nor saved state has (docs/decisions/0018).
+        // dirty tracking nor saved state has (docs/firmware.md).
         line.option("-bios", Firmware::OVMF);
     }
     // suppress-vmdesc: the saved state is then binary only, tens of KiB smaller.

@@ -1,0 +1,316 @@
+//! Images of other formats, brought into a replica's own raw copy.
+//!
+//! A guest's disk is a raw file here, which both sides read and write by block. What people have is
+//! often qcow2, VMDK or VDI: `qemu-img` (package `qemu-utils`) converts it, once, following backing
+//! files; the source is only read.
+//!
+//! **What format an image has, its name says** (`.qcow2`, `.vmdk`, `.vdi`), and its first bytes must
+//! agree. It is never guessed from the content alone. A guest writes its raw disk as it likes, also
+//! so that it looks like a qcow2 image whose backing file is some file of the host; whoever guesses
+//! then hands that file to the guest. (QEMU once did: CVE-2008-2004.) So a source is an image that
+//! its owner trusts, and a file that a guest has written is raw for ever.
+
+use crate::BLOCK_BYTES;
+use crate::error::{DiskError, io_error};
+use serde::Deserialize;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A format that is imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// QEMU's.
+    Qcow2,
+    /// VMware's.
+    Vmdk,
+    /// VirtualBox's.
+    Vdi,
+}
+
+impl Format {
+    const ALL: [Self; 3] = [Self::Qcow2, Self::Vmdk, Self::Vdi];
+
+    /// `qemu-img`'s name for it, and the ending of files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qcow2 => "qcow2",
+            Self::Vmdk => "vmdk",
+            Self::Vdi => "vdi",
+        }
+    }
+
+    /// The format that the name of `path` tells; none for a raw image.
+    pub fn of_name(path: &Path) -> Option<Self> {
+        let ending = path.extension()?.to_str()?;
+        Self::ALL
+            .into_iter()
+            .find(|format| ending.eq_ignore_ascii_case(format.name()))
+    }
+
+    /// The format that an image begins like.
+    pub(crate) fn of_content(file: &File) -> Option<Self> {
+        let mut start = [0; 512];
+        file.read_exact_at(&mut start, 0).ok()?;
+        if start.starts_with(b"QFI\xfb") {
+            Some(Self::Qcow2)
+        } else if start.starts_with(b"KDMV") || start.starts_with(b"# Disk DescriptorFile") {
+            Some(Self::Vmdk)
+        } else if start[64..68] == 0xbeda_107f_u32.to_le_bytes() {
+            Some(Self::Vdi)
+        } else {
+            None
+        }
+    }
+}
+
+/// An image to be imported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    path: PathBuf,
+    format: Format,
+    /// Bytes of the raw copy, a multiple of a block.
+    bytes: u64,
+}
+
+/// What `qemu-img info` says.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Info {
+    virtual_size: u64,
+    #[serde(default)]
+    encrypted: bool,
+}
+
+impl Source {
+    /// Looks at `path`; `None` if its name is a raw image's.
+    ///
+    /// # Errors
+    /// It cannot be read, is not what its name says, or is encrypted; or `qemu-img` is missing.
+    pub fn look(path: &Path) -> Result<Option<Self>, DiskError> {
+        let Some(format) = Format::of_name(path) else {
+            return Ok(None);
+        };
+        let file = File::open(path).map_err(io_error("cannot open the disk image", path))?;
+        if Format::of_content(&file) != Some(format) {
+            return Err(DiskError::OtherFormat {
+                path: path.into(),
+                format: format.name(),
+            });
+        }
+        let mut told = qemu_img(&["info", "--output=json", "-f", format.name()], path)?;
+        let told = told.output().map_err(tool_error(path))?;
+        let info: Info = match serde_json::from_slice(&told.stdout) {
+            Ok(info) if told.status.success() => info,
+            _ => return Err(refused(path, &told.stderr)),
+        };
+        if info.encrypted {
+            return Err(DiskError::Encrypted(path.into()));
+        }
+        let block = BLOCK_BYTES as u64;
+        Ok(Some(Self {
+            path: path.into(),
+            format,
+            bytes: info.virtual_size.div_ceil(block) * block,
+        }))
+    }
+
+    /// The size of the disk in it, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Makes the raw image `to`, whole or not at all, and tells `progress` each percent that is done.
+    ///
+    /// # Errors
+    /// It cannot be converted, or there is no room; the text has what `qemu-img` said.
+    pub fn import(&self, to: &Path, mut progress: impl FnMut(u8)) -> Result<(), DiskError> {
+        let mut new = to.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let mut command = qemu_img(
+            &["convert", "-p", "-f", self.format.name(), "-O", "raw"],
+            &self.path,
+        )?;
+        command
+            .arg(&new)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(tool_error(&self.path))?;
+        let stdout = child.stdout.take().into_iter();
+        stdout.for_each(|stdout| read_progress(stdout, &mut progress));
+        let done = child.wait_with_output().map_err(tool_error(&self.path))?;
+        if !done.status.success() {
+            let _ = std::fs::remove_file(&new);
+            return Err(refused(&self.path, &done.stderr));
+        }
+        let settle = || -> io::Result<()> {
+            let file = File::options().write(true).open(&new)?;
+            file.set_len(self.bytes)?;
+            file.sync_all()?;
+            std::fs::rename(&new, to)?;
+            match to.parent() {
+                Some(dir) if !dir.as_os_str().is_empty() => File::open(dir)?.sync_all(),
+                _ => Ok(()),
+            }
+        };
+        settle().map_err(io_error("cannot write the disk image", to))
+    }
+}
+
+fn qemu_img(arguments: &[&str], image: &Path) -> Result<Command, DiskError> {
+    // An image's name is no option, and no "protocol:" either.
+    let image = std::path::absolute(image).map_err(io_error("cannot find", image))?;
+    let mut command = Command::new("qemu-img");
+    command.args(arguments).arg(image).stdin(Stdio::null());
+    Ok(command)
+}
+
+fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
+    let path = path.to_path_buf();
+    move |error| match error.kind() {
+        io::ErrorKind::NotFound => DiskError::NoTool(path),
+        _ => DiskError::Io {
+            what: "cannot run qemu-img for",
+            path,
+            source: error,
+        },
+    }
+}
+
+fn refused(path: &Path, stderr: &[u8]) -> DiskError {
+    let said = String::from_utf8_lossy(stderr);
+    DiskError::NotImported {
+        path: path.into(),
+        why: said
+            .trim()
+            .trim_start_matches("qemu-img: ")
+            .replace('\n', "; "),
+    }
+}
+
+/// Reads `    (12.34/100%)\r` over and over.
+fn read_progress(mut from: impl Read, progress: &mut impl FnMut(u8)) {
+    let (mut number, mut told, mut byte) = (String::new(), 0, [0]);
+    while from.read(&mut byte).is_ok_and(|count| count == 1) {
+        match byte[0] {
+            b'(' => number.clear(),
+            b'/' => {
+                let percent = number.parse::<f64>().map_or(0, |percent| percent as u8);
+                if percent > told && percent <= 100 {
+                    told = percent;
+                    progress(percent);
+                }
+            }
+            other => number.push(char::from(other)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(arguments: &[&str], dir: &Path) -> bool {
+        let mut command = Command::new("qemu-img");
+        command.args(arguments).current_dir(dir);
+        match command.output() {
+            Ok(done) if done.status.success() => true,
+            Ok(done) => panic!("{arguments:?}: {done:?}"),
+            Err(error) => {
+                eprintln!("skipped: qemu-img does not run: {error}");
+                false
+            }
+        }
+    }
+
+    #[test]
+    fn images_of_each_format_become_raw_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw: Vec<u8> = (0..3 << 20).map(|i: u32| (i >> 9) as u8).collect();
+        // Half a block more, which other formats can have.
+        let raw = [raw, vec![9; 512]].concat();
+        std::fs::write(dir.path().join("base"), &raw).unwrap();
+        for format in Format::ALL {
+            let name = format!("disk.{}", format.name());
+            let convert = ["convert", "-f", "raw", "-O", format.name(), "base", &name];
+            if !run(&convert, dir.path()) {
+                return;
+            }
+            let source = Source::look(&dir.path().join(&name)).unwrap().unwrap();
+            let (to, mut told) = (dir.path().join(format.name()), Vec::new());
+            let before = std::fs::read(dir.path().join(&name)).unwrap();
+            source.import(&to, |percent| told.push(percent)).unwrap();
+            let copy = std::fs::read(&to).unwrap();
+            assert_eq!(copy.len() as u64, source.bytes());
+            assert_eq!(copy.len() % BLOCK_BYTES, 0);
+            assert!(copy.starts_with(&raw) && copy[raw.len()..].iter().all(|byte| *byte == 0));
+            assert_eq!(told.last(), Some(&100), "{told:?}");
+            assert!(std::fs::read(dir.path().join(&name)).unwrap() == before);
+        }
+    }
+
+    #[test]
+    fn a_backing_file_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("base"), vec![7; 1 << 20]).unwrap();
+        let create = [
+            "create",
+            "-f",
+            "qcow2",
+            "-b",
+            "base",
+            "-F",
+            "raw",
+            "top.qcow2",
+        ];
+        if !run(&create, dir.path()) {
+            return;
+        }
+        let source = Source::look(&dir.path().join("top.qcow2"))
+            .unwrap()
+            .unwrap();
+        let to = dir.path().join("raw");
+        source.import(&to, |_| ()).unwrap();
+        assert!(std::fs::read(to).unwrap() == vec![7; 1 << 20]);
+    }
+
+    #[test]
+    fn what_cannot_be_imported_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image.qcow2");
+        std::fs::write(&image, vec![0; 8192]).unwrap();
+        let error = Source::look(&image).unwrap_err().to_string();
+        assert!(error.contains("image.qcow2 is no qcow2 image"), "{error}");
+        std::fs::write(&image, [b"QFI\xfb".to_vec(), vec![0xff; 8192]].concat()).unwrap();
+        let error = Source::look(&image).unwrap_err().to_string();
+        assert!(error.contains("image.qcow2"), "{error}");
+        assert_eq!(Source::look(Path::new("/nowhere/disk.raw")).unwrap(), None);
+        let create = [
+            "create",
+            "-f",
+            "qcow2",
+            "--object",
+            "secret,id=s,data=abc",
+            "-o",
+            "encrypt.format=luks,encrypt.key-secret=s",
+            "locked.qcow2",
+            "1M",
+        ];
+        if run(&create, dir.path()) {
+            let error = Source::look(&dir.path().join("locked.qcow2")).unwrap_err();
+            assert!(error.to_string().contains("encrypted"), "{error}");
+        }
+    }
+
+    #[test]
+    fn progress_is_told_by_percents() {
+        let mut told = Vec::new();
+        let said =
+            "    (0.00/100%)\r    (1.20/100%)\r    (1.90/100%)\r (77.1/100%)\r(100.00/100%)\n";
+        read_progress(said.as_bytes(), &mut |percent| told.push(percent));
+        assert_eq!(told, [1, 77, 100]);
+    }
+}

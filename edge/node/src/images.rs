@@ -1,0 +1,113 @@
+//! The disks' images before the replica starts: those of other formats are imported.
+
+use crate::config::{DiskConfig, ReplicaConfig};
+use plover_disk::import::{Format, Source};
+use plover_disk::{DiskError, DiskSpec};
+use std::path::Path;
+
+/// What the disks' journal is called, in the state directory.
+pub(crate) const JOURNAL: &str = "disks";
+
+/// The disks as raw images: those that are none by their name are imported first, unless that was
+/// done before.
+pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError> {
+    let state = &config.paths.state_dir;
+    let used_before = state.join(JOURNAL).exists();
+    let numbered = config.disk.iter().enumerate();
+    numbered
+        .map(|(i, disk)| {
+            let raw = disk.raw.clone();
+            let raw = raw.unwrap_or_else(|| state.join(format!("disk-{i}.raw")));
+            raw_of(disk, &raw, used_before)
+        })
+        .collect()
+}
+
+fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, DiskError> {
+    let spec = disk.spec();
+    if Format::of_name(&disk.path).is_none() {
+        return Ok(spec);
+    }
+    let mut spec = DiskSpec {
+        path: raw.into(),
+        ..spec
+    };
+    // A host that is to be filled by the leader need not have the image.
+    if raw.exists() || (!disk.path.exists() && spec.bytes.is_some()) {
+        return Ok(spec);
+    }
+    let Some(source) = Source::look(&disk.path)? else {
+        return Ok(spec);
+    };
+    if used_before && !disk.readonly {
+        // The copy was lost. The image is older than what clients have seen: to be filled instead.
+        spec.bytes = spec.bytes.or(Some(source.bytes()));
+        return Ok(spec);
+    }
+    let path = disk.path.display();
+    tracing::info!(%path, to = %raw.display(), bytes = source.bytes(), "importing a disk image");
+    source.import(raw, |percent| {
+        if percent % 10 == 0 {
+            tracing::info!(%path, "imported {percent}%");
+        }
+    })?;
+    Ok(spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(path: &Path, size_mib: Option<u64>) -> DiskConfig {
+        DiskConfig {
+            path: path.into(),
+            raw: None,
+            bus: Default::default(),
+            readonly: false,
+            size_mib,
+        }
+    }
+
+    #[test]
+    fn an_image_is_imported_once_and_never_over_what_a_guest_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, raw) = (dir.path().join("d.qcow2"), dir.path().join("raw"));
+        let mut tool = std::process::Command::new("qemu-img");
+        let made = tool
+            .args(["create", "-q", "-f", "qcow2"])
+            .arg(&source)
+            .arg("1M");
+        if !made.status().is_ok_and(|status| status.success()) {
+            eprintln!("skipped: qemu-img does not run");
+            return;
+        }
+        let spec = raw_of(&disk(&source, None), &raw, false).unwrap();
+        assert_eq!((&spec.path, spec.bytes), (&raw, None));
+        assert_eq!(std::fs::metadata(&raw).unwrap().len(), 1 << 20);
+        std::fs::write(&raw, b"the guest's").unwrap();
+        raw_of(&disk(&source, None), &raw, true).unwrap();
+        assert_eq!(std::fs::read(&raw).unwrap(), b"the guest's");
+        std::fs::remove_file(&raw).unwrap();
+        let lost = raw_of(&disk(&source, None), &raw, true).unwrap();
+        assert_eq!(
+            lost.bytes,
+            Some(1 << 20),
+            "made empty, for the leader to fill"
+        );
+        assert!(!raw.exists());
+    }
+
+    #[test]
+    fn a_host_without_the_image_needs_its_size() {
+        let nowhere = Path::new("/nowhere/d.qcow2");
+        let raw = Path::new("/nowhere/raw");
+        let spec = raw_of(&disk(nowhere, Some(4)), raw, false).unwrap();
+        assert_eq!((spec.path.as_path(), spec.bytes), (raw, Some(4 << 20)));
+        let error = raw_of(&disk(nowhere, None), raw, false)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("/nowhere/d.qcow2"), "{error}");
+        let plain = Path::new("/nowhere/d.img");
+        assert_eq!(raw_of(&disk(plain, None), raw, false).unwrap().path, plain);
+    }
+}
