@@ -176,6 +176,26 @@ impl Lab {
         Ok(())
     }
 
+    /// Boots the guest again from its newest disks, if nobody has it any more and that needs nobody's
+    /// word: all replicas are back and have said what they remember, so that the newest in-sync set
+    /// among them is the last there was, and a member of it has a whole copy (docs/decisions/0012).
+    /// To the guest that is a loss of power. `false` if there was nothing to do, or it is not as sure.
+    pub fn boot_after_a_loss(&mut self, progress: &Progress) -> Result<bool> {
+        let status = self.status();
+        if !status.guest_is_lost() {
+            return Ok(false);
+        }
+        let Some(holder) = status.newest_disks() else {
+            return Ok(false);
+        };
+        progress.say(format!(
+            "all replicas are back, none holds the guest's state, and replica {holder} has its newest \
+             disks: the guest boots from them"
+        ));
+        self.bootstrap(progress)?;
+        Ok(true)
+    }
+
     /// Replaces this process by a program in the client's namespace. Returns only on failure.
     pub fn exec(&self, command: Command) -> anyhow::Error {
         use std::os::unix::process::CommandExt;

@@ -7,7 +7,7 @@
 use crate::Fault;
 use crate::lab::Lab;
 use crate::progress::Progress;
-use crate::status::LabStatus;
+use crate::status::{LabStatus, ReplicaStatus};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use toml::{Table, Value};
@@ -32,18 +32,7 @@ impl Lab {
     /// Lets a replica that has the newest copy of the guest's disks be the one that boots it. The
     /// replicas are started again for it, if that is another one than configured.
     pub(crate) fn choose_disks(&mut self, status: &LabStatus, progress: &Progress) -> Result<()> {
-        let copies: Vec<Copy> = status
-            .replicas
-            .iter()
-            .filter_map(|replica| {
-                let remembered = replica.more.get("last_in_sync")?.clone();
-                Some(Copy {
-                    id: replica.id,
-                    remembered: serde_json::from_value(remembered).ok()?,
-                    whole: replica.more.get("disks_whole")?.as_bool()?,
-                })
-            })
-            .collect();
+        let copies = copies(status);
         if copies.is_empty() {
             return Ok(());
         }
@@ -85,6 +74,35 @@ impl Lab {
         text.parse()
             .with_context(|| format!("{} is no configuration", path.display()))
     }
+}
+
+impl LabStatus {
+    /// Whether the guest had disks, which outlive it.
+    pub fn had_disks(&self) -> bool {
+        let used = |copy: &Copy| !copy.remembered.isr.is_empty();
+        copies(self).iter().any(used)
+    }
+
+    /// The replica whose copy of the guest's disks explains all that clients have seen; none while
+    /// not all replicas have said what they remember, and if no such copy is whole.
+    pub fn newest_disks(&self) -> Option<u8> {
+        let copies = copies(self);
+        let preferred = copies.first()?.id;
+        let all = copies.len() == self.replicas.len();
+        all.then(|| newest(&copies, preferred)).flatten()
+    }
+}
+
+fn copies(status: &LabStatus) -> Vec<Copy> {
+    let of = |replica: &ReplicaStatus| {
+        let remembered = replica.more.get("last_in_sync")?.clone();
+        Some(Copy {
+            id: replica.id,
+            remembered: serde_json::from_value(remembered).ok()?,
+            whole: replica.more.get("disks_whole")?.as_bool()?,
+        })
+    };
+    status.replicas.iter().filter_map(of).collect()
 }
 
 fn first_leader(config: &Table) -> u8 {

@@ -121,6 +121,38 @@ impl LabStatus {
         replicas.find_map(|replica| Some((replica.id, replica.last_failure()?)))
     }
 
+    /// What to do when nobody has the guest; nothing while somebody does.
+    fn after_a_loss(&self) -> Option<String> {
+        let down = || self.replicas.iter().filter(|replica| !replica.answers());
+        if self.replicas.iter().any(ReplicaStatus::holds_state)
+            || down().count() == self.replicas.len()
+        {
+            return None;
+        }
+        let lost = "No replica holds the guest's state.";
+        let down: Vec<String> = down().map(|replica| replica.id.to_string()).collect();
+        Some(if !down.is_empty() {
+            format!(
+                "{lost} Replica {} may: bring all back (`plover lab restart --replica ID`).",
+                down.join(" or ")
+            )
+        } else if let Some(holder) = self.newest_disks() {
+            format!(
+                "{lost} Replica {holder} has the newest copy of its disks: `plover lab bootstrap` boots \
+                 the guest from it."
+            )
+        } else if self.had_disks() {
+            format!(
+                "{lost} No replica that was in sync last has a whole copy of its disks either: \
+                 what the others have is older than what clients have seen."
+            )
+        } else {
+            format!(
+                "{lost} `plover lab bootstrap` boots a new guest, without what the old one held."
+            )
+        })
+    }
+
     /// Whether the guest is up as well as it can be under its policy.
     pub fn is_settled(&self) -> bool {
         match self.policy.as_str() {
@@ -307,14 +339,10 @@ impl fmt::Display for LabStatus {
                 writeln!(f, "{words}")?;
             }
         }
-        if self.guest_is_lost() {
-            writeln!(
-                f,
-                "No replica holds the guest's state. `plover lab bootstrap` boots a new guest, \
-                 without what the old one held."
-            )?;
+        match self.after_a_loss() {
+            Some(advice) => writeln!(f, "{advice}"),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -383,6 +411,33 @@ mod tests {
             table.contains("NOT PROTECTED") && table.contains("10@r1"),
             "{table}"
         );
+    }
+
+    #[test]
+    fn after_a_loss_the_newest_disks_are_named() {
+        let lost = |id, isr: &[u8], index: u64| {
+            let mut it = said(id, "witness", "1@r0", false);
+            let remembered = serde_json::json!({"isr": isr, "life": 16, "index": index});
+            it.more.insert("last_in_sync".into(), remembered);
+            it.more.insert("disks_whole".into(), true.into());
+            it
+        };
+        let all = vec![lost(0, &[0, 1], 3), lost(1, &[1], 90), lost(2, &[0, 1], 3)];
+        let told = lab(all.clone()).to_string();
+        assert!(told.contains("Replica 1 has the newest copy"), "{told}");
+        let mut two = all.clone();
+        two[1] = ReplicaStatus::mute(1, "down", None);
+        let told = lab(two).to_string();
+        assert!(told.contains("Replica 1 may: bring all back"), "{told}");
+        let mut alive = all.clone();
+        alive[2].more.insert("holds_state".into(), true.into());
+        assert!(!lab(alive).to_string().contains("No replica"));
+        let mut torn = all;
+        torn[1].more.insert("disks_whole".into(), false.into());
+        let told = lab(torn).to_string();
+        assert!(told.contains("older than what clients have seen"), "{told}");
+        let bare = lab(vec![said(0, "witness", "1@r0", false)]).to_string();
+        assert!(bare.contains("boots a new guest"), "{bare}");
     }
 
     #[test]

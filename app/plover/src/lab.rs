@@ -45,11 +45,15 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             output::line(format_args!("replica {id}{role}: {fault}"))?;
         }
         LabCommand::Restart { replica } => {
-            let daemon = Lab::open(&name)?.restart(replica, &interruptible(true)?)?;
+            let (mut lab, progress) = (Lab::open(&name)?, interruptible(false)?);
+            let daemon = lab.restart(replica, &progress)?;
             output::line(format_args!(
                 "replica {replica} runs again, as process {}",
                 daemon.pid
             ))?;
+            if lab.boot_after_a_loss(&progress)? {
+                show(&lab, false)?;
+            }
         }
         LabCommand::Bootstrap => {
             let (mut lab, progress) = (Lab::open(&name)?, interruptible(false)?);
