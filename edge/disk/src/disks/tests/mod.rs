@@ -39,7 +39,14 @@ impl Scratch {
     }
 
     fn open(&self) -> Disks {
-        Disks::open(&self.specs(), &self.dir.path().join("journal")).unwrap()
+        // The thread of disks that were dropped a moment ago may still have them.
+        let (specs, journal) = (self.specs(), self.dir.path().join("journal"));
+        loop {
+            match Disks::open(&specs, &journal) {
+                Err(DiskError::InUse(_)) => std::thread::yield_now(),
+                opened => return opened.unwrap(),
+            }
+        }
     }
 
     /// The files as a host leaves them that loses its power now, but for what the system has not
