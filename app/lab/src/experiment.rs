@@ -5,19 +5,16 @@
 //! client, reads every acknowledged write back, and gives the [`Verdict`]. Dropping an
 //! experiment at any point takes its lab down.
 
-use crate::control::{ControlError, SyncStatus};
+use crate::control::SyncStatus;
 use crate::fault::{Fault, Target};
 use crate::lab::Lab;
 use crate::load::{Audit, Client, Counts, Gap, Pressure};
 use crate::net::{Capture, GUEST_MAC};
 use crate::options::Options;
-use crate::process;
 use crate::progress::Progress;
 use crate::senders::Senders;
 use crate::trace::{Tail, TraceEvent};
 use anyhow::{Result, bail};
-use rustix::process::Signal;
-use serde_json::json;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -165,28 +162,14 @@ impl Experiment {
         Ok((id, at_us))
     }
 
-    /// Lets the leader crash as soon as a syncvm enters `phase`. Returns which one it was, and
-    /// a moment before its death.
-    pub fn crash_in_phase(&mut self, phase: &str) -> Result<(u8, u64)> {
+    /// Lets a replica crash as soon as a syncvm enters `phase`: the leader, or in `apply` the
+    /// secondary. Returns which one it was, and a moment before its death.
+    pub fn crash_in_phase(&mut self, target: &Target, phase: &str) -> Result<(u8, u64)> {
         self.wait_until_protected()?;
         self.note_syncs();
-        let id = self.lab().find(&Target::Role("leader".into()))?;
+        let id = self.lab().find(target)?;
         let before_us = crate::trace::now_us();
-        let request = json!({"op": "crash_in_phase", "phase": phase});
-        match self.lab().control(id).request(&request) {
-            // It may crash before it has said that it will.
-            Ok(_) | Err(ControlError::Silent { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.wait(&format!("replica {id} crashes in phase {phase}"), |this| {
-            Ok(this.lab().check_daemon(id).is_err())
-        })?;
-        // Its QEMU dies with it; a host that is dead is dead as a whole.
-        for process in process::in_namespace(&self.lab().host(id).path()) {
-            process.signal(Signal::KILL);
-        }
-        self.progress
-            .say(format!("replica {id}: crashed in phase {phase}"));
+        self.lab().crash_in_phase(id, phase, &self.progress)?;
         Ok((id, before_us))
     }
 

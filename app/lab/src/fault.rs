@@ -3,16 +3,22 @@
 //! A replica's namespace stands for its host, so what is done is done to everything that runs
 //! there: a kill ends `plover` and QEMU in the same instant, as a power cut would.
 
+use crate::control::ControlError;
 use crate::lab::Lab;
 use crate::process::{self, Process};
+use crate::progress::Progress;
 use crate::trace::now_us;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
+use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer
 /// to give back.
 const DEATH_WITHIN: Duration = Duration::from_secs(10);
+
+/// Under load a syncvm comes every few milliseconds, without any every half a second.
+const CRASH_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whom an operation is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +118,32 @@ impl Lab {
             }
         }
         Ok(began_us)
+    }
+
+    /// Lets a replica crash as soon as a syncvm enters `phase`, the leader, or in `apply` the
+    /// secondary, and waits until it has. A host that is dead is dead as a whole.
+    ///
+    /// # Errors
+    /// It refused, or no syncvm came to that phase.
+    pub fn crash_in_phase(&self, id: u8, phase: &str, progress: &Progress) -> Result<()> {
+        let request = json!({"op": "crash_in_phase", "phase": phase});
+        match self.control(id).request(&request) {
+            // It may crash before it has said that it will.
+            Ok(_) | Err(ControlError::Silent { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let deadline = Instant::now() + CRASH_WITHIN;
+        while self.check_daemon(id).is_ok() {
+            if Instant::now() > deadline {
+                bail!("replica {id} has come to no syncvm's phase {phase}");
+            }
+            progress.sleep(Duration::from_millis(10))?;
+        }
+        for process in process::in_namespace(&self.host(id).path()) {
+            process.signal(Signal::KILL);
+        }
+        progress.say(format!("replica {id}: crashed in phase {phase}"));
+        Ok(())
     }
 
     /// Signals everything on a replica's host.

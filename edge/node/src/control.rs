@@ -32,7 +32,7 @@ pub(crate) enum Op {
     /// End this replica.
     Shutdown,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
-    /// enters the phase.
+    /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.
     CrashInPhase {
         phase: plover_syncvm::Phase,
     },

@@ -6,11 +6,11 @@ use plover_lab::experiment::Experiment;
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
-use plover_lab::{Fault, Lab, Target};
+use plover_lab::{Fault, Lab};
 use plover_lab_proof::storm::audit::{Audit, audit};
 use plover_lab_proof::storm::record::State;
 use plover_lab_proof::storm::writers::{Link, Storm};
-use plover_lab_proof::{Turn, checksums, kill_leader, program, prove};
+use plover_lab_proof::{Turn, checksums, kill_leader, program, prove, role};
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -50,10 +50,6 @@ fn equal_slots(lab: &mut Experiment, count: usize) -> Result<()> {
     Ok(())
 }
 
-fn role(name: &str) -> Target {
-    Target::Role(name.into())
-}
-
 /// Waits until the witness has a warm copy.
 fn witness_is_warm(lab: &mut Experiment, since_us: u64) -> Result<()> {
     lab.wait("the witness is warm", |lab| {
@@ -81,7 +77,7 @@ fn disks_under_load(lab: &mut Experiment) -> Result<()> {
     // What the first leader has of the disk is old now; it becomes warm from there.
     lab.restart(leader)?;
     witness_is_warm(lab, at)?;
-    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    let (secondary, at) = lab.crash_in_phase(&role("secondary"), "apply")?;
     lab.wait_for_answers(at)?;
     // It is not the leader's own copy that the witness has: they are compared.
     lab.wait_until_protected_again(at)?;
@@ -98,8 +94,8 @@ fn wait_for(storm: &Storm, count: u64) {
     }
 }
 
-/// Clients write through the guest to its disk. The leader dies, so that its copy is old, and then
-/// all of them die in the middle of it. The guest boots from a newer copy, on which every write is
+/// Clients write through the guest to its disk. The secondary dies while it applies a sync, then the
+/// leader, so that its copy is old, and then all of them in the middle of it. The guest boots from a newer copy, on which every write is
 /// that was acknowledged.
 fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     let dir = tempfile::tempdir()?;
@@ -108,6 +104,10 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     let links = client.run(|| Link::open_many(service, WRITERS))?;
     let storm = Storm::start(links, &record, 1)?;
     wait_for(&storm, ENOUGH);
+    let secondary = lab.find(&role("secondary"))?;
+    lab.crash_in_phase(secondary, "apply", progress)?;
+    lab.restart(secondary, progress)?;
+    wait_for(&storm, storm.durable() + ENOUGH);
     let first = lab.find(&role("leader"))?;
     kill_leader(lab, progress)?;
     wait_for(&storm, storm.durable() + ENOUGH);
@@ -116,8 +116,7 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     for id in all.iter().filter(|id| **id != first) {
         lab.fault(Fault::Kill, *id)?;
     }
-    // Its writers have lost their connections.
-    let _ = storm.finish();
+    storm.abandon();
     for id in all {
         lab.restart(id, progress)?;
     }

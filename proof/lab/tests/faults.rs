@@ -64,7 +64,8 @@ fn the_leader_dies_in_each_phase_of_a_syncvm() {
     prove("t-phase", Options::default(), |lab| {
         for phase in PHASES {
             let name = serde_json::to_value(phase)?;
-            let (leader, at) = lab.crash_in_phase(name.as_str().unwrap_or_default())?;
+            let (leader, at) =
+                lab.crash_in_phase(&role("leader"), name.as_str().unwrap_or_default())?;
             lab.wait_for_failover(leader, at)?;
             lab.wait_until_protected_again(at)?;
             recover(lab, leader)?;

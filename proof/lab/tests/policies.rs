@@ -41,7 +41,7 @@ fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
 
 fn the_leader_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
     let name = serde_json::to_value(phase)?;
-    let (leader, at) = lab.crash_in_phase(name.as_str().unwrap_or_default())?;
+    let (leader, at) = lab.crash_in_phase(&role("leader"), name.as_str().unwrap_or_default())?;
     lab.wait_for_failover(leader, at)?;
     lab.wait_until_protected_again(at)?;
     recover(lab, leader)

@@ -42,6 +42,7 @@ impl Body {
                 self.answer_read(&whole);
             }
             Action::WriteChunks(chunks) => {
+                self.crash_in_apply(&chunks);
                 self.write_chunks(&chunks);
                 self.look_at_disks();
             }

@@ -171,18 +171,32 @@ impl Body {
             }
         }
         if self.crash_in == Some(phase) {
-            if let Some(fabric) = &mut self.fabric {
-                // What was sent before this phase has been sent.
-                fabric.flush();
-            }
-            if let Some(pid) = self.vm.as_ref().and_then(Vm::pid) {
-                if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
-                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                }
-            }
-            let me = rustix::process::getpid();
-            let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+            self.crash();
         }
+    }
+
+    /// The same on a secondary, whose memory and disks are left between two syncs.
+    pub(super) fn crash_in_apply(&mut self, chunks: &[Vec<u8>]) {
+        let hook = self.crash_in == Some(plover_syncvm::Phase::Apply);
+        if hook && self.role == Role::Secondary {
+            self.write_chunks(&chunks[..chunks.len().div_ceil(2)]);
+            self.crash();
+        }
+    }
+
+    /// As if the host had lost its power.
+    fn crash(&mut self) {
+        if let Some(fabric) = &mut self.fabric {
+            // What was sent until now has been sent.
+            fabric.flush();
+        }
+        if let Some(pid) = self.vm.as_ref().and_then(Vm::pid) {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        let me = rustix::process::getpid();
+        let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
     }
 
     fn print(&mut self, bytes: Vec<u8>) {

@@ -99,6 +99,8 @@ pub struct Storm {
     record: Arc<Record>,
     stop: Arc<AtomicBool>,
     writers: Vec<JoinHandle<Result<()>>>,
+    /// Their connections.
+    streams: Vec<TcpStream>,
 }
 
 impl Storm {
@@ -117,6 +119,11 @@ impl Storm {
         );
         let record = Arc::new(Record::open(record, blocks, links.len() as u64)?);
         let stop = Arc::new(AtomicBool::new(false));
+        let streams: std::io::Result<Vec<_>> = links
+            .iter()
+            .map(|link| link.stream.get_ref().try_clone())
+            .collect();
+        let streams = streams.context("cannot hold on to the storm's connections")?;
         let writers = links.into_iter().zip(0..).map(|(link, connection)| {
             let mut writer = Writer {
                 connection,
@@ -137,6 +144,7 @@ impl Storm {
             writers: writers.collect(),
             record,
             stop,
+            streams,
         })
     }
 
@@ -148,6 +156,16 @@ impl Storm {
     /// Whether a writer has failed; [`Storm::finish`] says why.
     pub fn has_failed(&self) -> bool {
         self.writers.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Stops the writers of a guest that is gone: what is in flight is not waited for.
+    pub fn abandon(self) {
+        for stream in &self.streams {
+            // One that is closed already needs no more.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        // That they have lost their connections is no news.
+        let _ = self.finish();
     }
 
     /// Stops the writers. What was in flight is waited for.
