@@ -60,6 +60,20 @@ pub(crate) enum Packet<'a> {
     Datagram(FlowKey, &'a [u8]),
 }
 
+/// Source and destination.
+pub(crate) fn addresses(net: &NetSlice<'_>) -> (IpAddr, IpAddr) {
+    match net {
+        NetSlice::Ipv4(ip) => (
+            ip.header().source_addr().into(),
+            ip.header().destination_addr().into(),
+        ),
+        NetSlice::Ipv6(ip) => (
+            ip.header().source_addr().into(),
+            ip.header().destination_addr().into(),
+        ),
+    }
+}
+
 /// A TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment<'a> {
@@ -120,16 +134,7 @@ impl<'a> Packet<'a> {
         if packet.vlan.is_some() {
             return None;
         }
-        let (source, destination) = match packet.net? {
-            NetSlice::Ipv4(ip) => (
-                IpAddr::from(ip.header().source_addr()),
-                IpAddr::from(ip.header().destination_addr()),
-            ),
-            NetSlice::Ipv6(ip) => (
-                IpAddr::from(ip.header().source_addr()),
-                IpAddr::from(ip.header().destination_addr()),
-            ),
-        };
+        let (source, destination) = addresses(&packet.net?);
         let route = |protocol, from_port, to_port| Route {
             protocol,
             source: (source, from_port),

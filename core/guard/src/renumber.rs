@@ -3,8 +3,7 @@
 //! The checksum is mended, not made anew (RFC 1624): one that was wrong stays wrong, as it must.
 
 use crate::options;
-use crate::packet::{ETHERNET_BYTES, Route};
-use core::net::IpAddr;
+use crate::packet::{self, ETHERNET_BYTES, Route};
 use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
 use plover_types::Frame;
 use std::ops::Range;
@@ -42,18 +41,11 @@ impl Head {
         let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {
             return None;
         };
-        let (source, destination, ip_bytes) = match &packet.net {
-            Some(NetSlice::Ipv4(ip)) => (
-                IpAddr::from(ip.header().source_addr()),
-                IpAddr::from(ip.header().destination_addr()),
-                ip.header().slice().len(),
-            ),
-            Some(NetSlice::Ipv6(ip)) => (
-                IpAddr::from(ip.header().source_addr()),
-                IpAddr::from(ip.header().destination_addr()),
-                ip.header().slice().len() + ip.extensions().slice().len(),
-            ),
-            None => return None,
+        let net = packet.net.as_ref()?;
+        let (source, destination) = packet::addresses(net);
+        let ip_bytes = match net {
+            NetSlice::Ipv4(ip) => ip.header().slice().len(),
+            NetSlice::Ipv6(ip) => ip.header().slice().len() + ip.extensions().slice().len(),
         };
         let begin = ETHERNET_BYTES + ip_bytes;
         let header = (begin, tcp.header_slice().len());

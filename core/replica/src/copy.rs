@@ -80,13 +80,10 @@ impl Replica {
 
     pub(crate) fn on_compared(&mut self, from: ReplicaId, attempt: u64, first: u32, bytes: &[u8]) {
         let key = self.config.hash_key;
-        let digests = bytes
-            .chunks_exact(16)
-            .map(|d| Digest(u128::from_le_bytes(d.try_into().unwrap_or_default())));
         let Some(stream) = self.stream_of(from, attempt).filter(|s| s.is_open) else {
             return;
         };
-        if let Some(pages) = stream.compared(first, digests.collect()) {
+        if let Some(pages) = stream.compared(first, Digest::of_bytes(bytes).collect()) {
             self.hashes.push_back(Asked::Compare(attempt));
             let pages = pages.map(PageNo).collect();
             self.out.push(Action::Hash { key, pages });

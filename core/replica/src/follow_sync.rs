@@ -297,14 +297,13 @@ impl Replica {
         let mut first = 0;
         loop {
             let part = &digests[first..(first + DIGESTS_PER_MESSAGE).min(digests.len())];
-            let bytes = part.iter().flat_map(|d| d.0.to_le_bytes()).collect();
             let runs = std::mem::take(&mut runs);
             let body = Body::Hashes {
                 sync: number,
                 runs,
                 first: first as u32,
                 total,
-                digests: bytes,
+                digests: Digest::to_bytes(part),
                 wait,
             };
             self.send_bulk(leader, body);

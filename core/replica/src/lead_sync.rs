@@ -371,11 +371,7 @@ impl Replica {
         if first as usize != sync.their_digests.len() || sync.their_total != Some(total) {
             return self.abort_lead("the secondary's digests do not follow each other");
         }
-        sync.their_digests.extend(
-            digests
-                .chunks_exact(16)
-                .map(|d| Digest(u128::from_le_bytes(d.try_into().unwrap_or_default()))),
-        );
+        sync.their_digests.extend(Digest::of_bytes(digests));
         sync.report.bytes_hashes += digests.len() as u64 + runs.0.len() as u64 * 4;
         sync.last_progress = now;
         if unhashed {

@@ -9,7 +9,7 @@ use crate::guest::Power;
 use crate::replica::{Asked, Replica};
 use plover_syncvm::message::{Body, CopyPurpose};
 use plover_syncvm::{Ledger, chunk};
-use plover_types::{Digest, PageNo, PageSet, ReplicaId};
+use plover_types::{Digest, PageNo, ReplicaId};
 
 /// A guest that stands and is written from outside.
 #[derive(Debug)]
@@ -217,11 +217,10 @@ impl Replica {
         let source = standby.source;
         let is_one = digests.windows(2).all(|two| two[0] == two[1]);
         let said = if is_one { &digests[..1] } else { digests };
-        let digests = said.iter().flat_map(|d| d.0.to_le_bytes()).collect();
         let body = Body::Compared {
             attempt,
             first,
-            digests,
+            digests: Digest::to_bytes(said),
         };
         self.send_bulk(source, body);
     }
@@ -242,12 +241,10 @@ impl Replica {
         }
         let forgets = self.canary(Canary::WarmForgetsSyncs);
         if let Some(stream) = self.stream.as_mut().filter(|_| !forgets) {
-            let mut written = PageSet::new(self.config.pages);
             for chunk in &chunks {
                 let pages = chunk::read(chunk, self.config.pages).flatten();
-                pages.for_each(|(page, _)| written.insert(page));
+                pages.for_each(|(page, _)| stream.owe_page(page));
             }
-            stream.owe(&written);
         }
         self.out.push(Action::WriteChunks(chunks));
     }

@@ -101,6 +101,12 @@ impl Stream {
         self.ledger.owe(pages);
     }
 
+    /// One of the source's pages has changed.
+    pub fn owe_page(&mut self, page: PageNo) {
+        self.is_stale = true;
+        self.ledger.owe_page(page);
+    }
+
     /// What the target may hold otherwise, but for chunks on their way.
     pub fn owed(&self) -> &PageSet {
         self.ledger.owed()
@@ -136,7 +142,7 @@ impl Stream {
             Some(chunks) => {
                 self.acked(chunks);
                 for pages in std::mem::take(&mut self.in_flight) {
-                    self.owe_again(&pages);
+                    pages.iter().for_each(|page| self.owe_page(*page));
                 }
                 self.sent = chunks;
                 if let Some(first) = self.asked.drain(..).next() {
@@ -155,12 +161,6 @@ impl Stream {
                 self.in_flight.clear();
             }
         }
-    }
-
-    fn owe_again(&mut self, pages: &[PageNo]) {
-        let mut set = PageSet::new(self.ledger.owed().capacity());
-        pages.iter().for_each(|page| set.insert(*page));
-        self.owe(&set);
     }
 
     /// Whether there is anything left to compare.

@@ -33,6 +33,11 @@ impl Ledger {
         self.owed.union_with(scanned);
     }
 
+    /// Adds one page.
+    pub fn owe_page(&mut self, page: PageNo) {
+        self.owed.insert(page);
+    }
+
     /// What is owed.
     pub fn owed(&self) -> &PageSet {
         &self.owed

@@ -182,3 +182,18 @@ impl fmt::Display for SyncNo {
 /// A keyed 128-bit hash of one page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Digest(pub u128);
+
+impl Digest {
+    /// Digests as messages carry them: 16 bytes each, little-endian.
+    pub fn to_bytes(digests: &[Self]) -> Vec<u8> {
+        digests.iter().flat_map(|d| d.0.to_le_bytes()).collect()
+    }
+
+    /// The digests that [`Digest::to_bytes`] has written; what is left over of fewer than 16 bytes is
+    /// none.
+    pub fn of_bytes(bytes: &[u8]) -> impl Iterator<Item = Self> + '_ {
+        bytes
+            .chunks_exact(16)
+            .map(|d| Self(u128::from_le_bytes(d.try_into().unwrap_or_default())))
+    }
+}
