@@ -154,7 +154,7 @@ impl Row {
                 .map_or(0.0, |client| client.requests as f64 / client.seconds)
         }));
         self.mb_per_s.push(sum(|figures| {
-            figures.window.bytes.values().sum::<f64>() / figures.window.seconds / 1e6
+            figures.window.bytes_of_protection() / figures.window.seconds / 1e6
         }));
         self.cpus.push(sum(|figures| {
             figures.window.cpu_s.values().sum::<f64>() / figures.window.seconds

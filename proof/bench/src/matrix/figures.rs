@@ -53,7 +53,7 @@ pub(crate) const P99: Metric = metric("p99_ms", "p99 ms", 2, |f| {
 pub(crate) const PAUSE: Metric = metric("pause_ms", "pause ms", 2, |f| f.a_sync("pause_us", 1e3));
 pub(crate) const SDPR: Metric = metric("sdpr_percent", "same %", 0, Figures::sdpr);
 pub(crate) const BYTES: Metric = metric("bytes_per_request", "bytes/request", 0, |f| {
-    f.a_request(f.window.bytes.values().sum())
+    f.a_request(f.window.bytes_of_protection())
 });
 
 /// All figures that are one number, in the order in which they are shown.
@@ -78,7 +78,7 @@ pub(crate) const METRICS: [Metric; 18] = [
     SDPR,
     BYTES,
     metric("bytes_per_s", "MB/s", 2, |f| {
-        let sent: f64 = f.window.bytes.values().sum();
+        let sent = f.window.bytes_of_protection();
         Some(sent / f.window.seconds / 1e6).filter(|_| sent > 0.0)
     }),
     metric("requests_per_slot", "requests/slot", 1, |f| {

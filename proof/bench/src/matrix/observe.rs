@@ -18,13 +18,17 @@ use std::collections::BTreeMap;
 /// Clock ticks of `/proc/PID/stat` a second: 100 on every Linux that runs Plover.
 const TICKS_PER_S: f64 = 100.0;
 
+/// What keeps a witness warm or makes a new secondary: no part of a sync, and at a rate that is
+/// configured, so it is shown by itself (docs/decisions/0015).
+pub(super) const COPY: &str = "copy";
+
 /// All counters at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     leader: Value,
     /// CPU seconds since their start, by role and program.
     cpu_s: BTreeMap<String, f64>,
-    /// Bytes that all replicas sent, by lane.
+    /// Bytes that all replicas sent, by lane, and those of the bulk lane that were a [`COPY`].
     sent: BTreeMap<String, u64>,
 }
 
@@ -54,6 +58,15 @@ pub(crate) struct Window {
     pub held_us_p99: Option<f64>,
 }
 
+impl Window {
+    /// Bytes sent for the log and the syncs: what the papers' systems send, too.
+    pub fn bytes_of_protection(&self) -> f64 {
+        let counts = |(kind, _): &(&String, &f64)| *kind != COPY;
+        let kept = self.bytes.iter().filter(counts);
+        kept.map(|(_, bytes)| bytes).sum()
+    }
+}
+
 impl Snapshot {
     /// Asks the lab.
     pub fn take(lab: &Lab) -> Result<Self> {
@@ -76,7 +89,7 @@ impl Snapshot {
                     *cpu_s.entry(format!("{role} {program}")).or_insert(0.0) += seconds;
                 }
             }
-            for lane in ["log", "bulk"] {
+            for lane in ["log", "bulk", COPY] {
                 let bytes = replica["more"]["traffic"][format!("{lane}_bytes_out")].as_u64();
                 *sent.entry(lane.to_owned()).or_insert(0) += bytes.unwrap_or(0);
             }
@@ -149,13 +162,14 @@ impl Snapshot {
                 known += sum;
             }
         }
-        for (lane, sent) in &self.sent {
-            let sent = sent.saturating_sub(before.sent.get(lane).copied().unwrap_or(0)) as f64;
-            match lane.as_str() {
-                "bulk" => bytes.insert("other".into(), (sent - known).max(0.0)),
-                _ => bytes.insert(lane.clone(), sent),
-            };
-        }
+        let sent = |lane: &str| {
+            let sent = |at: &Self| at.sent.get(lane).copied().unwrap_or(0);
+            sent(self).saturating_sub(sent(before)) as f64
+        };
+        let (log, bulk, copy) = (sent("log"), sent("bulk"), sent(COPY));
+        bytes.insert("log".into(), log);
+        bytes.insert(COPY.into(), copy);
+        bytes.insert("other".into(), (bulk - copy - known).max(0.0));
         bytes
     }
 }
@@ -204,7 +218,11 @@ mod tests {
                 }},
                 "more": {
                     "mono_us": at,
-                    "traffic": {"log_bytes_out": at / 1000, "bulk_bytes_out": syncs * 5000},
+                    "traffic": {
+                        "log_bytes_out": at / 1000,
+                        "bulk_bytes_out": syncs * 5000,
+                        "copy_bytes_out": syncs * 500,
+                    },
                     "outputs": {"released": syncs * 3, "held_us_total": syncs * 300, "held_us_p99": 200},
                 },
             })
@@ -223,7 +241,12 @@ mod tests {
         assert_eq!(window.phases_us["scan"], 280.0);
         assert_eq!(window.bytes["pages"], 160_000.0);
         assert_eq!(window.bytes["log"], 3.0 * 2000.0, "of all three replicas");
-        assert_eq!(window.bytes["other"], 3.0 * 200_000.0 - 160_000.0);
+        assert_eq!(window.bytes["copy"], 3.0 * 20_000.0);
+        assert_eq!(window.bytes["other"], 3.0 * 180_000.0 - 160_000.0);
+        assert_eq!(
+            window.bytes_of_protection(),
+            window.bytes.values().sum::<f64>() - 60_000.0
+        );
         assert_eq!((window.outputs, window.held_us), (120, 12_000.0));
         assert_eq!(window.cpu_s.len(), 5, "a witness has no QEMU");
         let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
