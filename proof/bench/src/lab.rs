@@ -1,6 +1,8 @@
-//! A lab, driven through the `plover` command; taken down when dropped.
+//! A lab, driven through the `plover` command; taken down when dropped. Or, under the name of a
+//! policy that `plover` does not have, a pair of QEMUs that protects a guest without it.
 
 use crate::interrupt::{Task, check};
+use crate::stock_colo::{self, StockColo};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
@@ -11,6 +13,8 @@ use std::process::{Command, Stdio};
 #[derive(Debug)]
 pub(crate) struct Lab {
     name: String,
+    /// What is there in the place of a lab.
+    colo: Option<StockColo>,
 }
 
 impl Lab {
@@ -22,7 +26,11 @@ impl Lab {
 
     /// The same under another name: there can be several at once.
     pub fn up_as(name: String, policy: &str, options: &[String]) -> Result<Self> {
-        let lab = Self { name };
+        let mut lab = Self { name, colo: None };
+        if policy == stock_colo::NAME {
+            lab.colo = Some(StockColo::up(&lab.name, options)?);
+            return Ok(lab);
+        }
         let mut up = lab.plover(&["up", "--quiet", "--policy", policy]);
         up.args(options)
             .stdout(Stdio::null())
@@ -48,7 +56,7 @@ impl Lab {
                 .collect();
             words.join(" ")
         };
-        let mut exec = self.on_client(command);
+        let mut exec = self.on_client(command)?;
         exec.stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = Task::start(&mut exec)?.output()?;
         if !output.status.success() {
@@ -64,14 +72,20 @@ impl Lab {
     }
 
     /// A command that runs on the client's host.
-    pub fn on_client<S: AsRef<std::ffi::OsStr>>(&self, command: &[S]) -> Command {
+    pub fn on_client<S: AsRef<std::ffi::OsStr>>(&self, command: &[S]) -> Result<Command> {
+        if let Some(colo) = &self.colo {
+            return colo.on_client(command);
+        }
         let mut exec = self.plover(&["exec", "--"]);
         exec.args(command);
-        exec
+        Ok(exec)
     }
 
     /// The lab's status.
     pub fn status(&self) -> Result<Value> {
+        if let Some(colo) = &self.colo {
+            return colo.status();
+        }
         let output = self.plover(&["status", "--json"]).output()?;
         check()?;
         serde_json::from_slice(&output.stdout).context("the lab's status is no JSON")
@@ -128,7 +142,9 @@ pub(crate) fn down(name: &str) {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        down(&self.name);
+        if self.colo.take().is_none() {
+            down(&self.name);
+        }
     }
 }
 

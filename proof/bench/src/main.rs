@@ -21,6 +21,7 @@ mod page;
 mod quick;
 mod scale;
 mod stats;
+mod stock_colo;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

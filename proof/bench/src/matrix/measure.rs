@@ -85,7 +85,7 @@ pub(crate) fn measure(
 /// Our own client, which says when its time begins.
 fn own(lab: &Lab, options: [String; 6]) -> Result<(Measured, Window)> {
     let me = std::env::current_exe().context("cannot find the program that is running")?;
-    let mut command = lab.on_client(&[me.as_os_str(), "client".as_ref()]);
+    let mut command = lab.on_client(&[me.as_os_str(), "client".as_ref()])?;
     command
         .args(options)
         .stdin(Stdio::null())

@@ -2,6 +2,7 @@
 
 use super::measure::Spans;
 use super::workload::{ALL, Workload};
+use crate::stock_colo;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::Duration;
@@ -116,14 +117,17 @@ impl Plan {
                             && (self.only.is_empty() || self.only.iter().any(cell))
                     };
                     let workloads: Vec<_> = ALL.iter().filter(wanted).collect();
-                    if !workloads.is_empty() {
-                        turns.push(Turn {
-                            round,
-                            guest,
-                            policy: policy.clone(),
-                            workloads,
-                        });
-                    }
+                    // What one workload does to it is not the next one's fault.
+                    let at_once = match policy == stock_colo::NAME {
+                        true => 1,
+                        false => workloads.len().max(1),
+                    };
+                    turns.extend(workloads.chunks(at_once).map(|workloads| Turn {
+                        round,
+                        guest,
+                        policy: policy.clone(),
+                        workloads: workloads.to_vec(),
+                    }));
                 }
             }
         }
@@ -170,6 +174,19 @@ pub(super) mod tests {
                 "2 none memcached",
                 "2 vsmr memcached",
             ]
+        );
+    }
+
+    #[test]
+    fn stock_colo_begins_anew_for_each_workload() {
+        let plan = Plan {
+            rounds: 1,
+            policies: vec![stock_colo::NAME.into()],
+            ..plan(&["redis", "redis-incr"])
+        };
+        assert_eq!(
+            described(&plan),
+            ["1 qemu-colo redis", "1 qemu-colo redis-incr"]
         );
     }
 

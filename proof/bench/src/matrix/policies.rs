@@ -1,6 +1,8 @@
 //! The policies that `plover` knows, as it lists them: a new one is measured without a word here.
+//! And QEMU's own COLO, which stands beside them.
 
 use crate::lab::plover;
+use crate::stock_colo;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -41,9 +43,13 @@ pub(super) fn all() -> Result<Vec<Policy>> {
         output.status
     );
     let listed = serde_json::from_slice(&output.stdout);
-    Ok(distinct(listed.context(
-        "`plover policy list --json` printed something else",
-    )?))
+    let mut all = distinct(listed.context("`plover policy list --json` printed something else")?);
+    all.push(Policy {
+        name: stock_colo::NAME.into(),
+        axes: Value::Null,
+        refused: None,
+    });
+    Ok(all)
 }
 
 fn distinct(mut listed: Vec<Policy>) -> Vec<Policy> {

@@ -4,6 +4,7 @@ use super::super::figures::{BYTES, Metric, RATE};
 use super::super::workload;
 use super::Report;
 use crate::claims::{Bound, Claim};
+use crate::stock_colo;
 
 /// Every promise of which at least one side was measured.
 pub(super) fn all(report: &Report<'_>) -> Vec<Claim> {
@@ -21,17 +22,20 @@ pub(super) fn all(report: &Report<'_>) -> Vec<Claim> {
         BYTES,
         9.0,
     ));
-    // COLO as QEMU itself has it, on 2 cores under TCG with the same guest, reached this part of
-    // its unreplicated throughput: 0.48 to 0.57, 0.75 to 0.85 in pipelines of 200; and where
-    // answers differ 246 to 587 of 9862 with INCR, 13 to 19 of 2381 with TIME, which shall be
-    // exceeded five times.
-    for (workload, bound) in [
-        ("redis", 0.48),
-        ("redis-batched", 0.75),
-        ("redis-incr", 5.0 * 587.0 / 9862.0),
-        ("redis-time", 5.0 * 19.0 / 2381.0),
+    // COLO as QEMU itself has it: to be reached where answers agree, and where they differ to be
+    // exceeded five times. Where it is not in the run, the part of unreplicated throughput that it
+    // reached on 2 cores under TCG with the same guest: 0.48 to 0.57, 0.75 to 0.85 in pipelines of
+    // 200; 246 to 587 of 9862 with INCR, 13 to 19 of 2381 with TIME.
+    for (workload, bound, seen) in [
+        ("redis", 1.0, 0.48),
+        ("redis-batched", 1.0, 0.75),
+        ("redis-incr", 5.0, 587.0 / 9862.0),
+        ("redis-time", 5.0, 19.0 / 2381.0),
     ] {
-        claims.push(ratio(report, workload, "hybrid", "none", RATE, bound));
+        claims.push(match report.cell(workload, stock_colo::NAME) {
+            Some(_) => ratio(report, workload, "hybrid", stock_colo::NAME, RATE, bound),
+            None => ratio(report, workload, "hybrid", "none", RATE, bound * seen),
+        });
     }
     claims.retain(|claim| claim.figures.is_some() || !claim.sides.is_empty());
     claims

@@ -1,0 +1,413 @@
+//! A guest under QEMU's own COLO (`x-colo`, `filter-rewriter`, `colo-compare`), as the distribution
+//! ships it: what `colo` and `hybrid` are held against.
+//!
+//! ```text
+//!  r0: primary ── TAP ── the lab's switch ── client
+//!      │ filter-mirror: inputs          ▲ colo-compare releases
+//!      ▼                                │
+//!  r1: secondary ── filter-rewriter ────┘ outputs
+//! ```
+//!
+//! The network is a lab's with two hosts, the guest's machine that of a lab by default. Set up as
+//! QEMU's `docs/COLO-FT.txt` says, without a disk. The TAP negotiates no offloads, as a lab's does
+//! not. Checkpoints come when outputs differ, and every 20 s, QEMU's default.
+
+use crate::interrupt;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use plover_lab::guests::Guest;
+use plover_lab::image::Image;
+use plover_lab::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
+use plover_lab::options::Options;
+use plover_vm::{Accel, Boot, QemuConfig, choose_accel};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddrV4;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What stands for it in a report, in the place of a policy.
+pub(crate) const NAME: &str = "qemu-colo";
+
+/// A guest boots, and is copied, within this time, or never.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An answer of QEMU's takes no longer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Where the guest's console goes.
+const CONSOLE: &str = "console.log";
+
+/// A running pair; ended when dropped.
+#[derive(Debug)]
+pub(crate) struct StockColo {
+    topology: Option<Topology>,
+    qemus: Vec<Qemu>,
+    folder: tempfile::TempDir,
+}
+
+/// One side.
+#[derive(Debug)]
+struct Qemu {
+    role: &'static str,
+    child: Child,
+    errors: PathBuf,
+    monitor: PathBuf,
+}
+
+impl StockColo {
+    /// Boots a guest and copies it; returns when its outputs are compared.
+    ///
+    /// # Errors
+    /// What the machine lacks, or what QEMU said.
+    pub fn up(name: &str, options: &[String]) -> Result<Self> {
+        let guest = guest_of(options)?;
+        let options = Options {
+            guest,
+            ..Options::default()
+        };
+        let image = Image::find(&options).map_err(|error| anyhow!(error))?;
+        ensure!(image.disk.is_none(), "{NAME} is measured without a disk");
+        let folder = tempfile::tempdir().context("cannot make a folder for sockets")?;
+        let mut pair = Self {
+            topology: Some(Topology::create(name, 2)?),
+            qemus: Vec::new(),
+            folder,
+        };
+        let common = machine(&image, guest, &pair.folder.path().join(CONSOLE));
+        pair.start("primary", 0, &[&common[..], &primary()].concat())?;
+        pair.wait_for_boot()?;
+        pair.start("secondary", 1, &[&common[..], &secondary()].concat())?;
+        pair.copy()?;
+        pair.wait_for_service(guest)?;
+        Ok(pair)
+    }
+
+    /// A command that runs on the client's host.
+    pub fn on_client<S: AsRef<std::ffi::OsStr>>(&self, words: &[S]) -> Result<Command> {
+        let (program, arguments) = words.split_first().context("no command")?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        let topology = self.topology.as_ref().context("it is down")?;
+        topology.client().exec_in(command)
+    }
+
+    /// What `plover lab status --json` would say, as far as QEMU has it.
+    ///
+    /// # Errors
+    /// One side has ended, or has left COLO.
+    pub fn status(&self) -> Result<Value> {
+        let mut replicas = Vec::new();
+        for (id, (qemu, mode)) in self.qemus.iter().zip(["leader", "secondary"]).enumerate() {
+            let mut monitor = qemu.monitor()?;
+            let colo = ask(&mut monitor, "query-colo-status", json!({}))?;
+            ensure!(
+                colo["mode"] == qemu.role,
+                "QEMU's {} has left COLO: {}{}",
+                qemu.role,
+                colo["reason"],
+                qemu.said()
+            );
+            replicas.push(json!({
+                "id": id, "role": mode, "view": 0, "qemu_pid": qemu.child.id(),
+                "more": {"mono_us": now_us(), "accel": accel().to_string()},
+            }));
+        }
+        Ok(json!({"guest_ip": GUEST_IP.to_string(), "replicas": replicas}))
+    }
+
+    fn start(&mut self, role: &'static str, host: usize, arguments: &[String]) -> Result<()> {
+        interrupt::check()?;
+        let folder = self.folder.path();
+        let (errors, monitor) = (
+            folder.join(format!("{role}.err")),
+            folder.join(format!("{role}.qmp")),
+        );
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args(arguments)
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(&errors).context("cannot make a log")?)
+            .process_group(0);
+        let topology = self.topology.as_ref().context("it is down")?;
+        let child = topology.replica(host).exec_in(command)?.spawn();
+        self.qemus.push(Qemu {
+            role,
+            child: child.context("cannot run qemu-system-x86_64")?,
+            errors,
+            monitor,
+        });
+        Ok(())
+    }
+
+    /// Until the guest says on its console that it is ready: nothing can be asked of it before
+    /// there is a secondary to compare with.
+    fn wait_for_boot(&mut self) -> Result<()> {
+        let console = self.folder.path().join(CONSOLE);
+        self.wait("the guest does not boot", || {
+            let said = std::fs::read_to_string(&console).unwrap_or_default();
+            ensure!(said.contains("plover-guest: ready"), "it said {said:?}");
+            Ok(())
+        })
+    }
+
+    fn wait_for_service(&mut self, guest: Guest) -> Result<()> {
+        let probe = guest.probe();
+        let client = self.topology.as_ref().context("it is down")?.client();
+        let address = SocketAddrV4::new(GUEST_IP, probe.port);
+        self.wait("the guest's service does not answer", || {
+            client.run(|| Ok(probe.ask(address, Duration::from_secs(2))?))
+        })
+    }
+
+    /// Tries until it succeeds, or a QEMU ends, or patience does.
+    fn wait(&mut self, what: &'static str, mut done: impl FnMut() -> Result<()>) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            interrupt::check()?;
+            for qemu in &mut self.qemus {
+                if let Ok(Some(status)) = qemu.child.try_wait() {
+                    bail!("QEMU's {} ended ({status}){}", qemu.role, qemu.said());
+                }
+            }
+            match done() {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > until => return Err(error.context(what)),
+                Err(_) => std::thread::sleep(Duration::from_millis(200)),
+            }
+        }
+    }
+
+    /// Makes the second QEMU the first one's secondary.
+    fn copy(&mut self) -> Result<()> {
+        let [primary, secondary] = &self.qemus[..] else {
+            bail!("a pair has two sides");
+        };
+        let (mut primary, mut secondary) = (primary.monitor()?, secondary.monitor()?);
+        let colo = json!({"capabilities": [{"capability": "x-colo", "state": true}]});
+        for monitor in [&mut secondary, &mut primary] {
+            ask(monitor, "migrate-set-capabilities", colo.clone())?;
+        }
+        let unbounded = json!({"max-bandwidth": 10_000_000_000_u64});
+        ask(&mut primary, "migrate-set-parameters", unbounded)?;
+        let to = json!({"uri": format!("tcp:{}:9998", replica_ip(1))});
+        ask(&mut primary, "migrate", to)?;
+        let until = Instant::now() + PATIENCE;
+        for (monitor, role) in [(&mut primary, "primary"), (&mut secondary, "secondary")] {
+            while ask(monitor, "query-colo-status", json!({}))?["mode"] != role {
+                interrupt::check()?;
+                ensure!(Instant::now() < until, "QEMU's COLO did not begin");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for StockColo {
+    fn drop(&mut self) {
+        for qemu in &mut self.qemus {
+            // It may have ended.
+            let _ = qemu.child.kill();
+            let _ = qemu.child.wait();
+        }
+        if let Some(topology) = self.topology.take() {
+            if let Err(error) = topology.destroy() {
+                eprintln!("the network of {NAME} was not removed: {error:#}");
+            }
+        }
+    }
+}
+
+impl Qemu {
+    fn monitor(&self) -> Result<BufReader<UnixStream>> {
+        let until = Instant::now() + ANSWER;
+        let stream = loop {
+            match UnixStream::connect(&self.monitor) {
+                Ok(stream) => break stream,
+                Err(error) if Instant::now() > until => {
+                    bail!(
+                        "QEMU's {} has no monitor: {error}{}",
+                        self.role,
+                        self.said()
+                    );
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        stream.set_read_timeout(Some(ANSWER))?;
+        let mut monitor = BufReader::new(stream);
+        // Its greeting. One that does not greet does not answer either.
+        let _ = monitor.read_line(&mut String::new());
+        let hello = ask(&mut monitor, "qmp_capabilities", json!({}));
+        hello.with_context(|| format!("QEMU's {} stands still{}", self.role, self.said()))?;
+        Ok(monitor)
+    }
+
+    /// What it wrote to stderr, as the end of a sentence.
+    fn said(&self) -> String {
+        let said = std::fs::read_to_string(&self.errors).unwrap_or_default();
+        match said.trim() {
+            "" => String::new(),
+            said => format!(": {}", said.replace('\n', "; ")),
+        }
+    }
+}
+
+/// One question of the monitor; events that come before its answer are passed over.
+fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Result<Value> {
+    let question = json!({"execute": what, "arguments": arguments});
+    writeln!(monitor.get_mut(), "{question}").with_context(|| format!("cannot ask {what}"))?;
+    loop {
+        let mut line = String::new();
+        let read = monitor.read_line(&mut line);
+        ensure!(
+            read.with_context(|| format!("no answer to {what}"))? > 0,
+            "QEMU ended at {what}"
+        );
+        let mut answer: Value = serde_json::from_str(&line)?;
+        if let Some(error) = answer.get("error") {
+            bail!("{what}: {}", error["desc"]);
+        }
+        if let Some(value) = answer.get_mut("return") {
+            return Ok(value.take());
+        }
+    }
+}
+
+/// The guest, of options of `plover lab up`; there are no others that it understands.
+fn guest_of(options: &[String]) -> Result<Guest> {
+    match options {
+        [flag, guest] if flag == "--guest" => guest.parse().map_err(|error: String| anyhow!(error)),
+        _ => bail!(
+            "{NAME} takes a guest and no other options: {}",
+            options.join(" ")
+        ),
+    }
+}
+
+/// What both sides have in common.
+fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
+    let accel = match accel() {
+        Accel::Kvm => ["kvm", "host"],
+        _ => ["tcg,thread=multi", "max"],
+    };
+    let mem_mib = guest.mem_mib().unwrap_or(256);
+    let path = |path: &Path| path.display().to_string();
+    let mut words: Vec<String> = ["-nodefaults", "-no-user-config", "-display", "none"]
+        .map(Into::into)
+        .into();
+    let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+    option("-M", "microvm".into());
+    option("-accel", accel[0].into());
+    option("-cpu", accel[1].into());
+    option("-smp", "1".into());
+    option("-m", format!("{mem_mib}M"));
+    option(
+        "-chardev",
+        format!("file,id=serial,append=on,path={}", path(console)),
+    );
+    option("-serial", "chardev:serial".into());
+    option("-kernel", path(&image.kernel));
+    if let Some(initrd) = &image.initrd {
+        option("-initrd", path(initrd));
+    }
+    let address = format!("plover.ip={GUEST_IP}/{PREFIX}");
+    option("-append", format!("{} {address}", image.cmdline));
+    let nic = format!("virtio-net-device,netdev=net,mac={GUEST_MAC}");
+    option("-device", nic);
+    words
+}
+
+fn accel() -> Accel {
+    let probe = Boot::Kernel {
+        kernel: PathBuf::new(),
+        initrd: None,
+        cmdline: String::new(),
+    };
+    choose_accel(&QemuConfig::new(probe, GUEST_MAC)).accel
+}
+
+/// `docs/COLO-FT.txt`: the primary's sockets and filters.
+fn primary() -> Vec<String> {
+    let here = replica_ip(0);
+    let serve =
+        |id: &str, port: u16| format!("socket,id={id},host={here},port={port},server=on,wait=off");
+    let connect = |id: &str, port: u16| format!("socket,id={id},host={here},port={port}");
+    let mut words = vec![
+        "-netdev".to_owned(),
+        format!("tap,id=net,ifname={TAP},script=no,downscript=no,vhost=off,vnet_hdr=off"),
+    ];
+    for chardev in [
+        serve("mirror", 9003),
+        serve("theirs", 9004),
+        serve("ours", 9001),
+        connect("ours-end", 9001),
+        serve("out", 9005),
+        connect("out-end", 9005),
+    ] {
+        words.extend(["-chardev".to_owned(), chardev]);
+    }
+    for object in [
+        "filter-mirror,id=m0,netdev=net,queue=tx,outdev=mirror",
+        "filter-redirector,id=r0,netdev=net,queue=rx,indev=out",
+        "filter-redirector,id=r1,netdev=net,queue=rx,outdev=ours",
+        "iothread,id=compare-thread",
+        "colo-compare,id=c0,primary_in=ours-end,secondary_in=theirs,outdev=out-end,\
+         iothread=compare-thread",
+    ] {
+        words.extend(["-object".to_owned(), object.to_owned()]);
+    }
+    words
+}
+
+/// The secondary's: all goes through the filters, and its NIC is on a network that nobody is on (a
+/// NIC on none drops what it is given).
+fn secondary() -> Vec<String> {
+    let (there, here) = (replica_ip(0), replica_ip(1));
+    let connect = |id: &str, port: u16| format!("socket,id={id},host={there},port={port}");
+    let mut words = vec![
+        "-netdev".to_owned(),
+        format!("socket,id=net,udp={here}:9,localaddr={here}:9099"),
+    ];
+    for chardev in [connect("mirrored", 9003), connect("outputs", 9004)] {
+        words.extend(["-chardev".to_owned(), chardev]);
+    }
+    for object in [
+        "filter-redirector,id=f1,netdev=net,queue=tx,indev=mirrored",
+        "filter-redirector,id=f2,netdev=net,queue=rx,outdev=outputs",
+        "filter-rewriter,id=w0,netdev=net,queue=all",
+    ] {
+        words.extend(["-object".to_owned(), object.to_owned()]);
+    }
+    words.extend([
+        "-incoming".to_owned(),
+        format!("tcp:{}:9998", replica_ip(1)),
+    ]);
+    words
+}
+
+/// The clock that replicas stamp their status with, µs.
+fn now_us() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_a_guest_and_nothing_else() {
+        let words = |line: &str| -> Vec<String> { line.split(' ').map(Into::into).collect() };
+        assert_eq!(guest_of(&words("--guest nginx")).unwrap(), Guest::Nginx);
+        assert!(guest_of(&words("--guest vax")).is_err());
+        let error = guest_of(&words("--guest redis --vcpus 2")).unwrap_err();
+        assert!(error.to_string().contains("--vcpus 2"), "{error}");
+    }
+}
