@@ -13,7 +13,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, OFI, WEB};
+use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, OFI, UEFI, WEB};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -107,6 +107,9 @@ fn run(task: Task) -> Result<ExitCode> {
             // Only a lab that starts needs an image and QEMU; `status` shall answer at once.
             if rest.arguments.iter().any(|argument| argument == "up") {
                 packages::ensure(&[LAB, GUEST])?;
+                if rest.arguments.iter().any(|argument| argument == "--uefi") {
+                    packages::ensure(&[UEFI])?;
+                }
                 match guest::named(&rest.arguments) {
                     name if name == guest::DEFAULT => cargo = cargo.with_guest()?,
                     name if name == guest::DISK => {
@@ -143,7 +146,7 @@ fn run(task: Task) -> Result<ExitCode> {
                 .become_it()
         }
         Task::Bench(rest) => {
-            packages::ensure(&[LAB, GUEST, BENCH])?;
+            packages::ensure(&[LAB, GUEST, BENCH, FSCK])?;
             if let Err(error) = packages::ensure(&[WEB]) {
                 eprintln!("x: {error:#}; the benchmark goes on without what is missing");
             }
@@ -164,7 +167,7 @@ fn run(task: Task) -> Result<ExitCode> {
             _ => Cargo::run("plover-sim").args(rest.arguments).become_it(),
         },
         Task::Test(rest) => {
-            packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES])?;
+            packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, UEFI])?;
             // The program first: tests of the lab start it, and cargo builds a package's program
             // only for that package's own tests.
             if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {

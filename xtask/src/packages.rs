@@ -33,11 +33,11 @@ pub(crate) const GUEST: &[Need] = &[
     need("zstd", "zstd"),
 ];
 
-/// To import images, and to start a guest by UEFI.
-pub(crate) const IMAGES: &[Need] = &[
-    need("qemu-img", "qemu-utils"),
-    need("/usr/share/ovmf/OVMF.fd", "ovmf"),
-];
+/// To import images.
+pub(crate) const IMAGES: &[Need] = &[need("qemu-img", "qemu-utils")];
+
+/// To start a guest by UEFI.
+pub(crate) const UEFI: &[Need] = &[need("/usr/share/ovmf/OVMF.fd", "ovmf")];
 
 /// To check what a guest's disk holds.
 pub(crate) const FSCK: &[Need] = &[need("mke2fs", "e2fsprogs"), need("e2fsck", "e2fsprogs")];
@@ -46,6 +46,7 @@ pub(crate) const FSCK: &[Need] = &[need("mke2fs", "e2fsprogs"), need("e2fsck", "
 pub(crate) const DISK: &[Need] = &[
     need("mmdebstrap", "mmdebstrap"),
     need("mke2fs", "e2fsprogs"),
+    need("mformat", "mtools"),
 ];
 
 /// To load a lab with the clients that people know: `redis-benchmark`.

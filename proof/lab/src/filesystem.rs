@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
 use std::process::Command;
 
-/// Where the only partition of `guests/build-disk`'s images begins.
+/// Where the root partition of `guests/build-disk`'s images begins.
 pub const PARTITION_BYTES: u64 = 1 << 20;
 
 /// Checks the ext4 file system that begins at `offset` of the raw image of a guest that does not
