@@ -5,10 +5,10 @@
 //! paths, ids) is not the overlay's to change.
 
 use crate::image::Image;
-use crate::options::Options;
+use crate::options::{DiskImage, Firmware, Options};
 use anyhow::{Context, Result, bail};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use toml::{Table, Value};
 
 /// What the lab alone decides: a key of a table, or all of it.
@@ -36,7 +36,7 @@ pub struct Place<'a> {
     /// The guest's address and the length of its network's prefix.
     pub guest_ip: (Ipv4Addr, u8),
     /// Its copies of the guest's disks.
-    pub disks: &'a [PathBuf],
+    pub disks: &'a [DiskImage],
     /// Where the daemon keeps what outlives it.
     pub state_dir: &'a Path,
     /// Where it keeps the rest.
@@ -73,21 +73,6 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
         ];
         Value::from(table(pairs))
     });
-    let (ip, prefix) = place.guest_ip;
-    let mut guest = table([
-        ("kernel", text(&image.kernel)),
-        (
-            "cmdline",
-            format!("{} plover.ip={ip}/{prefix}", image.cmdline).into(),
-        ),
-        ("mac", place.mac.into()),
-    ]);
-    if let Some(mem_mib) = options.guest.mem_mib() {
-        guest.insert("mem_mib".into(), i64::from(mem_mib).into());
-    }
-    if let Some(initrd) = &image.initrd {
-        guest.insert("initrd".into(), text(initrd));
-    }
     let mut config = table([
         (
             "group",
@@ -98,7 +83,7 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
             ])
             .into(),
         ),
-        ("guest", guest.into()),
+        ("guest", guest(options, image, place).into()),
         ("net", table([("tap", place.tap.into())]).into()),
         (
             "policy",
@@ -114,15 +99,44 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
         ),
     ]);
     if !place.disks.is_empty() {
-        let bus = options.disk_bus.clone().unwrap_or("virtio".into());
-        let disk =
-            |path: &PathBuf| table([("path", text(path)), ("bus", bus.clone().into())]).into();
-        let disks = place.disks.iter().map(disk).collect();
-        config.insert("disk".into(), Value::Array(disks));
+        let disks = place.disks.iter().map(|disk| disk_of(options, disk));
+        config.insert("disk".into(), Value::Array(disks.collect()));
     }
     merge(&mut config, overlay);
     merge(&mut config, &flags(options));
     config
+}
+
+/// What the guest is, and what it starts from.
+fn guest(options: &Options, image: &Image, place: &Place<'_>) -> Table {
+    let text = |path: &Path| Value::from(path.display().to_string());
+    let (ip, prefix) = place.guest_ip;
+    let mut guest = table([("mac", place.mac.into())]);
+    if let Some(mem_mib) = options.guest.mem_mib() {
+        guest.insert("mem_mib".into(), i64::from(mem_mib).into());
+    }
+    if options.firmware.is_some() {
+        // The default has no firmware.
+        guest.insert("machine".into(), "q35".into());
+        return guest;
+    }
+    guest.insert("kernel".into(), text(&image.kernel));
+    let cmdline = format!("{} plover.ip={ip}/{prefix}", image.cmdline);
+    guest.insert("cmdline".into(), cmdline.into());
+    if let Some(initrd) = &image.initrd {
+        guest.insert("initrd".into(), text(initrd));
+    }
+    guest
+}
+
+fn disk_of(options: &Options, disk: &DiskImage) -> Value {
+    let bus = disk.bus.as_ref().or(options.disk_bus.as_ref());
+    let pairs = [
+        ("path", Value::from(disk.path.display().to_string())),
+        ("bus", bus.map_or("virtio", String::as_str).into()),
+        ("readonly", disk.read_only.into()),
+    ];
+    table(pairs).into()
 }
 
 /// What the command line said about the guest.
@@ -132,6 +146,13 @@ fn flags(options: &Options) -> Table {
         ("accel", options.accel.clone().map(Value::from)),
         ("vcpus", options.vcpus.map(|n| i64::from(n).into())),
         ("mem_mib", options.mem_mib.map(|n| i64::from(n).into())),
+        (
+            "firmware",
+            options.firmware.map(|firmware| match firmware {
+                Firmware::Bios => "bios".into(),
+                Firmware::Uefi => "uefi".into(),
+            }),
+        ),
     ];
     let given = guest
         .into_iter()
@@ -164,6 +185,7 @@ fn merge(base: &mut Table, over: &Table) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     fn config(options: &Options, overlay: &str) -> Table {
         let image = Image {
@@ -179,7 +201,10 @@ mod tests {
             tap: "guest0",
             mac: "52:54:00:77:00:01",
             guest_ip: ([10, 77, 0, 100].into(), 24),
-            disks: &["/var/d.raw".into()],
+            disks: &[
+                PathBuf::from("/var/d.raw").into(),
+                "/var/e.raw,bus=ide,readonly".parse().unwrap(),
+            ],
             state_dir: Path::new("/s"),
             run_dir: Path::new("/r"),
         };
@@ -210,13 +235,39 @@ mod tests {
         );
         assert_eq!(config["policy"]["slot_max_ms"].as_integer(), Some(20));
         assert_eq!(config["group"]["me"].as_integer(), Some(1));
-        assert_eq!(config["disk"][0]["path"].as_str(), Some("/var/d.raw"));
+        let [first, second] = [&config["disk"][0], &config["disk"][1]];
+        assert_eq!(first["path"].as_str(), Some("/var/d.raw"));
+        assert_eq!(first["bus"].as_str(), Some("virtio"));
+        assert_eq!(second["bus"].as_str(), Some("ide"));
+        assert_eq!(second["readonly"].as_bool(), Some(true));
         assert_eq!(
             config["group"]["replica"][2]["address"].as_str(),
             Some("10.77.1.12:7700")
         );
         // A key that no replica knows passes through: the replica names it when it refuses.
         assert_eq!(config["debug"]["x"].as_integer(), Some(1));
+    }
+
+    #[test]
+    fn a_firmware_starts_the_disk_and_not_the_kernel() {
+        let with = |firmware, machine: Option<&str>| {
+            let options = Options {
+                firmware,
+                machine: machine.map(Into::into),
+                ..Options::default()
+            };
+            config(&options, "")["guest"].as_table().unwrap().clone()
+        };
+        let uefi = with(Some(Firmware::Uefi), None);
+        assert_eq!(uefi["firmware"].as_str(), Some("uefi"));
+        assert_eq!(uefi["machine"].as_str(), Some("q35"));
+        for key in ["kernel", "initrd", "cmdline"] {
+            assert!(!uefi.contains_key(key), "{key}");
+        }
+        let bios = with(Some(Firmware::Bios), Some("pc"));
+        assert_eq!(bios["firmware"].as_str(), Some("bios"));
+        assert_eq!(bios["machine"].as_str(), Some("pc"));
+        assert!(with(None, None).contains_key("kernel"));
     }
 
     #[test]

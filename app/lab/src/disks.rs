@@ -1,10 +1,11 @@
 //! The disks of a lab's guest: each replica gets a file of its own, as hosts would have.
 //!
 //! The first replica's is a copy of the user's image, which stays as it is. The others' are of its
-//! size and empty: the guest's leader fills them, as it would on hosts that are new. All are holes
-//! where the image is. They do not lie with the rest of the lab, which is in memory. Images of other
+//! size and empty: the guest's leader fills them, as it would on hosts that are new; but of what the
+//! guest cannot write each has the same. All are holes where the image is. They do not lie with the rest of the lab, which is in memory. Images of other
 //! formats are imported ([`plover_disk::import`]).
 
+use crate::options::DiskImage;
 use crate::progress::Progress;
 use crate::state::LabDir;
 use anyhow::{Context, Result, bail};
@@ -12,27 +13,28 @@ use plover_disk::import::Source;
 use rustix::fs::SeekFrom;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What is copied at once.
 const PART_BYTES: usize = 1 << 20;
 
-/// Makes the files of replica `id`, in the order of `images`.
+/// Makes the files of replica `id`, and returns them in the place of `images`.
 pub fn prepare(
-    images: &[PathBuf],
+    images: &[DiskImage],
     dir: &LabDir,
     id: u8,
     progress: &Progress,
-) -> Result<Vec<PathBuf>> {
+) -> Result<Vec<DiskImage>> {
     let place = dir.disks();
     let mut files = Vec::new();
-    for (i, image) in images.iter().enumerate() {
+    for (i, disk) in images.iter().enumerate() {
+        let (image, content) = (&disk.path, id == 0 || disk.read_only);
         std::fs::create_dir_all(&place)
             .with_context(|| format!("cannot create {}", place.display()))?;
         let to = place.join(format!("replica-{id}-disk-{i}.raw"));
         let made = match Source::look(image)? {
-            Some(source) => import(&source, image, &to, id == 0, progress),
-            None => copy(image, &to, id == 0),
+            Some(source) => import(&source, image, &to, content, progress),
+            None => copy(image, &to, content),
         };
         made.with_context(|| {
             format!(
@@ -41,7 +43,10 @@ pub fn prepare(
                 to.display()
             )
         })?;
-        files.push(to);
+        files.push(DiskImage {
+            path: to,
+            ..disk.clone()
+        });
     }
     Ok(files)
 }

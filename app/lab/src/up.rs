@@ -14,7 +14,7 @@ use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
 use crate::lab::Lab;
 use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
-use crate::options::Options;
+use crate::options::{DiskImage, Options};
 use crate::prerequisites::{self, Missing};
 use crate::process::Process;
 use crate::progress::{Interrupted, Progress};
@@ -145,7 +145,8 @@ fn configure(
 ) -> Result<()> {
     let image = image.copy_into(dir.path())?;
     // The guest's own is the first that it sees.
-    let images: Vec<PathBuf> = image.disk.iter().chain(&options.disks).cloned().collect();
+    let own = image.disk.clone().map(DiskImage::from);
+    let images: Vec<DiskImage> = own.iter().chain(&options.disks).cloned().collect();
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
         .collect();

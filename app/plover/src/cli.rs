@@ -5,7 +5,7 @@ use crate::log::LogCommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plover_lab::guests::Guest;
-use plover_lab::options::{Options, PolicyName};
+use plover_lab::options::{DiskImage, Firmware, Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
@@ -179,12 +179,19 @@ pub struct UpOptions {
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
     /// A disk for the guest beside its own: a raw image, or one that is .qcow2, .vmdk or .vdi by its
-    /// name. Each replica gets a copy. May be repeated.
-    #[arg(long = "disk", value_name = "FILE")]
-    disks: Vec<PathBuf>,
-    /// How the guest's disks are connected [default: virtio].
+    /// name. Each replica gets a copy. May be repeated; BUS is virtio, scsi or ide.
+    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
+    disks: Vec<DiskImage>,
+    /// How those disks are connected that do not say it [default: virtio].
     #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
     disk_bus: Option<String>,
+    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or --machine pc. Takes
+    /// the package ovmf.
+    #[arg(long, conflicts_with_all = ["bios", "kernel"])]
+    uefi: bool,
+    /// The same by SeaBIOS.
+    #[arg(long, conflicts_with = "kernel")]
+    bios: bool,
     /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -198,8 +205,14 @@ pub struct UpOptions {
 
 impl UpOptions {
     pub fn options(self, name: LabName) -> Options {
+        let firmware = match (self.bios, self.uefi) {
+            (true, _) => Some(Firmware::Bios),
+            (_, true) => Some(Firmware::Uefi),
+            _ => None,
+        };
         Options {
             name,
+            firmware,
             policy: self.policy,
             machine: self.machine,
             accel: self.accel,

@@ -94,6 +94,34 @@ fn report(error: &anyhow::Error) -> ExitCode {
         }
         return ExitCode::from(2);
     }
-    let _ = writeln!(stderr, "plover: {error:#}");
+    let _ = writeln!(stderr, "plover: {}", in_words(error));
     ExitCode::FAILURE
+}
+
+/// An error and its causes, each said once: some say theirs themselves.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text += &format!("{colon}{cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_is_told_once() {
+        let full = || anyhow::anyhow!("no space");
+        assert_eq!(
+            in_words(&full().context("cannot write")),
+            "cannot write: no space"
+        );
+        let said = full().context("cannot write: no space (make room)");
+        assert_eq!(in_words(&said), "cannot write: no space (make room)");
+    }
 }

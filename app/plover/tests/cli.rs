@@ -67,6 +67,16 @@ fn mistakes_in_the_arguments() {
         1,
         &["cut"],
     );
+    fails(
+        &["lab", "up", "--disk", "d.raw,bus=usb"],
+        1,
+        &["usb", "virtio, scsi, ide"],
+    );
+    fails(
+        &["lab", "up", "--uefi", "--kernel", "k"],
+        1,
+        &["--uefi", "--kernel"],
+    );
     fails(&["replica"], 1, &["--config"]);
     fails(&["policy", "show", "paxos"], 1, &["paxos", "remus-25"]);
     for good in [&["--version"][..], &["--help"], &["lab", "up", "--help"]] {

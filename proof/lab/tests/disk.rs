@@ -146,7 +146,7 @@ fn the_newest_disk_is_booted_after_all_hosts_were_lost() {
         name: "t-lost".parse().expect("a name"),
         guest: Guest::Storm,
         program: Some(program().to_owned()),
-        disks: vec![image.clone()],
+        disks: vec![image.clone().into()],
         ..Options::default()
     };
     plover_lab::down::down(&options.name).expect("nothing is left of an older one");
@@ -171,7 +171,7 @@ fn disks_survive_their_hosts() {
     let options = Options {
         // Less to hash.
         mem_mib: Some(128),
-        disks: vec![image],
+        disks: vec![image.into()],
         overlay: Some(overlay),
         ..Options::default()
     };

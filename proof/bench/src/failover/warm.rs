@@ -91,7 +91,7 @@ fn one(warm: &str, image: &Path, scratch: &Path) -> Result<Kill> {
     let options = Options {
         name: own_name().parse().map_err(anyhow::Error::msg)?,
         mem_mib: Some(MEM_MIB),
-        disks: vec![image.to_owned()],
+        disks: vec![image.to_owned().into()],
         overlay: Some(overlay),
         program: Some(plover()),
         ..Options::default()
