@@ -68,6 +68,7 @@ impl Replica {
         };
         stream.is_open = false;
         if self.join.as_ref().is_some_and(|j| j.attempt == attempt) {
+            self.refusals.add(from, self.now);
             self.fail_join(why);
         } else if self.role == Role::Secondary {
             self.warming.refused(self.now);

@@ -2,6 +2,7 @@
 
 use crate::api::{Action, Canary, GuestRecord, Note, Role};
 use crate::guest::Power;
+use crate::refusals::Refusals;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
 use plover_guard::Numbers;
@@ -137,6 +138,7 @@ impl Replica {
         {
             self.serving = true;
             self.next_join_at = self.now;
+            self.refusals = Refusals::default();
             self.slot_started = self.now;
             self.out.push(Action::FaceClients(true));
             self.out.push(Action::Announce);

@@ -42,7 +42,8 @@ const ROUNDS_MAX: u32 = 8;
 /// most of it.
 const PATIENCE: Micros = Micros::from_ms(15_000);
 
-/// How long after a failed attempt the next one begins.
+/// How long after a failed attempt the next one begins; one that was refused waits longer
+/// (`refusals`).
 const BACKOFF: Micros = Micros::from_ms(500);
 
 /// The leader's side of an attempt; the pages go over its [`crate::stream::Stream`].
@@ -92,7 +93,8 @@ impl Replica {
         if !self.serving || !self.is_solo() || self.now < self.next_join_at {
             return;
         }
-        let candidates = ReplicaSet(self.alive.0 & self.links.0 & !self.in_sync.0);
+        let refused = self.refusals.waiting(self.now);
+        let candidates = ReplicaSet(self.alive.0 & self.links.0 & !self.in_sync.0 & !refused.0);
         // Whose copy is warm, unless that has been tried in vain.
         let warm = self.stream.as_ref().filter(|stream| !stream.failed);
         let warm = warm
@@ -122,8 +124,10 @@ impl Replica {
         match &self.join {
             _ if self.role != Role::Leader => Micros::NEVER,
             Some(_) => self.join_progress() + PATIENCE + Micros(1),
-            None if self.serving && self.is_solo() && self.next_join_at > self.now => {
-                self.next_join_at
+            None if self.serving && self.is_solo() => {
+                let retry = Some(self.next_join_at).filter(|at| *at > self.now);
+                let refused = self.refusals.deadline(self.now);
+                retry.unwrap_or(Micros::NEVER).min(refused)
             }
             None => Micros::NEVER,
         }
@@ -238,6 +242,7 @@ impl Replica {
         if self.join.as_ref().is_some_and(|j| j.peer == peer) {
             self.join = None;
             self.stream = None;
+            self.refusals.forget(peer);
             self.propose_in_sync(ReplicaSet::of([self.config.me, peer]));
         }
     }

@@ -51,6 +51,7 @@ mod lead_sync;
 mod log_ops;
 mod matching;
 mod outputs;
+mod refusals;
 mod replica;
 mod standby;
 mod status;

@@ -6,6 +6,7 @@ use crate::guest::{Guest, Power};
 use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
 use crate::matching::{Matching, Saying};
+use crate::refusals::Refusals;
 use crate::standby::{Offer, Standby};
 use crate::stream::Stream;
 use crate::warm::Warming;
@@ -99,6 +100,7 @@ pub struct Replica {
     pub(crate) join: Option<LeadJoin>,
     pub(crate) joined: Option<Joined>,
     pub(crate) next_join_at: Micros,
+    pub(crate) refusals: Refusals,
     /// Counts copies that were opened, which names them.
     pub(crate) copies: u64,
     /// The copy that this replica is the source of.
@@ -168,6 +170,7 @@ impl Replica {
             join: None,
             joined: None,
             next_join_at: Micros::ZERO,
+            refusals: Refusals::default(),
             copies: 0,
             stream: None,
             copied_bytes: 0,
@@ -357,6 +360,7 @@ impl Replica {
             self.links.remove(peer);
         }
         self.consensus(apus::Event::Link { peer, up });
+        self.refusals.forget(peer);
         // Either way, what was in flight on the bulk lane is lost.
         if self.lead.as_ref().is_some_and(|s| s.peer == peer) {
             self.abort_lead("the link to the secondary broke");
