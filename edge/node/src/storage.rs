@@ -6,17 +6,18 @@
 //!     state.json    the guest record: what an operator needs to know when all replicas were lost
 //! ```
 //!
-//! `state.json` is replaced whole (write, fsync, rename, fsync of the directory), so it is
-//! either the old or the new one. It changes with the in-sync set and with syncvms, never with
-//! an entry. Promise and log are queued, and written by the store's thread while the loop goes on.
+//! `state.json` is replaced whole (`record`). It changes with the in-sync set and with syncvms, never
+//! with an entry. Promise and log are queued, and written by the store's thread while the loop goes
+//! on.
+
+mod record;
 
 use apus::{DurableState, Entry, Roster, Start};
 use plover_replica::{Event, GuestRecord};
 use plover_store::{Completion, Damage, Options, Store, StoreError};
 use plover_types::{Index, Viewstamp};
-use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{self, Write};
+use record::RecordFile;
+use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
     /// A file operation failed: remove the cause and start the replica again.
-    #[error("{what} {path}: {source}")]
+    #[error("{what} {path}: {source}{}", plover_store::advice(.path, .source))]
     Io {
         /// What was tried.
         what: &'static str,
@@ -57,19 +58,10 @@ pub enum StorageError {
     Store(#[from] StoreError),
 }
 
-/// Fields of other releases are refused: one that kept the promise here must not lose it.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StateFile {
-    group: String,
-    guest: GuestRecord,
-}
-
 /// The files of one replica.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    dir: PathBuf,
-    state: StateFile,
+    record: RecordFile,
     store: Store,
     damage: Option<Damage>,
     completions: Vec<Completion>,
@@ -88,12 +80,12 @@ impl Storage {
         durability: apus::Durability,
     ) -> Result<(Self, Start), StorageError> {
         std::fs::create_dir_all(dir).map_err(io_error("cannot create", dir))?;
-        let state = read_state(&dir.join("state.json"), group)?;
         let options = Options::new(group, durability);
+        // First: it refuses a directory that another process uses.
         let (store, recovered) = Store::open(&dir.join("consensus"), &options)?;
+        let record = RecordFile::open(dir, group)?;
         let storage = Self {
-            dir: dir.to_path_buf(),
-            state,
+            record,
             store,
             damage: recovered.damage.clone(),
             completions: Vec::new(),
@@ -153,56 +145,13 @@ impl Storage {
 
     /// The guest record.
     pub fn guest(&self) -> GuestRecord {
-        self.state.guest
+        self.record.guest()
     }
 
     /// Notes the guest record.
     pub fn persist_guest(&mut self, guest: GuestRecord) -> Result<(), StorageError> {
-        self.state.guest = guest;
-        self.write_state()
+        self.record.update(guest)
     }
-
-    fn write_state(&self) -> Result<(), StorageError> {
-        let path = self.dir.join("state.json");
-        let new = self.dir.join("state.json.new");
-        let bytes = serde_json::to_vec_pretty(&self.state).map_err(io::Error::other);
-        let write = |bytes: Vec<u8>| {
-            let mut file = File::create(&new)?;
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            std::fs::rename(&new, &path)?;
-            File::open(&self.dir)?.sync_all()
-        };
-        bytes
-            .and_then(write)
-            .map_err(io_error("cannot write", &path))
-    }
-}
-
-fn read_state(path: &Path, group: &str) -> Result<StateFile, StorageError> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(StateFile {
-                group: group.to_string(),
-                guest: GuestRecord::default(),
-            });
-        }
-        Err(error) => return Err(io_error("cannot read", path)(error)),
-    };
-    let state: StateFile =
-        serde_json::from_slice(&bytes).map_err(|error| StorageError::Damaged {
-            path: path.to_path_buf(),
-            why: error.to_string(),
-        })?;
-    if state.group != group {
-        return Err(StorageError::OtherGroup {
-            path: path.to_path_buf(),
-            found: state.group,
-            wanted: group.to_string(),
-        });
-    }
-    Ok(state)
 }
 
 #[cfg(test)]
@@ -319,20 +268,5 @@ mod tests {
         drop(storage);
         let (_, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
         assert!(matches!(start, Start::Restarted { durable, .. } if durable.promised == promised));
-    }
-
-    #[test]
-    fn a_damaged_state_file_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let older = br#"{"group": "g", "consensus": {"promised": 16}, "guest": {}}"#;
-        for bytes in [b"{".as_slice(), older] {
-            std::fs::write(dir.path().join("state.json"), bytes).unwrap();
-            let opened = Storage::open(dir.path(), "g", Durability::Memory);
-            let error = opened.unwrap_err().to_string();
-            assert!(
-                error.contains("state.json") && error.contains("move"),
-                "{error}"
-            );
-        }
     }
 }

@@ -11,7 +11,7 @@ pub enum StoreError {
     /// remove the cause and open again. While running, the store has stopped for good (a sync
     /// that failed once may report success the next time without having written anything):
     /// remove the cause and restart the replica.
-    #[error("{what} {path}: {source}{}", advice(source))]
+    #[error("{what} {path}: {source}{}", advice(.path, .source))]
     Io {
         /// What was tried.
         what: &'static str,
@@ -70,11 +70,13 @@ impl StoreError {
     }
 }
 
-/// What an operator can do about the system's answer.
-fn advice(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            " (disk full: free space, then restart the replica)"
+/// What an operator can do about the system's answer to an operation on `path`; empty if there is
+/// nothing to say. To be put behind the answer.
+pub fn advice(path: &Path, source: &io::Error) -> String {
+    let known = match source.kind() {
+        io::ErrorKind::StorageFull => return full(path),
+        io::ErrorKind::QuotaExceeded => {
+            " (disk full by this user's quota: free space, then restart the replica)"
         }
         io::ErrorKind::FileTooLarge => {
             " (the limit on file sizes, RLIMIT_FSIZE, is below the size of a segment: raise it, \
@@ -84,7 +86,16 @@ fn advice(source: &io::Error) -> &'static str {
             " (the replica's user must be able to write there)"
         }
         _ => "",
-    }
+    };
+    known.into()
+}
+
+fn full(path: &Path) -> String {
+    // The file may not be there, its folder is.
+    let asked = path.parent().unwrap_or(path);
+    let free = rustix::fs::statvfs(asked).map(|it| (it.f_bavail * it.f_frsize) >> 10);
+    let free = free.map_or_else(|_| String::new(), |kib| format!(", {kib} KiB are left"));
+    format!(" (disk full{free}: free space, then restart the replica)")
 }
 
 /// For `map_err`: says what was tried on which file.

@@ -85,7 +85,7 @@ mod writer;
 mod tests;
 
 pub use engine::Counters;
-pub use error::{Damage, SegmentNumber, StoreError};
+pub use error::{Damage, SegmentNumber, StoreError, advice};
 pub use open::{Options, Recovered};
 pub use record::Base;
 pub use store::{Completion, Store};

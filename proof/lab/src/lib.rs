@@ -10,9 +10,10 @@
 
 pub mod filesystem;
 pub mod pgbench;
+pub mod small;
 pub mod storm;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use plover_lab::experiment::{Experiment, Verdict};
 use plover_lab::load::Pressure;
 use plover_lab::options::Options;
@@ -22,11 +23,12 @@ use plover_lab::{Fault, Lab, Target};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One lab at a time on this machine: held while a test runs one. The lock is on a file that is
 /// there anyway, so that nothing is left behind, and it is the kernel's, so that it holds between
@@ -85,6 +87,9 @@ pub fn plover(arguments: &[&str]) -> Output {
 
 /// How long replicas may take to settle after a fault, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How often a wait looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a lab needs to begin: its name and program, nothing in its place, and a story told on the
 /// error output, which a passing test hides.
@@ -146,6 +151,52 @@ pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<u8> {
     let now = lab.find(&role("leader"))?;
     ensure!(now != leader, "replica {leader} still leads");
     Ok(leader)
+}
+
+/// Brings a replica back, and waits until it has its vote again: without it, the next loss would be
+/// one too many.
+pub fn restart_as_witness(lab: &mut Lab, id: u8, progress: &Progress) -> Result<()> {
+    lab.restart(id, progress)?;
+    progress.say(format!("replica {id}: started again"));
+    wait_for(progress, &format!("replica {id} is witness"), || {
+        let status = lab.status();
+        Ok(status.replica(id).is_some_and(|it| it.role == "witness"))
+    })
+}
+
+/// Types a line on the console of the leader's guest, where a shell listens, and returns what is
+/// printed until `end` is. The line itself comes back first, so it must not contain `end`.
+pub fn ask_guest(lab: &Lab, line: &str, end: &str) -> Result<String> {
+    let mut console = lab.control(lab.find(&role("leader"))?).console()?;
+    console.set_read_timeout(Some(PATIENCE))?;
+    console.write_all(format!("{line}\n").as_bytes())?;
+    let (mut text, mut buffer) = (String::new(), [0; 4096]);
+    while !text.contains(end) {
+        let count = console
+            .read(&mut buffer)
+            .with_context(|| format!("the console is silent after {text:?}"))?;
+        ensure!(count > 0, "the console has ended after {text:?}");
+        text += &String::from_utf8_lossy(&buffer[..count]);
+    }
+    Ok(text)
+}
+
+/// Waits until something holds.
+pub fn wait_for(
+    progress: &Progress,
+    what: &str,
+    mut holds: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds()? {
+        ensure!(
+            Instant::now() < deadline,
+            "after {} s still not: {what}",
+            PATIENCE.as_secs()
+        );
+        progress.sleep(LOOK_EVERY)?;
+    }
+    Ok(())
 }
 
 /// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:

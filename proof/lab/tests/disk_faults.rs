@@ -3,10 +3,15 @@
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::experiment::Experiment;
+use plover_lab::guests::Guest;
 use plover_lab::options::Options;
+use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
-use plover_lab::{Fault, Target};
-use plover_lab_proof::{prove, role};
+use plover_lab::{Fault, Lab, Target};
+use plover_lab_proof::small::SmallDisk;
+use plover_lab_proof::storm::audit::{Audit, audit};
+use plover_lab_proof::storm::writers::{Link, Storm};
+use plover_lab_proof::{kill_leader, prove, restart_as_witness, role, wait_for, with_lab};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,53 +21,18 @@ const DISK_BYTES: u64 = 24 << 20;
 /// Fills the guest's disk. `oflag=direct`: the guest is not to keep it in its memory.
 const FILL: &str = "dd if=/dev/urandom of=/dev/vda bs=64k oflag=direct >/dev/null 2>&1 &\n";
 
-/// A file system in memory that is as large as the test says.
-struct SmallDisk {
-    at: PathBuf,
+/// Puts the disk of a replica that is down on a small file system.
+fn hold(small: &SmallDisk, image: &Path) -> Result<()> {
+    let name = image.file_name().context("an image has a name")?;
+    let here = small.path().join(name);
+    std::fs::remove_file(image)?;
+    std::fs::File::create(&here)?.set_len(DISK_BYTES)?;
+    std::os::unix::fs::symlink(here, image)?;
+    Ok(())
 }
 
-impl SmallDisk {
-    fn new(at: PathBuf, mib: u32) -> Result<Self> {
-        std::fs::create_dir_all(&at)?;
-        let this = Self { at };
-        this.mount(&format!("size={mib}m"))?;
-        Ok(this)
-    }
-
-    fn resize(&self, mib: u32) -> Result<()> {
-        self.mount(&format!("remount,size={mib}m"))
-    }
-
-    fn mount(&self, options: &str) -> Result<()> {
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", options, "tmpfs"]);
-        let done = command.arg(&self.at).status()?;
-        ensure!(done.success(), "mount -o {options} failed");
-        Ok(())
-    }
-
-    /// Puts the disk of a replica that is down there.
-    fn hold(&self, image: &Path) -> Result<()> {
-        let name = image.file_name().context("an image has a name")?;
-        let here = self.at.join(name);
-        std::fs::remove_file(image)?;
-        let file = std::fs::File::create(&here)?;
-        file.set_len(DISK_BYTES)?;
-        std::os::unix::fs::symlink(here, image)?;
-        Ok(())
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: a replica may still have its disk there.
-        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
-        let _ = std::fs::remove_dir(&self.at);
-    }
-}
-
-fn image_of(lab: &Experiment, id: u8) -> PathBuf {
-    let disks = LabDir::of(lab.lab().name()).disks();
+fn image_of(lab: &Lab, id: u8) -> PathBuf {
+    let disks = LabDir::of(lab.name()).disks();
     disks.join(format!("replica-{id}-disk-0.raw"))
 }
 
@@ -90,7 +60,7 @@ fn fill_one_disk(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
     );
     let (tight, at) = lab.strike(Fault::Kill, &role("secondary"))?;
     lab.wait_until_protected_again(at)?;
-    small.hold(&image_of(lab, tight))?;
+    hold(small, &image_of(lab.lab(), tight))?;
     lab.restart(tight)?;
     lab.wait_for_part(tight)?;
     // Nobody else is there, so that the leader must try this one again and again.
@@ -123,7 +93,7 @@ fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
     // Its end is gone, as under bad sectors; who reads there gets an error.
     let file = std::fs::File::options()
         .write(true)
-        .open(image_of(lab, leader))?;
+        .open(image_of(lab.lab(), leader))?;
     let at = plover_lab::trace::now_us();
     file.set_len(DISK_BYTES / 2)?;
     type_at_leader(
@@ -166,11 +136,80 @@ fn a_replica_whose_disk_fails_leaves_and_comes_back_when_it_is_mended() {
     let image = image(scratch.path());
     let small = SmallDisk::new(scratch.path().join("small"), 8).expect("a file system is mounted");
     let options = Options {
-        disks: vec![image],
+        disks: vec![image.into()],
         ..Options::default()
     };
     prove("t-faulty", options, |lab| {
         fill_one_disk(lab, &small)?;
         lose_the_leaders_disk(lab)
     });
+}
+
+/// Connections that write, and acknowledged writes to wait for.
+const WRITERS: u64 = 2;
+const ENOUGH: u64 = 200;
+
+/// A storm of writes fills the leader's disk, which is smaller than the others'.
+fn fill_the_leaders_disk(lab: &mut Lab, small: &SmallDisk, progress: &Progress) -> Result<Audit> {
+    // So far there is nothing on the disks. Whoever has the small one is made leader.
+    let tight = kill_leader(lab, progress)?;
+    hold(small, &image_of(lab, tight))?;
+    restart_as_witness(lab, tight, progress)?;
+    while lab.find(&role("leader"))? != tight {
+        let killed = kill_leader(lab, progress)?;
+        restart_as_witness(lab, killed, progress)?;
+    }
+    let dir = tempfile::tempdir()?;
+    let (client, service) = (lab.topology().client(), lab.service());
+    let links = client.run(|| Link::open_many(service, WRITERS))?;
+    let storm = Storm::start(links, &dir.path().join("record"), 1)?;
+    wait_for(progress, "the leader's disk is full", || {
+        let said = lab.status().to_string();
+        let full = |line: &str| {
+            line.starts_with(&format!("Replica {tight}: cannot write the disk image"))
+                && line.contains("make room")
+        };
+        Ok(said.lines().any(full))
+    })?;
+    let enough = storm.durable() + ENOUGH;
+    wait_for(progress, "writes are acknowledged again", || {
+        ensure!(!storm.has_failed(), "a writer has lost its connection");
+        Ok(storm.durable() >= enough)
+    })?;
+    ensure!(
+        lab.find(&role("leader"))? != tight,
+        "its guest went on with a full disk"
+    );
+    wait_for(progress, "protected without it", || {
+        Ok(lab.status().protected)
+    })?;
+    // With nobody else left to copy the guest to, it gets a copy as soon as there is room.
+    small.resize(64)?;
+    lab.fault(Fault::Kill, lab.find(&role("secondary"))?)?;
+    wait_for(progress, "protected by the one that was mended", || {
+        let status = lab.status();
+        let mended = status.replica(tight).is_some_and(|it| it.trouble.is_none());
+        Ok(status.protected && mended)
+    })?;
+    let state = storm.finish()?.state();
+    let mut link = client.run(|| Link::open(service))?;
+    audit(&state, &mut link)
+}
+
+#[test]
+fn the_other_copy_goes_on_when_the_leaders_disk_is_full() {
+    let scratch = tempfile::tempdir().expect("a directory is made");
+    let image = image(scratch.path());
+    let small = SmallDisk::new(scratch.path().join("small"), 8).expect("a file system is mounted");
+    let options = Options {
+        guest: Guest::Storm,
+        disks: vec![image.into()],
+        ..Options::default()
+    };
+    let audit = with_lab("t-full", options, |lab, progress| {
+        fill_the_leaders_disk(lab, &small, progress)
+    })
+    .unwrap_or_else(|error| panic!("{error:#}"));
+    eprintln!("{audit}");
+    assert!(audit.is_clean(), "{audit}");
 }
