@@ -1,21 +1,23 @@
-//! A whole Debian on a replicated disk: PostgreSQL under TPC-B while leaders are killed. Building
-//! the image and booting it takes an emulated processor minutes, so this runs on demand:
+//! A whole Debian on a replicated disk: PostgreSQL under TPC-B while leaders are killed; booted from a
+//! kernel, and by UEFI from the disk. Building the image and booting it takes an emulated processor
+//! minutes, so this runs on demand:
 //!
 //! ```text
 //! ./x guests debian postgres
 //! ./x test -p plover-lab-proof --test debian -- --ignored --nocapture
+//! ./x test -p plover-lab-proof --test debian -- --ignored --nocapture by_uefi
 //! ```
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
-use plover_lab::options::Options;
+use plover_lab::options::{Firmware, Options};
 use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
 use plover_lab::{Fault, Lab};
 use plover_lab_proof::pgbench::{Audit, Clients};
-use plover_lab_proof::{filesystem, kill_leader, role, with_lab};
-use std::path::PathBuf;
+use plover_lab_proof::{ask_guest, filesystem, kill_leader, restart_as_witness, role, with_lab};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// As many as the check that this project set itself has.
@@ -23,6 +25,9 @@ const CLIENTS: u32 = 8;
 
 /// Long enough for the kills below on an idle machine.
 const SECONDS: u64 = 120;
+
+/// The same for the one kill after a boot by UEFI.
+const UEFI_SECONDS: u64 = 40;
 
 /// Between two kills.
 const LOADED: Duration = Duration::from_secs(10);
@@ -33,23 +38,21 @@ fn kills() -> u32 {
     given.and_then(|given| given.parse().ok()).unwrap_or(5)
 }
 
-fn under_load(lab: &mut Lab, programs: PathBuf, progress: &Progress) -> Result<Audit> {
-    let clients = Clients::in_lab(lab, programs);
+/// TPC-B for `seconds`, and as many leaders killed under it as `kills` says.
+fn under_load(
+    lab: &mut Lab,
+    programs: &Path,
+    (seconds, kills): (u64, u32),
+    progress: &Progress,
+) -> Result<Audit> {
+    let clients = Clients::in_lab(lab, programs.to_owned());
     clients.fill(1)?;
     let dir = tempfile::tempdir()?;
-    let load = clients.start(dir.path(), CLIENTS, SECONDS)?;
-    for _ in 0..kills() {
+    let load = clients.start(dir.path(), CLIENTS, seconds)?;
+    for _ in 0..kills {
         std::thread::sleep(LOADED);
         let killed = kill_leader(lab, progress)?;
-        lab.restart(killed, progress)?;
-        // Without it there is no majority after the next kill.
-        while lab
-            .status()
-            .replica(killed)
-            .is_none_or(|replica| replica.role != "witness")
-        {
-            progress.sleep(Duration::from_millis(100))?;
-        }
+        restart_as_witness(lab, killed, progress)?;
     }
     let audit = clients.settle(load)?;
 
@@ -65,17 +68,42 @@ fn under_load(lab: &mut Lab, programs: PathBuf, progress: &Progress) -> Result<A
     Ok(audit)
 }
 
+fn options(guest: Guest) -> Options {
+    Options {
+        guest,
+        ..Options::default()
+    }
+}
+
+fn programs() -> PathBuf {
+    let image = Image::find(&options(Guest::Postgres)).expect("run ./x guests postgres");
+    image.kernel.with_file_name("client")
+}
+
 #[test]
 #[ignore = "builds and boots a whole Debian, which takes minutes"]
 fn commits_on_disk_survive_their_leaders() {
-    let options = |guest| Options {
-        guest,
-        ..Options::default()
-    };
-    let image = Image::find(&options(Guest::Postgres)).expect("run ./x guests postgres");
-    let programs = image.kernel.with_file_name("client");
+    let programs = programs();
     let audit = with_lab("t-debian", options(Guest::Debian), |lab, progress| {
-        under_load(lab, programs, progress)
+        under_load(lab, &programs, (SECONDS, kills()), progress)
+    })
+    .unwrap_or_else(|error| panic!("{error:#}"));
+    assert!(audit.is_clean(), "{audit}");
+}
+
+/// From its own disk, as on any host: OVMF, GRUB from the EFI system partition, Debian.
+#[test]
+#[ignore = "builds and boots a whole Debian, which takes minutes"]
+fn a_debian_that_was_booted_by_uefi_survives_its_leader() {
+    let programs = programs();
+    let options = Options {
+        firmware: Some(Firmware::Uefi),
+        ..options(Guest::Debian)
+    };
+    let audit = with_lab("t-uefi", options, |lab, progress| {
+        let told = ask_guest(lab, "ls /sys/firmware/efi; echo to''ld", "told")?;
+        ensure!(told.contains("runtime"), "no UEFI has started it: {told}");
+        under_load(lab, &programs, (UEFI_SECONDS, 1), progress)
     })
     .unwrap_or_else(|error| panic!("{error:#}"));
     assert!(audit.is_clean(), "{audit}");

@@ -1,0 +1,182 @@
+//! A guest with several disks, on every bus there is, one of them not to be written: they are disks
+//! of one machine, so all of them follow the same syncvms, and all are there after a lost leader.
+
+use anyhow::{Context, Result, ensure};
+use plover_lab::Lab;
+use plover_lab::guests::Guest;
+use plover_lab::options::{DiskImage, Options};
+use plover_lab::progress::Progress;
+use plover_lab::state::LabDir;
+use plover_lab::trace::{Tail, TraceEvent};
+use plover_lab_proof::storm::audit::{Audit, audit};
+use plover_lab_proof::storm::writers::{Link, Storm};
+use plover_lab_proof::{ask_guest, checksums, kill_leader, role, wait_for, with_lab};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// As for `racey`: memory and disks are hashed whole at every sync.
+const OVERLAY: &str = "
+[debug]
+checksum_each_sync = true
+[group]
+timeout_ms = 3000
+";
+
+/// The disks, by their sizes, which differ, so that the guest can tell them apart.
+const VIRTIO_MIB: u64 = 16;
+const SCSI_MIB: u64 = 8;
+const IDE_MIB: u64 = 6;
+const READ_ONLY_MIB: u64 = 4;
+
+/// Slots to compare before the leader is killed, and after it.
+const SLOTS: usize = 15;
+
+/// Connections that write to the first disk, and acknowledged writes to wait for.
+const WRITERS: u64 = 2;
+const ENOUGH: u64 = 100;
+
+/// Writes to all disks but the first, which the storm has, each time with a flush.
+const LOAD: &str = "i=0; while :; do i=$((i+1)); for d in sda sdb sdc; do \
+    dd if=/dev/urandom of=/dev/$d bs=4k count=$((i%8+1)) seek=$((i*37%1000)) \
+    conv=notrunc,fsync; done; done >/dev/null 2>&1 &\n";
+
+/// What the guest has: each disk's size and whether it can be written; and what the one holds that
+/// cannot be.
+const TELL: &str = "for d in vda sda sdb sdc; do cd /sys/block/$d; \
+    echo disk $(($(cat size)/2048)) $(cat ro); \
+    if [ $(cat ro) = 1 ]; then md5sum /dev/$d; fi; done; cd /; echo to''ld";
+
+fn noise(path: &Path, mib: u64) -> Result<()> {
+    let mut file = std::fs::File::create(path)?;
+    let mut noise = std::fs::File::open("/dev/urandom")?.take(mib << 20);
+    std::io::copy(&mut noise, &mut file).context("making a disk")?;
+    Ok(())
+}
+
+fn images(dir: &Path) -> Result<Vec<DiskImage>> {
+    let disks = [
+        (VIRTIO_MIB, "bus=virtio"),
+        (SCSI_MIB, "bus=scsi"),
+        (IDE_MIB, "bus=ide"),
+        (READ_ONLY_MIB, "bus=scsi,readonly"),
+    ];
+    let make = |(mib, how)| {
+        let path = dir.join(format!("{mib}.raw"));
+        noise(&path, mib)?;
+        let disk = format!("{},{how}", path.display());
+        disk.parse().map_err(anyhow::Error::msg)
+    };
+    disks.into_iter().map(make).collect()
+}
+
+/// The guest has each disk in its size, and the content of the one that it cannot write.
+fn all_are_there(lab: &Lab, read_only: &Path) -> Result<()> {
+    let told = ask_guest(lab, TELL, "told")?;
+    for (mib, ro) in [
+        (VIRTIO_MIB, 0),
+        (SCSI_MIB, 0),
+        (IDE_MIB, 0),
+        (READ_ONLY_MIB, 1),
+    ] {
+        let line = format!("disk {mib} {ro}");
+        ensure!(told.contains(&line), "no '{line}' in {told:?}");
+    }
+    let sum = std::process::Command::new("md5sum")
+        .arg(read_only)
+        .output()?;
+    let sum = String::from_utf8_lossy(&sum.stdout);
+    let sum = sum
+        .split_whitespace()
+        .next()
+        .context("md5sum says nothing")?;
+    ensure!(
+        told.contains(sum),
+        "the guest reads something else: {told:?}"
+    );
+    Ok(())
+}
+
+fn equal_slots(traces: &mut Tail, events: &mut Vec<TraceEvent>, progress: &Progress) -> Result<()> {
+    let before = checksums(events).len();
+    wait_for(progress, "slots are over", || {
+        events.extend(traces.take());
+        Ok(checksums(events).len() >= before + SLOTS)
+    })?;
+    for (sync, sides) in checksums(events) {
+        let (first, second) = (sides.values().min(), sides.values().max());
+        ensure!(
+            first == second,
+            "syncvm {sync} left a difference: {sides:?}"
+        );
+    }
+    Ok(())
+}
+
+fn storm_on(storm: &Storm) {
+    let enough = storm.durable() + ENOUGH;
+    while storm.durable() < enough && !storm.has_failed() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn under_load(lab: &Lab, disks: &[DiskImage], progress: &Progress) -> Result<Audit> {
+    all_are_there(lab, &disks[3].path)?;
+    let dir = tempfile::tempdir()?;
+    let record = dir.path().join("record");
+    let (client, service) = (lab.topology().client(), lab.service());
+    let links = client.run(|| Link::open_many(service, WRITERS))?;
+    let storm = Storm::start(links, &record, 1)?;
+    let mut console = lab.control(lab.find(&role("leader"))?).console()?;
+    console.write_all(LOAD.as_bytes())?;
+    let (mut traces, mut events) = (lab.traces(), Vec::new());
+    storm_on(&storm);
+    equal_slots(&mut traces, &mut events, progress)?;
+    kill_leader(lab, progress)?;
+    storm_on(&storm);
+    equal_slots(&mut traces, &mut events, progress)?;
+    all_are_there(lab, &disks[3].path)?;
+    let state = storm.finish()?.state();
+    were_written(lab, disks)?;
+    let mut link = client.run(|| Link::open(service))?;
+    audit(&state, &mut link)
+}
+
+/// Or nothing was shown of a disk: the leader's copy of each differs from the image by now, and that
+/// of the one that cannot be written does not.
+fn were_written(lab: &Lab, disks: &[DiskImage]) -> Result<()> {
+    let (leader, at) = (lab.find(&role("leader"))?, LabDir::of(lab.name()).disks());
+    for (i, disk) in disks.iter().enumerate() {
+        let copy: PathBuf = at.join(format!("replica-{leader}-disk-{i}.raw"));
+        let same = std::fs::read(&copy)? == std::fs::read(&disk.path)?;
+        ensure!(
+            same == disk.read_only,
+            "disk {i}: same as its image: {same}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn disks_of_every_bus_survive_their_leader() {
+    let scratch = tempfile::tempdir().expect("a directory is made");
+    let disks = images(scratch.path()).expect("images are made");
+    let overlay = scratch.path().join("overlay.toml");
+    std::fs::write(&overlay, OVERLAY).expect("a file is written");
+    let options = Options {
+        guest: Guest::Storm,
+        // q35's IDE disks are SATA disks, which the kernel of these guests does not know.
+        machine: Some("pc".into()),
+        // Less to hash.
+        mem_mib: Some(128),
+        disks: disks.clone(),
+        overlay: Some(overlay),
+        ..Options::default()
+    };
+    let audit = with_lab("t-buses", options, |lab, progress| {
+        under_load(lab, &disks, progress)
+    })
+    .unwrap_or_else(|error| panic!("{error:#}"));
+    eprintln!("{audit}");
+    assert!(audit.is_clean(), "{audit}");
+}
