@@ -12,6 +12,7 @@ mod claims;
 mod client;
 mod consensus;
 mod counting;
+mod disk;
 mod failover;
 mod interrupt;
 mod lab;
@@ -45,6 +46,8 @@ enum Bench {
     Quick(quick::Options),
     /// The client's gap when the leader is killed under load, by parts.
     Failover(failover::Options),
+    /// Random writes, and PostgreSQL, on a replicated disk, `vsmr` against `none`.
+    Disk(disk::Options),
     /// Several guests at once, and guests of several vCPUs.
     Scale(scale::Options),
     /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         None => matrix::run(&arguments.matrix),
         Some(Bench::Quick(options)) => quick::run(&options),
         Some(Bench::Failover(options)) => failover::run(&options),
+        Some(Bench::Disk(options)) => disk::run(&options),
         Some(Bench::Scale(options)) => scale::run(&options),
         Some(Bench::Consensus(options)) => consensus::run(&options),
         Some(Bench::ConsensusReplica(options)) => consensus::run_replica(&options),
@@ -105,6 +109,7 @@ mod tests {
             ][..],
             &["bench", "quick", "--rounds", "1"],
             &["bench", "failover", "--warm", "--rounds", "1"],
+            &["bench", "disk", "--rounds", "1", "--seconds", "5"],
             &["bench"],
         ] {
             assert!(Arguments::try_parse_from(words).is_ok(), "{words:?}");

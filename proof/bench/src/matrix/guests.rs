@@ -10,7 +10,7 @@ fn repository() -> PathBuf {
 }
 
 /// Builds a guest's image, if it is missing or stale. `./x` has done that for the default one.
-pub(super) fn build(guest: &str) -> Result<()> {
+pub(crate) fn build(guest: &str) -> Result<()> {
     if guest == "redis" {
         return Ok(());
     }

@@ -21,6 +21,8 @@ mod report;
 mod state;
 pub(crate) mod workload;
 
+pub(crate) use guests::build as build_guest;
+
 use crate::interrupt::{self, Interrupted};
 use crate::lab::{self, Lab, plover};
 use crate::machine::Machine;
