@@ -126,6 +126,10 @@ pub struct Config {
     /// log may stand for election, and a group with [`Durability::Disk`] goes on by itself after
     /// all of it was restarted.
     pub any_voter_stands: bool,
+    /// Two voters without a third to decide between them: each goes on alone when it hears nothing
+    /// of the other, and a cut between them makes two leaders (see `pair`). Needs a guest, and
+    /// exactly two members.
+    pub pair: bool,
     /// The leader of four or more voters sends an entry at once only to as many backups as a
     /// majority needs, and to the others within an eighth of a heartbeat: less work an entry,
     /// fewer copies at first.
@@ -174,6 +178,10 @@ pub enum Canary {
     /// A replica that died as a new life of the guest began takes the old life's log on its disk
     /// for the new one's.
     TrustOldLife,
+    /// A backup of a pair that was stopped for long trusts its guest as before.
+    NeverDoubt,
+    /// A leader of a pair takes its own standstill for the other's silence.
+    ClockAlone,
 }
 
 /// What this replica knew when its process started.
@@ -391,6 +399,9 @@ pub struct Status {
     pub base: Index,
     /// Payload bytes held.
     pub log_bytes: usize,
+    /// It was stopped for so long that the other one of a pair may have gone on without it, and has
+    /// not been told yet that it has not: it may not lead.
+    pub doubts: bool,
     /// Messages that did not decode or came from nowhere.
     pub rejected: u64,
 }

@@ -67,6 +67,7 @@ impl Apus {
         self.life > View::NONE
             && self.has_state()
             && !self.bearings.amnesiac
+            && self.bearings.doubt.is_none()
             && (self.is_voter() || !self.config.any_voter_stands)
             && !self.leader_is_alive(now)
             && self
@@ -118,7 +119,11 @@ impl Apus {
             }
         } else if now >= canvass.repeat_at {
             canvass.repeat_at = now + heartbeat;
-            self.repeat_to_all(out);
+            if self.config.pair && self.may_stand(now) {
+                self.go_alone(now, out);
+            } else {
+                self.repeat_to_all(out);
+            }
         }
     }
 
@@ -143,6 +148,7 @@ impl Apus {
                 promised: self.promised,
                 last: self.log.last(),
                 members: self.members(),
+                life: self.life,
             },
             out,
         );
@@ -154,17 +160,24 @@ impl Apus {
         from: ReplicaId,
         nonce: u64,
         (last, members): (Viewstamp, Members),
+        life: View,
         out: &mut Vec<Command>,
     ) {
-        if let Role::Canvassing(canvass) = &mut self.role {
-            if canvass.nonce == nonce {
-                canvass.granted.insert(from);
-                if last > canvass.best.0 {
-                    canvass.best = (last, members);
-                }
-                self.elect_if_granted(now, out);
-            }
+        let Role::Canvassing(canvass) = &mut self.role else {
+            return;
+        };
+        if canvass.nonce != nonce {
+            return;
         }
+        if self.config.pair && life > self.life {
+            self.yield_to(now, life, out);
+            return;
+        }
+        canvass.granted.insert(from);
+        if last > canvass.best.0 {
+            canvass.best = (last, members);
+        }
+        self.elect_if_granted(now, out);
     }
 
     fn elect_if_granted(&mut self, now: Micros, out: &mut Vec<Command>) {

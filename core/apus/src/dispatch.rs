@@ -61,9 +61,10 @@ impl Apus {
                 promised,
                 last,
                 members,
+                life,
             } => {
                 self.round_max = self.round_max.max(promised.round());
-                self.on_grant(now, from, nonce, (last, members), out);
+                self.on_grant(now, from, nonce, (last, members), life, out);
             }
             Message::Prepare { view } => self.on_prepare(now, from, view, out),
             Message::Promise {

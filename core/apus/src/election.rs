@@ -34,6 +34,8 @@ pub(crate) enum Stage {
     Promising,
     /// The same, for the first view of a group without a guest, which needs no votes.
     Beginning,
+    /// The same, for a view that one of a pair leads without the other's vote.
+    Alone,
     /// Votes come in.
     Collecting,
     /// A voter's log is better than ours.
@@ -122,6 +124,7 @@ impl Apus {
                 self.merge_if_promised(now, out);
             }
             Stage::Beginning => self.begin_life(now, out),
+            Stage::Alone => self.begin_alone(now, out),
             Stage::Collecting | Stage::Merging { .. } => {}
         }
     }

@@ -109,7 +109,10 @@ impl Apus {
             self.adopt_life(append.life, out);
         }
         if let Some(roster) = append.jump {
-            if append.prev.index > self.log.commit() && !self.log.has(append.prev) {
+            // An empty log may begin elsewhere in a pair, where a life can begin with a log.
+            let begins = self.log.last().index == Index(0);
+            let is_ahead = append.prev.index > self.log.commit() || begins;
+            if is_ahead && !self.log.has(append.prev) {
                 self.jump(append.prev, roster, out);
             }
         }

@@ -17,7 +17,7 @@
 //! together, and so does what gathers while the window is closed. Nothing waits for company: an
 //! idle group sends one entry at once.
 
-use crate::api::{Canary, Command, Entry, EntryKind, ProposeError, VOTERS_MAX};
+use crate::api::{Canary, Command, Entry, EntryKind, Members, ProposeError, VOTERS_MAX};
 use crate::election::Vote;
 use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX};
 use crate::peers::Peer;
@@ -158,7 +158,8 @@ impl Apus {
 
     /// Until when no other replica can have been elected, by acknowledged heartbeats: the
     /// send time of the newest heartbeat that a quorum has acknowledged, plus the timeout less
-    /// an eighth for clock drift. Zero unless leading; never for a group of one.
+    /// an eighth for clock drift. Zero unless leading; never for a group of one,
+    /// and for a leader of a pair that has no partner in sync.
     ///
     /// Sound because whoever answered refuses its vote for a timeout after it *received* what
     /// was sent at that time, a candidate needs one of them, and a leader that gives its own
@@ -167,6 +168,13 @@ impl Apus {
         let Role::Leading(leadership) = &self.role else {
             return Micros::ZERO;
         };
+        let span = self.config.timeout - Micros(self.config.timeout.0 / 8);
+        if self.config.pair {
+            let answered = |echo: Option<Micros>| echo.map_or(Micros::ZERO, |at| at + span);
+            return self
+                .partner_echo(leadership)
+                .map_or(Micros::NEVER, answered);
+        }
         let members = self.members();
         let peers_needed = members.quorum() - usize::from(self.is_voter());
         if peers_needed == 0 {
@@ -178,7 +186,6 @@ impl Apus {
             *slot = peer.echo;
         }
         echoes.sort_unstable_by(|a, b| b.cmp(a));
-        let span = self.config.timeout - Micros(self.config.timeout.0 / 8);
         echoes[peers_needed - 1].map_or(Micros::ZERO, |echo| echo + span)
     }
 
@@ -223,11 +230,16 @@ impl Apus {
 
     pub(crate) fn tick_leading(&mut self, now: Micros, out: &mut Vec<Command>) {
         let timeout = self.config.timeout;
+        let beats = match (self.config.pair, self.bearings.doubt) {
+            (false, _) => 0,
+            (true, None) => self.beats_to_death(),
+            (true, Some(_)) => u64::MAX,
+        };
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
         for (&id, peer) in &mut leadership.peers {
-            if now >= peer.dead_at(timeout) {
+            if now >= peer.dead_at(timeout) && peer.unanswered >= beats {
                 peer.dead();
                 leadership.thrift.suspend();
                 out.push(Command::PeerAlive {
@@ -239,6 +251,9 @@ impl Apus {
         let beat = now >= leadership.heartbeat_at;
         if beat {
             leadership.heartbeat_at = now + self.config.heartbeat;
+            for peer in leadership.peers.values_mut() {
+                peer.unanswered += 1;
+            }
         }
         self.flush(now, out);
         self.tick_thrift(now, out);
@@ -247,12 +262,8 @@ impl Apus {
         }
     }
 
-    /// Commits what a quorum holds, if that ends with an entry of this view.
-    pub(crate) fn advance_commit(&mut self, now: Micros, out: &mut Vec<Command>) {
-        let Role::Leading(leadership) = &self.role else {
-            return;
-        };
-        let members = self.members();
+    /// Up to where a quorum holds the log.
+    fn held_by_quorum(&self, leadership: &Leadership, members: Members) -> Index {
         let mut held = [Index(0); VOTERS_MAX + 1];
         if self.is_voter() {
             held[VOTERS_MAX] = self.counted();
@@ -262,7 +273,20 @@ impl Apus {
             *slot = peer.matched;
         }
         held.sort_unstable_by(|a, b| b.cmp(a));
-        let index = held[members.quorum() - 1];
+        held[members.quorum() - 1]
+    }
+
+    /// Commits what a quorum holds, if that ends with an entry of this view.
+    pub(crate) fn advance_commit(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let Role::Leading(leadership) = &self.role else {
+            return;
+        };
+        let members = self.members();
+        let index = if self.config.pair {
+            self.held_by_pair(leadership)
+        } else {
+            self.held_by_quorum(leadership, members)
+        };
         let before = self.log.commit();
         let count_old_views = self.config.canary == Canary::CountOldViews;
         if index > before

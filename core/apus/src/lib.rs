@@ -47,6 +47,7 @@
 //! | a backup falls behind what is still in the log | it jumps to the leader's base |
 //! | everyone restarts | nobody leads until [`Apus::bootstrap`], because nobody holds the guest; unless the log, on disk, is all there is |
 //! | a replica is gone for good | another takes its place, through the log (`members`) |
+//! | one of two, and there is no third | the other goes on alone (`pair`) |
 //!
 //! # Two words that decide who may lead
 //!
@@ -70,6 +71,7 @@ mod members;
 mod merge;
 mod message;
 pub mod outputs;
+mod pair;
 mod peers;
 mod pool;
 mod recovery;
@@ -128,6 +130,8 @@ pub struct Apus {
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
+    /// When something was last applied.
+    awake_at: Micros,
     /// Peers whose link is down. What is written to them would be lost.
     down: ReplicaSet,
     /// What the caller believes by the last [`Command::Follow`].
@@ -145,6 +149,10 @@ impl Apus {
         assert!(
             config.members.contains(config.first_leader),
             "the first leader is no member"
+        );
+        assert!(
+            !config.pair || (config.members.len() == 2 && !config.any_voter_stands),
+            "a pair has two members and a guest"
         );
         assert!(config.heartbeat > Micros::ZERO && config.heartbeat < config.timeout);
         assert!(
@@ -199,6 +207,7 @@ impl Apus {
             heard_at: now,
             election_at: now,
             stood_down: None,
+            awake_at: now,
             down: ReplicaSet::EMPTY,
             told: None,
             rejected: 0,
@@ -214,6 +223,7 @@ impl Apus {
     pub fn apply(&mut self, now: Micros, event: Event<'_>, out: &mut Vec<Command>) {
         // What an event changes must not meet entries that storage has not been told of.
         self.flush(now, out);
+        self.wake(now);
         match event {
             Event::Tick => self.tick(now, out),
             Event::Link { peer, up } => self.link(now, peer, up, out),
@@ -234,6 +244,9 @@ impl Apus {
     /// the in-sync set names it. False after a start.
     pub fn set_holds_state(&mut self, holds: bool) {
         self.holds_state = holds;
+        if !holds {
+            self.bearings.doubt = None;
+        }
     }
 
     /// Takes back the bytes of a [`Command::Write`] that was carried out, or the payload of an
@@ -252,7 +265,7 @@ impl Apus {
     /// no heartbeat any more, so a member of the in-sync set that still holds the state is
     /// elected after the timeout; this replica votes, but does not stand.
     pub fn resign(&mut self, now: Micros, out: &mut Vec<Command>) {
-        self.holds_state = false;
+        self.set_holds_state(false);
         self.flush(now, out);
         if let Role::Leading(_) = self.role {
             self.follow(now, out);
@@ -262,9 +275,10 @@ impl Apus {
     /// When the next [`Event::Tick`] is due at the latest.
     pub fn deadline(&self) -> Micros {
         let role = match &self.role {
-            Role::Following(_) => self.election_at,
+            Role::Following(_) => self.election_at.min(self.look_at()),
             Role::Canvassing(canvass) => canvass.deadline(),
             Role::Electing(election) => election.deadline(),
+            Role::Leading(leadership) if self.config.pair => leadership.deadline(Micros::NEVER),
             Role::Leading(leadership) => leadership.deadline(self.config.timeout),
         };
         if self.is_asking() {
@@ -295,6 +309,7 @@ impl Apus {
             commit: self.log.commit(),
             base: self.log.base().index,
             log_bytes: self.log.bytes(),
+            doubts: self.bearings.doubt.is_some(),
             rejected: self.rejected,
         }
     }

@@ -6,6 +6,9 @@
 //! higher than any of the life before. A replica that hears of a life newer than its committed log
 //! drops that log: what it describes died with the last guest.
 //!
+//! One of a pair that goes on without the other begins a new life, too, with the log and the guest that
+//! it has (`pair`): so what the other one does meanwhile is dropped when they meet.
+//!
 //! On disk the word of a new life and its empty log are two writes. A replica that died between them
 //! finds a log that begins in a lower view than the life it knows of: that log is of no life, and is
 //! dropped when a leader names one (`durable`).
@@ -75,7 +78,7 @@ impl Apus {
             index: Index(0),
         };
         let roster = Roster {
-            in_sync: ReplicaSet::of([self.config.first_leader]),
+            in_sync: ReplicaSet::of([life.leader().unwrap_or(self.config.first_leader)]),
             members: Members::of(self.config.members),
         };
         self.log = Log::new(base, roster);
@@ -87,7 +90,7 @@ impl Apus {
             // Our guest, if any, lived the older life.
             Role::Following(follower) => {
                 follower.matched = base.index;
-                self.holds_state = false;
+                self.set_holds_state(false);
             }
             role => assert!(
                 matches!(role, Role::Electing(_)),

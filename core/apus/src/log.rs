@@ -39,6 +39,8 @@ pub(crate) struct Log {
     roster: Roster,
     /// The newest entry that named a group.
     members_at: Index,
+    /// The newest entry that named an in-sync set.
+    in_sync_at: Index,
     bytes: usize,
     /// Disk mode: stable storage holds the log up to here, as it stands now. Never below
     /// `base`: what is reclaimed is committed without our vote.
@@ -55,6 +57,7 @@ impl Log {
             commit: base.index,
             roster: roster_at_base,
             members_at: base.index,
+            in_sync_at: base.index,
             bytes: 0,
             stable: base.index,
         }
@@ -85,6 +88,11 @@ impl Log {
     /// The place of the newest entry that named a group, or at most `base`.
     pub(crate) fn members_at(&self) -> Index {
         self.members_at
+    }
+
+    /// The place of the newest entry that named an in-sync set, or at most `base`.
+    pub(crate) fn in_sync_at(&self) -> Index {
+        self.in_sync_at
     }
 
     pub(crate) fn commit(&self) -> Index {
@@ -168,8 +176,10 @@ impl Log {
             "views never fall along a log"
         );
         self.roster.note(entry.kind);
-        if let EntryKind::Members(_) = entry.kind {
-            self.members_at = entry.viewstamp.index;
+        match entry.kind {
+            EntryKind::Members(_) => self.members_at = entry.viewstamp.index,
+            EntryKind::InSync(_) => self.in_sync_at = entry.viewstamp.index,
+            EntryKind::Noop | EntryKind::App => {}
         }
         self.bytes += entry.payload.len();
         self.entries.push_back(entry);
@@ -242,10 +252,13 @@ impl Log {
     fn take_roster_anew(&mut self) {
         self.roster = self.roster_at_base;
         self.members_at = self.base.index;
+        self.in_sync_at = self.base.index;
         for entry in &self.entries {
             self.roster.note(entry.kind);
-            if let EntryKind::Members(_) = entry.kind {
-                self.members_at = entry.viewstamp.index;
+            match entry.kind {
+                EntryKind::Members(_) => self.members_at = entry.viewstamp.index,
+                EntryKind::InSync(_) => self.in_sync_at = entry.viewstamp.index,
+                EntryKind::Noop | EntryKind::App => {}
             }
         }
     }

@@ -97,6 +97,8 @@ pub(crate) enum Message {
         last: Viewstamp,
         /// And the group it names.
         members: Members,
+        /// The life that it is of.
+        life: View,
     },
     /// Promise me this view.
     Prepare {

@@ -33,6 +33,8 @@ pub(crate) struct Peer {
     /// Our clock when we sent the newest message that it has answered.
     pub echo: Option<Micros>,
     heard_at: Micros,
+    /// Heartbeats since then.
+    pub unanswered: u64,
     alive: Option<bool>,
     /// Which start of its process last asked us for its bearings.
     incarnation: Option<u64>,
@@ -52,6 +54,7 @@ impl Peer {
             rewound_at: 0,
             echo: None,
             heard_at: now,
+            unanswered: 0,
             alive: None,
             incarnation: None,
         }
@@ -114,6 +117,7 @@ impl Peer {
     pub(crate) fn heard(&mut self, stamp: Micros, now: Micros) -> bool {
         self.echo = self.echo.max(Some(stamp));
         self.heard_at = now;
+        self.unanswered = 0;
         self.alive.replace(true) != Some(true)
     }
 
@@ -124,6 +128,16 @@ impl Peer {
         } else {
             self.heard_at + timeout
         }
+    }
+
+    /// Whether it answers, as far as it has been seen in this view.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.alive == Some(true)
+    }
+
+    /// Whether it has been taken for dead and not been heard since.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.alive == Some(false)
     }
 
     /// Takes the backup for dead.

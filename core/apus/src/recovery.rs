@@ -32,6 +32,7 @@
 
 use crate::api::{Canary, Command, Config, Durability, Members, Roster, Start};
 use crate::message::{Empty, Message, Standing};
+use crate::pair::Doubt;
 use crate::{Apus, Role};
 use plover_types::{Micros, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
@@ -58,6 +59,8 @@ pub(crate) struct Bearings {
     answers: BTreeMap<ReplicaId, (View, Standing)>,
     /// Amnesiac: the view to recover from, and how far its leader's log reached.
     source: Option<(View, Viewstamp)>,
+    /// It was stopped, and may have missed that its leader went on alone (see `pair`).
+    pub doubt: Option<Doubt>,
     /// By the newest answers, nobody holds the guest.
     empty: bool,
     /// And the caller knows.
@@ -103,6 +106,7 @@ impl Bearings {
             ask_at: now,
             answers: BTreeMap::new(),
             source: None,
+            doubt: None,
             empty: false,
             reported: false,
         }
@@ -137,16 +141,19 @@ impl Apus {
             return false;
         };
         let lost = follower.leader.is_none() && !self.holds_guest();
-        self.bearings.amnesiac || self.bearings.restarted || lost
+        let unsure = self.bearings.amnesiac || self.bearings.doubt.is_some();
+        unsure || self.bearings.restarted || lost
     }
 
     /// Whether its guest may be the one to go on with: it has one, in a life that a leader has
-    /// named, and has not just been told by a quorum's best log that others went on without it.
+    /// named, and has not just been told by a quorum's best log that others went on without it,
+    /// nor, as one of two, was stopped for so long that the other may have.
     pub(crate) fn holds_guest(&self) -> bool {
         let stood = self.stood_down.as_ref();
         let ruled_out =
             !self.is_eligible() && stood.is_some_and(|stood| stood.last == self.log.last());
-        self.life > View::NONE && self.has_state() && !ruled_out
+        let unsure = ruled_out || self.bearings.doubt.is_some();
+        self.life > View::NONE && self.has_state() && !unsure
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
@@ -270,6 +277,9 @@ impl Apus {
             }
         }
         self.bearings.restarted = false;
+        if view == self.promised {
+            self.leader_told(view, last.index);
+        }
         if self.bearings.amnesiac && self.bearings.source.is_none_or(|(old, _)| old != view) {
             self.bearings.source = Some((view, last));
             if view > self.promised {
@@ -296,6 +306,7 @@ impl Apus {
 
     /// Ends the amnesia once the log holds everything that we may have acknowledged.
     pub(crate) fn check_recovered(&mut self, out: &mut Vec<Command>) {
+        self.check_doubt();
         let Role::Following(follower) = &self.role else {
             return;
         };

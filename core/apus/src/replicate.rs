@@ -219,6 +219,7 @@ impl Apus {
                 alive: true,
             });
         }
+        self.partner_answered(stamp);
         true
     }
 
@@ -238,13 +239,15 @@ impl Apus {
         let Some(peer) = leadership.peers.get_mut(&from) else {
             return;
         };
-        if ask.restarted && peer.restarted(ask.incarnation) {
+        let restarted = ask.restarted && peer.restarted(ask.incarnation);
+        peer.rewind(held, leadership.round);
+        if restarted {
+            self.partner_restarted(ask.promised);
             out.push(Command::PeerAlive {
                 peer: from,
                 alive: false,
             });
         }
-        peer.rewind(held, leadership.round);
         self.replicate(now, from, true, out);
     }
 

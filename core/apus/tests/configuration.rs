@@ -54,6 +54,7 @@ impl Group {
             members: told,
             first_leader: told.iter().next().expect("somebody"),
             any_voter_stands: true,
+            pair: false,
             thrifty: true,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,

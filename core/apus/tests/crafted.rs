@@ -73,6 +73,7 @@ impl Replica {
             members: ReplicaSet(0b111),
             first_leader: ReplicaId(0),
             any_voter_stands: false,
+            pair: false,
             thrifty: false,
             heartbeat: Micros::from_ms(20),
             timeout: TIMEOUT,

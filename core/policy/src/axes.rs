@@ -98,6 +98,16 @@ pub enum PolicyError {
         /// Why not.
         why: &'static str,
     },
+    /// Two replicas are too few for it.
+    #[error(
+        "{axis} needs a third replica as witness: one order of all inputs is agreed by a majority, and \
+         two that go on without each other have none; with two use remus-25, remus-100, \
+         adaptive-remus or colo"
+    )]
+    NeedsThird {
+        /// The axis and its choice.
+        axis: String,
+    },
     /// A time is missing, or zero.
     #[error("sync = \"{when}\" needs an interval of at least {} µs, not {interval}", INTERVAL_MIN.0)]
     Interval {
@@ -117,6 +127,20 @@ impl Policy {
     pub fn check(&self) -> Result<(), PolicyError> {
         self.check_interval()?;
         self.check_mix()
+    }
+
+    /// Whether a group of two may be protected so. Either replica goes on without the other there,
+    /// so after a cut both serve; one order of all inputs is what a majority is for.
+    ///
+    /// # Errors
+    /// In words: which axis needs a third replica, and why.
+    pub fn check_pair(&self) -> Result<(), PolicyError> {
+        if self.input == Input::Total {
+            return Err(PolicyError::NeedsThird {
+                axis: self.input.axis(),
+            });
+        }
+        Ok(())
     }
 
     fn check_interval(&self) -> Result<(), PolicyError> {

@@ -104,6 +104,10 @@ pub enum Canary {
     WarmForgetsSyncs,
     /// A secondary that takes over forgets which numbers clients know its connections by.
     ForgetNumbers,
+    /// A secondary of a pair that was stopped for long trusts its guest as before.
+    NeverDoubt,
+    /// A leader of a pair takes its own standstill for the secondary's silence.
+    ClockAlone,
 }
 
 impl Canary {
@@ -111,6 +115,8 @@ impl Canary {
         match self {
             Self::VoteAfterAmnesia => ConsensusCanary::VoteAfterAmnesia,
             Self::TrustOldLife => ConsensusCanary::TrustOldLife,
+            Self::NeverDoubt => ConsensusCanary::NeverDoubt,
+            Self::ClockAlone => ConsensusCanary::ClockAlone,
             _ => ConsensusCanary::None,
         }
     }

@@ -40,6 +40,7 @@
 //!    ([`plover_syncvm::Ledger`]).
 
 mod api;
+mod areas;
 mod connections;
 mod copy;
 mod failover;
@@ -59,5 +60,6 @@ mod stream;
 mod warm;
 
 pub use api::{Action, Canary, Config, Event, GuestRecord, Note, OperatorInput, Role, Warm};
+pub use areas::Area;
 pub use replica::Replica;
 pub use status::{ReplicaStatus, WarmStatus};

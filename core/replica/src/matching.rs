@@ -120,6 +120,12 @@ impl Matching {
         ended.map_or(0, |ended| ended.matched)
     }
 
+    /// The slot that is compared since its sync was acknowledged, and how much was heard in it.
+    pub fn heard(&self) -> Option<(SyncNo, u64)> {
+        let slot = self.slot.as_ref().filter(|slot| slot.acknowledged)?;
+        Some((slot.sync, slot.said))
+    }
+
     /// Whether the slot that runs, or is about to, is compared.
     pub fn compares(&self) -> bool {
         self.slot.is_some()
@@ -142,6 +148,13 @@ impl Matching {
         if self.slot.is_some() {
             self.matcher.ours(no, frame);
         }
+    }
+}
+
+impl Saying {
+    /// The slot, and how many frames of it were said.
+    pub fn said(&self) -> (SyncNo, u64) {
+        (self.sync, self.next.0 - self.first.0)
     }
 }
 

@@ -124,6 +124,7 @@ impl Replica {
             members: config.members,
             first_leader: config.first_leader,
             any_voter_stands: false,
+            pair: config.members.len() == 2,
             thrifty: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,

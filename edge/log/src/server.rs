@@ -143,6 +143,7 @@ impl<M: StateMachine> Server<M> {
             members: config.members,
             first_leader: config.first_leader(),
             any_voter_stands: true,
+            pair: false,
             thrifty: true,
             heartbeat: config.heartbeat,
             timeout: config.timeout,

@@ -169,6 +169,7 @@ fn config(id: usize, seed: u64) -> Config {
         members: ReplicaSet(0b111),
         first_leader: ReplicaId(0),
         any_voter_stands: true,
+        pair: false,
         thrifty: false,
         heartbeat: HEARTBEAT,
         timeout: Micros::from_ms(100),

@@ -25,12 +25,18 @@ pub struct Group {
 
 impl Group {
     pub fn new(size: u8, durability: Durability) -> Self {
-        let cores =
-            (0..size).map(|me| Apus::new(config(me, size, durability), Start::Fresh, Micros(1)));
+        Self::of((0..size).map(|me| config(me, size, durability)).collect())
+    }
+
+    /// A group that is led by its first replica.
+    pub fn of(configs: Vec<Config>) -> Self {
+        let size = configs.len();
+        let cores = configs.into_iter();
+        let cores = cores.map(|config| Apus::new(config, Start::Fresh, Micros(1)));
         let mut group = Self {
             now: Micros(1),
             cores: cores.collect(),
-            delivered: vec![Vec::new(); usize::from(size)],
+            delivered: vec![Vec::new(); size],
             wire: VecDeque::new(),
             unwritten: Vec::new(),
             other: Vec::new(),
@@ -134,6 +140,7 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         members: ReplicaSet::of((0..size).map(ReplicaId)),
         first_leader: ReplicaId(0),
         any_voter_stands: false,
+        pair: false,
         thrifty: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,

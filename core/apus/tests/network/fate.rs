@@ -13,6 +13,7 @@ impl World {
             members: setup.first_members(),
             first_leader: ReplicaId(0),
             any_voter_stands: setup.any_voter_stands,
+            pair: false,
             thrifty: setup.thrifty,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,

@@ -70,6 +70,7 @@ impl Group {
                 members: ReplicaSet::of((0..REPLICAS).map(ReplicaId)),
                 first_leader: ReplicaId(0),
                 any_voter_stands: true,
+                pair: false,
                 thrifty: true,
                 heartbeat: Micros::from_ms(100),
                 timeout: Micros::from_ms(1000),

@@ -141,6 +141,7 @@ fn config(me: usize, started: u64, canary: Canary) -> Config {
         members: ReplicaSet::of((0..REPLICAS as u8).map(ReplicaId)),
         first_leader: ReplicaId(0),
         any_voter_stands: true,
+        pair: false,
         thrifty: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,

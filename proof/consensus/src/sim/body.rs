@@ -61,6 +61,7 @@ impl World {
             members: told,
             first_leader: lowest,
             any_voter_stands: !self.scenario.guest,
+            pair: false,
             thrifty: !self.scenario.guest,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,

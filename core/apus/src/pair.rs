@@ -1,0 +1,199 @@
+//! Two replicas and nobody to decide between them (docs/decisions/0018).
+//!
+//! A majority of two is both, so a group of two that asked for one would stop with either. The
+//! systems of the papers have two hosts and go on with one (Remus, MC; COLO §3), at the price that
+//! a cut between them makes two leaders. A *pair* does the same, and keeps every promise while
+//! nothing is cut:
+//!
+//! ```text
+//!   the leader                             its backup, in the in-sync set
+//!   commits what all of the in-sync        hears nothing for a timeout: canvasses
+//!   set holds                                |  the other grants: an ordinary election
+//!     |  heartbeats unanswered               |  silence for a heartbeat more
+//!   in-sync set = itself:                  begins a new *life* of the log, and leads it
+//!   commits alone
+//! ```
+//!
+//! # Why nothing is lost without a cut
+//!
+//! * *The backup takes over* only if its log names it, so it holds whatever the leader needed its
+//!   acknowledgement for. The leader was silent to a backup that ran: it is dead, or stopped. If it
+//!   was stopped, its lease has run out (it rests on the backup's answers), and it counts its own
+//!   unanswered heartbeats, not the time, before it goes on alone: when it wakes, it hears of the
+//!   new leader before it has counted enough.
+//!   A leader that was stopped for that long *doubts*, for the backup may have taken over, and died:
+//!   it takes it for dead only after it has heard it once more.
+//! * *Whoever drops the other one from the in-sync set while that lives* needs its word for it, and commits
+//!   nothing before.
+//! * *The leader goes on alone* after as many unanswered heartbeats as fill a timeout. A backup that
+//!   was only stopped must not take over later, from what is old by then. A backup that did not run
+//!   for a timeout, and had heard its leader right before, doubts as well: it neither stands nor counts as
+//!   holding the guest until the leader has told it where its log ends, and it has all of that.
+//!   If that leader is gone, too, both failed at once, and nobody serves.
+//!
+//! # After a cut
+//!
+//! Both lead. The one that took over leads the higher view, and its log is of a newer life: when the
+//! two hear of each other, the other one's log and guest are dropped, as if they were of a life
+//! long ago (`life`), and it comes back as a witness that gets a copy.
+
+use crate::api::{Canary, Command};
+use crate::election::{Election, Stage};
+use crate::leading::Leadership;
+use crate::peers::Peer;
+use crate::{Apus, Role};
+use plover_types::{Index, Micros, View};
+use std::collections::BTreeMap;
+
+/// Heartbeats after which a leader is plainly silent, whatever comes then.
+const SILENT_BEATS: u64 = 2;
+
+/// A replica was stopped for so long that the other one may have gone on without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Doubt {
+    /// When it ran again. An answer to what a leader has sent since removes its doubt.
+    since: Micros,
+    /// What removes a backup's: to have all of the log that the leader of this view has named since.
+    until: Option<(View, Index)>,
+}
+
+impl Apus {
+    /// What this leader knows of the other one, if it needs its word: the in-sync set names it, or
+    /// has just ceased to, and it may have taken over instead of agreeing. A brain may drop one that
+    /// lives, because it is slow, say; only one that is dead need not be asked.
+    fn partner<'a>(&self, leadership: &'a Leadership) -> Option<&'a Peer> {
+        let in_sync = self.log.roster().in_sync;
+        let (id, peer) = leadership.peers.iter().next()?;
+        let took_over = self.life == self.promised;
+        let changes = self.log.in_sync_at() > self.log.commit();
+        let asked = changes && !peer.is_dead() && (peer.is_alive() || !took_over);
+        (in_sync.contains(*id) || asked).then_some(peer)
+    }
+
+    /// Up to where all whose word this leader of a pair needs hold its log.
+    pub(crate) fn held_by_pair(&self, leadership: &Leadership) -> Index {
+        let partner = self.partner(leadership);
+        partner.map_or(self.counted(), |peer| peer.matched.min(self.counted()))
+    }
+
+    /// The heartbeat of this leader that its partner answered last; `None` if it needs none.
+    pub(crate) fn partner_echo(&self, leadership: &Leadership) -> Option<Option<Micros>> {
+        self.partner(leadership).map(|peer| peer.echo)
+    }
+
+    /// How many unanswered heartbeats make a partner dead: as many as fill the timeout of a leader
+    /// that has only just begun to run again.
+    pub(crate) fn beats_to_death(&self) -> u64 {
+        match self.config.canary {
+            Canary::ClockAlone => 0,
+            _ => self.config.timeout.0.div_ceil(self.config.heartbeat.0) + 1,
+        }
+    }
+
+    /// When a follower must look at the clock, to notice that it was stopped.
+    pub(crate) fn look_at(&self) -> Micros {
+        if self.config.pair && self.holds_state {
+            self.awake_at + self.config.heartbeat
+        } else {
+            Micros::NEVER
+        }
+    }
+
+    /// Something happens at `now`: was this replica stopped in between, for as long as the other one
+    /// needs to go on without it?
+    pub(crate) fn wake(&mut self, now: Micros) {
+        let slept_since = std::mem::replace(&mut self.awake_at, now);
+        let slept = now.since(slept_since) >= self.config.timeout;
+        if slept && self.config.pair && self.holds_state && self.heard_other_until(slept_since) {
+            self.bearings.doubt = Some(Doubt {
+                since: now,
+                until: None,
+            });
+            self.bearings.ask_at = now;
+        }
+    }
+
+    /// Whether the other one was not silent yet at `then`, and may go on if this replica is.
+    fn heard_other_until(&self, then: Micros) -> bool {
+        match &self.role {
+            Role::Following(follower) => {
+                let beats = Micros(self.config.heartbeat.0 * SILENT_BEATS);
+                follower.leader.is_some()
+                    && then < self.heard_at + beats
+                    && self.config.canary != Canary::NeverDoubt
+            }
+            Role::Leading(leadership) => {
+                let partner = self.partner(leadership);
+                partner.is_some_and(|peer| peer.unanswered < SILENT_BEATS)
+                    && self.config.canary != Canary::ClockAlone
+            }
+            Role::Canvassing(_) | Role::Electing(_) => false,
+        }
+    }
+
+    /// The partner of this leader has answered what was sent at `stamp`: so it had not taken over.
+    pub(crate) fn partner_answered(&mut self, stamp: Micros) {
+        if self
+            .bearings
+            .doubt
+            .is_some_and(|doubt| stamp >= doubt.since)
+        {
+            self.bearings.doubt = None;
+        }
+    }
+
+    /// The partner of this leader has started again, with a promise of the leader's own view: it has
+    /// never taken over, or it would have promised more.
+    pub(crate) fn partner_restarted(&mut self, promised: View) {
+        if promised == self.promised {
+            self.bearings.doubt = None;
+        }
+    }
+
+    /// The leader of `view` says that its log ends at `last`, to a question asked after any sleep.
+    pub(crate) fn leader_told(&mut self, view: View, last: Index) {
+        if let Some(doubt) = &mut self.bearings.doubt {
+            doubt.until = Some((view, last));
+        }
+        self.check_doubt();
+    }
+
+    /// Ends the doubt once the log has all that the leader had.
+    pub(crate) fn check_doubt(&mut self) {
+        let Role::Following(follower) = &self.role else {
+            return;
+        };
+        let until = self.bearings.doubt.and_then(|doubt| doubt.until);
+        if until.is_some_and(|(view, last)| view == self.promised && follower.matched >= last) {
+            self.bearings.doubt = None;
+        }
+    }
+
+    /// A canvass of a pair had no answer: goes on alone, if the log lets it.
+    pub(crate) fn go_alone(&mut self, now: Micros, out: &mut Vec<Command>) {
+        if !self.is_eligible() {
+            self.stand_down(now, out);
+            return;
+        }
+        self.transition(Role::Electing(Election::new(Stage::Alone)));
+        self.promise(View::new(self.round_max + 1, self.config.me), out);
+        self.tell(None, out);
+    }
+
+    /// Storage has the promise of the view that is led without the other's vote.
+    pub(crate) fn begin_alone(&mut self, now: Micros, out: &mut Vec<Command>) {
+        if !self.is_eligible() || !self.has_state() {
+            self.stand_down(now, out);
+            return;
+        }
+        self.life = self.promised;
+        self.persist_state(out);
+        self.lead(now, &BTreeMap::new(), out);
+    }
+
+    /// The other one of a pair lives a newer life: what this one has is of the past.
+    pub(crate) fn yield_to(&mut self, now: Micros, life: View, out: &mut Vec<Command>) {
+        self.follow(now, out);
+        self.adopt_life(life, out);
+    }
+}

@@ -1,0 +1,273 @@
+//! Two replicas without a third: one test a fear.
+
+#[allow(dead_code)]
+mod group;
+
+use apus::{Canary, Command, Config, Durability, EntryKind, Event, Phase};
+use group::{Group, HEARTBEAT, TIMEOUT, config};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
+
+fn set(ids: &[u8]) -> ReplicaSet {
+    ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
+}
+
+/// Replica 0 leads, and both are in sync.
+fn pair_with(durability: Durability, canary: Canary) -> Group {
+    let config = |me| Config {
+        pair: true,
+        canary,
+        ..config(me, 2, durability)
+    };
+    let mut group = Group::of(vec![config(0), config(1)]);
+    group.cores[1].set_holds_state(true);
+    group
+        .propose(EntryKind::InSync(set(&[0, 1])), 0)
+        .expect("the leader proposes");
+    run(&mut group, 4, &[0, 1]);
+    assert_eq!(group.cores[1].status().in_sync, set(&[0, 1]));
+    group
+}
+
+fn pair() -> Group {
+    pair_with(Durability::Memory, Canary::None)
+}
+
+/// So many half heartbeats in which `awake` replicas run; messages pass between them if both do,
+/// and wait for those that do not.
+fn run(group: &mut Group, halves: u32, awake: &[usize]) {
+    run_linked(group, halves, awake, true);
+}
+
+fn run_linked(group: &mut Group, halves: u32, awake: &[usize], linked: bool) {
+    for _ in 0..halves {
+        group.now = group.now + Micros(HEARTBEAT.0 / 2);
+        for core in awake {
+            group.apply(*core, Event::Tick);
+        }
+        let mut later = Vec::new();
+        while let Some((from, to, bytes)) = group.wire.pop_front() {
+            match linked {
+                true if awake.contains(&to) => group.carry(from, to, &bytes),
+                true => later.push((from, to, bytes)),
+                false => {}
+            }
+        }
+        group.wire.extend(later);
+        group.write_all();
+    }
+}
+
+fn halves(span: Micros) -> u32 {
+    (2 * span.0).div_ceil(HEARTBEAT.0) as u32
+}
+
+/// Long enough for anyone to notice a silence and act on it.
+const LONG: Micros = Micros(TIMEOUT.0 * 4);
+
+fn leads(group: &Group, core: usize) -> bool {
+    group.cores[core].status().phase == Phase::Leading
+}
+
+/// The leader, told that the other one is silent, goes on without it as the brain would.
+fn drop_partner(group: &mut Group) -> Index {
+    let silent = |(core, command): &(usize, Command)| {
+        *core == 0 && matches!(command, Command::PeerAlive { alive: false, .. })
+    };
+    assert!(group.other.iter().any(silent), "nobody noticed");
+    let alone = EntryKind::InSync(set(&[0]));
+    group.propose(alone, 0).expect("it leads").index
+}
+
+#[test]
+fn the_secondary_of_a_dead_leader_leads_alone() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        let mut group = pair_with(durability, Canary::None);
+        let known = group.app(100);
+        run(&mut group, 4, &[0, 1]);
+        group.wire.clear();
+        run_linked(&mut group, halves(LONG), &[1], false);
+        assert!(leads(&group, 1));
+        assert_eq!(group.cores[1].life(), group.cores[1].status().view);
+        let (now, mut out) = (group.now, Vec::new());
+        let alone = EntryKind::InSync(set(&[1]));
+        group.cores[1].propose(now, alone, Vec::new()).unwrap();
+        group.cores[1].flush(now, &mut out);
+        group.obey(1, out);
+        run_linked(&mut group, 2, &[1], false);
+        assert_eq!(group.commit(1), group.cores[1].status().last.index);
+        assert!(group.delivered[1].contains(&known.0), "nothing is lost");
+        assert_eq!(group.cores[1].lease_until(), Micros::NEVER);
+    }
+}
+
+#[test]
+fn a_leader_commits_alone_only_without_a_partner_in_sync() {
+    let mut group = pair();
+    let first = group.app(10);
+    group.wire.clear();
+    run_linked(&mut group, halves(LONG), &[0], false);
+    assert!(group.commit(0) < first, "its partner may lead without it");
+    assert!(group.cores[0].lease_until() < group.now);
+    let alone = drop_partner(&mut group);
+    assert_eq!(group.commit(0), alone);
+    assert_eq!(group.cores[0].lease_until(), Micros::NEVER);
+    let later = group.app(10);
+    assert_eq!(group.commit(0), later);
+}
+
+#[test]
+fn one_that_is_not_in_sync_does_not_lead() {
+    let mut group = pair();
+    group
+        .propose(EntryKind::InSync(set(&[0])), 0)
+        .expect("it leads");
+    run(&mut group, 4, &[0, 1]);
+    group.wire.clear();
+    run_linked(&mut group, halves(LONG), &[1], false);
+    assert!(!leads(&group, 1));
+}
+
+/// After a cut both lead. When they meet, the one that stayed in the lower view has nothing left
+/// that it could lead with, and follows.
+#[test]
+fn after_a_cut_the_lower_view_yields() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        let mut group = pair_with(durability, Canary::None);
+        group.wire.clear();
+        run_linked(&mut group, halves(LONG), &[0, 1], false);
+        assert!(leads(&group, 0) && leads(&group, 1), "both lead");
+        drop_partner(&mut group);
+        for _ in 0..3 {
+            group.app(50);
+        }
+        run_linked(&mut group, 2, &[0, 1], false);
+        group.wire.clear();
+        group.other.clear();
+        run(&mut group, halves(LONG), &[0, 1]);
+        assert!(!leads(&group, 0) && leads(&group, 1));
+        let new_life = |(core, command): &(usize, Command)| {
+            let base = match command {
+                Command::Jump { base, .. } => base.index,
+                _ => return false,
+            };
+            *core == 0 && base == Index(0)
+        };
+        assert!(group.other.iter().any(new_life), "its guest is dropped");
+        assert_eq!(group.cores[0].life(), group.cores[1].life());
+        assert_eq!(
+            group.cores[0].status().last,
+            group.cores[1].status().last,
+            "one log"
+        );
+    }
+}
+
+/// One that has seen the other's newer life lead and end does not lead with its own.
+#[test]
+fn a_candidate_of_an_older_life_yields() {
+    let mut group = pair();
+    group.wire.clear();
+    run_linked(&mut group, halves(LONG), &[0, 1], false);
+    drop_partner(&mut group);
+    let (now, mut out) = (group.now, Vec::new());
+    group.cores[1].resign(now, &mut out);
+    group.obey(1, out);
+    group.wire.clear();
+    run(&mut group, halves(Micros(LONG.0 * 2)), &[0, 1]);
+    assert!(!leads(&group, 0) && !leads(&group, 1));
+    assert_eq!(group.cores[0].life(), group.cores[1].life());
+}
+
+/// A leader that was stopped hears of its successor before it has counted the other one dead.
+#[test]
+fn a_stopped_leader_does_not_go_on_alone() {
+    for (canary, deposed) in [(Canary::None, true), (Canary::ClockAlone, false)] {
+        let mut group = pair_with(Durability::Memory, canary);
+        run(&mut group, halves(LONG), &[1]);
+        assert!(leads(&group, 1), "it took over");
+        group.other.clear();
+        group.now = group.now + Micros(1);
+        group.apply(0, Event::Tick);
+        let silent = group
+            .other
+            .iter()
+            .any(|(core, command)| *core == 0 && matches!(command, Command::PeerAlive { .. }));
+        assert_eq!(!silent, deposed, "{canary:?}");
+        run(&mut group, 8, &[0, 1]);
+        assert!(!leads(&group, 0), "{canary:?}");
+    }
+}
+
+/// A leader was stopped, its secondary took over and died: what the leader has is old.
+#[test]
+fn a_stopped_leader_doubts_what_it_has() {
+    let mut group = pair();
+    run(&mut group, halves(LONG), &[1]);
+    assert!(leads(&group, 1), "it took over");
+    group.wire.clear();
+    run_linked(&mut group, halves(Micros(LONG.0 * 2)), &[0], false);
+    let status = group.cores[0].status();
+    assert!(status.doubts);
+    assert!(group.commit(0) < status.last.index || status.in_sync == set(&[0, 1]));
+    assert!(group.cores[0].lease_until() < group.now);
+}
+
+/// One that was stopped while its secondary lived on without taking over leads as before.
+#[test]
+fn a_stopped_leader_that_is_answered_leads_on() {
+    let mut group = pair();
+    group.now = group.now + TIMEOUT;
+    group.apply(0, Event::Tick);
+    assert!(group.cores[0].status().doubts);
+    run(&mut group, 4, &[0, 1]);
+    assert!(leads(&group, 0) && !group.cores[0].status().doubts);
+}
+
+/// The secondary was stopped, the leader went on alone and died: what the secondary has is old.
+#[test]
+fn a_stopped_secondary_doubts_what_it_has() {
+    for (canary, takes_over) in [(Canary::None, false), (Canary::NeverDoubt, true)] {
+        let mut group = pair_with(Durability::Memory, canary);
+        group.wire.clear();
+        run_linked(&mut group, halves(LONG), &[0], false);
+        drop_partner(&mut group);
+        group.app(10);
+        group.wire.clear();
+        run_linked(&mut group, halves(LONG), &[1], false);
+        assert_eq!(leads(&group, 1), takes_over, "{canary:?}");
+        assert_eq!(group.cores[1].status().doubts, !takes_over);
+    }
+}
+
+/// The doubt ends when the leader has told where its log ends, and not with a message of before.
+#[test]
+fn a_stopped_secondary_counts_again_when_it_has_all() {
+    let mut group = pair();
+    let old: Vec<_> = {
+        group.now = group.now + HEARTBEAT;
+        group.apply(0, Event::Tick);
+        group.wire.drain(..).collect()
+    };
+    group.now = group.now + TIMEOUT;
+    for (from, to, bytes) in &old {
+        group.carry(*from, *to, bytes);
+    }
+    assert!(group.cores[1].status().doubts);
+    run(&mut group, 4, &[0, 1]);
+    assert!(!group.cores[1].status().doubts);
+    group.wire.clear();
+    run_linked(&mut group, halves(LONG), &[1], false);
+    assert!(leads(&group, 1));
+}
+
+/// A stall in the middle of a silence does not keep the guest from going on: the leader was dead
+/// before it.
+#[test]
+fn a_stall_after_the_leader_fell_silent_is_no_doubt() {
+    let mut group = pair();
+    group.wire.clear();
+    run_linked(&mut group, 6, &[1], false);
+    group.now = group.now + TIMEOUT;
+    run_linked(&mut group, halves(LONG), &[1], false);
+    assert!(leads(&group, 1));
+}

@@ -1,0 +1,51 @@
+//! The moments at which a leader that releases on match may die, as COLO's figure 4 has them; for
+//! those who strike just then. The brain itself asks none of this.
+//!
+//! ```text
+//!   leader's guest sends k     secondary has sent k     k goes out            checkpoint
+//!  ─────────────┼──────── A ────────────┼─────── B ─────────┼───── C ─────┼──────── D ────────
+//! ```
+
+use crate::api::Role;
+use crate::replica::Replica;
+use plover_types::SyncNo;
+use serde::{Deserialize, Serialize};
+
+/// An area of figure 4 (COLO §4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Area {
+    /// The leader's guest has sent an output, and nothing like it is known of the secondary's.
+    A,
+    /// Both have sent it, and nothing of it has gone out.
+    B,
+    /// It is going out: clients have a part of it, and the secondary knows nothing of that.
+    C,
+    /// A checkpoint is under way: before its end mark, or after.
+    D,
+}
+
+impl Replica {
+    /// Whether an output of this leader's guest waits for the secondary's to send the same: area A.
+    pub fn awaits_a_match(&self) -> bool {
+        let leads = self.role == Role::Leader && self.lead.is_none();
+        leads && self.heard().is_some() && !self.guard.is_empty()
+    }
+
+    /// Whether outputs of `slot` that go out now do so because both guests have sent them: area B
+    /// before, area C amidst.
+    pub fn is_match(&self, slot: SyncNo) -> bool {
+        slot > self.sync_no && self.heard().is_some() && self.secondary().is_some()
+    }
+
+    /// The slot that is compared, and how many of the secondary's frames this leader has heard of.
+    pub fn heard(&self) -> Option<(SyncNo, u64)> {
+        self.matching.heard()
+    }
+
+    /// The slot that is compared, and how many of its frames this secondary has told the leader.
+    pub fn said(&self) -> Option<(SyncNo, u64)> {
+        let saying = self.saying.as_ref()?;
+        Some(saying.said())
+    }
+}
