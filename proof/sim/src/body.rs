@@ -77,6 +77,9 @@ impl World {
                 }
             }
         }
+        if self.cause == "Outputs" {
+            self.after_outputs(who);
+        }
         self.reclaim(who);
         self.rearm(who);
     }
@@ -401,11 +404,25 @@ impl World {
     }
 
     /// Outputs go to clients: the moment everything else is about.
-    fn release(&mut self, who: ReplicaId, slot: SyncNo, frames: Vec<Frame>) {
+    fn release(&mut self, who: ReplicaId, slot: SyncNo, mut frames: Vec<Frame>) {
+        let cut_short = self.cut_short(who, slot, frames.len());
+        frames.truncate(cut_short.unwrap_or(frames.len()));
+        if !frames.is_empty() {
+            self.send_to_clients(who, slot, frames);
+        }
+        if let Some(sent) = cut_short {
+            self.die_releasing(who, sent);
+        }
+    }
+
+    fn send_to_clients(&mut self, who: ReplicaId, slot: SyncNo, frames: Vec<Frame>) {
         let Some(replica) = &self.process(who).replica else {
             return;
         };
         let view = replica.status().view;
+        if replica.consensus_core().life() < self.life {
+            self.coverage.hit("pair: two send as the guest");
+        }
         let in_sync = self.invariants.log.in_sync();
         let on_match = self.scenario.releases_on_match();
         trace!(

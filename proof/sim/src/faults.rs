@@ -38,6 +38,18 @@ pub enum Fault {
     StaleBridge,
 }
 
+impl Fault {
+    /// Whether it is a link's.
+    pub fn is_of_links(self) -> bool {
+        match self {
+            Self::Cut(..) | Self::CutOneWay(..) | Self::Isolate(_) => true,
+            Self::Reset(..) | Self::Slow(..) | Self::FullRing(..) => true,
+            Self::Crash(_) | Self::Wipe(_) | Self::Stop(..) => false,
+            Self::KillGuest(_) | Self::SlowDisk(_) | Self::StaleBridge => false,
+        }
+    }
+}
+
 /// Who is to be hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
@@ -228,6 +240,8 @@ pub struct FaultPlan {
     pub gap: (u64, u64),
     /// One at a time: the next waits until the group is whole and protected again.
     pub one_at_a_time: bool,
+    /// Links do not fail, and processes are stopped one at a time: what a pair promises to survive.
+    pub links_hold: bool,
     /// An operator is at hand who lets an empty group begin a new life at once.
     pub operator: bool,
     /// Those that lie in wait.
@@ -248,6 +262,7 @@ impl FaultPlan {
                 (1_000_000, 6_000_000),
             ]),
             one_at_a_time: rng.chance(0.45),
+            links_hold: false,
             operator: rng.chance(0.5),
             ambushes: (0..ambushes).map(|_| Ambush::draw(rng)).collect(),
         }

@@ -20,6 +20,9 @@
 //! * Faults come for some seconds, then all of them end, and the group must get well.
 //! * What must never happen is in [`invariants`], one property a file.
 //!
+//! * In groups of two (`pair`) either nothing is cut, and all of it must hold; or links fail, two may lead
+//!   at once, and once healed there must be one leader again that serves.
+//!
 //! # What is not simulated
 //!
 //! * A process that is stopped *between* the brain's decision and the act: a `Release` that was
@@ -29,6 +32,7 @@
 //! * Bytes that change under way or on disk (the fabric's checksums and the storage have tests
 //!   of their own), and replicas that lie.
 
+mod areas;
 pub mod clients;
 pub mod clock;
 pub mod copy;
@@ -58,6 +62,7 @@ mod body;
 mod describe;
 mod heal;
 mod observe;
+mod pair;
 mod strike;
 
 pub use coverage::Coverage;

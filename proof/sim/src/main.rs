@@ -25,8 +25,12 @@ struct Arguments {
     #[arg(long, default_value_t = 0)]
     start: u64,
     /// Replicas in each group.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(3..=5))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=5))]
     replicas: u8,
+    /// Let links fail in groups of two as well: two may lead at once then, and what clients were
+    /// promised is not looked at any more.
+    #[arg(long)]
+    cuts: bool,
     /// Protect the guest so (`plover policy list`); by default each seed chooses.
     #[arg(long, value_parser = policy)]
     policy: Option<&'static Preset>,
@@ -67,6 +71,8 @@ fn canary(name: &str) -> Result<Canary, String> {
         "trust-old-life" => Ok(Canary::TrustOldLife),
         "warm-forgets-syncs" => Ok(Canary::WarmForgetsSyncs),
         "forget-numbers" => Ok(Canary::ForgetNumbers),
+        "never-doubt" => Ok(Canary::NeverDoubt),
+        "clock-alone" => Ok(Canary::ClockAlone),
         _ => Err(format!("there is no canary '{name}'")),
     }
 }
@@ -78,6 +84,7 @@ fn main() -> ExitCode {
         .map(|minutes| Micros((minutes * 60e6) as u64));
     let mut options = Options {
         replicas: arguments.replicas,
+        cuts: arguments.cuts,
         policy: arguments.policy,
         faults_for,
         canary: arguments.canary.unwrap_or_default(),
@@ -149,6 +156,9 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
     if arguments.replicas != 3 {
         repeat += &format!(" --replicas {}", arguments.replicas);
     }
+    if arguments.cuts {
+        repeat += " --cuts";
+    }
     if let Some(preset) = arguments.policy {
         repeat += &format!(" --policy {}", preset.name);
     }
@@ -167,6 +177,8 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
         Canary::TrustOldLife => " --canary trust-old-life",
         Canary::WarmForgetsSyncs => " --canary warm-forgets-syncs",
         Canary::ForgetNumbers => " --canary forget-numbers",
+        Canary::NeverDoubt => " --canary never-doubt",
+        Canary::ClockAlone => " --canary clock-alone",
     };
     let why = outcome
         .violation

@@ -10,7 +10,7 @@ use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note, OperatorInput};
+use plover_replica::{Event, Note, OperatorInput, Replica};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
@@ -103,7 +103,11 @@ impl World {
             return;
         }
         if life > self.life {
-            self.begin_life(who, life);
+            if self.goes_on(who) {
+                self.begin_alone(who, life);
+            } else {
+                self.begin_life(who, life);
+            }
         }
         let read = if life == read_life { read } else { Index(0) };
         let from = read.max(status.base).next();
@@ -132,6 +136,7 @@ impl World {
             }
             self.check_nobody_held(who, life);
             self.coverage.hit("life: begun by the operator's word");
+            self.is_split = false;
             self.invariants.new_life();
         }
         self.life = life;
@@ -146,7 +151,9 @@ impl World {
             .map(|(_, replica)| replica.consensus_core().status())
             .max_by_key(|s| s.last);
         let Some(best) = best else { return };
-        let holder = others().find(|(id, r)| r.status().holds_state && best.in_sync.contains(*id));
+        // One of two that doubts what it holds may not go on with it.
+        let holds = |r: &Replica| r.status().holds_state && !r.consensus_core().status().doubts;
+        let holder = others().find(|(id, r)| holds(r) && best.in_sync.contains(*id));
         if let Some((holder, _)) = holder {
             let in_sync = best.in_sync;
             self.check(Err(unwanted_life(format!(
@@ -201,6 +208,12 @@ impl World {
     fn on_elected(&mut self, who: ReplicaId, view: View) {
         let check = self.invariants.one_leader_a_view.elected(who, view);
         self.check(check);
+        if view > self.life && self.goes_on(who) {
+            let core = |r: &Replica| r.consensus_core().life();
+            if self.process(who).replica.as_deref().map(core) == Some(view) {
+                self.begin_alone(who, view);
+            }
+        }
         let process = &self.processes[usize::from(who.0)];
         if let Some(replica) = process.replica.as_deref() {
             let check = committed_not_lost::elected(who, replica, &self.invariants.log);
@@ -251,6 +264,7 @@ impl World {
             Phase::Hash | Phase::Copy => self.check_debt(who),
             _ => {}
         }
+        self.at_checkpoint(who, phase);
     }
 
     fn snapshot(&self, who: ReplicaId) -> Option<Snapshot> {

@@ -32,6 +32,9 @@ pub enum Plot {
     DeafAndDumb,
     /// The link between leader and secondary breaks again and again.
     BrokenRecord,
+    /// The secondary stands still until the leader has gone on without it; then the leader dies,
+    /// and the secondary wakes with an old state that its log vouches for.
+    LeftBehind,
 }
 
 /// All plots.
@@ -43,6 +46,14 @@ pub const PLOTS: [Plot; 5] = [
     Plot::BrokenRecord,
 ];
 
+/// Those of groups of two.
+pub const PLOTS_OF_PAIRS: [Plot; 4] = [
+    Plot::Sleeper,
+    Plot::Succession,
+    Plot::LeftBehind,
+    Plot::LeftBehind,
+];
+
 impl Plot {
     /// For the coverage.
     pub fn name(self) -> &'static str {
@@ -52,6 +63,7 @@ impl Plot {
             Self::Succession => "plot: succession",
             Self::DeafAndDumb => "plot: deaf and dumb",
             Self::BrokenRecord => "plot: broken record",
+            Self::LeftBehind => "plot: left behind",
         }
     }
 }
@@ -110,6 +122,17 @@ pub fn scenes(plot: Plot, cast: Cast, rng: &mut Rng) -> Vec<(Micros, Fault, Micr
         Plot::BrokenRecord => {
             let breaks = (0..6).map(|_| (ms(0, 400), Fault::Reset(leader, secondary), ms(1, 5)));
             breaks.collect()
+        }
+        Plot::LeftBehind => {
+            let death = ms(150, 600);
+            vec![
+                (
+                    Micros::ZERO,
+                    Fault::Stop(secondary, true),
+                    death + ms(1, 200),
+                ),
+                (death, Fault::Crash(leader), ms(20, 1500)),
+            ]
         }
     }
 }

@@ -120,6 +120,12 @@ impl Scenario {
         }
     }
 
+    /// Whatever a replica writes arrives, unless one of the two ends dies.
+    pub fn hold_links(&mut self) {
+        self.net.harsh = 0.0;
+        self.faults.links_hold = true;
+    }
+
     /// Makes the guest's lives short, in a group whose logs are on disk: only there can a crash
     /// leave a part of an old life beside a part of a new one.
     pub fn shorten_lives(&mut self) {
@@ -161,15 +167,19 @@ impl Scenario {
 }
 
 /// The policy of a seed that is given none: the default in every other seed, in the rest each of
-/// those that this version runs.
-pub fn preset_of(seed: u64) -> &'static Preset {
+/// those that this version runs. In a pair, one of those that need no third.
+pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
     let mut rng = Rng::new(mix(seed, POLICY_STREAM));
-    if rng.chance(0.5) {
+    if rng.chance(0.5) && !is_pair {
         return &VSMR;
     }
+    let runs = |policy: &Policy| {
+        let fits = !is_pair || policy.check_pair().is_ok();
+        policy.check().is_ok() && fits
+    };
     let others: Vec<&'static Preset> = PRESETS
         .iter()
-        .filter(|preset| **preset != VSMR && preset.policy.check().is_ok())
+        .filter(|preset| **preset != VSMR && runs(&preset.policy))
         .collect();
     rng.pick(&others)
 }

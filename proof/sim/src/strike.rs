@@ -4,7 +4,7 @@ use crate::coverage::killed_in;
 use crate::disk::Disk;
 use crate::faults::{Fault, Kind, Victim, aim, any_kind, span_of};
 use crate::heal::LOOK_EVERY;
-use crate::plots::{Cast, PLOTS, scenes};
+use crate::plots::{Cast, PLOTS, PLOTS_OF_PAIRS, scenes};
 use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
@@ -42,7 +42,10 @@ impl World {
         let cast = self.cast();
         let Some(cast) = cast else { return };
         let rng = &mut self.chance.faults;
-        let plot = rng.pick(&PLOTS);
+        let plot = match self.scenario.members.len() {
+            2 => rng.pick(&PLOTS_OF_PAIRS),
+            _ => rng.pick(&PLOTS),
+        };
         trace!(self, "PLOT {plot:?} on {cast:?}");
         self.coverage.hit(plot.name());
         for (late, fault, span) in scenes(plot, cast, &mut self.chance.faults) {
@@ -58,7 +61,11 @@ impl World {
             players.find(|(who, _)| *who != leader).map(|(who, _)| who)
         };
         let secondary = role_of(Role::Secondary)?;
-        let witness = role_of(Role::Witness)?;
+        // A pair has none, and no plot of pairs asks for it.
+        let witness = match self.scenario.members.len() {
+            2 => secondary,
+            _ => role_of(Role::Witness)?,
+        };
         Some(Cast {
             leader,
             secondary,
@@ -100,9 +107,10 @@ impl World {
 
     /// A fault strikes.
     pub(crate) fn strike(&mut self, fault: Fault, span: Option<Micros>) {
-        if self.healed_at.is_some() {
+        if self.healed_at.is_some() || !self.may_strike(fault) {
             return;
         }
+        self.links_failed |= fault.is_of_links();
         trace!(self, "FAULT {fault:?}");
         let span = span.unwrap_or_else(|| span_of(fault, &mut self.chance.faults));
         let struck = match fault {
@@ -216,6 +224,9 @@ impl World {
             .map(|(_, replica)| replica.consensus_core().status().view);
         let known = views.max().unwrap_or_default();
         self.invariants.one_leader_a_view.forgotten(who, known);
+        // Nobody else has to promise the view of a life that one begins alone.
+        self.life = self.life.min(known);
+        self.invariants.one_sender_a_slot.forgotten(known);
         Some("fault: process killed, its disk lost")
     }
 
@@ -246,6 +257,8 @@ impl World {
             return None;
         }
         process.state = State::Stopped;
+        self.stopped_at = now;
+        let process = self.process_mut(who);
         if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| with_guest) {
             hypervisor.freeze(now);
         }
@@ -258,6 +271,7 @@ impl World {
         if self.process(who).state != State::Stopped {
             return;
         }
+        self.stopped_at = now;
         // The node takes its sources one after the other: first the fabric, then the rest.
         let by_source = self.chance.faults.chance(0.5);
         let process = self.process_mut(who);

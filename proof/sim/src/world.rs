@@ -1,11 +1,13 @@
 //! The simulated world: it owns everything and lets one thing happen after the other.
 
+use crate::areas::Areas;
 use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::coverage::Coverage;
 use crate::history::Histories;
 use crate::invariants::{Check, Invariants, Violation};
 use crate::net::Net;
+use crate::pair;
 use crate::process::{Process, State};
 use crate::rng::Rng;
 use crate::scenario::{Scenario, has_short_lives, preset_of};
@@ -24,6 +26,9 @@ const HAPPENINGS_MAX: u64 = 20_000_000;
 pub struct Options {
     /// Replicas in the group.
     pub replicas: u8,
+    /// In a group of two, whether links break as well. Then two replicas may lead at once, and what
+    /// clients were promised is not asked of them any more.
+    pub cuts: bool,
     /// How the guest is protected, if not as the seed says.
     pub policy: Option<&'static Preset>,
     /// How long faults come, if not for as long as the seed says.
@@ -38,6 +43,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             replicas: 3,
+            cuts: false,
             policy: None,
             faults_for: None,
             canary: Canary::None,
@@ -62,6 +68,12 @@ pub struct World {
     pub(crate) violation: Option<Violation>,
     /// The life of the guest that the group is in.
     pub(crate) life: View,
+    /// The links of this group have failed, so that two of its replicas may lead at once.
+    pub(crate) links_failed: bool,
+    /// They do, or did.
+    pub(crate) is_split: bool,
+    /// When a process was last stopped or went on.
+    pub(crate) stopped_at: Micros,
     /// When the operator last let the group begin another life.
     pub(crate) operator_spoke_at: Option<Micros>,
     pub(crate) healed_at: Option<Micros>,
@@ -71,6 +83,7 @@ pub struct World {
     /// What the replica whose turn it is was told.
     pub(crate) cause: &'static str,
     pub(crate) chance: Chance,
+    pub(crate) areas: Areas,
 }
 
 /// The streams of random decisions, one for each part of the world.
@@ -93,13 +106,18 @@ impl World {
         let mut scenario = Scenario::draw(
             &mut draw,
             options.replicas,
-            options.policy.unwrap_or_else(|| preset_of(seed)),
+            options
+                .policy
+                .unwrap_or_else(|| preset_of(seed, options.replicas == 2)),
             options.faults_for,
             options.canary,
         );
         let (short_lives, lives) = has_short_lives(seed);
         if short_lives {
             scenario.shorten_lives();
+        }
+        if options.replicas == 2 && !options.cuts {
+            scenario.hold_links();
         }
         let mut plan = Schedule::default();
         let net = Net::new(scenario.net, rng.fork(2), &scenario.members, &mut plan);
@@ -140,12 +158,16 @@ impl World {
             trace: Trace::new(options.trace),
             violation: None,
             life: View::NONE,
+            links_failed: false,
+            is_split: false,
+            stopped_at: Micros::ZERO,
             operator_spoke_at: None,
             healed_at: None,
             finished: false,
             active_faults: 0,
             cause: "",
             chance,
+            areas: Areas::draw(seed),
             scenario,
         }
     }
@@ -251,6 +273,9 @@ impl World {
     /// A check's outcome: the first violation ends the run.
     pub(crate) fn check(&mut self, check: Check) {
         if let Err(violation) = check {
+            if self.is_split && pair::BROKEN_BY_A_SPLIT.contains(&violation.invariant) {
+                return self.coverage.hit("pair: what a split brain breaks");
+            }
             trace!(self, "VIOLATED {violation}");
             self.violation.get_or_insert(violation);
         }

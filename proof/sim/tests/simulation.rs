@@ -26,9 +26,11 @@ fn fail(outcome: &Outcome, options: &Options) -> ! {
         .policy
         .map(|preset| format!(" --policy {}", preset.name))
         .unwrap_or_default();
+    let cuts = if options.cuts { " --cuts" } else { "" };
     panic!(
-        "{tail}\n\nseed {0}: {violation}\nrepeat it with: ./x sim --seed {0} --trace{policy}",
-        outcome.seed
+        "{tail}\n\nseed {0}: {violation}\nrepeat it with: ./x sim --seed {0} --trace --replicas \
+         {1}{cuts}{policy}",
+        outcome.seed, options.replicas
     )
 }
 
@@ -138,6 +140,11 @@ fn catches_under(policy: Option<&'static Preset>, canary: Canary, seeds: u64, in
         canary,
         ..Options::default()
     };
+    catches_with(options, seeds, invariants);
+}
+
+fn catches_with(options: Options, seeds: u64, invariants: &[&str]) {
+    let canary = options.canary;
     let mut caught = None;
     run_many(0, seeds, threads(), &options, |outcome| {
         let found = outcome
@@ -288,4 +295,110 @@ fn five_replicas_hold() {
         }
         true
     });
+}
+
+/// Two replicas without a witness, and nothing cut: every invariant holds, and what they have for
+/// an election was reached.
+#[test]
+fn two_replicas_hold() {
+    let options = Options {
+        replicas: 2,
+        ..Options::default()
+    };
+    let coverage = all_hold(0, 600, &options);
+    for reached in [
+        "healed",
+        "pair: one took over alone",
+        "plot: left behind",
+        "plot: sleeper",
+        "failover: a new leader serves",
+        "fault: process stopped",
+        "join: the guest is protected",
+    ] {
+        assert!(coverage.of(reached) > 0, "no seed has reached '{reached}'");
+    }
+    assert_eq!(coverage.of("pair: two send as the guest"), 0);
+}
+
+/// The same with links that fail: both may lead, and one does in the end.
+#[test]
+fn two_replicas_that_were_parted_are_one_again() {
+    let options = Options {
+        replicas: 2,
+        cuts: true,
+        ..Options::default()
+    };
+    let coverage = all_hold(0, 600, &options);
+    for reached in [
+        "healed",
+        "pair: took over after links failed",
+        "pair: two send as the guest",
+    ] {
+        assert!(coverage.of(reached) > 0, "no seed has reached '{reached}'");
+    }
+}
+
+/// A secondary that was stopped serves what is old by then.
+#[test]
+fn a_secondary_that_never_doubts_is_caught() {
+    let found_by = ["external_consistency", "logs_agree", "committed_not_lost"];
+    catches_in_pairs(Canary::NeverDoubt, &found_by);
+}
+
+/// A leader that was stopped takes its own silence for the secondary's.
+#[test]
+fn a_leader_that_goes_on_by_its_clock_is_caught() {
+    let found_by = [
+        "external_consistency",
+        "one_sender_a_slot",
+        "logs_agree",
+        "committed_not_lost",
+    ];
+    catches_in_pairs(Canary::ClockAlone, &found_by);
+}
+
+fn catches_in_pairs(canary: Canary, invariants: &[&str]) {
+    let options = Options {
+        replicas: 2,
+        canary,
+        ..Options::default()
+    };
+    catches_with(options, 400, invariants);
+}
+
+/// Leaders die where COLO's figure 4 asks what becomes of a packet.
+#[test]
+fn leaders_die_in_every_area_of_figure_4() {
+    for replicas in [2, 3] {
+        let options = Options {
+            replicas,
+            policy: Preset::find("colo"),
+            ..Options::default()
+        };
+        let coverage = all_hold(9000, 300, &options);
+        for area in [
+            "area A: only the leader's guest has sent it",
+            "area B: both have sent it, none of it is out",
+            "area C: it is going out",
+            "area D: before the end mark",
+            "area D: after the end mark",
+        ] {
+            assert!(coverage.of(area) > 0, "nobody died in {area}");
+        }
+    }
+}
+
+/// Runs seeds that must hold and heal, and tells what they reached.
+fn all_hold(start: u64, seeds: u64, options: &Options) -> Coverage {
+    let mut coverage = Coverage::default();
+    run_many(start, seeds, threads(), options, |outcome| {
+        if outcome.violation.is_some() {
+            fail(&outcome, options);
+        }
+        coverage.merge(&outcome.coverage);
+        true
+    });
+    assert_eq!(coverage.of("healed"), seeds, "every group recovers");
+    println!("{coverage}");
+    coverage
 }

@@ -48,6 +48,11 @@ impl OneSenderASlot {
         }
     }
 
+    /// A disk was lost, and with it the only word of views above `known`.
+    pub fn forgotten(&mut self, known: View) {
+        self.newest = self.newest.filter(|(view, _)| *view <= known);
+    }
+
     /// The slots of a new life are counted anew.
     pub fn new_life(&mut self) {
         self.slots.clear();

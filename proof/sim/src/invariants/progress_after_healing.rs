@@ -10,7 +10,7 @@
 use super::{Check, Violation};
 use apus::Phase;
 use plover_replica::Replica;
-use plover_types::{Micros, ReplicaId, View};
+use plover_types::{Micros, ReplicaId, ReplicaSet, View};
 
 /// How long after the end of all faults the group may take. A joiner's patience of 15 s, once,
 /// with the copy that follows, is the longest single wait.
@@ -144,8 +144,11 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
         .filter(|status| status.phase != Phase::Recovering)
         .collect();
     let best = remember.iter().max_by_key(|status| status.last);
-    let may = best.is_some_and(|best| holders().any(|(id, _)| best.in_sync.contains(id)));
-    if may && remember.len() > members / 2 {
+    let sure = |replica: &Replica| !replica.consensus_core().status().doubts;
+    let named = |set: ReplicaSet| holders().any(|(id, r)| set.contains(id) && sure(r));
+    let may = best.is_some_and(|best| named(best.in_sync));
+    let needed = if members == 2 { 1 } else { members / 2 + 1 };
+    if may && remember.len() >= needed {
         Outlook::Alive
     } else {
         Outlook::Stuck

@@ -1,0 +1,112 @@
+//! Leaders that die just where COLO's figure 4 asks what becomes of a packet.
+
+use crate::faults::Fault;
+use crate::rng::{Rng, mix};
+use crate::world::World;
+use plover_replica::{Area, Replica};
+use plover_syncvm::Phase;
+use plover_types::{ReplicaId, SyncNo};
+
+/// Names the stream of these decisions: they were added when there were seeds that others cite.
+const AREA_STREAM: u64 = 15;
+
+/// How often a leader dies that comes there.
+const CHANCE: f64 = 0.02;
+
+/// Where the leaders of a seed die.
+#[derive(Debug)]
+pub struct Areas {
+    area: Option<Area>,
+    rng: Rng,
+}
+
+impl Areas {
+    /// Of a seed; most have none.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = Rng::new(mix(seed, AREA_STREAM));
+        let area = rng.pick(&[Area::A, Area::B, Area::C, Area::D]);
+        let area = rng.chance(0.4).then_some(area);
+        Self { area, rng }
+    }
+}
+
+impl World {
+    /// Whether the leader `who` is to die in this area now.
+    fn dies_in(&mut self, who: ReplicaId, area: Area) -> bool {
+        let calm = !self.scenario.faults.one_at_a_time || self.active_faults == 0;
+        let begun = self.plan.now() >= self.scenario.faults.begin;
+        let protected = |replica: &Replica| replica.status().protected;
+        self.healed_at.is_none()
+            && self.areas.area == Some(area)
+            && calm
+            && begun
+            && self.process(who).replica.as_deref().is_some_and(protected)
+            && self.areas.rng.chance(CHANCE)
+    }
+
+    fn die_in(&mut self, who: ReplicaId, name: &'static str) {
+        self.coverage.hit(name);
+        self.strike(Fault::Crash(who), None);
+    }
+
+    /// The turn of a replica is over in which its guest has sent something.
+    pub(crate) fn after_outputs(&mut self, who: ReplicaId) {
+        let Some(leader) = self.process(who).replica.as_deref() else {
+            return;
+        };
+        let heard = leader.heard();
+        let waits = leader.awaits_a_match();
+        // Nothing of the secondary's is on its way either.
+        let is_new = self
+            .running()
+            .any(|(id, replica)| id != who && replica.said().is_some() && replica.said() == heard);
+        if waits && is_new && self.dies_in(who, Area::A) {
+            self.die_in(who, "area A: only the leader's guest has sent it");
+        }
+    }
+
+    /// Outputs of `slot` are about to go out. How many of the `frames` do: the leader dies after
+    /// them, or with `None` it does not.
+    pub(crate) fn cut_short(
+        &mut self,
+        who: ReplicaId,
+        slot: SyncNo,
+        frames: usize,
+    ) -> Option<usize> {
+        let leader = self.process(who).replica.as_deref()?;
+        if !leader.is_match(slot) {
+            return None;
+        }
+        if self.dies_in(who, Area::B) {
+            Some(0)
+        } else if self.dies_in(who, Area::C) {
+            Some(frames.div_ceil(2))
+        } else {
+            None
+        }
+    }
+
+    /// The leader whose release was cut short dies.
+    pub(crate) fn die_releasing(&mut self, who: ReplicaId, sent: usize) {
+        let name = match sent {
+            0 => "area B: both have sent it, none of it is out",
+            _ => "area C: it is going out",
+        };
+        self.die_in(who, name);
+    }
+
+    /// A checkpoint has come to this phase.
+    pub(crate) fn at_checkpoint(&mut self, who: ReplicaId, phase: Phase) {
+        if !self.scenario.releases_on_match() {
+            return;
+        }
+        let name = match phase {
+            Phase::Transfer => "area D: before the end mark",
+            Phase::Apply => "area D: after the end mark",
+            _ => return,
+        };
+        if self.dies_in(who, Area::D) {
+            self.die_in(who, name);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Groups of two, where one goes on without the other's vote (docs/decisions/0018).
+//!
+//! While links hold, every invariant is asked for. Where links fail, both may lead: from the moment
+//! at which one takes over, what a split brain breaks is not looked at any more, until a new guest
+//! is booted. What remains must hold all the same: views are led once, memories are equal after a
+//! sync, nobody panics or spins, and when all is healed one leader serves a protected guest.
+
+use crate::faults::Fault;
+use crate::process::State;
+use crate::trace::trace;
+use crate::world::World;
+use plover_types::{Index, Micros, ReplicaId, View};
+
+/// The invariants that compare what two replicas have told the world, or their logs.
+pub(crate) const BROKEN_BY_A_SPLIT: [&str; 8] = [
+    "committed_not_lost",
+    "debt_never_forgotten",
+    "disks_survive",
+    "external_consistency",
+    "inputs_in_order",
+    "logs_agree",
+    "one_sender_a_slot",
+    "streams_go_on",
+];
+
+/// Between two standstills in a group whose links hold: time for a heartbeat and its answer. A
+/// backup that is stopped right after its leader was cannot tell that leader from a dead one.
+const CALM: Micros = Micros(200_000);
+
+impl World {
+    /// Whether a fault is one that this group promises to survive.
+    pub(crate) fn may_strike(&self, fault: Fault) -> bool {
+        if !self.scenario.faults.links_hold {
+            return true;
+        }
+        let stands = |who: &ReplicaId| self.process(*who).state == State::Stopped;
+        let calm = self.plan.now().since(self.stopped_at) > CALM
+            && !self.scenario.members.iter().any(stands);
+        let is_stop = matches!(fault, Fault::Stop(..));
+        !fault.is_of_links() && (!is_stop || calm)
+    }
+
+    /// Whether the newest life of `who`'s log is the old one's log gone on with.
+    pub(crate) fn goes_on(&self, who: ReplicaId) -> bool {
+        let Some(replica) = self.process(who).replica.as_deref() else {
+            return false;
+        };
+        let consensus = replica.consensus_core();
+        let base = consensus.status().base;
+        let first = consensus.entry(base.next());
+        base > Index(0) || first.is_some_and(|entry| entry.viewstamp.view < consensus.life())
+    }
+
+    /// One of two leads without the other's vote.
+    pub(crate) fn begin_alone(&mut self, who: ReplicaId, life: View) {
+        trace!(self, "{who} goes on alone, as life {life}");
+        self.life = life;
+        self.coverage.hit("pair: one took over alone");
+        if self.links_failed && !self.is_split {
+            self.is_split = true;
+            self.coverage.hit("pair: took over after links failed");
+        }
+    }
+}
