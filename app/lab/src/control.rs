@@ -187,6 +187,11 @@ impl DaemonStatus {
         self.more.get("holds_state").and_then(Value::as_bool) == Some(true)
     }
 
+    /// Whether it says that two replicas of its group may lead at once.
+    pub fn can_split(&self) -> bool {
+        self.more.get("can_split").and_then(Value::as_bool) == Some(true)
+    }
+
     /// The number of its view, by which later views exceed earlier ones, and who leads it;
     /// none before the first.
     pub fn view_parts(&self) -> Option<(u64, u8)> {

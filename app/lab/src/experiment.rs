@@ -173,6 +173,17 @@ impl Experiment {
         Ok((id, before_us))
     }
 
+    /// Lets the leader crash in an area of COLO's figure 4. Returns which one it was, and a moment
+    /// before its death.
+    pub fn crash_in_area(&mut self, area: &str) -> Result<(u8, u64)> {
+        self.wait_until_protected()?;
+        self.note_syncs();
+        let id = self.lab().find(&Target::Role("leader".into()))?;
+        let before_us = crate::trace::now_us();
+        self.lab().crash_in_area(id, area, &self.progress)?;
+        Ok((id, before_us))
+    }
+
     /// Starts a replica again, and waits until it takes part.
     pub fn restart(&mut self, id: u8) -> Result<()> {
         let progress = self.progress.clone();

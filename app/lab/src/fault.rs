@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::trace::now_us;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer
@@ -127,7 +127,21 @@ impl Lab {
     /// It refused, or no syncvm came to that phase.
     pub fn crash_in_phase(&self, id: u8, phase: &str, progress: &Progress) -> Result<()> {
         let request = json!({"op": "crash_in_phase", "phase": phase});
-        match self.control(id).request(&request) {
+        self.crash_when(id, &request, &format!("phase {phase}"), progress)
+    }
+
+    /// Lets a leader crash in an area of COLO's figure 4, and waits until it has: `a`, `b`, `c` or
+    /// `d`, in the life of an output that is released on a match.
+    ///
+    /// # Errors
+    /// It refused, or no output came to that.
+    pub fn crash_in_area(&self, id: u8, area: &str, progress: &Progress) -> Result<()> {
+        let request = json!({"op": "crash_in_area", "area": area});
+        self.crash_when(id, &request, &format!("area {area}"), progress)
+    }
+
+    fn crash_when(&self, id: u8, request: &Value, when: &str, progress: &Progress) -> Result<()> {
+        match self.control(id).request(request) {
             // It may crash before it has said that it will.
             Ok(_) | Err(ControlError::Silent { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -135,14 +149,14 @@ impl Lab {
         let deadline = Instant::now() + CRASH_WITHIN;
         while self.check_daemon(id).is_ok() {
             if Instant::now() > deadline {
-                bail!("replica {id} has come to no syncvm's phase {phase}");
+                bail!("replica {id} has not come to {when}");
             }
             progress.sleep(Duration::from_millis(10))?;
         }
         for process in process::in_namespace(&self.host(id).path()) {
             process.signal(Signal::KILL);
         }
-        progress.say(format!("replica {id}: crashed in phase {phase}"));
+        progress.say(format!("replica {id}: crashed in {when}"));
         Ok(())
     }
 

@@ -14,6 +14,8 @@ pub struct Options {
     pub name: LabName,
     /// How the guest is protected.
     pub policy: PolicyName,
+    /// How many replicas, if not as many as the policy takes.
+    pub replicas: Option<u8>,
     /// QEMU's machine type: `microvm` (default), `q35`, `pc`.
     pub machine: Option<String>,
     /// `auto` (default), `kvm`, `tcg`.
@@ -88,12 +90,14 @@ impl FromStr for DiskImage {
 }
 
 impl Options {
-    /// How many replicas the policy takes: `none` is one, everything else three.
+    /// How many replicas: as asked for, or what the policy takes. `none` is one, everything else
+    /// three.
     pub fn replicas(&self) -> u8 {
-        match self.policy {
+        let usual = match self.policy {
             PolicyName::None => 1,
             PolicyName::Preset(_) => 3,
-        }
+        };
+        self.replicas.unwrap_or(usual)
     }
 }
 

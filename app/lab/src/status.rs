@@ -3,6 +3,7 @@
 use crate::control::{Control, ControlError, DaemonStatus, SyncStatus};
 use crate::process::Life;
 use crate::state::{LabDir, LabState, ReplicaState};
+use plover_node::SPLIT_WARNING;
 use serde::Serialize;
 use std::fmt;
 use std::fs::File;
@@ -181,6 +182,12 @@ impl ReplicaStatus {
             == Some(true)
     }
 
+    /// Whether it says that two replicas of its group may lead at once.
+    fn can_split(&self) -> bool {
+        let said = self.more.get("can_split");
+        said.and_then(serde_json::Value::as_bool) == Some(true)
+    }
+
     /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
     fn copy_in_words(&self) -> Option<String> {
         let copy = self.more.get("copy")?;
@@ -339,6 +346,9 @@ impl fmt::Display for LabStatus {
                 writeln!(f, "{words}")?;
             }
         }
+        if self.replicas.iter().any(ReplicaStatus::can_split) {
+            writeln!(f, "Warning: {SPLIT_WARNING}.")?;
+        }
         match self.after_a_loss() {
             Some(advice) => writeln!(f, "{advice}"),
             None => Ok(()),
@@ -461,6 +471,15 @@ mod tests {
         }
         std::fs::write(&log, "plover: old\nINFO role\n").unwrap();
         assert_eq!(last_error(&log), None, "it ran on after that");
+    }
+
+    #[test]
+    fn two_replicas_say_that_they_can_split() {
+        let mut one = said(0, "leader", "1@r0", true);
+        assert!(!lab(vec![one.clone()]).to_string().contains("Warning"));
+        one.more.insert("can_split".into(), true.into());
+        let table = lab(vec![one, said(1, "secondary", "1@r0", false)]).to_string();
+        assert!(table.contains("Warning: two replicas without"), "{table}");
     }
 
     #[test]

@@ -157,6 +157,9 @@ pub struct UpOptions {
     /// How the guest is protected: see `plover policy list`. `none`: not at all (the baseline).
     #[arg(long, value_name = "POLICY", default_value = "vsmr")]
     policy: PolicyName,
+    /// How many replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
+    replicas: Option<u8>,
     /// The guest's machine type [default: microvm].
     #[arg(long, value_parser = ["microvm", "q35", "pc"])]
     machine: Option<String>,
@@ -214,6 +217,7 @@ impl UpOptions {
             name,
             firmware,
             policy: self.policy,
+            replicas: self.replicas,
             machine: self.machine,
             accel: self.accel,
             vcpus: self.vcpus,

@@ -36,7 +36,7 @@ pub fn run(command: PolicyCommand) -> Result<ExitCode> {
 }
 
 fn none_json() -> Value {
-    json!({"name": "none", "aliases": [], "about": NONE_ABOUT, "axes": null, "refused": null})
+    json!({"name": "none", "aliases": [], "about": NONE_ABOUT, "axes": null, "needs_witness": false, "refused": null})
 }
 
 fn preset_json(preset: &Preset) -> Value {
@@ -45,6 +45,7 @@ fn preset_json(preset: &Preset) -> Value {
         "aliases": preset.aliases,
         "about": preset.about,
         "axes": preset.policy,
+        "needs_witness": preset.policy.check_pair().is_err(),
         "refused": preset.policy.check().err().map(|error| error.to_string()),
     })
 }
@@ -70,6 +71,15 @@ fn table() -> String {
     }
     let _ = writeln!(text, "{:<15} {NONE_ABOUT}", "none");
     let _ = writeln!(text);
+    let of_pairs = PRESETS
+        .iter()
+        .filter(|preset| preset.policy.check_pair().is_ok());
+    let of_pairs: Vec<&str> = of_pairs.map(|preset| preset.name).collect();
+    let _ = writeln!(
+        text,
+        "with two replicas, which can split: {}",
+        of_pairs.join(", ")
+    );
     for preset in PRESETS.iter().filter(|preset| !preset.aliases.is_empty()) {
         let also = preset.aliases.join(", ");
         let _ = writeln!(text, "{} is also called {also}", preset.name);
@@ -95,6 +105,11 @@ fn describe(preset: &Preset) -> String {
     if !preset.aliases.is_empty() {
         let _ = writeln!(text, "  also called {}", preset.aliases.join(", "));
     }
+    let replicas = match policy.check_pair() {
+        Ok(()) => "two, which can split, or three",
+        Err(_) => "three",
+    };
+    let _ = writeln!(text, "  {:<10} {replicas}", "replicas");
     if let Err(error) = policy.check() {
         let _ = writeln!(text, "  refused by this version: {error}");
     }

@@ -4,7 +4,7 @@ use crate::output;
 use anyhow::{Result, anyhow, bail};
 use plover_lab::control::Control;
 use plover_lab::prerequisites;
-use plover_node::ReplicaConfig;
+use plover_node::{ReplicaConfig, SPLIT_WARNING};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -80,6 +80,9 @@ pub fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
         isr.join(" "),
         status.plover_pid,
     ))?;
+    if status.can_split() {
+        output::print(format_args!("warning   {SPLIT_WARNING}\n"))?;
+    }
     if status.sync.count > 0 {
         let sync = &status.sync;
         output::print(format_args!(

@@ -95,7 +95,9 @@ pub struct GroupConfig {
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
     /// The replicas, this one included: `[[group.replica]]` with `id`, `address` and, if it is
-    /// not the group's, `fabric`. One alone runs the guest unreplicated.
+    /// not the group's, `fabric`. One alone runs the guest unreplicated. Two have no witness: each
+    /// goes on without the other, so a cut between them makes two guests that both answer clients
+    /// (docs/decisions/0018); policies that order all inputs refuse it.
     pub replica: Vec<PeerConfig>,
     /// The fabric of each replica that names none: `tcp` (default), `shm` or `ofi`.
     #[serde(default)]
@@ -312,7 +314,7 @@ impl ReplicaConfig {
             ));
         }
         match (self.policy.name, members.len()) {
-            (PolicyName::None, 1) | (PolicyName::Preset(_), 3 | 5 | 7 | 9) => {}
+            (PolicyName::None, 1) | (PolicyName::Preset(_), 2 | 3 | 5 | 7 | 9) => {}
             (PolicyName::None, n) => {
                 return mismatch(format!(
                     "policy.name = \"none\" runs one replica alone, the group has {n}"
@@ -320,11 +322,16 @@ impl ReplicaConfig {
             }
             (name, n) => {
                 return mismatch(format!(
-                    "policy.name = \"{name}\" needs 3, 5, 7 or 9 replicas, the group has {n}"
+                    "policy.name = \"{name}\" needs 3, 5, 7 or 9 replicas, or 2 \
+                     under some policies (plover policy list), the group has {n}"
                 ));
             }
         }
         let axes = self.policy.axes().map_err(ConfigError::Mismatch)?;
+        if self.can_split() {
+            axes.check_pair()
+                .map_err(|error| ConfigError::Mismatch(error.to_string()))?;
+        }
         let writable = self.disk.iter().any(|disk| !disk.readonly);
         if writable && axes.secondary == Secondary::Waits {
             return mismatch(
@@ -381,6 +388,11 @@ impl ReplicaConfig {
             return mismatch("group.log_mib must be at least 1".into());
         }
         group.check_fabrics().map_err(ConfigError::Mismatch)
+    }
+
+    /// Whether two replicas may lead at once after a cut: there is no third to decide.
+    pub(crate) fn can_split(&self) -> bool {
+        self.members().len() == 2
     }
 
     pub(crate) fn members(&self) -> ReplicaSet {
@@ -529,6 +541,29 @@ mod tests {
         assert!(peers(&two, Ofi).is_empty());
         let from_the_third = two.replace("me = 1", "me = 2");
         assert_eq!(peers(&from_the_third, Tcp), [0, 1]);
+    }
+
+    #[test]
+    fn two_replicas_go_with_policies_that_need_no_third() {
+        let two = GOOD.replace("{ id = 2, address = \"10.77.1.12:7700\" },", "");
+        for (policy, runs) in [
+            ("remus-25", true),
+            ("adaptive-remus", true),
+            ("colo", true),
+            ("plan1", true),
+            ("vsmr", false),
+            ("hybrid", false),
+            ("str", false),
+        ] {
+            let text = two.replace("[net]", &format!("[policy]\nname = '{policy}'\n[net]"));
+            let config = parse(&text);
+            assert_eq!(config.is_ok(), runs, "{policy}: {config:?}");
+            match config {
+                Ok(config) => assert!(config.can_split()),
+                Err(why) => assert!(why.contains("witness") && why.contains("remus"), "{why}"),
+            }
+        }
+        assert!(!parse(GOOD).unwrap().can_split());
     }
 
     #[test]

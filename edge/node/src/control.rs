@@ -36,6 +36,11 @@ pub(crate) enum Op {
     CrashInPhase {
         phase: plover_syncvm::Phase,
     },
+    /// Test hook: the same of a leader, at a moment in the life of an output that is released on a
+    /// match; `d` is the transfer of a checkpoint.
+    CrashInArea {
+        area: plover_replica::Area,
+    },
     /// Attach to the guest's console.
     Console,
 }

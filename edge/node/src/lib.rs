@@ -25,7 +25,7 @@ mod storage;
 mod tap;
 mod trace;
 
-pub use body::{ExitReason, run};
+pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{ConfigError, ReplicaConfig};
 pub use control::StopHandle;
 pub use fabric::FabricName;

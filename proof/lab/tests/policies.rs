@@ -9,14 +9,16 @@
 //! ./x test -p plover-lab-proof --test policies -- --ignored
 //! ```
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use plover_lab::experiment::Experiment;
 use plover_lab::options::{Options, PolicyName};
-use plover_lab::{Fault, Target};
-use plover_lab_proof::{prove, recover, role};
+use plover_lab::progress::Progress;
+use plover_lab::status::LabStatus;
+use plover_lab::{Fault, Lab, Target};
+use plover_lab_proof::{prove, recover, role, with_lab};
 use plover_policy::PRESETS;
 use plover_syncvm::Phase;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn under(policy: &str) -> Options {
     Options {
@@ -137,18 +139,131 @@ fn a_guest_whose_outputs_are_matched_goes_on() {
     });
 }
 
-/// COLO, at the points of its figure 4: between a match and the next (A to C), and within a
-/// checkpoint (D), before and after its end mark.
+/// COLO, under the faults that every policy is put to.
 #[test]
 fn a_guest_in_coarse_grained_lockstep_goes_on() {
     prove("t-colo", under("colo"), |lab| {
         outputs_match(lab)?;
         the_leader_dies(lab)?;
         outputs_match(lab)?;
-        the_leader_dies_in(lab, Phase::Transfer)?;
+        the_secondary_dies(lab)?;
+        for phase in phases("colo".parse().expect("a policy")) {
+            outputs_match(lab)?;
+            the_leader_dies_in(lab, *phase)?;
+        }
         outputs_match(lab)?;
-        the_leader_dies_in(lab, Phase::Apply)
+        the_leader_stands_still(lab)?;
+        outputs_match(lab)?;
+        the_leader_is_cut_off(lab)
     });
+}
+
+/// COLO's figure 4: an output of the leader's guest alone (A), of both and not released (B), half
+/// released (C), and a checkpoint before its end mark (D); after it is `Phase::Apply`, above.
+#[test]
+fn a_leader_dies_in_each_area_of_figure_4() {
+    prove("t-areas", under("colo"), |lab| {
+        for area in ["a", "b", "c", "d"] {
+            outputs_match(lab)?;
+            let (leader, at) = lab.crash_in_area(area)?;
+            lab.wait_for_failover(leader, at)?;
+            lab.wait_until_protected_again(at)?;
+            recover(lab, leader)?;
+        }
+        Ok(())
+    });
+}
+
+fn two_under(policy: &str) -> Options {
+    Options {
+        replicas: Some(2),
+        ..under(policy)
+    }
+}
+
+/// What two replicas go through: with nobody to take the dead one's place, it comes back first.
+fn two_survive(lab: &mut Experiment, policy: &str) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    recover(lab, leader)?;
+    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    recover(lab, secondary)?;
+    for phase in phases(policy.parse().expect("a policy")) {
+        let name = serde_json::to_value(phase)?;
+        let name = name.as_str().unwrap_or_default();
+        let (leader, at) = lab.crash_in_phase(&role("leader"), name)?;
+        lab.wait_for_failover(leader, at)?;
+        recover(lab, leader)?;
+    }
+    the_leader_stands_still(lab)?;
+    the_secondary_stands_still(lab)
+}
+
+/// The leader goes on alone; what the secondary has when it wakes is old.
+fn the_secondary_stands_still(lab: &mut Experiment) -> Result<()> {
+    let (secondary, at) = lab.strike(Fault::Stop, &role("secondary"))?;
+    lab.progress().sleep(Duration::from_secs(3))?;
+    lab.strike(Fault::Continue, &Target::Replica(secondary))?;
+    lab.wait_for_answers(at)?;
+    lab.wait_until_protected_again(at)
+}
+
+#[test]
+fn two_replicas_that_checkpoint_go_on_without_each_other() {
+    prove("t-two-remus", two_under("remus-25"), |lab| {
+        two_survive(lab, "remus-25")
+    });
+}
+
+#[test]
+fn two_replicas_in_lockstep_go_on_without_each_other() {
+    prove("t-two-colo", two_under("colo"), |lab| {
+        two_survive(lab, "colo")
+    });
+}
+
+/// The price of two: a cut makes two leaders. When it is over there is one, with the higher view, and
+/// the other one's guest is gone.
+#[test]
+fn two_replicas_are_one_again_after_a_cut() {
+    let work = |lab: &mut Lab, progress: &Progress| -> Result<()> {
+        let mut traces = lab.traces();
+        let first = lab.find(&role("leader"))?;
+        lab.fault(Fault::Cut { from: None }, first)?;
+        wait_until(lab, progress, "both serve", |status| {
+            status.replicas.iter().all(|replica| replica.serving)
+        })?;
+        let table = lab.status().to_string();
+        ensure!(table.contains("Warning: two replicas"), "{table}");
+        lab.fault(Fault::Heal, first)?;
+        lab.wait_until_settled(&mut traces, progress, Duration::from_secs(90))?;
+        let status = lab.status();
+        let roles: Vec<&str> = status.replicas.iter().map(|r| r.role.as_str()).collect();
+        ensure!(
+            roles.contains(&"leader") && roles.contains(&"secondary"),
+            "{status}"
+        );
+        let leader = lab.find(&role("leader"))?;
+        ensure!(leader != first, "the lower view leads\n{status}");
+        ensure!(lab.guest_answers(Duration::from_secs(10)), "no answer");
+        Ok(())
+    };
+    with_lab("t-two-cut", two_under("remus-25"), work).expect("one again");
+}
+
+fn wait_until(
+    lab: &Lab,
+    progress: &Progress,
+    what: &str,
+    holds: impl Fn(&LabStatus) -> bool,
+) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds(&lab.status()) {
+        ensure!(Instant::now() < deadline, "not {what}\n{}", lab.status());
+        progress.sleep(Duration::from_millis(50))?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::{announce, clock};
 use plover_fabric::Fabric;
 use plover_replica::{Action, Note};
 use plover_syncvm::blocks::BlockMask;
-use plover_types::{Lane, ReplicaId};
+use plover_types::{Frame, Lane, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
 
 impl Body {
@@ -49,14 +49,7 @@ impl Body {
             Action::StageDisks { sync, chunks } => self.stage_disks(sync, &chunks),
             Action::Feed(frames) => self.feed(&frames),
             Action::Operate(input) => self.operate(&input),
-            Action::Release { frames, .. } => {
-                self.held.release(clock::now(), frames.len());
-                for frame in &frames {
-                    if !self.tap.write(frame) {
-                        tracing::debug!("the TAP did not take a frame");
-                    }
-                }
-            }
+            Action::Release { slot, frames } => self.release(slot, &frames),
             Action::FaceClients(facing) => {
                 self.facing = facing;
                 self.tap.drain();
@@ -67,6 +60,19 @@ impl Body {
             Action::Note(note) => self.note(note),
         }
         Ok(())
+    }
+
+    fn release(&mut self, slot: SyncNo, frames: &[Frame]) {
+        let crash = self.crash_in_release(slot, frames.len());
+        self.held.release(clock::now(), frames.len());
+        for frame in &frames[..crash.unwrap_or(frames.len())] {
+            if !self.tap.write(frame) {
+                tracing::debug!("the TAP did not take a frame");
+            }
+        }
+        if crash.is_some() {
+            self.crash();
+        }
     }
 
     fn write(&mut self, to: ReplicaId, lane: Lane, bytes: &[u8]) {

@@ -42,6 +42,10 @@ impl Body {
                             self.crash_in = Some(phase);
                             json!({"ok": true})
                         }
+                        Op::CrashInArea { area } => {
+                            self.crash_at = Some(area);
+                            json!({"ok": true})
+                        }
                         Op::Console => json!({"error": "console is a connection of its own"}),
                     };
                     let _ = reply.send(answer);
@@ -99,6 +103,8 @@ impl Body {
             "protected": status.protected,
             "serving": status.serving,
             "holds_state": status.holds_state,
+            "can_split": self.config.can_split(),
+            "doubts": self.replica.consensus_core().status().doubts,
             "guest_running": status.guest_running,
             "held_outputs": status.held_outputs,
             "idle_threshold_us": status.idle_threshold.0,

@@ -2,8 +2,8 @@
 
 use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
 use plover_disk::{Attachment, DiskError};
-use plover_replica::{Event, Note, OperatorInput, Role};
-use plover_types::{Frame, Unconsumed};
+use plover_replica::{Area, Event, Note, OperatorInput, Role};
+use plover_types::{Frame, SyncNo, Unconsumed};
 use plover_vm::{QemuVm, Vm, VmCommand, VmEvent};
 use std::io::Write;
 use std::sync::mpsc::TrySendError;
@@ -27,6 +27,9 @@ impl Body {
         }
         if !outputs.is_empty() {
             self.apply(Event::Outputs(outputs))?;
+            if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
+                self.crash();
+            }
         }
         for event in happened {
             let event = match event {
@@ -170,8 +173,19 @@ impl Body {
                 self.checksum(sync.0);
             }
         }
-        if self.crash_in == Some(phase) {
+        let transfers = phase == plover_syncvm::Phase::Transfer;
+        if self.crash_in == Some(phase) || (transfers && self.crash_at == Some(Area::D)) {
             self.crash();
+        }
+    }
+
+    /// How many of the frames that go out are to go before a crash, if one is to come here.
+    pub(super) fn crash_in_release(&self, slot: SyncNo, frames: usize) -> Option<usize> {
+        let area = self.crash_at.filter(|_| self.replica.is_match(slot))?;
+        match area {
+            Area::B => Some(0),
+            Area::C => Some(frames.div_ceil(2)),
+            Area::A | Area::D => None,
         }
     }
 
@@ -185,7 +199,7 @@ impl Body {
     }
 
     /// As if the host had lost its power.
-    fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         if let Some(fabric) = &mut self.fabric {
             // What was sent until now has been sent.
             fabric.flush();

@@ -15,7 +15,7 @@ use crate::tap::Tap;
 use crate::trace::Trace;
 use plover_disk::{DiskEvent, Disks};
 use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
-use plover_replica::{Action, Event, Replica, Role};
+use plover_replica::{Action, Area, Event, Replica, Role};
 use plover_types::{Lane, Micros, ReplicaId};
 use plover_vm::{QemuConfig, QemuVm, Vm};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -32,6 +32,11 @@ const NICE: i32 = -10;
 /// Free memory that this process keeps: a few usual slots' pages. Well within the 64 MiB that a
 /// replica may hold beside its buffers.
 const KEPT_BYTES: libc::c_int = 16 << 20;
+
+/// What a group of two says at its start, and in its status.
+pub const SPLIT_WARNING: &str = "two replicas without a witness: if the link between them fails, \
+     both answer clients, and what one of them has answered is lost when it is back; a third replica \
+     rules that out";
 
 /// Why the node ended, when it ended as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +57,9 @@ pub fn run(
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
     let mut body = Body::open(config)?;
+    if body.config.can_split() {
+        tracing::warn!("{SPLIT_WARNING}");
+    }
     ready(body.control.handle());
     body.run()?;
     Ok(ExitReason::Stopped)
@@ -79,6 +87,7 @@ struct Body {
     metrics: SyncMetrics,
     held: HeldOutputs,
     crash_in: Option<plover_syncvm::Phase>,
+    crash_at: Option<Area>,
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
@@ -153,6 +162,7 @@ impl Body {
             metrics: SyncMetrics::default(),
             held: HeldOutputs::default(),
             crash_in: None,
+            crash_at: None,
             dropped_inputs: 0,
             dropped_outputs: 0,
             last_failure,
