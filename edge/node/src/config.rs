@@ -340,13 +340,6 @@ impl ReplicaConfig {
                     .into(),
             );
         }
-        // A match says that the secondary's guest has said the same, not that its disk is durable.
-        if writable && axes.release == ReleaseWhen::Matched {
-            return mismatch(
-                "a [[disk]] that the guest writes needs policy.release = \"synced\", or readonly = true"
-                    .into(),
-            );
-        }
         if group.heartbeat_ms == 0 || group.timeout_ms < 3 * group.heartbeat_ms {
             return mismatch(format!(
                 "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",

@@ -139,11 +139,23 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
 
 #[test]
 fn the_newest_disk_is_booted_after_all_hosts_were_lost() {
+    all_hosts_are_lost("t-lost", "vsmr");
+}
+
+/// A write is acknowledged when both guests have said so, each after a flush to its own disk: no
+/// syncvm need have come in between.
+#[test]
+fn the_newest_disk_is_booted_where_outputs_are_released_on_match() {
+    all_hosts_are_lost("t-lost-hybrid", "hybrid");
+}
+
+fn all_hosts_are_lost(name: &str, policy: &str) {
     let _turn = Turn::wait();
-    let image = std::env::temp_dir().join(format!("plover-lost-{}.raw", std::process::id()));
+    let image = std::env::temp_dir().join(format!("plover-{name}-{}.raw", std::process::id()));
     std::fs::write(&image, vec![7; 16 << 20]).expect("a file is written");
     let options = Options {
-        name: "t-lost".parse().expect("a name"),
+        name: name.parse().expect("a name"),
+        policy: policy.parse().expect("a policy"),
         guest: Guest::Storm,
         program: Some(program().to_owned()),
         disks: vec![image.clone().into()],

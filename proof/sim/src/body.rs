@@ -296,12 +296,13 @@ impl World {
         let Some(hypervisor) = &process.hypervisor else {
             return;
         };
+        let on_match = self.scenario.releases_on_match();
         let (now, chance) = (hypervisor.guest.disk_blocks(), &mut self.chance.copies);
         let left = process.disk.copy.after_crash(&now, || chance.chance(0.5));
         if let Some(blocks) = left.filter(|blocks| !blocks.is_empty()) {
             self.coverage.hit("disks: looked at after a crash");
             let shown = &self.invariants.external_consistency;
-            let check = disks_survive::check(who, &blocks, shown, &self.histories);
+            let check = disks_survive::check(who, &blocks, shown, on_match, &self.histories);
             self.check(check);
         }
     }

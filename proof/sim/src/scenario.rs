@@ -65,8 +65,7 @@ impl Scenario {
         let needs_reset = rng.chance(0.5);
         let quick = rng.chance(0.7);
         // Half of the guests have disks, where the policy allows them.
-        let allowed = preset.policy.secondary == Secondary::Runs
-            && preset.policy.release == ReleaseWhen::Synced;
+        let allowed = preset.policy.secondary == Secondary::Runs;
         let disk_blocks = if allowed && pages % 2 == 0 { 4 } else { 0 };
         let guest = GuestHabits {
             pages,

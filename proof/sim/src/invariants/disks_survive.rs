@@ -20,6 +20,7 @@ pub fn check(
     who: ReplicaId,
     blocks: &[u64],
     shown: &ExternalConsistency,
+    on_match: bool,
     all: &Histories,
 ) -> Check {
     let Some((first, rest)) = blocks.split_first() else {
@@ -31,7 +32,7 @@ pub fn check(
         )));
     }
     let at = all.find(*first);
-    if at.is_some_and(|at| shown.is_contained_in(at, all)) {
+    if at.is_some_and(|at| shown.is_explained_by(at, on_match, all)) {
         return Ok(());
     }
     Err(violation(format!(

@@ -126,14 +126,14 @@ impl ExternalConsistency {
         self.explained(who, view, at, all)
     }
 
-    /// Whether a state of `at` contains all that clients have been shown. To have sent the same
-    /// does not count: disks have said nothing.
-    pub fn is_contained_in(&self, at: History, all: &Histories) -> bool {
+    /// Whether disks of the moment `at` explain all that clients have been shown: they contain it; or,
+    /// `on_match`, their guest had itself sent the same by then.
+    pub fn is_explained_by(&self, at: History, on_match: bool, all: &Histories) -> bool {
+        let explains = |(shown, _, spoken): &(History, ReplicaId, Spoken)| {
+            all.contains(at, *shown) || (on_match && all.has_sent(at, spoken))
+        };
         self.anchor.is_none_or(|(shown, _)| all.contains(at, shown))
-            && self
-                .shown
-                .iter()
-                .all(|(shown, ..)| all.contains(at, *shown))
+            && self.shown.iter().all(explains)
     }
 
     /// Whether clients have been shown anything.
