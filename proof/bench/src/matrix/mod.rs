@@ -19,6 +19,7 @@ mod plan;
 mod policies;
 mod report;
 mod state;
+mod variant;
 pub(crate) mod workload;
 
 pub(crate) use guests::build as build_guest;
@@ -32,6 +33,7 @@ use state::{Outcome, Run, State};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use variant::Variant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -47,7 +49,8 @@ pub(crate) struct Options {
     #[arg(long)]
     anew: bool,
     /// Only these cells: WORKLOAD, /POLICY or WORKLOAD/POLICY; several may be given. What
-    /// `--quick` leaves out can be named too.
+    /// `--quick` leaves out can be named too, and a policy with other settings, as
+    /// `/vsmr+slot_max_ms=20`.
     #[arg(long, value_name = "CELLS")]
     only: Vec<Cells>,
     /// How often everything is measured.
@@ -124,7 +127,12 @@ fn plan(options: &Options, known: &[String], chosen: &[String]) -> Result<Plan> 
     }
     let everything = options.full || !options.only.is_empty();
     let redis = |workload: &&workload::Workload| everything || workload.guest == "redis";
-    let policies = if everything { known } else { chosen };
+    let mut policies = if everything { known } else { chosen }.to_vec();
+    for variant in options.only.iter().filter_map(Cells::variant) {
+        if !policies.iter().any(|policy| policy == variant) {
+            policies.push(variant.to_owned());
+        }
+    }
     Ok(Plan {
         rounds: options.rounds.unwrap_or(if options.full { 5 } else { 2 }),
         warm_up_ms: if options.full { 1000 } else { 500 },
@@ -134,7 +142,7 @@ fn plan(options: &Options, known: &[String], chosen: &[String]) -> Result<Plan> 
             .filter(redis)
             .map(|workload| workload.name)
             .collect(),
-        policies: policies.to_vec(),
+        policies,
         only: options.only.clone(),
         lab: options.lab.clone(),
         // Who says how much is wanted gets that.
@@ -232,20 +240,22 @@ impl Bench<'_> {
 
     fn hopeless(&self, turn: &Turn) -> Option<String> {
         let tried = self.given_up.get(&(turn.guest, turn.policy.clone()));
-        self.refused.get(&turn.policy).or(tried).cloned()
+        self.refused.get(base(&turn.policy)).or(tried).cloned()
     }
 
     /// One lab, one workload after the other.
     fn turn(&mut self, turn: &Turn, state: &mut State) -> Result<()> {
         let began = Instant::now();
+        let variant = Variant::parse(&turn.policy)?;
         let options = [
             &["--guest".to_owned(), turn.guest.to_owned()],
+            &variant.options(&self.out.join("scratch/settings.toml"))?[..],
             &self.plan.lab[..],
         ]
         .concat();
         // For a run that comes after us when we are killed.
         let _ = std::fs::write(self.out.join("lab"), lab::own_name());
-        let up = guests::build(turn.guest).and_then(|()| Lab::up(&turn.policy, &options));
+        let up = guests::build(turn.guest).and_then(|()| Lab::up(variant.policy, &options));
         let lab = match up {
             Ok(lab) => lab,
             Err(error) => return self.no_lab(turn, state, began.elapsed(), error),
@@ -299,7 +309,7 @@ impl Bench<'_> {
     }
 
     fn missing(&self, state: &mut State, turn: &Turn, workload: &str, why: String) -> Result<()> {
-        if !self.refused.contains_key(&turn.policy) {
+        if !self.refused.contains_key(base(&turn.policy)) {
             eprintln!("{workload} under {}: {why}", turn.policy);
         }
         state.add(Run {
@@ -309,6 +319,11 @@ impl Bench<'_> {
             outcome: Outcome::Missing(why),
         })
     }
+}
+
+/// The policy that this is, or is a variant of.
+fn base(policy: &str) -> &str {
+    policy.split('+').next().unwrap_or(policy)
 }
 
 /// The lab of a run that was killed: its name stands in a file, with the number of a process that
@@ -371,6 +386,13 @@ mod tests {
         assert!(full.budget.is_none());
         let only = plan(options(|o| o.only = vec!["nginx/plan1".parse().unwrap()]));
         assert_eq!(only.turns().len(), 2, "what quick leaves out can be named");
+        let cells = ["nginx/vsmr", "nginx/vsmr+blocks=false"].map(|cell| cell.parse().unwrap());
+        let variants = plan(options(|o| o.only = cells.into()));
+        assert_eq!(
+            variants.turns().len(),
+            4,
+            "a variant is a policy of its own"
+        );
         let wrong = options(|o| o.only = vec!["redis/paxos".parse().unwrap()]);
         assert!(super::plan(&wrong, &known, &known).is_err());
     }

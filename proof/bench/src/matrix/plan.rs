@@ -1,6 +1,7 @@
 //! What is measured, and in which order.
 
 use super::measure::Spans;
+use super::variant::Variant;
 use super::workload::{ALL, Workload};
 use crate::stock_colo;
 use anyhow::{Result, bail};
@@ -18,7 +19,7 @@ pub(crate) struct Plan {
     pub span_ms: u64,
     /// Names of workloads, in the order of [`ALL`].
     pub workloads: Vec<&'static str>,
-    /// Names of policies.
+    /// Names of policies, variants of some among them.
     pub policies: Vec<String>,
     /// Of all these, only cells that one of these selects; all if there is none.
     pub only: Vec<Cells>,
@@ -29,7 +30,7 @@ pub(crate) struct Plan {
     pub budget: Option<Duration>,
 }
 
-/// Cells by name: `WORKLOAD`, `/POLICY` or `WORKLOAD/POLICY`.
+/// Cells by name: `WORKLOAD`, `/POLICY` or `WORKLOAD/POLICY`, where a policy may be a [`Variant`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Cells {
     workload: Option<String>,
@@ -72,13 +73,26 @@ impl Cells {
                 known.join(", ")
             );
         }
-        if let Some(name) = self.policy.as_ref().filter(|name| !policies.contains(name)) {
+        let Some(name) = &self.policy else {
+            return Ok(());
+        };
+        let variant = Variant::parse(name)?;
+        if !policies.iter().any(|policy| policy == variant.policy) {
             bail!(
-                "there is no policy '{name}'; there are {}",
+                "there is no policy '{}'; there are {}",
+                variant.policy,
                 policies.join(", ")
             );
         }
         Ok(())
+    }
+
+    /// The policy, if it is one with other settings.
+    pub fn variant(&self) -> Option<&str> {
+        let policy = self.policy.as_deref()?;
+        Variant::parse(policy)
+            .is_ok_and(|v| v.is_other())
+            .then_some(policy)
     }
 }
 
@@ -202,10 +216,22 @@ pub(super) mod tests {
                 "1 vsmr memcached"
             ]
         );
+        let variants = described(&Plan {
+            policies: vec!["vsmr".into(), "vsmr+blocks=false".into()],
+            ..plan(&["redis/vsmr", "redis/vsmr+blocks=false"])
+        });
+        assert_eq!(
+            variants[..2],
+            ["1 vsmr redis", "1 vsmr+blocks=false redis"],
+            "side by side in a round"
+        );
         assert!("/".parse::<Cells>().is_err());
         let policies = ["vsmr".to_owned()];
         let check = |text: &str| text.parse::<Cells>().unwrap().check(&policies);
         assert!(check("redis/vsmr").is_ok());
+        assert!(check("redis/vsmr+slot_max_ms=20+blocks=false").is_ok());
+        assert!(check("redis/vsmr+blocks").is_err());
+        assert!(check("redis/vsrm+blocks=false").is_err());
         assert!(
             check("reddis")
                 .unwrap_err()
