@@ -4,6 +4,7 @@
 //! named point in that space. The unreplicated baseline, `none`, is no policy but a group of one.
 
 mod axes;
+mod early;
 mod idle;
 mod matching;
 mod presets;
@@ -12,6 +13,7 @@ mod trigger;
 mod wait;
 
 pub use axes::{Input, Policy, PolicyError, ReleaseWhen, Secondary, Sent, SyncWhen};
+pub use early::{EarlyConfig, EarlyFound, EarlyRule};
 pub use idle::IdleDetector;
 pub use matching::{MatchConfig, MatchRule, MatchView, Verdict};
 pub use presets::{PRESETS, Preset, VSMR};

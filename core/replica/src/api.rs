@@ -1,7 +1,7 @@
 //! What happens to a replica, and what it asks of the world.
 
 use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
-use plover_policy::{MatchConfig, Policy, SlotConfig, UnprotectedOutput};
+use plover_policy::{EarlyConfig, MatchConfig, Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::SyncReport;
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
@@ -34,6 +34,8 @@ pub struct Config {
     pub policy: Policy,
     /// The slot's bounds.
     pub slot: SlotConfig,
+    /// What is hashed before the pause.
+    pub early: EarlyConfig,
     /// The bounds of a slot whose outputs are compared.
     pub matching: MatchConfig,
     /// What solo does with outputs.
@@ -90,6 +92,10 @@ pub enum Canary {
     ReleaseBeforeAck,
     /// A failed sync forgets its dirty pages.
     DirtyBitsLost,
+    /// An early hash is trusted although its page was written after it.
+    EarlyHashTrusted,
+    /// Pages that an early scan has found are not owed.
+    EarlyScanForgotten,
     /// Of several blocks that differ in a page, one is not sent.
     BlockMissed,
     /// The secondary acknowledges before the blocks of its disks are durable.

@@ -29,7 +29,7 @@ use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
 use plover_guard::Known;
 use plover_syncvm::message::Body;
-use plover_syncvm::{Staged, Staging};
+use plover_syncvm::{Partial, Staged, Staging};
 use plover_types::{Digest, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
 
 /// Digests in one message: 64 KiB.
@@ -84,6 +84,8 @@ pub(crate) struct FollowSync {
     unconsumed: Unconsumed,
     scanned: bool,
     dirty: Option<(PageSet, [u8; 32])>,
+    /// What is known of the union's hashes, while the rest is being hashed.
+    partial: Option<Partial>,
     /// The session's, once hashes were asked for.
     key: [u8; 32],
     own: Runs,
@@ -171,6 +173,7 @@ impl Replica {
             unconsumed: Unconsumed::default(),
             scanned: false,
             dirty: dirty.map(|d| (d.set, d.key)),
+            partial: None,
             key: [0; 32],
             own: Runs::default(),
             compare: false,
@@ -280,14 +283,26 @@ impl Replica {
         // Whatever becomes of this sync, these pages may differ until one succeeds.
         self.ledger.owe(&theirs);
         if self.sends_unhashed() {
-            return self.follow_hashed(number, &[]);
+            return self.say_hashes(number, &[]);
         }
-        let pages: Vec<PageNo> = self.ledger.owed().iter().collect();
+        let union: Vec<PageNo> = self.ledger.owed().iter().collect();
+        let partial = self.known_early(&key, &union);
+        let pages = partial.missing().to_vec();
+        if let Some(follow) = &mut self.follow {
+            follow.partial = Some(partial);
+        }
         self.hashes.push_back(Asked::Follow(number));
         self.out.push(Action::Hash { key, pages });
     }
 
     pub(crate) fn follow_hashed(&mut self, number: SyncNo, digests: &[Digest]) {
+        let follow = self.follow.as_mut().filter(|f| f.sync == number);
+        if let Some(partial) = follow.and_then(|follow| follow.partial.take()) {
+            self.say_hashes(number, &partial.complete(digests));
+        }
+    }
+
+    fn say_hashes(&mut self, number: SyncNo, digests: &[Digest]) {
         let Some(leader) = self.leader else { return };
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
             return;
@@ -596,7 +611,7 @@ impl Replica {
         self.on_guest_died(why.to_string());
     }
 
-    fn reject_leader(&mut self, why: &str) {
+    pub(crate) fn reject_leader(&mut self, why: &str) {
         if let Some(from) = self.leader {
             self.note(Note::Rejected {
                 from,

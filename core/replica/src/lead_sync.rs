@@ -40,7 +40,7 @@ use plover_policy::{SlotView, SyncReason};
 use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
-use plover_syncvm::{Phase, SyncReport, compare};
+use plover_syncvm::{EarlyHashes, Partial, Phase, SyncReport, compare};
 use plover_types::{
     Digest, Index, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo, Unconsumed, wire,
 };
@@ -89,6 +89,8 @@ pub(crate) struct LeadSync {
     /// Own dirty pages and debt, rising, with their digests.
     own: Vec<PageNo>,
     own_digests: Option<Vec<Digest>>,
+    /// What is known of the hashes that are awaited: of `own`, then of `extra`.
+    partial: Option<Partial>,
     theirs: Option<PageSet>,
     their_digests: Vec<Digest>,
     their_total: Option<u32>,
@@ -247,6 +249,7 @@ impl Replica {
             known: Vec::new(),
             own: Vec::new(),
             own_digests: None,
+            partial: None,
             theirs: None,
             their_digests: Vec::new(),
             their_total: None,
@@ -338,10 +341,22 @@ impl Replica {
         }
         if let Some(sync) = &mut self.lead {
             sync.enter(Phase::Hash, now);
+            sync.report.early_made = self.early.as_ref().map_or(0, EarlyHashes::made);
         }
-        self.hashes.push_back(Asked::Lead(number));
-        self.out.push(Action::Hash { key, pages });
+        self.lead_hash(&pages);
         self.note_phase(number, Phase::Hash);
+    }
+
+    /// Asks for the hashes of `pages` that are not known yet.
+    fn lead_hash(&mut self, pages: &[PageNo]) {
+        let key = self.config.hash_key;
+        let partial = self.known_early(&key, pages);
+        let Some(sync) = &mut self.lead else { return };
+        let pages = partial.missing().to_vec();
+        sync.report.early_kept += partial.known();
+        sync.partial = Some(partial);
+        self.hashes.push_back(Asked::Lead(sync.sync));
+        self.out.push(Action::Hash { key, pages });
     }
 
     /// A part of the secondary's list.
@@ -381,11 +396,15 @@ impl Replica {
         }
     }
 
-    pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: Vec<Digest>) {
+    pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: &[Digest]) {
         let now = self.now;
         let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
             return;
         };
+        let Some(partial) = sync.partial.take() else {
+            return;
+        };
+        let digests = partial.complete(digests);
         if sync.own_digests.is_none() {
             sync.own_digests = Some(digests);
             sync.enter(Phase::Exchange, now);
@@ -410,7 +429,6 @@ impl Replica {
     /// Compares as soon as both lists are whole.
     fn try_compare(&mut self) {
         let now = self.now;
-        let key = self.config.hash_key;
         let Some(sync) = &mut self.lead else { return };
         let Some(theirs) = &sync.theirs else { return };
         if sync.own_digests.is_none()
@@ -428,9 +446,7 @@ impl Replica {
             sync.extra = Some(extra.clone());
             if !extra.is_empty() {
                 sync.enter(Phase::Hash, now);
-                self.hashes.push_back(Asked::Lead(sync.sync));
-                self.out.push(Action::Hash { key, pages: extra });
-                return;
+                return self.lead_hash(&extra);
             }
         } else if sync.extra.as_ref().is_some_and(|e| !e.is_empty()) {
             return;
@@ -666,6 +682,7 @@ impl Replica {
         let fed = |action: &Action| matches!(action, Action::Feed(_) | Action::Operate(_));
         self.idleness_unproven = idle && !self.out.iter().skip(before).any(fed);
         self.slot_started = self.now;
+        self.early = None;
         self.guest_idle = false;
         self.idle.disturb();
     }
@@ -704,6 +721,9 @@ impl Replica {
         };
         sync.enter(Phase::Idle, self.now);
         self.slot_rule.learn(sync.report.pause);
+        if !sync.join {
+            self.early_learn(&sync.report);
+        }
         self.note(Note::Synced(Box::new(sync.report)));
     }
 
@@ -729,6 +749,7 @@ impl Replica {
             self.ledger.settle();
         }
         self.slot_started = self.now;
+        self.early = None;
         self.guest_idle = false;
         match self.guest.power {
             Power::Pausing => self.guest.resume_when_paused = true,

@@ -43,6 +43,7 @@ mod api;
 mod areas;
 mod connections;
 mod copy;
+mod early;
 mod failover;
 mod follow_sync;
 mod guest;

@@ -12,9 +12,9 @@ use crate::stream::Stream;
 use crate::warm::Warming;
 use apus::{Apus, Command, EntryKind, Phase as ConsensusPhase, ProposeError, Start};
 use plover_guard::Guard;
-use plover_policy::{IdleDetector, SlotRule, WaitRule};
+use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_syncvm::{Ledger, Phase, SyncMessage};
+use plover_syncvm::{EarlyHashes, Ledger, Phase, SyncMessage};
 use plover_types::{
     Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
     Viewstamp, wire,
@@ -30,6 +30,8 @@ pub(crate) enum Asked {
     LeadFetch(SyncNo, bool),
     /// The secondary's part of this syncvm.
     Follow(SyncNo),
+    /// Hashes before the pause.
+    Early,
     /// The round of this attempt to join is over.
     Join(u64),
     /// The source's part of a copy: of this opening, this chunk.
@@ -77,6 +79,7 @@ pub struct Replica {
     pub(crate) sync_no: SyncNo,
     pub(crate) slot_started: Micros,
     pub(crate) slot_rule: SlotRule,
+    pub(crate) early_rule: EarlyRule,
     pub(crate) wait_rule: WaitRule,
     pub(crate) idle: IdleDetector,
     pub(crate) guest_idle: bool,
@@ -89,6 +92,8 @@ pub struct Replica {
     /// Pages that device resets have been seen to write.
     pub(crate) reset_pages: PageSet,
 
+    /// Of this slot: what was hashed before its pause.
+    pub(crate) early: Option<EarlyHashes>,
     pub(crate) matching: Matching,
     pub(crate) saying: Option<Saying>,
 
@@ -155,6 +160,8 @@ impl Replica {
             sync_no: SyncNo(0),
             slot_started: now,
             slot_rule: SlotRule::new(config.slot),
+            early_rule: EarlyRule::new(config.early),
+            early: None,
             wait_rule: WaitRule::new(config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
@@ -199,7 +206,10 @@ impl Replica {
 
     fn dispatch(&mut self, event: Event) {
         match event {
-            Event::Tick => self.consensus(apus::Event::Tick),
+            Event::Tick => {
+                self.consensus(apus::Event::Tick);
+                self.early_step();
+            }
             Event::Link { peer, up } => self.on_link(peer, up),
             Event::Received {
                 from,
@@ -238,12 +248,13 @@ impl Replica {
             Event::DisksStaged(sync) => self.follow_disks_staged(sync),
             Event::Scanned(set) => self.on_scanned(&set),
             Event::Hashed(digests) => match self.hashes.pop_front() {
-                Some(Asked::Lead(sync)) => self.lead_hashed(sync, digests),
+                Some(Asked::Lead(sync)) => self.lead_hashed(sync, &digests),
                 Some(Asked::Follow(sync)) => self.follow_hashed(sync, &digests),
                 Some(Asked::Compare(attempt)) => self.copy_hashed(attempt, &digests),
                 Some(Asked::Standby(attempt, first)) => {
                     self.standby_hashed(attempt, first, &digests);
                 }
+                Some(Asked::Early) => self.early_hashed(digests),
                 Some(Asked::Nothing) => {}
                 other => panic!("hashes nobody asked for: {other:?}"),
             },
@@ -270,6 +281,7 @@ impl Replica {
         loop {
             self.drain_consensus();
             self.tick_lead();
+            self.tick_early();
             self.tick_follow();
             self.tick_join();
             self.tick_warm();
@@ -441,6 +453,8 @@ impl Replica {
                 first,
                 digests,
             } => self.on_compared(from, attempt, first, &digests),
+            Body::Early { sync, runs, key } if follows => self.follow_early(sync, &runs, key),
+            Body::EarlyOwn { sync, runs } if leads => self.lead_early_own(from, sync, &runs),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
             Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
             Body::Blocks { sync, runs } if follows => self.follow_blocks(sync, &runs),
@@ -517,7 +531,9 @@ impl Replica {
         if let Some(stream) = &mut self.stream {
             stream.owe(set);
         }
+        self.early_written(set);
         match self.scans.pop_front() {
+            Some(Asked::Early) => self.early_scanned(set),
             Some(Asked::Lead(sync)) => self.lead_scanned(sync, set),
             Some(Asked::Follow(sync)) => self.follow_scanned(sync, set),
             Some(Asked::Join(attempt)) => self.join_scanned(attempt),
@@ -546,7 +562,7 @@ impl Replica {
         let lead = self.lead_deadline();
         let follow = self.follow_deadline();
         let join = self.join_deadline();
-        let warm = self.warm_deadline();
+        let warm = self.warm_deadline().min(self.early_deadline());
         consensus.min(lead).min(follow).min(join).min(warm)
     }
 

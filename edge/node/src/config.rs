@@ -5,7 +5,7 @@ use crate::policy::{PolicyConfig, PolicyName};
 use plover_disk::DiskSpec;
 use plover_disk::import::Format;
 use plover_fabric::Spin;
-use plover_policy::{MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
+use plover_policy::{EarlyConfig, MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
@@ -437,6 +437,7 @@ impl ReplicaConfig {
         // Checked when the configuration was.
         let axes = policy.axes().unwrap_or(VSMR.policy);
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
+        let early = EarlyConfig::default();
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
         plover_replica::Config {
@@ -457,6 +458,11 @@ impl ReplicaConfig {
                 slot_max: ms(policy.slot_max_ms, defaults.slot_max),
                 quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),
                 wait_max: ms(policy.wait_max_ms, defaults.wait_max),
+            },
+            early: EarlyConfig {
+                on: policy.early_work,
+                pages_min: policy.early_pages.unwrap_or(early.pages_min),
+                ..early
             },
             matching: MatchConfig {
                 unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),

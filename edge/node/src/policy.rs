@@ -115,6 +115,12 @@ pub struct PolicyConfig {
     pub unprotected_output: UnprotectedOutput,
     /// Whether only the differing blocks of divergent pages travel, not whole pages (default true).
     pub blocks: Option<bool>,
+    /// Whether pages are hashed while the guests still run, in slots that are long and write much
+    /// (default false).
+    pub early_work: bool,
+    /// Where slots usually dirty fewer pages than this on both sides together, no page is hashed
+    /// early (default 256).
+    pub early_pages: Option<u32>,
     /// Held outputs that force a sync, MiB (default 8).
     pub guard_mib: Option<usize>,
     /// Frames that may wait for the guest, like a NIC's queue (default 1024).

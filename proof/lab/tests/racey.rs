@@ -5,6 +5,7 @@ use anyhow::{Result, ensure};
 use plover_lab::Target;
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
+use plover_lab::trace::TraceEvent;
 use plover_lab_proof::{checksums, prove};
 use std::io::Write;
 
@@ -19,8 +20,16 @@ const CHECKPOINTS: usize = 50;
 const OVERLAY: &str = "
 [debug]
 checksum_each_sync = true
+trace_syncs = true
 [group]
 timeout_ms = 3000
+";
+
+/// However few pages a slot writes, they are hashed early; the slots of `str` are long enough.
+const EARLY: &str = "
+[policy]
+early_work = true
+early_pages = 1
 ";
 
 fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
@@ -57,19 +66,40 @@ fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
 
 #[test]
 fn racing_threads_leave_equal_memories() {
-    race_under("t-racey", "vsmr", SLOTS);
+    race_under("t-racey", "vsmr", OVERLAY, |lab| race(lab, SLOTS));
+}
+
+/// Pages that were hashed while both guests ran and wrote them are compared by what they hold at
+/// the cut.
+#[test]
+fn early_hashes_leave_equal_memories() {
+    let overlay = format!("{OVERLAY}{EARLY}");
+    race_under("t-racey-early", "str", &overlay, |lab| {
+        race(lab, CHECKPOINTS)?;
+        let kept = |event: &TraceEvent| event.number("early_kept");
+        let kept: u64 = lab.events().iter().filter_map(kept).sum();
+        ensure!(kept > 0, "no early hash was of use, so nothing was proved");
+        Ok(())
+    });
 }
 
 /// The leader's guest goes on before what it has written is sent, and writes the same pages again
 /// meanwhile: what is sent must be what was there at the cut.
 #[test]
 fn checkpoints_of_a_guest_that_goes_on_are_whole() {
-    race_under("t-racey-remus", "remus-25", CHECKPOINTS);
+    race_under("t-racey-remus", "remus-25", OVERLAY, |lab| {
+        race(lab, CHECKPOINTS)
+    });
 }
 
-fn race_under(name: &str, policy: &str, slots: usize) {
+fn race_under(
+    name: &str,
+    policy: &str,
+    settings: &str,
+    script: impl FnOnce(&mut Experiment) -> Result<()>,
+) {
     let overlay = std::env::temp_dir().join(format!("plover-{name}-{}.toml", std::process::id()));
-    std::fs::write(&overlay, OVERLAY).expect("a file is written");
+    std::fs::write(&overlay, settings).expect("a file is written");
     let options = Options {
         policy: policy.parse().expect("there is such a policy"),
         vcpus: Some(2),
@@ -78,6 +108,6 @@ fn race_under(name: &str, policy: &str, slots: usize) {
         overlay: Some(overlay.clone()),
         ..Options::default()
     };
-    prove(name, options, |lab| race(lab, slots));
+    prove(name, options, script);
     std::fs::remove_file(overlay).expect("the file is removed");
 }

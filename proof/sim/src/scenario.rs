@@ -7,7 +7,7 @@ use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
 use apus::Durability;
 use plover_policy::{
-    Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
+    EarlyConfig, Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
     UnprotectedOutput, VSMR,
 };
 use plover_replica::{Canary, Config, Warm};
@@ -228,6 +228,13 @@ fn draw_config(
             idle_threshold: Micros(1000),
             quiet_max: Micros::from_ms(rng.pick(&[100, 500])),
             ..SlotConfig::default()
+        },
+        // Guests here are small and their slots short.
+        early: EarlyConfig {
+            on: guest.pages % 5 != 0,
+            slot_min: Micros::ZERO,
+            pages_min: 2,
+            step_pages: 1 + guest.pages % 7,
         },
         matching: MatchConfig {
             unmatched_max: Micros::from_ms(rng.pick(&[20, 100])),

@@ -95,6 +95,7 @@ impl FollowSync {
             unconsumed: Unconsumed::default(),
             scanned: false,
             dirty: None,
+            partial: None,
             key: [0; 32],
             own: Runs::default(),
             compare: false,
