@@ -9,7 +9,11 @@
 //! ended, although nothing was fed to it since, was not done: it had only paused between two steps
 //! (a disk, a lock, a timer), and what it did before and after on the two sides is compared at
 //! different points. So the threshold grows by half each time that happens, and shrinks by a
-//! sixty-fourth each time it does not: where one slot in 26 is cut short, the two balance.
+//! sixty-fourth each time it does not: where one slot in 26 is cut short, the two balance. Where it
+//! is known what a sync costs, that decides instead (docs/decisions/0020): the threshold grows by a
+//! sixty-fourth of the pause that was for nothing, so that it settles where what is lost by waiting
+//! is what is lost by pauses that came too early, as the best rules for such a choice do that know
+//! nothing of the future.
 
 use plover_types::Micros;
 
@@ -17,6 +21,9 @@ use plover_types::Micros;
 /// A vacant Linux guest's timer tick costs about 2% of one CPU under TCG; 1/4 leaves room for
 /// it and is still far from the 100% of a vCPU that computes.
 const BUSY_SHARE_1024: u64 = 256;
+
+/// The threshold moves by this part of what was lost.
+const PART: u64 = 64;
 
 /// Judges samples of the vCPU clocks.
 #[derive(Clone, Debug)]
@@ -86,16 +93,18 @@ impl IdleDetector {
         self.threshold
     }
 
-    /// The guest that was called idle went on by itself.
-    pub fn was_early(&mut self) {
+    /// The guest that was called idle went on by itself. `pause` is what a pause costs, if that is
+    /// to decide.
+    pub fn was_early(&mut self, pause: Option<Micros>) {
         let longest = Micros(self.usual.0 * 8);
-        self.threshold = Micros(self.threshold.0 * 3 / 2).min(longest);
+        let more = pause.map_or(self.threshold.0 / 2, |pause| pause.0 / PART);
+        self.threshold = Micros(self.threshold.0 + more).min(longest);
     }
 
     /// The guest that was called idle did nothing more until it was fed.
     pub fn was_timely(&mut self) {
         let shortest = Micros(self.usual.0 / 2);
-        let less = (self.threshold.0 / 64).max(1);
+        let less = (self.threshold.0 / PART).max(1);
         self.threshold = Micros(self.threshold.0 - less).max(shortest);
     }
 
@@ -129,7 +138,7 @@ mod tests {
     fn a_guest_that_goes_on_by_itself_is_given_longer() {
         let mut idle = IdleDetector::new(Micros(100));
         for _ in 0..20 {
-            idle.was_early();
+            idle.was_early(None);
         }
         assert_eq!(idle.threshold(), Micros(800), "bounded");
         assert!(!idle.sample(Micros(0), Some(Micros(0))));
@@ -139,6 +148,34 @@ mod tests {
             idle.was_timely();
         }
         assert_eq!(idle.threshold(), Micros(50), "bounded");
+    }
+
+    /// In the long run, waiting costs as much as pauses that come too early.
+    #[test]
+    fn a_dear_pause_is_worth_a_longer_wait() {
+        let settles = |pause: u64| {
+            let mut idle = IdleDetector::new(Micros(100));
+            let (mut early, mut waited) = (0, 0);
+            for i in 0..40_000u64 {
+                // Gaps in its work of up to 1 ms, the longer the rarer.
+                let gap = 1000 * (i * 7919 % 997).pow(3) / 997u64.pow(3);
+                waited += idle.threshold().0;
+                if gap > idle.threshold().0 {
+                    early += pause;
+                    idle.was_early(Some(Micros(pause)));
+                } else {
+                    idle.was_timely();
+                }
+            }
+            (idle.threshold(), early, waited)
+        };
+        let (cheap, ..) = settles(500);
+        let (dear, early, waited) = settles(4_000);
+        assert!(cheap < dear, "{cheap} and {dear}");
+        assert!(
+            early * 3 > waited && waited * 3 > early,
+            "{early} and {waited}"
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod early;
 mod idle;
 mod matching;
 mod presets;
+mod rate;
 mod slot;
 mod trigger;
 mod wait;
@@ -17,7 +18,7 @@ pub use early::{EarlyConfig, EarlyFound, EarlyRule};
 pub use idle::IdleDetector;
 pub use matching::{MatchConfig, MatchRule, MatchView, Verdict};
 pub use presets::{PRESETS, Preset, VSMR};
-pub use slot::{SlotConfig, SlotRule, SlotView, SyncReason};
+pub use slot::{SlotConfig, SlotCost, SlotKind, SlotRule, SlotView, SyncReason};
 pub use wait::WaitRule;
 
 use serde::{Deserialize, Serialize};

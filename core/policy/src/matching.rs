@@ -145,7 +145,7 @@ impl MatchRule {
         } else if found.differs_for.is_some() && self.config.always {
             Some(SyncReason::Differ)
         } else if let Some(age) = found.differs_for {
-            let plain = SlotView { age, ..*view };
+            let plain = plain(view, age);
             rule.decide(&plain).map(|_| SyncReason::Differ)
         } else if view.outputs_held && found.oldest_waits >= self.config.unmatched_max {
             Some(SyncReason::Unmatched)
@@ -163,7 +163,7 @@ impl MatchRule {
             return AGAIN;
         }
         if let Some(age) = found.differs_for {
-            return rule.age_max(view.outputs_held).since(age);
+            return rule.age_max(&plain(view, age)).since(age);
         }
         let slot = self.config.slot_max.since(view.age);
         if view.outputs_held {
@@ -171,6 +171,15 @@ impl MatchRule {
         } else {
             slot
         }
+    }
+}
+
+/// A slot that needs a sync and ends as a plain one does, counted from when that was found out.
+fn plain(view: &SlotView, age: Micros) -> SlotView {
+    SlotView {
+        age,
+        goes_on: false,
+        ..*view
     }
 }
 
@@ -243,6 +252,7 @@ mod tests {
                 age: Micros::ZERO,
                 outputs_held: true,
                 idle: true,
+                goes_on: false,
                 guard_full: false,
                 log_half_full: false,
             },

@@ -27,11 +27,11 @@ impl SyncWhen {
     }
 
     /// The age at which the slot must be looked at again, at the latest.
-    pub fn age_max(self, rule: &SlotRule, outputs_held: bool) -> Micros {
+    pub fn age_max(self, rule: &SlotRule, view: &SlotView) -> Micros {
         match self {
-            Self::Idle | Self::Mismatch => rule.age_max(outputs_held),
+            Self::Idle | Self::Mismatch => rule.age_max(view),
             Self::Every(interval) => interval,
-            Self::Output(_) if outputs_held => OUTPUT_AGAIN,
+            Self::Output(_) if view.outputs_held => OUTPUT_AGAIN,
             Self::Output(interval) => interval,
         }
     }
@@ -58,14 +58,19 @@ mod tests {
 
     const INTERVAL: Micros = Micros::from_ms(25);
 
-    fn ends(when: SyncWhen, age: Micros, outputs_held: bool) -> Option<SyncReason> {
-        let view = SlotView {
+    fn view(age: Micros, outputs_held: bool) -> SlotView {
+        SlotView {
             age,
             outputs_held,
             idle: true,
+            goes_on: false,
             guard_full: false,
             log_half_full: false,
-        };
+        }
+    }
+
+    fn ends(when: SyncWhen, age: Micros, outputs_held: bool) -> Option<SyncReason> {
+        let view = view(age, outputs_held);
         when.ends(&SlotRule::new(SlotConfig::default()), &view)
     }
 
@@ -104,7 +109,7 @@ mod tests {
             SyncWhen::Output(INTERVAL),
         ] {
             for outputs_held in [false, true] {
-                let age = when.age_max(&rule, outputs_held);
+                let age = when.age_max(&rule, &view(Micros::ZERO, outputs_held));
                 assert!(
                     ends(when, age, outputs_held).is_some(),
                     "{when} {outputs_held}"
@@ -126,6 +131,7 @@ mod tests {
                 age: Micros::ZERO,
                 outputs_held: true,
                 idle: false,
+                goes_on: false,
                 guard_full: true,
                 log_half_full: true,
             };

@@ -7,7 +7,12 @@
 //! sync and takes many times as long, and then sending what diverges is cheaper. The rule finds
 //! out which it is: it waits about as long as the secondary has lately needed, halves the wait
 //! each time the secondary was not done, and now and then tries a longer one.
+//!
+//! A secondary that is done in time may still not be worth it, where little diverges anyway. So
+//! the whole of a sync, from the cut to its end mark, is measured with and without a wait, and
+//! what takes longer is only tried now and then (docs/decisions/0020).
 
+use crate::slot::SlotKind;
 use plover_types::Micros;
 
 /// Syncs between two longer tries. A try costs at most 2.4 ms, so this adds less than 20 µs to
@@ -22,27 +27,54 @@ const TRY_MIN: Micros = Micros(2400);
 /// How much longer than the usual wait a try is.
 const TRY_FACTOR: u64 = 4;
 
+/// Syncs between two in which what usually takes longer is measured anew.
+const MEASURE_EVERY: u32 = 32;
+
 /// Learns how long to wait for the secondary.
 #[derive(Clone, Debug)]
 pub struct WaitRule {
     max: Micros,
     bound: Micros,
     syncs: u32,
+    kind: SlotKind,
+    /// Whether this sync waits.
+    waits: bool,
+    /// Smoothed, from the cut to the end mark: of syncs that wait, and of those that do not.
+    with: Option<Micros>,
+    without: Option<Micros>,
 }
 
 impl WaitRule {
     /// A rule that never waits longer than `max`; it starts in the middle.
-    pub fn new(max: Micros) -> Self {
+    pub fn new(kind: SlotKind, max: Micros) -> Self {
         Self {
             max,
             bound: Micros(max.0 / 2),
             syncs: 0,
+            kind,
+            waits: true,
+            with: None,
+            without: None,
         }
+    }
+
+    /// Whether the sync that begins now waits.
+    fn chooses_to_wait(&self) -> bool {
+        let (Some(with), Some(without)) = (self.with, self.without) else {
+            return self.with.is_none() || self.kind == SlotKind::Fixed;
+        };
+        let usual = with <= without;
+        let measures_the_other = self.syncs % MEASURE_EVERY == 0;
+        usual != measures_the_other
     }
 
     /// How long to wait in the sync that begins now.
     pub fn begin(&mut self) -> Micros {
         self.syncs = self.syncs.wrapping_add(1);
+        self.waits = self.chooses_to_wait();
+        if !self.waits {
+            return Micros::ZERO;
+        }
         let bound = if self.syncs % TRY_EVERY == 0 {
             Micros(self.bound.0 * TRY_FACTOR).max(TRY_MIN)
         } else {
@@ -53,6 +85,9 @@ impl WaitRule {
 
     /// Learns from it: the secondary was waited for this long, and had or had not finished.
     pub fn learn(&mut self, waited: Micros, finished: bool) {
+        if !self.waits {
+            return;
+        }
         self.bound = if finished {
             // Twice what was needed, approached slowly from above so that one quick sync does
             // not cut off the usual ones.
@@ -69,9 +104,46 @@ impl WaitRule {
     }
 }
 
+impl WaitRule {
+    /// The sync that was begun last has its end mark, so long after its cut.
+    pub fn ended(&mut self, took: Micros) {
+        let side = match self.waits {
+            true => &mut self.with,
+            false => &mut self.without,
+        };
+        let smooth = |old: Micros| Micros((old.0 * 7 + took.0) / 8);
+        *side = Some(side.map_or(took, smooth));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of so many syncs of a secondary that is done after `needs`, how many wait, if what is
+    /// not finished costs `diverges` more.
+    fn waits(kind: SlotKind, needs: Micros, diverges: Micros) -> u32 {
+        let mut rule = WaitRule::new(kind, MAX);
+        let mut waits = 0;
+        for _ in 0..1000 {
+            let bound = rule.begin();
+            waits += u32::from(bound > Micros::ZERO);
+            let finished = needs <= bound;
+            rule.learn(needs.min(bound), finished);
+            let rest = if finished { Micros::ZERO } else { diverges };
+            rule.ended(needs.min(bound) + rest + Micros(500));
+        }
+        waits
+    }
+
+    #[test]
+    fn a_wait_that_saves_less_than_it_takes_is_left_out() {
+        let dear = waits(SlotKind::Adaptive, Micros(900), Micros(3000));
+        assert!(dear > 900, "{dear}");
+        let cheap = waits(SlotKind::Adaptive, Micros(900), Micros(200));
+        assert!(cheap < 100, "{cheap}");
+        assert_eq!(waits(SlotKind::Fixed, Micros(900), Micros(200)), 1000);
+    }
 
     const MAX: Micros = Micros::from_ms(20);
 
@@ -92,21 +164,21 @@ mod tests {
 
     #[test]
     fn a_secondary_that_keeps_up_is_waited_for() {
-        let mut rule = WaitRule::new(MAX);
+        let mut rule = WaitRule::new(SlotKind::Fixed, MAX);
         let (_, finished) = run(&mut rule, 2000, Micros(900));
         assert_eq!(finished, 1000);
     }
 
     #[test]
     fn a_hopeless_secondary_is_not() {
-        let mut rule = WaitRule::new(MAX);
+        let mut rule = WaitRule::new(SlotKind::Fixed, MAX);
         let (mean, _) = run(&mut rule, 2000, Micros::from_ms(50));
         assert!(mean <= 30, "waits {mean} us for nothing");
     }
 
     #[test]
     fn a_secondary_that_becomes_faster_is_found_out() {
-        let mut rule = WaitRule::new(MAX);
+        let mut rule = WaitRule::new(SlotKind::Fixed, MAX);
         run(&mut rule, 2000, Micros::from_ms(50));
         let (_, finished) = run(&mut rule, 2000, Micros(900));
         assert_eq!(finished, 1000);

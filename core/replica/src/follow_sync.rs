@@ -404,6 +404,9 @@ impl Replica {
         }
         follow.compare = compare;
         follow.known = known;
+        if !checkpoint && self.role == Role::Secondary {
+            self.wait_rule.ended(self.now.since(follow.since));
+        }
         let Stage::Receiving(staging) = std::mem::replace(&mut follow.stage, Stage::Scanning)
         else {
             return;

@@ -36,7 +36,7 @@ use crate::log_ops::LogOp;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
 use plover_guard::{HeldSlot, Known};
-use plover_policy::{SlotView, SyncReason};
+use plover_policy::{SlotCost, SlotView, SyncReason};
 use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
@@ -160,10 +160,12 @@ impl Replica {
     }
 
     fn slot_view(&self) -> SlotView {
+        let age = self.now.since(self.slot_started);
         SlotView {
-            age: self.now.since(self.slot_started),
+            age,
             outputs_held: !self.guard.is_empty(),
             idle: self.guest_idle,
+            goes_on: self.slot_rule.pays_to_go_on(age),
             guard_full: self.guard.is_full(),
             log_half_full: self.is_log_half_full(),
         }
@@ -183,12 +185,10 @@ impl Replica {
             }
             None if self.secondary().is_some() && self.guest.power == Power::Running => {
                 let when = self.config.policy.sync;
+                let view = self.slot_view();
                 match self.match_view() {
-                    Some(found) => self.compared_slot_deadline(&self.slot_view(), &found),
-                    None => {
-                        let span = when.age_max(&self.slot_rule, !self.guard.is_empty());
-                        self.slot_started + span
-                    }
+                    Some(found) => self.compared_slot_deadline(&view, &found),
+                    None => self.slot_started + when.age_max(&self.slot_rule, &view),
                 }
             }
             None => Micros::NEVER,
@@ -683,6 +683,7 @@ impl Replica {
         self.idleness_unproven = idle && !self.out.iter().skip(before).any(fed);
         self.slot_started = self.now;
         self.early = None;
+        self.slot_rule.begin();
         self.guest_idle = false;
         self.idle.disturb();
     }
@@ -720,7 +721,12 @@ impl Replica {
             return;
         };
         sync.enter(Phase::Idle, self.now);
-        self.slot_rule.learn(sync.report.pause);
+        let report = &sync.report;
+        self.slot_rule.learn(&SlotCost {
+            slot: report.slot,
+            pause: report.pause,
+            outputs: report.outputs + report.matched,
+        });
         if !sync.join {
             self.early_learn(&sync.report);
         }
@@ -750,6 +756,7 @@ impl Replica {
         }
         self.slot_started = self.now;
         self.early = None;
+        self.slot_rule.begin();
         self.guest_idle = false;
         match self.guest.power {
             Power::Pausing => self.guest.resume_when_paused = true,

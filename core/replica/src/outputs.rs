@@ -4,7 +4,7 @@ use crate::api::{Action, Note, Role};
 use crate::guest::Power;
 use crate::replica::Replica;
 use plover_guard::{HeldSlot, Outgoing};
-use plover_policy::UnprotectedOutput;
+use plover_policy::{SlotKind, UnprotectedOutput};
 use plover_types::Frame;
 
 impl Replica {
@@ -12,10 +12,13 @@ impl Replica {
     /// end of the turn.
     pub(crate) fn on_outputs(&mut self, frames: Vec<Frame>) {
         if std::mem::take(&mut self.idleness_unproven) {
-            self.idle.was_early();
+            let adaptive = self.config.slot.kind == SlotKind::Adaptive;
+            let pause = adaptive.then(|| self.slot_rule.pause());
+            self.idle.was_early(pause);
         }
         if self.guest.power != Power::Off && self.holds_state {
             let mut dropped = 0;
+            let before = self.guard.next_no();
             for frame in frames {
                 match self.guest.numbers.outgoing(self.now, frame) {
                     Outgoing::Goes(frame) if self.guard.has_room() => {
@@ -26,6 +29,9 @@ impl Replica {
                     Outgoing::Goes(_) | Outgoing::Lost => dropped += 1,
                 }
             }
+            let held = self.guard.next_no().0 - before.0;
+            let age = self.now.since(self.slot_started);
+            self.slot_rule.sent(age, held as u32);
             self.tell_opened();
             self.say(dropped > 0);
             if dropped > 0 {

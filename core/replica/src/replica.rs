@@ -162,7 +162,7 @@ impl Replica {
             slot_rule: SlotRule::new(config.slot),
             early_rule: EarlyRule::new(config.early),
             early: None,
-            wait_rule: WaitRule::new(config.policy.sync.wait_max(&config.slot)),
+            wait_rule: WaitRule::new(config.slot.kind, config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
             idleness_unproven: false,

@@ -451,6 +451,7 @@ impl ReplicaConfig {
             message_bytes_max,
             policy: axes,
             slot: SlotConfig {
+                kind: policy.slot,
                 idle_threshold: policy
                     .idle_threshold_us
                     .map_or(defaults.idle_threshold, Micros),

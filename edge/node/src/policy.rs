@@ -1,7 +1,8 @@
 //! `[policy]`: a preset's name, axes that differ from it, and the bounds.
 
 use plover_policy::{
-    Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SyncWhen, UnprotectedOutput, VSMR,
+    Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SlotKind, SyncWhen, UnprotectedOutput,
+    VSMR,
 };
 use plover_types::Micros;
 use serde::Deserialize;
@@ -94,6 +95,9 @@ pub struct PolicyConfig {
     pub sent: Option<Sent>,
     /// Likewise: `synced`, `matched`.
     pub release: Option<ReleaseWhen>,
+    /// Who chooses the longest slot, the idle threshold and the wait for the secondary, within the
+    /// bounds below: `fixed` (default: constants) or `adaptive` (what syncs are measured to cost).
+    pub slot: SlotKind,
     /// The guest counts as idle after this many µs without work (default 100, as the paper). What is
     /// learnt of the guest makes it up to twice as short or eight times as long.
     pub idle_threshold_us: Option<u64>,

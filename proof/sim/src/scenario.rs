@@ -8,7 +8,7 @@ use crate::rng::{Rng, mix};
 use apus::Durability;
 use plover_policy::{
     EarlyConfig, Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
-    UnprotectedOutput, VSMR,
+    SlotKind, UnprotectedOutput, VSMR,
 };
 use plover_replica::{Canary, Config, Warm};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
@@ -224,6 +224,10 @@ fn draw_config(
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         policy: VSMR.policy,
         slot: SlotConfig {
+            kind: match guest.pages % 11 {
+                0..4 => SlotKind::Fixed,
+                _ => SlotKind::Adaptive,
+            },
             // Ten times the real one: a sample is an event here.
             idle_threshold: Micros(1000),
             quiet_max: Micros::from_ms(rng.pick(&[100, 500])),
