@@ -12,8 +12,7 @@
 //! sixty-fourth each time it does not: where one slot in 26 is cut short, the two balance. Where it
 //! is known what a sync costs, that decides instead (docs/decisions/0020): the threshold grows by a
 //! sixty-fourth of the pause that was for nothing, so that it settles where what is lost by waiting
-//! is what is lost by pauses that came too early, as the best rules for such a choice do that know
-//! nothing of the future.
+//! is what is lost by pauses that came too early.
 
 use plover_types::Micros;
 

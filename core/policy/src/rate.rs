@@ -14,6 +14,9 @@ const FORGETS: i64 = 16;
 /// Figures are kept in 1024ths.
 const UNIT: i64 = 1024;
 
+/// Longer spans count as this, 17 s, whose square in these units is far from the end of an `i64`.
+const SPAN_MAX_US: u64 = 1 << 24;
+
 /// Outputs of the running slot, and of slots and pauses on average.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OutputRate {
@@ -65,7 +68,8 @@ impl OutputRate {
     }
 
     pub fn learn(&mut self, cost: &SlotCost) {
-        let [slot, pause] = [cost.slot, cost.pause].map(|span| span.0.min(1 << 30) as i64 * UNIT);
+        let [slot, pause] =
+            [cost.slot, cost.pause].map(|span| span.0.min(SPAN_MAX_US) as i64 * UNIT);
         let outputs = i64::from(cost.outputs) * UNIT;
         let Some(average) = &mut self.average else {
             self.average = Some(Average {
@@ -143,5 +147,18 @@ mod tests {
         let half = growth(|slot| 100 + slot / 2);
         assert!((490..540).contains(&half), "{half}");
         assert_eq!(growth(|slot| 20_000 - slot), 0, "never negative");
+    }
+
+    /// A guest that was unprotected for an hour has had a long slot.
+    #[test]
+    fn an_hour_does_not_overflow() {
+        let mut rate = OutputRate::default();
+        for slot in [5_000, 3_600_000_000, 5_000, u64::MAX] {
+            rate.learn(&cost(slot, slot, u32::MAX));
+            rate.begin();
+            rate.sent(Micros(slot), u32::MAX);
+            let _ = rate.is_above_average(Micros(slot));
+        }
+        assert!(rate.average.is_some_and(|average| average.growth() >= 0));
     }
 }
