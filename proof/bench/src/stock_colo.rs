@@ -26,6 +26,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What stands for it in a report, in the place of a policy.
@@ -35,7 +36,7 @@ pub(crate) const NAME: &str = "qemu-colo";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer of QEMU's takes no longer.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(20);
 
 /// Where the guest's console goes.
 const CONSOLE: &str = "console.log";
@@ -54,7 +55,9 @@ struct Qemu {
     role: &'static str,
     child: Child,
     errors: PathBuf,
-    monitor: PathBuf,
+    /// Its QMP socket, and the one connection to it.
+    socket: PathBuf,
+    monitor: Mutex<Option<BufReader<UnixStream>>>,
 }
 
 impl StockColo {
@@ -101,8 +104,7 @@ impl StockColo {
     pub fn status(&self) -> Result<Value> {
         let mut replicas = Vec::new();
         for (id, (qemu, mode)) in self.qemus.iter().zip(["leader", "secondary"]).enumerate() {
-            let mut monitor = qemu.monitor()?;
-            let colo = ask(&mut monitor, "query-colo-status", json!({}))?;
+            let colo = qemu.ask("query-colo-status", json!({}))?;
             ensure!(
                 colo["mode"] == qemu.role,
                 "QEMU's {} has left COLO: {}{}",
@@ -121,7 +123,7 @@ impl StockColo {
     fn start(&mut self, role: &'static str, host: usize, arguments: &[String]) -> Result<()> {
         interrupt::check()?;
         let folder = self.folder.path();
-        let (errors, monitor) = (
+        let (errors, socket) = (
             folder.join(format!("{role}.err")),
             folder.join(format!("{role}.qmp")),
         );
@@ -129,7 +131,7 @@ impl StockColo {
         command
             .args(arguments)
             .arg("-qmp")
-            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
+            .arg(format!("unix:{},server=on,wait=off", socket.display()))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(&errors).context("cannot make a log")?)
@@ -140,7 +142,8 @@ impl StockColo {
             role,
             child: child.context("cannot run qemu-system-x86_64")?,
             errors,
-            monitor,
+            socket,
+            monitor: Mutex::new(None),
         });
         Ok(())
     }
@@ -188,18 +191,17 @@ impl StockColo {
         let [primary, secondary] = &self.qemus[..] else {
             bail!("a pair has two sides");
         };
-        let (mut primary, mut secondary) = (primary.monitor()?, secondary.monitor()?);
         let colo = json!({"capabilities": [{"capability": "x-colo", "state": true}]});
-        for monitor in [&mut secondary, &mut primary] {
-            ask(monitor, "migrate-set-capabilities", colo.clone())?;
+        for qemu in [secondary, primary] {
+            qemu.ask("migrate-set-capabilities", colo.clone())?;
         }
         let unbounded = json!({"max-bandwidth": 10_000_000_000_u64});
-        ask(&mut primary, "migrate-set-parameters", unbounded)?;
+        primary.ask("migrate-set-parameters", unbounded)?;
         let to = json!({"uri": format!("tcp:{}:9998", replica_ip(1))});
-        ask(&mut primary, "migrate", to)?;
+        primary.ask("migrate", to)?;
         let until = Instant::now() + PATIENCE;
-        for (monitor, role) in [(&mut primary, "primary"), (&mut secondary, "secondary")] {
-            while ask(monitor, "query-colo-status", json!({}))?["mode"] != role {
+        for qemu in [primary, secondary] {
+            while qemu.ask("query-colo-status", json!({}))?["mode"] != qemu.role {
                 interrupt::check()?;
                 ensure!(Instant::now() < until, "QEMU's COLO did not begin");
                 std::thread::sleep(Duration::from_millis(100));
@@ -225,27 +227,32 @@ impl Drop for StockColo {
 }
 
 impl Qemu {
-    fn monitor(&self) -> Result<BufReader<UnixStream>> {
+    /// One question of its monitor.
+    fn ask(&self, what: &str, arguments: Value) -> Result<Value> {
+        let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = match &mut *monitor {
+            Some(monitor) => ask(monitor, what, arguments),
+            none => self
+                .connect()
+                .and_then(|connected| ask(none.insert(connected), what, arguments)),
+        };
+        answer.with_context(|| format!("QEMU's {}{}", self.role, self.said()))
+    }
+
+    fn connect(&self) -> Result<BufReader<UnixStream>> {
         let until = Instant::now() + ANSWER;
         let stream = loop {
-            match UnixStream::connect(&self.monitor) {
+            match UnixStream::connect(&self.socket) {
                 Ok(stream) => break stream,
-                Err(error) if Instant::now() > until => {
-                    bail!(
-                        "QEMU's {} has no monitor: {error}{}",
-                        self.role,
-                        self.said()
-                    );
-                }
+                Err(error) if Instant::now() > until => bail!("there is no monitor: {error}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         };
         stream.set_read_timeout(Some(ANSWER))?;
         let mut monitor = BufReader::new(stream);
-        // Its greeting. One that does not greet does not answer either.
-        let _ = monitor.read_line(&mut String::new());
-        let hello = ask(&mut monitor, "qmp_capabilities", json!({}));
-        hello.with_context(|| format!("QEMU's {} stands still{}", self.role, self.said()))?;
+        let greeted = monitor.read_line(&mut String::new());
+        greeted.context("its monitor does not greet")?;
+        ask(&mut monitor, "qmp_capabilities", json!({}))?;
         Ok(monitor)
     }
 
