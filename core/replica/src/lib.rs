@@ -41,6 +41,7 @@
 
 mod api;
 mod areas;
+mod bulk;
 mod connections;
 mod copy;
 mod early;

@@ -7,17 +7,16 @@ use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
 use crate::matching::{Matching, Saying};
 use crate::refusals::Refusals;
-use crate::standby::{Offer, Standby};
+use crate::standby::Standby;
 use crate::stream::Stream;
 use crate::warm::Warming;
 use apus::{Apus, Command, EntryKind, Phase as ConsensusPhase, ProposeError, Start};
 use plover_guard::Guard;
 use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
-use plover_syncvm::message::{Body, CopyPurpose};
-use plover_syncvm::{EarlyHashes, Ledger, Phase, SyncMessage};
+use plover_syncvm::{EarlyHashes, Ledger, Phase};
 use plover_types::{
     Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
-    Viewstamp, wire,
+    Viewstamp,
 };
 use std::collections::VecDeque;
 
@@ -392,123 +391,6 @@ impl Replica {
         }
     }
 
-    fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
-        let message: SyncMessage = match wire::decode(bytes) {
-            Ok(message) => message,
-            Err(error) => {
-                return self.note(Note::Rejected {
-                    from,
-                    why: error.to_string(),
-                });
-            }
-        };
-        if message.view != self.view {
-            // Not an error: the sender has not heard of the new view, or we have not yet.
-            let why = format!(
-                "bulk message of view {}, ours is {}",
-                message.view, self.view
-            );
-            return self.note(Note::Rejected { from, why });
-        }
-        let leads = self.role == Role::Leader;
-        let follows = self.leader == Some(from) && !leads;
-        match message.body {
-            Body::CopyStart {
-                purpose,
-                attempt,
-                stream,
-                policy,
-                pages,
-                disk_blocks,
-            } if follows || (purpose == CopyPurpose::Warm && self.in_sync.contains(from)) => {
-                let offer = Offer {
-                    attempt,
-                    stream,
-                    policy,
-                    size: (pages, disk_blocks),
-                };
-                self.on_copy_start(from, purpose, &offer);
-            }
-            Body::Copy {
-                attempt,
-                seq,
-                chunk,
-            } => self.on_copy(from, attempt, seq, chunk),
-            Body::Compare {
-                attempt,
-                first,
-                count,
-                key,
-            } => self.on_compare(from, attempt, (first, count), key),
-            Body::CopyReady {
-                attempt,
-                written,
-                compare_from,
-                keep_from,
-            } => self.on_copy_ready(from, attempt, written, (compare_from, keep_from)),
-            Body::CopyFailed { attempt, why } => self.on_copy_failed(from, attempt, &why),
-            Body::CopyAck { attempt, chunks } => self.on_copy_ack(from, attempt, chunks),
-            Body::Compared {
-                attempt,
-                first,
-                digests,
-            } => self.on_compared(from, attempt, first, &digests),
-            Body::Early { sync, runs, key } if follows => self.follow_early(sync, &runs, key),
-            Body::EarlyOwn { sync, runs } if leads => self.lead_early_own(from, sync, &runs),
-            Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
-            Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
-            Body::Blocks { sync, runs } if follows => self.follow_blocks(sync, &runs),
-            Body::BlockHashes {
-                sync,
-                first,
-                total,
-                hashes,
-            } if leads => self.lead_block_hashes(from, sync, (first, total), &hashes),
-            Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
-            Body::End {
-                sync,
-                chunks,
-                device,
-                refeed,
-                compare,
-                known,
-            } if follows => {
-                self.follow_end(sync, chunks, device, refeed, (compare, known));
-            }
-            Body::Fetched { sync, chunk, last } if follows => {
-                self.follow_fetched(sync, chunk, last);
-            }
-            Body::Opened { sync, opened } if follows => self.on_opened(sync, opened),
-            Body::Done { sync, frames } if follows => self.on_done(sync, frames),
-            Body::Said {
-                sync,
-                first,
-                frames,
-            } if leads => self.on_said(from, sync, first, &frames),
-            Body::Hashes {
-                sync,
-                runs,
-                first,
-                total,
-                digests,
-                wait,
-            } if leads => {
-                self.lead_hashes(from, sync, &runs, (first, total), &digests, wait);
-            }
-            Body::PagesAck { sync, chunks } if leads => self.lead_pages_ack(from, sync, chunks),
-            Body::Fetch { sync, runs } if leads => self.lead_fetch(from, sync, &runs),
-            Body::Ack { sync } if leads => self.lead_ack(from, sync),
-            Body::GuestLost { why } if leads => self.lose_peer(from, &why),
-            body => {
-                let why = format!("{body:?}").chars().take(40).collect::<String>();
-                self.note(Note::Rejected {
-                    from,
-                    why: format!("out of place: {why}"),
-                });
-            }
-        }
-    }
-
     fn on_guest_paused(&mut self, outputs: Vec<Frame>, unconsumed: Unconsumed) {
         if self.guest.power != Power::Pausing {
             return;
@@ -604,20 +486,6 @@ impl Replica {
         let set = self.pending_in_sync.unwrap_or(self.in_sync);
         set.iter()
             .find(|id| *id != self.config.me && set.contains(self.config.me))
-    }
-
-    pub(crate) fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
-        let bytes = wire::encode(&SyncMessage {
-            view: self.view,
-            body,
-        });
-        let len = bytes.len() as u64;
-        self.out.push(Action::Write {
-            to,
-            lane: Lane::Bulk,
-            bytes,
-        });
-        len
     }
 
     pub(crate) fn note(&mut self, note: Note) {
