@@ -12,7 +12,7 @@
 //! QEMU's `docs/COLO-FT.txt` says, without a disk. The TAP negotiates no offloads, as a lab's does
 //! not. Checkpoints come when outputs differ, and every 20 s, QEMU's default.
 
-use crate::interrupt;
+use crate::interrupt::{self, Interrupted};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
@@ -36,7 +36,10 @@ pub(crate) const NAME: &str = "qemu-colo";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer of QEMU's takes no longer.
-const ANSWER: Duration = Duration::from_secs(20);
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How often a pair is brought up before it is given up.
+const TRIES: u32 = 4;
 
 /// Where the guest's console goes.
 const CONSOLE: &str = "console.log";
@@ -61,12 +64,25 @@ struct Qemu {
 }
 
 impl StockColo {
-    /// Boots a guest and copies it; returns when its outputs are compared.
+    /// Boots a guest and copies it; returns when its outputs are compared. Tries again where that
+    /// fails: now and then QEMU 7.2 locks itself out when it enters COLO.
     ///
     /// # Errors
     /// What the machine lacks, or what QEMU said.
     pub fn up(name: &str, options: &[String]) -> Result<Self> {
         let guest = guest_of(options)?;
+        for _ in 1..TRIES {
+            match Self::try_up(name, guest) {
+                Err(error) if !error.is::<Interrupted>() => {
+                    eprintln!("{NAME} did not begin: {error:#}; trying again");
+                }
+                done => return done,
+            }
+        }
+        Self::try_up(name, guest)
+    }
+
+    fn try_up(name: &str, guest: Guest) -> Result<Self> {
         let options = Options {
             guest,
             ..Options::default()
