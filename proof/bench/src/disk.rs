@@ -212,6 +212,9 @@ fn print_table(options: &Options, rates: &[Rates; 2], machine: &Machine) {
     };
     line("", "none", "vsmr", "vsmr / none");
     for (load, [none, vsmr]) in Load::ALL.into_iter().zip(rates) {
+        if none.is_empty() || vsmr.is_empty() {
+            continue;
+        }
         let ratio = vsmr.ratio(none).words(2);
         line(load.unit(), &none.words(1), &vsmr.words(1), &ratio);
     }
