@@ -31,7 +31,7 @@ pub fn prepare(
         let (image, content) = (&disk.path, id == 0 || disk.read_only);
         std::fs::create_dir_all(&place)
             .with_context(|| format!("cannot create {}", place.display()))?;
-        let to = place.join(format!("replica-{id}-disk-{i}.raw"));
+        let to = dir.disk(id, i);
         let made = match Source::look(image)? {
             Some(source) => import(&source, image, &to, content, progress),
             None => copy(image, &to, content),

@@ -126,6 +126,12 @@ impl LabDir {
         Path::new(DISK_ROOT).join(self.name.as_str())
     }
 
+    /// The file of a replica's copy of one of them, counted from 0.
+    pub fn disk(&self, replica: u8, disk: usize) -> PathBuf {
+        self.disks()
+            .join(format!("replica-{replica}-disk-{disk}.raw"))
+    }
+
     /// Whether it exists.
     pub fn exists(&self) -> bool {
         self.path.exists()

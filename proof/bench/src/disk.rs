@@ -5,7 +5,7 @@
 //! between `none` (the same guest and disk, unreplicated) and `vsmr`, so that a drift of the machine's
 //! speed hits both. What was acknowledged is read back each time, or the figure would be worth nothing.
 
-use crate::lab::{own_name, plover};
+use crate::lab::{own_name, plover, progress};
 use crate::machine::Machine;
 use crate::matrix::build_guest;
 use crate::stats::Sample;
@@ -20,8 +20,6 @@ use plover_lab_proof::storm::audit::audit;
 use plover_lab_proof::storm::writers::{Link, Storm};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, clap::Args)]
@@ -107,18 +105,6 @@ fn measure_all(options: &Options, rates: &mut [Rates; 2], accel: &mut String) ->
         }
     }
     Ok(())
-}
-
-/// Says what happens, and ends what is waited for on Ctrl-C.
-fn progress() -> Result<Progress> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
-    Ok(Progress::spoken_by(
-        |line| eprintln!("  {line}"),
-        interrupted,
-    ))
 }
 
 /// An empty disk, for PostgreSQL with a file system.

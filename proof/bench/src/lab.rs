@@ -4,10 +4,13 @@
 use crate::interrupt::{Task, check};
 use crate::stock_colo::{self, StockColo};
 use anyhow::{Context, Result, bail};
+use plover_lab::progress::Progress;
 use serde_json::Value;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A running lab of its own name.
 #[derive(Debug)]
@@ -118,6 +121,18 @@ impl Lab {
 /// The name of this process's lab.
 pub(crate) fn own_name() -> String {
     format!("bench{}", std::process::id())
+}
+
+/// For labs of this process: says what happens, and ends what is waited for on Ctrl-C.
+pub(crate) fn progress() -> Result<Progress> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    Ok(Progress::spoken_by(
+        |line| eprintln!("  {line}"),
+        interrupted,
+    ))
 }
 
 fn plover_lab(name: &str, arguments: &[&str]) -> Command {

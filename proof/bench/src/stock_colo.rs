@@ -18,6 +18,7 @@ use plover_lab::guests::Guest;
 use plover_lab::image::Image;
 use plover_lab::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
 use plover_lab::options::Options;
+use plover_lab::trace::now_us;
 use plover_vm::{Accel, Boot, QemuConfig, choose_accel};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -413,12 +414,6 @@ fn secondary() -> Vec<String> {
         format!("tcp:{}:9998", replica_ip(1)),
     ]);
     words
-}
-
-/// The clock that replicas stamp their status with, µs.
-fn now_us() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }
 
 #[cfg(test)]

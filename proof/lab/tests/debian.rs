@@ -62,8 +62,7 @@ fn under_load(
         // One that is down already is as good.
         let _ = lab.fault(Fault::Kill, id);
     }
-    let disks = LabDir::of(lab.name()).disks();
-    let disk = disks.join(format!("replica-{leader}-disk-0.raw"));
+    let disk = LabDir::of(lab.name()).disk(leader, 0);
     filesystem::check(&disk, filesystem::PARTITION_BYTES, dir.path())?;
     Ok(audit)
 }

@@ -87,13 +87,6 @@ fn disks_under_load(lab: &mut Experiment) -> Result<()> {
     lab.wait_until_protected()
 }
 
-/// Waits until the storm has had so many writes acknowledged, or a writer has failed.
-fn wait_for(storm: &Storm, count: u64) {
-    while storm.durable() < count && !storm.has_failed() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Clients write through the guest to its disk. The secondary dies while it applies a sync, then the
 /// leader, so that its copy is old, and then all of them in the middle of it. The guest boots from a newer copy, on which every write is
 /// that was acknowledged.
@@ -103,14 +96,14 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     let (client, service) = (lab.topology().client(), lab.service());
     let links = client.run(|| Link::open_many(service, WRITERS))?;
     let storm = Storm::start(links, &record, 1)?;
-    wait_for(&storm, ENOUGH);
+    storm.wait_for(ENOUGH);
     let secondary = lab.find(&role("secondary"))?;
     lab.crash_in_phase(secondary, "apply", progress)?;
     lab.restart(secondary, progress)?;
-    wait_for(&storm, storm.durable() + ENOUGH);
+    storm.wait_for(storm.durable() + ENOUGH);
     let first = lab.find(&role("leader"))?;
     kill_leader(lab, progress)?;
-    wait_for(&storm, storm.durable() + ENOUGH);
+    storm.wait_for(storm.durable() + ENOUGH);
     ensure!(!storm.has_failed(), "a writer failed with the leader");
     let all: Vec<u8> = lab.ids().collect();
     for id in all.iter().filter(|id| **id != first) {

@@ -12,8 +12,7 @@ use plover_lab_proof::storm::audit::{Audit, audit};
 use plover_lab_proof::storm::writers::{Link, Storm};
 use plover_lab_proof::{ask_guest, checksums, kill_leader, role, wait_for, with_lab};
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 /// As for `racey`: memory and disks are hashed whole at every sync.
 const OVERLAY: &str = "
@@ -113,13 +112,6 @@ fn equal_slots(traces: &mut Tail, events: &mut Vec<TraceEvent>, progress: &Progr
     Ok(())
 }
 
-fn storm_on(storm: &Storm) {
-    let enough = storm.durable() + ENOUGH;
-    while storm.durable() < enough && !storm.has_failed() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn under_load(lab: &Lab, disks: &[DiskImage], progress: &Progress) -> Result<Audit> {
     all_are_there(lab, &disks[3].path)?;
     let dir = tempfile::tempdir()?;
@@ -130,10 +122,10 @@ fn under_load(lab: &Lab, disks: &[DiskImage], progress: &Progress) -> Result<Aud
     let mut console = lab.control(lab.find(&role("leader"))?).console()?;
     console.write_all(LOAD.as_bytes())?;
     let (mut traces, mut events) = (lab.traces(), Vec::new());
-    storm_on(&storm);
+    storm.wait_for(storm.durable() + ENOUGH);
     equal_slots(&mut traces, &mut events, progress)?;
     kill_leader(lab, progress)?;
-    storm_on(&storm);
+    storm.wait_for(storm.durable() + ENOUGH);
     equal_slots(&mut traces, &mut events, progress)?;
     all_are_there(lab, &disks[3].path)?;
     let state = storm.finish()?.state();
@@ -145,9 +137,9 @@ fn under_load(lab: &Lab, disks: &[DiskImage], progress: &Progress) -> Result<Aud
 /// Or nothing was shown of a disk: the leader's copy of each differs from the image by now, and that
 /// of the one that cannot be written does not.
 fn were_written(lab: &Lab, disks: &[DiskImage]) -> Result<()> {
-    let (leader, at) = (lab.find(&role("leader"))?, LabDir::of(lab.name()).disks());
+    let (leader, dir) = (lab.find(&role("leader"))?, LabDir::of(lab.name()));
     for (i, disk) in disks.iter().enumerate() {
-        let copy: PathBuf = at.join(format!("replica-{leader}-disk-{i}.raw"));
+        let copy = dir.disk(leader, i);
         let same = std::fs::read(&copy)? == std::fs::read(&disk.path)?;
         ensure!(
             same == disk.read_only,

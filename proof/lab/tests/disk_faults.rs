@@ -32,8 +32,7 @@ fn hold(small: &SmallDisk, image: &Path) -> Result<()> {
 }
 
 fn image_of(lab: &Lab, id: u8) -> PathBuf {
-    let disks = LabDir::of(lab.name()).disks();
-    disks.join(format!("replica-{id}-disk-0.raw"))
+    LabDir::of(lab.name()).disk(id, 0)
 }
 
 fn type_at_leader(lab: &Experiment, line: &str) -> Result<()> {

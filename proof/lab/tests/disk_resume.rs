@@ -89,8 +89,7 @@ fn cut_the_link(lab: &mut Experiment, whole: u64) -> Result<()> {
 fn kill_the_receiver(lab: &mut Experiment, whole: u64) -> Result<()> {
     let source = lab.lab().find(&role("secondary"))?;
     let (target, _) = lab.strike(Fault::Kill, &role("witness"))?;
-    let disks = LabDir::of(lab.lab().name()).disks();
-    let image = disks.join(format!("replica-{target}-disk-0.raw"));
+    let image = LabDir::of(lab.lab().name()).disk(target, 0);
     std::fs::remove_file(&image)?;
     std::fs::File::create(&image)?.set_len(DISK_BYTES)?;
     let at = now_us();

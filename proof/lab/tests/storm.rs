@@ -21,13 +21,6 @@ const ENOUGH: u64 = 400;
 /// Connections that write.
 const WRITERS: u64 = 4;
 
-/// Waits until `count` writes are acknowledged, or a writer has failed.
-fn wait_for(storm: &Storm, count: u64) {
-    while storm.durable() < count && !storm.has_failed() {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// The guest's half of the storm, as a process of this machine.
 struct Server {
     child: Child,
@@ -82,7 +75,7 @@ fn a_good_disk_is_clean_and_a_bad_one_is_not() {
         let server = Server::start(&program, &disk);
         let links = Link::open_many(server.address, WRITERS).unwrap();
         let storm = Storm::start(links, &record, seed).unwrap();
-        wait_for(&storm, writes + ENOUGH);
+        storm.wait_for(writes + ENOUGH);
         if seed == 1 {
             drop(server);
             let error = format!("{:#}", storm.finish().unwrap_err());
@@ -140,9 +133,9 @@ fn what_was_acknowledged_survives_the_leader() {
         let (client, service) = (lab.topology().client(), lab.service());
         let links = client.run(|| Link::open_many(service, WRITERS))?;
         let storm = Storm::start(links, &dir.path().join("record"), 1)?;
-        wait_for(&storm, ENOUGH);
+        storm.wait_for(ENOUGH);
         kill_leader(lab, progress)?;
-        wait_for(&storm, storm.durable() + ENOUGH);
+        storm.wait_for(storm.durable() + ENOUGH);
         let state = storm.finish()?.state();
         let mut link = client.run(|| Link::open(service))?;
         audit(&state, &mut link)

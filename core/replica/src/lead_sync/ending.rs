@@ -56,10 +56,7 @@ impl Replica {
         // What it is fed now it may answer at once.
         let fed = |action: &Action| matches!(action, Action::Feed(_) | Action::Operate(_));
         self.idleness_unproven = idle && !self.out.iter().skip(before).any(fed);
-        self.slot_started = self.now;
-        self.early = None;
-        self.slot_rule.begin();
-        self.guest_idle = false;
+        self.begin_slot();
         self.idle.disturb();
     }
 
@@ -129,10 +126,7 @@ impl Replica {
         if self.canary(Canary::DirtyBitsLost) {
             self.ledger.settle();
         }
-        self.slot_started = self.now;
-        self.early = None;
-        self.slot_rule.begin();
-        self.guest_idle = false;
+        self.begin_slot();
         match self.guest.power {
             Power::Pausing => self.guest.resume_when_paused = true,
             Power::Paused => self.resume_guest(sync.refeed),

@@ -43,6 +43,14 @@ impl Replica {
         }
     }
 
+    /// Nothing is known of the new slot yet.
+    pub(super) fn begin_slot(&mut self) {
+        self.slot_started = self.now;
+        self.early = None;
+        self.slot_rule.begin();
+        self.guest_idle = false;
+    }
+
     fn slot_view(&self) -> SlotView {
         let age = self.now.since(self.slot_started);
         SlotView {

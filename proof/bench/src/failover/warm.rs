@@ -5,7 +5,7 @@
 //! was read of it. Then 5% of both changes: a part of the disk is written over, which changes as much
 //! of the memory that caches it. Right after that the leader is killed.
 
-use crate::lab::{own_name, plover};
+use crate::lab::{own_name, plover, progress};
 use crate::machine::Machine;
 use crate::stats::Sample;
 use anyhow::{Context, Result, bail, ensure};
@@ -15,8 +15,6 @@ use plover_lab::trace::TraceEvent;
 use plover_lab::{Fault, Lab, Target};
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// The guest's memory and its disk.
@@ -96,12 +94,7 @@ fn one(warm: &str, image: &Path, scratch: &Path) -> Result<Kill> {
         program: Some(plover()),
         ..Options::default()
     };
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
-    let say = |line: &str| eprintln!("  {line}");
-    let progress = Progress::spoken_by(say, interrupted);
+    let progress = progress()?;
     let lab = Lab::up(&options, &progress)?;
     let kill = kill_after_changes(&lab, warm != "off", &progress);
     lab.down()?;

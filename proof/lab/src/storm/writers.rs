@@ -158,6 +158,13 @@ impl Storm {
         self.writers.iter().any(JoinHandle::is_finished)
     }
 
+    /// Waits until so many writes have been acknowledged, or a writer has failed.
+    pub fn wait_for(&self, count: u64) {
+        while self.durable() < count && !self.has_failed() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Stops the writers of a guest that is gone: what is in flight is not waited for.
     pub fn abandon(self) {
         for stream in &self.streams {
