@@ -193,7 +193,7 @@ impl LabDir {
         // It may have been removed, and made anew, between the two steps.
         let same = std::fs::metadata(&self.path)
             .is_ok_and(|now| rustix::fs::fstat(&fd).is_ok_and(|ours| ours.st_ino == now.ino()));
-        Ok(same.then_some(LabLock { _fd: fd }))
+        Ok(same.then_some(LabLock { fd }))
     }
 
     /// What exists, as written by [`LabDir::save`].
@@ -261,7 +261,15 @@ impl LabDir {
 /// Held while a command changes a lab. Dropping it, or dying, releases it.
 #[derive(Debug)]
 pub struct LabLock {
-    _fd: OwnedFd,
+    fd: OwnedFd,
+}
+
+/// Said, and not left to the closing of the directory: a child that another thread is just starting
+/// has a copy of it until its `exec`.
+impl Drop for LabLock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+    }
 }
 
 /// The directory of one replica of a lab.
@@ -395,6 +403,7 @@ mod tests {
     fn a_lock_excludes_others_and_ends_with_the_directory() {
         let dir = scratch("lock");
         let lock = dir.try_lock().unwrap().unwrap();
+        let _a_childs = lock.fd.try_clone().unwrap();
         assert!(dir.try_lock().unwrap().is_none());
         assert!(
             dir.lock(Duration::ZERO)

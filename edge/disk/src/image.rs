@@ -2,11 +2,11 @@
 
 use crate::error::{DiskError, io_error};
 use crate::import::Format;
-use crate::lock;
+use crate::lock::Locked;
 use crate::written::Written;
 use crate::{BLOCK_BYTES, DiskSpec};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub(crate) struct Image {
     path: PathBuf,
-    file: File,
+    file: Locked,
     bytes: u64,
     pub(crate) read_only: bool,
     /// There was none, and it was made.
@@ -51,13 +51,11 @@ impl Image {
             }
             (opened, _) => opened.map_err(io_error("cannot open the disk image", path))?,
         };
-        let locked = lock::take(&file, spec.read_only)
-            .map_err(io_error("cannot lock the disk image", path))?;
-        if !locked {
-            return Err(DiskError::InUse(path.clone()));
-        }
+        let file = Locked::take(file, spec.read_only)
+            .map_err(io_error("cannot lock the disk image", path))?
+            .ok_or_else(|| DiskError::InUse(path.clone()))?;
         // Not the metadata's size, which is nothing for a block device.
-        let bytes = seek(&file, SeekFrom::End(0))
+        let bytes = seek(&*file, SeekFrom::End(0))
             .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
         if let Some(wanted) = spec.bytes.filter(|wanted| *wanted != bytes) {
             return Err(DiskError::WrongSize {
@@ -132,7 +130,7 @@ impl Image {
         } else {
             FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
         };
-        let result = match fallocate(&self.file, flags, offset, bytes) {
+        let result = match fallocate(&*self.file, flags, offset, bytes) {
             // Not on every file system, and on a block device only for whole sectors.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
                 self.write_zeroes_by_hand(offset, bytes)
@@ -186,7 +184,7 @@ impl Image {
         if at >= self.bytes {
             return self.blocks();
         }
-        match seek(&self.file, SeekFrom::Data(at)) {
+        match seek(&*self.file, SeekFrom::Data(at)) {
             Ok(start) => (start / BLOCK_BYTES as u64) as u32,
             Err(rustix::io::Errno::NXIO) => self.blocks(),
             Err(_) => block,
@@ -201,12 +199,12 @@ impl Image {
             return None;
         }
         // A failing seek means "no idea": the rest is then taken as data. ENXIO means no data.
-        let start = match seek(&self.file, SeekFrom::Data(at)) {
+        let start = match seek(&*self.file, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => return None,
             Err(_) => return Some((block, self.blocks())),
         };
-        let end = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(self.bytes);
+        let end = seek(&*self.file, SeekFrom::Hole(start)).unwrap_or(self.bytes);
         let size = BLOCK_BYTES as u64;
         Some((
             (start / size) as u32,

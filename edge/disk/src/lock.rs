@@ -13,6 +13,7 @@
 use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 const DOES: i64 = 100;
@@ -21,9 +22,41 @@ const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// Locks `file` for one that only reads it, or for one that writes it. `false`: somebody else is in
-/// the way.
-pub(crate) fn take(file: &File, read_only: bool) -> io::Result<bool> {
+/// A file that is locked as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Locked(File);
+
+impl Locked {
+    /// Locks `file` for one that only reads it, or for one that writes it. `None`: somebody else is
+    /// in the way.
+    pub(crate) fn take(file: File, read_only: bool) -> io::Result<Option<Self>> {
+        let locked = Self(file);
+        Ok(lock(&locked, read_only)?.then_some(locked))
+    }
+}
+
+impl Deref for Locked {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+/// Said, and not left to the closing of the file: a child that another thread is just starting has
+/// a copy of it until its `exec`.
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+        for base in [DOES, FORBIDS] {
+            for what in [READ, WRITE, RESIZE] {
+                let _ = request(&self.0, libc::F_OFD_SETLK, libc::F_UNLCK, base + what);
+            }
+        }
+    }
+}
+
+fn lock(file: &File, read_only: bool) -> io::Result<bool> {
     let how = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
@@ -95,13 +128,23 @@ mod tests {
     fn one_writes_or_several_read() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
-        let (first, second) = (open(), open());
-        assert!(take(&first, false).unwrap());
-        assert!(!take(&second, true).unwrap());
-        drop(first);
-        assert!(take(&second, true).unwrap());
-        assert!(take(&open(), true).unwrap());
-        assert!(!take(&open(), false).unwrap());
+        let take = |read_only| Locked::take(open(), read_only).unwrap();
+        let writer = take(false).unwrap();
+        assert!(take(true).is_none());
+        drop(writer);
+        let readers = (take(true), take(true));
+        assert!(readers.0.is_some() && readers.1.is_some());
+        assert!(take(false).is_none());
+    }
+
+    #[test]
+    fn a_copy_that_a_starting_child_has_does_not_hold_it() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::options().read(true).write(true).open(&path).unwrap();
+        let writer = Locked::take(open(), false).unwrap().unwrap();
+        let _copy = writer.try_clone().unwrap();
+        drop(writer);
+        assert!(Locked::take(open(), false).unwrap().is_some());
     }
 
     /// What QEMU holds for a guest's disk: no `flock`, the byte ranges only.
@@ -109,13 +152,14 @@ mod tests {
     fn a_disk_of_another_qemu_is_seen() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
-        let (theirs, ours) = (open(), open());
+        let theirs = open();
         for byte in [DOES + READ, DOES + WRITE, FORBIDS + WRITE, FORBIDS + RESIZE] {
             request(&theirs, libc::F_OFD_SETLK, libc::F_RDLCK, byte).unwrap();
         }
-        assert!(!take(&ours, false).unwrap());
-        assert!(!take(&open(), true).unwrap());
+        let take = |read_only| Locked::take(open(), read_only).unwrap();
+        assert!(take(false).is_none());
+        assert!(take(true).is_none());
         drop(theirs);
-        assert!(take(&ours, false).unwrap());
+        assert!(take(false).is_some());
     }
 }

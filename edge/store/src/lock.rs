@@ -11,7 +11,15 @@ const FILE: &str = "lock";
 /// Held as long as the store is open; the kernel gives it back when the process ends, however.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    file: File,
+}
+
+/// Said, and not left to the closing of the file: a child that another thread is just starting has
+/// a copy of it until its `exec`.
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
 }
 
 impl Lock {
@@ -38,6 +46,22 @@ impl Lock {
         // Only for the other's message: a full disk must not matter here.
         let _ = file.set_len(0);
         let _ = writeln!(file, "{}", std::process::id());
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_a_starting_child_has_does_not_hold_it() {
+        let path = tempfile::tempdir().unwrap();
+        let directory = Directory::open(path.path()).unwrap();
+        let lock = Lock::take(&directory).unwrap();
+        let _copy = lock.file.try_clone().unwrap();
+        assert!(Lock::take(&directory).is_err());
+        drop(lock);
+        assert!(Lock::take(&directory).is_ok());
     }
 }
