@@ -5,6 +5,7 @@ use crate::process::{self, Life, Process};
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,6 @@ impl Lab {
 
     /// Starts a daemon in its namespace, to outlive this process.
     pub(crate) fn start_daemon(&mut self, id: u8) -> Result<Process> {
-        use std::os::unix::process::CommandExt;
         let files = self.files(id);
         let log = std::fs::OpenOptions::new()
             .create(true)
@@ -56,9 +56,9 @@ impl Lab {
             .stderr(log)
             // Out of reach of the Ctrl-C that is meant for the command that starts it.
             .process_group(0);
-        let mut child = self
-            .host(id)
-            .exec_in(command)?
+        let mut command = self.host(id).exec_in(command)?;
+        inherit_nothing(&mut command);
+        let mut child = command
             .spawn()
             .with_context(|| format!("cannot start {}", self.state.program.display()))?;
         let daemon = Process::now(child.id());
@@ -108,5 +108,44 @@ impl Lab {
         let last = lines[lines.len().saturating_sub(LINES)..].join("\n    ");
         let last = if last.is_empty() { "(nothing)" } else { &last };
         format!("replica {id} {what}; the end of its log:\n    {last}")
+    }
+}
+
+/// Leaves `command` its standard streams only. What else the caller of this program has open, a
+/// lock of a script say, would be held for as long as the daemon lives.
+fn inherit_nothing(command: &mut Command) {
+    // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            match libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::FdFlags;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_daemon_inherits_nothing_that_the_caller_left_open() {
+        let left_open = std::fs::File::open("/dev/null").unwrap();
+        rustix::io::fcntl_setfd(&left_open, FdFlags::empty()).unwrap();
+        let is_open = |inherits: bool| {
+            let mut command = Command::new("test");
+            command
+                .arg("-e")
+                .arg(format!("/proc/self/fd/{}", left_open.as_raw_fd()));
+            if !inherits {
+                inherit_nothing(&mut command);
+            }
+            command.status().unwrap().success()
+        };
+        assert!(is_open(true));
+        assert!(!is_open(false));
     }
 }
