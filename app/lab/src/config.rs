@@ -4,6 +4,7 @@
 //! (`--config FILE`), and the flags of the command line. What makes a lab a lab (addresses,
 //! paths, ids) is not the overlay's to change.
 
+use crate::cpus;
 use crate::image::Image;
 use crate::options::{DiskImage, Firmware, Options};
 use anyhow::{Context, Result, bail};
@@ -37,6 +38,8 @@ pub struct Place<'a> {
     pub guest_ip: (Ipv4Addr, u8),
     /// Its copies of the guest's disks.
     pub disks: &'a [DiskImage],
+    /// The machine's CPUs.
+    pub cpus: &'a [usize],
     /// Where the daemon keeps what outlives it.
     pub state_dir: &'a Path,
     /// Where it keeps the rest.
@@ -104,6 +107,13 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
     }
     merge(&mut config, overlay);
     merge(&mut config, &flags(options));
+    if place.addresses.len() > 1 && !options.any_cpu && !config.contains_key("host") {
+        let vcpus = config["guest"].get("vcpus").and_then(Value::as_integer);
+        let vcpus = vcpus.and_then(|n| n.try_into().ok()).unwrap_or(1);
+        if let Some(shares) = cpus::shares(place.cpus, vcpus) {
+            config.insert("host".into(), shares.into());
+        }
+    }
     config
 }
 
@@ -205,6 +215,7 @@ mod tests {
                 PathBuf::from("/var/d.raw").into(),
                 "/var/e.raw,bus=ide,readonly".parse().unwrap(),
             ],
+            cpus: &[0, 1],
             state_dir: Path::new("/s"),
             run_dir: Path::new("/r"),
         };
@@ -246,6 +257,23 @@ mod tests {
         );
         // A key that no replica knows passes through: the replica names it when it refuses.
         assert_eq!(config["debug"]["x"].as_integer(), Some(1));
+    }
+
+    #[test]
+    fn the_guests_are_kept_apart_unless_they_are_placed_otherwise() {
+        let any_cpu = Options {
+            any_cpu: true,
+            ..Options::default()
+        };
+        let leader = |options: &Options, overlay: &str| {
+            let host = config(options, overlay).get("host")?.clone();
+            host["leader"]["guest"][0].as_integer()
+        };
+        let one = Options::default();
+        assert_eq!(leader(&one, ""), Some(0));
+        assert_eq!(leader(&one, "[host.leader]\nguest = [1]"), Some(1));
+        assert_eq!(leader(&any_cpu, ""), None);
+        assert_eq!(leader(&one, "[guest]\nvcpus = 2"), None, "too few");
     }
 
     #[test]

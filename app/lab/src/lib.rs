@@ -32,6 +32,7 @@
 pub mod config;
 pub mod console;
 pub mod control;
+mod cpus;
 mod daemon;
 pub mod demo;
 mod disks;

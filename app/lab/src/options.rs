@@ -38,6 +38,8 @@ pub struct Options {
     pub disk_bus: Option<String>,
     /// A TOML file whose keys go into every replica's configuration.
     pub overlay: Option<PathBuf>,
+    /// Whether the kernel chooses every thread's CPU, also where there are few.
+    pub any_cpu: bool,
     /// The `plover` program that runs the daemons; without it the running program.
     pub program: Option<PathBuf>,
 }

@@ -9,6 +9,7 @@
 //! which a person can mend it.
 
 use crate::config::{self, Place};
+use crate::cpus;
 use crate::disks;
 use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
@@ -150,6 +151,7 @@ fn configure(
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
         .collect();
+    let cpus = cpus::usable();
     for id in 0..options.replicas() {
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
@@ -166,6 +168,7 @@ fn configure(
                 mac: &GUEST_MAC.to_string(),
                 guest_ip: (GUEST_IP, PREFIX),
                 disks: &disks,
+                cpus: &cpus,
                 state_dir: &files.state_dir(),
                 run_dir: &files.run_dir(),
             },

@@ -195,6 +195,10 @@ pub struct UpOptions {
     /// The same by SeaBIOS.
     #[arg(long, conflicts_with = "kernel")]
     bios: bool,
+    /// Leave it to the kernel which thread runs on which CPU. Otherwise, where this machine has too few
+    /// CPUs for all hosts of the lab, the two guests that run are kept on different ones.
+    #[arg(long)]
+    any_cpu: bool,
     /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -228,6 +232,7 @@ impl UpOptions {
             disks: self.disks,
             disk_bus: self.disk_bus,
             overlay: self.config,
+            any_cpu: self.any_cpu,
             program: None,
         }
     }

@@ -1,6 +1,7 @@
 //! The configuration file of a replica.
 
 use crate::fabric::FabricName;
+use crate::host::HostConfig;
 use crate::policy::{PolicyConfig, PolicyName};
 use plover_disk::DiskSpec;
 use plover_disk::import::Format;
@@ -55,6 +56,9 @@ pub struct ReplicaConfig {
     pub policy: PolicyConfig,
     /// `[paths]`: where files go.
     pub paths: PathConfig,
+    /// `[host]`: the CPUs to run on, where that is not the kernel's to decide.
+    #[serde(default)]
+    pub host: Option<HostConfig>,
     /// `[debug]`: for tests.
     #[serde(default)]
     pub debug: DebugConfig,
@@ -351,6 +355,9 @@ impl ReplicaConfig {
                 "guest.mem_mib = {} and guest.vcpus = {} are no machine",
                 self.guest.mem_mib, self.guest.vcpus
             ));
+        }
+        if let Some(host) = &self.host {
+            host.check().map_err(ConfigError::Mismatch)?;
         }
         let nice = self.secondary_nice();
         if !(0..20).contains(&nice) {

@@ -92,7 +92,7 @@ impl Body {
                 self.unprotected = None;
                 self.held.forget();
                 tracing::info!(role = ?to, "role");
-                self.place_guest();
+                self.place();
             }
             Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
             Note::Synced(report) => self.metrics.add((**report).clone()),

@@ -1,10 +1,12 @@
 //! The hypervisor: its start, its end, what it says and what it is told.
 
 use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
+use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, Event, Note, OperatorInput, Role};
 use plover_types::{Frame, SyncNo, Unconsumed};
 use plover_vm::{QemuVm, Vm, VmCommand, VmEvent};
+use rustix::process::Pid;
 use std::io::Write;
 use std::sync::mpsc::TrySendError;
 
@@ -80,13 +82,15 @@ impl Body {
     }
 
     pub(super) fn start_guest(&mut self) {
-        // The hypervisor inherits the nice value of the thread that starts it.
+        // The hypervisor inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
+        self.keep_this_thread_on(|cpus| &cpus.guest);
         let spawned = self.attach_disks().map_err(|error| error.to_string());
         let spawned = spawned.and_then(|disks| {
             QemuVm::spawn_with_disks(self.qemu.clone(), disks).map_err(|error| error.to_string())
         });
         let _ = rustix::process::setpriority_process(None, NICE);
+        self.keep_this_thread_on(|cpus| &cpus.replica);
         match spawned {
             Ok(vm) => self.vm = Some(vm),
             Err(error) => {
@@ -134,36 +138,37 @@ impl Body {
         }
     }
 
-    /// Gives the guest's vCPUs the place among the host's threads that its role deserves; QEMU's
-    /// main thread keeps its own, since a leader waits for it in every syncvm. Only root may
-    /// raise a priority again, so nobody else lowers it.
-    pub(super) fn place_guest(&self) {
-        let Some(pid) = self.vm.as_ref().and_then(Vm::pid) else {
-            return;
-        };
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
-        let nice = if self.role == Role::Secondary {
-            self.config.secondary_nice()
-        } else {
-            0
-        };
-        let threads = std::fs::read_dir(format!("/proc/{pid}/task"));
-        for thread in threads.into_iter().flatten().flatten() {
-            let name = std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
-            if !name.starts_with("CPU ") {
-                continue;
-            }
-            let tid = thread
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok());
-            if let Some(tid) = tid.and_then(rustix::process::Pid::from_raw) {
-                // A thread that ends meanwhile needs no place.
-                let _ = rustix::process::setpriority_process(Some(tid), nice);
+    /// Gives this process and its guest the CPUs of its role, and the guest's vCPUs the rank
+    /// among the host's threads that the role deserves; QEMU's main thread keeps its own, since a
+    /// leader waits for it in every syncvm. Only root may raise a priority again, so nobody else
+    /// lowers it.
+    pub(super) fn place(&self) {
+        let guest = self.vm.as_ref().and_then(Vm::pid);
+        let guest = guest.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+        if let Some(cpus) = self.cpus() {
+            host::keep_on(rustix::process::getpid(), &cpus.replica);
+            if let Some(guest) = guest {
+                host::keep_on(guest, &cpus.guest);
             }
         }
+        if let Some(guest) = guest.filter(|_| rustix::process::geteuid().is_root()) {
+            let nice = match self.role {
+                Role::Secondary => self.config.secondary_nice(),
+                _ => 0,
+            };
+            host::renice_vcpus(guest, nice);
+        }
+    }
+
+    fn keep_this_thread_on(&self, list: impl Fn(&CpuConfig) -> &Vec<usize>) {
+        if let Some(cpus) = self.cpus() {
+            host::keep_thread_on(None, list(cpus));
+        }
+    }
+
+    fn cpus(&self) -> Option<&CpuConfig> {
+        let host = self.config.host.as_ref()?;
+        Some(host.of(self.role == Role::Leader))
     }
 
     /// Test hooks that strike in a given phase of a sync this replica leads.

@@ -139,6 +139,9 @@ impl Body {
         let disk_blocks = disks.as_ref().map_or(0, Disks::blocks);
         let brain = config.brain(message_bytes_max, hash_key, seed, disk_blocks);
         prepare_process();
+        if let Some(host) = &config.host {
+            host.check_here()?;
+        }
         let console_log = std::fs::File::create(run_dir.join("console.log"))?;
         let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
         let last_failure = storage.damage();

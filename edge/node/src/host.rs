@@ -1,0 +1,151 @@
+//! Where a replica's threads run on their host: the CPUs that it names, and who comes first.
+
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::Deserialize;
+use std::path::Path;
+
+/// `[host]`: on which of the host's CPUs what runs. Without it the kernel decides, which it does well
+/// where there are CPUs for all. It is for hosts that run guests in both roles on few CPUs: two
+/// guests on one CPU make a slot as long as both of them need, while another CPU idles.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostConfig {
+    /// While this replica leads.
+    pub leader: CpuConfig,
+    /// While it does not.
+    pub follower: CpuConfig,
+}
+
+/// `[host.leader]` and `[host.follower]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CpuConfig {
+    /// The CPUs, as the kernel numbers them, of the guest: of all threads of its QEMU.
+    pub guest: Vec<usize>,
+    /// Those of the replica itself.
+    pub replica: Vec<usize>,
+}
+
+impl HostConfig {
+    /// Checks that some CPU is named everywhere; the host's own are known where it starts.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self.lists().find(|(_, cpus)| cpus.is_empty()) {
+            Some((key, _)) => Err(format!("{key} = [] leaves nothing to run on")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that this process may use every CPU that is named.
+    pub(crate) fn check_here(&self) -> Result<(), String> {
+        let allowed = sched_getaffinity(None).map_err(|e| format!("cannot tell the CPUs: {e}"))?;
+        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU)
+            .filter(|c| allowed.is_set(*c))
+            .collect();
+        for (key, cpus) in self.lists() {
+            if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+                return Err(format!(
+                    "{key} names CPU {cpu}; this process may use {allowed:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn lists(&self) -> impl Iterator<Item = (&'static str, &[usize])> {
+        [
+            ("host.leader.guest", &self.leader.guest[..]),
+            ("host.leader.replica", &self.leader.replica),
+            ("host.follower.guest", &self.follower.guest),
+            ("host.follower.replica", &self.follower.replica),
+        ]
+        .into_iter()
+    }
+
+    /// Of the role.
+    pub(crate) fn of(&self, leads: bool) -> &CpuConfig {
+        if leads { &self.leader } else { &self.follower }
+    }
+}
+
+/// Lets all threads of process `pid` run on `cpus` only. A thread that ends meanwhile needs no place,
+/// and one that starts has that of the thread that starts it.
+pub(crate) fn keep_on(pid: Pid, cpus: &[usize]) {
+    for (thread, _) in threads(pid) {
+        keep_thread_on(Some(thread), cpus);
+    }
+}
+
+/// Lets a thread, or this one, run on `cpus` only.
+pub(crate) fn keep_thread_on(thread: Option<Pid>, cpus: &[usize]) {
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
+        set.set(*cpu);
+    }
+    // What is refused costs speed only; that the CPUs exist was checked.
+    let _ = sched_setaffinity(thread, &set);
+}
+
+/// Gives the vCPUs of the QEMU with process id `pid` a nice value.
+pub(crate) fn renice_vcpus(pid: Pid, nice: i32) {
+    for (thread, name) in threads(pid) {
+        if name.starts_with("CPU ") {
+            let _ = rustix::process::setpriority_process(Some(thread), nice);
+        }
+    }
+}
+
+/// The threads of a process, with their names.
+fn threads(pid: Pid) -> impl Iterator<Item = (Pid, String)> {
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    let entries = std::fs::read_dir(Path::new(&tasks));
+    entries.into_iter().flatten().flatten().filter_map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let id = task.file_name().to_str()?.parse().ok()?;
+        Some((Pid::from_raw(id)?, name))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> HostConfig {
+        toml::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_list_without_a_cpu_and_a_cpu_that_is_not_there_are_refused_by_name() {
+        let text =
+            "leader = { guest = [0], replica = [] }\nfollower = { guest = [0], replica = [0] }";
+        let error = config(text).check().unwrap_err();
+        assert!(error.contains("host.leader.replica"), "{error}");
+        let text = text
+            .replace("[]", "[0]")
+            .replace("follower = { guest = [0]", "follower = { guest = [1023]");
+        let error = config(&text).check_here().unwrap_err();
+        assert!(
+            error.contains("host.follower.guest names CPU 1023"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn all_threads_of_a_process_are_kept_on_its_cpus() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU)
+            .rev()
+            .find(|c| allowed.is_set(*c))
+            .unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        keep_on(pid, &[last]);
+        let set = sched_getaffinity(Some(pid)).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((set.count(), set.is_set(last)), (1, true));
+    }
+}
