@@ -114,6 +114,8 @@ pub enum Canary {
     NeverDoubt,
     /// A leader of a pair takes its own standstill for the secondary's silence.
     ClockAlone,
+    /// A page that was written while it was hashed for a comparison counts as compared.
+    StaleCompare,
 }
 
 impl Canary {
@@ -194,6 +196,8 @@ pub enum Event {
     BlocksHashed(Vec<u64>),
     /// The answer to [`Action::ReadPages`] or [`Action::ReadBlocks`]: a page chunk.
     PagesRead(Vec<u8>),
+    /// The answer to [`Action::WriteChunks`], which the next write need not wait for.
+    ChunksWritten,
     /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
     Sample {
         /// CPU time of all vCPUs since the start; `None` where the guest plainly has work: the
@@ -212,8 +216,12 @@ pub enum OperatorInput {
     PowerButton,
 }
 
-/// What the replica asks of the world. The node carries actions out in order; memory work
-/// (scan, hash, read, write) is answered before the next event.
+/// What the replica asks of the world. The node carries actions out in order.
+///
+/// Work on pages (hash, read, write) is answered in the order asked. Where it concerns memory alone
+/// the answer comes before the next event, and a scan's always does. Where it concerns blocks of disks
+/// it takes as long as the disk takes, and other events come first: what a page was hashed as may no
+/// longer be so, and the sync that asked may be over.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Write a record into our ring at a peer.
@@ -272,7 +280,8 @@ pub enum Action {
     },
     /// Read these blocks into one chunk → [`Event::PagesRead`].
     ReadBlocks(Vec<Divergent>),
-    /// Write page chunks into guest memory and its disks.
+    /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. Whatever this
+    /// guest does afterwards, it finds them written.
     WriteChunks(Vec<Vec<u8>>),
     /// Make the blocks of disks in these page chunks durable, and what was written to the disks
     /// before: all or nothing, whenever this host dies → [`Event::DisksStaged`]. They are written

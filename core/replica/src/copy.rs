@@ -1,6 +1,6 @@
 //! The source's end of a copy, whatever it is for: questions and pages out, answers in.
 
-use crate::api::{Action, Note, Role};
+use crate::api::{Action, Canary, Note, Role};
 use crate::replica::{Asked, Replica};
 use crate::stream::Stream;
 use plover_syncvm::message::{Body, CopyPurpose};
@@ -92,7 +92,11 @@ impl Replica {
     }
 
     pub(crate) fn copy_hashed(&mut self, attempt: u64, digests: &[Digest]) {
+        let trusts = self.canary(Canary::StaleCompare);
         if let Some(stream) = self.stream.as_mut().filter(|s| s.attempt == attempt) {
+            if trusts {
+                stream.trust();
+            }
             stream.hashed(digests);
         }
     }

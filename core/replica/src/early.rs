@@ -77,7 +77,8 @@ impl Replica {
             early.want(theirs);
         }
         self.early = Some(early);
-        self.scans.push_back(Asked::Early);
+        self.earlies += 1;
+        self.scans.push_back(Asked::Early(self.earlies));
         self.out.push(Action::Scan);
     }
 
@@ -115,12 +116,12 @@ impl Replica {
         let step = self.config.early.step_pages as usize;
         let Some(early) = &mut self.early else { return };
         let (key, pages) = (early.key(), early.next(step));
-        self.hashes.push_back(Asked::Early);
+        self.hashes.push_back(Asked::Early(self.earlies));
         self.out.push(Action::Hash { key, pages });
     }
 
-    pub(crate) fn early_hashed(&mut self, digests: Vec<Digest>) {
-        if let Some(early) = &mut self.early {
+    pub(crate) fn early_hashed(&mut self, work: u64, digests: Vec<Digest>) {
+        if let Some(early) = self.early.as_mut().filter(|_| work == self.earlies) {
             early.hashed(digests);
         }
     }

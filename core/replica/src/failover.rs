@@ -266,6 +266,7 @@ impl Replica {
             &mut self.hashes,
             &mut self.block_hashes,
             &mut self.reads,
+            &mut self.writes,
         ];
         for asked in asked {
             asked.iter_mut().for_each(|asked| *asked = Asked::Nothing);

@@ -20,7 +20,7 @@ use plover_types::{
 };
 use std::collections::VecDeque;
 
-/// Why memory was read, scanned or hashed: answers come back in the order asked.
+/// Why memory was read, written, scanned or hashed: answers come back in the order asked.
 #[derive(Debug)]
 pub(crate) enum Asked {
     /// The leader's part of this syncvm.
@@ -29,8 +29,8 @@ pub(crate) enum Asked {
     LeadFetch(SyncNo, bool),
     /// The secondary's part of this syncvm.
     Follow(SyncNo),
-    /// Hashes before the pause.
-    Early,
+    /// Hashes before the pause, the n-th time that work was begun.
+    Early(u64),
     /// The round of this attempt to join is over.
     Join(u64),
     /// The source's part of a copy: of this opening, this chunk.
@@ -39,7 +39,9 @@ pub(crate) enum Asked {
     Compare(u64),
     /// The target's part: of this opening, from this page on.
     Standby(u64, u32),
-    /// For a guest that was dropped before the answer.
+    /// The target writes: of this opening, so many chunks in all.
+    Written(u64, u32),
+    /// For a guest that was dropped before the answer, or nobody needs it.
     Nothing,
 }
 
@@ -93,6 +95,8 @@ pub struct Replica {
 
     /// Of this slot: what was hashed before its pause.
     pub(crate) early: Option<EarlyHashes>,
+    /// How many times that work was begun.
+    pub(crate) earlies: u64,
     pub(crate) matching: Matching,
     pub(crate) saying: Option<Saying>,
 
@@ -118,6 +122,7 @@ pub struct Replica {
     pub(crate) hashes: VecDeque<Asked>,
     pub(crate) block_hashes: VecDeque<Asked>,
     pub(crate) reads: VecDeque<Asked>,
+    pub(crate) writes: VecDeque<Asked>,
 }
 
 impl Replica {
@@ -161,6 +166,7 @@ impl Replica {
             slot_rule: SlotRule::new(config.slot),
             early_rule: EarlyRule::new(config.early),
             early: None,
+            earlies: 0,
             wait_rule: WaitRule::new(config.slot.kind, config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
@@ -187,6 +193,7 @@ impl Replica {
             hashes: VecDeque::new(),
             block_hashes: VecDeque::new(),
             reads: VecDeque::new(),
+            writes: VecDeque::new(),
             out: Vec::new(),
             consensus_out: Vec::new(),
             apus,
@@ -253,7 +260,7 @@ impl Replica {
                 Some(Asked::Standby(attempt, first)) => {
                     self.standby_hashed(attempt, first, &digests);
                 }
-                Some(Asked::Early) => self.early_hashed(digests),
+                Some(Asked::Early(work)) => self.early_hashed(work, digests),
                 Some(Asked::Nothing) => {}
                 other => panic!("hashes nobody asked for: {other:?}"),
             },
@@ -270,6 +277,11 @@ impl Replica {
                 Some(Asked::Copy(attempt, seq)) => self.copy_pages_read(attempt, seq, chunk),
                 Some(Asked::Nothing) => {}
                 other => panic!("pages nobody asked for: {other:?}"),
+            },
+            Event::ChunksWritten => match self.writes.pop_front() {
+                Some(Asked::Written(attempt, chunks)) => self.standby_written(attempt, chunks),
+                Some(Asked::Nothing) => {}
+                other => panic!("a write nobody asked for: {other:?}"),
             },
             Event::Sample { cpu } => self.guest_idle = self.idle.sample(self.now, cpu),
         }
@@ -415,7 +427,7 @@ impl Replica {
         }
         self.early_written(set);
         match self.scans.pop_front() {
-            Some(Asked::Early) => self.early_scanned(set),
+            Some(Asked::Early(_)) => self.early_scanned(set),
             Some(Asked::Lead(sync)) => self.lead_scanned(sync, set),
             Some(Asked::Follow(sync)) => self.follow_scanned(sync, set),
             Some(Asked::Join(attempt)) => self.join_scanned(attempt),

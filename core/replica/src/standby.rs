@@ -186,8 +186,16 @@ impl Replica {
         standby.is_blank = false;
         standby.chunks += 1;
         let chunks = standby.chunks;
+        self.writes.push_back(Asked::Written(attempt, chunks));
         self.out.push(Action::WriteChunks(vec![chunk]));
-        self.send_bulk(from, Body::CopyAck { attempt, chunks });
+    }
+
+    /// So that a source is never further ahead than its window, however slow this side's disk is.
+    pub(crate) fn standby_written(&mut self, attempt: u64, chunks: u32) {
+        let standby = self.standby.as_ref().filter(|s| s.attempt == attempt);
+        if let Some(source) = standby.map(|standby| standby.source) {
+            self.send_bulk(source, Body::CopyAck { attempt, chunks });
+        }
     }
 
     /// The source wants to know what is here already.
@@ -247,6 +255,7 @@ impl Replica {
                 pages.for_each(|(page, _)| stream.owe_page(page));
             }
         }
+        self.writes.push_back(Asked::Nothing);
         self.out.push(Action::WriteChunks(chunks));
     }
 }

@@ -1,6 +1,7 @@
 //! All disks of one replica's guest.
 
 mod attachment;
+mod blocks;
 mod inner;
 mod server;
 
@@ -9,8 +10,9 @@ use crate::health::Health;
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
 use crate::nbd;
-use crate::worker::{self, DiskEvent, Job};
+use crate::worker::{self, DiskEvent, Job, Work};
 pub use attachment::Attachment;
+pub use blocks::Blocks;
 pub(crate) use inner::Inner;
 use inner::lock;
 use plover_types::SyncNo;
@@ -45,6 +47,9 @@ pub struct DiskSpec {
     pub read_only: bool,
     /// The size it must have. If it does not exist it is made, empty.
     pub bytes: Option<u64>,
+    /// How much longer a block takes when it is read or written for a syncvm or a copy than it takes
+    /// anyway: a slow disk, for tests.
+    pub delay: Duration,
 }
 
 /// The disks of one replica's guest; see the crate.
@@ -64,6 +69,7 @@ pub struct Disks {
 struct Open {
     inner: Arc<Inner>,
     jobs: Sender<Job>,
+    works: Sender<Work>,
 }
 
 impl Disks {
@@ -195,15 +201,19 @@ impl Disks {
     }
 
     fn connect(&self) -> Result<Attachment, DiskError> {
-        let Open { inner, jobs } = self.opened();
+        let Open { inner, jobs, works } = self.opened();
         inner.take_failure();
         let life = inner.end_life();
         inner.recover()?;
         let failed = |error: io::Error| DiskError::Failed(format!("serving a disk: {error}"));
         let mut attachment = Attachment {
             inner: Arc::clone(inner),
-            jobs: jobs.clone(),
-            copied: 0,
+            blocks: Blocks {
+                inner: Arc::clone(inner),
+                jobs: jobs.clone(),
+                life,
+            },
+            works: works.clone(),
             ours: Vec::new(),
             theirs: Vec::new(),
         };
@@ -245,20 +255,40 @@ impl Disks {
         lock(&inner.journal).begin_copy()
     }
 
-    /// Makes `batch`, and what was written before, durable as a whole; [`DiskEvent::Staged`] tells
-    /// when. The caller then writes the blocks, and calls [`Disks::settle`] before the guest runs.
+    /// [`Disks::stage_with`] for blocks that are known, or none.
     pub fn stage(&mut self, sync: SyncNo, batch: Batch) {
+        if !batch.is_empty() {
+            return self.stage_with(sync, move |_| batch);
+        }
         let inner = &self.opened().inner;
         let writable = || inner.regions.iter().map(|(_, image)| &inner.images[*image]);
-        if batch.is_empty() && writable().all(Image::is_synced) && self.is_whole() {
+        if inner.is_written() && writable().all(Image::is_synced) && self.is_whole() {
             return inner.tell(DiskEvent::Staged(sync));
         }
         let life = inner.life.load(Ordering::Acquire);
-        if !batch.is_empty() {
-            *lock(&inner.unsettled) += 1;
-            self.staged = true;
-        }
-        self.order(Job::Stage { life, sync, batch });
+        let make = Box::new(Batch::new);
+        self.order(Job::Stage { life, sync, make });
+    }
+
+    /// Makes the batch of at least one block that `make` returns, and what was written before,
+    /// durable as a whole; [`DiskEvent::Staged`] tells when. The caller then writes the blocks, and
+    /// calls [`Disks::settle`] before the guest runs.
+    pub fn stage_with(
+        &mut self,
+        sync: SyncNo,
+        make: impl FnOnce(&Blocks) -> Batch + Send + 'static,
+    ) {
+        let Open { inner, jobs, .. } = self.opened();
+        let life = inner.life.load(Ordering::Acquire);
+        inner.shut(|gate| gate.unsettled += 1);
+        let blocks = Blocks {
+            inner: Arc::clone(inner),
+            jobs: jobs.clone(),
+            life,
+        };
+        self.staged = true;
+        let make = Box::new(move || make(&blocks));
+        self.order(Job::Stage { life, sync, make });
     }
 
     /// The staged blocks are written: from now on the guest may run, and writes as soon as they are
@@ -291,13 +321,19 @@ impl Disks {
 impl Open {
     fn new(specs: &[DiskSpec], journal: &Path, health: &Arc<Health>) -> Result<Self, DiskError> {
         let inner = Arc::new(Inner::open(specs, journal, health)?);
+        let failed = |error| DiskError::Failed(format!("starting a thread: {error}"));
         let (jobs, orders) = channel();
-        let worker = Arc::clone(&inner);
+        let worker = Arc::downgrade(&inner);
         std::thread::Builder::new()
             .name("disks".into())
             .spawn(move || worker::run(&worker, &orders))
-            .map_err(|error| DiskError::Failed(format!("starting a thread: {error}")))?;
-        Ok(Self { inner, jobs })
+            .map_err(failed)?;
+        let (works, orders) = channel();
+        std::thread::Builder::new()
+            .name("blocks".into())
+            .spawn(move || worker::work(&orders))
+            .map_err(failed)?;
+        Ok(Self { inner, jobs, works })
     }
 }
 

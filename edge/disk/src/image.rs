@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// An open image.
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub(crate) struct Image {
     file: Locked,
     bytes: u64,
     pub(crate) read_only: bool,
+    pub(crate) delay: Duration,
     /// There was none, and it was made.
     pub(crate) made: bool,
     /// What the guest wrote since the last scan.
@@ -84,6 +86,7 @@ impl Image {
             file,
             bytes,
             read_only: spec.read_only,
+            delay: spec.delay,
             made,
             written: Written::new(if spec.read_only { 0 } else { blocks }),
             unsynced: AtomicBool::new(false),

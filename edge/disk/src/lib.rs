@@ -4,8 +4,11 @@
 //!   guest ─ virtio, SCSI, IDE ─ QEMU ══ NBD ══▶ a thread per disk ──▶ image (a raw file)
 //!                                               │ notes the block
 //!                                               ▼
-//!   the loop: scan, hash, read, write ◀── written blocks     journal ◀── a thread: stage, settle
+//!   the loop: scan ◀────────────────── written blocks     journal ◀── a thread: stage, settle
+//!        └ asks for blocks ─▶ a thread: hash, read, write
 //! ```
+//!
+//! The loop itself waits for no disk while a guest runs: heartbeats come first.
 //!
 //! Both guests read and write their own copy, and to a syncvm the 4 KiB blocks of all writable
 //! disks are just more pages, numbered after those of guest RAM. What a disk has beyond memory is
@@ -40,7 +43,7 @@ mod nbd;
 mod worker;
 mod written;
 
-pub use disks::{Attachment, DiskSpec, Disks};
+pub use disks::{Attachment, Blocks, DiskSpec, Disks};
 pub use error::DiskError;
 pub use journal::Batch;
 pub use worker::DiskEvent;

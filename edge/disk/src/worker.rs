@@ -1,9 +1,14 @@
-//! The thread that waits for the disk, so that the loop does not.
+//! The threads that wait for the disk, so that the loop does not.
+//!
+//! One works on blocks: it reads, hashes and writes what a syncvm or a copy asks for, in the order
+//! asked. Another makes durable what was written: it can take as long as the disk takes for all that
+//! a guest has written, and hashes must not wait for that. What they owe each other is in the gate
+//! (`Inner`): nothing is staged or settled before what was to be written before it is written.
 
 use crate::Batch;
-use crate::disks::Inner;
+use crate::disks::{Blocks, Inner};
 use plover_types::SyncNo;
-use std::sync::Arc;
+use std::sync::Weak;
 use std::sync::mpsc::Receiver;
 
 /// What happened to the disks.
@@ -11,6 +16,8 @@ use std::sync::mpsc::Receiver;
 pub enum DiskEvent {
     /// A syncvm's blocks are durable ([`crate::Disks::stage`]).
     Staged(SyncNo),
+    /// Work on blocks is done ([`crate::Attachment::begin`]).
+    Worked,
     /// So much was written since the last scan that a syncvm is due.
     ManyWritten,
     /// The disk failed; the guest's state on it is lost here.
@@ -22,7 +29,8 @@ pub(crate) enum Job {
     Stage {
         life: u64,
         sync: SyncNo,
-        batch: Batch,
+        /// Makes its batch, for which it may have to read.
+        make: Make,
     },
     Settle {
         life: u64,
@@ -31,23 +39,42 @@ pub(crate) enum Job {
     Flush,
 }
 
-pub(crate) fn run(inner: &Arc<Inner>, jobs: &Receiver<Job>) {
+/// See [`crate::Disks::stage_with`].
+pub(crate) type Make = Box<dyn FnOnce() -> Batch + Send>;
+
+/// Work on blocks of one guest's disks.
+pub(crate) struct Work {
+    pub(crate) blocks: Blocks,
+    pub(crate) work: Box<dyn FnOnce(&Blocks) + Send>,
+    pub(crate) writes: bool,
+}
+
+/// Works on blocks.
+pub(crate) fn work(orders: &Receiver<Work>) {
+    while let Ok(order) = orders.recv() {
+        (order.work)(&order.blocks);
+        order.blocks.worked(order.writes);
+    }
+}
+
+/// Makes durable.
+/// It keeps no files open of disks that nobody has any more.
+pub(crate) fn run(disks: &Weak<Inner>, jobs: &Receiver<Job>) {
     while let Ok(job) = jobs.recv() {
-        let done = match &job {
-            Job::Stage { life, sync, batch } => inner.stage_now(*life, *sync, batch),
-            Job::Settle { life } => inner.settle_now(*life),
+        let Some(inner) = disks.upgrade() else { return };
+        let done = match job {
+            Job::Stage { life, sync, make } => inner.stage_now(life, sync, make).map(|()| {
+                if inner.is_alive(life) {
+                    inner.tell(DiskEvent::Staged(sync));
+                }
+            }),
+            Job::Settle { life } => inner.settle_now(life),
             Job::Flush => inner.sync_images(),
         };
-        match (done, job) {
-            (Ok(()), Job::Stage { life, sync, .. }) if inner.is_alive(life) => {
-                inner.tell(DiskEvent::Staged(sync));
-            }
-            (Ok(()), _) => {}
-            (Err(error), _) => {
-                let why = error.to_string();
-                inner.note_failure(&why);
-                inner.tell(DiskEvent::Failed(why));
-            }
+        if let Err(error) = done {
+            let why = error.to_string();
+            inner.note_failure(&why);
+            inner.tell(DiskEvent::Failed(why));
         }
     }
 }

@@ -42,17 +42,18 @@ fn a_full_file_system_is_told_and_room_mends_it() {
         path: dir.path().join("image"),
         read_only: false,
         bytes: Some(64 << 10),
+        delay: Duration::ZERO,
     };
     let mut disks = Disks::open(&[spec], &dir.path().join("journal")).expect("they open");
 
     // A copy that finds no room.
     room_for(Some(32 << 10));
-    let mut attachment = disks
+    let attachment = disks
         .attach_for_copy()
         .expect("there is none but for the end");
-    attachment.write(BlockNo(1), &[1; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(1), &[1; BLOCK_BYTES]);
     assert_eq!(attachment.take_failure(), None);
-    attachment.write(BlockNo(12), &[1; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(12), &[1; BLOCK_BYTES]);
     let why = attachment.take_failure().expect("it fails");
     assert!(why.contains("image") && why.contains("make room"), "{why}");
     drop(attachment);
@@ -81,13 +82,13 @@ fn a_full_file_system_is_told_and_room_mends_it() {
 
     // Somebody makes room.
     room_for(None);
-    let mut attachment = loop {
+    let attachment = loop {
         match disks.attach_for_copy() {
             Ok(attachment) => break attachment,
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }
     };
-    attachment.write(BlockNo(12), &[1; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(12), &[1; BLOCK_BYTES]);
     disks.stage(SyncNo(2), staged(3));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
     assert_eq!(disks.failure(), None);

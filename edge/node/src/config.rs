@@ -234,6 +234,8 @@ pub struct DebugConfig {
     pub checksum_each_sync: bool,
     /// Write every sync's report into the trace.
     pub trace_syncs: bool,
+    /// A slow disk: how much longer each block takes that a sync or a copy reads or writes.
+    pub disk_delay_us: u64,
 }
 
 fn spin<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Spin, D::Error> {
@@ -278,6 +280,7 @@ impl DiskConfig {
             path: self.path.clone(),
             read_only: self.readonly,
             bytes: self.size_mib.map(|mib| mib << 20),
+            delay: std::time::Duration::ZERO,
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::config::{DiskConfig, ReplicaConfig};
 use plover_disk::import::{Format, Source};
 use plover_disk::{DiskError, DiskSpec};
 use std::path::Path;
+use std::time::Duration;
 
 /// What the disks' journal is called, in the state directory.
 pub(crate) const JOURNAL: &str = "disks";
@@ -18,7 +19,9 @@ pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError
         .map(|(i, disk)| {
             let raw = disk.raw.clone();
             let raw = raw.unwrap_or_else(|| state.join(format!("disk-{i}.raw")));
-            raw_of(disk, &raw, used_before)
+            let mut spec = raw_of(disk, &raw, used_before)?;
+            spec.delay = Duration::from_micros(config.debug.disk_delay_us);
+            Ok(spec)
         })
         .collect()
 }

@@ -17,6 +17,7 @@ mod body;
 mod clock;
 mod config;
 mod control;
+mod disk_pages;
 mod fabric;
 mod host;
 mod images;

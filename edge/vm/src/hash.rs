@@ -61,7 +61,7 @@ pub fn digest_page(key: &[u8; 32], page: &[u8; PAGE_BYTES]) -> Digest {
 }
 
 /// The hashes of the blocks of `pages`, which `read` copies out, in order, added to `hashes`.
-pub(crate) fn hash_blocks(
+pub fn hash_blocks(
     read: impl Fn(PageNo, &mut [u8]),
     key: &[u8; 32],
     pages: &[PageNo],

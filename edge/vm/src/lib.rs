@@ -47,5 +47,5 @@ pub use api::{Vm, VmCommand, VmError, VmEvent};
 pub use check::{HostReport, check_host};
 pub use config::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
 pub use fake::FakeVm;
-pub use hash::{PageHasher, digest_page};
+pub use hash::{PageHasher, digest_page, hash_blocks};
 pub use qemu::QemuVm;

@@ -32,22 +32,23 @@ impl<'a> Regions<'a> {
     /// Copies a page out.
     pub(crate) fn read(self, page: PageNo, to: &mut [u8]) {
         match self.disk_of(page) {
-            Some((disks, block)) => disks.read(block, to),
+            Some((disks, block)) => disks.direct().read(block, to),
             None => self.ram.read(page, to),
         }
     }
 
-    /// The first page at or after `page` that something is allocated for; the number of pages if
-    /// there is none. What lies before it is zero, and reading it would allocate RAM, or the
-    /// system's memory for files.
+    /// The first page at or after `page` that something is allocated for; where there is none, the
+    /// first behind all of the same kind. What lies before it is zero, and reading it would allocate
+    /// RAM, or the system's memory for files.
     pub(crate) fn first_data(self, page: PageNo) -> PageNo {
         let ram_pages = self.ram.pages();
-        let start = self.ram.first_data(page);
-        if start < ram_pages {
-            return PageNo(start);
-        }
-        let block = BlockNo(page.0.saturating_sub(ram_pages));
-        let start = self.disks.map_or(0, |disks| disks.first_data(block));
+        let Some(block) = block_of(page, ram_pages) else {
+            // The disks are not asked: they may be slow.
+            return PageNo(self.ram.first_data(page).min(ram_pages));
+        };
+        let start = self
+            .disks
+            .map_or(0, |disks| disks.direct().first_data(block));
         PageNo((ram_pages + start).max(page.0))
     }
 
@@ -61,7 +62,7 @@ impl<'a> Regions<'a> {
         }
         let base = self.ram.pages();
         let mut at = BlockNo(0);
-        while let Some((start, end)) = self.disks.and_then(|disks| disks.next_data(at)) {
+        while let Some((start, end)) = self.disks.and_then(|disks| disks.direct().next_data(at)) {
             touched.insert_run(base + start, base + end);
             at = BlockNo(end);
         }

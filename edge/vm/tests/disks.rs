@@ -17,6 +17,7 @@ fn spec(path: PathBuf, bytes: u64) -> DiskSpec {
         path,
         read_only: false,
         bytes: Some(bytes),
+        delay: std::time::Duration::ZERO,
     }
 }
 

@@ -12,6 +12,7 @@ fn disks(dir: &Path, name: &str) -> Disks {
         path: dir.join(name),
         read_only: false,
         bytes: Some(256 * BLOCK_BYTES as u64),
+        delay: std::time::Duration::ZERO,
     };
     Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()
 }

@@ -1,7 +1,7 @@
 //! The body of a replica: what `plover-node` is in earnest, with the same order of things.
 //!
-//! Events are applied one at a time; actions are carried out in order; the answer to memory
-//! work is applied before the next action. A crash can come between any two actions.
+//! Events are applied one at a time; actions are carried out in order; answers to work on memory
+//! are applied before the next action (`work`). A crash can come between any two actions.
 
 use crate::disk::Write;
 use crate::hypervisor::{Due, Hypervisor, Order};
@@ -14,7 +14,7 @@ use crate::spoken::Spoken;
 use crate::trace::trace;
 use crate::world::World;
 use plover_replica::{Action, Event, OperatorInput, Role};
-use plover_types::{BLOCKS_PER_PAGE, Digest, Frame, Lane, Micros, PageSet, ReplicaId, SyncNo};
+use plover_types::{Frame, Lane, Micros, ReplicaId, SyncNo};
 
 /// The shortest time between a turn and the next one that only time asks for.
 const TURN: Micros = Micros(20);
@@ -201,54 +201,12 @@ impl World {
             Action::Reset => self.order(who, Order::Reset),
             Action::SaveState => self.order(who, Order::Save),
             Action::LoadState(state) => self.order(who, Order::Load(state)),
-            Action::Scan => self.scan(who),
-            Action::Hash { key, pages } => {
-                let process = self.process_mut(who);
-                let digests = match &process.hypervisor {
-                    Some(hypervisor) => hypervisor.guest.hash(&key, &pages),
-                    None => vec![Digest::default(); pages.len()],
-                };
-                process.events.push_back(Event::Hashed(digests));
-            }
-            Action::HashBlocks { key, pages } => {
-                let process = self.process_mut(who);
-                let hashes = match &process.hypervisor {
-                    Some(hypervisor) => hypervisor.guest.hash_blocks(&key, &pages),
-                    None => vec![0; pages.len() * BLOCKS_PER_PAGE],
-                };
-                process.events.push_back(Event::BlocksHashed(hashes));
-            }
-            Action::ReadBlocks(pages) => {
-                let process = self.process_mut(who);
-                let chunk = process
-                    .hypervisor
-                    .as_ref()
-                    .map(|h| h.guest.read_blocks(&pages));
-                process
-                    .events
-                    .push_back(Event::PagesRead(chunk.unwrap_or_default()));
-            }
-            Action::ReadPages(pages) => {
-                let process = self.process_mut(who);
-                let chunk = process
-                    .hypervisor
-                    .as_ref()
-                    .map(|h| h.guest.read_pages(&pages));
-                process
-                    .events
-                    .push_back(Event::PagesRead(chunk.unwrap_or_default()));
-            }
-            Action::WriteChunks(chunks) => {
-                self.overwrite_disks(who, &chunks);
-                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
-                    for chunk in &chunks {
-                        hypervisor
-                            .guest
-                            .write_chunk(chunk)
-                            .expect("chunks are checked before");
-                    }
-                }
-            }
+            Action::Scan
+            | Action::Hash { .. }
+            | Action::HashBlocks { .. }
+            | Action::ReadBlocks(_)
+            | Action::ReadPages(_)
+            | Action::WriteChunks(_) => self.work(who, action),
             Action::Feed(frames) => {
                 let now = self.plan.now();
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
@@ -275,18 +233,6 @@ impl World {
         }
     }
 
-    /// Blocks of disks are about to be overwritten.
-    fn overwrite_disks(&mut self, who: ReplicaId, chunks: &[Vec<u8>]) {
-        let process = self.process_mut(who);
-        let Some(hypervisor) = &process.hypervisor else {
-            return;
-        };
-        for page in hypervisor.guest.staged_blocks(chunks).into_keys() {
-            let old = hypervisor.guest.memory()[page as usize];
-            process.disk.copy.overwrite(page, old);
-        }
-    }
-
     /// A host is about to lose its guest; what it keeps of the disks must be of use.
     pub(crate) fn check_disks(&mut self, who: ReplicaId) {
         if !self.invariants.log.in_sync().contains(who) {
@@ -304,23 +250,6 @@ impl World {
             let shown = &self.invariants.external_consistency;
             let check = disks_survive::check(who, &blocks, shown, on_match, &self.histories);
             self.check(check);
-        }
-    }
-
-    fn scan(&mut self, who: ReplicaId) {
-        let pages = self.scenario.hypervisor.guest.pages;
-        let process = self.process_mut(who);
-        let dead = process.hypervisor.as_ref().is_some_and(Hypervisor::is_dead);
-        let set = match &mut process.hypervisor {
-            Some(hypervisor) if !dead => hypervisor.guest.scan(),
-            _ => PageSet::new(pages),
-        };
-        process.events.push_back(Event::Scanned(set));
-        if dead {
-            process.hypervisor = None;
-            process
-                .events
-                .push_back(Event::GuestDied("it cannot be scanned".to_string()));
         }
     }
 

@@ -64,6 +64,7 @@ mod heal;
 mod observe;
 mod pair;
 mod strike;
+mod work;
 
 pub use coverage::Coverage;
 pub use plover_replica::Canary;

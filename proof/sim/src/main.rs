@@ -37,7 +37,7 @@ struct Arguments {
     /// Let faults come for this many simulated minutes instead of a few seconds.
     #[arg(long)]
     minutes: Option<f64>,
-    /// Put a known bug back: vote-after-amnesia, release-before-ack, dirty-bits-lost.
+    /// Put a known bug back; a wrong name lists them.
     #[arg(long, value_parser = canary)]
     canary: Option<Canary>,
     /// Go on after a failure.
@@ -59,24 +59,31 @@ fn policy(name: &str) -> Result<&'static Preset, String> {
     }
 }
 
+/// Known bugs by name.
+const CANARIES: [(&str, Canary); 15] = [
+    ("vote-after-amnesia", Canary::VoteAfterAmnesia),
+    ("release-before-ack", Canary::ReleaseBeforeAck),
+    ("dirty-bits-lost", Canary::DirtyBitsLost),
+    ("early-hash-trusted", Canary::EarlyHashTrusted),
+    ("early-scan-forgotten", Canary::EarlyScanForgotten),
+    ("block-missed", Canary::BlockMissed),
+    ("ack-before-disks", Canary::AckBeforeDisks),
+    ("release-without-match", Canary::ReleaseWithoutMatch),
+    ("ignore-acks", Canary::IgnoreAcks),
+    ("trust-old-life", Canary::TrustOldLife),
+    ("warm-forgets-syncs", Canary::WarmForgetsSyncs),
+    ("forget-numbers", Canary::ForgetNumbers),
+    ("never-doubt", Canary::NeverDoubt),
+    ("clock-alone", Canary::ClockAlone),
+    ("stale-compare", Canary::StaleCompare),
+];
+
 fn canary(name: &str) -> Result<Canary, String> {
-    match name {
-        "vote-after-amnesia" => Ok(Canary::VoteAfterAmnesia),
-        "release-before-ack" => Ok(Canary::ReleaseBeforeAck),
-        "dirty-bits-lost" => Ok(Canary::DirtyBitsLost),
-        "early-hash-trusted" => Ok(Canary::EarlyHashTrusted),
-        "early-scan-forgotten" => Ok(Canary::EarlyScanForgotten),
-        "block-missed" => Ok(Canary::BlockMissed),
-        "ack-before-disks" => Ok(Canary::AckBeforeDisks),
-        "release-without-match" => Ok(Canary::ReleaseWithoutMatch),
-        "ignore-acks" => Ok(Canary::IgnoreAcks),
-        "trust-old-life" => Ok(Canary::TrustOldLife),
-        "warm-forgets-syncs" => Ok(Canary::WarmForgetsSyncs),
-        "forget-numbers" => Ok(Canary::ForgetNumbers),
-        "never-doubt" => Ok(Canary::NeverDoubt),
-        "clock-alone" => Ok(Canary::ClockAlone),
-        _ => Err(format!("there is no canary '{name}'")),
-    }
+    let found = CANARIES.iter().find(|(known, _)| *known == name);
+    let names = || CANARIES.map(|(known, _)| known).join(", ");
+    found
+        .map(|(_, canary)| *canary)
+        .ok_or_else(|| format!("there is no canary '{name}': {}", names()))
 }
 
 fn main() -> ExitCode {
@@ -167,30 +174,17 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
     if let Some(minutes) = arguments.minutes {
         repeat += &format!(" --minutes {minutes}");
     }
-    let canary = match arguments.canary.unwrap_or_default() {
-        Canary::None => "",
-        Canary::VoteAfterAmnesia => " --canary vote-after-amnesia",
-        Canary::ReleaseBeforeAck => " --canary release-before-ack",
-        Canary::DirtyBitsLost => " --canary dirty-bits-lost",
-        Canary::EarlyHashTrusted => " --canary early-hash-trusted",
-        Canary::EarlyScanForgotten => " --canary early-scan-forgotten",
-        Canary::BlockMissed => " --canary block-missed",
-        Canary::AckBeforeDisks => " --canary ack-before-disks",
-        Canary::ReleaseWithoutMatch => " --canary release-without-match",
-        Canary::IgnoreAcks => " --canary ignore-acks",
-        Canary::TrustOldLife => " --canary trust-old-life",
-        Canary::WarmForgetsSyncs => " --canary warm-forgets-syncs",
-        Canary::ForgetNumbers => " --canary forget-numbers",
-        Canary::NeverDoubt => " --canary never-doubt",
-        Canary::ClockAlone => " --canary clock-alone",
-    };
+    let put_back = |(_, canary): &&(&str, Canary)| Some(*canary) == arguments.canary;
+    if let Some((name, _)) = CANARIES.iter().find(put_back) {
+        repeat += &format!(" --canary {name}");
+    }
     let why = outcome
         .violation
         .as_ref()
         .map(ToString::to_string)
         .unwrap_or_default();
     format!(
-        "seed {} FAILED: {why}\n  repeat it with: {repeat}{canary}",
+        "seed {} FAILED: {why}\n  repeat it with: {repeat}",
         outcome.seed
     )
 }

@@ -15,8 +15,9 @@ use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
 
-/// Messages longer than this carry pages, which nothing here looks at.
-const LOOK_BYTES_MAX: usize = 8192;
+/// Messages longer than this carry pages, which nothing here looks at; an end mark may carry all the
+/// inputs that have come while a slow disk was waited for.
+const LOOK_BYTES_MAX: usize = 1 << 16;
 
 /// An operator's word is carried out within this time: a promise behind others on a slow disk.
 const OPERATOR_HEARD_WITHIN: Micros = Micros(10_000_000);

@@ -46,6 +46,10 @@ pub struct Process {
     pub events: VecDeque<Event>,
     /// What the brain asked for and was not done yet.
     pub actions: VecDeque<Action>,
+    /// Answers to work on pages that wait for its disk, and when the last of them comes.
+    pub answers: VecDeque<Event>,
+    /// See `answers`.
+    pub answers_free_at: Micros,
     /// What happened while it was stopped, and to which of its hypervisors if to one.
     pub missed: Vec<(Option<u64>, Event)>,
     /// When it is to be woken, and which plan to wake it counts.
@@ -74,6 +78,8 @@ impl Process {
             facing: false,
             events: VecDeque::new(),
             actions: VecDeque::new(),
+            answers: VecDeque::new(),
+            answers_free_at: Micros::ZERO,
             missed: Vec::new(),
             tick: (Micros::NEVER, 0),
             sample: (false, 0),
@@ -91,6 +97,7 @@ impl Process {
         self.facing = false;
         self.events.clear();
         self.actions.clear();
+        self.answers.clear();
         self.missed.clear();
         self.tick = (Micros::NEVER, self.tick.1 + 1);
         self.sample = (false, self.sample.1 + 1);

@@ -40,6 +40,8 @@ pub enum Happening {
     HypervisorDied(ReplicaId, u64),
     /// The oldest write under way of this process is durable.
     Stored(ReplicaId, u64),
+    /// The oldest work on pages that this process waits for is done.
+    Worked(ReplicaId, u64),
     /// Frames of clients reach a replica's TAP.
     Frames(ReplicaId, Vec<Frame>),
     /// The guest's frames reach the clients.

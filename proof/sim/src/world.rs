@@ -96,6 +96,7 @@ pub(crate) struct Chance {
     pub ambushes: Rng,
     pub copies: Rng,
     pub lives: Rng,
+    pub work: Rng,
 }
 
 impl World {
@@ -130,6 +131,7 @@ impl World {
             ambushes: rng.fork(8),
             copies: rng.fork(10),
             lives,
+            work: rng.fork(21),
         };
         for &who in &scenario.members {
             plan.after(
@@ -229,6 +231,7 @@ impl World {
             Happening::Hypervisor(who, number, due) => self.on_hypervisor(who, number, due),
             Happening::HypervisorDied(who, number) => self.on_hypervisor_died(who, number),
             Happening::Stored(who, incarnation) => self.on_stored(who, incarnation),
+            Happening::Worked(who, incarnation) => self.on_worked(who, incarnation),
             Happening::Frames(who, frames) => {
                 if self.process(who).facing {
                     self.tell(who, Event::Frames(frames));

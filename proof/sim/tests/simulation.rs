@@ -58,7 +58,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 43] = [
+const REACHED: [&str; 44] = [
     "early: pages hashed before a pause",
     "early: hashes of use in the pause",
     "failover: a deposed leader came back as witness",
@@ -93,6 +93,7 @@ const REACHED: [&str; 43] = [
     "sync: applied after its leader was lost",
     "process: killed in a sync, in Apply",
     "disks: looked at after a crash",
+    "work: answered late",
     "match: a message was lost",
     "match: frames released on match",
     "match: outputs differ",
@@ -256,6 +257,13 @@ fn missed_blocks_are_caught() {
 fn a_warm_copy_that_misses_syncs_is_caught() {
     let found_by = ["warm_copy_accounted", "memory_equal_after_sync"];
     catches(Canary::WarmForgetsSyncs, 200, &found_by);
+}
+
+/// A page is written while it is hashed for a comparison, and its scan comes before the hash.
+#[test]
+fn a_comparison_that_forgets_what_was_written_meanwhile_is_caught() {
+    let found_by = ["warm_copy_accounted", "memory_equal_after_sync"];
+    catches(Canary::StaleCompare, 400, &found_by);
 }
 
 /// Every policy that this version runs, with more seeds than the first test gives each.

@@ -56,7 +56,9 @@ impl Replica {
     }
 
     pub(crate) fn lead_blocks_hashed(&mut self, number: SyncNo, hashes: Vec<u64>) {
+        let now = self.now;
         if let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) {
+            sync.last_progress = now;
             sync.narrowing.ours = Some(hashes);
             self.try_compare_blocks();
         }

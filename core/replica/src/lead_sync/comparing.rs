@@ -107,6 +107,7 @@ impl Replica {
             return;
         };
         let digests = partial.complete(digests);
+        sync.last_progress = now;
         if sync.own_digests.is_none() {
             sync.own_digests = Some(digests);
             sync.enter(Phase::Exchange, now);

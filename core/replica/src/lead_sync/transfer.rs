@@ -89,9 +89,11 @@ impl Replica {
     }
 
     pub(crate) fn lead_pages_read(&mut self, number: SyncNo, chunk: Vec<u8>) {
+        let now = self.now;
         let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
             return;
         };
+        sync.last_progress = now;
         if sync.copied.is_some() {
             return self.lead_copied(chunk);
         }

@@ -1,9 +1,8 @@
 //! What one guest has of the disks.
 
-use super::COPY_FLUSH_BLOCKS;
-use super::inner::{Inner, cannot};
-use crate::worker::Job;
-use crate::{BLOCK_BYTES, BlockNo};
+use super::blocks::Blocks;
+use super::inner::Inner;
+use crate::worker::{DiskEvent, Work};
 use plover_types::PageSet;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -15,9 +14,8 @@ use std::sync::mpsc::Sender;
 /// RAM. When it is dropped the guest is no more: what it still wanted is left undone.
 pub struct Attachment {
     pub(super) inner: Arc<Inner>,
-    pub(super) jobs: Sender<Job>,
-    /// Blocks written since the last order to write them out.
-    pub(super) copied: u32,
+    pub(super) blocks: Blocks,
+    pub(super) works: Sender<Work>,
     pub(super) ours: Vec<UnixStream>,
     pub(super) theirs: Vec<OwnedFd>,
 }
@@ -56,57 +54,41 @@ impl Attachment {
         }
     }
 
-    /// Copies a block out. Zeroes if that fails, which [`Attachment::take_failure`] tells.
-    pub fn read(&self, block: BlockNo, to: &mut [u8]) {
-        let (image, offset) = self.inner.place(block);
-        if let Err(error) = image.read(offset, to) {
-            to.fill(0);
-            self.inner.note_failure(&cannot("read", image, &error));
-        }
+    /// The blocks, for a caller that can wait for the disk.
+    pub fn direct(&self) -> &Blocks {
+        &self.blocks
     }
 
-    /// Copies a block in, on behalf of the leader's guest: not noted as written.
-    pub fn write(&mut self, block: BlockNo, from: &[u8]) {
-        assert_eq!(from.len(), BLOCK_BYTES, "a block is copied whole");
-        let (image, offset) = self.inner.place(block);
-        // Holes stay holes: a full copy of a disk is mostly zeroes.
-        let zero = from.iter().all(|byte| *byte == 0);
-        let written = if zero {
-            image.write_zeroes(offset, BLOCK_BYTES as u64, true)
-        } else {
-            image.write(offset, from)
+    /// Does `work` on the blocks, on a thread of its own: what was asked for before comes first, and
+    /// [`DiskEvent::Worked`] tells that it is done. It is done too, to no effect, when the guest is no
+    /// more by then.
+    pub fn begin(&self, work: impl FnOnce(&Blocks) + Send + 'static) {
+        self.send(Box::new(work), false);
+    }
+
+    /// [`Attachment::begin`] of work that writes. Until it is done the guest reads and writes nothing,
+    /// and nothing is staged or settled.
+    pub fn begin_writing(&self, work: impl FnOnce(&Blocks) + Send + 'static) {
+        self.inner.shut(|gate| gate.unwritten += 1);
+        self.send(Box::new(work), true);
+    }
+
+    fn send(&self, work: Box<dyn FnOnce(&Blocks) + Send>, writes: bool) {
+        let blocks = self.blocks.clone();
+        let order = Work {
+            blocks,
+            work,
+            writes,
         };
-        if let Err(error) = written {
-            self.inner.note_failure(&cannot("write", image, &error));
-        }
-        self.copied += 1;
-        if self.copied == COPY_FLUSH_BLOCKS {
-            self.copied = 0;
-            // A worker that is gone has told so.
-            let _ = self.jobs.send(Job::Flush);
+        if self.works.send(order).is_err() {
+            self.inner
+                .tell(DiskEvent::Failed("its thread has ended".into()));
         }
     }
 
-    /// The first block at or after `block` that may hold something other than zeroes, or the number
-    /// of blocks.
-    pub fn first_data(&self, block: BlockNo) -> u32 {
-        let found = self.inner.regions.iter().find_map(|(first, image)| {
-            let image = &self.inner.images[*image];
-            let start = image.first_data(block.0.saturating_sub(*first));
-            (start < image.blocks()).then_some(first + start)
-        });
-        found.unwrap_or(self.inner.blocks)
-    }
-
-    /// The first run of blocks at or after `block` that may hold something other than zeroes; `None`
-    /// if all the rest is holes.
-    pub fn next_data(&self, block: BlockNo) -> Option<(u32, u32)> {
-        self.inner.regions.iter().find_map(|(first, image)| {
-            let image = &self.inner.images[*image];
-            let from = block.0.saturating_sub(*first);
-            let (start, end) = image.next_data(from)?;
-            Some((first + start, first + end))
-        })
+    /// Waits until what was begun is written; for tests, which want to look at it.
+    pub fn wait_until_written(&self) {
+        self.inner.wait_until_written(self.blocks.life);
     }
 
     /// What went wrong since the last call: this guest's disks are not to be used any longer.

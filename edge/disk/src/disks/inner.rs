@@ -21,19 +21,30 @@ pub(crate) struct Inner {
     pub(super) journal: Mutex<Journal>,
     /// What the journal says, for those who must not wait for it.
     pub(super) whole: AtomicBool,
-    /// Syncvms that are staged and not settled: the guest may write while there is none. There
-    /// are two while one is staged and the one before it is being settled.
-    pub(super) unsettled: Mutex<u32>,
-    pub(super) settled: Condvar,
+    /// What the guest's requests wait for.
+    gate: Mutex<Gate>,
+    opened: Condvar,
     /// Counts the guests that these disks were given to; the servers of older ones change nothing.
     pub(super) life: AtomicU64,
     /// Held by servers while they change an image.
     pub(super) changing: RwLock<()>,
     pub(super) busy: AtomicU32,
+    /// Blocks written on behalf of another replica's guest.
+    pub(super) copied: AtomicU32,
     pub(super) many_told: AtomicBool,
     /// What this guest's disks failed with.
     pub(super) failure: Mutex<Option<String>>,
     pub(super) health: Arc<Health>,
+}
+
+/// What has been begun and is not done.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    /// Syncvms that are staged and not settled: the guest may write while there is none. There are
+    /// two while one is staged and the one before it is being settled.
+    pub(super) unsettled: u32,
+    /// Work that writes blocks: the guest may read while there is none.
+    pub(super) unwritten: u32,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,11 +93,12 @@ impl Inner {
             blocks,
             whole: AtomicBool::new(journal.is_whole()),
             journal: Mutex::new(journal),
-            unsettled: Mutex::new(0),
-            settled: Condvar::new(),
+            gate: Mutex::default(),
+            opened: Condvar::new(),
             life: AtomicU64::new(0),
             changing: RwLock::new(()),
             busy: AtomicU32::new(0),
+            copied: AtomicU32::new(0),
             many_told: AtomicBool::new(false),
             failure: Mutex::new(None),
             health: Arc::clone(health),
@@ -133,7 +145,7 @@ impl Inner {
             self.sync_images()?;
             journal.retire()?;
         }
-        *lock(&self.unsettled) = 0;
+        self.shut(|gate| gate.unsettled = 0);
         Ok(())
     }
 
@@ -141,15 +153,20 @@ impl Inner {
         &self,
         life: u64,
         sync: SyncNo,
-        batch: &Batch,
+        make: impl FnOnce() -> Batch,
     ) -> Result<(), DiskError> {
+        self.wait_until_written(life);
+        let batch = make();
         let mut journal = lock(&self.journal);
         if !self.is_alive(life) {
             return Ok(());
         }
+        if let Some(why) = lock(&self.failure).clone() {
+            return Err(DiskError::Failed(why));
+        }
         self.sync_images()?;
         if !batch.is_empty() || !journal.is_whole() {
-            journal.stage(sync, batch)?;
+            journal.stage(sync, &batch)?;
             self.whole.store(true, Ordering::Release);
         }
         self.health.mend();
@@ -157,14 +174,14 @@ impl Inner {
     }
 
     pub(crate) fn settle_now(&self, life: u64) -> Result<(), DiskError> {
+        self.wait_until_written(life);
         let mut journal = lock(&self.journal);
         if !self.is_alive(life) {
             return Ok(());
         }
         self.sync_images()?;
         journal.retire()?;
-        *lock(&self.unsettled) -= 1;
-        self.settled.notify_all();
+        self.shut(|gate| gate.unsettled -= 1);
         Ok(())
     }
 
@@ -172,8 +189,7 @@ impl Inner {
     /// servers change nothing from here on.
     pub(super) fn end_life(&self) -> u64 {
         let life = self.life.fetch_add(1, Ordering::AcqRel) + 1;
-        drop(lock(&self.unsettled));
-        self.settled.notify_all();
+        self.shut(|_| ());
         // Waits for the change that is being made, if one is.
         drop(
             self.changing
@@ -181,6 +197,38 @@ impl Inner {
                 .unwrap_or_else(PoisonError::into_inner),
         );
         life
+    }
+
+    /// Changes what the guest's requests wait for, and wakes those that wait.
+    pub(super) fn shut(&self, change: impl FnOnce(&mut Gate)) {
+        change(&mut lock(&self.gate));
+        self.opened.notify_all();
+    }
+
+    /// Waits until `may` holds, or the guest is no more.
+    pub(super) fn wait_for(&self, life: u64, may: impl Fn(&Gate) -> bool) {
+        let mut gate = lock(&self.gate);
+        while !may(&gate) && self.is_alive(life) {
+            let opened = self.opened.wait(gate);
+            gate = opened.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(super) fn wait_until_written(&self, life: u64) {
+        self.wait_for(life, |gate| gate.unwritten == 0);
+    }
+
+    /// Whether nothing that was begun is still to be written.
+    pub(super) fn is_written(&self) -> bool {
+        lock(&self.gate).unwritten == 0
+    }
+
+    /// Work on blocks is done.
+    pub(super) fn worked(&self, wrote: bool) {
+        if wrote {
+            self.shut(|gate| gate.unwritten -= 1);
+        }
+        self.tell(DiskEvent::Worked);
     }
 
     pub(crate) fn is_alive(&self, life: u64) -> bool {

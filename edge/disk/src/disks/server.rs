@@ -1,7 +1,7 @@
 //! One disk, served to one guest.
 
 use super::MANY_BLOCKS;
-use super::inner::{Inner, cannot, lock};
+use super::inner::{Inner, cannot};
 use crate::image::Image;
 use crate::nbd::Backing;
 use crate::worker::DiskEvent;
@@ -23,14 +23,7 @@ impl Backing for Server {
 
     fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
         let inner = &self.inner;
-        let mut unsettled = lock(&inner.unsettled);
-        while *unsettled > 0 && inner.is_alive(self.life) {
-            unsettled = inner
-                .settled
-                .wait(unsettled)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(unsettled);
+        inner.wait_for(self.life, |gate| gate.unsettled == 0 && gate.unwritten == 0);
         let _changing = inner
             .changing
             .read()
@@ -39,6 +32,10 @@ impl Backing for Server {
             return Err(io::ErrorKind::NotConnected.into());
         }
         change()
+    }
+
+    fn before_read(&self) {
+        self.inner.wait_until_written(self.life);
     }
 
     fn changed(&self) {

@@ -20,6 +20,8 @@ use std::io::{self, Read, Write};
 pub(crate) trait Backing {
     /// The image.
     fn image(&self) -> &Image;
+    /// Waits until the image is what the guest is to read.
+    fn before_read(&self);
     /// Carries `change` out when it may be, or not at all if this guest has been given up.
     fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()>;
     /// A change was made, and noted.
@@ -153,6 +155,7 @@ fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) ->
     let done = match request.command {
         Command::Read if request.bytes > TRANSFER_BYTES_MAX => return Err(protocol::EINVAL),
         Command::Read => {
+            backing.before_read();
             buffer.resize(REPLY_BYTES + request.bytes as usize, 0);
             image.read(offset, &mut buffer[REPLY_BYTES..])
         }

@@ -48,6 +48,7 @@ impl Backing for Plain {
     fn image(&self) -> &Image {
         &self.image
     }
+    fn before_read(&self) {}
     fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
         change()
     }
@@ -68,6 +69,7 @@ fn backing(read_only: bool) -> (tempfile::TempDir, Plain) {
         path,
         read_only,
         bytes: None,
+        delay: std::time::Duration::ZERO,
     };
     let image = Image::open(&spec, false).unwrap();
     (

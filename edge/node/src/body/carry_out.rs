@@ -34,19 +34,18 @@ impl Body {
             Action::SaveState => self.order(VmCommand::SaveState),
             Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
             Action::Scan => self.scan(),
-            Action::Hash { key, pages } => self.hash(&key, &pages),
-            Action::HashBlocks { key, pages } => self.hash_blocks(&key, &pages),
-            Action::ReadBlocks(pages) => self.answer_read(&pages),
+            Action::Hash { key, pages } => self.hash(key, pages),
+            Action::HashBlocks { key, pages } => self.hash_blocks(key, pages),
+            Action::ReadBlocks(pages) => self.read(pages),
             Action::ReadPages(pages) => {
-                let whole: Vec<_> = pages.iter().map(|page| (*page, BlockMask::ALL)).collect();
-                self.answer_read(&whole);
+                let whole = pages.into_iter().map(|page| (page, BlockMask::ALL));
+                self.read(whole.collect());
             }
             Action::WriteChunks(chunks) => {
                 self.crash_in_apply(&chunks);
-                self.write_chunks(&chunks);
-                self.look_at_disks();
+                self.write_chunks(chunks);
             }
-            Action::StageDisks { sync, chunks } => self.stage_disks(sync, &chunks),
+            Action::StageDisks { sync, chunks } => self.stage_disks(sync, chunks),
             Action::Feed(frames) => self.feed(&frames),
             Action::Operate(input) => self.operate(&input),
             Action::Release { slot, frames } => self.release(slot, &frames),

@@ -198,7 +198,9 @@ impl Body {
     pub(super) fn crash_in_apply(&mut self, chunks: &[Vec<u8>]) {
         let hook = self.crash_in == Some(plover_syncvm::Phase::Apply);
         if hook && self.role == Role::Secondary {
-            self.write_chunks(&chunks[..chunks.len().div_ceil(2)]);
+            self.write_chunks(chunks[..chunks.len().div_ceil(2)].to_vec());
+            let disks = self.vm.as_ref().and_then(QemuVm::disks);
+            disks.into_iter().for_each(Attachment::wait_until_written);
             self.crash();
         }
     }

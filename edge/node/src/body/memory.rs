@@ -1,48 +1,100 @@
 //! Work on the guest's memory and disks that the core asks for.
+//!
+//! What lies in memory is worked on here and now. Blocks of disks are left to a thread that can wait
+//! for them (`disk_pages`); what it has made comes back through [`Body::take_answers`].
 
 use super::Body;
 use crate::clock;
-use plover_disk::{Batch, BlockNo, Disks};
+use crate::disk_pages::{DiskPages, of_disks};
+use plover_disk::{Attachment, Batch, Blocks, Disks};
 use plover_replica::Event;
 use plover_syncvm::blocks::Divergent;
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
 use plover_types::{BLOCKS_PER_PAGE, PAGE_BYTES, PageNo, PageSet, SyncNo};
-use plover_vm::Vm;
+use plover_vm::{QemuVm, Vm};
 use serde_json::json;
 
 impl Body {
-    pub(super) fn hash(&mut self, key: &[u8; 32], pages: &[PageNo]) {
-        let mut digests = Vec::with_capacity(pages.len());
+    pub(super) fn hash(&mut self, key: [u8; 32], mut pages: Vec<PageNo>) {
+        let blocks = pages.split_off(self.first_block(pages.iter()));
+        let mut digests = Vec::with_capacity(pages.len() + blocks.len());
         match &self.vm {
-            Some(vm) => vm.hash_pages(key, pages, &mut digests),
+            Some(vm) => vm.hash_pages(&key, &pages, &mut digests),
             None => digests.resize(pages.len(), Default::default()),
         }
-        self.look_at_disks();
-        self.events.push_back(Event::Hashed(digests));
+        let Some(disks) = disks_for(&self.vm, &blocks) else {
+            digests.resize(pages.len() + blocks.len(), Default::default());
+            return self.answer(Event::Hashed(digests));
+        };
+        let (ram_pages, answer) = (self.qemu.pages(), self.answers.later());
+        disks.begin(move |disk| {
+            digests.extend(pages_of(disk, ram_pages).hash(&key, &blocks));
+            // Nobody waits for it any more where this fails.
+            let _ = answer.send(Event::Hashed(digests));
+        });
     }
 
-    pub(super) fn hash_blocks(&mut self, key: &[u8; 32], pages: &[PageNo]) {
-        let mut hashes = Vec::with_capacity(pages.len() * BLOCKS_PER_PAGE);
+    pub(super) fn hash_blocks(&mut self, key: [u8; 32], mut pages: Vec<PageNo>) {
+        let blocks = pages.split_off(self.first_block(pages.iter()));
+        let all = (pages.len() + blocks.len()) * BLOCKS_PER_PAGE;
+        let mut hashes = Vec::with_capacity(all);
         match &self.vm {
-            Some(vm) => vm.hash_blocks(key, pages, &mut hashes),
+            Some(vm) => vm.hash_blocks(&key, &pages, &mut hashes),
             None => hashes.resize(pages.len() * BLOCKS_PER_PAGE, 0),
         }
-        self.look_at_disks();
-        self.events.push_back(Event::BlocksHashed(hashes));
+        let Some(disks) = disks_for(&self.vm, &blocks) else {
+            hashes.resize(all, 0);
+            return self.answer(Event::BlocksHashed(hashes));
+        };
+        let (ram_pages, answer) = (self.qemu.pages(), self.answers.later());
+        disks.begin(move |disk| {
+            hashes.extend(pages_of(disk, ram_pages).hash_blocks(&key, &blocks));
+            let _ = answer.send(Event::BlocksHashed(hashes));
+        });
     }
 
     /// Answers with the blocks asked for.
-    pub(super) fn answer_read(&mut self, pages: &[Divergent]) {
-        let chunk = self.read_blocks(pages);
-        self.look_at_disks();
-        self.events.push_back(Event::PagesRead(chunk));
+    pub(super) fn read(&mut self, mut pages: Vec<Divergent>) {
+        let blocks = pages.split_off(self.first_block(pages.iter().map(|(page, _)| page)));
+        let mut chunk = self.read_memory(&pages);
+        let Some(disks) = disks_for(&self.vm, &blocks) else {
+            return self.answer(Event::PagesRead(chunk.finish()));
+        };
+        let (ram_pages, answer) = (self.qemu.pages(), self.answers.later());
+        disks.begin(move |disk| {
+            pages_of(disk, ram_pages).read(&blocks, &mut chunk);
+            let _ = answer.send(Event::PagesRead(chunk.finish()));
+        });
     }
 
-    fn read_blocks(&self, pages: &[Divergent]) -> Vec<u8> {
+    /// Where among `pages`, which rise, those of guest RAM end.
+    fn first_block<'a>(&self, pages: impl Iterator<Item = &'a PageNo>) -> usize {
+        let (ram_pages, mut count, mut last) = (self.qemu.pages(), 0, None);
+        for page in pages {
+            assert!(last < Some(page.0), "pages are asked for in rising order");
+            last = Some(page.0);
+            count += usize::from(page.0 < ram_pages);
+        }
+        count
+    }
+
+    fn answer(&mut self, answer: Event) {
+        self.events.extend(self.answers.now(answer));
+    }
+
+    /// Answers whose turn has come. What went wrong goes before them, which are void then.
+    pub(super) fn take_answers(&mut self) -> Vec<Event> {
+        let failure = self.vm.as_mut().and_then(Vm::take_disk_failure);
+        let failure = failure.map(|why| self.guest_is_gone(why));
+        let answers = std::iter::from_fn(|| self.answers.take());
+        failure.into_iter().chain(answers).collect()
+    }
+
+    fn read_memory(&self, pages: &[Divergent]) -> ChunkWriter {
         let mut writer = ChunkWriter::new();
         let mut buffer = [0u8; PAGE_BYTES];
         let Some(vm) = &self.vm else {
-            return writer.finish();
+            return writer;
         };
         // A part of a copy is pages in a row: looking pays, and reading would allocate them.
         let in_a_row = |(first, last): (&Divergent, &Divergent)| {
@@ -61,15 +113,31 @@ impl Body {
                 writer.push_blocks(*page, *mask, &buffer);
             }
         }
-        writer.finish()
+        writer
     }
 
-    pub(super) fn write_chunks(&mut self, chunks: &[Vec<u8>]) {
+    pub(super) fn write_chunks(&mut self, chunks: Vec<Vec<u8>>) {
+        let ram_pages = self.qemu.pages();
+        self.write_memory(&chunks);
+        let any: Vec<_> = of_disks(&chunks, ram_pages).take(1).collect();
+        let Some(disks) = disks_for(&self.vm, &any) else {
+            return self.answer(Event::ChunksWritten);
+        };
+        let answer = self.answers.later();
+        disks.begin_writing(move |disk| {
+            pages_of(disk, ram_pages).write(&chunks);
+            let _ = answer.send(Event::ChunksWritten);
+        });
+    }
+
+    fn write_memory(&mut self, chunks: &[Vec<u8>]) {
+        let ram_pages = self.qemu.pages();
         let Some(vm) = &mut self.vm else { return };
         let mut buffer = [0u8; PAGE_BYTES];
         for chunk in chunks {
             for page in chunk::read(chunk, vm.pages()) {
                 match page {
+                    Ok((number, _)) if number.0 >= ram_pages => {}
                     Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
                     // What was never touched is zero already.
                     Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
@@ -86,26 +154,15 @@ impl Body {
         }
     }
 
-    pub(super) fn stage_disks(&mut self, sync: SyncNo, chunks: &[Vec<u8>]) {
-        let (Some(disks), Some(vm)) = (&mut self.disks, &self.vm) else {
+    pub(super) fn stage_disks(&mut self, sync: SyncNo, chunks: Vec<Vec<u8>>) {
+        let (Some(disks), Some(_)) = (&mut self.disks, &self.vm) else {
             return self.events.push_back(Event::DisksStaged(sync));
         };
-        let (ram, mut buffer) = (self.qemu.pages(), [0u8; PAGE_BYTES]);
-        let mut batch = Batch::new();
-        let pages = chunks
-            .iter()
-            .flat_map(|chunk| chunk::read(chunk, ram + disks.blocks()))
-            .flatten();
-        for (page, content) in pages.filter(|(page, _)| page.0 >= ram) {
-            // The journal has whole blocks of the disk, whatever part of them was sent.
-            if !content.is_whole() {
-                vm.read_page(page, &mut buffer);
-            }
-            content.apply(&mut buffer);
-            batch.push(BlockNo(page.0 - ram), &buffer);
+        let ram_pages = self.qemu.pages();
+        if of_disks(&chunks, ram_pages).next().is_none() {
+            return disks.stage(sync, Batch::new());
         }
-        disks.stage(sync, batch);
-        self.look_at_disks();
+        disks.stage_with(sync, move |disk| pages_of(disk, ram_pages).batch(&chunks));
     }
 
     pub(super) fn scan(&mut self) {
@@ -119,19 +176,14 @@ impl Body {
         }
     }
 
-    /// What went wrong in the last work on pages goes before its answer, which is void then.
-    pub(super) fn look_at_disks(&mut self) {
-        if let Some(why) = self.vm.as_mut().and_then(Vm::take_disk_failure) {
-            let event = self.guest_is_gone(why);
-            self.events.push_back(event);
-        }
-    }
-
     pub(super) fn checksum(&mut self, sync: u64) {
         if !self.config.debug.checksum_each_sync {
             return;
         }
         let Some(vm) = &self.vm else { return };
+        vm.disks()
+            .into_iter()
+            .for_each(Attachment::wait_until_written);
         let pages: Vec<PageNo> = (0..vm.pages()).map(PageNo).collect();
         let mut digests = Vec::with_capacity(pages.len());
         vm.hash_pages(&[0; 32], &pages, &mut digests);
@@ -142,4 +194,13 @@ impl Body {
         let value = json!({"what": "checksum", "sync": sync, "memory": all.finalize().to_string()});
         self.trace.write(clock::now(), value);
     }
+}
+
+/// The guest's disks, if there is one that has some and they are asked for anything.
+fn disks_for<'a, T>(vm: &'a Option<QemuVm>, blocks: &[T]) -> Option<&'a Attachment> {
+    vm.as_ref().filter(|_| !blocks.is_empty())?.disks()
+}
+
+fn pages_of(blocks: &Blocks, ram_pages: u32) -> DiskPages<'_> {
+    DiskPages { blocks, ram_pages }
 }

@@ -1,10 +1,12 @@
 //! The loop.
 
+mod answers;
 mod carry_out;
 mod control;
 mod guest;
 mod memory;
 
+use self::answers::Answers;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
@@ -80,6 +82,7 @@ struct Body {
     /// Of a guest that has some.
     disks: Option<Disks>,
     control: Control,
+    answers: Answers,
     console: Vec<SyncSender<Vec<u8>>>,
     console_log: std::fs::File,
     console_log_bytes: u64,
@@ -158,6 +161,7 @@ impl Body {
             vm: None,
             disks,
             control,
+            answers: Answers::new(),
             console: Vec::new(),
             console_log,
             console_log_bytes: 0,
@@ -298,13 +302,23 @@ impl Body {
         if let Some(disks) = &mut self.disks {
             disks.take_events(&mut happened);
         }
+        let mut has_worked = false;
         for event in happened {
             let event = match event {
+                DiskEvent::Worked => {
+                    has_worked = true;
+                    continue;
+                }
                 DiskEvent::Staged(sync) => Event::DisksStaged(sync),
                 DiskEvent::ManyWritten => Event::MuchWritten,
                 DiskEvent::Failed(why) => self.guest_is_gone(why),
             };
             self.apply(event)?;
+        }
+        if has_worked {
+            for event in self.take_answers() {
+                self.apply(event)?;
+            }
         }
         Ok(())
     }
@@ -322,7 +336,7 @@ impl Body {
         }
     }
 
-    /// Applies an event and carries out what follows, answers of memory work included.
+    /// Applies an event and carries out what follows, with the answers that are there at once.
     fn apply(&mut self, event: Event) -> Result<(), BoxError> {
         if let Event::Outputs(frames)
         | Event::GuestPaused {

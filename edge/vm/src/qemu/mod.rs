@@ -263,6 +263,11 @@ impl QemuVm {
         self.events.push_back(VmEvent::Died(why));
     }
 
+    /// Its disks, for work that takes as long as a disk takes.
+    pub fn disks(&self) -> Option<&Attachment> {
+        self.disks.as_ref()
+    }
+
     /// RAM and disks, as pages with one numbering.
     fn regions(&self) -> Regions<'_> {
         Regions {

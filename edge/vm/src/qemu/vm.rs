@@ -65,8 +65,8 @@ impl Vm for QemuVm {
     }
 
     fn write_page(&mut self, page: PageNo, from: &[u8]) {
-        match (&mut self.disks, block_of(page, self.ram.pages())) {
-            (Some(disks), Some(block)) => disks.write(block, from),
+        match (&self.disks, block_of(page, self.ram.pages())) {
+            (Some(disks), Some(block)) => disks.direct().write(block, from),
             _ => {
                 self.ram.write(page, from);
                 self.loads.overwrote(page);

@@ -30,7 +30,7 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     let image = scratch.dir.path().join("b");
     let file = File::options().write(true).open(&image).unwrap();
     file.set_len(0).unwrap();
-    attachment.read(BlockNo(20), &mut [0; BLOCK_BYTES]);
+    attachment.direct().read(BlockNo(20), &mut [0; BLOCK_BYTES]);
     let why = attachment.take_failure().unwrap();
     assert!(
         why.contains("cannot read the disk image") && why.contains("mend"),
@@ -50,12 +50,12 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     seen = disks.attach_to_boot().err().unwrap().to_string();
     assert!(seen.contains("0 bytes, not"), "{seen}");
     file.set_len(8 * BLOCK_BYTES as u64).unwrap();
-    let mut attachment = attach_for_copy(&mut disks);
+    let attachment = attach_for_copy(&mut disks);
     assert!(
         disks.failure().is_some() && !disks.is_whole(),
         "a try is no cure"
     );
-    attachment.write(BlockNo(20), &[5; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(20), &[5; BLOCK_BYTES]);
     complete(&mut disks, 1);
     assert_eq!(disks.failure(), None);
     assert_eq!(contents(&attachment)[20], 5);

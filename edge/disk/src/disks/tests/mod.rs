@@ -1,6 +1,7 @@
 //! Copies that outlive their hosts, at every point where one can die.
 
 mod faults;
+mod slow;
 
 use super::*;
 use crate::nbd::Backing;
@@ -27,6 +28,7 @@ impl Scratch {
             path: self.dir.path().join(name),
             read_only,
             bytes: (!read_only).then_some(u64::from(blocks) * BLOCK_BYTES as u64),
+            delay: Duration::ZERO,
         };
         let cd = self.dir.path().join("cd");
         std::fs::write(&cd, [3; BLOCK_BYTES]).unwrap();
@@ -65,7 +67,7 @@ fn contents(attachment: &Attachment) -> Vec<u8> {
     let mut all = Vec::new();
     for block in (0..BLOCKS).map(BlockNo) {
         let mut bytes = [0; BLOCK_BYTES];
-        attachment.read(block, &mut bytes);
+        attachment.direct().read(block, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a torn block");
         all.push(bytes[0]);
     }
@@ -100,9 +102,9 @@ fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
 fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let mut attachment = disks.attach().unwrap();
+    let attachment = disks.attach().unwrap();
     for block in 0..BLOCKS {
-        attachment.write(BlockNo(block), &[1; BLOCK_BYTES]);
+        attachment.direct().write(BlockNo(block), &[1; BLOCK_BYTES]);
     }
     let before = contents(&attachment);
     let staged = BTreeMap::from([(0, 7), (15, 8), (16, 9), (23, 10)]);
@@ -121,7 +123,9 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(5)));
     after_crash(&after);
     for (block, fill) in &staged {
-        attachment.write(BlockNo(*block), &[*fill; BLOCK_BYTES]);
+        attachment
+            .direct()
+            .write(BlockNo(*block), &[*fill; BLOCK_BYTES]);
         after_crash(&after);
     }
     disks.settle();
@@ -202,8 +206,8 @@ fn a_copy_cut_short_is_no_copy() {
     let mut disks = scratch.open();
     assert!(disks.is_whole());
     disks.begin_copy().unwrap();
-    let mut attachment = disks.attach().unwrap();
-    attachment.write(BlockNo(20), &[1; BLOCK_BYTES]);
+    let attachment = disks.attach().unwrap();
+    attachment.direct().write(BlockNo(20), &[1; BLOCK_BYTES]);
     assert!(!scratch.crash().open().is_whole());
     disks.stage(SyncNo(2), Batch::new());
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
@@ -233,21 +237,21 @@ fn scans_tell_what_the_guest_wrote() {
 fn holes_are_known() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
-    let mut attachment = disks.attach().unwrap();
+    let attachment = disks.attach().unwrap();
     let runs = |attachment: &Attachment| {
         let (mut runs, mut at) = (Vec::new(), 0);
-        while let Some((start, end)) = attachment.next_data(BlockNo(at)) {
+        while let Some((start, end)) = attachment.direct().next_data(BlockNo(at)) {
             runs.push((start, end));
             at = end;
         }
         runs
     };
     assert_eq!(runs(&attachment), []);
-    attachment.write(BlockNo(2), &[1; BLOCK_BYTES]);
-    attachment.write(BlockNo(15), &[1; BLOCK_BYTES]);
-    attachment.write(BlockNo(16), &[1; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(2), &[1; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(15), &[1; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(16), &[1; BLOCK_BYTES]);
     assert_eq!(runs(&attachment), [(2, 3), (15, 16), (16, 17)]);
-    attachment.write(BlockNo(15), &[0; BLOCK_BYTES]);
+    attachment.direct().write(BlockNo(15), &[0; BLOCK_BYTES]);
     assert_eq!(runs(&attachment), [(2, 3), (16, 17)]);
 }
 
@@ -261,6 +265,7 @@ fn images_that_are_none_are_refused() {
             path: path.clone(),
             read_only: false,
             bytes,
+            delay: Duration::ZERO,
         };
         Disks::open(&[spec], &journal).map(|_| ())
     };

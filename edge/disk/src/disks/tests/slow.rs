@@ -1,0 +1,97 @@
+//! A disk that takes its time: whoever has other things to do does not wait for it.
+
+use super::*;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+const DELAY: Duration = Duration::from_millis(20);
+
+fn slow(scratch: &Scratch) -> Disks {
+    let mut specs = scratch.specs();
+    specs.iter_mut().for_each(|spec| spec.delay = DELAY);
+    Disks::open(&specs, &scratch.dir.path().join("journal")).unwrap()
+}
+
+fn server(disks: &Disks, image: usize) -> Server {
+    let inner = Arc::clone(&disks.opened().inner);
+    let life = inner.life.load(Ordering::Acquire);
+    Server { inner, image, life }
+}
+
+fn write_all(attachment: &Attachment, fill: u8) {
+    attachment.begin_writing(move |blocks| {
+        (0..BLOCKS).for_each(|block| blocks.write(BlockNo(block), &[fill; BLOCK_BYTES]));
+    });
+}
+
+/// The caller goes on at once and hears in order what is done; the guest finds what was written.
+#[test]
+fn work_is_begun_and_told_and_the_guest_waits_for_it() {
+    let scratch = Scratch::new();
+    let mut disks = slow(&scratch);
+    let attachment = disks.attach().unwrap();
+    let (told, heard) = channel();
+    let begun = Instant::now();
+    write_all(&attachment, 7);
+    for number in 0..2 {
+        let told = told.clone();
+        attachment.begin(move |blocks| {
+            let mut bytes = [0; BLOCK_BYTES];
+            blocks.read(BlockNo(BLOCKS - 1), &mut bytes);
+            told.send((number, bytes[0])).unwrap();
+        });
+    }
+    assert!(begun.elapsed() < DELAY * BLOCKS, "the caller has waited");
+    assert!(heard.try_recv().is_err(), "the disk is not so quick");
+    // What the guest reads in the middle of it is what was written.
+    let server = server(&disks, 2);
+    server.before_read();
+    let mut bytes = [0; BLOCK_BYTES];
+    server
+        .image()
+        .read(7 * BLOCK_BYTES as u64, &mut bytes)
+        .unwrap();
+    assert_eq!(bytes[0], 7);
+    assert!(begun.elapsed() >= DELAY * BLOCKS);
+    assert_eq!(heard.recv().unwrap(), (0, 7));
+    assert_eq!(heard.recv().unwrap(), (1, 7));
+    let mut events = Vec::new();
+    while events.len() < 3 {
+        disks.take_events(&mut events);
+    }
+    assert_eq!(events, [const { DiskEvent::Worked }; 3]);
+}
+
+/// The journal comes after what was to be written before it, and before what is written after it.
+#[test]
+fn nothing_is_staged_before_what_was_to_be_written_before_it() {
+    let scratch = Scratch::new();
+    let mut disks = slow(&scratch);
+    disks.begin_copy().unwrap();
+    let attachment = disks.attach().unwrap();
+    write_all(&attachment, 7);
+    disks.stage(SyncNo(1), Batch::new());
+    let mut events = Vec::new();
+    while !events.contains(&DiskEvent::Staged(SyncNo(1))) {
+        let is_whole = scratch.crash().open().is_whole();
+        let last = contents(&attachment)[BLOCKS as usize - 1];
+        assert!(last == 7 || !is_whole, "whole, and a block is missing");
+        disks.take_events(&mut events);
+    }
+    assert_eq!(events[0], DiskEvent::Worked, "{events:?}");
+    assert_eq!(contents(&scratch.crash().open().attach().unwrap()), [7; 24]);
+}
+
+/// A guest that is given up is not waited for, and what was to be written for it is not.
+#[test]
+fn work_for_a_guest_that_is_no_more_ends() {
+    let scratch = Scratch::new();
+    let mut disks = slow(&scratch);
+    let attachment = disks.attach().unwrap();
+    write_all(&attachment, 7);
+    drop(attachment);
+    let attachment = disks.attach().unwrap();
+    write_all(&attachment, 9);
+    attachment.wait_until_written();
+    assert_eq!(contents(&attachment), [9; 24]);
+}

@@ -1,0 +1,76 @@
+//! Answers to work on pages, in the order asked.
+//!
+//! Those that need no disk are there at once; those that do are made by another thread, and whatever
+//! was asked behind them waits for them.
+
+use plover_replica::Event;
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+/// What was asked and is not answered.
+#[derive(Debug)]
+pub(super) struct Answers {
+    /// Nothing where the disk's thread still works on it.
+    waiting: VecDeque<Option<Event>>,
+    made: (Sender<Event>, Receiver<Event>),
+}
+
+impl Answers {
+    pub(super) fn new() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            made: channel(),
+        }
+    }
+
+    /// An answer that is there; given back if none has to come before it.
+    pub(super) fn now(&mut self, answer: Event) -> Option<Event> {
+        if self.waiting.is_empty() {
+            return Some(answer);
+        }
+        self.waiting.push_back(Some(answer));
+        None
+    }
+
+    /// Where to send an answer that is not there yet. One thread makes all of those, in order.
+    pub(super) fn later(&mut self) -> Sender<Event> {
+        self.waiting.push_back(None);
+        self.made.0.clone()
+    }
+
+    /// The next answer whose turn has come.
+    pub(super) fn take(&mut self) -> Option<Event> {
+        for answer in self.made.1.try_iter() {
+            let place = self.waiting.iter_mut().find(|place| place.is_none());
+            *place.expect("somebody asked") = Some(answer);
+        }
+        self.waiting.front()?.as_ref()?;
+        self.waiting.pop_front().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_behind_the_disk_waits_for_it() {
+        let mut answers = Answers::new();
+        let hashed = |count: usize| Event::Hashed(vec![Default::default(); count]);
+        let count = |event: Option<Event>| match event {
+            Some(Event::Hashed(digests)) => Some(digests.len()),
+            _ => None,
+        };
+        assert_eq!(count(answers.now(hashed(1))), Some(1));
+        let (second, third) = (answers.later(), answers.later());
+        assert_eq!(count(answers.now(hashed(4))), None);
+        assert_eq!(count(answers.take()), None);
+        second.send(hashed(2)).unwrap();
+        assert_eq!(count(answers.take()), Some(2));
+        assert_eq!(count(answers.take()), None);
+        third.send(hashed(3)).unwrap();
+        assert_eq!(count(answers.take()), Some(3));
+        assert_eq!(count(answers.take()), Some(4));
+        assert_eq!(count(answers.now(hashed(5))), Some(5));
+    }
+}

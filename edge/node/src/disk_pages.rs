@@ -1,0 +1,164 @@
+//! Work on pages that are blocks of disks, done on a thread that can wait for the disk.
+
+use plover_disk::{Batch, BlockNo, Blocks};
+use plover_syncvm::blocks::Divergent;
+use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
+use plover_types::{Digest, PAGE_BYTES, PageNo};
+use plover_vm::PageHasher;
+use std::ops::Range;
+
+/// Of more pages, several threads take a part each: what starting them costs is hidden by then, and a
+/// disk does more at once than one thread asks for.
+const ALONE_PAGES: usize = 512;
+
+/// The disks' blocks by the numbers that pages have: those of guest RAM come first.
+pub(crate) struct DiskPages<'a> {
+    pub(crate) blocks: &'a Blocks,
+    pub(crate) ram_pages: u32,
+}
+
+/// Where the last look has found data, so that a hole is looked at once.
+struct Data<'a> {
+    disk: &'a DiskPages<'a>,
+    looked: Range<u32>,
+    /// The first run of data in `looked`.
+    data: Range<u32>,
+}
+
+impl Data<'_> {
+    /// Whether `block` is in a hole; blocks rise.
+    fn is_hole(&mut self, block: u32) -> bool {
+        if !self.looked.contains(&block) {
+            let found = self.disk.blocks.next_data(BlockNo(block));
+            let (start, end) = found.unwrap_or((u32::MAX, u32::MAX));
+            self.looked = block..end;
+            self.data = start..end;
+        }
+        !self.data.contains(&block)
+    }
+}
+
+impl DiskPages<'_> {
+    fn block(&self, page: PageNo) -> BlockNo {
+        BlockNo(page.0 - self.ram_pages)
+    }
+
+    fn looker(&self) -> Data<'_> {
+        Data {
+            disk: self,
+            looked: 0..0,
+            data: 0..0,
+        }
+    }
+
+    /// The keyed hashes of `pages`, which rise.
+    pub(crate) fn hash(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<Digest> {
+        let hasher = PageHasher::new(key);
+        let zero = hasher.digest(&[0; PAGE_BYTES]);
+        in_parts(pages, |pages| {
+            let (mut data, mut bytes) = (self.looker(), [0; PAGE_BYTES]);
+            let one = |page: &PageNo| {
+                let block = self.block(*page);
+                if data.is_hole(block.0) {
+                    return zero;
+                }
+                self.blocks.read(block, &mut bytes);
+                hasher.digest(&bytes)
+            };
+            pages.iter().map(one).collect()
+        })
+    }
+
+    /// The keyed hashes of the parts of `pages`.
+    pub(crate) fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
+        in_parts(pages, |pages| {
+            let read = |page, to: &mut [u8]| self.blocks.read(self.block(page), to);
+            let mut hashes = Vec::new();
+            plover_vm::hash_blocks(read, key, pages, &mut hashes);
+            hashes
+        })
+    }
+
+    /// Adds what was asked for to a chunk.
+    pub(crate) fn read(&self, pages: &[Divergent], chunk: &mut ChunkWriter) {
+        let (mut data, mut bytes) = (self.looker(), [0; PAGE_BYTES]);
+        for (page, mask) in pages {
+            let block = self.block(*page);
+            if data.is_hole(block.0) {
+                chunk.push(*page, &[0; PAGE_BYTES]);
+            } else {
+                self.blocks.read(block, &mut bytes);
+                chunk.push_blocks(*page, *mask, &bytes);
+            }
+        }
+    }
+
+    /// The blocks in `chunks` as they are to be.
+    fn changed<'c>(
+        &'c self,
+        chunks: &'c [Vec<u8>],
+    ) -> impl Iterator<Item = (BlockNo, PageContent<'c>)> {
+        of_disks(chunks, self.ram_pages).map(|(page, content)| (self.block(page), content))
+    }
+
+    /// Writes the blocks that are in `chunks`.
+    pub(crate) fn write(&self, chunks: &[Vec<u8>]) {
+        let mut bytes = [0; PAGE_BYTES];
+        for (block, content) in self.changed(chunks) {
+            match content {
+                PageContent::Raw(content) => self.blocks.write(block, content),
+                // What was never written is zero already.
+                PageContent::Zero if self.blocks.first_data(block) > block.0 => {}
+                content => {
+                    self.fill(block, &content, &mut bytes);
+                    self.blocks.write(block, &bytes);
+                }
+            }
+        }
+    }
+
+    /// The same for the journal, which has whole blocks, whatever part of them was sent.
+    pub(crate) fn batch(&self, chunks: &[Vec<u8>]) -> Batch {
+        let (mut batch, mut bytes) = (Batch::new(), [0; PAGE_BYTES]);
+        for (block, content) in self.changed(chunks) {
+            self.fill(block, &content, &mut bytes);
+            batch.push(block, &bytes);
+        }
+        batch
+    }
+
+    fn fill(&self, block: BlockNo, content: &PageContent<'_>, bytes: &mut [u8; PAGE_BYTES]) {
+        if !content.is_whole() {
+            self.blocks.read(block, bytes);
+        }
+        content.apply(bytes);
+    }
+}
+
+/// What `chunks`, which were checked when they came, say of pages behind those of guest RAM.
+pub(crate) fn of_disks(
+    chunks: &[Vec<u8>],
+    ram_pages: u32,
+) -> impl Iterator<Item = (PageNo, PageContent<'_>)> {
+    let pages = chunks.iter().flat_map(|bytes| chunk::read(bytes, u32::MAX));
+    pages.flatten().filter(move |(page, _)| page.0 >= ram_pages)
+}
+
+/// What `one` makes of `pages`, by as many threads as pay.
+fn in_parts<T: Send>(pages: &[PageNo], one: impl Fn(&[PageNo]) -> Vec<T> + Sync) -> Vec<T> {
+    if pages.len() <= ALONE_PAGES {
+        return one(pages);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = pages.len().div_ceil(threads).max(ALONE_PAGES / 2);
+    let one = &one;
+    std::thread::scope(|scope| {
+        let parts = pages.chunks(part);
+        let parts: Vec<_> = parts.map(|part| scope.spawn(move || one(part))).collect();
+        let made = parts.into_iter().flat_map(|part| match part.join() {
+            Ok(made) => made,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        made.collect()
+    })
+}

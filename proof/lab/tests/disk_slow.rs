@@ -1,0 +1,55 @@
+//! A disk that takes 0.4 ms longer for each block: copies and syncs take long, and no replica falls
+//! silent over them.
+
+use anyhow::{Result, ensure};
+use plover_lab::experiment::Experiment;
+use plover_lab::options::Options;
+use plover_lab_proof::{ask_guest, prove};
+
+/// Nobody is given more time than by default: to hash what a syncvm is about takes longer than the
+/// timeout, on either side, and so does to read it, and to write it.
+const OVERLAY: &str = "
+[debug]
+disk_delay_us = 400
+";
+
+/// Writes 2.4 MiB that differ on both sides.
+const WRITE: &str = "dd if=/dev/urandom of=/dev/vda bs=4k count=600 conv=notrunc,fsync 2>/dev/null; \
+    echo all wr\\itten\n";
+
+fn nobody_falls_silent(lab: &mut Experiment) -> Result<()> {
+    lab.wait_until_protected()?;
+    for _ in 0..3 {
+        ask_guest(lab.lab(), WRITE, "all written")?;
+    }
+    // The syncs that these writes are due.
+    let since = lab.events().last().map_or(0, |event| event.mono_us);
+    lab.wait("ten more seconds have passed", |lab| {
+        let last = lab.events().last().map_or(0, |event| event.mono_us);
+        Ok(last > since + 10_000_000)
+    })?;
+    let silent = lab.find_event("suspected", 0).is_some();
+    ensure!(!silent, "a leader was silent for longer than the timeout");
+    let lost = lab
+        .events()
+        .iter()
+        .find(|event| event.what == "sync_failed");
+    ensure!(lost.is_none(), "a syncvm failed: {lost:?}");
+    Ok(())
+}
+
+#[test]
+fn a_slow_disk_silences_nobody() {
+    let scratch = std::env::temp_dir().join(format!("plover-slow-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).expect("a directory is made");
+    let (overlay, image) = (scratch.join("overlay.toml"), scratch.join("disk.raw"));
+    std::fs::write(&overlay, OVERLAY).expect("a file is written");
+    std::fs::write(&image, vec![7; 8 << 20]).expect("a file is written");
+    let options = Options {
+        disks: vec![image.into()],
+        overlay: Some(overlay),
+        ..Options::default()
+    };
+    prove("t-slow", options, nobody_falls_silent);
+    std::fs::remove_dir_all(scratch).expect("the directory is removed");
+}

@@ -1,0 +1,122 @@
+//! Work on pages: scanned, hashed, read and written for the brain.
+//!
+//! What concerns memory alone is answered at once. What concerns a disk takes as long as the disk
+//! takes, and so does whatever is asked behind it: answers come in the order of the questions, and
+//! other events come first. The pages are looked at when they are asked for, so that the answer is
+//! as old as it can be.
+
+use crate::hypervisor::Hypervisor;
+use crate::schedule::Happening;
+use crate::world::World;
+use plover_replica::{Action, Event};
+use plover_types::{BLOCKS_PER_PAGE, Digest, Micros, PageNo, PageSet, ReplicaId};
+
+impl World {
+    pub(crate) fn work(&mut self, who: ReplicaId, action: Action) {
+        let hypervisor = self.process(who).hypervisor.as_ref();
+        let guest = hypervisor.map(|hypervisor| &hypervisor.guest);
+        let ram = self.scenario.hypervisor.guest.ram_pages();
+        let of_disks = |page: PageNo| page.0 >= ram;
+        let (late, answer) = match action {
+            Action::Scan => return self.scan(who),
+            Action::Hash { key, pages } => {
+                let none = || vec![Digest::default(); pages.len()];
+                let digests = guest.map_or_else(none, |guest| guest.hash(&key, &pages));
+                let late = pages.into_iter().any(of_disks);
+                (late, Event::Hashed(digests))
+            }
+            Action::HashBlocks { key, pages } => {
+                let none = || vec![0; pages.len() * BLOCKS_PER_PAGE];
+                let hashes = guest.map_or_else(none, |guest| guest.hash_blocks(&key, &pages));
+                let late = pages.into_iter().any(of_disks);
+                (late, Event::BlocksHashed(hashes))
+            }
+            Action::ReadBlocks(pages) => {
+                let chunk = guest.map(|guest| guest.read_blocks(&pages));
+                let late = pages.into_iter().any(|(page, _)| of_disks(page));
+                (late, Event::PagesRead(chunk.unwrap_or_default()))
+            }
+            Action::ReadPages(pages) => {
+                let chunk = guest.map(|guest| guest.read_pages(&pages));
+                let late = pages.into_iter().any(of_disks);
+                (late, Event::PagesRead(chunk.unwrap_or_default()))
+            }
+            Action::WriteChunks(chunks) => {
+                let late = self.overwrite_disks(who, &chunks);
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    for chunk in &chunks {
+                        let written = hypervisor.guest.write_chunk(chunk);
+                        written.expect("chunks are checked before");
+                    }
+                }
+                (late, Event::ChunksWritten)
+            }
+            other => unreachable!("no work on pages: {other:?}"),
+        };
+        self.answer(who, late, answer);
+    }
+
+    fn answer(&mut self, who: ReplicaId, late: bool, answer: Event) {
+        let now = self.plan.now();
+        let slowness = if self.process(who).disk_slow { 40 } else { 1 };
+        let waits = !self.process(who).answers.is_empty();
+        if !late && !waits {
+            return self.process_mut(who).events.push_back(answer);
+        }
+        // Now and then the disk is busy with something else.
+        let busy = if self.chance.work.chance(0.02) { 40 } else { 1 };
+        let span = match late {
+            true => self.chance.work.micros(self.scenario.store).0 * slowness.max(busy),
+            false => 0,
+        };
+        let process = self.process_mut(who);
+        process.answers.push_back(answer);
+        let at = process.answers_free_at.max(now) + Micros(span);
+        process.answers_free_at = at;
+        let incarnation = process.incarnation;
+        self.plan.at(at, Happening::Worked(who, incarnation));
+    }
+
+    pub(crate) fn on_worked(&mut self, who: ReplicaId, incarnation: u64) {
+        let process = self.process_mut(who);
+        if process.incarnation != incarnation {
+            return;
+        }
+        if let Some(answer) = process.answers.pop_front() {
+            self.coverage.hit("work: answered late");
+            self.tell(who, answer);
+        }
+    }
+
+    /// Blocks of disks are about to be overwritten. Returns whether there are any.
+    fn overwrite_disks(&mut self, who: ReplicaId, chunks: &[Vec<u8>]) -> bool {
+        let process = self.process_mut(who);
+        let Some(hypervisor) = &process.hypervisor else {
+            return false;
+        };
+        let staged = hypervisor.guest.staged_blocks(chunks);
+        let any = !staged.is_empty();
+        for page in staged.into_keys() {
+            let old = hypervisor.guest.memory()[page as usize];
+            process.disk.copy.overwrite(page, old);
+        }
+        any
+    }
+
+    fn scan(&mut self, who: ReplicaId) {
+        let pages = self.scenario.hypervisor.guest.pages;
+        let process = self.process_mut(who);
+        let dead = process.hypervisor.as_ref().is_some_and(Hypervisor::is_dead);
+        let set = match &mut process.hypervisor {
+            Some(hypervisor) if !dead => hypervisor.guest.scan(),
+            _ => PageSet::new(pages),
+        };
+        process.events.push_back(Event::Scanned(set));
+        if dead {
+            process.hypervisor = None;
+            process
+                .events
+                .push_back(Event::GuestDied("it cannot be scanned".to_string()));
+        }
+    }
+}
