@@ -184,12 +184,12 @@ pub struct SyncStatus {
 impl DaemonStatus {
     /// Whether it says that it has the guest, in a state that counts.
     pub fn holds_state(&self) -> bool {
-        self.more.get("holds_state").and_then(Value::as_bool) == Some(true)
+        says(&self.more, "holds_state")
     }
 
     /// Whether it says that two replicas of its group may lead at once.
     pub fn can_split(&self) -> bool {
-        self.more.get("can_split").and_then(Value::as_bool) == Some(true)
+        says(&self.more, "can_split")
     }
 
     /// The number of its view, by which later views exceed earlier ones, and who leads it;
@@ -198,6 +198,11 @@ impl DaemonStatus {
         let (number, leader) = self.view.split_once("@r")?;
         Some((number.parse().ok()?, leader.parse().ok()?))
     }
+}
+
+/// Whether `key` is true among what a daemon said.
+pub(crate) fn says(said: &serde_json::Map<String, Value>, key: &str) -> bool {
+    said.get(key).and_then(Value::as_bool) == Some(true)
 }
 
 #[cfg(test)]

@@ -18,15 +18,21 @@ use std::path::Path;
 /// What is copied at once.
 const PART_BYTES: usize = 1 << 20;
 
-/// Makes the files of replica `id`, and returns them in the place of `images`.
-pub fn prepare(
-    images: &[DiskImage],
-    dir: &LabDir,
-    id: u8,
-    progress: &Progress,
-) -> Result<Vec<DiskImage>> {
+/// A copy from here on takes so long that people want to know how far it is.
+const LONG_BYTES: u64 = 1 << 30;
+
+/// The files of replica `id` that stand for `images`, whether they are made yet or not.
+pub fn places(images: &[DiskImage], dir: &LabDir, id: u8) -> Vec<DiskImage> {
+    let places = images.iter().enumerate().map(|(i, disk)| DiskImage {
+        path: dir.disk(id, i),
+        ..disk.clone()
+    });
+    places.collect()
+}
+
+/// Makes them.
+pub fn prepare(images: &[DiskImage], dir: &LabDir, id: u8, progress: &Progress) -> Result<()> {
     let place = dir.disks();
-    let mut files = Vec::new();
     for (i, disk) in images.iter().enumerate() {
         let (image, content) = (&disk.path, id == 0 || disk.read_only);
         std::fs::create_dir_all(&place)
@@ -34,7 +40,7 @@ pub fn prepare(
         let to = dir.disk(id, i);
         let made = match Source::look(image)? {
             Some(source) => import(&source, image, &to, content, progress),
-            None => copy(image, &to, content),
+            None => copy(image, &to, content, progress),
         };
         made.with_context(|| {
             format!(
@@ -43,12 +49,8 @@ pub fn prepare(
                 to.display()
             )
         })?;
-        files.push(DiskImage {
-            path: to,
-            ..disk.clone()
-        });
     }
-    Ok(files)
+    Ok(())
 }
 
 /// Makes `to` as large as the disk in `source`, and with its content if asked to.
@@ -74,7 +76,7 @@ fn import(
 }
 
 /// Makes `to` as large as `from`, and with its content if asked to.
-fn copy(from: &Path, to: &Path, content: bool) -> Result<()> {
+fn copy(from: &Path, to: &Path, content: bool, progress: &Progress) -> Result<()> {
     let source = File::open(from)?;
     let bytes = rustix::fs::seek(&source, SeekFrom::End(0))?;
     if bytes == 0 {
@@ -84,6 +86,7 @@ fn copy(from: &Path, to: &Path, content: bool) -> Result<()> {
     target.set_len(bytes)?;
     let mut at = if content { 0 } else { bytes };
     let mut buffer = vec![0; PART_BYTES];
+    let mut tenths = 0;
     while at < bytes {
         at = match rustix::fs::seek(&source, SeekFrom::Data(at)) {
             Ok(data) => data,
@@ -96,6 +99,12 @@ fn copy(from: &Path, to: &Path, content: bool) -> Result<()> {
             source.read_exact_at(&mut buffer[..part], at)?;
             target.write_all_at(&buffer[..part], at)?;
             at += part as u64;
+            progress.check()?;
+        }
+        let now = at * 10 / bytes;
+        if now > tenths && bytes >= LONG_BYTES {
+            progress.say(format!("copying {}: {}%", from.display(), now * 10));
+            tenths = now;
         }
     }
     Ok(())
@@ -105,22 +114,29 @@ fn copy(from: &Path, to: &Path, content: bool) -> Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn holes_stay_holes() {
         let dir = std::env::temp_dir().join(format!("plover-disks-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (from, to) = (dir.join("from"), dir.join("to"));
+        let stop = Arc::new(AtomicBool::new(false));
+        let progress = Progress::spoken_by(|_| (), Arc::clone(&stop));
         let file = File::create(&from).unwrap();
         file.set_len(64 << 20).unwrap();
         file.write_all_at(b"here", 40 << 20).unwrap();
-        copy(&from, &to, true).unwrap();
+        copy(&from, &to, true, &progress).unwrap();
         assert_eq!(std::fs::read(&to).unwrap(), std::fs::read(&from).unwrap());
         assert!(std::fs::metadata(&to).unwrap().blocks() * 512 < 1 << 20);
-        copy(&from, &to, false).unwrap();
+        copy(&from, &to, false, &progress).unwrap();
         let empty = std::fs::metadata(&to).unwrap();
         assert_eq!((empty.len(), empty.blocks()), (64 << 20, 0));
-        assert!(copy(&dir.join("none"), &to, true).is_err());
+        assert!(copy(&dir.join("none"), &to, true, &progress).is_err());
+        stop.store(true, Ordering::Relaxed);
+        let stopped = copy(&from, &to, true, &progress).unwrap_err();
+        assert!(stopped.is::<crate::progress::Interrupted>(), "{stopped}");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -136,7 +136,8 @@ fn build(
     Ok(lab)
 }
 
-/// Writes every replica's configuration, and has each checked by the code that will read it.
+/// Writes every replica's configuration, has each checked by the code that will read it, and only then
+/// copies the disks, which can take minutes.
 fn configure(
     options: &Options,
     dir: &LabDir,
@@ -156,7 +157,7 @@ fn configure(
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;
-        let disks = disks::prepare(&images, dir, id, progress)?;
+        let disks = disks::places(&images, dir, id);
         let table = config::generate(
             options,
             overlay,
@@ -185,6 +186,9 @@ fn configure(
             guest.validate().context("with the options given")?;
             prerequisites::check_hypervisor(&guest)?;
         }
+    }
+    for id in 0..options.replicas() {
+        disks::prepare(&images, dir, id, progress)?;
     }
     Ok(())
 }

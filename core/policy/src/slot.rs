@@ -150,7 +150,10 @@ impl SlotRule {
 
     /// The guest has sent `frames` at this age of its slot.
     pub fn sent(&mut self, age: Micros, frames: u32) {
-        self.rate.sent(age, frames);
+        // Nobody asks a fixed rule when outputs came.
+        if self.config.kind == SlotKind::Adaptive {
+            self.rate.sent(age, frames);
+        }
     }
 
     /// Whether a busy guest should run on although its slot has been long enough for its share of

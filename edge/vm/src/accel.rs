@@ -83,7 +83,7 @@ pub(crate) fn open_kvm() -> Result<(), String> {
 /// What `-cpu` is under KVM: the host's processor. Newer kernels offer guests of AMD processors a
 /// register that only Intel's have (IA32_ARCH_CAPABILITIES) and then refuse what QEMU writes into
 /// it, which ends QEMU 7.2 at the start ("failed to set MSR 0x10a"). It tells a guest nothing there.
-pub(crate) fn host_cpu() -> &'static str {
+pub fn host_cpu() -> &'static str {
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_of(&processors)
 }

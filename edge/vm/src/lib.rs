@@ -42,7 +42,7 @@ mod ram;
 mod regions;
 mod thread_state;
 
-pub use accel::{AccelChoice, choose_accel};
+pub use accel::{AccelChoice, choose_accel, host_cpu};
 pub use api::{Vm, VmCommand, VmError, VmEvent};
 pub use check::{HostReport, check_host};
 pub use config::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};

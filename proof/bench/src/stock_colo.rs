@@ -19,7 +19,8 @@ use plover_lab::image::Image;
 use plover_lab::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
-use plover_vm::{Accel, Boot, QemuConfig, choose_accel};
+use plover_vm::qmp::{self, Message};
+use plover_vm::{Accel, Boot, QemuConfig, choose_accel, host_cpu};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddrV4;
@@ -294,12 +295,8 @@ fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Res
             read.with_context(|| format!("no answer to {what}"))? > 0,
             "QEMU ended at {what}"
         );
-        let mut answer: Value = serde_json::from_str(&line)?;
-        if let Some(error) = answer.get("error") {
-            bail!("{what}: {}", error["desc"]);
-        }
-        if let Some(value) = answer.get_mut("return") {
-            return Ok(value.take());
+        if let Message::Answer { result, .. } = qmp::decode(line.as_bytes())? {
+            return result.map_err(|error| anyhow!("{what}: {error}"));
         }
     }
 }
@@ -318,7 +315,7 @@ fn guest_of(options: &[String]) -> Result<Guest> {
 /// What both sides have in common.
 fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
     let accel = match accel() {
-        Accel::Kvm => ["kvm", "host"],
+        Accel::Kvm => ["kvm", host_cpu()],
         _ => ["tcg,thread=multi", "max"],
     };
     let mem_mib = guest.mem_mib().unwrap_or(256);

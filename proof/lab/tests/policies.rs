@@ -13,12 +13,11 @@ use anyhow::{Result, ensure};
 use plover_lab::experiment::Experiment;
 use plover_lab::options::{Options, PolicyName};
 use plover_lab::progress::Progress;
-use plover_lab::status::LabStatus;
 use plover_lab::{Fault, Lab, Target};
-use plover_lab_proof::{prove, recover, role, with_lab};
+use plover_lab_proof::{prove, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
 use plover_syncvm::Phase;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn under(policy: &str) -> Options {
     Options {
@@ -231,8 +230,9 @@ fn two_replicas_are_one_again_after_a_cut() {
         let mut traces = lab.traces();
         let first = lab.find(&role("leader"))?;
         lab.fault(Fault::Cut { from: None }, first)?;
-        wait_until(lab, progress, "both serve", |status| {
-            status.replicas.iter().all(|replica| replica.serving)
+        wait_for(progress, "both serve", || {
+            let status = lab.status();
+            Ok(status.replicas.iter().all(|replica| replica.serving))
         })?;
         let table = lab.status().to_string();
         ensure!(table.contains("Warning: two replicas"), "{table}");
@@ -250,20 +250,6 @@ fn two_replicas_are_one_again_after_a_cut() {
         Ok(())
     };
     with_lab("t-two-cut", two_under("remus-25"), work).expect("one again");
-}
-
-fn wait_until(
-    lab: &Lab,
-    progress: &Progress,
-    what: &str,
-    holds: impl Fn(&LabStatus) -> bool,
-) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !holds(&lab.status()) {
-        ensure!(Instant::now() < deadline, "not {what}\n{}", lab.status());
-        progress.sleep(Duration::from_millis(50))?;
-    }
-    Ok(())
 }
 
 #[test]
