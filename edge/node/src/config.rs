@@ -1,12 +1,13 @@
 //! The configuration file of a replica.
 
+mod check;
+
 use crate::fabric::FabricName;
 use crate::host::HostConfig;
-use crate::policy::{PolicyConfig, PolicyName};
+use crate::policy::PolicyConfig;
 use plover_disk::DiskSpec;
-use plover_disk::import::Format;
 use plover_fabric::Spin;
-use plover_policy::{EarlyConfig, MatchConfig, Policy, ReleaseWhen, Secondary, SlotConfig, VSMR};
+use plover_policy::{EarlyConfig, MatchConfig, Policy, ReleaseWhen, SlotConfig, VSMR};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
@@ -300,99 +301,6 @@ impl ReplicaConfig {
         Ok(config)
     }
 
-    /// Checks what the types cannot say.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let mismatch = |why: String| Err(ConfigError::Mismatch(why));
-        let group = &self.group;
-        let ids: Vec<u8> = group.replica.iter().map(|r| r.id).collect();
-        let members = self.members();
-        if members.len() != ids.len() || ids.iter().any(|id| *id > 8) {
-            return mismatch(format!(
-                "[[group.replica]] ids {ids:?} must be distinct and 0 to 8"
-            ));
-        }
-        if !members.contains(ReplicaId(group.me)) {
-            return mismatch(format!("group.me = {} has no [[group.replica]]", group.me));
-        }
-        if !members.contains(ReplicaId(group.first_leader)) {
-            return mismatch(format!(
-                "group.first_leader = {} has no [[group.replica]]",
-                group.first_leader
-            ));
-        }
-        match (self.policy.name, members.len()) {
-            (PolicyName::None, 1) | (PolicyName::Preset(_), 2 | 3 | 5 | 7 | 9) => {}
-            (PolicyName::None, n) => {
-                return mismatch(format!(
-                    "policy.name = \"none\" runs one replica alone, the group has {n}"
-                ));
-            }
-            (name, n) => {
-                return mismatch(format!(
-                    "policy.name = \"{name}\" needs 3, 5, 7 or 9 replicas, or 2 \
-                     under some policies (plover policy list), the group has {n}"
-                ));
-            }
-        }
-        let axes = self.policy.axes().map_err(ConfigError::Mismatch)?;
-        if self.can_split() {
-            axes.check_pair()
-                .map_err(|error| ConfigError::Mismatch(error.to_string()))?;
-        }
-        let writable = self.disk.iter().any(|disk| !disk.readonly);
-        if writable && axes.secondary == Secondary::Waits {
-            return mismatch(
-                "a [[disk]] that the guest writes needs a policy whose secondary runs \
-                 (policy.secondary = \"runs\"), or readonly = true"
-                    .into(),
-            );
-        }
-        if group.heartbeat_ms == 0 || group.timeout_ms < 3 * group.heartbeat_ms {
-            return mismatch(format!(
-                "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
-                group.timeout_ms, group.heartbeat_ms
-            ));
-        }
-        if !(8..=1 << 20).contains(&self.guest.mem_mib) || self.guest.vcpus == 0 {
-            return mismatch(format!(
-                "guest.mem_mib = {} and guest.vcpus = {} are no machine",
-                self.guest.mem_mib, self.guest.vcpus
-            ));
-        }
-        if let Some(host) = &self.host {
-            host.check().map_err(ConfigError::Mismatch)?;
-        }
-        let nice = self.secondary_nice();
-        if !(0..20).contains(&nice) {
-            return mismatch(format!("guest.secondary_nice = {nice} must be 0 to 19"));
-        }
-        if self.guest.kernel.is_none()
-            && (self.guest.initrd.is_some() || !self.guest.cmdline.is_empty())
-        {
-            return mismatch("guest.initrd and guest.cmdline go with guest.kernel".into());
-        }
-        if group.warm_mib_per_s == 0 {
-            return mismatch(
-                "group.warm_mib_per_s must be at least 1; group.warm_witness = \"off\" keeps no \
-                 witness warm"
-                    .into(),
-            );
-        }
-        let misplaced =
-            |disk: &&DiskConfig| disk.raw.is_some() && Format::of_name(&disk.path).is_none();
-        if let Some(disk) = self.disk.iter().find(misplaced) {
-            return mismatch(format!(
-                "disk.raw goes with an image that is imported, and {} is none by its name (.qcow2, \
-                 .vmdk, .vdi)",
-                disk.path.display()
-            ));
-        }
-        if group.log_mib == 0 {
-            return mismatch("group.log_mib must be at least 1".into());
-        }
-        group.check_fabrics().map_err(ConfigError::Mismatch)
-    }
-
     /// Whether two replicas may lead at once after a cut: there is no third to decide.
     pub(crate) fn can_split(&self) -> bool {
         self.members().len() == 2
@@ -492,140 +400,6 @@ impl ReplicaConfig {
             hash_key,
             seed,
             canary: Canary::None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = r#"
-        [group]
-        name = "lab"
-        me = 1
-        replica = [
-            { id = 0, address = "10.77.1.10:7700" },
-            { id = 1, address = "10.77.1.11:7700" },
-            { id = 2, address = "10.77.1.12:7700" },
-        ]
-        [guest]
-        kernel = "/k"
-        mac = "52:54:00:77:00:01"
-        [net]
-        tap = "guest0"
-        [paths]
-        state_dir = "/s"
-        run_dir = "/r"
-    "#;
-
-    fn parse(text: &str) -> Result<ReplicaConfig, String> {
-        let config: ReplicaConfig = toml::from_str(text).map_err(|e| e.to_string())?;
-        config.check().map_err(|e| e.to_string())?;
-        Ok(config)
-    }
-
-    #[test]
-    fn defaults_are_enough() {
-        let config = parse(GOOD).unwrap();
-        assert_eq!(config.members().len(), 3);
-        let brain = config.brain(1000, [0; 32], 1, 10);
-        assert_eq!((brain.pages, brain.warm), (65546, Warm::Full));
-    }
-
-    #[test]
-    fn a_link_uses_what_both_ends_name() {
-        use FabricName::{Ofi, Shm, Tcp};
-        let peers = |text: &str, name| {
-            let group = parse(text).unwrap().group;
-            let ids = group.peers_over(name).into_iter().map(|id| id.0);
-            ids.collect::<Vec<_>>()
-        };
-        assert_eq!(peers(GOOD, Tcp), [0, 2]);
-        let all = GOOD.replace("me = 1", "me = 1\nfabric = \"shm\"\nspin = \"adaptive\"");
-        assert_eq!(peers(&all, Shm), [0, 2]);
-        assert!(peers(&all, Tcp).is_empty());
-        let two = all.replace("id = 2,", "id = 2, fabric = \"tcp\",");
-        assert_eq!(peers(&two, Shm), [0]);
-        assert_eq!(peers(&two, Tcp), [2], "the other end names another");
-        assert!(peers(&two, Ofi).is_empty());
-        let from_the_third = two.replace("me = 1", "me = 2");
-        assert_eq!(peers(&from_the_third, Tcp), [0, 1]);
-    }
-
-    #[test]
-    fn two_replicas_go_with_policies_that_need_no_third() {
-        let two = GOOD.replace("{ id = 2, address = \"10.77.1.12:7700\" },", "");
-        for (policy, runs) in [
-            ("remus-25", true),
-            ("adaptive-remus", true),
-            ("colo", true),
-            ("plan1", true),
-            ("vsmr", false),
-            ("hybrid", false),
-            ("str", false),
-        ] {
-            let text = two.replace("[net]", &format!("[policy]\nname = '{policy}'\n[net]"));
-            let config = parse(&text);
-            assert_eq!(config.is_ok(), runs, "{policy}: {config:?}");
-            match config {
-                Ok(config) => assert!(config.can_split()),
-                Err(why) => assert!(why.contains("witness") && why.contains("remus"), "{why}"),
-            }
-        }
-        assert!(!parse(GOOD).unwrap().can_split());
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        for (from, to, names) in [
-            ("me = 1", "me = 1\nfabric = \"pigeon\"", "pigeon"),
-            (
-                "me = 1",
-                "me = 1\nshm_dir = \"/d\"",
-                "no replica has fabric",
-            ),
-            ("me = 1", "me = 1\nspin = \"always\"", "always sleeps"),
-            ("me = 1", "me = 1\nfabric = \"ofi\"", "ofi_provider"),
-            ("me = 1", "me = 1\nofi_provider = \"efa\"", "no replica has"),
-            ("me = 1", "me = 1\nspin = \"often\"", "adaptive"),
-            ("id = 2,", "id = 2, fabric = \"shm\",", "both of its ends"),
-            ("me = 1", "me = 7", "group.me"),
-            ("me = 1", "me = 1\nfirst_leader = 5", "first_leader"),
-            ("me = 1", "me = 1\ntimeout_ms = 30", "heartbeat"),
-            ("me = 1", "me = 1\ncolour = 3", "colour"),
-            ("me = 1", "me = 1\nwarm_witness = \"tepid\"", "disk"),
-            ("me = 1", "me = 1\nwarm_mib_per_s = 0", "warm_mib_per_s"),
-            (
-                "[net]",
-                "[[disk]]\npath = '/d'\nbus = 'scuzzy'\n[net]",
-                "scuzzy",
-            ),
-            ("[net]", "[[disk]]\nfile = '/d'\n[net]", "file"),
-            (
-                "[net]",
-                "[[disk]]\npath = '/d.raw'\nraw = '/e'\n[net]",
-                "imported",
-            ),
-            ("kernel =", "initrd =", "go with guest.kernel"),
-            (
-                "[net]",
-                "[policy]\nname = 'remus-25'\n[[disk]]\npath = '/d'\n[net]",
-                "secondary runs",
-            ),
-            ("id = 2", "id = 1", "distinct"),
-            ("[net]", "[policy]\nname = \"none\"\n[net]", "alone"),
-            ("[net]", "[policy]\nname = \"remos\"\n[net]", "remos"),
-            (
-                "[net]",
-                "[policy]\nsecondary = \"waits\"\n[net]",
-                "go together",
-            ),
-            ("10.77.1.12:7700", "nowhere", "address"),
-            ("52:54:00:77:00:01", "52:54", "Ethernet"),
-        ] {
-            let error = parse(&GOOD.replace(from, to)).unwrap_err();
-            assert!(error.contains(names), "{to}: {error}");
         }
     }
 }

@@ -1,0 +1,127 @@
+//! What a power loss leaves of the journal, and what is none.
+
+use super::*;
+use proptest::prelude::*;
+
+const BLOCKS: u32 = 100;
+
+fn batch(blocks: &[u32], fill: u8) -> Batch {
+    let mut batch = Batch::new();
+    for block in blocks {
+        batch.push(BlockNo(*block), &[fill; BLOCK_BYTES]);
+    }
+    batch
+}
+
+/// The file as it is after `cut` of its changed 512-byte sectors, in rising order, have
+/// reached the disk.
+fn torn(before: &[u8], after: &[u8], reached: impl Fn(usize) -> bool) -> Vec<u8> {
+    let mut file = before.to_vec();
+    file.resize(after.len().max(before.len()), 0);
+    let mut changed = 0;
+    for at in (0..after.len()).step_by(512) {
+        let end = (at + 512).min(after.len());
+        if file[at..end] != after[at..end] {
+            if reached(changed) {
+                file[at..end].copy_from_slice(&after[at..end]);
+            }
+            changed += 1;
+        }
+    }
+    file
+}
+
+fn reopen(path: &Path, bytes: &[u8]) -> (bool, SyncNo, Option<Batch>) {
+    std::fs::write(path, bytes).unwrap();
+    let journal = Journal::open(path, BLOCKS).unwrap();
+    (
+        journal.is_whole(),
+        journal.sync(),
+        journal.pending().unwrap(),
+    )
+}
+
+/// Whatever part of a stage reached the disk before a power loss, a restart finds the state
+/// before it or all of the blocks.
+#[test]
+fn a_torn_stage_never_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("j");
+    let mut journal = Journal::open(&path, BLOCKS).unwrap();
+    assert!(journal.is_whole() && journal.pending().unwrap().is_none());
+    for round in 1..=5u64 {
+        let (old, new) = (SyncNo(round - 1), SyncNo(round));
+        let before = std::fs::read(&path).unwrap();
+        let staged = batch(&[round as u32, 50, 99], round as u8);
+        journal.stage(new, &staged).unwrap();
+        let after = std::fs::read(&path).unwrap();
+        let all = (true, new, Some(staged));
+        let other = dir.path().join("other");
+        assert_eq!(reopen(&other, &after), all);
+        for cut in 0..30 {
+            for file in [
+                torn(&before, &after, |sector| sector < cut),
+                torn(&before, &after, |sector| sector >= cut),
+                torn(&before, &after, |sector| sector != cut),
+            ] {
+                let found = reopen(&other, &file);
+                assert!(found == (true, old, None) || found == all, "{found:?}");
+                assert!(found != all || file == after, "sector {cut} is not needed?");
+            }
+        }
+        journal.retire().unwrap();
+        let retired = std::fs::read(&path).unwrap();
+        assert_eq!(reopen(&other, &retired), (true, new, None));
+    }
+}
+
+#[test]
+fn a_copy_is_whole_with_its_first_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("j");
+    let mut journal = Journal::open(&path, BLOCKS).unwrap();
+    journal.begin_copy().unwrap();
+    let during = std::fs::read(&path).unwrap();
+    journal.stage(SyncNo(7), &Batch::new()).unwrap();
+    let after = std::fs::read(&path).unwrap();
+    let other = dir.path().join("other");
+    assert_eq!(reopen(&other, &during), (false, SyncNo(0), None));
+    assert_eq!(reopen(&other, &after), (true, SyncNo(7), None));
+}
+
+#[test]
+fn other_disks_and_damage_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("j");
+    let mut journal = Journal::open(&path, BLOCKS).unwrap();
+    journal.stage(SyncNo(1), &batch(&[1], 1)).unwrap();
+    let error = Journal::open(&path, 50).unwrap_err().to_string();
+    assert!(error.contains("100 blocks"), "{error}");
+    journal.retire().unwrap();
+    assert!(Journal::open(&path, 50).is_ok(), "nothing is in force");
+    std::fs::write(&path, [1; 9000]).unwrap();
+    let error = Journal::open(&path, BLOCKS).unwrap_err().to_string();
+    assert!(
+        error.contains("damaged") && error.contains("remove"),
+        "{error}"
+    );
+}
+
+proptest! {
+    /// Any bytes: an error or a state, no panic, no block outside the disks.
+    #[test]
+    fn noise_is_no_journal(mut bytes: Vec<u8>, slot in 0usize..2, body in 0u64..20_000, count in 0u32..200) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        bytes.resize(BODY_AT as usize + bytes.len(), 0);
+        let slot_at = slot * SLOT_BYTES;
+        let hash = *blake3::hash(&bytes[BODY_AT as usize..]).as_bytes();
+        let made = Slot { generation: 3, whole: true, in_force: true, sync: SyncNo(1), blocks: count, body_bytes: body, body_hash: hash };
+        bytes[slot_at..slot_at + SLOT_BYTES].copy_from_slice(&made.encode());
+        std::fs::write(&path, &bytes).unwrap();
+        let opened = Journal::open(&path, count).and_then(|journal| journal.pending());
+        if let Ok(Some(batch)) = opened {
+            prop_assert!(batch.iter().all(|(block, _)| block.0 < count));
+        }
+    }
+}
