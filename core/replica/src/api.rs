@@ -183,6 +183,9 @@ pub enum Event {
     GuestDied(String),
     /// The guest sent frames.
     Outputs(Vec<Frame>),
+    /// The guest has printed on its console, and somebody looks: an output like any other, which the
+    /// node holds until the syncvm that ends its slot is over ([`crate::Replica::prints_at_once`]).
+    Printed,
     /// The guest has written so much to its disks that a syncvm is due.
     MuchWritten,
     /// The answer to [`Action::StageDisks`].

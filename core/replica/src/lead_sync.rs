@@ -225,6 +225,7 @@ impl Replica {
         sync.held = Some(self.guard.seal(number));
         sync.known = self.guest.numbers.known(now);
         sync.report.matched = self.matching.cut(number);
+        self.printed = false;
         sync.stage = Stage::Scanning;
         sync.last_progress = now;
         sync.enter(Phase::Scan, now);

@@ -69,6 +69,15 @@ impl Replica {
         }
     }
 
+    /// Whether what the guest prints may be shown as it comes. Otherwise it is held: at the pause of a
+    /// syncvm ([`Phase::Scan`]) it belongs to that, and is shown with [`Note::Synced`]; a secondary's is
+    /// forgotten with what it applies.
+    ///
+    /// [`Phase::Scan`]: plover_syncvm::Phase::Scan
+    pub fn prints_at_once(&self) -> bool {
+        self.role == Role::Leader && self.releases_at_once()
+    }
+
     /// Solo: this replica's state is the only one, and explains whatever its guest says.
     fn releases_at_once(&self) -> bool {
         self.serving

@@ -90,6 +90,8 @@ pub struct Replica {
     pub(crate) retry: bool,
     /// The guest has written so much to its disks that a syncvm is due.
     pub(crate) much_written: bool,
+    /// What the guest has printed in this slot waits for its syncvm.
+    pub(crate) printed: bool,
     /// Pages that device resets have been seen to write.
     pub(crate) reset_pages: PageSet,
 
@@ -173,6 +175,7 @@ impl Replica {
             idleness_unproven: false,
             retry: false,
             much_written: false,
+            printed: false,
             reset_pages: PageSet::new(config.pages),
             matching: Matching::new(&config),
             saying: None,
@@ -251,6 +254,7 @@ impl Replica {
             Event::GuestDied(why) => self.on_guest_died(why),
             Event::Outputs(frames) => self.on_outputs(frames),
             Event::MuchWritten => self.much_written = self.role == Role::Leader,
+            Event::Printed => self.printed = self.role == Role::Leader,
             Event::DisksStaged(sync) => self.follow_disks_staged(sync),
             Event::Scanned(set) => self.on_scanned(&set),
             Event::Hashed(digests) => match self.hashes.pop_front() {
@@ -444,7 +448,7 @@ impl Replica {
             && self.lead.is_none()
             && self.guest.power == Power::Running
             && self.secondary().is_some()
-            && !self.guard.is_empty()
+            && (self.printed || !self.guard.is_empty())
             && !self.waits_for_a_match();
         let cut_waits = self.follow.as_ref().is_some_and(FollowSync::is_draining);
         (slot_waits || cut_waits).then(|| self.idle.period())

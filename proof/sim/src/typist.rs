@@ -40,6 +40,8 @@ impl World {
             let line = self.typist.line();
             self.tell(leader, Event::Operator(OperatorInput::Console(line)));
         }
+        // Its echo, which somebody looks at.
+        self.tell(leader, Event::Printed);
         self.coverage.hit("console: typed");
     }
 }

@@ -119,6 +119,8 @@ impl Replica {
             why: why.to_string(),
         });
         self.retry = true;
+        // Perhaps; if not, the next slot is a short one.
+        self.printed = true;
         self.matching.stop();
         if let Some(held) = sync.held.take() {
             self.guard.reopen(held);

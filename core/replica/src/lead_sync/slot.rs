@@ -4,11 +4,15 @@ use super::Stage;
 use crate::Role;
 use crate::guest::Power;
 use crate::replica::Replica;
-use plover_policy::{SlotView, SyncReason};
+use plover_policy::{SlotView, SyncReason, SyncWhen};
 use plover_types::Micros;
 
 /// A sync that makes no progress for this many election timeouts has lost its secondary.
 const PATIENCE_TIMEOUTS: u64 = 10;
+
+/// Where slots wait for matches, one with something printed in it ends at this age: a tenth of a second
+/// is not felt by who looks at a console.
+const PRINTED_WITHIN: Micros = Micros::from_ms(100);
 
 impl Replica {
     /// The slot rule, the failed-sync repetition and the patience with a running one.
@@ -31,6 +35,7 @@ impl Replica {
         let view = self.slot_view();
         let reason = match self.match_view() {
             _ if self.much_written => Some(SyncReason::Written),
+            Some(_) if self.printed && view.age >= PRINTED_WITHIN => Some(SyncReason::Output),
             Some(found) => self.compared_slot_ends(&view, &found),
             None => self.config.policy.sync.ends(&self.slot_rule, &view),
         };
@@ -55,7 +60,9 @@ impl Replica {
         let age = self.now.since(self.slot_started);
         SlotView {
             age,
-            outputs_held: !self.guard.is_empty(),
+            // What is printed is not compared, so a slot that waits for a match does not wait for it.
+            outputs_held: !self.guard.is_empty()
+                || (self.printed && self.config.policy.sync != SyncWhen::Mismatch),
             idle: self.guest_idle,
             goes_on: self.slot_rule.pays_to_go_on(age),
             guard_full: self.guard.is_full(),
@@ -79,7 +86,11 @@ impl Replica {
                 let when = self.config.policy.sync;
                 let view = self.slot_view();
                 match self.match_view() {
-                    Some(found) => self.compared_slot_deadline(&view, &found),
+                    Some(found) => {
+                        let matched = self.compared_slot_deadline(&view, &found);
+                        let printed = self.printed.then(|| self.slot_started + PRINTED_WITHIN);
+                        matched.min(printed.unwrap_or(Micros::NEVER))
+                    }
                     None => self.slot_started + when.age_max(&self.slot_rule, &view),
                 }
             }

@@ -4,6 +4,7 @@ use super::{Body, BoxError};
 use crate::{announce, clock};
 use plover_fabric::Fabric;
 use plover_replica::{Action, Note};
+use plover_syncvm::Phase;
 use plover_syncvm::blocks::BlockMask;
 use plover_types::{Frame, Lane, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
@@ -22,7 +23,10 @@ impl Body {
             } => self.storage.append(after, anew, &entries),
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
             Action::StartGuest => self.start_guest(),
-            Action::KillGuest => self.vm = None,
+            Action::KillGuest => {
+                self.vm = None;
+                self.printed.forget();
+            }
             Action::Pause => self.order(VmCommand::Pause),
             Action::Resume => {
                 if let Some(disks) = &mut self.disks {
@@ -93,14 +97,30 @@ impl Body {
                 tracing::info!(role = ?to, "role");
                 self.place();
             }
-            Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
-            Note::Synced(report) => self.metrics.add((**report).clone()),
+            Note::SyncPhase { sync, phase } => {
+                if *phase == Phase::Scan {
+                    self.printed.cut(*sync);
+                }
+                self.at_phase(*phase, &note);
+            }
+            Note::SyncFailed { .. } => {
+                self.printed.reopen();
+                tracing::info!(?note, "note");
+            }
+            Note::Synced(report) => {
+                self.metrics.add((**report).clone());
+                let printed = self.printed.synced(report.sync);
+                self.show(&printed);
+            }
             Note::InputDropped { frames } => self.dropped_inputs += *frames as u64,
             Note::OutputDropped { frames } => {
                 self.dropped_outputs += *frames as u64;
                 self.held.lose(*frames);
             }
-            Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
+            Note::Applied { sync } | Note::Kept { sync } => {
+                self.printed.forget();
+                self.checksum(sync.0);
+            }
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
                 let why = format!("the copy of the guest to replica {peer} failed: {why}");

@@ -25,7 +25,7 @@ impl Body {
         let mut printed = Vec::new();
         vm.console_read(&mut printed);
         if !printed.is_empty() {
-            self.print(printed);
+            self.print(&printed)?;
         }
         if !outputs.is_empty() {
             self.apply(Event::Outputs(outputs))?;
@@ -77,6 +77,7 @@ impl Body {
     pub(super) fn guest_is_gone(&mut self, why: String) -> Event {
         tracing::error!(%why, "this replica's guest is lost");
         self.vm = None;
+        self.printed.forget();
         self.last_failure = Some(why.clone());
         Event::GuestDied(why)
     }
@@ -220,14 +221,27 @@ impl Body {
         let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
     }
 
-    fn print(&mut self, bytes: Vec<u8>) {
+    /// The guest has printed: the log has it at once, whoever looks as soon as its state is safe.
+    fn print(&mut self, bytes: &[u8]) -> Result<(), BoxError> {
         if self.console_log_bytes < CONSOLE_LOG_BYTES_MAX {
             self.console_log_bytes += bytes.len() as u64;
-            let _ = self.console_log.write_all(&bytes);
+            let _ = self.console_log.write_all(bytes);
+        }
+        // A secondary's would be shown to those who look at it if it took over.
+        self.printed.hold(bytes);
+        if self.console.is_empty() {
+            return Ok(());
+        }
+        self.apply(Event::Printed)
+    }
+
+    pub(super) fn show(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
         }
         self.console.retain(|o| {
             !matches!(
-                o.try_send(bytes.clone()),
+                o.try_send(bytes.to_vec()),
                 Err(TrySendError::Disconnected(_))
             )
         });

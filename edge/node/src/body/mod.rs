@@ -5,8 +5,10 @@ mod carry_out;
 mod control;
 mod guest;
 mod memory;
+mod printed;
 
 use self::answers::Answers;
+use self::printed::Printed;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
@@ -84,6 +86,7 @@ struct Body {
     control: Control,
     answers: Answers,
     console: Vec<SyncSender<Vec<u8>>>,
+    printed: Printed,
     console_log: std::fs::File,
     console_log_bytes: u64,
     trace: Trace,
@@ -163,6 +166,7 @@ impl Body {
             control,
             answers: Answers::new(),
             console: Vec::new(),
+            printed: Printed::default(),
             console_log,
             console_log_bytes: 0,
             trace,
@@ -246,6 +250,10 @@ impl Body {
         self.sample()?;
         if clock::now() >= self.replica.deadline() {
             self.apply(Event::Tick)?;
+        }
+        if self.replica.prints_at_once() {
+            let printed = self.printed.take_all();
+            self.show(&printed);
         }
         self.storage.trim(self.replica.log_base());
         self.storage.submit();
