@@ -3,7 +3,7 @@
 mod common;
 
 use common::{ShmMaker, TcpMaker};
-use plover_fabric::contract::Maker;
+use plover_fabric::contract::{Maker, everyone_reaches_everyone};
 use plover_fabric::{BoxedFabric, Faulty, Mixed, ShmFabric, Spin, TcpFabric, fabric_contract};
 use plover_types::ReplicaId;
 
@@ -63,3 +63,19 @@ fabric_contract!(
 fabric_contract!(faulty_without_faults, FaultyMaker(TcpMaker::new()));
 fabric_contract!(faulty_shm_without_faults, FaultyMaker(ShmMaker::new()));
 fabric_contract!(mixed, MixedMaker::new());
+
+fn nine<M: Maker>(mut maker: M) -> Vec<M::Fabric> {
+    (0..9).map(|id| maker.open(ReplicaId(id))).collect()
+}
+
+#[test]
+fn nine_reach_each_other_over_tcp() {
+    everyone_reaches_everyone(nine(TcpMaker::of(9)));
+}
+
+#[test]
+fn nine_reach_each_other_over_shm() {
+    let mut maker = ShmMaker::new();
+    maker.replicas = 9;
+    everyone_reaches_everyone(nine(maker));
+}

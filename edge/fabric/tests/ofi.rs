@@ -4,7 +4,7 @@
 mod common;
 
 use common::free_addresses;
-use plover_fabric::contract::Maker;
+use plover_fabric::contract::{Maker, everyone_reaches_everyone};
 use plover_fabric::ofi::{OfiConfig, OfiError, OfiFabric};
 use plover_fabric::{Fabric, Lane, PeerError, Spin, WriteError, fabric_contract};
 use plover_types::ReplicaId;
@@ -56,6 +56,14 @@ fabric_contract!(
     OfiMaker::new("tcp;ofi_rxm", Spin::Adaptive)
 );
 fabric_contract!(shm, OfiMaker::new("shm", Spin::Adaptive));
+
+#[test]
+fn nine_reach_each_other() {
+    let mut maker = OfiMaker::new("tcp", Spin::Never);
+    maker.addresses = free_addresses(9);
+    let fabrics = (0..9).map(|id| maker.open(ReplicaId(id)));
+    everyone_reaches_everyone(fabrics.collect());
+}
 
 #[test]
 fn a_provider_that_cannot_wake_is_refused_with_never() {

@@ -9,6 +9,9 @@
 //! a test that runs into its deadline. The deadline is generous and nothing else is timed.
 
 mod group;
+mod nine;
+
+pub use nine::everyone_reaches_everyone;
 
 use crate::{Fabric, FabricEvent, Lane, WriteError};
 use group::{DEADLINE, Group, R, Stream, record, sleep};

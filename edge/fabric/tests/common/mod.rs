@@ -16,8 +16,13 @@ pub struct TcpMaker {
 
 impl TcpMaker {
     pub fn new() -> Self {
+        Self::of(3)
+    }
+
+    /// Of a group of another size.
+    pub fn of(replicas: usize) -> Self {
         Self {
-            addresses: free_addresses(3),
+            addresses: free_addresses(replicas),
             tune: |_| {},
         }
     }
@@ -66,6 +71,7 @@ pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
 /// Opens shared-memory fabrics that find each other.
 pub struct ShmMaker {
     pub group: String,
+    pub replicas: u8,
     pub place: ShmPlace,
     pub tune: fn(&mut ShmConfig),
     /// Removed with everything in it when the maker is dropped.
@@ -79,6 +85,7 @@ impl ShmMaker {
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         Self {
             group: format!("test-{}-{next}", std::process::id()),
+            replicas: 3,
             place: ShmPlace::Abstract,
             tune: |_| {},
             directory: None,
@@ -103,7 +110,8 @@ impl ShmMaker {
     }
 
     pub fn config(&self, me: ReplicaId) -> ShmConfig {
-        let peers = (0..3).map(ReplicaId).filter(|id| *id != me).collect();
+        let all = (0..self.replicas).map(ReplicaId);
+        let peers = all.filter(|id| *id != me).collect();
         let mut config = ShmConfig::new(self.group.clone(), me, peers);
         config.place = self.place.clone();
         config.log_ring_bytes = 64 << 10;
