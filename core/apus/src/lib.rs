@@ -9,7 +9,8 @@
 //!
 //! This crate does no I/O, reads no clock and owns no thread. [`Apus::apply`] takes one
 //! [`Event`] and appends [`Command`]s; a caller that feeds the same events gets the same
-//! commands.
+//! commands. With a fabric, a disk and clients it is `plover-log`, whose docs replicate a counter over
+//! three threads and three processes.
 //!
 //! # The states
 //!

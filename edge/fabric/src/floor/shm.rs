@@ -3,13 +3,14 @@
 
 use super::needed;
 use crate::ring::{Capacity, RingMemory};
-use crate::shm::bare::{Bell, Cell, Inbound, Layout, Outbound, eventfd_of_sleeper};
+use crate::shm::bare::{Bell, Cell, Inbound, Layout, Outbound, eventfd_of_sleeper, nap_word};
 use crate::spin::Spinner;
 use crate::{Lane, Spin};
+use plover_types::{ReplicaId, ReplicaSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::{self, JoinHandle};
 
 /// As much memory as payloads are laid one after the other in, before the first place is used
@@ -17,29 +18,28 @@ use std::thread::{self, JoinHandle};
 const LAP_BYTES: usize = 4 << 20;
 const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-/// One side of a link: what it reads, what it writes, whom it wakes.
+/// Every nap is for whoever it concerns to end.
+const ANYONE: ReplicaId = ReplicaId(0);
+
+/// One side of a link: what it reads, what it writes, whom it wakes when that one naps.
 #[derive(Debug)]
 struct End {
     inbound: Inbound,
     outbound: Outbound,
     bell: Bell,
+    nap: Arc<AtomicU64>,
 }
 
 impl End {
     fn tell(&mut self, round: u64) {
         let cell = self.outbound.cell(Cell::Tail(Lane::Log));
         cell.store(round, Ordering::Release);
-        self.bell.ring(self.inbound.cell(Cell::Nap));
+        self.bell.ring(&self.nap, ANYONE);
     }
 
     fn told(&self) -> u64 {
         let cell = self.inbound.cell(Cell::Tail(Lane::Log));
         cell.load(Ordering::Acquire)
-    }
-
-    fn nap(&self, number: u64) {
-        let cell = self.outbound.cell(Cell::Nap);
-        cell.store(number, Ordering::Relaxed);
     }
 }
 
@@ -48,6 +48,7 @@ impl End {
 struct Sleeper {
     eventfd: OwnedFd,
     naps: u64,
+    nap: Arc<AtomicU64>,
     spinner: Spinner,
 }
 
@@ -56,24 +57,26 @@ impl Sleeper {
         Ok(Self {
             eventfd: eventfd_of_sleeper()?,
             naps: 0,
+            nap: Arc::default(),
             spinner: Spinner::new(spin),
         })
     }
 
-    /// Waits until `ready`, having told all of `ends`.
-    fn wait(&mut self, ends: &[End], ready: impl Fn() -> bool) -> io::Result<()> {
+    /// Waits until `ready`.
+    fn wait(&mut self, ready: impl Fn() -> bool) -> io::Result<()> {
         while !ready() && !self.spinner.spin(&ready) {
             if !self.spinner.may_sleep() {
                 continue;
             }
             self.naps += 1;
-            ends.iter().for_each(|end| end.nap(self.naps));
+            let word = nap_word(self.naps, ReplicaSet::ALL);
+            self.nap.store(word, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if !ready() {
                 // A ring for an earlier nap may be left: then it is asked again.
                 rustix::io::read(&self.eventfd, &mut [0; 8])?;
             }
-            ends.iter().for_each(|end| end.nap(0));
+            self.nap.store(0, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -150,11 +153,11 @@ impl Leader {
         let needed = needed(self.ends.len());
         let ends = &self.ends;
         let answered = || ends.iter().filter(|end| end.told() >= round).count() >= needed;
-        self.sleeper.wait(ends, answered)?;
+        self.sleeper.wait(answered)?;
         // The slowest may lag, as long as the next round does not overwrite what it reads.
         let read_by = round.saturating_sub(self.place.per_lap() - 1);
         let free = || ends.iter().all(|end| end.told() >= read_by);
-        self.sleeper.wait(ends, free)
+        self.sleeper.wait(free)
     }
 }
 
@@ -165,6 +168,7 @@ fn pair(layout: Layout, here: &Sleeper, there: &Sleeper) -> io::Result<(End, End
             inbound,
             outbound: Outbound::map(memory, layout).map_err(io::Error::other)?,
             bell: Bell::bare(other.eventfd.try_clone()?),
+            nap: Arc::clone(&other.nap),
         })
     };
     let (to_here, memory_here) = Inbound::create(layout)?;
@@ -182,7 +186,7 @@ fn back_up(end: End, mut sleeper: Sleeper, places: Places, over: &AtomicBool) {
     loop {
         due += 1;
         let ready = || ends[0].told() >= due || over.load(Ordering::Acquire);
-        if sleeper.wait(&ends, ready).is_err() || over.load(Ordering::Acquire) {
+        if sleeper.wait(ready).is_err() || over.load(Ordering::Acquire) {
             return;
         }
         // Round for round, as a log has to be read.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sleeper                                 writer
-//!     nap := n   (in the writer's region)     tail := …  (in the sleeper's region)
+//!     nap := n   (on its own board)           tail := …  (in the sleeper's region)
 //!     ── fence ──                             ── fence ──
 //!     anything new? then do not sleep         nap ≠ 0?  then ring the bell, once for this n
 //! ```
@@ -14,7 +14,8 @@
 //! The bell is an eventfd in the sleeper's epoll, edge-triggered: ringing it wakes, and nobody
 //! has to read it afterwards.
 
-use super::socket::Offer;
+use super::board::nap_of;
+use plover_types::ReplicaId;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -67,13 +68,16 @@ impl Bell {
         Self { eventfd, rung: 0 }
     }
 
-    /// Wakes the peer if it naps. What it is to see must have been stored before.
-    pub fn ring(&mut self, nap: &AtomicU64) {
+    /// Wakes the peer if it naps and `me` is to end that. What it is to see must have been stored
+    /// before.
+    pub fn ring(&mut self, nap: &AtomicU64, me: ReplicaId) {
         fence(Ordering::SeqCst);
-        let nap = nap.load(Ordering::Relaxed);
-        if nap != 0 && nap != self.rung {
-            self.rung = nap;
-            self.ring_anyway();
+        match nap_of(nap.load(Ordering::Relaxed), me) {
+            Some(number) if number != self.rung => {
+                self.rung = number;
+                self.ring_anyway();
+            }
+            _ => {}
         }
     }
 
@@ -84,17 +88,13 @@ impl Bell {
     }
 }
 
-/// What one side gives the other in the greeting.
-pub(super) fn offer(memory: OwnedFd, bell: &OwnedFd) -> io::Result<Offer> {
-    Ok(Offer {
-        memory,
-        bell: bell.try_clone()?,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::board::nap_word;
     use super::*;
+    use plover_types::ReplicaSet;
+
+    const ME: ReplicaId = ReplicaId(3);
 
     fn count(eventfd: &OwnedFd) -> u64 {
         let mut bytes = [0; 8];
@@ -109,15 +109,19 @@ mod tests {
         let mine = make().unwrap();
         let mut bell = Bell::new(mine.try_clone().unwrap()).unwrap();
         let nap = AtomicU64::new(0);
-        bell.ring(&nap);
+        bell.ring(&nap, ME);
         assert_eq!(count(&mine), 0, "awake");
-        nap.store(7, Ordering::Relaxed);
-        bell.ring(&nap);
-        bell.ring(&nap);
+        let naps = |number, peers| nap.store(nap_word(number, peers), Ordering::Relaxed);
+        naps(7, ReplicaSet::ALL);
+        bell.ring(&nap, ME);
+        bell.ring(&nap, ME);
         assert_eq!(count(&mine), 1, "one nap");
-        nap.store(8, Ordering::Relaxed);
-        bell.ring(&nap);
+        naps(8, ReplicaSet::of([ME]));
+        bell.ring(&nap, ME);
         assert_eq!(count(&mine), 1, "the next nap");
+        naps(9, ReplicaSet(!ReplicaSet::of([ME]).0));
+        bell.ring(&nap, ME);
+        assert_eq!(count(&mine), 0, "a nap for others to end");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::bell::{Bell, NoBell};
+use super::board::BoardOf;
 use super::memory::{BadMemory, Cell, Inbound, Layout, Outbound};
 use crate::hello::Session;
 use crate::poll::Token;
@@ -55,6 +56,7 @@ impl Loss {
 /// One side of a link.
 #[derive(Debug)]
 pub(super) struct Channel {
+    me: ReplicaId,
     peer: ReplicaId,
     /// Held open: its end is what the peer sees when this process ends.
     pub socket: OwnedFd,
@@ -64,6 +66,7 @@ pub(super) struct Channel {
     inbound: Inbound,
     outbound: Outbound,
     bell: Bell,
+    board: BoardOf,
     writers: [RingWriter; 2],
     readers: [RingReader; 2],
     /// The largest record (as it lies in the ring) that was refused since there last was room.
@@ -83,6 +86,7 @@ pub(super) struct Parts {
     pub inbound: Inbound,
     pub outbound: Outbound,
     pub bell: Bell,
+    pub board: BoardOf,
 }
 
 impl Channel {
@@ -96,6 +100,7 @@ impl Channel {
         let writer = |lane| RingWriter::new(layout.capacity(lane), session.salt(me, lane));
         let reader = |lane| RingReader::new(layout.capacity(lane), session.salt(peer, lane));
         Self {
+            me,
             peer,
             socket: parts.socket,
             token: parts.token,
@@ -103,6 +108,7 @@ impl Channel {
             inbound: parts.inbound,
             outbound: parts.outbound,
             bell: parts.bell,
+            board: parts.board,
             writers: Lane::ALL.map(writer),
             readers: Lane::ALL.map(reader),
             refused: [None; 2],
@@ -159,11 +165,21 @@ impl Channel {
         Ok(())
     }
 
+    /// Whether something was stored for the peer since it was last rung for.
+    pub fn is_unrung(&self) -> bool {
+        self.unrung > 0
+    }
+
+    /// On which core the peer last fell asleep.
+    pub fn core(&self) -> u64 {
+        self.board.core()
+    }
+
     /// Wakes the peer if something was stored for it and it naps.
     pub fn ring(&mut self) {
         if self.unrung > 0 {
             self.unrung = 0;
-            self.bell.ring(self.inbound.cell(Cell::Nap));
+            self.bell.ring(self.board.nap(), self.me);
         }
     }
 
@@ -231,13 +247,6 @@ impl Channel {
         writer.credit(head)
     }
 
-    /// Says in the peer's memory that this side naps, or with 0 that it is awake.
-    pub fn nap(&self, number: u64) {
-        self.outbound
-            .cell(Cell::Nap)
-            .store(number, Ordering::Relaxed);
-    }
-
     /// Whether the peer has stored anything that `serve` would act on.
     pub fn has_news(&self) -> bool {
         Lane::ALL.into_iter().any(|lane| {
@@ -259,8 +268,13 @@ impl Channel {
         &self.outbound
     }
 
-    pub fn inbound(&self) -> &Inbound {
-        &self.inbound
+    pub fn own_bell(&self) -> &OwnedFd {
+        &self._bell
+    }
+
+    /// What the peer's board says.
+    pub fn nap_seen(&self) -> u64 {
+        self.board.nap().load(Ordering::Acquire)
     }
 }
 

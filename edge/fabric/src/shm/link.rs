@@ -23,6 +23,7 @@
 
 use super::Context;
 use super::bell::{self, Bell};
+use super::board::BoardOf;
 use super::channel::{Channel, Loss, Parts};
 use super::memory::{Inbound, Outbound};
 use super::socket::{self, Door, Heard, Offer};
@@ -173,7 +174,7 @@ impl Peer {
         let made = accept_offer(context, offer);
         match made {
             Err(loss) => self.refused(context, now, &loss),
-            Ok((outbound, bell)) => {
+            Ok((outbound, bell, board)) => {
                 let parts = Parts {
                     socket: asked.socket,
                     token: asked.token,
@@ -181,6 +182,7 @@ impl Peer {
                     inbound: asked.inbound,
                     outbound,
                     bell,
+                    board,
                 };
                 self.raise(context, asked.session, parts);
             }
@@ -196,11 +198,11 @@ impl Peer {
         (socket, token): (OwnedFd, Token),
         offer: Offer,
     ) -> Result<(), Loss> {
-        let (outbound, bell) = accept_offer(context, offer)?;
+        let (outbound, bell, board) = accept_offer(context, offer)?;
         let (inbound, memory) = Inbound::create(context.layout)?;
         let own_bell = bell::make()?;
         context.poll.watch(&own_bell, Interest::Edge)?;
-        socket::send(&socket, mine, Some(&bell::offer(memory, &own_bell)?))?;
+        socket::send(&socket, mine, Some(&context.offer(memory, &own_bell)?))?;
         if !matches!(self.link, Link::Down) {
             self.lose(context, now, Loss::Superseded);
         }
@@ -211,6 +213,7 @@ impl Peer {
             inbound,
             outbound,
             bell,
+            board,
         };
         self.raise(context, mine.session, parts);
         Ok(())
@@ -267,7 +270,7 @@ impl Peer {
         let token = context.poll.watch(&socket, Interest::Read)?;
         context.poll.watch(&bell, Interest::Edge)?;
         let hello = context.hello(self.id, session);
-        socket::send(&socket, &hello, Some(&bell::offer(memory, &bell)?))?;
+        socket::send(&socket, &hello, Some(&context.offer(memory, &bell)?))?;
         Ok(Some(Asked {
             session,
             since: now,
@@ -310,7 +313,8 @@ impl Peer {
 }
 
 /// Checks what a peer offers, and maps it.
-fn accept_offer(context: &Context, offer: Offer) -> Result<(Outbound, Bell), Loss> {
+fn accept_offer(context: &Context, offer: Offer) -> Result<(Outbound, Bell, BoardOf), Loss> {
     let outbound = Outbound::map(&offer.memory, context.layout)?;
-    Ok((outbound, Bell::new(offer.bell)?))
+    let board = BoardOf::map(&offer.board)?;
+    Ok((outbound, Bell::new(offer.bell)?, board))
 }

@@ -4,16 +4,17 @@
 //! it, and only the other one writes it, all of it:
 //!
 //! ```text
-//!   ┌────────────────────────────── one page ───────────┬──────────┬───────────┐
-//!   │ tail Log │ tail Bulk │ head Log │ head Bulk │ nap │ log ring │ bulk ring │
-//!   └────────────────────────────────────────────────────┴──────────┴───────────┘
-//!     up to where the writer    up to where it has     whether it sleeps
+//!   ┌───────────────── one page ──────────────────┬──────────┬───────────┐
+//!   │ tail Log │ tail Bulk │ head Log │ head Bulk │ log ring │ bulk ring │
+//!   └─────────────────────────────────────────────┴──────────┴───────────┘
+//!     up to where the writer    up to where it has
 //!     has put records here      read *our* records
 //! ```
 //!
-//! So the reader maps its region read-only, and everything that one side tells the other one is a
-//! store into the other's region. All five cells share a cache line: to look whether a peer has
-//! anything to say is one load that misses the cache.
+//! So the reader maps its region read-only, and what one side tells the other one is a
+//! store into the other's region. All four cells share a cache line: to look whether a peer has
+//! anything to say is one load that misses the cache. Whether a replica sleeps stands elsewhere, once
+//! for all its peers (`board.rs`).
 //!
 //! **Trust.** The region is memory that another process may change at any time. No Rust reference
 //! to its bytes exists: cells are atomics, ring bytes are copied out by raw copies within bounds
@@ -30,7 +31,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 /// The cells' page; rings start at pages.
-const PAGE_BYTES: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
 
 /// What one cell of a region says. Each is written by the region's writer alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +40,6 @@ pub(crate) enum Cell {
     Tail(Lane),
     /// Up to where the writer has read the reader's records, in its own region.
     Head(Lane),
-    /// Zero: the writer is awake. Else the number of its nap: ring its bell.
-    Nap,
 }
 
 impl Cell {
@@ -48,7 +47,6 @@ impl Cell {
         match self {
             Self::Tail(lane) => lane.index(),
             Self::Head(lane) => 2 + lane.index(),
-            Self::Nap => 4,
         }
     }
 }
@@ -99,21 +97,23 @@ impl Layout {
 
 /// Mapped memory, unmapped when dropped.
 #[derive(Debug)]
-struct Mapping {
+pub(super) struct Mapping {
     start: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
 }
 
 // SAFETY: the mapping belongs to this value alone and is valid on every thread of the process.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    fn new(memory: BorrowedFd<'_>, layout: Layout, access: ProtFlags) -> io::Result<Self> {
+    /// Maps the first `bytes` of `memory`, a page at least.
+    pub fn new(memory: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> io::Result<Self> {
+        assert!(bytes >= PAGE_BYTES, "{bytes} bytes are less than a page");
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
-                layout.bytes(),
+                bytes,
                 access,
                 MapFlags::SHARED,
                 memory,
@@ -121,14 +121,34 @@ impl Mapping {
             )?
         };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, layout })
+        Ok(Self { start, bytes })
+    }
+
+    /// One of the first page's words.
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < PAGE_BYTES / 8, "word {index} of a page");
+        // SAFETY: the first page is mapped for as long as `self` lives, and its words are aligned
+        // since the page is. All that any process does to them by our code is
+        // atomic, and of a reader's mapping, which is read-only, only loads are done.
+        unsafe { AtomicU64::from_ptr(self.start.cast::<u64>().add(index).as_ptr()) }
+    }
+}
+
+/// A mapping that is laid out as cells and rings.
+#[derive(Debug)]
+struct Region {
+    mapping: Mapping,
+    layout: Layout,
+}
+
+impl Region {
+    fn new(memory: BorrowedFd<'_>, layout: Layout, access: ProtFlags) -> io::Result<Self> {
+        let mapping = Mapping::new(memory, layout.bytes(), access)?;
+        Ok(Self { mapping, layout })
     }
 
     fn cell(&self, cell: Cell) -> &AtomicU64 {
-        // SAFETY: the cells lie in the first page, which is mapped for as long as `self` lives,
-        // and are aligned since the page is. All that any process does to them by our code is
-        // atomic, and of a reader's mapping, which is read-only, only loads are done.
-        unsafe { AtomicU64::from_ptr(self.start.cast::<u64>().add(cell.index()).as_ptr()) }
+        self.mapping.word(cell.index())
     }
 
     /// Where `bytes` bytes of a lane's ring lie, from `offset`.
@@ -137,7 +157,10 @@ impl Mapping {
         let inside = offset <= capacity && bytes <= capacity - offset;
         assert!(inside, "{bytes} bytes at {offset} of a ring of {capacity}");
         // SAFETY: the ring's whole capacity lies inside of the mapping by `Layout::bytes`.
-        unsafe { self.start.as_ptr().add(self.layout.offset(lane) + offset) }
+        unsafe {
+            let start = self.mapping.start.as_ptr();
+            start.add(self.layout.offset(lane) + offset)
+        }
     }
 }
 
@@ -145,8 +168,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the range is the one that was mapped, and every pointer into it was lent from
         // `self`. That it fails is impossible for a whole mapping.
-        let unmapped =
-            unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.layout.bytes()) };
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
 }
@@ -154,7 +176,7 @@ impl Drop for Mapping {
 /// A region that this replica reads and a peer writes.
 #[derive(Debug)]
 pub(crate) struct Inbound {
-    mapping: Mapping,
+    region: Region,
 }
 
 impl Inbound {
@@ -165,18 +187,18 @@ impl Inbound {
         let memory = rustix::fs::memfd_create("plover-ring", flags)?;
         rustix::fs::ftruncate(&memory, layout.bytes() as u64)?;
         rustix::fs::fcntl_add_seals(&memory, SEALS | SealFlags::SEAL)?;
-        let mapping = Mapping::new(memory.as_fd(), layout, ProtFlags::READ)?;
-        Ok((Self { mapping }, memory))
+        let region = Region::new(memory.as_fd(), layout, ProtFlags::READ)?;
+        Ok((Self { region }, memory))
     }
 
     pub fn cell(&self, cell: Cell) -> &AtomicU64 {
-        self.mapping.cell(cell)
+        self.region.cell(cell)
     }
 
     /// The ring of one lane, to copy out of.
     pub fn ring(&self, lane: Lane) -> InboundRing<'_> {
         InboundRing {
-            mapping: &self.mapping,
+            region: &self.region,
             lane,
         }
     }
@@ -184,13 +206,13 @@ impl Inbound {
 
 /// One ring of an [`Inbound`].
 pub(crate) struct InboundRing<'a> {
-    mapping: &'a Mapping,
+    region: &'a Region,
     lane: Lane,
 }
 
 impl RingMemory for InboundRing<'_> {
     fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        let from = self.mapping.ring(self.lane, offset, into.len());
+        let from = self.region.ring(self.lane, offset, into.len());
         // SAFETY: `ring` has checked that the source lies in the mapping; `into` is memory of
         // our own, so the two do not overlap. A writer may change the source meanwhile: any
         // bytes are values of `u8`, and what they mean is decided by their checksum afterwards.
@@ -201,11 +223,11 @@ impl RingMemory for InboundRing<'_> {
 /// A peer's region, which this replica writes.
 #[derive(Debug)]
 pub(crate) struct Outbound {
-    mapping: Mapping,
+    region: Region,
 }
 
 /// A region's size can neither shrink (a fault at the next access) nor grow.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// Why memory that a peer offers is not taken.
 #[derive(Debug, thiserror::Error)]
@@ -218,31 +240,37 @@ pub(crate) enum BadMemory {
     System(#[from] io::Error),
 }
 
+/// Whether memory that a peer offers has the size that it should have, for ever.
+pub(super) fn check(memory: &OwnedFd, bytes: usize) -> Result<(), BadMemory> {
+    // Only memory files have seals at all.
+    let seals = rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
+    if !seals.contains(SEALS) {
+        return Err(BadMemory::Seals);
+    }
+    let found = rustix::fs::fstat(memory).map_err(io::Error::from)?.st_size as u64;
+    let expected = bytes as u64;
+    if found != expected {
+        return Err(BadMemory::Size { found, expected });
+    }
+    Ok(())
+}
+
 impl Outbound {
     /// Maps what a peer offers, if it is what it should be.
     pub fn map(memory: &OwnedFd, layout: Layout) -> Result<Self, BadMemory> {
-        // Only memory files have seals at all.
-        let seals = rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
-        if !seals.contains(SEALS) {
-            return Err(BadMemory::Seals);
-        }
-        let found = rustix::fs::fstat(memory).map_err(io::Error::from)?.st_size as u64;
-        let expected = layout.bytes() as u64;
-        if found != expected {
-            return Err(BadMemory::Size { found, expected });
-        }
+        check(memory, layout.bytes())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Mapping::new(memory.as_fd(), layout, access)?;
-        Ok(Self { mapping })
+        let region = Region::new(memory.as_fd(), layout, access)?;
+        Ok(Self { region })
     }
 
     pub fn cell(&self, cell: Cell) -> &AtomicU64 {
-        self.mapping.cell(cell)
+        self.region.cell(cell)
     }
 
     /// Copies `bytes` into one lane's ring at `offset`.
     pub fn write(&self, lane: Lane, offset: usize, bytes: &[u8]) {
-        let to = self.mapping.ring(lane, offset, bytes.len());
+        let to = self.region.ring(lane, offset, bytes.len());
         // SAFETY: `ring` has checked that the target lies in the mapping, which is writable;
         // `bytes` is memory of our own, so the two do not overlap. Nobody else writes there.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
@@ -279,7 +307,6 @@ mod tests {
             Cell::Tail(Lane::Bulk),
             Cell::Head(Lane::Log),
             Cell::Head(Lane::Bulk),
-            Cell::Nap,
         ];
         for (n, cell) in cells.into_iter().enumerate() {
             outbound.cell(cell).store(n as u64 + 1, Ordering::Release);

@@ -9,7 +9,7 @@
 //!   ┌─────────────┐   record ────────────────────────►  ┌────────────────┐
 //!   │ RingWriter  │   tail   ────────────────────────►  │ region of 1    │ ─► RingReader ─► Record
 //!   │             │   bell   ── only if 1 naps ──────►  │ (memfd)        │
-//!   │ region of 0 │  ◄──────────────────── head, nap    │                │
+//!   │ region of 0 │  ◄───────────────────────── head    │ board: nap     │
 //!   └─────────────┘                                     └────────────────┘
 //!          └────────────── unix socket: greeting, then its end ──────┘
 //! ```
@@ -17,8 +17,8 @@
 //! * **Regions** (`memory.rs`): each replica owns one per peer, which only that peer writes. They
 //!   are memory files without a name, passed through the socket: nothing is left behind in any
 //!   file system when a process is killed.
-//! * **Sleeping** (`bell.rs`): a replica that is awake sees records by looking; one that is about
-//!   to sleep says so in its peers' memory, and the first to write then rings. When is a replica
+//! * **Sleeping** (`bell.rs`, `board.rs`): a replica that is awake sees records by looking; one that
+//!   is about to sleep says so where its peers can see it, and the first to write then rings. When is a replica
 //!   about to sleep? When its caller asks for [`Fabric::timeout`].
 //! * **Spinning** before that is a choice ([`Spin`](crate::Spin)).
 //! * **Loss**: the kernel closes the socket of a process that ends, however it ends. A process
@@ -28,6 +28,7 @@
 //!   user, which the kernel vouches for.
 
 mod bell;
+mod board;
 mod channel;
 mod config;
 mod link;
@@ -40,6 +41,7 @@ mod tests;
 /// Memory and waking alone, for the floor.
 pub(crate) mod bare {
     pub(crate) use super::bell::{Bell, eventfd_of_sleeper};
+    pub(crate) use super::board::nap_word;
     pub(crate) use super::memory::{Cell, Inbound, Layout, Outbound};
 }
 
@@ -51,14 +53,15 @@ use crate::ring::BufferPool;
 use crate::settings;
 use crate::spin::Spinner;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use board::Board;
 use link::Peer;
 use memory::Layout;
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{ReplicaId, ReplicaSet};
-use socket::{Door, Listener};
+use socket::{Door, Listener, Offer};
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 use strangers::Stranger;
@@ -85,9 +88,9 @@ pub struct ShmFabric {
     looked_at: Instant,
     /// The sockets have been looked at since the last `progress`, in a `wait`.
     has_looked: bool,
-    /// The number of the last nap, and which peers have been told of it.
+    /// The number of the last nap, and whether the board says that it is taken.
     nap: Cell<u64>,
-    napping: Cell<Option<ReplicaSet>>,
+    napping: Cell<bool>,
     /// Who is to end the next nap; `None` for everyone.
     wake_for: Option<ReplicaSet>,
     spinner: RefCell<Spinner>,
@@ -100,6 +103,7 @@ struct Context {
     group: GroupName,
     layout: Layout,
     times: ShmTimes,
+    board: Board,
     poll: Poll,
     stats: FabricStats,
     /// What happened since `progress` last returned.
@@ -114,6 +118,15 @@ impl Context {
         stats.records_in += 1;
         stats.bytes_in += bytes.len() as u64;
         self.events.push(FabricEvent::Record { from, lane, bytes });
+    }
+
+    /// What one side gives the other in the greeting.
+    fn offer(&self, memory: OwnedFd, bell: &OwnedFd) -> io::Result<Offer> {
+        Ok(Offer {
+            memory,
+            bell: bell.try_clone()?,
+            board: self.board.offer()?,
+        })
     }
 
     /// What we say to `peer` when all is well.
@@ -159,6 +172,7 @@ impl ShmFabric {
                 group,
                 layout,
                 times: config.times,
+                board: Board::new().map_err(system("make memory to share"))?,
                 poll,
                 stats: FabricStats::default(),
                 events: Vec::new(),
@@ -174,7 +188,7 @@ impl ShmFabric {
             looked_at: now,
             has_looked: false,
             nap: Cell::new(0),
-            napping: Cell::new(None),
+            napping: Cell::new(false),
             wake_for: None,
             spinner: RefCell::new(Spinner::new(config.spin)),
         })
@@ -187,6 +201,23 @@ impl ShmFabric {
             .any(|p| p.id == peer && p.channel().is_some())
     }
 
+    /// Wakes those who sleep on what was stored for them: first those on other cores (`board.rs`).
+    fn ring(&mut self) {
+        let unrung = self.channels().filter(|channel| channel.is_unrung());
+        if unrung.count() > 1 {
+            let here = rustix::thread::sched_getcpu() as u64;
+            let is_far = |channel: &channel::Channel| channel.core() != here;
+            for peer in &mut self.peers {
+                if peer.channel().is_some_and(is_far) {
+                    peer.ring();
+                }
+            }
+        }
+        for peer in &mut self.peers {
+            peer.ring();
+        }
+    }
+
     /// Everything that the sockets have to say.
     fn attend(&mut self, now: Instant) {
         for peer in &mut self.peers {
@@ -196,41 +227,37 @@ impl ShmFabric {
         self.greet(now);
     }
 
-    fn has_news(&self) -> bool {
-        self.channels().any(|channel| channel.has_news())
+    /// Whether one of `peers` has stored anything.
+    fn has_news(&self, peers: ReplicaSet) -> bool {
+        let asked = self.peers.iter().filter(|peer| peers.contains(peer.id));
+        let mut channels = asked.filter_map(Peer::channel);
+        channels.any(|channel| channel.has_news())
     }
 
     fn channels(&self) -> impl Iterator<Item = &channel::Channel> {
         self.peers.iter().filter_map(Peer::channel)
     }
 
-    /// Tells `peers` that this side naps, or is awake again.
-    fn tell(&self, peers: ReplicaSet, nap: u64) {
-        let told = self.peers.iter().filter(|peer| peers.contains(peer.id));
-        for channel in told.filter_map(Peer::channel) {
-            channel.nap(nap);
-        }
-    }
-
     /// Whether the caller must not sleep; if it may, the peers know that it does.
     fn stays_awake(&self) -> bool {
         let wants_progress = |channel: &channel::Channel| channel.wants_progress();
-        if !self.context.events.is_empty() || self.channels().any(wants_progress) || self.has_news()
+        // What the others have written already is no more reason to stay awake than what they will.
+        let awaited = self.wake_for.unwrap_or(ReplicaSet::ALL);
+        if !self.context.events.is_empty()
+            || self.channels().any(wants_progress)
+            || self.has_news(awaited)
         {
             return true;
         }
         let mut spinner = self.spinner.borrow_mut();
-        if spinner.spin(|| self.has_news()) || !spinner.may_sleep() {
+        if spinner.spin(|| self.has_news(awaited)) || !spinner.may_sleep() {
             return true;
         }
         self.nap.set(self.nap.get() + 1);
-        let told = self.wake_for.unwrap_or(ReplicaSet::ALL);
-        // Whoever was told of a nap that was not taken, and is not asked now, must not ring.
-        let asleep = self.napping.replace(Some(told)).unwrap_or_default();
-        self.tell(ReplicaSet(asleep.0 & !told.0), 0);
-        self.tell(told, self.nap.get());
+        self.napping.set(true);
+        self.context.board.naps(self.nap.get(), awaited);
         fence(Ordering::SeqCst);
-        self.has_news()
+        self.has_news(awaited)
     }
 }
 
@@ -250,9 +277,7 @@ impl Fabric for ShmFabric {
     }
 
     fn flush(&mut self) {
-        for peer in &mut self.peers {
-            peer.ring();
-        }
+        self.ring();
     }
 
     fn progress(&mut self, events: &mut Vec<FabricEvent>) {
@@ -260,8 +285,7 @@ impl Fabric for ShmFabric {
         // A bell that was rung keeps `wait_fd` readable until it is looked at; it can only have
         // been rung for a nap.
         let has_looked = std::mem::take(&mut self.has_looked);
-        let looks =
-            has_looked || self.napping.get().is_some() || now >= self.looked_at + LOOK_EVERY;
+        let looks = has_looked || self.napping.get() || now >= self.looked_at + LOOK_EVERY;
         if looks {
             self.looked_at = now;
         }
@@ -270,8 +294,8 @@ impl Fabric for ShmFabric {
         } else if !looks {
             self.context.poll.skip();
         }
-        if let Some(told) = self.napping.take() {
-            self.tell(told, 0);
+        if self.napping.take() {
+            self.context.board.is_awake();
         }
         self.wake_for = None;
         let count = self.peers.len();
@@ -287,8 +311,8 @@ impl Fabric for ShmFabric {
         }
         for peer in &mut self.peers {
             peer.tick(&mut self.context, now);
-            peer.ring();
         }
+        self.ring();
         events.append(&mut self.context.events);
     }
 
@@ -327,8 +351,8 @@ impl Fabric for ShmFabric {
         self.context.poll.is_readable(attached.0)
     }
 
-    /// A peer that is not told of a nap does not ring, and sees that in its own memory: so neither
-    /// side makes a system call for it.
+    /// A peer that a nap does not name does not ring, and sees that in memory: so neither side makes a
+    /// system call for it.
     fn wake_for(&mut self, peers: Option<ReplicaSet>) {
         self.wake_for = peers;
     }

@@ -174,7 +174,7 @@ pub(super) enum Heard {
     Nothing,
     /// The other end is closed.
     End,
-    /// One message of the size of a greeting, and the two descriptors that came with it.
+    /// One message of the size of a greeting, and the three descriptors that came with it.
     Greeting(Box<[u8; HELLO_BYTES]>, Option<Offer>),
     /// Something else.
     Noise,
@@ -187,18 +187,24 @@ pub(super) struct Offer {
     pub memory: OwnedFd,
     /// The eventfd that wakes the sender of the greeting.
     pub bell: OwnedFd,
+    /// Where the sender of the greeting says that it sleeps.
+    pub board: OwnedFd,
 }
+
+/// How many they are.
+const OFFER: usize = 3;
 
 /// Sends a greeting, with an offer if it accepts. It is the first message on its socket, so there
 /// always is room for it.
 pub(super) fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io::Result<()> {
     let bytes = hello.encode();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OFFER))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = offer.map(|offer| [offer.memory.as_fd(), offer.bell.as_fd()]);
+    let descriptors =
+        offer.map(|offer| [&offer.memory, &offer.bell, &offer.board].map(AsFd::as_fd));
     if let Some(descriptors) = &descriptors {
         let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
-        assert!(fits, "there is space for two descriptors");
+        assert!(fits, "there is space for an offer");
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
@@ -209,7 +215,7 @@ pub(super) fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io
 pub(super) fn receive(socket: &OwnedFd) -> io::Result<Heard> {
     // One byte more than a greeting has, so that a longer message shows.
     let mut bytes = [0; HELLO_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OFFER))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = match net::recvmsg(
@@ -223,9 +229,9 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Heard> {
         Err(Errno::CONNRESET) => return Ok(Heard::End),
         Err(error) => return Err(error.into()),
     };
-    // Descriptors beyond the two have been closed by the kernel, the others are closed when
+    // Descriptors beyond an offer's have been closed by the kernel, the others are closed when
     // they are dropped here.
-    let mut descriptors = Vec::with_capacity(2);
+    let mut descriptors = Vec::with_capacity(OFFER);
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             descriptors.extend(rights);
@@ -236,10 +242,12 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Heard> {
     }
     let whole: Result<[u8; HELLO_BYTES], _> = bytes[..received.bytes].try_into();
     let cut = received.flags.contains(ReturnFlags::CTRUNC);
-    let offer = match <[OwnedFd; 2]>::try_from(descriptors) {
-        Ok([memory, bell]) => Some(Offer { memory, bell }),
-        Err(_) => None,
-    };
+    let offer = <[OwnedFd; OFFER]>::try_from(descriptors).ok();
+    let offer = offer.map(|[memory, bell, board]| Offer {
+        memory,
+        bell,
+        board,
+    });
     Ok(match whole {
         Ok(bytes) if !cut => Heard::Greeting(Box::new(bytes), offer),
         _ => Heard::Noise,

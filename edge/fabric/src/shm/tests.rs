@@ -4,6 +4,8 @@ use super::memory::Cell;
 use super::*;
 use crate::spin::Spin;
 use proptest::prelude::*;
+use rustix::event::epoll;
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
@@ -19,22 +21,27 @@ struct Pair {
     at_peer: Vec<FabricEvent>,
 }
 
+fn new_group() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("shm-unit-{}-{next}", std::process::id())
+}
+
+fn open(group: &str, me: ReplicaId, others: &[ReplicaId]) -> ShmFabric {
+    let mut config = ShmConfig::new(group, me, others.to_vec());
+    config.log_ring_bytes = RING_BYTES;
+    config.bulk_ring_bytes = RING_BYTES;
+    config.times.dial_every = Duration::from_millis(1);
+    config.spin = Spin::Never;
+    ShmFabric::new(config).unwrap()
+}
+
 impl Pair {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let group = format!("shm-unit-{}-{next}", std::process::id());
-        let open = |me, other| {
-            let mut config = ShmConfig::new(group.clone(), me, vec![other]);
-            config.log_ring_bytes = RING_BYTES;
-            config.bulk_ring_bytes = RING_BYTES;
-            config.times.dial_every = Duration::from_millis(1);
-            config.spin = Spin::Never;
-            ShmFabric::new(config).unwrap()
-        };
+        let group = new_group();
         let mut pair = Self {
-            victim: open(R1, R0),
-            peer: open(R0, R1),
+            victim: open(&group, R1, &[R0]),
+            peer: open(&group, R0, &[R1]),
             at_victim: vec![],
             at_peer: vec![],
         };
@@ -128,8 +135,8 @@ fn noise_on_the_socket_ends_the_link() {
 #[test]
 fn false_naps_do_no_harm() {
     let mut pair = Pair::new();
-    for nap in [u64::MAX, 3, 3, 0, 1] {
-        pair.poke(Cell::Nap, nap);
+    for nap in [u64::MAX >> 16, 3, 3, 0, 1] {
+        pair.peer.context.board.naps(nap, ReplicaSet::ALL);
         pair.victim.write(R0, Lane::Log, b"record").unwrap();
         pair.victim.flush();
     }
@@ -156,7 +163,7 @@ fn strokes() -> impl Strategy<Value = Vec<Stroke>> {
     let stroke = prop_oneof![
         3 => (lane.clone(), 0..RING_BYTES - 64, small_words)
             .prop_map(|(lane, offset, bytes)| Stroke::Scribble(lane, offset / 8 * 8, bytes)),
-        2 => (0..5usize, near).prop_map(|(cell, value)| Stroke::Poke(cell, value)),
+        2 => (0..4usize, near).prop_map(|(cell, value)| Stroke::Poke(cell, value)),
         3 => (lane, 0..600usize).prop_map(|(lane, bytes)| Stroke::Write(lane, bytes)),
         2 => Just(Stroke::Look),
     ];
@@ -174,7 +181,6 @@ proptest! {
             Cell::Tail(Lane::Bulk),
             Cell::Head(Lane::Log),
             Cell::Head(Lane::Bulk),
-            Cell::Nap,
         ];
         let mut pair = Pair::new();
         for stroke in strokes.into_iter().chain([Stroke::Look, Stroke::Look]) {
@@ -209,17 +215,10 @@ proptest! {
     }
 }
 
-/// What the victim's nap looks like to the peer, who rings only for a nap that it sees.
-fn nap_seen(pair: &Pair) -> u64 {
-    pair.peer_channel()
-        .inbound()
-        .cell(Cell::Nap)
-        .load(Ordering::Acquire)
-}
-
 #[test]
 fn only_those_who_are_to_end_a_nap_see_it() {
     let mut pair = Pair::new();
+    let nap_seen = |pair: &Pair| board::nap_of(pair.peer_channel().nap_seen(), R0);
     for (peers, is_seen) in [
         (Some(ReplicaSet::EMPTY), false),
         (Some(ReplicaSet::of([R0])), true),
@@ -231,11 +230,75 @@ fn only_those_who_are_to_end_a_nap_see_it() {
             pair.victim.wake_for(peers);
             assert_ne!(pair.victim.timeout(), Some(Duration::ZERO));
         }
-        assert_eq!(nap_seen(&pair) != 0, is_seen, "{peers:?}");
+        assert_eq!(nap_seen(&pair).is_some(), is_seen, "{peers:?}");
         pair.victim.progress(&mut pair.at_victim);
-        assert_eq!(nap_seen(&pair), 0, "awake");
+        assert_eq!(nap_seen(&pair), None, "awake");
         assert_ne!(pair.victim.timeout(), Some(Duration::ZERO));
-        assert_ne!(nap_seen(&pair), 0, "the next nap is for everyone");
+        assert!(nap_seen(&pair).is_some(), "the next nap is for everyone");
         pair.victim.progress(&mut pair.at_victim);
     }
+}
+
+/// What is there already ends no sleep that is for others to end, and is found after it.
+#[test]
+fn what_others_have_written_keeps_nobody_awake() {
+    let mut pair = Pair::new();
+    pair.peer.write(R1, Lane::Log, b"record").unwrap();
+    pair.peer.flush();
+    for (peers, is_awake) in [
+        (Some(ReplicaSet::of([R1])), false),
+        (Some(ReplicaSet::of([R0])), true),
+        (None, true),
+    ] {
+        pair.victim.wake_for(peers);
+        let stays = pair.victim.timeout() == Some(Duration::ZERO);
+        assert_eq!(stays, is_awake, "{peers:?}");
+    }
+    pair.victim.progress(&mut pair.at_victim);
+    assert_eq!(pair.victim.stats().log.records_in, 1);
+}
+
+/// Whoever sleeps on another core is rung first, whatever the peers' order.
+#[test]
+fn those_on_other_cores_are_rung_first() {
+    // On another thread, because it is to stay on one core.
+    let rung = thread::spawn(|| {
+        let here = sched_getcpu();
+        let mut only_here = CpuSet::new();
+        only_here.set(here);
+        sched_setaffinity(None, &only_here).unwrap();
+        let ids = [0, 1, 2, 3, 4].map(ReplicaId);
+        let (group, backups) = (new_group(), &ids[1..]);
+        let mut leader = open(&group, R0, backups);
+        let mut others: Vec<_> = backups.iter().map(|&me| open(&group, me, &[R0])).collect();
+        let mut events = vec![];
+        while !backups.iter().all(|&id| leader.is_up(id)) || !others.iter().all(|it| it.is_up(R0)) {
+            leader.progress(&mut events);
+            others.iter_mut().for_each(|it| it.progress(&mut events));
+        }
+        // The order in which bells are rung is the one in which an epoll reports them.
+        let bells = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for (other, far) in others.iter().zip([false, true, false, true]) {
+            let bell = other.peers[0].channel().expect("up").own_bell();
+            let id = epoll::EventData::new_u64(other.context.me.0.into());
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&bells, bell, id, flags).unwrap();
+            assert_ne!(other.timeout(), Some(Duration::ZERO));
+            let core = here as u64 + u64::from(far);
+            other.context.board.poke_core(core);
+        }
+        let _ = epoll_events(&bells);
+        for &id in backups {
+            leader.write(id, Lane::Log, b"record").unwrap();
+        }
+        leader.flush();
+        epoll_events(&bells)
+    });
+    assert_eq!(rung.join().unwrap(), [2, 4, 1, 3]);
+}
+
+fn epoll_events(epoll: &OwnedFd) -> Vec<u64> {
+    let mut space = [const { std::mem::MaybeUninit::uninit() }; 8];
+    let (events, _) = epoll::wait(epoll, &mut space, Some(&Default::default())).unwrap();
+    events.iter().map(|event| event.data.u64()).collect()
 }
