@@ -51,6 +51,9 @@ pub(crate) struct Options {
     /// `--only 'etcd;plover shm, memory'`.
     #[arg(long, value_delimiter = ';')]
     only: Vec<String>,
+    /// Only loads with one of these words in their description, such as `--load '64 B, 1 con'`.
+    #[arg(long, value_delimiter = ';')]
+    load: Vec<String>,
     /// How often everything is measured.
     #[arg(long)]
     rounds: Option<usize>,
@@ -84,9 +87,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         false => Plan::full(&fabrics),
     };
     plan.rounds = options.rounds.unwrap_or(plan.rounds);
-    plan.keep(&options.only);
+    plan.keep(&options.only, &options.load);
     if plan.series.is_empty() {
-        bail!("--only names no system: try 'plover', 'floor', 'etcd' or 'zookeeper'");
+        bail!(
+            "--only names no system, or --load no load of it: try 'plover', 'floor', 'etcd' or \
+             'zookeeper', and '64 B' or '24 con'"
+        );
     }
     let built = built_folder()?;
     let disk = options.disk.clone().unwrap_or_else(|| built.clone());
@@ -235,6 +241,12 @@ impl Bench {
             let measured = subject
                 .measure(load, spans)
                 .with_context(|| load.to_string())?;
+            if measured.entries == 0 {
+                // Such as while it elects: there is nothing to take a median of.
+                let what = format!("{}, {load}, round {}", series.setup, round + 1);
+                self.report.leave_out(what, "not one entry in time".into());
+                continue;
+            }
             self.report.add(series.setup, load, round, measured);
             done.loads.push((load, measured));
         }

@@ -164,24 +164,29 @@ impl Plan {
         }
     }
 
-    /// Everything.
+    /// Everything, in about twenty minutes.
     pub fn full(fabrics: &[FabricKind]) -> Self {
         Self {
             rounds: 3,
-            warm_up: Duration::from_millis(200),
-            span: Duration::from_millis(800),
+            warm_up: Duration::from_millis(150),
+            span: Duration::from_millis(400),
             series: series(fabrics, &SIZES, &[3, 5, 7, 9], &[5, 7, 9]),
         }
     }
 
-    /// Keeps the series whose description has one of these words in it.
-    pub fn keep(&mut self, only: &[String]) {
-        if !only.is_empty() {
-            self.series.retain(|series| {
-                let name = series.setup.to_string().to_lowercase();
-                only.iter().any(|word| name.contains(&word.to_lowercase()))
-            });
+    /// Keeps the series whose description has one of these words in it, and of them the loads that
+    /// one of those words describes; no words keep all.
+    pub fn keep(&mut self, systems: &[String], loads: &[String]) {
+        let has_one = |words: &[String], name: String| {
+            let name = name.to_lowercase();
+            words.is_empty() || words.iter().any(|it| name.contains(&it.to_lowercase()))
+        };
+        for series in &mut self.series {
+            series.loads.retain(|load| has_one(loads, load.to_string()));
         }
+        self.series.retain(|series| {
+            !series.loads.is_empty() && has_one(systems, series.setup.to_string())
+        });
     }
 
     /// How long all spans take together; starting and stopping comes on top.
@@ -281,7 +286,10 @@ mod tests {
         setups.sort();
         setups.dedup();
         assert_eq!(setups.len(), plan.series.len());
-        plan.keep(&["etcd".into(), "quorum floor shm".into()]);
+        plan.keep(&["etcd".into(), "quorum floor shm".into()], &[]);
         assert_eq!(plan.series.len(), 2 + 4);
+        plan.keep(&[], &["256 B, 24 con".into()]);
+        assert_eq!(plan.series.len(), 2, "a floor has one connection");
+        assert!(plan.series.iter().all(|series| series.loads.len() == 1));
     }
 }

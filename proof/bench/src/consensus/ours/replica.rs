@@ -75,7 +75,7 @@ fn say(answer: &Answer) -> Result<()> {
 /// Proposes entries until nothing is left in the log of what was in it, and all are committed.
 /// Where entries are slow it would take minutes: then it gives up, and says so.
 fn fill(node: &mut Node, load: Load) -> Result<bool> {
-    const PATIENCE: Duration = Duration::from_secs(3);
+    const PATIENCE: Duration = Duration::from_secs(1);
     const OUTSTANDING: usize = 24;
     let payload = vec![7; load.bytes];
     let (last_before, _) = node.last_and_base();
