@@ -5,8 +5,8 @@ use plover_policy::{EarlyConfig, MatchConfig, Policy, SlotConfig, UnprotectedOut
 use plover_syncvm::SyncReport;
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
-    Digest, Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed,
-    View, Viewstamp,
+    Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
+    Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -233,6 +233,8 @@ pub enum Action {
         to: ReplicaId,
         /// Which ring.
         lane: Lane,
+        /// What it is for.
+        payload: Payload,
         /// The record.
         bytes: Vec<u8>,
     },

@@ -126,6 +126,7 @@ impl Replica {
     }
 
     pub(crate) fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
+        let payload = body.payload();
         let bytes = wire::encode(&SyncMessage {
             view: self.view,
             body,
@@ -134,6 +135,7 @@ impl Replica {
         self.out.push(Action::Write {
             to,
             lane: Lane::Bulk,
+            payload,
             bytes,
         });
         len

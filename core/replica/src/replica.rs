@@ -15,8 +15,8 @@ use plover_guard::Guard;
 use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::{EarlyHashes, Ledger, Phase};
 use plover_types::{
-    Frame, Index, Lane, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
-    Viewstamp,
+    Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
+    Unconsumed, View, Viewstamp,
 };
 use std::collections::VecDeque;
 
@@ -352,6 +352,7 @@ impl Replica {
                 self.out.push(Action::Write {
                     to,
                     lane: Lane::Log,
+                    payload: Payload::Log,
                     bytes,
                 });
             }

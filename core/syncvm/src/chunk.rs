@@ -1,8 +1,8 @@
 //! Page contents on the wire: a chunk is a sequence of `page number, kind, bytes`.
 //!
 //! A zero page is its number and one byte; of a page of which only some blocks are sent, a mask of
-//! 8 bytes says which. Nothing is compressed: at the speeds of a local
-//! network that cost more than it saved in every system of the papers that tried.
+//! 8 bytes says which. Nothing is compressed here: a chunk is written into memory as it lies. On
+//! its way it may be (docs/decisions/0023).
 
 use crate::blocks::BlockMask;
 use plover_types::{BLOCK_BYTES, PAGE_BYTES, PageNo};

@@ -1,7 +1,7 @@
 //! What the two sides say to each other on the bulk lane, and what a finished sync reports.
 
 use plover_guard::{Known, Opened};
-use plover_types::{Frame, Micros, Runs, SyncNo, Unconsumed, View};
+use plover_types::{Frame, Micros, Payload, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
@@ -250,6 +250,37 @@ pub enum Body {
         /// For the operator.
         why: String,
     },
+}
+
+impl Body {
+    /// As what its bytes are counted.
+    pub fn payload(&self) -> Payload {
+        match self {
+            Self::Early { .. }
+            | Self::EarlyOwn { .. }
+            | Self::Dirty { .. }
+            | Self::Hashes { .. }
+            | Self::Blocks { .. } => Payload::Digests,
+            Self::BlockHashes { .. } => Payload::BlockHashes,
+            Self::Pages { .. } | Self::Fetched { .. } => Payload::Pages,
+            Self::End { .. } => Payload::Device,
+            Self::CopyStart { .. }
+            | Self::CopyReady { .. }
+            | Self::CopyFailed { .. }
+            | Self::Compare { .. }
+            | Self::Compared { .. }
+            | Self::Copy { .. }
+            | Self::CopyAck { .. } => Payload::Copy,
+            Self::Checkpoint { .. }
+            | Self::PagesAck { .. }
+            | Self::Fetch { .. }
+            | Self::Ack { .. }
+            | Self::Opened { .. }
+            | Self::Said { .. }
+            | Self::Done { .. }
+            | Self::GuestLost { .. } => Payload::Other,
+        }
+    }
 }
 
 /// The phases of a sync, named so everywhere: metrics, trace, bench columns (design §9).

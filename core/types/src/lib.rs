@@ -8,6 +8,7 @@ mod frame;
 mod ids;
 mod lane;
 mod pages;
+mod payload;
 mod time;
 pub mod wire;
 
@@ -15,6 +16,7 @@ pub use frame::{Frame, Mac, Unconsumed};
 pub use ids::{Digest, Index, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
 pub use lane::Lane;
 pub use pages::{PageSet, Runs};
+pub use payload::Payload;
 pub use time::{Micros, SplitMix64};
 
 /// Bytes in a guest page. Dirty tracking, hashing and transfer all work in this unit.

@@ -22,6 +22,7 @@ mod fabric;
 mod host;
 mod images;
 mod metrics;
+mod pack;
 mod policy;
 mod storage;
 mod tap;

@@ -167,7 +167,9 @@ impl World {
 
     pub(crate) fn act(&mut self, who: ReplicaId, action: Action) {
         match action {
-            Action::Write { to, lane, bytes } => {
+            Action::Write {
+                to, lane, bytes, ..
+            } => {
                 if lane == Lane::Bulk {
                     self.look_at_bulk(who, &bytes);
                 }

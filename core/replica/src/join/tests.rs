@@ -56,6 +56,7 @@ fn said(replica: &Replica) -> Vec<Body> {
             to: LEADER,
             lane: Lane::Bulk,
             bytes,
+            ..
         } => wire::decode::<SyncMessage>(bytes).ok(),
         _ => None,
     });

@@ -6,13 +6,18 @@ use plover_fabric::Fabric;
 use plover_replica::{Action, Note};
 use plover_syncvm::Phase;
 use plover_syncvm::blocks::BlockMask;
-use plover_types::{Frame, Lane, ReplicaId, SyncNo};
+use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
 
 impl Body {
     pub(super) fn act(&mut self, action: Action) -> Result<(), BoxError> {
         match action {
-            Action::Write { to, lane, bytes } => self.write(to, lane, &bytes),
+            Action::Write {
+                to,
+                lane,
+                payload,
+                bytes,
+            } => self.write(to, lane, payload, &bytes),
             Action::PersistState(state) => {
                 self.storage.persist_state(state);
             }
@@ -78,11 +83,13 @@ impl Body {
         }
     }
 
-    fn write(&mut self, to: ReplicaId, lane: Lane, bytes: &[u8]) {
+    fn write(&mut self, to: ReplicaId, lane: Lane, payload: Payload, bytes: &[u8]) {
         let Some(fabric) = &mut self.fabric else {
             return;
         };
-        if let Err(error) = fabric.write(to, lane, bytes) {
+        let packed = self.packer.pack(to, lane, payload, bytes);
+        if let Err(error) = fabric.write(to, lane, packed) {
+            self.packer.not_sent(to, lane);
             // The core repeats what matters; a bulk message that is lost ends its sync.
             tracing::debug!(%to, ?lane, %error, "a message was not sent");
         }

@@ -6,7 +6,7 @@ use crate::control::{Op, Request};
 use plover_disk::{DiskError, Disks};
 use plover_fabric::Fabric;
 use plover_replica::{Event, OperatorInput};
-use plover_types::{PAGE_BYTES, ReplicaId};
+use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::Vm;
 use serde_json::json;
 
@@ -77,16 +77,24 @@ impl Body {
         }
     }
 
-    /// Bytes to and from the peers since the start, by lane.
+    /// Bytes to and from the peers since the start, as they travelled: by lane, and those of the bulk
+    /// lane by what they were for. `plain` is what all of them would have been uncompressed.
     fn traffic(&self) -> serde_json::Value {
         let stats = self.fabric.as_ref().map(|f| f.stats()).unwrap_or_default();
-        json!({
+        let mut traffic = json!({
             "log_bytes_out": stats.log.bytes_out,
             "log_bytes_in": stats.log.bytes_in,
             "bulk_bytes_out": stats.bulk.bytes_out,
             "bulk_bytes_in": stats.bulk.bytes_in,
             "copy_bytes_out": self.replica.status().copied_bytes,
-        })
+            "plain_bytes_out": self.packer.plain_bytes(),
+        });
+        for (payload, bytes) in self.packer.bytes_out() {
+            if !matches!(payload, Payload::Log | Payload::Copy) {
+                traffic[format!("{}_bytes_out", payload.name())] = bytes.into();
+            }
+        }
+        traffic
     }
 
     fn status(&self) -> serde_json::Value {

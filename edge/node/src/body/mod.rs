@@ -14,6 +14,7 @@ use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
+use crate::pack::Packer;
 use crate::storage::Storage;
 use crate::tap::Tap;
 use crate::trace::Trace;
@@ -78,6 +79,7 @@ struct Body {
     events: VecDeque<Event>,
     storage: Storage,
     fabric: Option<BoxedFabric>,
+    packer: Packer,
     tap: Tap,
     facing: bool,
     vm: Option<QemuVm>,
@@ -133,10 +135,11 @@ impl Body {
             }
         };
         let fabric = crate::fabric::open(&config)?;
-        let message_bytes_max = fabric
-            .as_ref()
-            .map_or(1 << 20, |f| f.record_bytes_max(Lane::Log))
-            .min(1 << 20);
+        let record_bytes_max = Lane::ALL.map(|lane| {
+            let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
+            fabric.as_ref().map_or(1 << 20, max)
+        });
+        let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
         let mut secret = [0u8; 40];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let mut hash_key = [0u8; 32];
@@ -158,6 +161,7 @@ impl Body {
             actions: VecDeque::new(),
             events: VecDeque::new(),
             storage,
+            packer: Packer::new(config.compresses(), record_bytes_max),
             fabric,
             tap,
             facing: false,
@@ -295,14 +299,27 @@ impl Body {
         }
         for event in happened {
             let event = match event {
-                FabricEvent::Up(peer) => Event::Link { peer, up: true },
-                FabricEvent::Down(peer) => Event::Link { peer, up: false },
-                FabricEvent::Record { from, lane, bytes } => Event::Received { from, lane, bytes },
+                FabricEvent::Up(peer) => self.on_link(peer, true),
+                FabricEvent::Down(peer) => self.on_link(peer, false),
+                FabricEvent::Record { from, lane, bytes } => {
+                    match self.packer.unpack(from, lane, bytes) {
+                        Ok(bytes) => Event::Received { from, lane, bytes },
+                        Err(error) => {
+                            tracing::warn!(%from, ?lane, %error, "a record was not understood");
+                            continue;
+                        }
+                    }
+                }
                 FabricEvent::Room { .. } => continue,
             };
             self.apply(event)?;
         }
         Ok(())
+    }
+
+    fn on_link(&mut self, peer: ReplicaId, up: bool) -> Event {
+        self.packer.begin_anew(peer);
+        Event::Link { peer, up }
     }
 
     fn take_disks(&mut self) -> Result<(), BoxError> {

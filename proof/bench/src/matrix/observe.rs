@@ -22,13 +22,17 @@ const TICKS_PER_S: f64 = 100.0;
 /// configured, so it is shown by itself (docs/decisions/0015).
 pub(super) const COPY: &str = "copy";
 
+/// What syncs send, by what it is for.
+const PARTS_OF_SYNCS: [&str; 4] = ["digests", "block_hashes", "pages", "device"];
+
 /// All counters at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     leader: Value,
     /// CPU seconds since their start, by role and program.
     cpu_s: BTreeMap<String, f64>,
-    /// Bytes that all replicas sent, by lane, and those of the bulk lane that were a [`COPY`].
+    /// Bytes that all replicas sent, by lane, and of the bulk lane those that were a [`COPY`] or one of
+    /// [`PARTS_OF_SYNCS`].
     sent: BTreeMap<String, u64>,
 }
 
@@ -89,9 +93,9 @@ impl Snapshot {
                     *cpu_s.entry(format!("{role} {program}")).or_insert(0.0) += seconds;
                 }
             }
-            for lane in ["log", "bulk", COPY] {
-                let bytes = replica["more"]["traffic"][format!("{lane}_bytes_out")].as_u64();
-                *sent.entry(lane.to_owned()).or_insert(0) += bytes.unwrap_or(0);
+            for part in ["log", "bulk", COPY].into_iter().chain(PARTS_OF_SYNCS) {
+                let bytes = replica["more"]["traffic"][format!("{part}_bytes_out")].as_u64();
+                *sent.entry(part.to_owned()).or_insert(0) += bytes.unwrap_or(0);
             }
         }
         Ok(Self {
@@ -141,7 +145,7 @@ impl Snapshot {
         Ok(Window {
             seconds: (to - from) / 1e6,
             syncs,
-            bytes: self.bytes_since(before, &sums),
+            bytes: self.bytes_since(before),
             phases_us: grown(Some("phases_us")),
             pause_us_p99: last(&self.leader["sync"]["pause_us_p99"]),
             cpu_s: difference(&self.cpu_s, &before.cpu_s),
@@ -152,21 +156,16 @@ impl Snapshot {
         })
     }
 
-    /// What the syncs say of the bulk lane by kind, the rest of it, and the log.
-    fn bytes_since(&self, before: &Self, sums: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
-        let mut bytes = BTreeMap::new();
-        let mut known = 0.0;
-        for (name, sum) in sums {
-            if let Some(kind) = name.strip_prefix("bytes_") {
-                bytes.insert(kind.to_owned(), *sum);
-                known += sum;
-            }
-        }
+    /// The log, what syncs sent by kind, and what is left of the bulk lane.
+    fn bytes_since(&self, before: &Self) -> BTreeMap<String, f64> {
         let sent = |lane: &str| {
             let sent = |at: &Self| at.sent.get(lane).copied().unwrap_or(0);
             sent(self).saturating_sub(sent(before)) as f64
         };
         let (log, bulk, copy) = (sent("log"), sent("bulk"), sent(COPY));
+        let parts = PARTS_OF_SYNCS.map(|part| (part.to_owned(), sent(part)));
+        let mut bytes = BTreeMap::from(parts);
+        let known: f64 = bytes.values().sum();
         bytes.insert("log".into(), log);
         bytes.insert(COPY.into(), copy);
         bytes.insert("other".into(), (bulk - copy - known).max(0.0));
@@ -213,7 +212,7 @@ mod tests {
                 "id": id, "role": role, "view": view, "plover_pid": 100 + id,
                 "qemu_pid": if role == "witness" { Value::Null } else { json!(200 + id) },
                 "sync": {"pause_us_p99": 9, "totals": {
-                    "count": syncs, "dirty": syncs * 10, "bytes_pages": syncs * 4000,
+                    "count": syncs, "dirty": syncs * 10,
                     "phases_us": {"scan": syncs * 7},
                 }},
                 "more": {
@@ -222,6 +221,7 @@ mod tests {
                         "log_bytes_out": at / 1000,
                         "bulk_bytes_out": syncs * 5000,
                         "copy_bytes_out": syncs * 500,
+                        "pages_bytes_out": syncs * 4000,
                     },
                     "outputs": {"released": syncs * 3, "held_us_total": syncs * 300, "held_us_p99": 200},
                 },
@@ -239,10 +239,10 @@ mod tests {
         assert_eq!((window.seconds, window.syncs), (2.0, 40));
         assert_eq!(window.sums["dirty"], 400.0);
         assert_eq!(window.phases_us["scan"], 280.0);
-        assert_eq!(window.bytes["pages"], 160_000.0);
+        assert_eq!(window.bytes["pages"], 3.0 * 160_000.0);
         assert_eq!(window.bytes["log"], 3.0 * 2000.0, "of all three replicas");
         assert_eq!(window.bytes["copy"], 3.0 * 20_000.0);
-        assert_eq!(window.bytes["other"], 3.0 * 180_000.0 - 160_000.0);
+        assert_eq!(window.bytes["other"], 3.0 * 20_000.0);
         assert_eq!(
             window.bytes_of_protection(),
             window.bytes.values().sum::<f64>() - 60_000.0
