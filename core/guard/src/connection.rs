@@ -320,6 +320,26 @@ impl Connection {
         }
     }
 
+    /// The number of the first of our segments that waits, and what of it the other side lacks.
+    pub fn describe_waiting(&self) -> Option<(OutputNo, String)> {
+        let first = self.waiting.front()?;
+        let behind = |place: u32| first.end.wrapping_sub(place) as i32;
+        let what = match (first.opens, first.reset) {
+            (true, _) => "a SYN",
+            (_, Some(_)) => "an RST",
+            _ => "a segment",
+        };
+        let said = format!(
+            "{what} of ours waits: of its end the other side has sent all but {} bytes, both alike \
+             all but {}; it acknowledges {:?}, the other side {:?}",
+            behind(self.theirs.next),
+            behind(self.matched),
+            first.ack,
+            self.theirs.ack
+        );
+        Some((first.no, said))
+    }
+
     /// Whether both have begun the stream with the same SYN, if it began while it was followed.
     fn is_opened(&self) -> bool {
         self.ours.opening == self.theirs.opening

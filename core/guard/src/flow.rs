@@ -42,6 +42,11 @@ impl Flow {
         }
     }
 
+    /// The number of the first of ours that waits.
+    pub fn waits(&self) -> Option<OutputNo> {
+        self.ours.front().map(|(no, _)| *no)
+    }
+
     fn pair(&mut self, no: OutputNo, equal: bool) -> Pairing {
         if equal {
             self.paired += 1;

@@ -97,6 +97,26 @@ fn other_connections_go_on() {
     assert_eq!(sides.covered(), [1]);
 }
 
+/// The secondary keeps what is not done, and has room for so much only.
+#[test]
+fn what_only_the_other_side_sends_does_not_hold_up_the_rest() {
+    for loose in [arp(1), udp(53, b"?"), Tcp::at(7).port(4001).rst().frame()] {
+        let mut sides = Sides::new();
+        sides.theirs(&loose);
+        let both = |sides: &mut Sides, seq: u32| {
+            let frame = Tcp::at(seq * 1000).data(&[0; 1000]).frame();
+            sides.ours(&frame);
+            sides.theirs(&frame);
+        };
+        (0..10).for_each(|seq| both(&mut sides, seq));
+        assert_eq!(sides.matcher.done(), 0, "ours may yet send it");
+        (10..100).for_each(|seq| both(&mut sides, seq));
+        assert_eq!(sides.matcher.done(), 101);
+        assert_eq!(sides.covered().len(), 100);
+        assert_eq!(sides.matcher.difference(), None);
+    }
+}
+
 /// The client forgets what is acknowledged: the secondary must have it.
 #[test]
 fn an_acknowledgement_waits_for_the_other_sides() {

@@ -442,6 +442,11 @@ pub enum Note {
         /// Where, and how.
         why: String,
     },
+    /// An output has waited for the secondary's guest to send the same for too long; a sync follows.
+    OutputsUnmatched {
+        /// What waits, and for what.
+        why: String,
+    },
     /// A sync failed; its pages stay owed and its outputs held.
     SyncFailed {
         /// The syncvm.

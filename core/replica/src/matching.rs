@@ -244,6 +244,9 @@ impl Replica {
             if let Some(slot) = &mut self.matching.slot {
                 slot.verdict = Verdict::Differs;
             }
+            let why = self.matching.matcher.describe_waiting();
+            let why = why.unwrap_or_else(|| "what is not compared".to_string());
+            self.note(Note::OutputsUnmatched { why });
         }
         reason
     }

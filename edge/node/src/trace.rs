@@ -42,6 +42,7 @@ impl Trace {
             Note::SyncPhase { .. }
             | Note::Synced(_)
             | Note::OutputsDiffer { .. }
+            | Note::OutputsUnmatched { .. }
             | Note::Applied { .. }
             | Note::Kept { .. } => self.syncs,
             _ => true,

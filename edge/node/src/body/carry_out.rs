@@ -143,6 +143,7 @@ impl Body {
             }
             // As often as slots end.
             Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
+            Note::OutputsUnmatched { why } => tracing::debug!(why, "an output is not matched"),
             other => tracing::info!(?other, "note"),
         }
         if self.trace.wants(&note) {

@@ -88,12 +88,20 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         "-netdev",
         format!("dgram,id=net,local.type=fd,local.str={}", fds.nic),
     );
+    // A load is no migration that neighbours should hear of: a guest that announced itself after each
+    // would send what the other one does not, and do work that it does not. Replicas announce it.
     line.option(
         "-device",
         match config.machine {
-            Machine::Microvm => format!("virtio-net-device,netdev=net,mac={}", config.mac),
+            Machine::Microvm => format!(
+                "virtio-net-device,netdev=net,mac={},guest_announce=off",
+                config.mac
+            ),
             // romfile=: no network boot, and no option ROM that a newer package may change.
-            _ => format!("virtio-net-pci,netdev=net,mac={},romfile=", config.mac),
+            _ => format!(
+                "virtio-net-pci,netdev=net,mac={},guest_announce=off,romfile=",
+                config.mac
+            ),
         },
     );
     disks(&mut line, config, &fds.disks);
@@ -250,6 +258,7 @@ mod tests {
         );
         assert!(q35.contains("virtio-net-pci") && q35.contains("file=/a,,b"));
         for each in [microvm, q35] {
+            assert!(each.contains("guest_announce=off"));
             assert!(each.contains("memory-backend=ram,suppress-vmdesc=on"));
             assert!(each.contains("migration.send-configuration=off"));
             assert!(each.ends_with("-S"));
