@@ -34,4 +34,4 @@ pub use guard::{Guard, OutputNo};
 pub use held::HeldSlot;
 pub use matcher::{Difference, Matcher};
 pub use numbers::{Known, Numbers, Opened, Outgoing};
-pub use packet::Route;
+pub use packet::{Route, payload_bytes};

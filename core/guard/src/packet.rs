@@ -167,6 +167,15 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// How many bytes of a TCP stream, or of a UDP datagram, a frame has; none of any other.
+pub fn payload_bytes(frame: &Frame) -> u64 {
+    match Packet::of(frame) {
+        Packet::Segment(_, segment) => segment.payload.len() as u64,
+        Packet::Datagram(FlowKey::Ip(Route { protocol: 17, .. }), bytes) => bytes.len() as u64,
+        Packet::Datagram(..) => 0,
+    }
+}
+
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let protocol = match self.protocol {

@@ -7,8 +7,8 @@
 //! *compared* or not, and the rule finds out which pays:
 //!
 //! ```text
-//!   compared ──▶ differed after few matches ──▶ not compared for 1, 2, 4, … slots ─┐
-//!      ▲  │ agreed, or matched enough                                               │
+//!   compared ──▶ lately few matches a slot ───▶ not compared for 1, 2, 4, … slots ─┐
+//!      ▲  │ agreed, or lately enough                                                │
 //!      │  ▼                                                                         │
 //!      └──┴────────────────────── another try ◀─────────────────────────────────────┘
 //! ```
@@ -18,10 +18,19 @@ use crate::slot::{SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 use serde::{Deserialize, Serialize};
 
-/// Frames matched in a slot that differed in the end, from which on comparing it has paid. A
-/// sync lets about 16 frames go on the loads that were measured (PROMISES.md), so this is what
-/// two plain slots do.
-const PAYS_FROM: u32 = 32;
+/// Frames matched in slots that differed in the end, on average, from which on comparing them pays.
+/// A sync lets about 16 frames go on the loads that were measured (PROMISES.md), in a slot of 5 ms; a
+/// slot that differs at its beginning takes 14 ms, since its first outputs wait for a secondary that
+/// has just been loaded. So this is about where both do as many in the same time.
+const PAYS_FROM: u32 = 24;
+
+/// The average is over about so many slots. Where two guests serve one counter they part after a few
+/// answers or after some thousands, and it is the latter that counts: so of one slot as many as
+/// [`COUNTED_MAX`] do.
+const AVERAGE_OF: u32 = 8;
+
+/// See [`AVERAGE_OF`]: one long slot is remembered for some twenty short ones.
+const COUNTED_MAX: u32 = 1024;
 
 /// Slots that are not compared between two tries, at most. A plain slot takes about 5 ms under
 /// load, so a load that begins to agree is found out within some seconds; and a try that fails
@@ -45,6 +54,9 @@ pub struct MatchConfig {
     /// Whether every slot is compared, and ends as soon as the outputs differ, as COLO does;
     /// else only those in which it is likely to pay.
     pub always: bool,
+    /// Whether, while outputs are compared, the secondary's guest gets an input when it has sent as
+    /// much as the leader's had: what they do then depends less on when they get it.
+    pub paced: bool,
 }
 
 impl Default for MatchConfig {
@@ -53,6 +65,7 @@ impl Default for MatchConfig {
             unmatched_max: Micros::from_ms(100),
             slot_max: Micros::from_ms(1000),
             always: false,
+            paced: true,
         }
     }
 }
@@ -67,6 +80,7 @@ impl MatchConfig {
                 unmatched_max: Micros::from_ms(200),
                 slot_max: Micros::from_ms(10_000),
                 always: true,
+                paced: false,
             },
             Input::Total | Input::None => Self::default(),
         }
@@ -102,6 +116,8 @@ pub struct MatchRule {
     pause: u32,
     /// How many the next pause has.
     next_pause: u32,
+    /// Frames matched in a slot that differed, smoothed.
+    matched: u32,
 }
 
 impl MatchRule {
@@ -111,6 +127,7 @@ impl MatchRule {
             config,
             pause: 0,
             next_pause: 1,
+            matched: PAYS_FROM,
         }
     }
 
@@ -125,8 +142,13 @@ impl MatchRule {
 
     /// Learns from a compared slot: `matched` frames went out on a match.
     pub fn learn(&mut self, verdict: Verdict, matched: u32) {
+        if verdict == Verdict::Differs {
+            let others = u64::from(self.matched) * u64::from(AVERAGE_OF - 1);
+            let sum = others + u64::from(matched.min(COUNTED_MAX));
+            self.matched = (sum / u64::from(AVERAGE_OF)) as u32;
+        }
         match verdict {
-            Verdict::Differs if matched < PAYS_FROM => {
+            Verdict::Differs if self.matched < PAYS_FROM => {
                 self.pause = self.next_pause;
                 self.next_pause = (self.next_pause * 2).min(SLOTS_BETWEEN_TRIES_MAX);
             }
@@ -234,6 +256,19 @@ mod tests {
             ..found
         };
         assert_eq!(rule.ends(&slot, &view, &differs), Some(SyncReason::Differ));
+    }
+
+    /// A few long slots pay for many short ones.
+    #[test]
+    fn it_is_the_average_that_counts() {
+        let mut rule = MatchRule::new(MatchConfig::default());
+        for round in 0..50 {
+            assert_eq!(slots_compared(&mut rule, 1, Verdict::Differs, 2000), 1);
+            let compared = slots_compared(&mut rule, 10, Verdict::Differs, 10);
+            assert_eq!(compared, 10, "round {round}");
+        }
+        let compared = slots_compared(&mut rule, 1000, Verdict::Differs, 10);
+        assert!(compared < 60, "{compared}");
     }
 
     #[test]

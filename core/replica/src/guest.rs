@@ -26,9 +26,21 @@ pub(crate) enum Power {
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     Frames(Vec<Frame>),
+    /// Frames that the leader's guest got when it had sent so many bytes: see [`crate::pace`].
+    Paced(u64, Vec<Frame>),
     Operator(OperatorInput),
     /// A syncvm: what comes after it stays behind the gate until the syncvm is over.
     Cut(Cut),
+}
+
+impl Input {
+    /// How many frames it has.
+    fn frames(&self) -> usize {
+        match self {
+            Self::Frames(frames) | Self::Paced(_, frames) => frames.len(),
+            Self::Operator(_) | Self::Cut(_) => 0,
+        }
+    }
 }
 
 /// How frames that are given to the guest at one time are put in order.
@@ -61,6 +73,9 @@ pub(crate) struct Guest {
     gate_open: bool,
     backlog: VecDeque<Input>,
     backlog_frames: usize,
+    /// What is through the gate and waits until the guest is where the leader's was: the first of it
+    /// does.
+    paced: VecDeque<Input>,
     /// Between the guest's NIC and everything else. Inputs behind the gate have the numbers that
     /// clients know; those that the hypervisor gives back have the guest's own.
     pub numbers: Numbers,
@@ -76,6 +91,7 @@ impl Guest {
             gate_open: false,
             backlog: VecDeque::new(),
             backlog_frames: 0,
+            paced: VecDeque::new(),
             numbers: Numbers::default(),
             resume_when_paused: false,
         }
@@ -92,11 +108,14 @@ impl Guest {
         if self.gate_open {
             return self.feed(now, input, out);
         }
-        if let Input::Frames(frames) = &input {
-            self.backlog_frames += frames.len();
-        }
+        self.backlog_frames += input.frames();
         self.backlog.push_back(input);
         None
+    }
+
+    /// Whether it gets inputs at once.
+    pub fn is_gate_open(&self) -> bool {
+        self.gate_open
     }
 
     /// The input stream is cut here.
@@ -121,8 +140,8 @@ impl Guest {
             out.push(Action::Operate(OperatorInput::Console(first.typed)));
         }
         while let Some(mut input) = self.backlog.pop_front() {
+            self.backlog_frames -= input.frames();
             if let Input::Frames(frames) = &mut input {
-                self.backlog_frames -= frames.len();
                 if arrange == Arrange::ByConnection {
                     self.join_waiting(frames);
                     by_connection(frames);
@@ -183,16 +202,51 @@ impl Guest {
         self.taken = delivered;
     }
 
+    /// When the guest has sent so many bytes it gets what waits next, if something does.
+    pub fn paced_until(&self) -> Option<u64> {
+        match self.paced.front()? {
+            Input::Paced(after, _) => Some(*after),
+            Input::Frames(_) | Input::Operator(_) | Input::Cut(_) => Some(0),
+        }
+    }
+
+    /// The guest gets the next of what waits for its pace.
+    pub fn take_paced(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if let Some(input) = self.paced.pop_front() {
+            self.put_in(now, input, out);
+        }
+    }
+
+    /// The guest gets all that waits for its pace.
+    pub fn take_all_paced(&mut self, now: Micros, out: &mut Vec<Action>) {
+        for input in std::mem::take(&mut self.paced) {
+            self.put_in(now, input, out);
+        }
+    }
+
     fn feed(&mut self, now: Micros, input: Input, out: &mut Vec<Action>) -> Option<Cut> {
         match input {
-            Input::Frames(frames) => {
+            Input::Cut(cut) => {
+                // What is before the cut is the guest's before it is paused.
+                self.take_all_paced(now, out);
+                return Some(cut);
+            }
+            Input::Paced(..) => self.paced.push_back(input),
+            _ if !self.paced.is_empty() => self.paced.push_back(input),
+            _ => self.put_in(now, input, out),
+        }
+        None
+    }
+
+    fn put_in(&mut self, now: Micros, input: Input, out: &mut Vec<Action>) {
+        match input {
+            Input::Frames(frames) | Input::Paced(_, frames) => {
                 let frames = frames.into_iter();
                 let renumbered = frames.map(|frame| self.numbers.incoming(now, frame));
                 out.push(Action::Feed(renumbered.collect()));
             }
             Input::Operator(input) => out.push(Action::Operate(input)),
-            Input::Cut(cut) => return Some(cut),
+            Input::Cut(_) => {}
         }
-        None
     }
 }

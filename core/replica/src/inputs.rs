@@ -36,7 +36,13 @@ impl Replica {
         }
         if self.config.policy.input == Order::None {
             self.feed(Input::Frames(frames));
-        } else if !self.propose_input(LogOp::Inputs(frames)) {
+            return;
+        }
+        let op = match self.pace() {
+            Some(after) => LogOp::Paced(after, frames),
+            None => LogOp::Inputs(frames),
+        };
+        if !self.propose_input(op) {
             self.note(Note::InputDropped { frames: count });
         }
     }
@@ -123,7 +129,7 @@ impl Replica {
         }
     }
 
-    fn give_to_guest(&mut self, index: Index, op: LogOp) {
+    pub(crate) fn give_to_guest(&mut self, index: Index, op: LogOp) {
         self.guest.taken = index;
         if !self.guest_in_step() {
             return;
@@ -135,6 +141,8 @@ impl Replica {
                 }
                 Input::Frames(frames)
             }
+            LogOp::Paced(_, frames) if self.role == Role::Leader => Input::Frames(frames),
+            LogOp::Paced(after, frames) => Input::Paced(after, frames),
             LogOp::Operator(input) => Input::Operator(input),
             LogOp::Syncvm(_) => return,
         };

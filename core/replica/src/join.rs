@@ -272,4 +272,4 @@ impl Replica {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

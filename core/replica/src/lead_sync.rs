@@ -226,6 +226,7 @@ impl Replica {
         sync.known = self.guest.numbers.known(now);
         sync.report.matched = self.matching.cut(number);
         self.printed = false;
+        self.pace.begin();
         sync.stage = Stage::Scanning;
         sync.last_progress = now;
         sync.enter(Phase::Scan, now);

@@ -54,6 +54,7 @@ mod lead_sync;
 mod log_ops;
 mod matching;
 mod outputs;
+mod pace;
 mod refusals;
 mod replica;
 mod standby;

@@ -14,4 +14,7 @@ pub(crate) enum LogOp {
     Operator(OperatorInput),
     /// `paxos_syncvm`: the slot ends here, on both sides.
     Syncvm(SyncNo),
+    /// `paxos_input` that the leader's guest got when it had sent so many bytes since the last
+    /// syncvm: see [`crate::pace`].
+    Paced(u64, Vec<Frame>),
 }

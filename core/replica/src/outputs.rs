@@ -11,6 +11,7 @@ impl Replica {
     /// The guest has sent frames. Everybody's go into the guard first; solo empties it at the
     /// end of the turn.
     pub(crate) fn on_outputs(&mut self, frames: Vec<Frame>) {
+        self.pace.sent(&frames);
         if std::mem::take(&mut self.idleness_unproven) {
             let adaptive = self.config.slot.kind == SlotKind::Adaptive;
             let pause = adaptive.then(|| self.slot_rule.pause());

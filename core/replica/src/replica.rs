@@ -6,6 +6,7 @@ use crate::guest::{Guest, Power};
 use crate::join::{Joined, LeadJoin};
 use crate::lead_sync::LeadSync;
 use crate::matching::{Matching, Saying};
+use crate::pace::Pace;
 use crate::refusals::Refusals;
 use crate::standby::Standby;
 use crate::stream::Stream;
@@ -101,6 +102,7 @@ pub struct Replica {
     pub(crate) earlies: u64,
     pub(crate) matching: Matching,
     pub(crate) saying: Option<Saying>,
+    pub(crate) pace: Pace,
 
     pub(crate) lead: Option<LeadSync>,
     pub(crate) follow: Option<FollowSync>,
@@ -179,6 +181,7 @@ impl Replica {
             reset_pages: PageSet::new(config.pages),
             matching: Matching::new(&config),
             saying: None,
+            pace: Pace::default(),
             lead: None,
             follow: None,
             early_dirty: None,
@@ -296,6 +299,7 @@ impl Replica {
         loop {
             self.drain_consensus();
             self.tick_lead();
+            self.tick_pace();
             self.tick_early();
             self.tick_follow();
             self.tick_join();
@@ -462,7 +466,13 @@ impl Replica {
         let follow = self.follow_deadline();
         let join = self.join_deadline();
         let warm = self.warm_deadline().min(self.early_deadline());
-        consensus.min(lead).min(follow).min(join).min(warm)
+        let pace = self.pace_deadline();
+        consensus
+            .min(lead)
+            .min(follow)
+            .min(join)
+            .min(warm)
+            .min(pace)
     }
 
     /// The consensus core, to be looked at from outside.

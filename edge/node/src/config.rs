@@ -395,6 +395,7 @@ impl ReplicaConfig {
                 unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),
                 slot_max: ms(policy.matched_max_ms, matching.slot_max),
                 always: matching.always,
+                paced: policy.paced.unwrap_or(matching.paced),
             },
             unprotected_output: policy.unprotected_output,
             pages: qemu.pages() + disk_blocks,

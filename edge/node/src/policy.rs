@@ -114,6 +114,9 @@ pub struct PolicyConfig {
     pub unmatched_max_ms: Option<u64>,
     /// With `sync = "mismatch"`: a slot in which all outputs agree ends after this, ms.
     pub matched_max_ms: Option<u64>,
+    /// With `sync = "mismatch"`: whether the secondary's guest gets an input when it has sent as much
+    /// as the leader's had.
+    pub paced: Option<bool>,
     /// What happens to outputs while only one replica is in sync: `release` (default) or
     /// `hold`.
     pub unprotected_output: UnprotectedOutput,

@@ -244,6 +244,7 @@ fn draw_config(
             unmatched_max: Micros::from_ms(rng.pick(&[20, 100])),
             slot_max: Micros::from_ms(rng.pick(&[60, 1000])),
             always: false,
+            paced: guest.pages % 2 == 0,
         },
         unprotected_output,
         pages: guest.pages,

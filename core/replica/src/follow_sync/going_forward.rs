@@ -141,6 +141,7 @@ impl Replica {
         let numbers = &mut self.guest.numbers;
         numbers.begin(follow.sync, compared, &follow.known);
         self.begin_saying(follow.sync, follow.compare);
+        self.pace.begin();
         self.note(Note::Applied { sync: follow.sync });
         if self.role == Role::Joining {
             self.joiner_applied();

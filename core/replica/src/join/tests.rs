@@ -15,7 +15,7 @@ use plover_types::{Lane, Micros, PAGE_BYTES, PageNo, ReplicaId, ReplicaSet, wire
 const LEADER: ReplicaId = ReplicaId(0);
 
 /// A witness that follows [`LEADER`].
-fn witness(policy: Policy, warm: Warm) -> Replica {
+pub(crate) fn witness(policy: Policy, warm: Warm) -> Replica {
     let config = Config {
         me: ReplicaId(1),
         members: ReplicaSet::of((0..3).map(ReplicaId)),

@@ -19,6 +19,7 @@ enum Payload {
     Inputs(Vec<Frame>),
     Operator(OperatorInput),
     Syncvm(SyncNo),
+    Paced(u64, Vec<Frame>),
 }
 
 /// The first delivery of an entry.
@@ -126,7 +127,7 @@ impl CommittedLog {
             EntryKind::InSync(set) => self.in_sync = set,
             EntryKind::Noop | EntryKind::Members(_) => {}
             EntryKind::App => match wire::decode(&entry.payload) {
-                Ok(Payload::Inputs(frames)) => {
+                Ok(Payload::Inputs(frames) | Payload::Paced(_, frames)) => {
                     for frame in frames {
                         if let Some(request) = Request::of(&frame.0) {
                             let count = self.connections.entry(request.client).or_default();
