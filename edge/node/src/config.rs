@@ -7,7 +7,7 @@ use crate::host::HostConfig;
 use crate::policy::PolicyConfig;
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
-use plover_policy::{EarlyConfig, MatchConfig, Policy, ReleaseWhen, Sent, SlotConfig, VSMR};
+use plover_policy::{EarlyConfig, MatchConfig, Policy, ReleaseWhen, SlotConfig, VSMR};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
@@ -342,14 +342,6 @@ impl ReplicaConfig {
             10
         };
         self.guest.secondary_nice.unwrap_or(usual)
-    }
-
-    /// Whether this replica compresses what it sends.
-    pub(crate) fn compresses(&self) -> bool {
-        // Checked when the configuration was.
-        let axes = self.policy.axes().unwrap_or(VSMR.policy);
-        let usual = axes.sent == Sent::Divergent;
-        self.policy.compress.unwrap_or(usual)
     }
 
     pub(crate) fn brain(

@@ -122,9 +122,9 @@ pub struct PolicyConfig {
     pub unprotected_output: UnprotectedOutput,
     /// Whether only the differing blocks of divergent pages travel, not whole pages (default true).
     pub blocks: Option<bool>,
-    /// Whether the log and what syncvms send is compressed on its way (default: where only what
-    /// differs is sent, `sent = "divergent"`; other systems' policies send what those systems send).
-    pub compress: Option<bool>,
+    /// Whether the log and what syncs send is compressed on its way (default false): a quarter of the
+    /// bytes, and longer pauses (docs/decisions/0023).
+    pub compress: bool,
     /// Whether pages are hashed while the guests still run, in slots that are long and write much
     /// (default false).
     pub early_work: bool,
