@@ -202,8 +202,8 @@ impl Disks {
 
     fn connect(&self) -> Result<Attachment, DiskError> {
         let Open { inner, jobs, works } = self.opened();
-        inner.take_failure();
         let life = inner.end_life();
+        inner.forget_failure();
         inner.recover()?;
         let failed = |error: io::Error| DiskError::Failed(format!("serving a disk: {error}"));
         let mut attachment = Attachment {

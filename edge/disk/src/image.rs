@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// An open image.
@@ -29,6 +30,8 @@ pub(crate) struct Image {
     unsynced: AtomicBool,
     /// A sync has failed: what was lost by it is unknown, and a later sync would not tell.
     broken: AtomicBool,
+    /// Held while one is made: whoever comes meanwhile must not think that there is nothing to do.
+    syncing: Mutex<()>,
 }
 
 impl Image {
@@ -91,6 +94,7 @@ impl Image {
             written: Written::new(if spec.read_only { 0 } else { blocks }),
             unsynced: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            syncing: Mutex::new(()),
         })
     }
 
@@ -163,6 +167,7 @@ impl Image {
 
     /// Everything written before is durable afterwards.
     pub(crate) fn sync(&self) -> io::Result<()> {
+        let _alone = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.broken.load(Ordering::Acquire) {
             return Err(io::Error::other("an earlier flush has failed"));
         }
@@ -177,7 +182,9 @@ impl Image {
 
     /// Whether a sync would do nothing.
     pub(crate) fn is_synced(&self) -> bool {
-        !self.unsynced.load(Ordering::Acquire) && !self.broken.load(Ordering::Acquire)
+        self.syncing.try_lock().is_ok()
+            && !self.unsynced.load(Ordering::Acquire)
+            && !self.broken.load(Ordering::Acquire)
     }
 
     /// The first block at or after `block` that may hold something other than zeroes, or the number

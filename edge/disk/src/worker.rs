@@ -49,8 +49,21 @@ pub(crate) struct Work {
     pub(crate) writes: bool,
 }
 
+/// A thread of the disks that panics leaves work half done, which nobody could go on with: the host
+/// counts as lost then.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
 /// Works on blocks.
 pub(crate) fn work(orders: &Receiver<Work>) {
+    let _abort = AbortOnPanic;
     while let Ok(order) = orders.recv() {
         (order.work)(&order.blocks);
         order.blocks.worked(order.writes);
@@ -60,6 +73,7 @@ pub(crate) fn work(orders: &Receiver<Work>) {
 /// Makes durable.
 /// It keeps no files open of disks that nobody has any more.
 pub(crate) fn run(disks: &Weak<Inner>, jobs: &Receiver<Job>) {
+    let _abort = AbortOnPanic;
     while let Ok(job) = jobs.recv() {
         let Some(inner) = disks.upgrade() else { return };
         let done = match job {

@@ -52,9 +52,9 @@ fn a_full_file_system_is_told_and_room_mends_it() {
         .attach_for_copy()
         .expect("there is none but for the end");
     attachment.direct().write(BlockNo(1), &[1; BLOCK_BYTES]);
-    assert_eq!(attachment.take_failure(), None);
+    assert_eq!(attachment.failure(), None);
     attachment.direct().write(BlockNo(12), &[1; BLOCK_BYTES]);
-    let why = attachment.take_failure().expect("it fails");
+    let why = attachment.failure().expect("it fails");
     assert!(why.contains("image") && why.contains("make room"), "{why}");
     drop(attachment);
     assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));

@@ -85,9 +85,9 @@ pub trait Vm {
     }
     /// Copies a page in. Not seen by `scan_dirty`.
     fn write_page(&mut self, page: PageNo, from: &[u8]);
-    /// Why something above did not work on a page of a disk, if that has happened since the last
-    /// call: what was read or written is void, and so is the guest.
-    fn take_disk_failure(&mut self) -> Option<String> {
+    /// Why something above did not work on a page of a disk, if that has happened: what was read or
+    /// written is void, and so is the guest.
+    fn disk_failure(&self) -> Option<String> {
         None
     }
     /// Puts a frame into the guest's NIC queue; `false` when that is full (the frame is not

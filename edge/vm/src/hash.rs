@@ -99,7 +99,7 @@ pub(crate) fn hash_pages(
         digests.extend(std::iter::repeat_n(zero, pages.len()));
         return;
     }
-    let touched = (pages.len() >= SPARSE_PAGES).then(|| regions.touched());
+    let touched = (pages.len() >= SPARSE_PAGES).then(|| regions.touched(*last));
     let digest = |page: &PageNo| match &touched {
         Some(touched) if !touched.contains(*page) => zero,
         _ => one(page),

@@ -52,8 +52,9 @@ impl<'a> Regions<'a> {
         PageNo((ram_pages + start).max(page.0))
     }
 
-    /// All pages that something is allocated for.
-    pub(crate) fn touched(self) -> PageSet {
+    /// All pages up to `last` that something is allocated for, and maybe more. The disks are asked only
+    /// for pages of theirs: they may be slow.
+    pub(crate) fn touched(self, last: PageNo) -> PageSet {
         let mut touched = PageSet::new(self.pages());
         let mut at = PageNo(0);
         while let Some((start, end)) = self.ram.next_data(at) {
@@ -61,6 +62,9 @@ impl<'a> Regions<'a> {
             at = PageNo(end);
         }
         let base = self.ram.pages();
+        if last.0 < base {
+            return touched;
+        }
         let mut at = BlockNo(0);
         while let Some((start, end)) = self.disks.and_then(|disks| disks.direct().next_data(at)) {
             touched.insert_run(base + start, base + end);

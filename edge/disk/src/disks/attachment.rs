@@ -91,9 +91,9 @@ impl Attachment {
         self.inner.wait_until_written(self.blocks.life);
     }
 
-    /// What went wrong since the last call: this guest's disks are not to be used any longer.
-    pub fn take_failure(&self) -> Option<String> {
-        self.inner.take_failure()
+    /// What went wrong, if anything: this guest's disks are not to be used any longer.
+    pub fn failure(&self) -> Option<String> {
+        self.inner.failure()
     }
 }
 

@@ -17,7 +17,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Copies a block out. Zeroes if that fails, which [`crate::Attachment::take_failure`] tells.
+    /// Copies a block out. Zeroes if that fails, which [`crate::Attachment::failure`] tells.
     pub fn read(&self, block: BlockNo, to: &mut [u8]) {
         let (image, offset) = self.inner.place(block);
         if !self.inner.is_alive(self.life) {

@@ -161,9 +161,7 @@ impl Inner {
         if !self.is_alive(life) {
             return Ok(());
         }
-        if let Some(why) = lock(&self.failure).clone() {
-            return Err(DiskError::Failed(why));
-        }
+        self.check_failure()?;
         self.sync_images()?;
         if !batch.is_empty() || !journal.is_whole() {
             journal.stage(sync, &batch)?;
@@ -179,6 +177,8 @@ impl Inner {
         if !self.is_alive(life) {
             return Ok(());
         }
+        // A block that could not be written is in the journal only.
+        self.check_failure()?;
         self.sync_images()?;
         journal.retire()?;
         self.shut(|gate| gate.unsettled -= 1);
@@ -244,9 +244,18 @@ impl Inner {
         self.health.fail(why);
     }
 
-    /// What went wrong since the last call.
-    pub(super) fn take_failure(&self) -> Option<String> {
-        lock(&self.failure).take()
+    /// What went wrong since the disks were given to this guest.
+    pub(super) fn failure(&self) -> Option<String> {
+        lock(&self.failure).clone()
+    }
+
+    pub(super) fn forget_failure(&self) {
+        *lock(&self.failure) = None;
+    }
+
+    fn check_failure(&self) -> Result<(), DiskError> {
+        self.failure()
+            .map_or(Ok(()), |why| Err(DiskError::Failed(why)))
     }
 
     pub(crate) fn tell(&self, event: DiskEvent) {

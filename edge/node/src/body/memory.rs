@@ -3,7 +3,7 @@
 //! What lies in memory is worked on here and now. Blocks of disks are left to a thread that can wait
 //! for them (`disk_pages`); what it has made comes back through [`Body::take_answers`].
 
-use super::Body;
+use super::{Body, BoxError};
 use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
 use plover_disk::{Attachment, Batch, Blocks, Disks};
@@ -82,12 +82,21 @@ impl Body {
         self.events.extend(self.answers.now(answer));
     }
 
-    /// Answers whose turn has come. What went wrong goes before them, which are void then.
-    pub(super) fn take_answers(&mut self) -> Vec<Event> {
-        let failure = self.vm.as_mut().and_then(Vm::take_disk_failure);
-        let failure = failure.map(|why| self.guest_is_gone(why));
-        let answers = std::iter::from_fn(|| self.answers.take());
-        failure.into_iter().chain(answers).collect()
+    /// Applies the answers whose turn has come, one by one: what one of them makes the brain ask for is
+    /// answered behind the others. What went wrong is noted before the answer that it makes void is
+    /// sent, and so is looked for after that has been taken, and told before it.
+    pub(super) fn take_answers(&mut self) -> Result<(), BoxError> {
+        loop {
+            let answer = self.answers.take();
+            if let Some(why) = self.vm.as_ref().and_then(Vm::disk_failure) {
+                let gone = self.guest_is_gone(why);
+                self.apply(gone)?;
+            }
+            match answer {
+                Some(answer) => self.apply(answer)?,
+                None => return Ok(()),
+            }
+        }
     }
 
     fn read_memory(&self, pages: &[Divergent]) -> ChunkWriter {

@@ -341,9 +341,7 @@ impl Body {
             self.apply(event)?;
         }
         if has_worked {
-            for event in self.take_answers() {
-                self.apply(event)?;
-            }
+            self.take_answers()?;
         }
         Ok(())
     }

@@ -256,7 +256,7 @@ impl QemuVm {
         self.process.read_stderr();
         let words = self.process.last_words();
         // A failed disk is why QEMU stopped, whatever it calls that.
-        let why = match self.disks.as_ref().and_then(Attachment::take_failure) {
+        let why = match self.disks.as_ref().and_then(Attachment::failure) {
             Some(failure) => failure,
             None => format!("{why}{words}"),
         };

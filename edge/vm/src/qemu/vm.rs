@@ -74,8 +74,8 @@ impl Vm for QemuVm {
         }
     }
 
-    fn take_disk_failure(&mut self) -> Option<String> {
-        self.disks.as_ref()?.take_failure()
+    fn disk_failure(&self) -> Option<String> {
+        self.disks.as_ref()?.failure()
     }
 
     fn feed(&mut self, frame: &Frame) -> bool {

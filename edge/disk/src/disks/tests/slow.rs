@@ -31,6 +31,8 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     let mut disks = slow(&scratch);
     let attachment = disks.attach().unwrap();
     let (told, heard) = channel();
+    let (go, may_go) = channel();
+    attachment.begin(move |_| may_go.recv().unwrap());
     let begun = Instant::now();
     write_all(&attachment, 7);
     for number in 0..2 {
@@ -41,7 +43,8 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
             told.send((number, bytes[0])).unwrap();
         });
     }
-    assert!(heard.try_recv().is_err(), "the caller has waited");
+    assert!(heard.try_recv().is_err(), "nothing is done yet");
+    go.send(()).unwrap();
     // What the guest reads in the middle of it is what was written.
     let server = server(&disks, 2);
     server.before_read();
@@ -55,10 +58,10 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     assert_eq!(heard.recv().unwrap(), (0, 7));
     assert_eq!(heard.recv().unwrap(), (1, 7));
     let mut events = Vec::new();
-    while events.len() < 3 {
+    while events.len() < 4 {
         disks.take_events(&mut events);
     }
-    assert_eq!(events, [const { DiskEvent::Worked }; 3]);
+    assert_eq!(events, [const { DiskEvent::Worked }; 4]);
 }
 
 /// The journal comes after what was to be written before it, and before what is written after it.
