@@ -105,6 +105,9 @@ pub struct Matcher {
     /// The secondary's frames from the first that is still needed there, with their sizes.
     pending: VecDeque<(Pending, usize)>,
     pending_bytes: usize,
+    /// Of what the secondary has sent and was counted as lost. Its flow keeps it, should the leader's
+    /// guest send the like.
+    loose_bytes: usize,
     pending_bytes_max: usize,
     /// Nothing of the secondary's is taken any more.
     closed: bool,
@@ -126,6 +129,7 @@ impl Matcher {
             covered: Vec::new(),
             pending: VecDeque::new(),
             pending_bytes: 0,
+            loose_bytes: 0,
             pending_bytes_max: bytes_max,
             closed: false,
             done: 0,
@@ -155,6 +159,7 @@ impl Matcher {
         self.covered.clear();
         self.pending.clear();
         self.pending_bytes = 0;
+        self.loose_bytes = 0;
         self.closed = false;
         self.done = 0;
         self.done_bytes = 0;
@@ -189,7 +194,7 @@ impl Matcher {
         if self.closed {
             return;
         }
-        if self.pending_bytes >= self.pending_bytes_max {
+        if self.pending_bytes + self.loose_bytes >= self.pending_bytes_max {
             return self.close(Difference::TooMuch);
         }
         let bytes = frame.0.len();
@@ -256,7 +261,7 @@ impl Matcher {
     }
 
     /// How many of the secondary's frames, from its first in this slot on, clients have got or
-    /// are about to get from this side.
+    /// are about to get from this side, or count as lost on their way.
     pub fn done(&self) -> u64 {
         self.done
     }
@@ -349,6 +354,9 @@ impl Matcher {
                     .is_some_and(|one| one.is_matched(*end, *reset)),
                 Pending::Datagram { key, nth } => {
                     let paired = self.flows.get(key).is_some_and(|flow| flow.paired >= *nth);
+                    if given_up && !paired {
+                        self.loose_bytes += bytes;
+                    }
                     paired || given_up
                 }
                 Pending::Sync => false,

@@ -116,7 +116,7 @@ pub struct MatchRule {
     pause: u32,
     /// How many the next pause has.
     next_pause: u32,
-    /// Frames matched in a slot that differed, smoothed.
+    /// Frames matched in slots that differed: [`AVERAGE_OF`] times their average.
     matched: u32,
 }
 
@@ -127,7 +127,7 @@ impl MatchRule {
             config,
             pause: 0,
             next_pause: 1,
-            matched: PAYS_FROM,
+            matched: PAYS_FROM * AVERAGE_OF,
         }
     }
 
@@ -143,12 +143,11 @@ impl MatchRule {
     /// Learns from a compared slot: `matched` frames went out on a match.
     pub fn learn(&mut self, verdict: Verdict, matched: u32) {
         if verdict == Verdict::Differs {
-            let others = u64::from(self.matched) * u64::from(AVERAGE_OF - 1);
-            let sum = others + u64::from(matched.min(COUNTED_MAX));
-            self.matched = (sum / u64::from(AVERAGE_OF)) as u32;
+            self.matched -= self.matched.div_ceil(AVERAGE_OF);
+            self.matched += matched.min(COUNTED_MAX);
         }
         match verdict {
-            Verdict::Differs if self.matched < PAYS_FROM => {
+            Verdict::Differs if self.matched < PAYS_FROM * AVERAGE_OF => {
                 self.pause = self.next_pause;
                 self.next_pause = (self.next_pause * 2).min(SLOTS_BETWEEN_TRIES_MAX);
             }
@@ -269,6 +268,16 @@ mod tests {
         }
         let compared = slots_compared(&mut rule, 1000, Verdict::Differs, 10);
         assert!(compared < 60, "{compared}");
+    }
+
+    /// Nothing is lost to rounding.
+    #[test]
+    fn slots_that_pay_are_found_out_from_below() {
+        let mut rule = MatchRule::new(MatchConfig::default());
+        slots_compared(&mut rule, 50, Verdict::Differs, 10);
+        slots_compared(&mut rule, 10_000, Verdict::Differs, PAYS_FROM + 2);
+        let compared = slots_compared(&mut rule, 100, Verdict::Differs, PAYS_FROM + 2);
+        assert_eq!(compared, 100);
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(crate) struct Guest {
     backlog_frames: usize,
     /// What is through the gate and waits until the guest is where the leader's was: the first of it
     /// does.
-    paced: VecDeque<Input>,
+    paced: VecDeque<(Micros, Input)>,
     /// Between the guest's NIC and everything else. Inputs behind the gate have the numbers that
     /// clients know; those that the hypervisor gives back have the guest's own.
     pub numbers: Numbers,
@@ -203,23 +203,24 @@ impl Guest {
     }
 
     /// When the guest has sent so many bytes it gets what waits next, if something does.
-    pub fn paced_until(&self) -> Option<u64> {
-        match self.paced.front()? {
-            Input::Paced(after, _) => Some(*after),
-            Input::Frames(_) | Input::Operator(_) | Input::Cut(_) => Some(0),
+    pub fn paced_until(&self) -> Option<(Micros, u64)> {
+        let (since, input) = self.paced.front()?;
+        match input {
+            Input::Paced(after, _) => Some((*since, *after)),
+            Input::Frames(_) | Input::Operator(_) | Input::Cut(_) => Some((*since, 0)),
         }
     }
 
     /// The guest gets the next of what waits for its pace.
     pub fn take_paced(&mut self, now: Micros, out: &mut Vec<Action>) {
-        if let Some(input) = self.paced.pop_front() {
+        if let Some((_, input)) = self.paced.pop_front() {
             self.put_in(now, input, out);
         }
     }
 
     /// The guest gets all that waits for its pace.
     pub fn take_all_paced(&mut self, now: Micros, out: &mut Vec<Action>) {
-        for input in std::mem::take(&mut self.paced) {
+        for (_, input) in std::mem::take(&mut self.paced) {
             self.put_in(now, input, out);
         }
     }
@@ -231,8 +232,8 @@ impl Guest {
                 self.take_all_paced(now, out);
                 return Some(cut);
             }
-            Input::Paced(..) => self.paced.push_back(input),
-            _ if !self.paced.is_empty() => self.paced.push_back(input),
+            Input::Paced(..) => self.paced.push_back((now, input)),
+            _ if !self.paced.is_empty() => self.paced.push_back((now, input)),
             _ => self.put_in(now, input, out),
         }
         None

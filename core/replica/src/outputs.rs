@@ -76,7 +76,8 @@ impl Replica {
     ///
     /// [`Phase::Scan`]: plover_syncvm::Phase::Scan
     pub fn prints_at_once(&self) -> bool {
-        self.role == Role::Leader && self.releases_at_once()
+        let leads = self.role == Role::Leader && self.now < self.apus.lease_until();
+        leads && self.releases_at_once()
     }
 
     /// Solo: this replica's state is the only one, and explains whatever its guest says.

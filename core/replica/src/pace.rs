@@ -40,8 +40,6 @@ pub(crate) struct Pace {
     sent: u64,
     /// Bytes that the leader's has sent and ours will not.
     missing: u64,
-    /// Since when the next input waits for its moment.
-    since: Option<Micros>,
 }
 
 impl Pace {
@@ -75,8 +73,7 @@ impl Replica {
         if self.guest.power != Power::Running {
             return;
         }
-        while let Some(until) = self.guest.paced_until() {
-            let since = *self.pace.since.get_or_insert(self.now);
+        while let Some((since, until)) = self.guest.paced_until() {
             let missing = until.saturating_sub(self.pace.sent + self.pace.missing);
             if self.role == Role::Secondary && self.saying.is_some() && missing > 0 {
                 if self.now.since(since) < PACE_WAIT_MAX {
@@ -84,7 +81,6 @@ impl Replica {
                 }
                 self.pace.missing += missing;
             }
-            self.pace.since = None;
             self.idle.disturb();
             self.guest_idle = false;
             self.guest.take_paced(self.now, &mut self.out);
@@ -93,12 +89,8 @@ impl Replica {
 
     /// When [`Self::tick_pace`] is due at the latest.
     pub(crate) fn pace_deadline(&self) -> Micros {
-        match self.pace.since {
-            Some(since)
-                if self.guest.power == Power::Running && self.guest.paced_until().is_some() =>
-            {
-                since + PACE_WAIT_MAX
-            }
+        match self.guest.paced_until() {
+            Some((since, _)) if self.guest.power == Power::Running => since + PACE_WAIT_MAX,
             _ => Micros::NEVER,
         }
     }
@@ -190,6 +182,16 @@ mod tests {
         assert_eq!(fed(&mut replica), [2]);
         paced(&mut replica, 11, 3);
         assert_eq!(fed(&mut replica), []);
+    }
+
+    #[test]
+    fn no_input_waits_for_longer_than_it_may_because_others_waited_before_it() {
+        let mut replica = secondary();
+        paced(&mut replica, 10, 1);
+        paced(&mut replica, 20, 2);
+        replica.now = replica.now + PACE_WAIT_MAX;
+        replica.tick_pace();
+        assert_eq!(fed(&mut replica), [1, 2]);
     }
 
     #[test]

@@ -109,6 +109,7 @@ fn threads(pid: Pid) -> impl Iterator<Item = (Pid, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     fn config(text: &str) -> HostConfig {
         toml::from_str(text).unwrap()
@@ -135,17 +136,28 @@ mod tests {
         let allowed = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU)
             .rev()
-            .find(|c| allowed.is_set(*c))
+            .find(|cpu| allowed.is_set(*cpu))
             .unwrap();
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
+        // A process with two threads that says so.
+        let script = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), \
+            daemon=True).start()\nprint('two', flush=True)\ntime.sleep(60)";
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", script])
+            .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
+        let mut said = [0; 4];
+        child.stdout.take().unwrap().read_exact(&mut said).unwrap();
         let pid = Pid::from_child(&child);
         keep_on(pid, &[last]);
-        let set = sched_getaffinity(Some(pid)).unwrap();
+        let sets: Vec<CpuSet> = threads(pid)
+            .map(|(thread, _)| sched_getaffinity(Some(thread)).unwrap())
+            .collect();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!((set.count(), set.is_set(last)), (1, true));
+        assert_eq!(sets.len(), 2);
+        for set in sets {
+            assert_eq!((set.count(), set.is_set(last)), (1, true));
+        }
     }
 }

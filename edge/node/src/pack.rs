@@ -70,6 +70,8 @@ pub(crate) struct Packer {
     packed: Vec<u8>,
     sent: BTreeMap<Payload, u64>,
     plain: u64,
+    /// Of the record that was packed last: its kind, its bytes, and those before.
+    last: Option<(Payload, u64, u64)>,
 }
 
 struct Sending {
@@ -99,6 +101,7 @@ impl Packer {
             packed: Vec::new(),
             sent: BTreeMap::new(),
             plain: 0,
+            last: None,
         }
     }
 
@@ -115,9 +118,16 @@ impl Packer {
             && record.len() >= RECORD_BYTES_MIN[lane.index()]
             && self.pack_it(to, lane, record);
         let out = if is_packed { &self.packed } else { record };
-        *self.sent.entry(payload).or_insert(0) += out.len() as u64;
-        self.plain += record.len() as u64;
+        self.last = Some((payload, out.len() as u64, record.len() as u64));
         out
+    }
+
+    /// The fabric has taken what was packed last.
+    pub fn was_sent(&mut self) {
+        if let Some((payload, sent, plain)) = self.last.take() {
+            *self.sent.entry(payload).or_insert(0) += sent;
+            self.plain += plain;
+        }
     }
 
     /// Packs `record` into `self.packed`, if that is worth it.

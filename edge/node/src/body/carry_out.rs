@@ -88,10 +88,13 @@ impl Body {
             return;
         };
         let packed = self.packer.pack(to, lane, payload, bytes);
-        if let Err(error) = fabric.write(to, lane, packed) {
-            self.packer.not_sent(to, lane);
-            // The core repeats what matters; a bulk message that is lost ends its sync.
-            tracing::debug!(%to, ?lane, %error, "a message was not sent");
+        match fabric.write(to, lane, packed) {
+            Ok(()) => self.packer.was_sent(),
+            Err(error) => {
+                self.packer.not_sent(to, lane);
+                // The core repeats what matters; a bulk message that is lost ends its sync.
+                tracing::debug!(%to, ?lane, %error, "a message was not sent");
+            }
         }
     }
 

@@ -83,11 +83,11 @@ impl Body {
     }
 
     pub(super) fn start_guest(&mut self) {
-        // The hypervisor inherits the nice value and the CPUs of the thread that starts it.
+        // What is started inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
+        let disks = self.attach_disks().map_err(|error| error.to_string());
         self.keep_this_thread_on(|cpus| &cpus.guest);
-        let spawned = self.attach_disks().map_err(|error| error.to_string());
-        let spawned = spawned.and_then(|disks| {
+        let spawned = disks.and_then(|disks| {
             QemuVm::spawn_with_disks(self.qemu.clone(), disks).map_err(|error| error.to_string())
         });
         let _ = rustix::process::setpriority_process(None, NICE);
