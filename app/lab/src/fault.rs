@@ -175,8 +175,15 @@ impl Lab {
         Ok(began_us)
     }
 
+    /// Waits until a host has no process, and its daemon is no more: on its way out a process leaves
+    /// its namespace a moment before it has ended.
     pub(crate) fn wait_until_empty(&self, id: u8) -> Result<()> {
-        wait_until_gone(|| process::in_namespace(&self.host(id).path()))
+        let daemon = self.state.replica(id)?.daemon;
+        wait_until_gone(|| {
+            let mut left = process::in_namespace(&self.host(id).path());
+            left.extend(daemon.filter(|daemon| daemon.is_alive()));
+            left
+        })
     }
 }
 

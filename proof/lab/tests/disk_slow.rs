@@ -4,7 +4,9 @@
 use anyhow::{Result, ensure};
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
+use plover_lab::trace::now_us;
 use plover_lab_proof::{ask_guest, prove};
+use std::time::Duration;
 
 /// Nobody is given more time than by default: to hash what a syncvm is about takes longer than the
 /// timeout, on either side, and so does to read it, and to write it.
@@ -23,11 +25,8 @@ fn nobody_falls_silent(lab: &mut Experiment) -> Result<()> {
         ask_guest(lab.lab(), WRITE, "all written")?;
     }
     // The syncs that these writes are due.
-    let since = lab.events().last().map_or(0, |event| event.mono_us);
-    lab.wait("ten more seconds have passed", |lab| {
-        let last = lab.events().last().map_or(0, |event| event.mono_us);
-        Ok(last > since + 10_000_000)
-    })?;
+    lab.progress().sleep(Duration::from_secs(10))?;
+    lab.wait_for_answers(now_us())?;
     let silent = lab.find_event("suspected", 0).is_some();
     ensure!(!silent, "a leader was silent for longer than the timeout");
     let lost = lab
