@@ -9,16 +9,7 @@
 //!   CPU 1   the followers' guests    the leader's plover
 //! ```
 
-use rustix::thread::{CpuSet, sched_getaffinity};
 use toml::{Table, Value};
-
-/// The CPUs that this process may use; none where the kernel does not tell.
-pub(crate) fn usable() -> Vec<usize> {
-    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
-    (0..CpuSet::MAX_CPU)
-        .filter(|cpu| set.is_set(*cpu))
-        .collect()
-}
 
 /// The section `[host]` for every replica of a lab on `cpus`, whose guest has `vcpus` processors.
 /// `None`: there are enough for every thread that is often busy, or too few to keep two guests apart.

@@ -9,7 +9,6 @@
 //! which a person can mend it.
 
 use crate::config::{self, Place};
-use crate::cpus;
 use crate::disks;
 use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
@@ -152,7 +151,7 @@ fn configure(
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
         .collect();
-    let cpus = cpus::usable();
+    let cpus = plover_node::usable_cpus().unwrap_or_default();
     for id in 0..options.replicas() {
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())

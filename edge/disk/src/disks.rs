@@ -201,18 +201,14 @@ impl Disks {
     }
 
     fn connect(&self) -> Result<Attachment, DiskError> {
-        let Open { inner, jobs, works } = self.opened();
+        let Open { inner, works, .. } = self.opened();
         let life = inner.end_life();
         inner.forget_failure();
         inner.recover()?;
         let failed = |error: io::Error| DiskError::Failed(format!("serving a disk: {error}"));
         let mut attachment = Attachment {
             inner: Arc::clone(inner),
-            blocks: Blocks {
-                inner: Arc::clone(inner),
-                jobs: jobs.clone(),
-                life,
-            },
+            blocks: self.opened().blocks(life),
             works: works.clone(),
             ours: Vec::new(),
             theirs: Vec::new(),
@@ -278,14 +274,10 @@ impl Disks {
         sync: SyncNo,
         make: impl FnOnce(&Blocks) -> Batch + Send + 'static,
     ) {
-        let Open { inner, jobs, .. } = self.opened();
+        let inner = &self.opened().inner;
         let life = inner.life.load(Ordering::Acquire);
         inner.shut(|gate| gate.unsettled += 1);
-        let blocks = Blocks {
-            inner: Arc::clone(inner),
-            jobs: jobs.clone(),
-            life,
-        };
+        let blocks = self.opened().blocks(life);
         self.staged = true;
         let make = Box::new(move || make(&blocks));
         self.order(Job::Stage { life, sync, make });
@@ -334,6 +326,15 @@ impl Open {
             .spawn(move || worker::work(&orders))
             .map_err(failed)?;
         Ok(Self { inner, jobs, works })
+    }
+
+    /// The blocks for the guest with this number.
+    fn blocks(&self, life: u64) -> Blocks {
+        Blocks {
+            inner: Arc::clone(&self.inner),
+            jobs: self.jobs.clone(),
+            life,
+        }
     }
 }
 

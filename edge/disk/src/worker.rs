@@ -70,8 +70,7 @@ pub(crate) fn work(orders: &Receiver<Work>) {
     }
 }
 
-/// Makes durable.
-/// It keeps no files open of disks that nobody has any more.
+/// Makes durable what was written. It keeps no files open of disks that nobody has any more.
 pub(crate) fn run(disks: &Weak<Inner>, jobs: &Receiver<Job>) {
     let _abort = AbortOnPanic;
     while let Ok(job) = jobs.recv() {

@@ -38,10 +38,7 @@ impl HostConfig {
 
     /// Checks that this process may use every CPU that is named.
     pub(crate) fn check_here(&self) -> Result<(), String> {
-        let allowed = sched_getaffinity(None).map_err(|e| format!("cannot tell the CPUs: {e}"))?;
-        let allowed: Vec<usize> = (0..CpuSet::MAX_CPU)
-            .filter(|c| allowed.is_set(*c))
-            .collect();
+        let allowed = usable_cpus().map_err(|e| format!("cannot tell the CPUs: {e}"))?;
         for (key, cpus) in self.lists() {
             if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
                 return Err(format!(
@@ -66,6 +63,14 @@ impl HostConfig {
     pub(crate) fn of(&self, leads: bool) -> &CpuConfig {
         if leads { &self.leader } else { &self.follower }
     }
+}
+
+/// The CPUs that this process may use, as the kernel numbers them.
+pub fn usable_cpus() -> std::io::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|cpu| set.is_set(*cpu))
+        .collect())
 }
 
 /// Lets all threads of process `pid` run on `cpus` only. A thread that ends meanwhile needs no place,
@@ -133,11 +138,7 @@ mod tests {
 
     #[test]
     fn all_threads_of_a_process_are_kept_on_its_cpus() {
-        let allowed = sched_getaffinity(None).unwrap();
-        let last = (0..CpuSet::MAX_CPU)
-            .rev()
-            .find(|cpu| allowed.is_set(*cpu))
-            .unwrap();
+        let last = *usable_cpus().unwrap().last().unwrap();
         // A process with two threads that says so.
         let script = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), \
             daemon=True).start()\nprint('two', flush=True)\ntime.sleep(60)";

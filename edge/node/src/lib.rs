@@ -32,5 +32,5 @@ pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{ConfigError, ReplicaConfig};
 pub use control::StopHandle;
 pub use fabric::FabricName;
-pub use host::{CpuConfig, HostConfig};
+pub use host::{CpuConfig, HostConfig, usable_cpus};
 pub use policy::{PolicyConfig, PolicyName, SyncName};
