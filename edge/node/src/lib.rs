@@ -13,6 +13,7 @@
 //! Everything that is decided is decided by `plover-replica`; nothing here chooses.
 
 mod announce;
+mod awake;
 mod body;
 mod clock;
 mod config;
@@ -28,6 +29,7 @@ mod storage;
 mod tap;
 mod trace;
 
+pub use awake::{THREAD_NAME as AWAKE_THREAD_NAME, only_when_idle};
 pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{ConfigError, ReplicaConfig};
 pub use control::StopHandle;
