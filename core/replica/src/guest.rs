@@ -211,6 +211,11 @@ impl Guest {
         }
     }
 
+    /// How many inputs wait for its pace.
+    pub fn paced_inputs(&self) -> usize {
+        self.paced.len()
+    }
+
     /// The guest gets the next of what waits for its pace.
     pub fn take_paced(&mut self, now: Micros, out: &mut Vec<Action>) {
         if let Some((_, input)) = self.paced.pop_front() {

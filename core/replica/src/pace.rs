@@ -94,6 +94,12 @@ impl Replica {
             _ => Micros::NEVER,
         }
     }
+
+    /// How many inputs wait for this side's guest to be as far as the leader's was; to be looked at
+    /// from outside.
+    pub fn inputs_paced(&self) -> usize {
+        self.guest.paced_inputs()
+    }
 }
 
 #[cfg(test)]

@@ -64,8 +64,10 @@ impl World {
                 .as_mut()
                 .expect("a process that runs has a brain");
             let mut actions = Vec::new();
+            let paced = replica.inputs_paced();
             replica.apply(local, event, &mut actions);
             process.actions.extend(actions);
+            self.count_paced(who, paced);
             self.read_log(who);
             while let Some(action) = self.process_mut(who).actions.pop_front() {
                 self.act(who, action);

@@ -2,7 +2,7 @@
 
 use crate::coverage::failed_in;
 use crate::world::World;
-use plover_replica::{Event, Note, Role};
+use plover_replica::{Event, Note, Replica, Role};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::Body;
 use plover_types::{Lane, ReplicaId, wire};
@@ -87,6 +87,20 @@ impl World {
             Note::InputDropped { .. } => "input: dropped, the queue was full",
             Note::OutputDropped { .. } => "output: dropped, the guard was full",
             Note::Rejected { .. } => "messages rejected",
+            _ => return,
+        };
+        self.coverage.hit(what);
+    }
+
+    /// Counts inputs that wait for the secondary's guest, by what ends it: `before` waited before the
+    /// event that was the last.
+    pub(crate) fn count_paced(&mut self, who: ReplicaId, before: usize) {
+        let replica = self.process(who).replica.as_deref();
+        let waiting = replica.map_or(0, Replica::inputs_paced);
+        let what = match self.cause {
+            _ if waiting > before => "pace: an input waits for the secondary's guest",
+            "Outputs" if waiting < before => "pace: the guest is as far as the leader's was",
+            "Tick" if waiting < before => "pace: an input has waited in vain",
             _ => return,
         };
         self.coverage.hit(what);

@@ -159,6 +159,11 @@ impl Scenario {
         self.config.policy.release == ReleaseWhen::Matched
     }
 
+    /// Whether inputs wait for the secondary's guest, where outputs are compared.
+    pub fn is_paced(&self) -> bool {
+        self.config.matching.paced
+    }
+
     /// Who boots the guest when the group has none.
     pub fn first_leader(&self) -> ReplicaId {
         self.config.first_leader

@@ -120,6 +120,10 @@ impl World {
         if options.replicas == 2 && !options.cuts {
             scenario.hold_links();
         }
+        let mut coverage = Coverage::default();
+        if !scenario.is_paced() {
+            coverage.hit("pace: a world without it");
+        }
         let mut plan = Schedule::default();
         let net = Net::new(scenario.net, rng.fork(2), &scenario.members, &mut plan);
         let clients = Clients::new(scenario.clients, rng.fork(3), &mut plan);
@@ -156,7 +160,7 @@ impl World {
             typist: Typist::new(rng.fork(9)),
             histories: Histories::default(),
             invariants: Invariants::new(scenario.policy()),
-            coverage: Coverage::default(),
+            coverage,
             trace: Trace::new(options.trace),
             violation: None,
             life: View::NONE,

@@ -58,7 +58,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 44] = [
+const REACHED: [&str; 47] = [
     "early: pages hashed before a pause",
     "early: hashes of use in the pause",
     "failover: a deposed leader came back as witness",
@@ -97,6 +97,9 @@ const REACHED: [&str; 44] = [
     "match: a message was lost",
     "match: frames released on match",
     "match: outputs differ",
+    "pace: an input waits for the secondary's guest",
+    "pace: the guest is as far as the leader's was",
+    "pace: an input has waited in vain",
     "release: on match or sync",
     "warm: a witness has everything",
     "warm: copies looked at",
@@ -409,6 +412,26 @@ fn leaders_die_in_every_area_of_figure_4() {
             assert!(coverage.of(area) > 0, "nobody died in {area}");
         }
     }
+}
+
+/// Inputs wait for the secondary's guest where they are paced, and only there.
+#[test]
+fn inputs_wait_where_they_are_paced() {
+    let options = Options {
+        policy: Preset::find("hybrid"),
+        ..Options::default()
+    };
+    let (mut paced, mut unpaced) = (Coverage::default(), Coverage::default());
+    run_many(0, 60, threads(), &options, |outcome| {
+        let is_without = outcome.coverage.of("pace: a world without it") > 0;
+        let side = if is_without { &mut unpaced } else { &mut paced };
+        side.merge(&outcome.coverage);
+        true
+    });
+    let waits = "pace: an input waits for the secondary's guest";
+    assert!(paced.of(waits) > 0, "none waits");
+    assert!(unpaced.of("match: frames released on match") > 0);
+    assert_eq!(unpaced.of(waits), 0, "some wait without pacing");
 }
 
 /// Runs seeds that must hold and heal, and tells what they reached.
