@@ -10,6 +10,7 @@
 
 pub mod filesystem;
 pub mod pgbench;
+pub mod script;
 pub mod small;
 pub mod storm;
 

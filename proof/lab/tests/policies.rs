@@ -11,9 +11,13 @@
 
 use anyhow::{Result, ensure};
 use plover_lab::experiment::Experiment;
-use plover_lab::options::{Options, PolicyName};
+use plover_lab::options::Options;
 use plover_lab::progress::Progress;
-use plover_lab::{Fault, Lab, Target};
+use plover_lab::{Fault, Lab};
+use plover_lab_proof::script::{
+    phases, the_leader_dies, the_leader_dies_in, the_leader_is_cut_off, the_leader_stands_still,
+    the_secondary_dies, three_survive, two_survive,
+};
 use plover_lab_proof::{prove, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
 use plover_syncvm::Phase;
@@ -23,70 +27,6 @@ fn under(policy: &str) -> Options {
     Options {
         policy: policy.parse().expect("there is such a policy"),
         ..Options::default()
-    }
-}
-
-fn the_leader_dies(lab: &mut Experiment) -> Result<()> {
-    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
-    lab.wait_for_failover(leader, at)?;
-    lab.wait_until_protected_again(at)?;
-    recover(lab, leader)
-}
-
-fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
-    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
-    lab.wait_for_answers(at)?;
-    lab.wait_until_protected_again(at)?;
-    recover(lab, secondary)
-}
-
-fn the_leader_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
-    let name = serde_json::to_value(phase)?;
-    let (leader, at) = lab.crash_in_phase(&role("leader"), name.as_str().unwrap_or_default())?;
-    lab.wait_for_failover(leader, at)?;
-    lab.wait_until_protected_again(at)?;
-    recover(lab, leader)
-}
-
-fn the_leader_stands_still(lab: &mut Experiment) -> Result<()> {
-    let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
-    lab.progress().sleep(Duration::from_secs(3))?;
-    lab.strike(Fault::Continue, &Target::Replica(leader))?;
-    lab.wait_for_failover(leader, at)?;
-    lab.wait_for_part(leader)?;
-    lab.wait_until_protected_again(at)
-}
-
-fn the_leader_is_cut_off(lab: &mut Experiment) -> Result<()> {
-    let (leader, at) = lab.strike(Fault::Cut { from: None }, &role("leader"))?;
-    lab.wait_for_failover(leader, at)?;
-    lab.wait_until_protected_again(at)?;
-    let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
-    lab.wait_for_part(leader)?;
-    lab.wait_for_answers(healed)?;
-    lab.wait_until_protected()
-}
-
-/// The phases of a sync in which its leader does something or waits, by what the secondary does.
-fn phases(policy: PolicyName) -> &'static [Phase] {
-    use plover_policy::{Secondary, Sent};
-    let axes = match policy {
-        PolicyName::Preset(preset) => (preset.policy.secondary, preset.policy.sent),
-        PolicyName::None => return &[],
-    };
-    if axes == (Secondary::Runs, Sent::AllOfPrimary) {
-        // Nothing is hashed.
-        &[Phase::Exchange, Phase::Transfer, Phase::Apply]
-    } else if axes.0 == Secondary::Waits {
-        &[
-            Phase::Pause,
-            Phase::Copy,
-            Phase::Transfer,
-            Phase::Apply,
-            Phase::Release,
-        ]
-    } else {
-        &[Phase::Hash, Phase::Transfer, Phase::Apply]
     }
 }
 
@@ -146,9 +86,9 @@ fn a_guest_in_coarse_grained_lockstep_goes_on() {
         the_leader_dies(lab)?;
         outputs_match(lab)?;
         the_secondary_dies(lab)?;
-        for phase in phases("colo".parse().expect("a policy")) {
+        for phase in [Phase::Exchange, Phase::Transfer, Phase::Apply] {
             outputs_match(lab)?;
-            the_leader_dies_in(lab, *phase)?;
+            the_leader_dies_in(lab, phase)?;
         }
         outputs_match(lab)?;
         the_leader_stands_still(lab)?;
@@ -180,45 +120,24 @@ fn two_under(policy: &str) -> Options {
     }
 }
 
-/// What two replicas go through: with nobody to take the dead one's place, it comes back first.
-fn two_survive(lab: &mut Experiment, policy: &str) -> Result<()> {
-    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
-    lab.wait_for_failover(leader, at)?;
-    recover(lab, leader)?;
-    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
-    lab.wait_for_answers(at)?;
-    recover(lab, secondary)?;
-    for phase in phases(policy.parse().expect("a policy")) {
-        let name = serde_json::to_value(phase)?;
-        let name = name.as_str().unwrap_or_default();
-        let (leader, at) = lab.crash_in_phase(&role("leader"), name)?;
-        lab.wait_for_failover(leader, at)?;
-        recover(lab, leader)?;
-    }
-    the_leader_stands_still(lab)?;
-    the_secondary_stands_still(lab)
-}
-
-/// The leader goes on alone; what the secondary has when it wakes is old.
-fn the_secondary_stands_still(lab: &mut Experiment) -> Result<()> {
-    let (secondary, at) = lab.strike(Fault::Stop, &role("secondary"))?;
-    lab.progress().sleep(Duration::from_secs(3))?;
-    lab.strike(Fault::Continue, &Target::Replica(secondary))?;
-    lab.wait_for_answers(at)?;
-    lab.wait_until_protected_again(at)
-}
-
 #[test]
 fn two_replicas_that_checkpoint_go_on_without_each_other() {
     prove("t-two-remus", two_under("remus-25"), |lab| {
-        two_survive(lab, "remus-25")
+        let phases = [
+            Phase::Pause,
+            Phase::Copy,
+            Phase::Transfer,
+            Phase::Apply,
+            Phase::Release,
+        ];
+        two_survive(lab, &phases)
     });
 }
 
 #[test]
 fn two_replicas_in_lockstep_go_on_without_each_other() {
     prove("t-two-colo", two_under("colo"), |lab| {
-        two_survive(lab, "colo")
+        two_survive(lab, &[Phase::Exchange, Phase::Transfer, Phase::Apply])
     });
 }
 
@@ -226,6 +145,10 @@ fn two_replicas_in_lockstep_go_on_without_each_other() {
 /// the other one's guest is gone.
 #[test]
 fn two_replicas_are_one_again_after_a_cut() {
+    one_again_after_a_cut("remus-25");
+}
+
+fn one_again_after_a_cut(policy: &str) {
     let work = |lab: &mut Lab, progress: &Progress| -> Result<()> {
         let mut traces = lab.traces();
         let first = lab.find(&role("leader"))?;
@@ -249,7 +172,7 @@ fn two_replicas_are_one_again_after_a_cut() {
         ensure!(lab.guest_answers(Duration::from_secs(10)), "no answer");
         Ok(())
     };
-    with_lab("t-two-cut", two_under("remus-25"), work).expect("one again");
+    with_lab("t-two-cut", two_under(policy), work).expect("one again");
 }
 
 #[test]
@@ -264,15 +187,18 @@ fn a_guest_that_is_saved_at_each_output_goes_on() {
 fn every_policy_survives_every_fault() {
     for preset in PRESETS.iter().filter(|p| p.policy.check().is_ok()) {
         let options = under(preset.name);
+        let policy = options.policy;
+        prove("t-policy", options, |lab| three_survive(lab, policy));
+    }
+}
+
+#[test]
+#[ignore = "minutes: every policy that two replicas may have, under every fault"]
+fn two_replicas_survive_every_fault() {
+    for preset in PRESETS.iter().filter(|p| p.policy.check_pair().is_ok()) {
+        let options = two_under(preset.name);
         let phases = phases(options.policy);
-        prove("t-policy", options, |lab| {
-            the_leader_dies(lab)?;
-            the_secondary_dies(lab)?;
-            for phase in phases {
-                the_leader_dies_in(lab, *phase)?;
-            }
-            the_leader_stands_still(lab)?;
-            the_leader_is_cut_off(lab)
-        });
+        prove("t-two", options, |lab| two_survive(lab, phases));
+        one_again_after_a_cut(preset.name);
     }
 }

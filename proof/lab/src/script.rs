@@ -1,0 +1,165 @@
+//! What a lab is put through, one fault after the other: the scripts that `vsmr` is tested with, for
+//! every policy and setting.
+
+use crate::{recover, role};
+use anyhow::Result;
+use plover_lab::experiment::Experiment;
+use plover_lab::options::PolicyName;
+use plover_lab::{Fault, Target};
+use plover_policy::{Secondary, Sent};
+use plover_syncvm::Phase;
+use std::time::Duration;
+
+/// Its host dies with its guest, and comes back.
+pub fn the_leader_dies(lab: &mut Experiment) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    lab.wait_until_protected_again(at)?;
+    recover(lab, leader)
+}
+
+/// Likewise.
+pub fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
+    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    lab.wait_until_protected_again(at)?;
+    recover(lab, secondary)
+}
+
+/// Likewise.
+pub fn the_witness_dies(lab: &mut Experiment) -> Result<()> {
+    let (witness, at) = lab.strike(Fault::Kill, &role("witness"))?;
+    lab.wait_for_answers(at)?;
+    recover(lab, witness)
+}
+
+/// Likewise, as soon as a sync of its own enters this phase.
+pub fn the_leader_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
+    let (leader, at) = dies_in(lab, phase)?;
+    lab.wait_until_protected_again(at)?;
+    recover(lab, leader)
+}
+
+/// As [`the_leader_dies_in`] of two: nobody protects the guest before the dead one is back.
+pub fn one_of_two_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
+    let (leader, _) = dies_in(lab, phase)?;
+    recover(lab, leader)
+}
+
+fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
+    let name = serde_json::to_value(phase)?;
+    let (leader, at) = lab.crash_in_phase(&role("leader"), name.as_str().unwrap_or_default())?;
+    lab.wait_for_failover(leader, at)?;
+    Ok((leader, at))
+}
+
+/// Its host stands still for longer than any timeout, and goes on.
+pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
+    lab.progress().sleep(Duration::from_secs(3))?;
+    lab.strike(Fault::Continue, &Target::Replica(leader))?;
+    lab.wait_for_failover(leader, at)?;
+    lab.wait_for_part(leader)?;
+    lab.wait_until_protected_again(at)
+}
+
+/// Likewise. The leader goes on without it; what it has when it wakes is old.
+pub fn the_secondary_stands_still(lab: &mut Experiment) -> Result<()> {
+    let (secondary, at) = lab.strike(Fault::Stop, &role("secondary"))?;
+    lab.progress().sleep(Duration::from_secs(3))?;
+    lab.strike(Fault::Continue, &Target::Replica(secondary))?;
+    lab.wait_for_answers(at)?;
+    lab.wait_until_protected_again(at)
+}
+
+/// Nobody hears it; the others go on.
+pub fn the_leader_is_cut_off(lab: &mut Experiment) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Cut { from: None }, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    lab.wait_until_protected_again(at)?;
+    let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
+    lab.wait_for_part(leader)?;
+    lab.wait_for_answers(healed)?;
+    lab.wait_until_protected()
+}
+
+/// Both still reach the witness, and who of the two goes on is the witness's word.
+pub fn the_leader_is_cut_from_the_secondary(lab: &mut Experiment) -> Result<()> {
+    let secondary = lab.lab().find(&role("secondary"))?;
+    let from = Some(secondary);
+    let (leader, at) = lab.strike(Fault::Cut { from }, &role("leader"))?;
+    lab.wait_for_answers(at)?;
+    lab.wait_until_protected_again(at)?;
+    let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
+    lab.wait_for_part(leader)?;
+    lab.wait_for_part(secondary)?;
+    lab.wait_for_answers(healed)?;
+    lab.wait_until_protected()
+}
+
+/// All of these, and the leader's death in each phase of a sync.
+pub fn three_survive(lab: &mut Experiment, policy: PolicyName) -> Result<()> {
+    the_leader_dies(lab)?;
+    the_secondary_dies(lab)?;
+    the_witness_dies(lab)?;
+    for phase in phases(policy) {
+        the_leader_dies_in(lab, *phase)?;
+    }
+    the_leader_stands_still(lab)?;
+    the_secondary_stands_still(lab)?;
+    the_leader_is_cut_from_the_secondary(lab)?;
+    the_leader_is_cut_off(lab)
+}
+
+/// What two replicas go through, with these phases: with nobody to take the dead one's place, it
+/// comes back first. A cut is not part of it: two survive one, but not what clients are told in it.
+pub fn two_survive(lab: &mut Experiment, phases: &[Phase]) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    recover(lab, leader)?;
+    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    recover(lab, secondary)?;
+    for phase in phases {
+        one_of_two_dies_in(lab, *phase)?;
+    }
+    the_leader_stands_still(lab)?;
+    the_secondary_stands_still(lab)
+}
+
+/// The phases of a sync in which its leader does something or waits for something, by what the
+/// secondary does. (`Wait` is the secondary's, `Compare` is over before anything else can happen, and
+/// while `Resume` or `Idle` the sync is done.)
+pub fn phases(policy: PolicyName) -> &'static [Phase] {
+    let PolicyName::Preset(preset) = policy else {
+        return &[];
+    };
+    match (preset.policy.secondary, preset.policy.sent) {
+        (Secondary::Waits, _) => &[
+            Phase::Pause,
+            Phase::Scan,
+            Phase::Copy,
+            Phase::Transfer,
+            Phase::Apply,
+            Phase::Release,
+        ],
+        (Secondary::Runs, Sent::Divergent) => &[
+            Phase::Pause,
+            Phase::Scan,
+            Phase::Hash,
+            Phase::Exchange,
+            Phase::Transfer,
+            Phase::Apply,
+            Phase::Release,
+        ],
+        // Nothing is hashed.
+        (Secondary::Runs, Sent::AllOfPrimary) => &[
+            Phase::Pause,
+            Phase::Scan,
+            Phase::Exchange,
+            Phase::Transfer,
+            Phase::Apply,
+            Phase::Release,
+        ],
+    }
+}

@@ -1,0 +1,107 @@
+//! `vsmr` with what is off by default, under the faults of `faults.rs`: the same must hold.
+//!
+//! Every run of the tests takes all settings at once; each alone, under all faults, by hand:
+//!
+//! ```text
+//! ./x test -p plover-lab-proof --test settings -- --ignored
+//! ```
+
+use anyhow::Result;
+use plover_lab::experiment::Experiment;
+use plover_lab::options::Options;
+use plover_lab_proof::prove;
+use plover_lab_proof::script::{
+    the_leader_dies, the_leader_dies_in, the_leader_is_cut_off, the_leader_stands_still,
+    the_secondary_dies, three_survive,
+};
+use plover_syncvm::Phase;
+use std::io::Write;
+
+/// However few pages a slot writes, they are hashed early. A guest has to look idle for longer
+/// than it ever needs to be, so that the slots of a few clients are long enough for that.
+const EARLY: &str = "early_work = true\nearly_pages = 1\nidle_threshold_us = 20000\n";
+/// See docs/decisions/0020.
+const ADAPTIVE: &str = "slot = 'adaptive'\n";
+/// See docs/decisions/0023.
+const COMPRESS: &str = "compress = true\n";
+
+/// Proves what a script says of a lab whose section `[policy]` has these keys.
+fn with(name: &str, keys: &str, script: impl FnOnce(&mut Experiment) -> Result<()>) {
+    let mut overlay = tempfile::NamedTempFile::new().expect("a file is made");
+    write!(overlay, "[policy]\n{keys}").expect("a file is written");
+    let options = Options {
+        overlay: Some(overlay.path().to_owned()),
+        ..Options::default()
+    };
+    prove(name, options, script);
+}
+
+/// Waits until the leader has compared hashes that it made before a pause.
+fn hashes_are_made_early(lab: &mut Experiment) -> Result<()> {
+    lab.wait("early hashes are of use", |lab| {
+        let status = lab.lab().status();
+        let leader = status.leader();
+        let totals = leader.and_then(|leader| leader.sync.more.get("totals"));
+        Ok(totals.is_some_and(|totals| totals["early_kept"].as_u64() > Some(0)))
+    })
+}
+
+/// Waits until the leader has sent less than it would have without compressing.
+fn records_are_compressed(lab: &mut Experiment) -> Result<()> {
+    lab.wait("records are compressed", |lab| {
+        let status = lab.lab().status();
+        let leader = status.leader();
+        let traffic = leader.and_then(|leader| leader.more.get("traffic"));
+        Ok(traffic.is_some_and(|traffic| {
+            let bytes = |key: &str| traffic[key].as_u64().unwrap_or_default();
+            bytes("log_bytes_out") + bytes("bulk_bytes_out") < bytes("plain_bytes_out")
+        }))
+    })
+}
+
+#[test]
+fn a_guest_with_all_settings_on_goes_on() {
+    let keys = [EARLY, ADAPTIVE, COMPRESS].concat();
+    with("t-settings", &keys, |lab| {
+        hashes_are_made_early(lab)?;
+        records_are_compressed(lab)?;
+        the_leader_dies(lab)?;
+        hashes_are_made_early(lab)?;
+        the_secondary_dies(lab)?;
+        for phase in [Phase::Hash, Phase::Apply] {
+            hashes_are_made_early(lab)?;
+            the_leader_dies_in(lab, phase)?;
+        }
+        hashes_are_made_early(lab)?;
+        the_leader_stands_still(lab)?;
+        the_leader_is_cut_off(lab)
+    });
+}
+
+#[test]
+#[ignore = "minutes: every fault"]
+fn early_work_survives_every_fault() {
+    with("t-early", EARLY, |lab| {
+        hashes_are_made_early(lab)?;
+        three_survive(lab, Options::default().policy)?;
+        hashes_are_made_early(lab)
+    });
+}
+
+#[test]
+#[ignore = "minutes: every fault"]
+fn adaptive_slots_survive_every_fault() {
+    with("t-adaptive", ADAPTIVE, |lab| {
+        three_survive(lab, Options::default().policy)
+    });
+}
+
+#[test]
+#[ignore = "minutes: every fault"]
+fn compressed_records_survive_every_fault() {
+    with("t-compress", COMPRESS, |lab| {
+        records_are_compressed(lab)?;
+        three_survive(lab, Options::default().policy)?;
+        records_are_compressed(lab)
+    });
+}
