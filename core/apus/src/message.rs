@@ -358,4 +358,6 @@ fn sane_kind(kind: EntryKind, payload: &[u8]) -> bool {
 }
 
 #[cfg(test)]
+mod form;
+#[cfg(test)]
 mod tests;

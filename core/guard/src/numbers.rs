@@ -342,3 +342,38 @@ impl From<&Known> for Connection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::forms::assert_form;
+    use plover_types::wire;
+    use std::net::IpAddr;
+
+    /// Both travel in messages of a sync.
+    #[test]
+    fn the_form_of_connections_is_that_of_their_version() {
+        let [four, six]: [IpAddr; 2] = ["10.1.2.3", "fe80::4"].map(|ip| ip.parse().unwrap());
+        let route = Route {
+            protocol: 6,
+            source: (four, 1001),
+            destination: (six, 1002),
+        };
+        let opened = Opened {
+            route,
+            seq: 1003,
+            ack: Some(1004),
+            stamp: None,
+        };
+        let known = Known {
+            route,
+            shift: 1005,
+            own: (1006, Some(1007)),
+        };
+        let bytes = [
+            wire::encode_part(&opened, Vec::new()),
+            wire::encode_part(&known, Vec::new()),
+        ];
+        assert_form("connections", &bytes);
+    }
+}

@@ -18,3 +18,27 @@ pub(crate) enum LogOp {
     /// syncvm: see [`crate::pace`].
     Paced(u64, Vec<Frame>),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::forms::{assert_every_kind, assert_form};
+    use plover_types::wire;
+
+    #[test]
+    fn the_form_of_operations_is_that_of_their_version() {
+        let typed = OperatorInput::Console(vec![1, 2]);
+        assert_every_kind(&[typed.clone(), OperatorInput::PowerButton]);
+        let frames = vec![Frame(vec![3, 4]), Frame(vec![5])];
+        let operations = [
+            LogOp::Inputs(frames.clone()),
+            LogOp::Operator(typed),
+            LogOp::Operator(OperatorInput::PowerButton),
+            LogOp::Syncvm(SyncNo(1001)),
+            LogOp::Paced(1002, frames),
+        ];
+        assert_every_kind(&operations);
+        let bytes = operations.map(|operation| wire::encode_part(&operation, Vec::new()));
+        assert_form("log operations", &bytes);
+    }
+}

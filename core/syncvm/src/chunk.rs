@@ -161,6 +161,7 @@ fn read_one(bytes: &[u8], pages: u32) -> Option<(PageNo, PageContent<'_>, usize)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plover_types::forms::assert_form;
     use proptest::prelude::*;
 
     #[test]
@@ -184,6 +185,16 @@ mod tests {
             "page 9 lies outside 9 pages"
         );
         assert!(read(&chunk[..20], 10).any(|p| p.is_err()), "cut short");
+    }
+
+    #[test]
+    fn the_form_of_chunks_is_that_of_their_version() {
+        let content: Vec<u8> = (0..PAGE_BYTES).map(|at| (at / 16) as u8).collect();
+        let mut writer = ChunkWriter::new();
+        writer.push(PageNo(1001), &[0; PAGE_BYTES]);
+        writer.push(PageNo(1002), &content);
+        writer.push_blocks(PageNo(1003), BlockMask(0b1010), &content);
+        assert_form("page chunks", &[writer.finish()]);
     }
 
     #[test]

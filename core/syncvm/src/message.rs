@@ -377,3 +377,6 @@ pub struct SyncReport {
     /// the same.
     pub matched: u32,
 }
+
+#[cfg(test)]
+mod form;

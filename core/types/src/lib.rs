@@ -4,6 +4,7 @@
 //! log index, and every form that crosses a wire goes through [`wire`], which rejects what it
 //! does not understand and never panics.
 
+pub mod forms;
 mod frame;
 mod ids;
 mod lane;

@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The version of every wire form. Replicas of different versions refuse each other.
-pub const WIRE_VERSION: u8 = 1;
+/// The version of every wire form. Replicas of different versions refuse each other; see
+/// [`forms`](crate::forms) for when it is raised.
+pub const WIRE_VERSION: u8 = 2;
 
 /// Why bytes are not a message. The receiver drops them and counts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -312,6 +312,17 @@ mod tests {
     }
 
     #[test]
+    fn its_form_is_that_of_its_version() {
+        let hello = Hello {
+            // Where the version stands, and not which it is.
+            version: 0,
+            verdict: 3,
+            ..hello()
+        };
+        plover_types::forms::assert_form("handshake", &[hello.encode().to_vec()]);
+    }
+
+    #[test]
     fn group_names_have_bounds() {
         assert!(GroupName::new("").is_err());
         assert!(GroupName::new(&"x".repeat(65)).is_err());

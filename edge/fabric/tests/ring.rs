@@ -9,6 +9,15 @@ use std::collections::VecDeque;
 
 const SALT: Salt = Salt(0x5eed);
 
+#[test]
+fn the_form_of_records_is_that_of_their_version() {
+    let mut pair = Pair::new(128, 0);
+    pair.put(b"a record");
+    pair.put(b"and one that ends in padding");
+    let bytes = pair.wire.iter().map(|(_, byte)| *byte).collect();
+    plover_types::forms::assert_form("ring records", &[bytes]);
+}
+
 /// Bytes between the writer and the ring, one by one.
 type Wire = VecDeque<(usize, u8)>;
 

@@ -215,7 +215,9 @@ impl<M: StateMachine> Replicated<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::Index;
+    use crate::mail::Mail;
+    use plover_types::forms::{assert_every_kind, assert_form};
+    use plover_types::{Index, ReplicaId};
 
     /// Counts, and says how far.
     #[derive(Default)]
@@ -276,6 +278,55 @@ mod tests {
         assert_eq!(state.machine.0, 0);
         state.apply(at(1), &request(5, 1)).unwrap();
         assert_eq!(state.machine.0, 1);
+    }
+
+    /// What servers say to each other, and what they write into snapshots and entries.
+    #[test]
+    fn the_form_of_what_servers_say_is_that_of_its_version() {
+        let piece = Piece {
+            stream: 1001,
+            number: 1002,
+            end: 1003,
+            hash: 1004,
+        };
+        let mail = [
+            Mail::Hello {
+                clients: Some("an address".into()),
+            },
+            Mail::Outputs(vec![piece]),
+            Mail::Want { least: Index(1005) },
+            Mail::Part {
+                applied: Index(1006),
+                total: 1007,
+                offset: 1008,
+                bytes: vec![9],
+            },
+        ];
+        assert_every_kind(&mail);
+        let mut bytes: Vec<Vec<u8>> = mail
+            .iter()
+            .map(|mail| wire::encode_part(mail, Vec::new()))
+            .collect();
+        let group = Group {
+            addresses: [(ReplicaId(2), "an address".to_string())].into(),
+            ..Group::default()
+        };
+        bytes.push(wire::encode_part(&group.addresses, Vec::new()));
+        let (mut plain, mut outputs) = (Vec::new(), Vec::new());
+        envelope::put(None, b"+", &mut plain);
+        envelope::put_outputs(ReplicaId(1), &[piece], &mut outputs);
+        let mut state = Replicated::new(Counter::default(), group, true);
+        state.apply(at(1), &request(1009, 1010)).unwrap();
+        state.apply(at(2), &outputs).unwrap();
+        // The version's own byte is no part of a form.
+        outputs.remove(2);
+        bytes.extend([
+            plain,
+            request(1011, 1012),
+            outputs,
+            state.snapshot().split_off(1),
+        ]);
+        assert_form("log servers", &bytes);
     }
 
     #[test]

@@ -242,6 +242,9 @@ pub(crate) fn take<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, FrameEr
 }
 
 #[cfg(test)]
+mod form;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -264,6 +264,13 @@ mod tests {
     }
 
     #[test]
+    fn the_form_of_frames_is_that_of_their_version() {
+        let [write, credit] =
+            [KIND_WRITE, KIND_CREDIT].map(|kind| header(kind, 1001, 1002).to_vec());
+        plover_types::forms::assert_form("tcp frames", &[write, credit]);
+    }
+
+    #[test]
     fn misplaced_writes_are_refused() {
         let capacity = Capacity::new(64).unwrap();
         let head = Position(0);

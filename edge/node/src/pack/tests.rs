@@ -49,6 +49,14 @@ fn a_record_shrinks_and_the_next_like_it_more() {
     assert!(sent * 3 < plain && plain == 2 * record.len() as u64);
 }
 
+/// What zstd makes of a record is zstd's: any of its releases understands any other's.
+#[test]
+fn the_form_of_a_header_is_that_of_its_version() {
+    let (mut there, _) = pair();
+    let headers = [0, 1].map(|_| pack(&mut there, &[7; 5000])[..HEADER_BYTES].to_vec());
+    plover_types::forms::assert_form("compressed records", &headers);
+}
+
 #[test]
 fn what_gains_nothing_goes_as_it_is() {
     let (mut there, _) = pair();

@@ -1,0 +1,146 @@
+//! What replicas say, one example of each thing, every number another: a change is noticed.
+
+use super::*;
+use plover_types::ReplicaSet;
+use plover_types::forms::{assert_every_kind, assert_form};
+
+const VIEW: View = View(1001);
+const LAST: Viewstamp = Viewstamp {
+    view: View(1002),
+    index: Index(1003),
+};
+const COMMIT: Viewstamp = Viewstamp {
+    view: View(1004),
+    index: Index(1005),
+};
+const MEMBERS: Members = Members {
+    voters: ReplicaSet(0b111),
+    learners: ReplicaSet(0b1000),
+};
+const ROSTER: Roster = Roster {
+    in_sync: ReplicaSet(0b11),
+    members: MEMBERS,
+};
+
+fn append() -> Append {
+    Append {
+        view: VIEW,
+        life: View(1006),
+        prev: LAST,
+        commit: Index(1007),
+        trim: Index(1008),
+        stamp: Micros(1009),
+        number: 1010,
+        jump: None,
+        count: 1011,
+    }
+}
+
+fn stand(standing: Standing) -> Message {
+    Message::Stand {
+        incarnation: 1012,
+        round: 1013,
+        promised: VIEW,
+        standing,
+    }
+}
+
+fn messages() -> Vec<Message> {
+    let empty = Empty {
+        fresh: false,
+        guest: true,
+        last: LAST,
+        roster: ROSTER,
+    };
+    vec![
+        Message::Append(append()),
+        Message::Append(Append {
+            jump: Some(ROSTER),
+            ..append()
+        }),
+        Message::Ack {
+            view: VIEW,
+            stamp: Micros(1014),
+            matched: Index(1015),
+        },
+        Message::Gap {
+            view: VIEW,
+            stamp: Micros(1016),
+            number: 1017,
+            last: LAST,
+            commit: COMMIT,
+        },
+        Message::Refuse {
+            view: VIEW,
+            promised: View(1018),
+        },
+        Message::Canvass {
+            nonce: 1019,
+            last: LAST,
+        },
+        Message::Grant {
+            nonce: 1020,
+            promised: VIEW,
+            last: LAST,
+            members: MEMBERS,
+            life: View(1021),
+        },
+        Message::Prepare { view: VIEW },
+        Message::Promise {
+            view: VIEW,
+            last: LAST,
+            commit: COMMIT,
+            base: Index(1022),
+            members: MEMBERS,
+        },
+        Message::Fetch {
+            view: VIEW,
+            after: LAST,
+        },
+        Message::Suffix {
+            view: VIEW,
+            after: LAST,
+            reclaimed: true,
+            count: 1023,
+        },
+        Message::Ask {
+            incarnation: 1024,
+            round: 1025,
+            promised: VIEW,
+            last: LAST,
+            commit: COMMIT,
+            restarted: true,
+        },
+        stand(Standing::Leading(LAST)),
+        stand(Standing::Voting),
+        stand(Standing::Empty(empty)),
+    ]
+}
+
+fn bytes<T: Serialize>(parts: &[T]) -> Vec<Vec<u8>> {
+    let encode = |part| wire::encode_part(part, Vec::new());
+    parts.iter().map(encode).collect()
+}
+
+#[test]
+fn the_form_of_messages_is_that_of_their_version() {
+    assert_every_kind(&messages());
+    assert_form("consensus", &bytes(&messages()));
+}
+
+#[test]
+fn the_form_of_entries_is_that_of_their_version() {
+    let kinds = [
+        EntryKind::Noop,
+        EntryKind::App,
+        EntryKind::InSync(ReplicaSet(0b101)),
+        EntryKind::Members(MEMBERS),
+    ];
+    assert_every_kind(&kinds);
+    let entries = kinds.map(|kind| Entry {
+        viewstamp: LAST,
+        kind,
+        payload: vec![1, 2, 3],
+    });
+    assert_form("entries", &bytes(&entries));
+}

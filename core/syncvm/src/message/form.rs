@@ -1,0 +1,167 @@
+//! What two sides of a sync say to each other, one example of each thing, every number another: a
+//! change is noticed.
+
+use super::*;
+use plover_types::forms::{assert_every_kind, assert_form};
+use plover_types::wire;
+
+const SYNC: SyncNo = SyncNo(1001);
+
+fn runs() -> Runs {
+    Runs(vec![(1002, 3), (1006, 7)])
+}
+
+/// How a copy to another replica begins and goes.
+fn copies() -> Vec<Body> {
+    let start = |purpose| Body::CopyStart {
+        purpose,
+        attempt: 1101,
+        stream: 1102,
+        policy: "a policy".into(),
+        pages: 1103,
+        disk_blocks: 1104,
+    };
+    let ready = |written| Body::CopyReady {
+        attempt: 1105,
+        written,
+        compare_from: 1106,
+        keep_from: 1107,
+    };
+    vec![
+        start(CopyPurpose::Join),
+        start(CopyPurpose::Warm),
+        ready(None),
+        ready(Some(1108)),
+        Body::CopyFailed {
+            attempt: 1109,
+            why: "why".into(),
+        },
+        Body::Compare {
+            attempt: 1110,
+            first: 1111,
+            count: 1112,
+            key: [13; 32],
+        },
+        Body::Compared {
+            attempt: 1114,
+            first: 1115,
+            digests: vec![16],
+        },
+        Body::Copy {
+            attempt: 1117,
+            seq: 1118,
+            chunk: vec![19],
+        },
+        Body::CopyAck {
+            attempt: 1120,
+            chunks: 1121,
+        },
+    ]
+}
+
+/// What is compared.
+fn comparing() -> Vec<Body> {
+    vec![
+        Body::Early {
+            sync: SYNC,
+            runs: runs(),
+            key: [21; 32],
+        },
+        Body::EarlyOwn {
+            sync: SYNC,
+            runs: runs(),
+        },
+        Body::Dirty {
+            sync: SYNC,
+            runs: runs(),
+            key: [22; 32],
+        },
+        Body::Hashes {
+            sync: SYNC,
+            runs: runs(),
+            first: 1201,
+            total: 1202,
+            digests: vec![23],
+            wait: Micros(1203),
+        },
+        Body::Blocks {
+            sync: SYNC,
+            runs: runs(),
+        },
+        Body::BlockHashes {
+            sync: SYNC,
+            first: 1204,
+            total: 1205,
+            hashes: vec![24],
+        },
+    ]
+}
+
+/// What is sent of it, and how it ends.
+fn transfer() -> Vec<Body> {
+    let refeed = Unconsumed {
+        frames: vec![Frame(vec![31, 32])],
+        typed: vec![33],
+    };
+    vec![
+        Body::Checkpoint { sync: SYNC },
+        Body::Pages {
+            sync: SYNC,
+            seq: 1301,
+            chunk: vec![34],
+        },
+        Body::PagesAck {
+            sync: SYNC,
+            chunks: 1302,
+        },
+        Body::End {
+            sync: SYNC,
+            chunks: 1303,
+            device: vec![35],
+            refeed,
+            compare: true,
+            // Their form is looked at where they are made.
+            known: Vec::new(),
+        },
+        Body::Fetch {
+            sync: SYNC,
+            runs: runs(),
+        },
+        Body::Fetched {
+            sync: SYNC,
+            chunk: vec![36],
+            last: true,
+        },
+        Body::Ack { sync: SYNC },
+    ]
+}
+
+/// What the outputs of a slot are compared by.
+fn matching() -> Vec<Body> {
+    let (opened, _) = wire::decode_part(&[0; 64]).expect("zeroes are a connection");
+    vec![
+        Body::Opened { sync: SYNC, opened },
+        Body::Said {
+            sync: SYNC,
+            first: 1401,
+            frames: vec![Frame(vec![41])],
+        },
+        Body::Done {
+            sync: SYNC,
+            frames: 1402,
+        },
+        Body::GuestLost { why: "why".into() },
+    ]
+}
+
+#[test]
+fn the_form_of_messages_is_that_of_their_version() {
+    let bodies = [copies(), comparing(), transfer(), matching()].concat();
+    assert_every_kind(&bodies);
+    assert_every_kind(&[CopyPurpose::Join, CopyPurpose::Warm]);
+    let bytes = bodies.into_iter().map(|body| {
+        let view = View(1501);
+        wire::encode_part(&SyncMessage { view, body }, Vec::new())
+    });
+    assert_form("syncvm", &bytes.collect::<Vec<_>>());
+}

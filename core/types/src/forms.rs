@@ -1,0 +1,131 @@
+//! What each wire form looks like, so that none changes under the version of another.
+//!
+//! Replicas of different releases refuse each other by their [`wire::WIRE_VERSION`], and take each other's word for
+//! all else. So whoever changes a form has to raise it, and this is what reminds them: every crate that
+//! says something on a wire has a test with an example of each thing it says ([`assert_form`]), and a
+//! test here knows what all forms together were under each version.
+//!
+//! ```text
+//!  a message changes ─▶ assert_form fails: put the new fingerprint into FORMS
+//!                                  └─▶ the test of this module fails: raise WIRE_VERSION
+//! ```
+//!
+//! A log on disk is written in the forms of its version. What else is kept on disks has versions of its
+//! own, which are watched where it is written.
+
+use crate::wire;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// The wire forms, by the fingerprint of their examples. The version's own byte is no part of one.
+pub const FORMS: [(&str, u64); 13] = [
+    ("consensus", 0x4762_ea19_3748_80d1),
+    ("entries", 0x6d3f_9ba6_82a4_a79c),
+    ("log operations", 0x2255_5df3_6b35_417d),
+    ("syncvm", 0xb7fd_ea09_a28a_501d),
+    ("connections", 0x8241_537a_0a17_1982),
+    ("page chunks", 0xbb9a_a07b_d1fa_082f),
+    ("handshake", 0xb97c_35ff_5ee1_459c),
+    ("ring records", 0xad32_8152_d949_416e),
+    ("tcp frames", 0xa4f3_a102_1aff_b646),
+    ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
+    ("log clients", 0xb9ce_e171_76c1_b140),
+    ("log servers", 0x11c2_9688_1bb7_1f59),
+    ("stored log", 0xce34_b13c_5cee_3be3),
+];
+
+/// Names `examples`: of 64 bits (FNV-1a), for changes that nobody makes on purpose.
+pub fn fingerprint<'a>(examples: impl IntoIterator<Item = &'a [u8]>) -> u64 {
+    let mut sum = 0xcbf2_9ce4_8422_2325_u64;
+    for example in examples {
+        let length = (example.len() as u64).to_le_bytes();
+        for byte in length.iter().chain(example) {
+            sum = (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    sum
+}
+
+/// For tests: asserts that a form of [`FORMS`] is what it was.
+///
+/// # Panics
+/// If it is not.
+pub fn assert_form(name: &str, examples: &[Vec<u8>]) {
+    let found = fingerprint(examples.iter().map(Vec::as_slice));
+    let known = FORMS.iter().find(|(known, _)| *known == name);
+    let (_, due) = known.unwrap_or_else(|| panic!("plover_types::forms::FORMS has no '{name}'"));
+    assert!(
+        found == *due,
+        "the wire form '{name}' has changed: replicas of the last release will not understand it. Put \
+         {found:#018x} into plover_types::forms::FORMS, and do what the test there asks for"
+    );
+}
+
+/// For tests: asserts that `examples` has one of every kind of an enum, so that no new kind goes
+/// without.
+///
+/// # Panics
+/// If one is missing.
+pub fn assert_every_kind<T: Serialize + Deserialize<'static>>(examples: &[T]) {
+    let shown: BTreeSet<u8> = examples
+        .iter()
+        .filter_map(|example| wire::encode_part(example, Vec::new()).first().copied())
+        .collect();
+    // An enum begins with the number of its kind, and zeroes are a number, a name, a list.
+    let is_kind = |kind: &u8| {
+        let mut bytes = vec![0; 512];
+        bytes[0] = *kind;
+        wire::decode_part::<T>(bytes.leak()).is_ok()
+    };
+    let kinds: BTreeSet<u8> = (0..=u8::MAX).take_while(is_kind).collect();
+    assert_eq!(shown, kinds, "the kinds that have examples, and all kinds");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::WIRE_VERSION;
+
+    /// Every version that there was, and the fingerprint of its forms. Lines are added, and none is
+    /// changed but that of a version that no release had.
+    const VERSIONS: [(u8, u64); 1] = [(2, 0xd842_a38a_719c_a3c6)];
+
+    #[test]
+    fn a_changed_form_is_another_version() {
+        let forms = FORMS.map(|(name, sum)| [name.as_bytes(), &sum.to_le_bytes()].concat());
+        let found = fingerprint(forms.iter().map(Vec::as_slice));
+        let (version, due) = VERSIONS[VERSIONS.len() - 1];
+        assert_eq!(version, WIRE_VERSION, "VERSIONS ends with the present one");
+        assert!(
+            found == due,
+            "a wire form has changed, and WIRE_VERSION is still {WIRE_VERSION}: raise it, and add \
+             ({}, {found:#018x}) to VERSIONS",
+            WIRE_VERSION + 1
+        );
+    }
+
+    #[test]
+    fn fingerprints_know_examples_apart() {
+        let sums = [
+            vec!["a", "b"],
+            vec!["b", "a"],
+            vec!["ab"],
+            vec!["ab", ""],
+            vec![],
+        ];
+        let fingerprint =
+            |examples: Vec<&str>| super::fingerprint(examples.iter().map(|it| it.as_bytes()));
+        let sums: BTreeSet<u64> = sums.into_iter().map(fingerprint).collect();
+        assert_eq!(sums.len(), 5);
+    }
+
+    #[test]
+    fn a_kind_without_an_example_is_missed() {
+        let all = [Some(3), None];
+        assert_every_kind(&all);
+        for one in all {
+            let one = [one];
+            assert!(std::panic::catch_unwind(|| assert_every_kind(&one)).is_err());
+        }
+    }
+}
