@@ -92,6 +92,19 @@ pub enum DiskError {
          use the images as they are, remove it alone"
     )]
     DamagedJournal(PathBuf),
+    /// Another release has written the journal. Nothing has been changed.
+    #[error(
+        "{path} was written by another release (format {found}, and this one has {known}): start that \
+         release; or, to get the disks from the other replicas, move it and the images away"
+    )]
+    OtherRelease {
+        /// Which journal.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The one that this release writes.
+        known: u32,
+    },
     /// The journal holds a syncvm for other disks than these.
     #[error(
         "{path} holds a syncvm for disks of {found} blocks, the configuration names {wanted}: start \

@@ -164,7 +164,14 @@ impl Journal {
             let slot = Slot { blocks, ..slot };
             return Ok(Self { path, file, slot });
         }
-        Err(DiskError::DamagedJournal(path.into()))
+        Err(match other_format(&file) {
+            Some(found) => DiskError::OtherRelease {
+                path: path.into(),
+                found,
+                known: VERSION,
+            },
+            None => DiskError::DamagedJournal(path.into()),
+        })
     }
 
     /// Of how many blocks the disks are that the journal at `path` is for, if there is one.
@@ -263,6 +270,15 @@ impl Journal {
         self.slot = slot;
         Ok(())
     }
+}
+
+/// The format of the first slot, if it is another than ours.
+fn other_format(file: &File) -> Option<u32> {
+    let mut bytes = [0; MAGIC.len() + 4];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    let format = *bytes.strip_prefix(&MAGIC)?.first_chunk()?;
+    let format = u32::from_le_bytes(format);
+    (format != VERSION).then_some(format)
 }
 
 /// The slots that are intact, the newest first.

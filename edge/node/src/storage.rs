@@ -34,9 +34,12 @@ pub enum StorageError {
         /// What the system said.
         source: io::Error,
     },
-    /// The state file is not ours or is damaged. If this replica's state is really lost, move
-    /// the state directory away: it then recovers from the others.
-    #[error("{path} is damaged ({why}); move the state directory away to recover from the others")]
+    /// The state file is of another release or is damaged. If this replica's state is really lost,
+    /// move the state directory away: it then recovers from the others.
+    #[error(
+        "{path} is damaged or was written by another release ({why}): start that release, or move the \
+         state directory away to recover from the others"
+    )]
     Damaged {
         /// Which file.
         path: PathBuf,

@@ -48,6 +48,21 @@ pub enum StoreError {
         /// How.
         why: String,
     },
+    /// Another release has written the directory, and this one does not understand all of it. Nothing
+    /// has been changed. Start that release again; or go on without what it has written, as the text
+    /// says, and recover from the others.
+    #[error(
+        "{path} was written by another release ({why}): start that release, or {go_on}, and this replica \
+         recovers from the others"
+    )]
+    OtherRelease {
+        /// Which file or directory.
+        path: PathBuf,
+        /// What is not understood.
+        why: String,
+        /// What to do to go on without it.
+        go_on: &'static str,
+    },
     /// The options make no sense. Nothing has been touched.
     #[error("option {option}: {why}")]
     Option {

@@ -4,10 +4,11 @@ use crate::directory::Directory;
 use crate::engine::LogWriter;
 use crate::error::{Damage, SegmentNumber, StoreError, io_error};
 use crate::record::Base;
-use crate::recover::{Found, recover};
+use crate::recover::{Found, Unusable, recover};
 use crate::segment;
 use crate::state::{self, GROUP_BYTES_MAX, State, StateFile};
 use apus::{Durability, DurableState, Entry, Start};
+use plover_types::wire::WIRE_VERSION;
 
 /// The least that a segment may be, bytes.
 const SEGMENT_BYTES_MIN: u64 = 4096;
@@ -113,6 +114,7 @@ pub(crate) fn open_state(
             durability: options.durability,
             promise: None,
             whole: false,
+            wire: WIRE_VERSION,
         };
         return StateFile::create(directory, state);
     }
@@ -124,7 +126,22 @@ pub(crate) fn open_state(
             wanted: options.group.clone(),
         });
     }
+    if file.state.wire != WIRE_VERSION && !segment::list(directory)?.is_empty() {
+        let why = format!(
+            "the log's entries are of wire version {}, and this one has {WIRE_VERSION}",
+            file.state.wire
+        );
+        return Err(other_release(directory, why));
+    }
     Ok(file)
+}
+
+fn other_release(directory: &Directory, why: String) -> StoreError {
+    StoreError::OtherRelease {
+        path: directory.path().into(),
+        why,
+        go_on: "move the log.* files away",
+    }
 }
 
 /// Memory mode: a log from an earlier run would be out of date at the next, so it goes.
@@ -156,7 +173,8 @@ pub(crate) fn with_log(
     if state.state.whole {
         match recover(directory, salt)? {
             Ok(found) => return go_on(directory, promise, salt, options, found),
-            Err(found) => damage = Some(found),
+            Err(Unusable::Damage(found)) => damage = Some(found),
+            Err(Unusable::Foreign(why)) => return Err(other_release(directory, why)),
         }
     }
     if let Some(damage) = &damage {
@@ -171,6 +189,7 @@ pub(crate) fn with_log(
     state.update(|state| {
         state.whole = false;
         state.durability = Durability::Disk;
+        state.wire = WIRE_VERSION;
     })?;
     let newest = segment::list(directory)?.last().copied();
     segment::discard_all(directory, damage.as_ref().map(|d| d.segment))?;

@@ -59,9 +59,18 @@ struct Tail {
     torn: bool,
 }
 
+/// Why a log that was read is of no use.
+#[derive(Debug)]
+pub(crate) enum Unusable {
+    /// It is damaged.
+    Damage(Damage),
+    /// Another release has written it; in words.
+    Foreign(String),
+}
+
 /// Why the log cannot be had.
 enum Problem {
-    Damage(Damage),
+    Unusable(Unusable),
     System(StoreError),
 }
 
@@ -72,21 +81,21 @@ impl From<StoreError> for Problem {
 }
 
 fn damage(segment: SegmentNumber, at: usize, what: impl Into<String>) -> Problem {
-    Problem::Damage(Damage {
+    Problem::Unusable(Unusable::Damage(Damage {
         segment,
         offset: at as u64,
         what: what.into(),
-    })
+    }))
 }
 
 /// Reads the log.
 ///
 /// # Errors
-/// The outer error is that of the file system; the inner one says what is damaged.
+/// The outer error is that of the file system; the inner one says why the log is of no use.
 pub(crate) fn recover(
     directory: &Directory,
     salt: u64,
-) -> Result<Result<Found, Damage>, StoreError> {
+) -> Result<Result<Found, Unusable>, StoreError> {
     let reader = Reader {
         directory,
         salt,
@@ -96,7 +105,7 @@ pub(crate) fn recover(
     };
     match reader.read() {
         Ok(found) => Ok(Ok(found)),
-        Err(Problem::Damage(damage)) => Ok(Err(damage)),
+        Err(Problem::Unusable(why)) => Ok(Err(why)),
         Err(Problem::System(error)) => Err(error),
     }
 }
@@ -205,7 +214,10 @@ impl Reader<'_> {
         at: usize,
         checked: &Checked<'_>,
     ) -> Result<bool, Problem> {
-        let record = checked.decode().map_err(|what| damage(number, at, what))?;
+        let foreign = |what| format!("byte {at} of {number}: {what}");
+        let record = checked
+            .decode()
+            .map_err(|what| Problem::Unusable(Unusable::Foreign(foreign(what))))?;
         if matches!(record, Record::Begin { .. }) != (at == 0) {
             return Err(damage(number, at, "a record out of place"));
         }

@@ -9,6 +9,9 @@
 //! leaves the newer one whole. Both copies of a generation lie in blocks of their own, and no copy
 //! is larger than a sector: one unreadable block never takes a promise back without a word, which
 //! is what a lone copy beside an older one would do.
+//!
+//! The format has a version of its own, for a promise outlives the release that made it: the last
+//! digit of the magic bytes. Format 1 did not say what the log's entries are written in.
 
 use crate::directory::{Directory, StoredFile};
 use crate::error::StoreError;
@@ -19,7 +22,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const FILE: &str = "state";
 const COPY_BYTES: usize = 4096;
 const PAIR_BYTES: usize = 2 * COPY_BYTES;
-const MAGIC: [u8; 8] = *b"PLVSTAT1";
+const MAGIC: [u8; 7] = *b"PLVSTAT";
+pub(crate) const FORMAT: u8 = b'2';
 
 /// The longest name of a group: a copy must fit a sector of 512 bytes.
 pub(crate) const GROUP_BYTES_MAX: usize = 255;
@@ -40,6 +44,33 @@ pub(crate) struct State {
     /// The log holds everything that was acknowledged. False until a first recovery is complete,
     /// in memory mode, and after damage.
     pub whole: bool,
+    /// The version of the wire forms, in which the log's entries are written.
+    pub wire: u8,
+}
+
+/// Format 1, of releases whose wire forms were of version 1.
+#[derive(Deserialize)]
+struct State1 {
+    generation: u64,
+    group: String,
+    salt: u64,
+    durability: Durability,
+    promise: Option<DurableState>,
+    whole: bool,
+}
+
+impl From<State1> for State {
+    fn from(old: State1) -> Self {
+        Self {
+            generation: old.generation,
+            group: old.group,
+            salt: old.salt,
+            durability: old.durability,
+            promise: old.promise,
+            whole: old.whole,
+            wire: 1,
+        }
+    }
 }
 
 /// The open file and what it holds.
@@ -70,15 +101,22 @@ impl StateFile {
     /// Opens the file and reads the newest state.
     ///
     /// # Errors
-    /// [`StoreError::PromiseLost`] if the newest promise may be unreadable.
+    /// [`StoreError::PromiseLost`] if the newest promise may be unreadable;
+    /// [`StoreError::OtherRelease`] if it is of a later format.
     pub fn open(directory: &Directory) -> Result<Self, StoreError> {
         let file = directory.existing(FILE)?;
         let bytes = file.read_from_disk()?;
-        let lost = |why: String| StoreError::PromiseLost {
-            path: file.path(),
-            why,
-        };
-        let (state, sound) = newest(&bytes).map_err(lost)?;
+        let (state, sound) = newest(&bytes).map_err(|why| match later_format(&bytes) {
+            None => StoreError::PromiseLost {
+                path: file.path(),
+                why,
+            },
+            Some(format) => StoreError::OtherRelease {
+                path: file.path(),
+                why: format!("it has format {format}, and this release knows 1 and 2"),
+                go_on: "move the directory away",
+            },
+        })?;
         let mut this = Self {
             file,
             state,
@@ -113,10 +151,11 @@ impl StateFile {
     }
 }
 
-/// `magic, CRC32C, length, state, zeros`.
-fn push_copy(to: &mut Vec<u8>, state: &State) {
+/// `magic, format, CRC32C, length, state, zeros`.
+pub(crate) fn push_copy(to: &mut Vec<u8>, state: &State) {
     let start = to.len();
     to.extend_from_slice(&MAGIC);
+    to.push(FORMAT);
     to.extend_from_slice(&[0; 8]);
     *to = postcard::to_extend(state, std::mem::take(to)).expect("plain data, and a Vec grows");
     let length = to.len() - start - 16;
@@ -127,18 +166,40 @@ fn push_copy(to: &mut Vec<u8>, state: &State) {
     to.resize(start + COPY_BYTES, 0);
 }
 
-fn read_copy(bytes: &[u8]) -> Option<State> {
-    let rest = bytes.strip_prefix(&MAGIC)?;
+pub(crate) fn read_copy(bytes: &[u8]) -> Option<State> {
+    let (format, rest) = bytes.strip_prefix(&MAGIC)?.split_first()?;
     let (sum, covered) = rest.split_first_chunk::<4>()?;
     let (length, _) = covered.split_first_chunk::<4>()?;
     let covered = covered.get(..4 + u32::from_le_bytes(*length) as usize)?;
     if crc32c::crc32c(covered) != u32::from_le_bytes(*sum) {
         return None;
     }
-    match postcard::take_from_bytes(&covered[4..]) {
-        Ok((state, [])) => Some(state),
+    match *format {
+        b'1' => body::<State1>(&covered[4..]).map(State::from),
+        FORMAT => body(&covered[4..]),
         _ => None,
     }
+}
+
+fn body<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((body, [])) => Some(body),
+        _ => None,
+    }
+}
+
+/// The format of a pair of copies that a later release has written.
+fn later_format(bytes: &[u8]) -> Option<char> {
+    let format = |copy: &[u8]| {
+        let format = *copy.strip_prefix(&MAGIC)?.first()?;
+        (format > FORMAT && format.is_ascii_graphic()).then_some(char::from(format))
+    };
+    let pairs = bytes.chunks(PAIR_BYTES);
+    let mut formats = pairs.map(|pair| {
+        let [first, second] = [0, COPY_BYTES].map(|at| format(pair.get(at..)?));
+        first.filter(|_| first == second)
+    });
+    formats.find_map(|format| format)
 }
 
 /// The newest state, and whether every copy is as it should be.

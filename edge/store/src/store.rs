@@ -59,7 +59,8 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Locked`] while another process has it open; [`StoreError::OtherGroup`];
-    /// [`StoreError::PromiseLost`]; [`StoreError::Option`]; [`StoreError::Io`]. Damage in the log
+    /// [`StoreError::PromiseLost`]; [`StoreError::OtherRelease`]; [`StoreError::Option`];
+    /// [`StoreError::Io`]. Damage in the log
     /// is no error: it is part of what is recovered.
     pub fn open(dir: &Path, options: &Options) -> Result<(Self, Recovered), StoreError> {
         check_options(options)?;

@@ -107,6 +107,48 @@ fn other_disks_and_damage_are_named() {
     );
 }
 
+/// What another release has written is refused with its number, and left as it is.
+#[test]
+fn another_format_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("j");
+    let mut journal = Journal::open(&path, BLOCKS).unwrap();
+    journal.stage(SyncNo(1), &batch(&[1], 1)).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    for at in [0, SLOT_BYTES] {
+        let (fields, hash) = bytes[at..].split_at_mut(FIELDS_BYTES);
+        fields[MAGIC.len()] = 9;
+        hash[..HASH_BYTES].copy_from_slice(blake3::hash(fields).as_bytes());
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    let error = Journal::open(&path, BLOCKS).unwrap_err().to_string();
+    assert!(
+        error.contains("format 9") && error.contains("start that release"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+/// Whoever changes what is written raises [`VERSION`], and says what becomes of journals of before.
+#[test]
+fn the_form_of_the_journal_is_that_of_its_version() {
+    let slot = Slot {
+        generation: 1001,
+        whole: true,
+        in_force: false,
+        sync: SyncNo(1002),
+        blocks: 1003,
+        body_bytes: 1004,
+        body_hash: [5; 32],
+    };
+    let sum = plover_types::forms::fingerprint([&slot.encode()[..], &batch(&[1006], 7).body]);
+    assert_eq!(
+        (VERSION, sum),
+        (1, 0x6850_6eae_7741_70d2),
+        "{sum:#x}: raise VERSION"
+    );
+}
+
 proptest! {
     /// Any bytes: an error or a state, no panic, no block outside the disks.
     #[test]

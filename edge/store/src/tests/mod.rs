@@ -3,6 +3,7 @@
 mod basic;
 pub(crate) mod crash;
 mod damage;
+mod format;
 mod limits;
 mod torn;
 mod twin;
