@@ -155,6 +155,35 @@ fn a_replicated_guest_by_hand() {
     assert!(why.contains(wanted), "{why}");
 }
 
+fn wait_until_protected(lab: &Lab) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !lab.status().protected {
+        ensure!(
+            Instant::now() < deadline,
+            "not protected:\n{}",
+            lab.status()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// Waits until another replica serves, and names it.
+fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        ensure!(
+            Instant::now() < deadline,
+            "no new leader:\n{}",
+            lab.status()
+        );
+        match lab.status().leader() {
+            Some(second) if second.id != first && second.serving => return Ok(second.id),
+            _ => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
 /// What is typed goes through the log: the shell that hears it is the same on both sides, and
 /// remembers it after a failover.
 #[test]
@@ -181,29 +210,27 @@ fn the_console_outlives_its_host() {
         ensure!(typing.wait()?.success());
         converse(&mut console, "echo now-$word\n", "now-plover")?;
 
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !lab.status().protected {
-            ensure!(
-                Instant::now() < deadline,
-                "not protected:\n{}",
-                lab.status()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        // Who looks at a leader that is deposed, and lives, is told and let go.
+        wait_until_protected(&lab)?;
+        let first = leader(&lab)?;
+        let mut console = lab.control(first).console()?;
+        up.succeeds(&["fault", "stop", "--role", "leader"]);
+        another_leads(&lab, first)?;
+        up.succeeds(&["fault", "cont", "--replica", &first.to_string()]);
+        console.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let mut heard = String::new();
+        console
+            .read_to_string(&mut heard)
+            .with_context(|| format!("after: {heard}"))?;
+        ensure!(
+            heard.contains(&format!("replica {first} leads no more")),
+            "it heard: {heard}"
+        );
+
+        wait_until_protected(&lab)?;
         let first = leader(&lab)?;
         up.succeeds(&["fault", "kill", "--role", "leader"]);
-        let second = loop {
-            ensure!(
-                Instant::now() < deadline,
-                "no new leader:\n{}",
-                lab.status()
-            );
-            match lab.status().leader() {
-                Some(second) if second.id != first && second.serving => break second.id,
-                _ => std::thread::sleep(Duration::from_millis(50)),
-            }
-        };
-        let mut console = lab.control(second).console()?;
+        let mut console = lab.control(another_leads(&lab, first)?).console()?;
         converse(&mut console, "echo still-$word\n", "still-plover")
     };
     run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));

@@ -3,7 +3,7 @@
 use super::{Body, BoxError};
 use crate::{announce, clock};
 use plover_fabric::Fabric;
-use plover_replica::{Action, Note};
+use plover_replica::{Action, Note, Role};
 use plover_syncvm::Phase;
 use plover_syncvm::blocks::BlockMask;
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
@@ -100,8 +100,11 @@ impl Body {
 
     fn note(&mut self, note: Note) {
         match &note {
-            Note::Role { to, .. } => {
+            Note::Role { from, to, .. } => {
                 self.role = *to;
+                if *from == Role::Leader {
+                    self.dismiss_operators();
+                }
                 self.unprotected = None;
                 self.held.forget();
                 tracing::info!(role = ?to, "role");

@@ -269,4 +269,16 @@ impl Body {
             )
         });
     }
+
+    /// This replica leads no more: whoever looks at its console would see nothing, and not know why.
+    pub(super) fn dismiss_operators(&mut self) {
+        let status = self.replica.status();
+        let who = match status.leader.filter(|leader| *leader != status.id) {
+            Some(leader) => format!("; replica {leader} does"),
+            None => String::new(),
+        };
+        let why = format!("\r\n[replica {} leads no more{who}]\r\n", status.id);
+        self.show(why.as_bytes());
+        self.console.clear();
+    }
 }
