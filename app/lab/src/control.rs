@@ -192,6 +192,15 @@ impl DaemonStatus {
         says(&self.more, "can_split")
     }
 
+    /// The replicas that it and they refuse each other, and why: a sentence for each.
+    pub fn refused(&self) -> Vec<String> {
+        let peers = self.more.get("refused").and_then(Value::as_object);
+        let sentence = |(peer, why): (&String, &Value)| {
+            Some(format!("no link to replica {peer}: {}", why.as_str()?))
+        };
+        peers.into_iter().flatten().filter_map(sentence).collect()
+    }
+
     /// The number of its view, by which later views exceed earlier ones, and who leads it;
     /// none before the first.
     pub fn view_parts(&self) -> Option<(u64, u8)> {
@@ -233,7 +242,7 @@ mod tests {
     fn a_status_is_read_with_more_or_fewer_fields_than_expected() {
         let (control, thread) = daemon(
             "status",
-            b"{\"id\":1,\"role\":\"leader\",\"view\":\"12@r1\",\"isr\":[0,1],\"new\":7}\n",
+            b"{\"id\":1,\"role\":\"leader\",\"view\":\"12@r1\",\"isr\":[0,1],\"new\":7,\"refused\":{\"2\":\"why\"}}\n",
         );
         let status = control.status().unwrap();
         assert_eq!(thread.join().unwrap(), "{\"op\":\"status\"}\n");
@@ -243,6 +252,7 @@ mod tests {
         );
         assert_eq!(status.isr, [0, 1]);
         assert_eq!(status.more["new"], 7);
+        assert_eq!(status.refused(), ["no link to replica 2: why"]);
         assert_eq!(
             DaemonStatus {
                 view: "none".into(),

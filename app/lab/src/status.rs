@@ -48,7 +48,7 @@ pub struct ReplicaStatus {
     /// Its hypervisor's process, when it has one.
     pub qemu_pid: Option<u32>,
     /// What is wrong with it and what to do: its disk fails, it leads and cannot copy the guest to
-    /// anybody, or why its process ended.
+    /// anybody, it and another one refuse each other, or why its process ended.
     pub trouble: Option<String>,
     /// What its syncs cost.
     pub sync: SyncStatus,
@@ -185,9 +185,10 @@ impl ReplicaStatus {
     fn said(id: u8, said: DaemonStatus) -> Self {
         let (view, view_leader) = said.view_parts().unzip();
         let text = |key: &str| Some(said.more.get(key)?.as_str()?.to_owned());
+        let trouble = text("disk_failure").or_else(|| text("unprotected_because"));
         Self {
             id,
-            trouble: text("disk_failure").or_else(|| text("unprotected_because")),
+            trouble: trouble.or_else(|| said.refused().into_iter().next()),
             role: said.role,
             view,
             view_leader,

@@ -80,6 +80,9 @@ pub fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
         isr.join(" "),
         status.plover_pid,
     ))?;
+    for refusal in status.refused() {
+        output::print(format_args!("refused   {refusal}\n"))?;
+    }
     if status.can_split() {
         output::print(format_args!("warning   {SPLIT_WARNING}\n"))?;
     }

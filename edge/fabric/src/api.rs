@@ -160,6 +160,13 @@ pub trait Fabric {
 
     /// What this fabric has counted since it was made.
     fn stats(&self) -> FabricStats;
+
+    /// Why this side and `peer` refuse each other at present, in words for the operator. `None` if
+    /// they do not, or the fabric does not say.
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        let _ = peer;
+        None
+    }
 }
 
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
@@ -201,5 +208,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn stats(&self) -> FabricStats {
         (**self).stats()
+    }
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        (**self).refusal(peer)
     }
 }

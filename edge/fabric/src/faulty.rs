@@ -383,4 +383,8 @@ impl<F: Fabric> Fabric for Faulty<F> {
     fn stats(&self) -> FabricStats {
         self.inner.stats()
     }
+
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        self.inner.refusal(peer)
+    }
 }

@@ -37,6 +37,7 @@ mod mixed;
 #[cfg(feature = "ofi")]
 pub mod ofi;
 mod poll;
+mod refused;
 pub mod ring;
 mod settings;
 pub mod shm;

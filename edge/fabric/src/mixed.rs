@@ -168,4 +168,8 @@ impl Fabric for Mixed {
             sum.plus(&part.fabric.stats())
         })
     }
+
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        self.parts.iter().find_map(|part| part.fabric.refusal(peer))
+    }
 }

@@ -53,11 +53,28 @@ fn is_refused(change: impl Fn(&mut TcpConfig)) {
         assert!(events.iter().all(Vec::is_empty), "{events:?}");
         fabrics.iter().all(|fabric| fabric.stats().rejected > 0)
     });
+    assert!(a.refusal(R1).is_some(), "who dialled says why");
 }
 
 #[test]
 fn another_group_is_refused() {
     is_refused(|config| config.group = "another".into());
+}
+
+/// Both say so for as long as it goes on, in words that say what to do.
+#[test]
+fn a_refusal_is_known_to_both_sides() {
+    let (mut a, mut b) = pair(|config| config.group = "another".into());
+    drive(&mut [&mut a, &mut b], |_, fabrics| {
+        let (theirs, ours) = (fabrics[1].refusal(R0), fabrics[0].refusal(R1));
+        let says = |why: Option<String>| why.is_some_and(|why| why.contains("compare `group`"));
+        says(theirs) && says(ours)
+    });
+    let (mut a, mut b) = pair(|_| {});
+    drive(&mut [&mut a, &mut b], |events, _| {
+        events[0].contains(&FabricEvent::Up(R1)) && events[1].contains(&FabricEvent::Up(R0))
+    });
+    assert_eq!((a.refusal(R1), b.refusal(R0)), (None, None));
 }
 
 #[test]

@@ -222,6 +222,7 @@ impl Peer {
     fn raise(&mut self, context: &mut Context, session: Session, parts: Parts) {
         info!(peer = %self.id, "link up");
         context.stats.ups += 1;
+        context.refused.forget(self.id);
         context.events.push(FabricEvent::Up(self.id));
         let channel = Channel::new(context.me, self.id, context.layout, session, parts);
         self.link = Link::Up(Box::new(channel));
@@ -282,7 +283,9 @@ impl Peer {
     }
 
     fn refused(&mut self, context: &mut Context, now: Instant, why: &dyn std::fmt::Display) {
-        warn!("no link to {} at {}: {why}", self.id, self.door);
+        if context.refused.note(self.id, why, now) {
+            warn!("no link to {} at {}: {why}", self.id, self.door);
+        }
         context.stats.rejected += 1;
         self.link = Link::Down;
         self.dial_at = now + context.times.refused_every;

@@ -49,6 +49,7 @@ pub use config::{ShmConfig, ShmPlace, ShmTimes};
 
 use crate::hello::{GroupName, Hello, Session};
 use crate::poll::{Interest, Poll, Token};
+use crate::refused::Refused;
 use crate::ring::BufferPool;
 use crate::settings;
 use crate::spin::Spinner;
@@ -106,6 +107,7 @@ struct Context {
     board: Board,
     poll: Poll,
     stats: FabricStats,
+    refused: Refused,
     /// What happened since `progress` last returned.
     events: Vec<FabricEvent>,
     /// Buffers of records that the caller is done with.
@@ -175,6 +177,7 @@ impl ShmFabric {
                 board: Board::new().map_err(system("make memory to share"))?,
                 poll,
                 stats: FabricStats::default(),
+                refused: Refused::default(),
                 events: Vec::new(),
                 pool: BufferPool::default(),
             },
@@ -374,5 +377,10 @@ impl Fabric for ShmFabric {
 
     fn stats(&self) -> FabricStats {
         self.context.stats
+    }
+
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        let why = self.context.refused.lately(peer, Instant::now())?;
+        Some(why.to_owned())
     }
 }

@@ -113,7 +113,9 @@ impl ShmFabric {
         };
         mine.verdict = refusal as u8;
         context.stats.rejected += 1;
-        warn!("refused {}: {refusal}", theirs.from);
+        if context.refused.note(theirs.from, &refusal, now) {
+            warn!("refused {}: {refusal}", theirs.from);
+        }
         // It may have left already.
         let _ = socket::send(&socket, &mine, None);
     }

@@ -134,14 +134,10 @@ impl Peer {
             match lanes[lane.index()].advance(context, &mine) {
                 Ok(Answer::Pending) => {}
                 Ok(Answer::Refused(refusal)) => {
-                    let (peer, address) = (self.id, self.address);
-                    warn!("no link to {peer} at {address}: {refusal}");
-                    return self.refused(context, now);
+                    return self.refused(context, now, &refusal);
                 }
                 Ok(Answer::Stranger(error)) => {
-                    let (peer, address) = (self.id, self.address);
-                    warn!("no link to {peer} at {address}: {error}");
-                    return self.refused(context, now);
+                    return self.refused(context, now, &error);
                 }
                 Err(loss) => return self.lose(context, now, loss),
             }
@@ -206,6 +202,7 @@ impl Peer {
             Ok(lanes) => {
                 info!(peer = %self.id, "link up");
                 context.stats.ups += 1;
+                context.refused.forget(self.id);
                 context.events.push(FabricEvent::Up(self.id));
                 let check_at = now + context.times.silent_after / 5;
                 self.link = Link::Up {
@@ -304,8 +301,11 @@ impl Peer {
         }
     }
 
-    fn refused(&mut self, context: &mut Context, now: Instant) {
+    fn refused(&mut self, context: &mut Context, now: Instant, why: &dyn std::fmt::Display) {
         context.stats.rejected += 1;
+        if context.refused.note(self.id, why, now) {
+            warn!("no link to {} at {}: {why}", self.id, self.address);
+        }
         self.link = Link::Down;
         self.dial_at = now + context.times.refused_every;
     }

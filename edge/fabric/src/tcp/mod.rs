@@ -37,6 +37,7 @@ pub use config::{TcpConfig, TcpTimes};
 
 use crate::hello::{GroupName, Hello, Refusal};
 use crate::poll::{Interest, Poll, Token};
+use crate::refused::Refused;
 use crate::ring::{BufferPool, Capacity};
 use crate::settings;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
@@ -79,6 +80,7 @@ struct Context {
     times: TcpTimes,
     poll: Poll,
     stats: FabricStats,
+    refused: Refused,
     /// What happened since `progress` last returned.
     events: Vec<FabricEvent>,
     scratch: Vec<u8>,
@@ -125,6 +127,7 @@ impl TcpFabric {
             times: config.times,
             poll,
             stats: FabricStats::default(),
+            refused: Refused::default(),
             events: Vec::new(),
             scratch: vec![0; SCRATCH_BYTES],
             pool: BufferPool::default(),
@@ -234,7 +237,9 @@ impl TcpFabric {
         match (refusal, lane, peer, answered) {
             (Some(refusal), ..) => {
                 context.stats.rejected += 1;
-                warn!("refused {} from {address}: {refusal}", theirs.from);
+                if context.refused.note(theirs.from, &refusal, now) {
+                    warn!("refused {} from {address}: {refusal}", theirs.from);
+                }
             }
             (None, Some(lane), Some(peer), Ok(())) => {
                 match context
@@ -357,5 +362,10 @@ impl Fabric for TcpFabric {
 
     fn stats(&self) -> FabricStats {
         self.context.stats
+    }
+
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        let why = self.context.refused.lately(peer, Instant::now())?;
+        Some(why.to_owned())
     }
 }

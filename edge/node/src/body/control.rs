@@ -97,6 +97,16 @@ impl Body {
         traffic
     }
 
+    /// The peers that this replica and they refuse each other, by id, and why.
+    fn refused(&self) -> serde_json::Value {
+        let peers = self.replica.members().iter();
+        let refused = peers.filter_map(|peer| {
+            let why = self.fabric.as_ref()?.refusal(peer)?;
+            Some((peer.0.to_string(), why.into()))
+        });
+        serde_json::Value::Object(refused.collect())
+    }
+
     fn status(&self) -> serde_json::Value {
         let known = self.storage.guest();
         let status = self.replica.status();
@@ -119,6 +129,7 @@ impl Body {
             "slot_longest_us": status.slot_longest.0,
             "commit": status.commit.0,
             "rejected": status.rejected,
+            "refused": self.refused(),
             "plover_pid": std::process::id(),
             "last_in_sync": {
                 "isr": known.in_sync.iter().map(|r| r.0).collect::<Vec<_>>(),

@@ -274,10 +274,10 @@ impl Body {
     pub(super) fn dismiss_operators(&mut self) {
         let status = self.replica.status();
         let who = match status.leader.filter(|leader| *leader != status.id) {
-            Some(leader) => format!("; replica {leader} does"),
+            Some(leader) => format!("; replica {} does", leader.0),
             None => String::new(),
         };
-        let why = format!("\r\n[replica {} leads no more{who}]\r\n", status.id);
+        let why = format!("\r\n[replica {} leads no more{who}]\r\n", status.id.0);
         self.show(why.as_bytes());
         self.console.clear();
     }

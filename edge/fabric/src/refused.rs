@@ -1,0 +1,55 @@
+//! Whose handshakes were refused lately, by either side, and why. A wrong configuration is tried again
+//! every few seconds: the log hears of it once, the status for as long as it goes on.
+
+use plover_types::ReplicaId;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A refusal counts for so long: five times what passes before a refused peer is dialled again.
+const LATELY: Duration = Duration::from_secs(10);
+
+/// What was refused last, by peer.
+#[derive(Debug, Default)]
+pub(crate) struct Refused(BTreeMap<ReplicaId, (String, Instant)>);
+
+impl Refused {
+    /// A handshake with `peer` was refused. Whether that is news.
+    pub fn note(&mut self, peer: ReplicaId, why: &dyn std::fmt::Display, now: Instant) -> bool {
+        let why = why.to_string();
+        let is_news = self.lately(peer, now) != Some(why.as_str());
+        self.0.insert(peer, (why, now));
+        is_news
+    }
+
+    /// The link to `peer` has come up.
+    pub fn forget(&mut self, peer: ReplicaId) {
+        self.0.remove(&peer);
+    }
+
+    /// Why the last handshake with `peer` was refused, if that was lately.
+    pub fn lately(&self, peer: ReplicaId, now: Instant) -> Option<&str> {
+        let (why, at) = self.0.get(&peer)?;
+        (now.saturating_duration_since(*at) < LATELY).then_some(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_news_once_and_known_while_it_goes_on() {
+        let (peer, start) = (ReplicaId(1), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut refused = Refused::default();
+        assert!(refused.note(peer, &"the version", at(0)));
+        assert!(!refused.note(peer, &"the version", at(8)));
+        assert!(!refused.note(peer, &"the version", at(16)));
+        assert!(refused.note(peer, &"the group", at(17)));
+        assert_eq!(refused.lately(peer, at(26)), Some("the group"));
+        assert_eq!(refused.lately(peer, at(27)), None);
+        assert!(refused.note(peer, &"the group", at(40)), "again");
+        refused.forget(peer);
+        assert_eq!(refused.lately(peer, at(40)), None);
+    }
+}
