@@ -1,8 +1,11 @@
 //! What happens to a replica, and what it asks of the world.
 
+mod note;
+
+pub use note::Note;
+
 use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
 use plover_policy::{EarlyConfig, MatchConfig, Policy, SlotConfig, UnprotectedOutput};
-use plover_syncvm::SyncReport;
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
@@ -350,155 +353,4 @@ pub enum Role {
     Leader,
     /// Led, and does not know yet who leads now; its guest runs on with its outputs held.
     Deposed,
-}
-
-/// Things worth a line in the trace, with the moment at which they happened.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "what", rename_all = "snake_case")]
-pub enum Note {
-    /// This replica's role changed.
-    Role {
-        /// From.
-        from: Role,
-        /// To.
-        to: Role,
-        /// In this view.
-        view: View,
-    },
-    /// The leader is silent; an election is being prepared.
-    Suspected {
-        /// The view whose leader is suspected.
-        view: View,
-    },
-    /// Won the election.
-    Elected {
-        /// The view.
-        view: View,
-    },
-    /// Faces clients from here on.
-    Serving {
-        /// The view.
-        view: View,
-    },
-    /// A new in-sync set is committed.
-    InSync {
-        /// The set.
-        in_sync: ReplicaSet,
-        /// Where.
-        at: Index,
-    },
-    /// A peer answers, or has stopped answering.
-    Peer {
-        /// The peer.
-        peer: ReplicaId,
-        /// Whether it answers.
-        alive: bool,
-    },
-    /// A copy to a new secondary has begun.
-    JoinBegun {
-        /// The new secondary.
-        peer: ReplicaId,
-    },
-    /// The new secondary stands ready; the first round follows, after comparing.
-    JoinOpened {
-        /// The new secondary.
-        peer: ReplicaId,
-        /// It goes on with a copy of this replica's pages that it has kept.
-        warm: bool,
-    },
-    /// One round of it.
-    JoinRound {
-        /// The round, from 0.
-        round: u32,
-        /// Pages to copy in it.
-        pages: u32,
-    },
-    /// It failed; another attempt follows.
-    JoinFailed {
-        /// Who was to join.
-        peer: ReplicaId,
-        /// Why.
-        why: String,
-    },
-    /// The guest is protected: the in-sync set has two members.
-    Protected {
-        /// The secondary.
-        peer: ReplicaId,
-    },
-    /// A witness has all of this secondary's pages, but for those written lately.
-    Warm {
-        /// The witness.
-        peer: ReplicaId,
-    },
-    /// A witness does not take a warm copy; it is asked again later.
-    WarmRefused {
-        /// The witness.
-        peer: ReplicaId,
-        /// Why.
-        why: String,
-    },
-    /// The outputs of the two sides cannot all be matched; a sync follows.
-    OutputsDiffer {
-        /// Where, and how.
-        why: String,
-    },
-    /// An output has waited for the secondary's guest to send the same for too long; a sync follows.
-    OutputsUnmatched {
-        /// What waits, and for what.
-        why: String,
-    },
-    /// A sync failed; its pages stay owed and its outputs held.
-    SyncFailed {
-        /// The syncvm.
-        sync: SyncNo,
-        /// Why.
-        why: String,
-    },
-    /// A sync was acknowledged and its outputs released.
-    Synced(Box<SyncReport>),
-    /// The phase a running sync is in (for test hooks that strike in a given phase).
-    SyncPhase {
-        /// The syncvm.
-        sync: SyncNo,
-        /// The phase entered.
-        phase: plover_syncvm::Phase,
-    },
-    /// The secondary has applied a syncvm: its memory equals the leader's at the cut.
-    Applied {
-        /// The syncvm.
-        sync: SyncNo,
-    },
-    /// The secondary's guest waits, and has a checkpoint in its memory. [`Note::Applied`] follows
-    /// if it takes over and has loaded the devices too.
-    Kept {
-        /// The sync.
-        sync: SyncNo,
-    },
-    /// This side's guest is lost.
-    GuestLost {
-        /// Why.
-        why: String,
-    },
-    /// Nobody holds the guest's state any more; serving has stopped.
-    GroupEmpty {
-        /// Whether the group has never run.
-        fresh: bool,
-    },
-    /// A client's frames were dropped because the queue was full, like a NIC's.
-    InputDropped {
-        /// How many.
-        frames: usize,
-    },
-    /// The guest's outputs were dropped because the guard was full and no sync could empty it.
-    OutputDropped {
-        /// How many.
-        frames: usize,
-    },
-    /// A message was dropped: of another view, malformed, or out of place.
-    Rejected {
-        /// From whom.
-        from: ReplicaId,
-        /// Why.
-        why: String,
-    },
 }

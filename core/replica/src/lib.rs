@@ -43,6 +43,7 @@ mod api;
 mod areas;
 mod bulk;
 mod connections;
+mod consensus;
 mod copy;
 mod early;
 mod failover;

@@ -11,13 +11,12 @@ use crate::refusals::Refusals;
 use crate::standby::Standby;
 use crate::stream::Stream;
 use crate::warm::Warming;
-use apus::{Apus, Command, EntryKind, Phase as ConsensusPhase, ProposeError, Start};
+use apus::{Apus, Command, Phase as ConsensusPhase, Start};
 use plover_guard::Guard;
 use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::{EarlyHashes, Ledger, Phase};
 use plover_types::{
-    Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
-    Unconsumed, View, Viewstamp,
+    Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
 };
 use std::collections::VecDeque;
 
@@ -58,7 +57,7 @@ pub struct Replica {
     pub(crate) role: Role,
     pub(crate) view: View,
     pub(crate) leader: Option<ReplicaId>,
-    consensus_phase: ConsensusPhase,
+    pub(crate) consensus_phase: ConsensusPhase,
     /// The newest in-sync set that is committed.
     pub(crate) in_sync: ReplicaSet,
     /// The in-sync set this leader has proposed and not yet seen committed.
@@ -311,81 +310,6 @@ impl Replica {
         }
     }
 
-    pub(crate) fn consensus(&mut self, event: apus::Event<'_>) {
-        self.apus.apply(self.now, event, &mut self.consensus_out);
-    }
-
-    /// Proposes and sends at once.
-    pub(crate) fn propose(
-        &mut self,
-        kind: EntryKind,
-        payload: Vec<u8>,
-    ) -> Result<Viewstamp, ProposeError> {
-        let viewstamp = self.apus.propose(self.now, kind, payload)?;
-        self.apus.flush(self.now, &mut self.consensus_out);
-        Ok(viewstamp)
-    }
-
-    fn drain_consensus(&mut self) {
-        while !self.consensus_out.is_empty() {
-            for command in std::mem::take(&mut self.consensus_out) {
-                self.on_command(command);
-            }
-        }
-        let phase = self.apus.status().phase;
-        if phase != self.consensus_phase {
-            if phase == ConsensusPhase::Canvassing {
-                let view = self.view;
-                self.note(Note::Suspected { view });
-            }
-            if self.role == Role::Recovering
-                && matches!(
-                    phase,
-                    ConsensusPhase::Following | ConsensusPhase::Canvassing
-                )
-            {
-                self.set_role(Role::Witness);
-            }
-            self.consensus_phase = phase;
-        }
-    }
-
-    fn on_command(&mut self, command: Command) {
-        match command {
-            Command::Write { to, bytes } => {
-                self.out.push(Action::Write {
-                    to,
-                    lane: Lane::Log,
-                    payload: Payload::Log,
-                    bytes,
-                });
-            }
-            Command::PersistState(state) => self.out.push(Action::PersistState(state)),
-            Command::PersistEntries {
-                after,
-                anew,
-                entries,
-            } => {
-                self.out.push(Action::PersistEntries {
-                    after,
-                    anew,
-                    entries,
-                });
-            }
-            Command::Deliver(entry) => self.on_deliver(entry),
-            Command::Jump { base, roster } => self.on_jump(base.index, roster.in_sync),
-            Command::Lead { view } => self.on_lead(view),
-            Command::Follow { view, leader } => self.on_follow(view, leader),
-            Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
-            Command::GroupEmpty { fresh } => {
-                self.note(Note::GroupEmpty { fresh });
-                if fresh && self.config.me == self.config.first_leader {
-                    self.apus.bootstrap(self.now, &mut self.consensus_out);
-                }
-            }
-        }
-    }
-
     fn on_link(&mut self, peer: ReplicaId, up: bool) {
         if up {
             self.links.insert(peer);
@@ -473,39 +397,6 @@ impl Replica {
             .min(join)
             .min(warm)
             .min(pace)
-    }
-
-    /// The consensus core, to be looked at from outside.
-    pub fn consensus_core(&self) -> &Apus {
-        &self.apus
-    }
-
-    /// The group.
-    pub fn members(&self) -> ReplicaSet {
-        self.config.members
-    }
-
-    /// The pages that this side owes, to be looked at from outside.
-    pub fn owed(&self) -> &PageSet {
-        self.ledger.owed()
-    }
-
-    /// Whether, as far as this source of a copy knows, its target may hold `page` otherwise; to be
-    /// looked at from outside. `None` if it is no source, or its target has not answered.
-    pub fn warm_copy_owes(&self, page: PageNo) -> Option<bool> {
-        let stream = self.stream.as_ref().filter(|stream| stream.is_open)?;
-        Some(stream.owed().contains(page) || stream.is_in_flight(page))
-    }
-
-    /// The stream that this replica is the source of and its target, or that its own copy follows
-    /// and its source; to be looked at from outside.
-    pub fn warm_stream(&self) -> Option<(u64, ReplicaId)> {
-        let source = self.stream.as_ref().map(|stream| (stream.id, stream.peer));
-        let target = || {
-            let standby = self.standby.as_ref()?;
-            Some((standby.follows?, standby.source))
-        };
-        source.or_else(target)
     }
 
     /// A peer that runs the guest in step with this leader.

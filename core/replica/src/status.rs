@@ -3,7 +3,8 @@
 use crate::api::Role;
 use crate::guest::Power;
 use crate::replica::Replica;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SyncNo, View};
+use apus::Apus;
+use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, View};
 use serde::Serialize;
 
 /// Where a replica stands.
@@ -61,6 +62,39 @@ pub struct WarmStatus {
 }
 
 impl Replica {
+    /// The consensus core, to be looked at from outside.
+    pub fn consensus_core(&self) -> &Apus {
+        &self.apus
+    }
+
+    /// The group.
+    pub fn members(&self) -> ReplicaSet {
+        self.config.members
+    }
+
+    /// The pages that this side owes, to be looked at from outside.
+    pub fn owed(&self) -> &PageSet {
+        self.ledger.owed()
+    }
+
+    /// Whether, as far as this source of a copy knows, its target may hold `page` otherwise; to be
+    /// looked at from outside. `None` if it is no source, or its target has not answered.
+    pub fn warm_copy_owes(&self, page: PageNo) -> Option<bool> {
+        let stream = self.stream.as_ref().filter(|stream| stream.is_open)?;
+        Some(stream.owed().contains(page) || stream.is_in_flight(page))
+    }
+
+    /// The stream that this replica is the source of and its target, or that its own copy follows
+    /// and its source; to be looked at from outside.
+    pub fn warm_stream(&self) -> Option<(u64, ReplicaId)> {
+        let source = self.stream.as_ref().map(|stream| (stream.id, stream.peer));
+        let target = || {
+            let standby = self.standby.as_ref()?;
+            Some((standby.follows?, standby.source))
+        };
+        source.or_else(target)
+    }
+
     /// Log entries up to here have been reclaimed.
     pub fn log_base(&self) -> Index {
         self.apus.status().base

@@ -1,0 +1,115 @@
+//! The guest's memory as its hypervisor sees it: dirty bits, and pages of 4096 bytes to hash, read and
+//! write.
+
+use super::FakeGuest;
+use crate::rng::mix;
+use plover_syncvm::blocks::{BlockMask, Divergent};
+use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
+use plover_types::{BLOCK_BYTES, Digest, PAGE_BYTES, PageNo, PageSet};
+use std::collections::BTreeMap;
+
+/// Where the second half of a page's word lies.
+const UPPER_HALF: usize = PAGE_BYTES / 2;
+
+impl FakeGuest {
+    /// Collects and clears the dirty bits.
+    pub fn scan(&mut self) -> PageSet {
+        std::mem::replace(&mut self.dirty, PageSet::new(self.habits.pages))
+    }
+
+    /// What a scan would find.
+    pub fn dirty(&self) -> &PageSet {
+        &self.dirty
+    }
+
+    /// All of its memory.
+    pub fn memory(&self) -> &[u64] {
+        &self.memory
+    }
+
+    /// Hashes pages under a key.
+    pub fn hash(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<Digest> {
+        let word = |i: usize| {
+            u64::from_le_bytes(
+                key[i * 8..i * 8 + 8]
+                    .try_into()
+                    .expect("a key has four words"),
+            )
+        };
+        let (low, high) = (mix(word(0), word(1)), mix(word(2), word(3)));
+        let digest = |page: &PageNo| {
+            let value = self.memory[page.0 as usize];
+            Digest(u128::from(mix(low, value)) | u128::from(mix(high, value)) << 64)
+        };
+        pages.iter().map(digest).collect()
+    }
+
+    /// A keyed hash of each block of each page.
+    pub fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
+        let key = u64::from_le_bytes(key[..8].try_into().expect("a key has 32 bytes"));
+        let mut hashes = Vec::new();
+        for page in pages {
+            let bytes = self.page(*page);
+            let blocks = bytes.chunks_exact(BLOCK_BYTES);
+            let word = |b: &[u8]| u64::from_le_bytes(b[..8].try_into().expect("a block is longer"));
+            hashes.extend(blocks.map(|block| mix(key, word(block))));
+        }
+        hashes
+    }
+
+    /// Reads pages into a chunk.
+    pub fn read_pages(&self, pages: &[PageNo]) -> Vec<u8> {
+        let whole: Vec<Divergent> = pages.iter().map(|page| (*page, BlockMask::ALL)).collect();
+        self.read_blocks(&whole)
+    }
+
+    /// Reads blocks into a chunk.
+    pub fn read_blocks(&self, pages: &[Divergent]) -> Vec<u8> {
+        let mut writer = ChunkWriter::new();
+        for (page, mask) in pages {
+            writer.push_blocks(*page, *mask, &self.page(*page));
+        }
+        writer.finish()
+    }
+
+    /// A page's bytes: its value in two halves, each at the beginning of another block.
+    fn page(&self, page: PageNo) -> [u8; PAGE_BYTES] {
+        let mut bytes = [0; PAGE_BYTES];
+        let value = self.memory[page.0 as usize].to_le_bytes();
+        bytes[..4].copy_from_slice(&value[..4]);
+        bytes[UPPER_HALF..UPPER_HALF + 4].copy_from_slice(&value[4..]);
+        bytes
+    }
+
+    /// Writes a chunk's pages from outside. As with a real guest, the dirty bits do not see it.
+    pub fn write_chunk(&mut self, bytes: &[u8]) -> Result<(), ChunkError> {
+        for page in chunk::read(bytes, self.habits.pages) {
+            let (page, content) = page?;
+            self.memory[page.0 as usize] = self.changed_by(page, &content);
+        }
+        Ok(())
+    }
+
+    /// What a page is once `content` is written into it.
+    fn changed_by(&self, page: PageNo, content: &PageContent<'_>) -> u64 {
+        let mut bytes = self.page(page);
+        content.apply(&mut bytes);
+        let mut value = [0; 8];
+        value[..4].copy_from_slice(&bytes[..4]);
+        value[4..].copy_from_slice(&bytes[UPPER_HALF..UPPER_HALF + 4]);
+        u64::from_le_bytes(value)
+    }
+
+    /// The blocks of its disks in page chunks that were checked before, as they are once these are
+    /// written.
+    pub fn staged_blocks(&self, chunks: &[Vec<u8>]) -> BTreeMap<u32, u64> {
+        let pages = chunks
+            .iter()
+            .flat_map(|chunk| chunk::read(chunk, self.habits.pages));
+        let first = self.habits.ram_pages();
+        let blocks = pages.flatten().filter(|(page, _)| page.0 >= first);
+        blocks
+            .map(|(page, content)| (page.0, self.changed_by(page, &content)))
+            .collect()
+    }
+}
