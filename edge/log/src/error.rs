@@ -2,6 +2,7 @@
 
 use plover_types::ReplicaId;
 use std::io;
+use std::path::PathBuf;
 
 /// Why an entry was not appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +66,17 @@ pub enum ServerError {
     /// all replicas.
     #[error("the state of another replica cannot be taken over: {0}")]
     Restore(String),
+    /// This replica's own state from before the log on its disk cannot be used. Nothing has been changed.
+    #[error(
+        "the snapshot in {} cannot be used: {why}. Start the release that wrote it, or move the directory \
+         away to recover from the others", dir.display()
+    )]
+    Snapshot {
+        /// Where it is.
+        dir: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Stable storage failed, or is not ours; its own words say what to do.
     #[error("{0}")]
     Store(String),

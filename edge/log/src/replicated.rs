@@ -184,7 +184,13 @@ impl<M: StateMachine> Replicated<M> {
         // Borrowed decoding: `wire::decode` serves only what owns its bytes.
         let body = match bytes.split_first() {
             Some((&wire::WIRE_VERSION, body)) => body,
-            _ => return Err("it is of another version".into()),
+            Some((version, _)) => {
+                let ours = wire::WIRE_VERSION;
+                return Err(format!(
+                    "it is of wire version {version}, this release has {ours}"
+                ));
+            }
+            None => return Err("it is empty".into()),
         };
         let snapshot: Snapshot<'_> =
             postcard::from_bytes(body).map_err(|error| format!("it is malformed: {error}"))?;

@@ -119,7 +119,11 @@ impl<M: StateMachine> Server<M> {
         let mut server = Self::open(config, Box::new(fabric), machine, (stable, start))?;
         if let Some(snapshot) = snapshot {
             let group = server.state.restore(&snapshot, server.core.life());
-            match group.map_err(ServerError::Restore)? {
+            let unusable = |why| ServerError::Snapshot {
+                dir: dir.into(),
+                why,
+            };
+            match group.map_err(unusable)? {
                 Some(group) => server.regroup(group),
                 None => tracing::info!("the snapshot is of the log before this one: not used"),
             }
