@@ -346,9 +346,9 @@ impl From<&Known> for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::net::IpAddr;
     use plover_types::forms::assert_form;
     use plover_types::wire;
-    use std::net::IpAddr;
 
     /// Both travel in messages of a sync.
     #[test]
