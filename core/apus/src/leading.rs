@@ -128,6 +128,9 @@ impl Apus {
         });
         if let Role::Leading(leadership) = &mut self.role {
             leadership.unsent.get_or_insert(prev);
+            if matches!(kind, EntryKind::InSync(_)) {
+                leadership.thrift.suspend();
+            }
         }
         viewstamp
     }

@@ -14,8 +14,13 @@
 //! ```
 //!
 //! Nothing rests on who is eager: a majority commits, whoever is in it. What changes is how many
-//! copies there are at first, exactly a majority. Groups of three or fewer are
-//! not thrifty: there the second backup costs little and hides a slow first one.
+//! copies there are at first, exactly a majority. Groups of three or fewer that replicate only a
+//! log are not thrifty: there the second backup costs little and hides a slow first one.
+//!
+//! Where a guest is protected, who is eager is no question of speed: those in sync with the leader
+//! wait for every entry, and the others, who only vote, do not. So in a group of three the witness is
+//! written to some times in a heartbeat, and before entries are dropped that it lacks
+//! ([`Apus::catch_up`]). While those in sync are no majority everyone is eager.
 
 use crate::api::Command;
 use crate::leading::Leadership;
@@ -26,7 +31,7 @@ use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 /// heartbeat. Long against a round trip, so that their share of the work is small; short against
 /// the heartbeat, so that a failover finds them nearly up to date.
 const LAZY_PART: u64 = 8;
-/// The smallest group in which it is worth it.
+/// The smallest group without a guest in which it is worth it.
 const VOTERS_MIN: usize = 4;
 
 /// What a leader keeps about it.
@@ -112,17 +117,41 @@ impl Apus {
 
     /// A majority has just committed up to `index`: those who made it are the eager ones.
     pub(crate) fn choose_eager(&mut self, index: Index) {
-        let voters = self.members().voters;
-        let thrifty = self.config.thrifty && voters.len() >= VOTERS_MIN;
+        let members = self.members();
+        let (voters, in_sync) = (members.voters, self.log.roster().in_sync);
+        let has_guest = !self.config.any_voter_stands;
+        let can = if has_guest {
+            let agree = in_sync.iter().filter(|id| voters.contains(*id));
+            agree.count() >= members.quorum()
+        } else {
+            voters.len() >= VOTERS_MIN
+        };
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
-        if !thrifty || leadership.thrift.eager.is_some() {
+        if !self.config.thrifty || !can || leadership.thrift.eager.is_some() {
             return;
         }
-        let fast = leadership.peers.iter();
-        let fast = fast.filter(|(id, peer)| voters.contains(**id) && peer.matched >= index);
+        let fast = leadership.peers.iter().filter(|(id, peer)| {
+            if has_guest {
+                in_sync.contains(**id)
+            } else {
+                voters.contains(**id) && peer.matched >= index
+            }
+        });
         leadership.thrift.eager = Some(ReplicaSet::of(fast.map(|(id, _)| *id)));
+    }
+
+    /// Sends now what some have not been sent yet. To be called before [`trim`](Self::trim): who lacks
+    /// what is dropped would have to begin anew behind it.
+    pub fn catch_up(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let Role::Leading(leadership) = &mut self.role else {
+            return;
+        };
+        if leadership.thrift.lazy_at != Micros::NEVER {
+            leadership.thrift.lazy_at = now;
+            self.send_to_lazy(now, out);
+        }
     }
 
     /// Sends the others what they lack, when it is time. If nothing was committed since the
@@ -141,6 +170,11 @@ impl Apus {
         if stuck {
             thrift.suspend();
         }
+        self.send_to_lazy(now, out);
+    }
+
+    /// It is time for those that are not eager.
+    fn send_to_lazy(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.replicate_to_all(now, false, out);
         if let Role::Leading(leadership) = &mut self.role {
             leadership.thrift.lazy_at = Micros::NEVER;

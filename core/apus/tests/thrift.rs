@@ -113,3 +113,63 @@ fn nothing_is_committed_before_one_of_those_awaited_has_answered() {
         assert!(!thrifty || least == 1, "any of the four is needed");
     }
 }
+
+/// A group of three with a guest: replica 0 leads, and some other is in sync with it.
+fn three(thrifty: bool) -> (World, usize, usize) {
+    let mut world = World::new(Setup {
+        thrifty,
+        ..Setup::new(12, 3, Durability::Memory)
+    });
+    world.run(Micros::from_ms(1500));
+    assert_eq!(world.leader(), Some(0));
+    let in_sync = world.core(0).status().in_sync;
+    let [secondary, witness] = match in_sync.contains(ReplicaId(1)) {
+        true => [1, 2],
+        false => [2, 1],
+    };
+    assert_eq!(in_sync.len(), 2);
+    (world, secondary, witness)
+}
+
+#[test]
+fn a_witness_is_written_to_now_and_then() {
+    for (thrifty, at_once) in [(false, 2), (true, 1)] {
+        let (mut world, secondary, witness) = three(thrifty);
+        assert!(commits_within(&mut world, Micros::from_ms(100)) > 0);
+        world.run(Micros::from_ms(50));
+        let writes = world.writes;
+        let last = world.propose(0, b"entry".to_vec()).unwrap();
+        assert_eq!(world.writes - writes, at_once);
+        world.run(Micros::from_ms(50));
+        for node in [secondary, witness] {
+            assert_eq!(world.core(node).status().last, last, "replica {node}");
+        }
+    }
+}
+
+/// The fear: what the witness has not been sent is dropped, and it has to begin anew behind it.
+#[test]
+fn a_witness_misses_nothing_that_is_trimmed() {
+    let (mut world, _, witness) = three(true);
+    world.nodes[witness].jumped_to = None;
+    for _ in 0..100 {
+        let last = world.propose(0, b"entry".to_vec()).unwrap().index;
+        let committed = |world: &World| world.core(0).status().commit >= last;
+        assert!(world.run_until(Micros::from_ms(100), committed));
+        world.trim(0);
+        // The network changes the order of messages.
+        world.run(Micros::from_ms(5));
+    }
+    assert!(world.core(0).status().base > plover_types::Index(50));
+    assert_eq!(world.nodes[witness].jumped_to, None);
+}
+
+#[test]
+fn a_witness_stands_in_for_a_secondary_that_dies() {
+    let (mut world, secondary, _) = three(true);
+    assert!(commits_within(&mut world, Micros::from_ms(100)) > 0);
+    world.crash(secondary);
+    let commits = commits_within(&mut world, Micros::from_ms(300));
+    assert!(commits > 10, "{commits}");
+    assert_eq!(world.leader(), Some(0));
+}
