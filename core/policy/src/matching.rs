@@ -7,30 +7,30 @@
 //! *compared* or not, and the rule finds out which pays:
 //!
 //! ```text
-//!   compared ──▶ lately few matches a slot ───▶ not compared for 1, 2, 4, … slots ─┐
-//!      ▲  │ agreed, or lately enough                                                │
-//!      │  ▼                                                                         │
-//!      └──┴────────────────────── another try ◀─────────────────────────────────────┘
+//!   compared ──▶ it yields less than others do ─▶ not compared for 1, 2, 4, … slots ─┐
+//!      ▲  │ agreed, or yields no less                                                 │
+//!      │  ▼                                                                           │
+//!      └──┴────────────────────── another try ◀───────────────────────────────────────┘
 //! ```
+//!
+//! What slots of either kind *yield* is the outputs that they let go, on a match and with their sync, by the
+//! time that they took, the pause included. Where clients wait for their answers, the kind that yields more
+//! is also the one that lets them wait less (Little's law). Slots that are compared and differ have to yield a
+//! quarter more: what comparing costs falls on the slot after, too. Where they yielded about the same, as with
+//! a Redis that tells the time, a load did a tenth less when every second slot was compared.
 
 use crate::axes::{Input, Policy};
-use crate::slot::{SlotRule, SlotView, SyncReason};
+use crate::slot::{SlotCost, SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 use serde::{Deserialize, Serialize};
 
-/// Frames matched in slots that differed in the end, on average, from which on comparing them pays.
-/// A sync lets about 16 frames go on the loads that were measured (PROMISES.md), in a slot of 5 ms; a
-/// slot that differs at its beginning takes 14 ms, since its first outputs wait for a secondary that
-/// has just been loaded. So this is about where both do as many in the same time.
-const PAYS_FROM: u32 = 24;
+/// Of what slots of one kind yield, so much at least is of the last: where two guests serve one counter they part
+/// after a few answers or after some thousands, and it is the latter that pay for the former.
+const NEW_PART: u64 = 64;
 
-/// The average is over about so many slots. Where two guests serve one counter they part after a few
-/// answers or after some thousands, and it is the latter that counts: so of one slot as many as
-/// [`COUNTED_MAX`] do.
-const AVERAGE_OF: u32 = 8;
-
-/// See [`AVERAGE_OF`]: one long slot is remembered for some twenty short ones.
-const COUNTED_MAX: u32 = 1024;
+/// So many slots in a row that are not compared, when nothing is known of such slots yet: what they yield
+/// is then known to a tenth or so.
+const SLOTS_TO_KNOW: u32 = 16;
 
 /// Slots that are not compared between two tries, at most. A plain slot takes about 5 ms under
 /// load, so a load that begins to agree is found out within some seconds; and a try that fails
@@ -116,8 +116,36 @@ pub struct MatchRule {
     pause: u32,
     /// How many the next pause has.
     next_pause: u32,
-    /// Frames matched in slots that differed: [`AVERAGE_OF`] times their average.
-    matched: u32,
+    /// What slots that were compared, and differed, have yielded lately; and slots that were not compared.
+    compared: Yield,
+    plain: Yield,
+}
+
+/// Outputs and the time that they took, over the last slots of a kind; the older a slot, the less it counts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Yield {
+    /// In units of 1/1024, so that nothing is lost to rounding.
+    outputs: u64,
+    micros: u64,
+}
+
+impl Yield {
+    fn learn(&mut self, cost: &SlotCost) {
+        self.outputs -= self.outputs / NEW_PART;
+        self.micros -= self.micros / NEW_PART;
+        self.outputs += u64::from(cost.outputs) * 1024;
+        self.micros += cost.slot.0 + cost.pause.0;
+    }
+
+    fn is_known(&self) -> bool {
+        self.micros > 0
+    }
+
+    /// Whether it is more, by so much that it is worth it.
+    fn pays_beside(&self, other: &Self) -> bool {
+        let rate = |one: &Self, by: &Self| u128::from(one.outputs) * u128::from(by.micros);
+        rate(self, other) * 4 > rate(other, self) * 5
+    }
 }
 
 impl MatchRule {
@@ -127,7 +155,8 @@ impl MatchRule {
             config,
             pause: 0,
             next_pause: 1,
-            matched: PAYS_FROM * AVERAGE_OF,
+            compared: Yield::default(),
+            plain: Yield::default(),
         }
     }
 
@@ -140,19 +169,25 @@ impl MatchRule {
         false
     }
 
-    /// Learns from a compared slot: `matched` frames went out on a match.
-    pub fn learn(&mut self, verdict: Verdict, matched: u32) {
-        if verdict == Verdict::Differs {
-            self.matched -= self.matched.div_ceil(AVERAGE_OF);
-            self.matched += matched.min(COUNTED_MAX);
-        }
+    /// Learns from a slot whose sync is over, and how its outputs came out if it was compared.
+    pub fn learn(&mut self, verdict: Option<Verdict>, cost: &SlotCost) {
         match verdict {
-            Verdict::Differs if self.matched < PAYS_FROM * AVERAGE_OF => {
-                self.pause = self.next_pause;
-                self.next_pause = (self.next_pause * 2).min(SLOTS_BETWEEN_TRIES_MAX);
+            None => return self.plain.learn(cost),
+            // A sync for each connection says nothing about what is said on it.
+            Some(Verdict::Opens) => return,
+            Some(Verdict::Agrees) => {
+                self.next_pause = 1;
+                return;
             }
-            Verdict::Opens if matched < PAYS_FROM => {}
-            _ => self.next_pause = 1,
+            Some(Verdict::Differs) => self.compared.learn(cost),
+        }
+        if !self.plain.is_known() {
+            self.pause = SLOTS_TO_KNOW;
+        } else if self.compared.pays_beside(&self.plain) {
+            self.next_pause = 1;
+        } else {
+            self.pause = self.next_pause;
+            self.next_pause = (self.next_pause * 2).min(SLOTS_BETWEEN_TRIES_MAX);
         }
     }
 
@@ -210,12 +245,24 @@ mod tests {
     use crate::presets::Preset;
     use crate::slot::SlotConfig;
 
-    fn slots_compared(rule: &mut MatchRule, slots: u32, verdict: Verdict, matched: u32) -> u32 {
+    /// A slot that took so many milliseconds and let so many outputs go.
+    fn cost(millis: u64, outputs: u32) -> SlotCost {
+        SlotCost {
+            slot: Micros::from_ms(millis),
+            pause: Micros::ZERO,
+            outputs,
+        }
+    }
+
+    /// Runs slots of which those that are compared come out so, and the others let 16 outputs go in 5 ms.
+    fn slots_compared(rule: &mut MatchRule, slots: u32, verdict: Verdict, one: SlotCost) -> u32 {
         let mut compared = 0;
         for _ in 0..slots {
             if rule.compares() {
                 compared += 1;
-                rule.learn(verdict, matched);
+                rule.learn(Some(verdict), &one);
+            } else {
+                rule.learn(None, &cost(5, 16));
             }
         }
         compared
@@ -224,25 +271,29 @@ mod tests {
     #[test]
     fn a_load_that_always_differs_is_hardly_ever_compared() {
         let mut rule = MatchRule::new(MatchConfig::default());
-        let warm_up = slots_compared(&mut rule, 1024, Verdict::Differs, 0);
-        assert!(warm_up <= 11, "{warm_up} tries");
-        let tries = slots_compared(&mut rule, 5130, Verdict::Differs, 0);
+        let warm_up = slots_compared(&mut rule, 1040, Verdict::Differs, cost(14, 16));
+        assert!(warm_up <= 12, "{warm_up} tries");
+        let tries = slots_compared(&mut rule, 5130, Verdict::Differs, cost(14, 16));
         assert!((9..=11).contains(&tries), "{tries} tries");
     }
 
     #[test]
     fn a_load_that_begins_to_agree_is_found_out() {
         let mut rule = MatchRule::new(MatchConfig::default());
-        slots_compared(&mut rule, 5000, Verdict::Differs, 0);
-        slots_compared(&mut rule, SLOTS_BETWEEN_TRIES_MAX + 1, Verdict::Agrees, 5);
-        assert_eq!(slots_compared(&mut rule, 100, Verdict::Agrees, 5), 100);
+        slots_compared(&mut rule, 5000, Verdict::Differs, cost(14, 16));
+        let agree = |rule: &mut MatchRule, slots| {
+            slots_compared(rule, slots, Verdict::Agrees, cost(1000, 5000))
+        };
+        agree(&mut rule, SLOTS_BETWEEN_TRIES_MAX + 1);
+        assert_eq!(agree(&mut rule, 100), 100);
     }
 
     #[test]
     fn colo_compares_always_and_ends_a_slot_that_differs_at_once() {
         let colo = Preset::find("colo").unwrap();
         let mut rule = MatchRule::new(MatchConfig::of(&colo.policy));
-        assert_eq!(slots_compared(&mut rule, 100, Verdict::Differs, 0), 100);
+        let compared = slots_compared(&mut rule, 100, Verdict::Differs, cost(14, 0));
+        assert_eq!(compared, 100);
         let slot = SlotRule::new(SlotConfig::default());
         let (view, found) = views();
         let view = SlotView {
@@ -259,35 +310,38 @@ mod tests {
 
     /// A few long slots pay for many short ones.
     #[test]
-    fn it_is_the_average_that_counts() {
+    fn it_is_the_sum_that_counts() {
         let mut rule = MatchRule::new(MatchConfig::default());
-        for round in 0..50 {
-            assert_eq!(slots_compared(&mut rule, 1, Verdict::Differs, 2000), 1);
-            let compared = slots_compared(&mut rule, 10, Verdict::Differs, 10);
-            assert_eq!(compared, 10, "round {round}");
+        slots_compared(&mut rule, 30, Verdict::Differs, cost(14, 16));
+        while !rule.compares() {
+            rule.learn(None, &cost(5, 16));
         }
-        let compared = slots_compared(&mut rule, 1000, Verdict::Differs, 10);
-        assert!(compared < 60, "{compared}");
+        rule.learn(Some(Verdict::Differs), &cost(400, 4000));
+        for round in 0..50 {
+            let compared = slots_compared(&mut rule, 20, Verdict::Differs, cost(14, 16));
+            assert_eq!(compared, 20, "round {round}");
+            rule.learn(Some(Verdict::Differs), &cost(400, 4000));
+        }
+        let compared = slots_compared(&mut rule, 1000, Verdict::Differs, cost(14, 16));
+        assert!(compared < 100, "{compared}");
     }
 
-    /// Nothing is lost to rounding.
+    /// What pays is found out by comparing, not guessed.
     #[test]
-    fn slots_that_pay_are_found_out_from_below() {
+    fn slots_that_yield_more_than_others_are_compared() {
+        for (millis, pays) in [(3, true), (5, false)] {
+            let mut rule = MatchRule::new(MatchConfig::default());
+            slots_compared(&mut rule, 500, Verdict::Differs, cost(millis, 16));
+            let compared = slots_compared(&mut rule, 100, Verdict::Differs, cost(millis, 16));
+            assert_eq!(compared > 50, pays, "{compared}");
+        }
+    }
+
+    #[test]
+    fn connections_that_are_opened_say_nothing_about_a_load() {
         let mut rule = MatchRule::new(MatchConfig::default());
-        slots_compared(&mut rule, 50, Verdict::Differs, 10);
-        slots_compared(&mut rule, 10_000, Verdict::Differs, PAYS_FROM + 2);
-        let compared = slots_compared(&mut rule, 100, Verdict::Differs, PAYS_FROM + 2);
+        let compared = slots_compared(&mut rule, 100, Verdict::Opens, cost(14, 0));
         assert_eq!(compared, 100);
-    }
-
-    #[test]
-    fn many_matches_pay_for_a_difference() {
-        let mut rule = MatchRule::new(MatchConfig::default());
-        assert_eq!(
-            slots_compared(&mut rule, 100, Verdict::Differs, PAYS_FROM),
-            100
-        );
-        assert_eq!(slots_compared(&mut rule, 100, Verdict::Opens, 0), 100);
     }
 
     fn views() -> (SlotView, MatchView) {

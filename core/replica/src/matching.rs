@@ -27,7 +27,9 @@
 use crate::api::{Canary, Config, Note, Role};
 use crate::replica::Replica;
 use plover_guard::{Difference, Matcher, Opened, OutputNo};
-use plover_policy::{MatchRule, MatchView, ReleaseWhen, SlotView, SyncReason, SyncWhen, Verdict};
+use plover_policy::{
+    MatchRule, MatchView, ReleaseWhen, SlotCost, SlotView, SyncReason, SyncWhen, Verdict,
+};
 use plover_syncvm::message::Body;
 use plover_types::{Frame, Micros, ReplicaId, SyncNo};
 
@@ -66,6 +68,8 @@ pub(crate) struct Matching {
     rule: MatchRule,
     releases_on_match: bool,
     slot: Option<Compared>,
+    /// How the outputs of the slot before the last cut came out, if they were compared.
+    ended: Option<Verdict>,
 }
 
 /// The secondary's side: what it says in this slot.
@@ -94,6 +98,7 @@ impl Matching {
             rule: MatchRule::new(config.matching),
             releases_on_match: config.policy.release == ReleaseWhen::Matched,
             slot: None,
+            ended: None,
         }
     }
 
@@ -101,9 +106,7 @@ impl Matching {
     /// many frames of the old one went out on a match.
     pub fn cut(&mut self, sync: SyncNo) -> u32 {
         let ended = self.slot.take();
-        if let Some(ended) = &ended {
-            self.rule.learn(ended.verdict, ended.matched);
-        }
+        self.ended = ended.as_ref().map(|ended| ended.verdict);
         if self.releases_on_match && self.rule.compares() {
             self.matcher.begin(ended.is_some());
             self.slot = Some(Compared {
@@ -118,6 +121,13 @@ impl Matching {
             });
         }
         ended.map_or(0, |ended| ended.matched)
+    }
+
+    /// What the slot before the last cut has cost, its sync included.
+    pub fn learn(&mut self, cost: &SlotCost) {
+        if self.releases_on_match {
+            self.rule.learn(self.ended, cost);
+        }
     }
 
     /// The slot that is compared since its sync was acknowledged, and how much was heard in it.

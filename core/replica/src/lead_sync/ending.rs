@@ -95,12 +95,14 @@ impl Replica {
         };
         sync.enter(Phase::Idle, self.now);
         let report = &sync.report;
-        self.slot_rule.learn(&SlotCost {
+        let cost = SlotCost {
             slot: report.slot,
             pause: report.pause,
             outputs: report.outputs + report.matched,
-        });
+        };
+        self.slot_rule.learn(&cost);
         if !sync.join {
+            self.matching.learn(&cost);
             self.early_learn(&sync.report);
         }
         self.note(Note::Synced(Box::new(sync.report)));
