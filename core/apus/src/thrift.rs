@@ -25,7 +25,7 @@
 use crate::api::Command;
 use crate::leading::Leadership;
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
+use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 
 /// How long an entry may wait for the backups that a majority does not need, as a part of the
 /// heartbeat. Long against a round trip, so that their share of the work is small; short against
@@ -80,16 +80,14 @@ impl Thrift {
 }
 
 impl Apus {
-    /// For whose messages a leader need wake up, because without one of them nothing more can be
-    /// committed: of `m` backups to whom something uncommitted is on its way, `k` have to answer, and
-    /// no `k` have before one of any `m - k + 1` has. They are those with the highest ids, who are
-    /// written to last and mostly answer last. `None` for everyone: it does not lead, nothing is on
-    /// its way, or not to enough.
+    /// For whose messages a leader need wake up: those to whom something uncommitted is on its way,
+    /// once so many of them have written as nothing more can be committed without. `None` for everyone:
+    /// it does not lead, nothing is on its way, or not to enough.
     ///
     /// A hint for a caller that can sleep so. It holds until the leader sends something, and what
     /// others write must be found soon all the same: at the [`deadline`](Self::deadline) at the
     /// latest.
-    pub fn awaited(&self) -> Option<ReplicaSet> {
+    pub fn awaited(&self) -> Option<Awaited> {
         let Role::Leading(leadership) = &self.role else {
             return None;
         };
@@ -111,8 +109,10 @@ impl Apus {
         if needed == 0 || needed > outstanding.len() {
             return None;
         }
-        let earlier = outstanding.iter().take(needed - 1);
-        Some(ReplicaSet(outstanding.0 & !ReplicaSet::of(earlier).0))
+        Some(Awaited {
+            from: outstanding,
+            count: needed,
+        })
     }
 
     /// A majority has just committed up to `index`: those who made it are the eager ones.

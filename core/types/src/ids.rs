@@ -69,6 +69,34 @@ impl ReplicaSet {
     }
 }
 
+/// Answers that are waited for: so many, each from another one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Who may answer.
+    pub from: ReplicaSet,
+    /// How many have to: at least one, at most all.
+    pub count: usize,
+}
+
+impl Awaited {
+    /// One answer, whoever it comes from.
+    pub const ANY: Self = Self {
+        from: ReplicaSet::ALL,
+        count: 1,
+    };
+
+    /// The same for who cannot count: of `m`, no `count` have answered before one of any
+    /// `m - count + 1` has. Those with the highest ids, who are written to last and so mostly answer
+    /// late.
+    pub fn uncounted(self) -> Self {
+        let earlier = self.from.iter().take(self.count.saturating_sub(1));
+        Self {
+            from: ReplicaSet(self.from.0 & !ReplicaSet::of(earlier).0),
+            count: 1,
+        }
+    }
+}
+
 impl fmt::Display for ReplicaSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{{")?;

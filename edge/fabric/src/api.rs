@@ -2,7 +2,7 @@
 
 use crate::FabricStats;
 use crate::poll::Token;
-use plover_types::{ReplicaId, ReplicaSet};
+use plover_types::{Awaited, ReplicaId};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::io;
@@ -141,12 +141,13 @@ pub trait Fabric {
         false
     }
 
-    /// Says whose records the next sleep has to end for: those of `peers`, or of everyone, which is
-    /// also how it is if nothing is said. What others write is then found when the sleep ends
-    /// anyway, so it should not be a long one. For one sleep, and a hint: a fabric that cannot tell
-    /// its peers apart while the caller sleeps ignores it. To be said before `timeout` is asked.
-    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
-        let _ = peers;
+    /// Says for what the next sleep has to end: once so many of these have written, or with `None` as
+    /// soon as anyone has, which is also how it is if nothing is said. What others write, and fewer,
+    /// is then found when the sleep ends anyway, so it should not be a long one. For one sleep, and a
+    /// hint: a fabric that cannot tell its peers apart while the caller sleeps ignores it. To be said
+    /// before `timeout` is asked.
+    fn wake_for(&mut self, awaited: Option<Awaited>) {
+        let _ = awaited;
     }
 
     /// How long the caller may sleep on `wait_fd` before it must call `progress` anyway
@@ -197,8 +198,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn is_readable(&self, attached: Attached) -> bool {
         (**self).is_readable(attached)
     }
-    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
-        (**self).wake_for(peers);
+    fn wake_for(&mut self, awaited: Option<Awaited>) {
+        (**self).wake_for(awaited);
     }
     fn timeout(&self) -> Option<Duration> {
         (**self).timeout()

@@ -11,7 +11,7 @@
 //! records keep the order of their lane. What is held when the link goes down is lost with it.
 
 use crate::{Attached, Fabric, FabricEvent, FabricStats, Lane, PeerError, WriteError};
-use plover_types::{ReplicaId, ReplicaSet, SplitMix64};
+use plover_types::{Awaited, ReplicaId, SplitMix64};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -361,8 +361,8 @@ impl<F: Fabric> Fabric for Faulty<F> {
         self.inner.is_readable(attached)
     }
 
-    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
-        self.inner.wake_for(peers);
+    fn wake_for(&mut self, awaited: Option<Awaited>) {
+        self.inner.wake_for(awaited);
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -13,7 +13,7 @@
 
 use crate::poll::{Interest, Poll};
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
-use plover_types::{ReplicaId, ReplicaSet};
+use plover_types::{Awaited, ReplicaId};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
@@ -143,9 +143,10 @@ impl Fabric for Mixed {
         self.poll.is_readable(attached.0)
     }
 
-    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
+    /// No part sees who has written to the others, so none can count.
+    fn wake_for(&mut self, awaited: Option<Awaited>) {
         for part in &mut self.parts {
-            part.fabric.wake_for(peers);
+            part.fabric.wake_for(awaited.map(Awaited::uncounted));
         }
     }
 

@@ -15,7 +15,7 @@ pub use nine::everyone_reaches_everyone;
 
 use crate::{Fabric, FabricEvent, Lane, WriteError};
 use group::{DEADLINE, Group, R, Stream, record, sleep};
-use plover_types::{ReplicaId, ReplicaSet, SplitMix64};
+use plover_types::{Awaited, ReplicaId, ReplicaSet, SplitMix64};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -327,18 +327,27 @@ pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
     }
 }
 
-/// A sleep that is to end for one peer ends for it, and what another wrote meanwhile is there then.
-/// The next sleep ends for everyone again.
+/// A sleep that is to end for one peer ends for it, one that is to end for two once both have written,
+/// and what others wrote meanwhile is there then. The next sleep ends for everyone again.
 pub fn who_is_not_waited_for_is_heard_all_the_same<M: Maker>(maker: M) {
     let mut group = Group::new(maker);
     for n in 0..20 {
-        for (waited_for, writers) in [(Some(R[2]), [R[0], R[2]]), (None, [R[2], R[0]])] {
+        let awaited = |from: &[ReplicaId]| {
+            let count = from.len();
+            let from = ReplicaSet::of(from.iter().copied());
+            Some(Awaited { from, count })
+        };
+        for (awaited, writers) in [
+            (awaited(&[R[2]]), [R[0], R[2]]),
+            (None, [R[2], R[0]]),
+            (awaited(&[R[0], R[2]]), [R[2], R[0]]),
+        ] {
             let heard =
                 |group: &Group<M>, from| group.node_ref(R[1]).records(from, Lane::Log).count();
             let before = writers.map(|writer| heard(&group, writer));
             // Asleep, as far as the writers can tell.
             let sleeper = group.fabric(R[1]);
-            sleeper.wake_for(waited_for.map(|peer| ReplicaSet::of([peer])));
+            sleeper.wake_for(awaited);
             let mut timeout = sleeper.timeout();
             for writer in writers {
                 let fabric = group.fabric(writer);

@@ -3,10 +3,10 @@
 
 use super::needed;
 use crate::ring::{Capacity, RingMemory};
-use crate::shm::bare::{Bell, Cell, Inbound, Layout, Outbound, eventfd_of_sleeper, nap_word};
+use crate::shm::bare::{Bell, Cell, Inbound, Layout, Nap, Outbound, eventfd_of_sleeper};
 use crate::spin::Spinner;
 use crate::{Lane, Spin};
-use plover_types::{ReplicaId, ReplicaSet};
+use plover_types::{Awaited, ReplicaId};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -69,8 +69,11 @@ impl Sleeper {
                 continue;
             }
             self.naps += 1;
-            let word = nap_word(self.naps, ReplicaSet::ALL);
-            self.nap.store(word, Ordering::Relaxed);
+            let nap = Nap {
+                number: self.naps,
+                awaited: Awaited::ANY,
+            };
+            self.nap.store(nap.word(), Ordering::Relaxed);
             fence(Ordering::SeqCst);
             if !ready() {
                 // A ring for an earlier nap may be left: then it is asked again.

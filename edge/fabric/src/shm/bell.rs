@@ -14,7 +14,7 @@
 //! The bell is an eventfd in the sleeper's epoll, edge-triggered: ringing it wakes, and nobody
 //! has to read it afterwards.
 
-use super::board::nap_of;
+use super::board::Nap;
 use plover_types::ReplicaId;
 use rustix::event::EventfdFlags;
 use std::io;
@@ -68,16 +68,20 @@ impl Bell {
         Self { eventfd, rung: 0 }
     }
 
-    /// Wakes the peer if it naps and `me` is to end that. What it is to see must have been stored
-    /// before.
-    pub fn ring(&mut self, nap: &AtomicU64, me: ReplicaId) {
+    /// The nap of the peer that `me` is to end, alone or with others, once for each nap. What the peer
+    /// is to see must have been stored before.
+    pub fn nap_to_end(&mut self, nap: &AtomicU64, me: ReplicaId) -> Option<Nap> {
         fence(Ordering::SeqCst);
-        match nap_of(nap.load(Ordering::Relaxed), me) {
-            Some(number) if number != self.rung => {
-                self.rung = number;
-                self.ring_anyway();
-            }
-            _ => {}
+        let nap = Nap::of(nap.load(Ordering::Relaxed), me)?;
+        let is_new = nap.number != self.rung;
+        self.rung = nap.number;
+        is_new.then_some(nap)
+    }
+
+    /// Wakes the peer if it naps and `me` is to end that, without regard to how many others are.
+    pub fn ring(&mut self, nap: &AtomicU64, me: ReplicaId) {
+        if self.nap_to_end(nap, me).is_some() {
+            self.ring_anyway();
         }
     }
 
@@ -90,9 +94,8 @@ impl Bell {
 
 #[cfg(test)]
 mod tests {
-    use super::super::board::nap_word;
     use super::*;
-    use plover_types::ReplicaSet;
+    use plover_types::{Awaited, ReplicaSet};
 
     const ME: ReplicaId = ReplicaId(3);
 
@@ -111,7 +114,10 @@ mod tests {
         let nap = AtomicU64::new(0);
         bell.ring(&nap, ME);
         assert_eq!(count(&mine), 0, "awake");
-        let naps = |number, peers| nap.store(nap_word(number, peers), Ordering::Relaxed);
+        let naps = |number, from| {
+            let awaited = Awaited { from, count: 1 };
+            nap.store(Nap { number, awaited }.word(), Ordering::Relaxed);
+        };
         naps(7, ReplicaSet::ALL);
         bell.ring(&nap, ME);
         bell.ring(&nap, ME);

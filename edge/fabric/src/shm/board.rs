@@ -6,9 +6,25 @@
 //! the others' caches hold; so it stores twice.
 //!
 //! ```text
-//!   0                         awake
-//!   number << 16 | peers      naps; those of `peers`, a bit each, are to end it
+//!   0                                    awake
+//!   number << 20 | count << 16 | peers   naps, until so many of `peers`, a bit each, have written
 //! ```
+//!
+//! **Who rings.** To wake a sleeper costs both sides far more than to write to it. A leader who needs four
+//! answers should not be woken by the first three; nor can it know who will be last. So each of those
+//! named says on its own board that it has written, and then counts how many have: whoever completes
+//! the number rings.
+//!
+//! ```text
+//!   backup                                 another backup
+//!     answered := n   (own board)            answered := n   (own board)
+//!     ── fence ──                            ── fence ──
+//!     how many have? enough: ring            how many have? enough: ring
+//! ```
+//!
+//! Whichever of the two fences comes second sees both, so the last one never misses that it is; two
+//! may ring. Who has written before the nap says nothing: the sleeper does not count it any more. And
+//! who cannot see the boards of all who are named rings at once.
 //!
 //! **Who is rung first.** A bell that wakes another core takes a while to arrive, and much of that
 //! time the one who rings stands still; in a virtual machine 15 µs and more. One that is rung right after
@@ -16,26 +32,42 @@
 //! from whoever wakes it, so that later bells are late. So those who slept on other cores are rung first.
 
 use super::memory::{BadMemory, Mapping, PAGE_BYTES, SEALS, check};
-use plover_types::{ReplicaId, ReplicaSet};
+use plover_types::{Awaited, ReplicaId, ReplicaSet};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::ProtFlags;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The words.
+/// The words: the nap, where it was taken, and from here on one for each peer, the number of its nap that
+/// this replica has answered last. They are no neighbours of the first two, which others look at all the time.
 const NAP: usize = 0;
 const CORE: usize = 1;
+const ANSWERED: usize = 8;
 
-/// The word of a nap. Naps are numbered from 1, and 2^48 of them are enough for a century.
-pub(crate) fn nap_word(number: u64, peers: ReplicaSet) -> u64 {
-    number << 16 | u64::from(peers.0)
+/// A nap that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Nap {
+    /// From 1; after 2^44, years of them, they begin anew.
+    pub number: u64,
+    pub awaited: Awaited,
 }
 
-/// The nap that `me` is to end, by its number, if this is one.
-pub(crate) fn nap_of(word: u64, me: ReplicaId) -> Option<u64> {
-    let asks_me = ReplicaSet(word as u16).contains(me);
-    asks_me.then_some(word >> 16)
+impl Nap {
+    /// As it stands on the board.
+    pub fn word(self) -> u64 {
+        let Awaited { from, count } = self.awaited;
+        self.number << 20 | (count as u64 & 0xf) << 16 | u64::from(from.0)
+    }
+
+    /// What a board says, if `me` is named there.
+    pub fn of(word: u64, me: ReplicaId) -> Option<Self> {
+        let from = ReplicaSet(word as u16);
+        let count = (word >> 16) as usize & 0xf;
+        let number = word >> 20;
+        let awaited = Awaited { from, count };
+        from.contains(me).then_some(Self { number, awaited })
+    }
 }
 
 /// A replica's own.
@@ -63,12 +95,19 @@ impl Board {
         self.memory.try_clone()
     }
 
-    pub fn naps(&self, number: u64, peers: ReplicaSet) {
+    pub fn naps(&self, nap: Nap) {
         let core = rustix::thread::sched_getcpu();
         self.mapping
             .word(CORE)
             .store(core as u64, Ordering::Relaxed);
-        self.say(nap_word(number, peers));
+        self.say(nap.word());
+    }
+
+    /// Says that this replica has written to `peer` since that fell asleep for `nap`.
+    pub fn answers(&self, peer: ReplicaId, nap: Nap) {
+        self.mapping
+            .word(ANSWERED + usize::from(peer.0))
+            .store(nap.number, Ordering::Relaxed);
     }
 
     pub fn is_awake(&self) {
@@ -104,6 +143,12 @@ impl BoardOf {
         self.0.word(NAP)
     }
 
+    /// Whether it says that it has written to `sleeper` since that fell asleep for `nap`.
+    pub fn has_answered(&self, sleeper: ReplicaId, nap: Nap) -> bool {
+        let word = self.0.word(ANSWERED + usize::from(sleeper.0));
+        word.load(Ordering::Relaxed) == nap.number
+    }
+
     /// Where it last fell asleep.
     pub fn core(&self) -> u64 {
         self.0.word(CORE).load(Ordering::Relaxed)
@@ -119,15 +164,28 @@ mod tests {
         let board = Board::new().unwrap();
         let memory = board.offer().unwrap();
         let seen = BoardOf::map(&memory).unwrap();
-        board.naps(7, ReplicaSet::of([ReplicaId(0), ReplicaId(2)]));
+        let nap = |number, from, count| Nap {
+            number,
+            awaited: Awaited { from, count },
+        };
+        let two = nap(7, ReplicaSet::of([ReplicaId(0), ReplicaId(2)]), 2);
+        board.naps(two);
         let cores = std::thread::available_parallelism().unwrap().get();
         assert!(seen.core() < cores.max(4096) as u64);
-        let nap_of = |id| nap_of(seen.nap().load(Ordering::Relaxed), ReplicaId(id));
-        assert_eq!([0, 1, 2, 15].map(nap_of), [Some(7), None, Some(7), None]);
-        board.naps(8, ReplicaSet::ALL);
-        assert_eq!([0, 15].map(nap_of), [Some(8); 2]);
+        let nap_of = |id| Nap::of(seen.nap().load(Ordering::Relaxed), ReplicaId(id));
+        assert_eq!(
+            [0, 1, 2, 15].map(nap_of),
+            [Some(two), None, Some(two), None]
+        );
+        let anyone = nap(8, ReplicaSet::ALL, 1);
+        board.naps(anyone);
+        assert_eq!([0, 15].map(nap_of), [Some(anyone); 2]);
         board.is_awake();
         assert_eq!([0, 15].map(nap_of), [None; 2]);
+        board.answers(ReplicaId(15), two);
+        assert!(seen.has_answered(ReplicaId(15), two));
+        assert!(!seen.has_answered(ReplicaId(15), anyone));
+        assert!(!seen.has_answered(ReplicaId(14), two));
         let access = ProtFlags::READ | ProtFlags::WRITE;
         assert!(Mapping::new(memory.as_fd(), PAGE_BYTES, access).is_err());
     }

@@ -2,7 +2,7 @@
 
 use super::Context;
 use super::bell::{Bell, NoBell};
-use super::board::BoardOf;
+use super::board::{BoardOf, Nap};
 use super::memory::{BadMemory, Cell, Inbound, Layout, Outbound};
 use crate::hello::Session;
 use crate::poll::Token;
@@ -147,8 +147,9 @@ impl Channel {
                 });
             }
         }
-        if self.unrung >= EAGER_BYTES {
-            self.ring();
+        // So much is no answer that others have to join.
+        if self.unrung >= EAGER_BYTES && self.nap_to_end().is_some() {
+            self.wake();
         }
         Ok(())
     }
@@ -175,12 +176,23 @@ impl Channel {
         self.board.core()
     }
 
-    /// Wakes the peer if something was stored for it and it naps.
-    pub fn ring(&mut self) {
-        if self.unrung > 0 {
-            self.unrung = 0;
-            self.bell.ring(self.board.nap(), self.me);
+    /// The nap that the peer takes, if something was stored for it meanwhile and this replica is to
+    /// end that nap, alone or with others. Said once.
+    pub fn nap_to_end(&mut self) -> Option<Nap> {
+        if std::mem::take(&mut self.unrung) == 0 {
+            return None;
         }
+        self.bell.nap_to_end(self.board.nap(), self.me)
+    }
+
+    /// Whether the peer has written to `sleeper` since that took `nap`.
+    pub fn has_answered(&self, sleeper: ReplicaId, nap: Nap) -> bool {
+        self.board.has_answered(sleeper, nap)
+    }
+
+    /// Wakes the peer.
+    pub fn wake(&self) {
+        self.bell.ring_anyway();
     }
 
     /// Delivers records of one lane up to the bound, and takes in the peer's credit.

@@ -89,7 +89,7 @@ impl Peer {
         }
     }
 
-    fn channel_mut(&mut self) -> Option<&mut Channel> {
+    pub fn channel_mut(&mut self) -> Option<&mut Channel> {
         match &mut self.link {
             Link::Up(channel) => Some(channel),
             _ => None,
@@ -104,12 +104,6 @@ impl Peer {
     ) -> Result<(), WriteError> {
         let down = WriteError::Down(self.id);
         self.channel_mut().ok_or(down)?.write(context, lane, record)
-    }
-
-    pub fn ring(&mut self) {
-        if let Some(channel) = self.channel_mut() {
-            channel.ring();
-        }
     }
 
     /// Delivers what has come on one lane.

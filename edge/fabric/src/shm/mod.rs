@@ -41,7 +41,7 @@ mod tests;
 /// Memory and waking alone, for the floor.
 pub(crate) mod bare {
     pub(crate) use super::bell::{Bell, eventfd_of_sleeper};
-    pub(crate) use super::board::nap_word;
+    pub(crate) use super::board::Nap;
     pub(crate) use super::memory::{Cell, Inbound, Layout, Outbound};
 }
 
@@ -54,11 +54,11 @@ use crate::ring::BufferPool;
 use crate::settings;
 use crate::spin::Spinner;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
-use board::Board;
+use board::{Board, Nap};
 use link::Peer;
 use memory::Layout;
 use plover_types::wire::WIRE_VERSION;
-use plover_types::{ReplicaId, ReplicaSet};
+use plover_types::{Awaited, ReplicaId, ReplicaSet};
 use socket::{Door, Listener, Offer};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -92,8 +92,8 @@ pub struct ShmFabric {
     /// The number of the last nap, and whether the board says that it is taken.
     nap: Cell<u64>,
     napping: Cell<bool>,
-    /// Who is to end the next nap; `None` for everyone.
-    wake_for: Option<ReplicaSet>,
+    /// What is to end the next nap; `None` for anyone's word.
+    wake_for: Option<Awaited>,
     spinner: RefCell<Spinner>,
 }
 
@@ -210,15 +210,50 @@ impl ShmFabric {
         if unrung.count() > 1 {
             let here = rustix::thread::sched_getcpu() as u64;
             let is_far = |channel: &channel::Channel| channel.core() != here;
-            for peer in &mut self.peers {
-                if peer.channel().is_some_and(is_far) {
-                    peer.ring();
+            for place in 0..self.peers.len() {
+                if self.peers[place].channel().is_some_and(is_far) {
+                    self.ring_one(place);
                 }
             }
         }
-        for peer in &mut self.peers {
-            peer.ring();
+        for place in 0..self.peers.len() {
+            self.ring_one(place);
         }
+    }
+
+    /// Wakes a peer if something was stored for it, it naps, and nobody else is to write before it
+    /// has enough (`board.rs`).
+    fn ring_one(&mut self, place: usize) {
+        let channel = self.peers[place].channel_mut();
+        let Some(nap) = channel.and_then(channel::Channel::nap_to_end) else {
+            return;
+        };
+        let sleeper = self.peers[place].id;
+        if nap.awaited.count > 1 {
+            self.context.board.answers(sleeper, nap);
+            fence(Ordering::SeqCst);
+            if !self.is_complete(sleeper, nap) {
+                return;
+            }
+        }
+        if let Some(channel) = self.peers[place].channel() {
+            channel.wake();
+        }
+    }
+
+    /// Whether with this replica enough have answered the nap of `sleeper`, or that cannot be seen.
+    fn is_complete(&self, sleeper: ReplicaId, nap: Nap) -> bool {
+        let mut unknown = nap.awaited.from;
+        unknown.remove(self.context.me);
+        let mut answered = 1;
+        for peer in &self.peers {
+            let channel = peer.channel().filter(|_| unknown.contains(peer.id));
+            if let Some(channel) = channel {
+                unknown.remove(peer.id);
+                answered += usize::from(channel.has_answered(sleeper, nap));
+            }
+        }
+        answered >= nap.awaited.count || !unknown.is_empty()
     }
 
     /// Everything that the sockets have to say.
@@ -230,11 +265,16 @@ impl ShmFabric {
         self.greet(now);
     }
 
-    /// Whether one of `peers` has stored anything.
-    fn has_news(&self, peers: ReplicaSet) -> bool {
+    /// Who of `peers` has stored anything.
+    fn news(&self, peers: ReplicaSet) -> ReplicaSet {
         let asked = self.peers.iter().filter(|peer| peers.contains(peer.id));
-        let mut channels = asked.filter_map(Peer::channel);
-        channels.any(|channel| channel.has_news())
+        let has_news = |peer: &&Peer| peer.channel().is_some_and(channel::Channel::has_news);
+        ReplicaSet::of(asked.filter(has_news).map(|peer| peer.id))
+    }
+
+    /// Whether as many as are awaited have stored something.
+    fn has_enough(&self, awaited: Awaited) -> bool {
+        self.news(awaited.from).len() >= awaited.count
     }
 
     fn channels(&self) -> impl Iterator<Item = &channel::Channel> {
@@ -245,22 +285,34 @@ impl ShmFabric {
     fn stays_awake(&self) -> bool {
         let wants_progress = |channel: &channel::Channel| channel.wants_progress();
         // What the others have written already is no more reason to stay awake than what they will.
-        let awaited = self.wake_for.unwrap_or(ReplicaSet::ALL);
+        let awaited = self.wake_for.unwrap_or(Awaited::ANY);
         if !self.context.events.is_empty()
             || self.channels().any(wants_progress)
-            || self.has_news(awaited)
+            || self.has_enough(awaited)
         {
             return true;
         }
         let mut spinner = self.spinner.borrow_mut();
-        if spinner.spin(|| self.has_news(awaited)) || !spinner.may_sleep() {
+        if spinner.spin(|| self.has_enough(awaited)) || !spinner.may_sleep() {
+            return true;
+        }
+        // Who has written before the nap does not see it, and is not counted by those who do.
+        let written = self.news(awaited.from);
+        let missing = Awaited {
+            from: ReplicaSet(awaited.from.0 & !written.0),
+            count: awaited.count.saturating_sub(written.len()),
+        };
+        if missing.count == 0 {
             return true;
         }
         self.nap.set(self.nap.get() + 1);
         self.napping.set(true);
-        self.context.board.naps(self.nap.get(), awaited);
+        self.context.board.naps(Nap {
+            number: self.nap.get(),
+            awaited: missing,
+        });
         fence(Ordering::SeqCst);
-        self.has_news(awaited)
+        !self.news(missing.from).is_empty()
     }
 }
 
@@ -354,10 +406,10 @@ impl Fabric for ShmFabric {
         self.context.poll.is_readable(attached.0)
     }
 
-    /// A peer that a nap does not name does not ring, and sees that in memory: so neither side makes a
-    /// system call for it.
-    fn wake_for(&mut self, peers: Option<ReplicaSet>) {
-        self.wake_for = peers;
+    /// A peer that a nap does not name, or to whom others are yet to be added, does not ring, and sees
+    /// that in memory: so neither side makes a system call for it.
+    fn wake_for(&mut self, awaited: Option<Awaited>) {
+        self.wake_for = awaited;
     }
 
     fn timeout(&self) -> Option<Duration> {

@@ -136,7 +136,11 @@ fn noise_on_the_socket_ends_the_link() {
 fn false_naps_do_no_harm() {
     let mut pair = Pair::new();
     for nap in [u64::MAX >> 16, 3, 3, 0, 1] {
-        pair.peer.context.board.naps(nap, ReplicaSet::ALL);
+        let awaited = Awaited::ANY;
+        pair.peer.context.board.naps(Nap {
+            number: nap,
+            awaited,
+        });
         pair.victim.write(R0, Lane::Log, b"record").unwrap();
         pair.victim.flush();
     }
@@ -215,15 +219,20 @@ proptest! {
     }
 }
 
+fn one_of(ids: &[ReplicaId]) -> Awaited {
+    let from = ReplicaSet::of(ids.iter().copied());
+    Awaited { from, count: 1 }
+}
+
 #[test]
 fn only_those_who_are_to_end_a_nap_see_it() {
     let mut pair = Pair::new();
-    let nap_seen = |pair: &Pair| board::nap_of(pair.peer_channel().nap_seen(), R0);
+    let nap_seen = |pair: &Pair| Nap::of(pair.peer_channel().nap_seen(), R0);
     for (peers, is_seen) in [
-        (Some(ReplicaSet::EMPTY), false),
-        (Some(ReplicaSet::of([R0])), true),
+        (Some(one_of(&[])), false),
+        (Some(one_of(&[R0])), true),
         (None, true),
-        (Some(ReplicaSet::of([R1])), false),
+        (Some(one_of(&[R1])), false),
     ] {
         // Asked twice: the second nap takes the first one back.
         for peers in [None, peers] {
@@ -246,8 +255,8 @@ fn what_others_have_written_keeps_nobody_awake() {
     pair.peer.write(R1, Lane::Log, b"record").unwrap();
     pair.peer.flush();
     for (peers, is_awake) in [
-        (Some(ReplicaSet::of([R1])), false),
-        (Some(ReplicaSet::of([R0])), true),
+        (Some(one_of(&[R1])), false),
+        (Some(one_of(&[R0])), true),
         (None, true),
     ] {
         pair.victim.wake_for(peers);
@@ -256,6 +265,82 @@ fn what_others_have_written_keeps_nobody_awake() {
     }
     pair.victim.progress(&mut pair.at_victim);
     assert_eq!(pair.victim.stats().log.records_in, 1);
+}
+
+/// A leader and four backups, all of them linked to each other.
+fn five() -> (Vec<ShmFabric>, Vec<FabricEvent>) {
+    let ids = [0, 1, 2, 3, 4].map(ReplicaId);
+    let group = new_group();
+    let others = |me: ReplicaId| ids.into_iter().filter(move |id| *id != me);
+    let open = |me| open(&group, me, &others(me).collect::<Vec<_>>());
+    let mut fabrics: Vec<_> = ids.into_iter().map(open).collect();
+    let mut events = vec![];
+    let is_linked = |it: &ShmFabric| others(it.context.me).all(|id| it.is_up(id));
+    while !fabrics.iter().all(is_linked) {
+        fabrics.iter_mut().for_each(|it| it.progress(&mut events));
+    }
+    (fabrics, events)
+}
+
+/// Of those who are waited for the one rings with whom they are enough, whoever that is.
+#[test]
+fn who_completes_the_number_rings() {
+    let (mut fabrics, mut events) = five();
+    let from = ReplicaSet::of([1, 2, 4].map(ReplicaId));
+    for (count, early, order, rings) in [
+        // Nobody that is not named, and none before the third.
+        (3, None, [3, 2, 4, 1], [false, false, false, true]),
+        (3, None, [4, 1, 3, 2], [false, false, false, true]),
+        (2, None, [4, 3, 1, 2], [false, false, true, true]),
+        // What was there before the nap counts.
+        (3, Some(2), [4, 2, 3, 1], [false, false, false, true]),
+        (1, None, [3, 4, 3, 3], [false, true, false, false]),
+    ] {
+        fabrics[0].progress(&mut events);
+        let write = |fabrics: &mut [ShmFabric], place: usize| {
+            fabrics[place].write(R0, Lane::Log, b"answer").unwrap();
+            fabrics[place].flush();
+        };
+        early
+            .into_iter()
+            .for_each(|place| write(&mut fabrics, place));
+        fabrics[0].wake_for(Some(Awaited { from, count }));
+        assert_ne!(fabrics[0].timeout(), Some(Duration::ZERO));
+        let rung = order.map(|place| {
+            write(&mut fabrics, place);
+            let peers = fabrics[0].peers.iter();
+            peers
+                .map(|it| rings_of(it.channel().expect("up").own_bell()))
+                .sum::<u64>()
+                > 0
+        });
+        assert_eq!(rung, rings, "{count} {early:?} {order:?}");
+    }
+}
+
+/// Who cannot see whether the others have written does not wait for them.
+#[test]
+fn who_cannot_count_rings_at_once() {
+    let (mut fabrics, mut events) = five();
+    fabrics.pop();
+    while fabrics.iter().any(|it| it.is_up(ReplicaId(4))) {
+        fabrics.iter_mut().for_each(|it| it.progress(&mut events));
+    }
+    let from = ReplicaSet::of([1, 4].map(ReplicaId));
+    fabrics[0].wake_for(Some(Awaited { from, count: 2 }));
+    // It naps, whether or not it is time to dial the one that is gone.
+    let _ = fabrics[0].timeout();
+    fabrics[1].write(R0, Lane::Log, b"answer").unwrap();
+    fabrics[1].flush();
+    let bell = fabrics[0].peers[0].channel().expect("up").own_bell();
+    assert_eq!(rings_of(bell), 1);
+}
+
+/// How often a bell was rung since it was last asked.
+fn rings_of(bell: &OwnedFd) -> u64 {
+    let mut bytes = [0; 8];
+    let rung = rustix::io::read(bell, &mut bytes).is_ok();
+    if rung { u64::from_ne_bytes(bytes) } else { 0 }
 }
 
 /// Whoever sleeps on another core is rung first, whatever the peers' order.

@@ -16,7 +16,7 @@ use apus::{Apus, Canary, Event, Phase, Status};
 use plover_sim::Coverage;
 use plover_sim::rng::Rng;
 use plover_sim::trace::{Trace, TraceMode, trace};
-use plover_types::{Micros, ReplicaId};
+use plover_types::{Micros, ReplicaId, ReplicaSet};
 
 /// What a run is asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -116,12 +116,16 @@ impl World {
         }
     }
 
-    /// Whether the process goes on sleeping when `from` writes to it (`Apus::awaited`), as servers of
-    /// a log do.
+    /// Whether the process goes on sleeping when `from` writes to it, because fewer than it waits for
+    /// have then (`Apus::awaited`), as servers of a log do.
     fn sleeps_on(&self, host: usize, from: usize) -> bool {
-        let awaited = self.core(host).and_then(Apus::awaited);
-        !self.scenario.guest
-            && awaited.is_some_and(|awaited| !awaited.contains(ReplicaId(from as u8)))
+        let Some(awaited) = self.core(host).and_then(Apus::awaited) else {
+            return false;
+        };
+        let unseen = self.hosts[host].unseen.iter().map(|(from, _)| *from);
+        let written = unseen.chain([from]).map(|from| ReplicaId(from as u8));
+        let answered = ReplicaSet(ReplicaSet::of(written).0 & awaited.from.0);
+        !self.scenario.guest && answered.len() < awaited.count
     }
 
     /// Notes the first broken promise.
