@@ -75,6 +75,11 @@ impl Group {
         self.dir.join(format!("{id}.sock")).display().to_string()
     }
 
+    /// What replica `id` says goes there.
+    fn log(&self, id: usize) -> PathBuf {
+        self.dir.join(format!("{id}.log"))
+    }
+
     /// Starts replica `id` of a group of all up to `size`.
     fn start(&mut self, id: usize, size: usize, more: &[&str]) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plover"));
@@ -88,7 +93,7 @@ impl Group {
         let mut child = command
             .args(more)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(self.log(id)).expect("a file is made"))
             .spawn()
             .expect("plover starts");
         let mut line = String::new();
@@ -124,6 +129,20 @@ impl Group {
         prints(&[&arguments[..], &["--patience", "30"]].concat())
     }
 
+    /// Appends each line, as one client of replica `id`.
+    fn append_lines(&self, id: usize, lines: &str) -> bool {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_plover"))
+            .args(["log", "append", "-", "--to", &self.door(id)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("plover starts");
+        let mut stdin = child.stdin.take().expect("it is piped");
+        stdin.write_all(lines.as_bytes()).expect("it reads");
+        drop(stdin);
+        child.wait().expect("it ends").success()
+    }
+
     /// Waits until what replica `id` prints of its log is `expected`.
     fn shows(&self, id: usize, expected: &[&str]) {
         let until = Instant::now() + Duration::from_secs(30);
@@ -157,16 +176,7 @@ fn a_group_takes_entries_and_shows_them_everywhere() {
     }
     let place = group.append("hello");
     assert!(place.contains("@r"), "{place}");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_plover"))
-        .args(["log", "append", "-", "--to", &group.door(1)])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("plover starts");
-    let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(b"one\ntwo\n").expect("it reads");
-    drop(stdin);
-    assert!(child.wait().expect("it ends").success());
+    assert!(group.append_lines(1, "one\ntwo\n"));
     for id in 0..3 {
         group.shows(id, &["hello", "one", "two"]);
     }
@@ -176,6 +186,22 @@ fn a_group_takes_entries_and_shows_them_everywhere() {
     assert!(json.contains("\"durability\":\"memory\""), "{json}");
     let check = prints(&["log", "check", "--to", &group.door(0)]);
     assert!(check.contains("1500"), "{check}");
+    assert!(group.append_lines(1, &"line\n".repeat(400)));
+    let agree = |group: &Group| {
+        let check = prints(&["log", "check", "--to", &group.door(0)]);
+        check.contains("{r0,r1,r2} agree up to 3000 bytes")
+    };
+    let start = Instant::now();
+    while !agree(&group) {
+        assert!(
+            start.elapsed() < Duration::from_secs(30),
+            "nothing was compared"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let log = std::fs::read_to_string(group.log(0)).expect("it is text");
+    assert!(log.contains("leading"), "{log}");
+    assert!(!log.contains('\x1b'), "a file is no terminal: {log}");
     for id in 0..3 {
         group.stop(id);
     }

@@ -55,7 +55,7 @@ pub enum ServerError {
         source: io::Error,
     },
     /// Clients cannot be let in: correct the address, or end what holds it.
-    #[error("cannot listen for clients on {address}: {source}; is this replica running already?")]
+    #[error("cannot listen for clients on {address}: {source}{}", advice(source))]
     Listen {
         /// What was asked.
         address: String,
@@ -80,6 +80,15 @@ pub enum ServerError {
     /// Stable storage failed, or is not ours; its own words say what to do.
     #[error("{0}")]
     Store(String),
+}
+
+/// What to do about an address that cannot be listened on.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => "; is this replica running already?",
+        io::ErrorKind::NotFound => "; a unix socket needs its directory to exist",
+        _ => "",
+    }
 }
 
 impl ServerError {

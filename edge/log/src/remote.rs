@@ -32,7 +32,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub enum RemoteError {
     /// Nobody answered in time, or nobody led. An entry may be in the log or not; the same
     /// client may repeat it.
-    #[error("no answer from {tried} within {patience:?}: {last}; is a majority of replicas up?")]
+    #[error(
+        "no answer from {tried} within {patience:?}: {last}; is a majority of replicas up (for a new group: are all)?"
+    )]
     TimedOut {
         /// The addresses that were tried.
         tried: String,

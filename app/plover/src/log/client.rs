@@ -165,8 +165,8 @@ pub fn check(to: &Address) -> anyhow::Result<ExitCode> {
     if report.outputs.is_empty() {
         writeln!(
             out,
-            "no outputs were compared yet: a stream is compared every 1500 bytes, on replicas \
-             that run with --check-outputs"
+            "nothing was compared yet: replicas that run with --check-outputs compare what they \
+             answer to one client every 1500 bytes, which is 188 entries (`plover log append -`)"
         )?;
     }
     let mut same = true;

@@ -11,6 +11,7 @@
 //! ```
 
 mod client;
+mod digest;
 mod serve;
 
 use clap::{Args, Subcommand, ValueEnum};

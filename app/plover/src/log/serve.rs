@@ -1,19 +1,25 @@
 //! One replica of a log.
 
+use super::digest::LogDigest;
 use super::{DurabilityArgument, FabricArgument, ServeOptions};
 use crate::output;
 use anyhow::{Context, bail, ensure};
 use plover_fabric::{Fabric, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
-use plover_log::{Config, Durability, LogOnly, Server, Stopper};
+use plover_log::{Config, Durability, Server, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+
+/// A log in memory is not meant to be larger: 1 TiB.
+const RETAIN_MIB_MAX: usize = 1 << 20;
 
 pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
         )
@@ -21,8 +27,10 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     let config = config(options)?;
     let fabric = fabric(options, &config)?;
     let mut server = match &options.dir {
-        Some(dir) => Server::in_directory(config, fabric, LogOnly, dir, &options.group)?,
-        None => Server::in_memory(config, fabric, LogOnly)?,
+        Some(dir) => {
+            Server::in_directory(config, fabric, LogDigest::default(), dir, &options.group)?
+        }
+        None => Server::in_memory(config, fabric, LogDigest::default())?,
     };
     if let Some(address) = &options.client_listen {
         let address = server.listen(address)?;
@@ -71,6 +79,11 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
         (1..=9).contains(&members.len()),
         "{} replicas were named: a group has 1 to 9, besides one that joins",
         members.len()
+    );
+    ensure!(
+        (1..=RETAIN_MIB_MAX).contains(&options.retain_mib),
+        "--retain-mib {} is not between 1 and {RETAIN_MIB_MAX}",
+        options.retain_mib
     );
     let mut config = Config::new(me, members);
     ensure!(
@@ -181,6 +194,15 @@ mod tests {
     }
 
     #[test]
+    fn a_log_that_could_hold_nothing_is_refused() {
+        for (mib, is_sound) in [(0, false), (1, true), (32, true), (usize::MAX, false)] {
+            let line = format!("--id 0 --peer 0=127.0.0.1:0 --retain-mib {mib}");
+            let config = config(&options(&line)).map(|config| config.retain_bytes);
+            assert_eq!(config.is_ok(), is_sound, "{mib}: {config:?}");
+        }
+    }
+
+    #[test]
     fn what_a_fabric_does_not_know_is_refused() {
         for (line, word) in [
             ("--spin adaptive", "--fabric tcp always sleeps"),
@@ -224,7 +246,7 @@ mod tests {
                 let options = options(&line);
                 let config = config(&options).expect("a group");
                 let fabric = fabric(&options, &config).expect("libfabric's tcp is always there");
-                Server::in_memory(config, fabric, LogOnly).expect("a replica")
+                Server::in_memory(config, fabric, LogDigest::default()).expect("a replica")
             })
             .collect();
         let mut first = servers.remove(0);
