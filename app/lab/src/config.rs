@@ -110,6 +110,11 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
     if place.addresses.len() > 1 && !options.any_cpu {
         share_cpus(&mut config, place.cpus);
     }
+    // What else is said about CPUs means nothing where none is named.
+    let host = config.get("host").and_then(Value::as_table);
+    if host.is_some_and(|host| host.keys().all(|key| key == "awake_ms")) {
+        config.remove("host");
+    }
     config
 }
 
@@ -285,9 +290,16 @@ mod tests {
         assert_eq!(leader(&one, "[host.leader]\nguest = [1]"), Some(1));
         assert_eq!(leader(&any_cpu, ""), None);
         assert_eq!(leader(&one, "[host]\nawake_ms = 0"), Some(0));
-        let awake = |overlay: &str| config(&one, overlay)["host"]["awake_ms"].as_integer();
-        assert_eq!(awake("[host]\nawake_ms = 0"), Some(0));
-        assert!(awake("") > Some(0));
+        let awake = |options: &Options, overlay: &str| {
+            config(options, overlay).get("host")?["awake_ms"].as_integer()
+        };
+        assert_eq!(awake(&one, "[host]\nawake_ms = 0"), Some(0));
+        assert!(awake(&one, "") > Some(0));
+        assert_eq!(
+            awake(&any_cpu, "[host]\nawake_ms = 0"),
+            None,
+            "no CPU is named"
+        );
         assert_eq!(leader(&one, "[guest]\nvcpus = 2"), None, "too few");
     }
 

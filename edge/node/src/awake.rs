@@ -20,60 +20,61 @@ use std::thread::JoinHandle;
 /// How often a spinner looks at the clock: some microseconds.
 const SPINS_BETWEEN_LOOKS: u32 = 256;
 
-/// [`Keeper::until`] of one that is to end.
+/// [`Keeper::until`] of one that sleeps until it is woken.
+const ASLEEP: u64 = 0;
+/// Of one that is to end.
 const ENDED: u64 = u64::MAX;
 
 /// Keeps CPUs awake for some time after each [`Awake::touch`].
 pub(crate) struct Awake {
     span: Micros,
-    /// By CPU. One that is left out at present sleeps.
+    /// By CPU.
     keepers: BTreeMap<usize, Keeper>,
     /// Those that are to be kept awake at present.
     cpus: Vec<usize>,
 }
 
 struct Keeper {
-    /// Until when it spins, on the node's clock.
+    /// Until when it spins, on the node's clock; or a word of its own.
     until: Arc<AtomicU64>,
     thread: JoinHandle<()>,
     id: Pid,
 }
 
 impl Awake {
-    /// Keeps nothing awake yet; `span` is how long a touch lasts.
-    pub fn new(span: Micros) -> Self {
-        Self {
+    /// Keeps nothing awake yet; `span` is how long a touch lasts, `cpus` are those that may be named later.
+    ///
+    /// # Errors
+    /// No thread could be started, or not in the idle class.
+    pub fn new(span: Micros, cpus: impl Iterator<Item = usize>) -> io::Result<Self> {
+        let mut awake = Self {
             span,
             keepers: BTreeMap::new(),
             cpus: Vec::new(),
+        };
+        for cpu in cpus {
+            if !awake.keepers.contains_key(&cpu) {
+                awake.keepers.insert(cpu, Keeper::start(cpu)?);
+            }
         }
+        Ok(awake)
     }
 
-    /// From now on these CPUs. Threads of this process that were moved meanwhile are put back in
+    /// From now on these CPUs. Spinners that were moved with this process's other threads are put back in
     /// their places.
-    ///
-    /// # Errors
-    /// No thread could be started, or not in the idle class: that CPU is left to sleep.
-    pub fn keep(&mut self, cpus: impl Iterator<Item = usize>) -> io::Result<()> {
+    pub fn keep(&mut self, cpus: impl Iterator<Item = usize>) {
         self.cpus = cpus.collect();
         self.cpus.sort_unstable();
         self.cpus.dedup();
-        for cpu in &self.cpus {
-            if !self.keepers.contains_key(cpu) {
-                self.keepers.insert(*cpu, Keeper::start(*cpu)?);
-            }
-        }
         for (cpu, keeper) in &self.keepers {
             keep_thread_on(Some(keeper.id), &[*cpu]);
         }
-        Ok(())
     }
 
     /// The guest has been given something to do, or has sent something.
     pub fn touch(&self, now: Micros) {
         for keeper in self.cpus.iter().filter_map(|cpu| self.keepers.get(cpu)) {
-            let before = keeper.until.swap((now + self.span).0, Ordering::Relaxed);
-            if before <= now.0 {
+            if keeper.until.swap((now + self.span).0, Ordering::Relaxed) == ASLEEP {
                 keeper.thread.thread().unpark();
             }
         }
@@ -92,7 +93,7 @@ impl Drop for Awake {
 
 impl Keeper {
     fn start(cpu: usize) -> io::Result<Self> {
-        let until = Arc::new(AtomicU64::new(0));
+        let until = Arc::new(AtomicU64::new(ASLEEP));
         let (started, id) = std::sync::mpsc::sync_channel(1);
         let theirs = Arc::clone(&until);
         let thread = std::thread::Builder::new()
@@ -119,18 +120,24 @@ fn spin(until: &AtomicU64) {
     loop {
         match until.load(Ordering::Relaxed) {
             ENDED => return,
-            until if clock::now().0 < until => {
+            ASLEEP => std::thread::park(),
+            time if clock::now().0 < time => {
                 for _ in 0..SPINS_BETWEEN_LOOKS {
                     std::hint::spin_loop();
                 }
             }
-            _ => std::thread::park(),
+            // Who gives another time meanwhile sees that nobody sleeps yet, and this sees that time.
+            passed => {
+                let _ =
+                    until.compare_exchange(passed, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
+            }
         }
     }
 }
 
-/// Puts the calling thread, and those that it starts, into the idle class of the scheduler: it runs
-/// only on a CPU that would otherwise sleep.
+/// Puts the calling thread, and those that it starts, into the idle class of the scheduler: beside other
+/// threads of its control group (with the kernel's autogroups: of its session) it runs only on a CPU
+/// that would otherwise sleep.
 ///
 /// # Errors
 /// What the kernel says against it.
@@ -174,8 +181,8 @@ mod tests {
     #[test]
     fn a_spinner_spins_in_the_idle_class_while_touched_and_then_sleeps() {
         let cpu = *usable_cpus().unwrap().last().unwrap();
-        let mut awake = Awake::new(Micros(20_000));
-        awake.keep([cpu, cpu].into_iter()).unwrap();
+        let mut awake = Awake::new(Micros(20_000), [cpu, cpu].into_iter()).unwrap();
+        awake.keep([cpu, cpu].into_iter());
         assert_eq!(awake.keepers.len(), 1);
         let id = awake.keepers[&cpu].id;
         assert_eq!(scheduler_of(id), libc::SCHED_IDLE);
@@ -198,11 +205,11 @@ mod tests {
     #[test]
     fn a_cpu_that_is_no_longer_wanted_is_left_to_sleep() {
         let cpus = usable_cpus().unwrap();
-        let mut awake = Awake::new(Micros(1 << 40));
-        awake.keep(cpus.iter().copied()).unwrap();
-        awake.keep(cpus[..1].iter().copied()).unwrap();
+        let mut awake = Awake::new(Micros(1 << 40), cpus.iter().copied()).unwrap();
+        awake.keep(cpus.iter().copied());
+        awake.keep(cpus[..1].iter().copied());
         awake.touch(clock::now());
-        let spins = |cpu: &usize| awake.keepers[cpu].until.load(Ordering::Relaxed) > 0;
+        let spins = |cpu: &usize| awake.keepers[cpu].until.load(Ordering::Relaxed) != ASLEEP;
         assert_eq!(cpus.iter().filter(|cpu| spins(cpu)).count(), 1);
         assert!(spins(&cpus[0]));
     }

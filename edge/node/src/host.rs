@@ -19,7 +19,7 @@ pub struct HostConfig {
     pub follower: CpuConfig,
     /// How long after a guest's last input or output the CPUs of its role are kept from sleeping, in
     /// milliseconds; 0, the default: not at all. It takes what power and what share of a shared host
-    /// a busy CPU takes, and no time from any other thread of this host (docs/decisions/0026).
+    /// a busy CPU takes, and hardly any time from other threads of this host (docs/decisions/0026).
     #[serde(default)]
     pub awake_ms: u16,
 }
@@ -66,10 +66,16 @@ impl HostConfig {
         .into_iter()
     }
 
-    /// What keeps CPUs awake, if anything is to.
+    /// What keeps CPUs awake, if anything is to and can.
     pub(crate) fn awake(&self) -> Option<Awake> {
+        if self.awake_ms == 0 {
+            return None;
+        }
         let span = Micros(u64::from(self.awake_ms) * 1000);
-        (self.awake_ms > 0).then(|| Awake::new(span))
+        let cpus = self.lists().flat_map(|(_, cpus)| cpus.iter().copied());
+        Awake::new(span, cpus)
+            .inspect_err(|error| tracing::warn!(%error, "host.awake_ms has no effect"))
+            .ok()
     }
 
     /// Of the role.

@@ -171,10 +171,7 @@ impl Body {
             .cpus()
             .map_or_else(Vec::new, |cpus| [&cpus.guest[..], &cpus.replica].concat());
         if let Some(awake) = &mut self.awake {
-            if let Err(error) = awake.keep(cpus.into_iter()) {
-                tracing::warn!(%error, "host.awake_ms has no effect: no thread of the idle class");
-                self.awake = None;
-            }
+            awake.keep(cpus.into_iter());
         }
     }
 
