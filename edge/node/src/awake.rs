@@ -12,6 +12,7 @@ use crate::host::keep_thread_on;
 use plover_types::Micros;
 use rustix::process::Pid;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,8 +54,8 @@ impl Awake {
             cpus: Vec::new(),
         };
         for cpu in cpus {
-            if !awake.keepers.contains_key(&cpu) {
-                awake.keepers.insert(cpu, Keeper::start(cpu)?);
+            if let Entry::Vacant(place) = awake.keepers.entry(cpu) {
+                place.insert(Keeper::start(cpu)?);
             }
         }
         Ok(awake)

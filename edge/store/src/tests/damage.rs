@@ -2,10 +2,34 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::ffi::OsString;
 use std::sync::LazyLock;
 
-/// A closed store with cuts, trims and several segments, and its log.
-static ORIGIN: LazyLock<(TempDir, Vec<Entry>)> = LazyLock::new(|| {
+/// The files of a store.
+struct Files(Vec<(OsString, Vec<u8>)>);
+
+impl Files {
+    fn of(dir: &Path) -> Self {
+        let files = std::fs::read_dir(dir).unwrap().map(|file| {
+            let file = file.unwrap();
+            (file.file_name(), std::fs::read(file.path()).unwrap())
+        });
+        Self(files.collect())
+    }
+
+    /// In a directory of their own.
+    fn copy(&self) -> TempDir {
+        let dir = directory();
+        for (name, bytes) in &self.0 {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        dir
+    }
+}
+
+/// A closed store with cuts, trims and several segments, and its log. In memory: what is static is never
+/// dropped, and a directory would be left.
+static ORIGIN: LazyLock<(Files, Vec<Entry>)> = LazyLock::new(|| {
     let dir = directory();
     let (mut store, _) = open(dir.path());
     let mut last = Viewstamp::default();
@@ -29,7 +53,7 @@ static ORIGIN: LazyLock<(TempDir, Vec<Entry>)> = LazyLock::new(|| {
     drop(store);
     let (_, found) = open(dir.path());
     assert!(!found.forgotten && found.log.len() > 15);
-    (dir, found.log)
+    (Files::of(dir.path()), found.log)
 });
 
 fn flip(path: &Path, bit: usize) {
@@ -78,7 +102,7 @@ proptest! {
     #[test]
     fn a_flipped_bit_in_the_log_is_harmless_or_reported(file: prop::sample::Index, bit in 0..4096 * 8usize) {
         let (origin, log) = &*ORIGIN;
-        let dir = copy(origin.path());
+        let dir = origin.copy();
         let files = log_files(dir.path());
         let path: &std::path::PathBuf = file.get(&files);
         flip(path, bit);
@@ -88,7 +112,7 @@ proptest! {
     #[test]
     fn a_flipped_bit_in_the_promise_is_harmless(bit in 0..16384 * 8usize) {
         let (origin, log) = &*ORIGIN;
-        let dir = copy(origin.path());
+        let dir = origin.copy();
         flip(&dir.path().join("state"), bit);
         prop_assert!(!check(dir.path(), log));
     }
@@ -98,7 +122,7 @@ proptest! {
         file: prop::sample::Index, at in 0..4096usize, noise in prop::collection::vec(any::<u8>(), 1..600),
     ) {
         let (origin, log) = &*ORIGIN;
-        let dir = copy(origin.path());
+        let dir = origin.copy();
         let path = file.get(&log_files(dir.path())).clone();
         let mut bytes = std::fs::read(&path).unwrap();
         let end = (at + noise.len()).min(bytes.len());
@@ -116,7 +140,7 @@ fn every_byte_of_an_acknowledged_entry_is_vouched_for() {
     let mut reported = 0;
     for file in log_files(origin.path()) {
         for byte in (0..4096).step_by(61) {
-            let dir = copy(origin.path());
+            let dir = origin.copy();
             flip(&dir.path().join(file.file_name().unwrap()), byte * 8);
             reported += usize::from(check(dir.path(), log));
         }
@@ -130,7 +154,7 @@ fn a_missing_segment_is_reported() {
     let files = log_files(origin.path());
     assert!(files.len() >= 3);
     for file in &files[..files.len() - 1] {
-        let dir = copy(origin.path());
+        let dir = origin.copy();
         std::fs::remove_file(dir.path().join(file.file_name().unwrap())).unwrap();
         assert!(check(dir.path(), log), "{}", file.display());
     }
@@ -139,7 +163,7 @@ fn a_missing_segment_is_reported() {
 #[test]
 fn the_damage_names_segment_and_place() {
     let (origin, _) = &*ORIGIN;
-    let dir = copy(origin.path());
+    let dir = origin.copy();
     let file = log_files(dir.path())[0].clone();
     flip(&file, 2000 * 8);
     let (_, found) = open(dir.path());
@@ -155,7 +179,7 @@ fn the_damage_names_segment_and_place() {
 #[test]
 fn a_promise_that_cannot_be_read_is_not_guessed() {
     let (origin, _) = &*ORIGIN;
-    let dir = copy(origin.path());
+    let dir = origin.copy();
     let state = dir.path().join("state");
     for copy in 0..4 {
         flip(&state, (copy * 4096 + 20) * 8);
