@@ -83,6 +83,7 @@ impl Group {
     /// Starts replica `id` of a group of all up to `size`.
     fn start(&mut self, id: usize, size: usize, more: &[&str]) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plover"));
+        command.env_remove("RUST_LOG");
         command.args(["log", "serve", "--timeout-ms", "500"]);
         command.args(["--id", &id.to_string(), "--client-listen", &self.door(id)]);
         for (peer, address) in self.peers.iter().enumerate() {

@@ -128,7 +128,7 @@ impl Apus {
         });
         if let Role::Leading(leadership) = &mut self.role {
             leadership.unsent.get_or_insert(prev);
-            if matches!(kind, EntryKind::InSync(_)) {
+            if matches!(kind, EntryKind::InSync(_) | EntryKind::Members(_)) {
                 leadership.thrift.suspend();
             }
         }

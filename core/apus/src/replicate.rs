@@ -61,7 +61,8 @@ impl Apus {
         };
         let heartbeat = self.config.heartbeat;
         let thrift = &mut leadership.thrift;
-        if self.down.contains(to) || !(beat || thrift.is_eager(to, now, heartbeat)) {
+        let lacks = peer.jump || peer.next <= self.log.last().index;
+        if self.down.contains(to) || !(beat || lacks && thrift.is_eager(to, now, heartbeat)) {
             return;
         }
         let bytes_max = self.config.message_bytes_max;

@@ -24,6 +24,7 @@
 
 use crate::api::Command;
 use crate::leading::Leadership;
+use crate::peers::Peer;
 use crate::{Apus, Role};
 use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 
@@ -115,7 +116,8 @@ impl Apus {
         })
     }
 
-    /// A majority has just committed up to `index`: those who made it are the eager ones.
+    /// A majority has just committed up to `index`: those who made it are the eager ones; with a guest,
+    /// those in sync if they have it, and nobody is if one of them does not.
     pub(crate) fn choose_eager(&mut self, index: Index) {
         let members = self.members();
         let (voters, in_sync) = (members.voters, self.log.roster().in_sync);
@@ -132,18 +134,22 @@ impl Apus {
         if !self.config.thrifty || !can || leadership.thrift.eager.is_some() {
             return;
         }
-        let fast = leadership.peers.iter().filter(|(id, peer)| {
-            if has_guest {
-                in_sync.contains(**id)
-            } else {
-                voters.contains(**id) && peer.matched >= index
-            }
-        });
+        let (wanted, down) = (if has_guest { in_sync } else { voters }, self.down);
+        let peers = leadership
+            .peers
+            .iter()
+            .filter(|(id, _)| wanted.contains(**id));
+        let is_fast = |id: ReplicaId, peer: &Peer| peer.matched >= index && !down.contains(id);
+        if has_guest && !peers.clone().all(|(id, peer)| is_fast(*id, peer)) {
+            // Who is in sync and does not answer will not be for long; until then the others commit.
+            return;
+        }
+        let fast = peers.filter(|(id, peer)| is_fast(**id, peer));
         leadership.thrift.eager = Some(ReplicaSet::of(fast.map(|(id, _)| *id)));
     }
 
-    /// Sends now what some have not been sent yet. To be called before [`trim`](Self::trim): who lacks
-    /// what is dropped would have to begin anew behind it.
+    /// Sends now what some have not been sent yet, as far as their windows allow. To be called before
+    /// [`trim`](Self::trim): who lacks what is dropped has to begin anew behind it.
     pub fn catch_up(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &mut self.role else {
             return;

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! What slots of either kind *yield* is the outputs that they let go, on a match and with their sync, by the
-//! time that they took, the pause included. Where clients wait for their answers, the kind that yields more
+//! time that they took, the pause included. It is known of slots of either kind, and lately: as long as
+//! comparing pays, some slots now and then are not compared. Where clients wait for their answers, the kind that yields more
 //! is also the one that lets them wait less (Little's law). Slots that are compared and differ have to yield a
 //! quarter more: what comparing costs falls on the slot after, too. Where they yielded about the same, as with
 //! a Redis that tells the time, a load did a tenth less when every second slot was compared.
@@ -24,9 +25,14 @@ use crate::slot::{SlotCost, SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 use serde::{Deserialize, Serialize};
 
-/// Of what slots of one kind yield, so much at least is of the last: where two guests serve one counter they part
-/// after a few answers or after some thousands, and it is the latter that pay for the former.
-const NEW_PART: u64 = 64;
+/// About so many slots count, of either kind: where two guests serve one counter they part after a few answers
+/// or after some thousands, and it is the latter that pay for the former.
+const SLOTS_COUNTED: u64 = 64;
+
+/// After so many compared slots that differed, a few are not compared, to see what those yield now.
+const SLOTS_TO_PLAIN: u32 = 128;
+/// How many.
+const SLOTS_OF_PLAIN: u32 = 8;
 
 /// So many slots in a row that are not compared, when nothing is known of such slots yet: what they yield
 /// is then known to a tenth or so.
@@ -116,12 +122,17 @@ pub struct MatchRule {
     pause: u32,
     /// How many the next pause has.
     next_pause: u32,
+    /// Slots that differ are compared: that was worth it when it was last asked.
+    pays: bool,
+    /// How many of them since one was not compared.
+    differed: u32,
     /// What slots that were compared, and differed, have yielded lately; and slots that were not compared.
     compared: Yield,
     plain: Yield,
 }
 
-/// Outputs and the time that they took, over the last slots of a kind; the older a slot, the less it counts.
+/// Outputs and the time that they took, over slots of a kind; the more slots of either kind came after one, the
+/// less it counts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Yield {
     /// In units of 1/1024, so that nothing is lost to rounding.
@@ -130,9 +141,13 @@ struct Yield {
 }
 
 impl Yield {
-    fn learn(&mut self, cost: &SlotCost) {
-        self.outputs -= self.outputs / NEW_PART;
-        self.micros -= self.micros / NEW_PART;
+    /// A slot more, of whichever kind: what came before counts less.
+    fn age(&mut self) {
+        self.outputs -= self.outputs / SLOTS_COUNTED;
+        self.micros -= self.micros / SLOTS_COUNTED;
+    }
+
+    fn add(&mut self, cost: &SlotCost) {
         self.outputs += u64::from(cost.outputs) * 1024;
         self.micros += cost.slot.0 + cost.pause.0;
     }
@@ -155,36 +170,57 @@ impl MatchRule {
             config,
             pause: 0,
             next_pause: 1,
+            pays: false,
+            differed: 0,
             compared: Yield::default(),
             plain: Yield::default(),
         }
     }
 
-    /// Whether the slot that begins now is compared. To be asked once a slot.
-    pub fn compares(&mut self) -> bool {
-        if self.pause == 0 || self.config.always {
+    /// Whether the slot that begins now is compared. To be asked once a slot, with how the slot before came
+    /// out: what that has cost is not known before its sync is over.
+    pub fn compares(&mut self, before: Option<Verdict>) -> bool {
+        if self.config.always {
             return true;
         }
-        self.pause -= 1;
-        false
+        if self.pause > 0 {
+            self.pause -= 1;
+            return false;
+        }
+        before != Some(Verdict::Differs) || self.pays
     }
 
     /// Learns from a slot whose sync is over, and how its outputs came out if it was compared.
     pub fn learn(&mut self, verdict: Option<Verdict>, cost: &SlotCost) {
         match verdict {
-            None => return self.plain.learn(cost),
+            None | Some(Verdict::Differs) => {
+                self.compared.age();
+                self.plain.age();
+            }
             // A sync for each connection says nothing about what is said on it.
             Some(Verdict::Opens) => return,
             Some(Verdict::Agrees) => {
-                self.next_pause = 1;
+                (self.pause, self.next_pause) = (0, 1);
                 return;
             }
-            Some(Verdict::Differs) => self.compared.learn(cost),
         }
-        if !self.plain.is_known() {
-            self.pause = SLOTS_TO_KNOW;
-        } else if self.compared.pays_beside(&self.plain) {
+        if verdict.is_none() {
+            return self.plain.add(cost);
+        }
+        self.compared.add(cost);
+        if self.pause > 0 {
+            // It had begun before it was known that the one before did not pay.
+            return;
+        }
+        self.pays = self.plain.is_known() && self.compared.pays_beside(&self.plain);
+        if self.pays {
             self.next_pause = 1;
+            self.differed += 1;
+            if self.differed >= SLOTS_TO_PLAIN {
+                (self.differed, self.pause) = (0, SLOTS_OF_PLAIN);
+            }
+        } else if !self.plain.is_known() {
+            self.pause = SLOTS_TO_KNOW;
         } else {
             self.pause = self.next_pause;
             self.next_pause = (self.next_pause * 2).min(SLOTS_BETWEEN_TRIES_MAX);
@@ -254,46 +290,99 @@ mod tests {
         }
     }
 
-    /// Runs slots of which those that are compared come out so, and the others let 16 outputs go in 5 ms.
-    fn slots_compared(rule: &mut MatchRule, slots: u32, verdict: Verdict, one: SlotCost) -> u32 {
-        let mut compared = 0;
-        for _ in 0..slots {
-            if rule.compares() {
-                compared += 1;
-                rule.learn(Some(verdict), &one);
-            } else {
-                rule.learn(None, &cost(5, 16));
+    /// A rule, and the slot before, of which the rule learns after it was asked about the next.
+    struct Run {
+        rule: MatchRule,
+        before: Option<(Option<Verdict>, SlotCost)>,
+        plain: SlotCost,
+    }
+
+    impl Run {
+        /// Slots that are not compared let 16 outputs go in 5 ms.
+        fn new() -> Self {
+            Self::of(MatchConfig::default())
+        }
+
+        fn of(config: MatchConfig) -> Self {
+            Self {
+                rule: MatchRule::new(config),
+                before: None,
+                plain: cost(5, 16),
             }
         }
-        compared
+
+        /// One slot; if it is compared it comes out so. Returns whether it is.
+        fn slot(&mut self, verdict: Verdict, compared: SlotCost) -> bool {
+            let compares = self
+                .rule
+                .compares(self.before.and_then(|(verdict, _)| verdict));
+            if let Some((verdict, cost)) = self.before.take() {
+                self.rule.learn(verdict, &cost);
+            }
+            self.before = Some(match compares {
+                true => (Some(verdict), compared),
+                false => (None, self.plain),
+            });
+            compares
+        }
+
+        /// How many of so many are compared.
+        fn slots(&mut self, slots: u32, verdict: Verdict, compared: SlotCost) -> u32 {
+            (0..slots)
+                .map(|_| u32::from(self.slot(verdict, compared)))
+                .sum()
+        }
     }
 
     #[test]
     fn a_load_that_always_differs_is_hardly_ever_compared() {
-        let mut rule = MatchRule::new(MatchConfig::default());
-        let warm_up = slots_compared(&mut rule, 1040, Verdict::Differs, cost(14, 16));
+        let mut run = Run::new();
+        let warm_up = run.slots(1045, Verdict::Differs, cost(14, 16));
         assert!(warm_up <= 12, "{warm_up} tries");
-        let tries = slots_compared(&mut rule, 5130, Verdict::Differs, cost(14, 16));
+        let tries = run.slots(5140, Verdict::Differs, cost(14, 16));
         assert!((9..=11).contains(&tries), "{tries} tries");
+    }
+
+    /// The fear: comparing pays beside what an idle guest yielded, and is never asked again.
+    #[test]
+    fn a_load_that_begins_to_differ_is_found_out() {
+        let mut run = Run::new();
+        run.plain = cost(500, 1);
+        run.slots(20, Verdict::Differs, cost(500, 1));
+        run.slots(20, Verdict::Agrees, cost(1000, 2));
+        run.plain = cost(5, 16);
+        run.slots(2000, Verdict::Differs, cost(14, 16));
+        let compared = run.slots(5000, Verdict::Differs, cost(14, 16));
+        assert!(compared < 50, "{compared}");
     }
 
     #[test]
     fn a_load_that_begins_to_agree_is_found_out() {
-        let mut rule = MatchRule::new(MatchConfig::default());
-        slots_compared(&mut rule, 5000, Verdict::Differs, cost(14, 16));
-        let agree = |rule: &mut MatchRule, slots| {
-            slots_compared(rule, slots, Verdict::Agrees, cost(1000, 5000))
-        };
-        agree(&mut rule, SLOTS_BETWEEN_TRIES_MAX + 1);
-        assert_eq!(agree(&mut rule, 100), 100);
+        let mut run = Run::new();
+        run.slots(5000, Verdict::Differs, cost(14, 16));
+        let agree = |run: &mut Run, slots| run.slots(slots, Verdict::Agrees, cost(1000, 5000));
+        agree(&mut run, SLOTS_BETWEEN_TRIES_MAX + 1);
+        assert_eq!(agree(&mut run, 100), 100);
+    }
+
+    /// What was seen of a guest that had little to do soon counts no more.
+    #[test]
+    fn a_light_load_is_soon_forgotten() {
+        let mut run = Run::new();
+        run.plain = cost(500, 8);
+        run.slots(300, Verdict::Differs, cost(1000, 2));
+        run.plain = cost(5, 16);
+        run.slots(600, Verdict::Differs, cost(400, 4000));
+        let compared = run.slots(1000, Verdict::Differs, cost(400, 4000));
+        assert!(compared > 900, "{compared}");
     }
 
     #[test]
     fn colo_compares_always_and_ends_a_slot_that_differs_at_once() {
         let colo = Preset::find("colo").unwrap();
-        let mut rule = MatchRule::new(MatchConfig::of(&colo.policy));
-        let compared = slots_compared(&mut rule, 100, Verdict::Differs, cost(14, 0));
-        assert_eq!(compared, 100);
+        let mut run = Run::of(MatchConfig::of(&colo.policy));
+        assert_eq!(run.slots(100, Verdict::Differs, cost(14, 0)), 100);
+        let rule = &run.rule;
         let slot = SlotRule::new(SlotConfig::default());
         let (view, found) = views();
         let view = SlotView {
@@ -311,37 +400,35 @@ mod tests {
     /// A few long slots pay for many short ones.
     #[test]
     fn it_is_the_sum_that_counts() {
-        let mut rule = MatchRule::new(MatchConfig::default());
-        slots_compared(&mut rule, 30, Verdict::Differs, cost(14, 16));
-        while !rule.compares() {
-            rule.learn(None, &cost(5, 16));
-        }
-        rule.learn(Some(Verdict::Differs), &cost(400, 4000));
-        for round in 0..50 {
-            let compared = slots_compared(&mut rule, 20, Verdict::Differs, cost(14, 16));
-            assert_eq!(compared, 20, "round {round}");
-            rule.learn(Some(Verdict::Differs), &cost(400, 4000));
-        }
-        let compared = slots_compared(&mut rule, 1000, Verdict::Differs, cost(14, 16));
-        assert!(compared < 100, "{compared}");
+        let mut run = Run::new();
+        run.slots(30, Verdict::Differs, cost(14, 16));
+        while !run.slot(Verdict::Differs, cost(400, 4000)) {}
+        let compared = (0..50)
+            .map(|_| {
+                run.slots(20, Verdict::Differs, cost(14, 16))
+                    + run.slots(1, Verdict::Differs, cost(400, 4000))
+            })
+            .sum::<u32>();
+        assert!(compared > 900, "{compared}");
+        let compared = run.slots(1000, Verdict::Differs, cost(14, 16));
+        assert!(compared < 150, "{compared}");
     }
 
     /// What pays is found out by comparing, not guessed.
     #[test]
     fn slots_that_yield_more_than_others_are_compared() {
         for (millis, pays) in [(3, true), (5, false)] {
-            let mut rule = MatchRule::new(MatchConfig::default());
-            slots_compared(&mut rule, 500, Verdict::Differs, cost(millis, 16));
-            let compared = slots_compared(&mut rule, 100, Verdict::Differs, cost(millis, 16));
+            let mut run = Run::new();
+            run.slots(500, Verdict::Differs, cost(millis, 16));
+            let compared = run.slots(100, Verdict::Differs, cost(millis, 16));
             assert_eq!(compared > 50, pays, "{compared}");
         }
     }
 
     #[test]
     fn connections_that_are_opened_say_nothing_about_a_load() {
-        let mut rule = MatchRule::new(MatchConfig::default());
-        let compared = slots_compared(&mut rule, 100, Verdict::Opens, cost(14, 0));
-        assert_eq!(compared, 100);
+        let mut run = Run::new();
+        assert_eq!(run.slots(100, Verdict::Opens, cost(14, 0)), 100);
     }
 
     fn views() -> (SlotView, MatchView) {

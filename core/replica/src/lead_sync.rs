@@ -65,6 +65,8 @@ pub(crate) struct LeadSync {
     pub peer: ReplicaId,
     index: Index,
     join: bool,
+    /// It repeats one that was given up.
+    retry: bool,
     /// The guest was idle when its slot ended.
     idle: bool,
     stage: Stage,
@@ -161,6 +163,7 @@ impl Replica {
             peer,
             index,
             join: reason == SyncReason::Join,
+            retry: reason == SyncReason::Retry,
             idle: reason == SyncReason::Idle,
             stage: Stage::Ordering,
             started: self.now,

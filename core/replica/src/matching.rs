@@ -107,7 +107,7 @@ impl Matching {
     pub fn cut(&mut self, sync: SyncNo) -> u32 {
         let ended = self.slot.take();
         self.ended = ended.as_ref().map(|ended| ended.verdict);
-        if self.releases_on_match && self.rule.compares() {
+        if self.releases_on_match && self.rule.compares(self.ended) {
             self.matcher.begin(ended.is_some());
             self.slot = Some(Compared {
                 sync,

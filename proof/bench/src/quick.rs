@@ -73,7 +73,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 serde_json::json!({"test": test, "load": load, "policy": policy, "cell": cell})
             })
             .collect();
-        let report = serde_json::json!({"machine": machine, "rows": rows});
+        let complete = ended.is_ok();
+        let report =
+            serde_json::json!({"machine": machine, "complete": complete, "rows": rows});
         std::fs::write(path, serde_json::to_vec_pretty(&report)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
@@ -149,7 +151,9 @@ fn csv_line(printed: &str, test: &str) -> Option<CsvLine> {
 }
 
 fn print_table(cells: &Cells, machine: &Machine, rounds: u32) {
-    println!("{machine}; {rounds} rounds, medians (least to greatest)\n");
+    let done = |cell: &Cell| cell.requests_per_s.len() as u32;
+    let complete = cells.values().map(done).min().unwrap_or(0);
+    println!("{machine}; {complete} of {rounds} rounds complete, medians (least to greatest)\n");
     println!(
         "{:<5} {:<13} {:<5} {:>24} {:>10} {:>10} {:>22}",
         "test", "load", "", "requests/s", "p50 ms", "p99 ms", "of none"

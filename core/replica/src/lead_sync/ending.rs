@@ -102,7 +102,10 @@ impl Replica {
         };
         self.slot_rule.learn(&cost);
         if !sync.join {
-            self.matching.learn(&cost);
+            if !sync.retry {
+                // What that lets go it owes to the slot before.
+                self.matching.learn(&cost);
+            }
             self.early_learn(&sync.report);
         }
         self.note(Note::Synced(Box::new(sync.report)));
