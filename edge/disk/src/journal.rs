@@ -14,6 +14,9 @@
 //!
 //! The other way, a slot whose blocks do not fit, cannot be told from blocks that went bad later;
 //! both are taken for the first, since that was never acknowledged to anybody.
+//!
+//! A format keeps the magic bytes, its number and the hash where they are. So a slot of another
+//! release is known for one, and the slot beside it, which may be of ours and older, does not count.
 
 use crate::error::{DiskError, io_error};
 use crate::{BLOCK_BYTES, BlockNo};
@@ -104,12 +107,18 @@ impl Slot {
         bytes
     }
 
+    /// Whether the hash in `bytes` is that of the fields, of whatever format.
+    fn is_intact(bytes: &[u8; SLOT_BYTES]) -> bool {
+        let (fields, rest) = bytes.split_at(FIELDS_BYTES);
+        blake3::hash(fields).as_bytes() == &rest[..HASH_BYTES]
+    }
+
     /// What is in `bytes`, if it is intact.
     fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<Self> {
-        let (fields, rest) = bytes.split_at(FIELDS_BYTES);
-        if blake3::hash(fields).as_bytes() != rest.get(..HASH_BYTES)? {
+        if !Self::is_intact(bytes) {
             return None;
         }
+        let fields = &bytes[..FIELDS_BYTES];
         let fields = fields.strip_prefix(&MAGIC)?;
         let fields = fields.strip_prefix(&VERSION.to_le_bytes())?;
         let (flags, fields) = fields.split_first_chunk::<4>()?;
@@ -148,6 +157,9 @@ impl Journal {
             }
             opened => opened.map_err(io_error("cannot open the disk journal", path))?,
         };
+        if let Some(found) = other_format(&file, Slot::is_intact) {
+            return Err(other_release(path, found));
+        }
         for slot in slots(&file) {
             if slot.in_force && read_body(&file, &slot).is_none() {
                 // Staged half: the older slot says how it was before.
@@ -164,12 +176,9 @@ impl Journal {
             let slot = Slot { blocks, ..slot };
             return Ok(Self { path, file, slot });
         }
-        Err(match other_format(&file) {
-            Some(found) => DiskError::OtherRelease {
-                path: path.into(),
-                found,
-                known: VERSION,
-            },
+        // Nothing is of use here: the number alone, with its magic bytes, says enough.
+        Err(match other_format(&file, |_| true) {
+            Some(found) => other_release(path, found),
             None => DiskError::DamagedJournal(path.into()),
         })
     }
@@ -272,25 +281,38 @@ impl Journal {
     }
 }
 
-/// The format of the first slot, if it is another than ours.
-fn other_format(file: &File) -> Option<u32> {
-    let mut bytes = [0; MAGIC.len() + 4];
-    file.read_exact_at(&mut bytes, 0).ok()?;
-    let format = *bytes.strip_prefix(&MAGIC)?.first_chunk()?;
-    let format = u32::from_le_bytes(format);
-    (format != VERSION).then_some(format)
+fn other_release(path: &Path, found: u32) -> DiskError {
+    DiskError::OtherRelease {
+        path: path.into(),
+        found,
+        known: VERSION,
+    }
+}
+
+/// The format of a slot of which `counts` holds, if it is another than ours.
+fn other_format(file: &File, counts: impl Fn(&[u8; SLOT_BYTES]) -> bool) -> Option<u32> {
+    let other = |bytes: [u8; SLOT_BYTES]| {
+        let format = *bytes.strip_prefix(&MAGIC)?.first_chunk()?;
+        let format = u32::from_le_bytes(format);
+        (format != VERSION && counts(&bytes)).then_some(format)
+    };
+    stored(file).find_map(other)
+}
+
+/// The bytes of both slots. One that the file ends before was never written.
+fn stored(file: &File) -> impl Iterator<Item = [u8; SLOT_BYTES]> {
+    [0, SLOT_BYTES as u64].into_iter().filter_map(|at| {
+        let mut bytes = [0; SLOT_BYTES];
+        file.read_exact_at(&mut bytes, at).ok()?;
+        Some(bytes)
+    })
 }
 
 /// The slots that are intact, the newest first.
 fn slots(file: &File) -> Vec<Slot> {
-    let mut slots = Vec::new();
-    for at in [0, SLOT_BYTES as u64] {
-        let mut bytes = [0; SLOT_BYTES];
-        // A slot that the file ends before was never written.
-        if file.read_exact_at(&mut bytes, at).is_ok() {
-            slots.extend(Slot::decode(&bytes));
-        }
-    }
+    let mut slots: Vec<_> = stored(file)
+        .filter_map(|bytes| Slot::decode(&bytes))
+        .collect();
     slots.sort_by_key(|slot| std::cmp::Reverse(slot.generation));
     slots
 }
