@@ -66,7 +66,8 @@ pub enum ServerError {
     /// all replicas.
     #[error("the state of another replica cannot be taken over: {0}")]
     Restore(String),
-    /// This replica's own state from before the log on its disk cannot be used. Nothing has been changed.
+    /// This replica's own state from before the log on its disk is whole, and the state machine or this
+    /// release refuses it: start the program that wrote it.
     #[error(
         "the snapshot in {} cannot be used: {why}. Start the release that wrote it, or move the directory \
          away to recover from the others", dir.display()

@@ -18,7 +18,7 @@
 use crate::{Config, ServerError};
 use apus::{Durability, DurableState, Entry, Event, Roster, Start};
 use plover_store::{Completion, Counters, Options, Store};
-use plover_types::{Index, View, Viewstamp};
+use plover_types::{Index, View, Viewstamp, wire};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
@@ -53,7 +53,7 @@ impl Stable {
         let options = Options::new(group, config.durability);
         let (store, recovered) = Store::open(dir, &options).map_err(failed)?;
         if let Some(damage) = &recovered.damage {
-            tracing::warn!(%damage, "this replica's log is damaged: it recovers from the others");
+            tracing::warn!(%damage, "this replica recovers from the others");
         }
         let snapshots = (config.durability == Durability::Disk).then(|| Snapshots::new(dir));
         let snapshot = match &snapshots {
@@ -200,6 +200,15 @@ impl Snapshots {
         };
         match bytes.split_first_chunk() {
             Some((crc, state)) if crc32c::crc32c(state).to_le_bytes() == *crc => {
+                if let Some(version) = state.first().filter(|it| **it != wire::WIRE_VERSION) {
+                    // The log on disk is ours, or there is none: this is what was left behind when
+                    // the other release's log was moved away.
+                    tracing::warn!(
+                        path = %self.path.display(), version, ours = wire::WIRE_VERSION,
+                        "the snapshot is of another release's wire version and not used"
+                    );
+                    return Ok(None);
+                }
                 Ok(Some(state.to_vec()))
             }
             _ => {

@@ -50,10 +50,11 @@ pub enum StoreError {
     },
     /// Another release has written the directory, and this one does not understand all of it. Nothing
     /// has been changed. Start that release again; or go on without what it has written, as the text
-    /// says, and recover from the others.
+    /// says, and recover from the others. These must have the log: if all replicas go on without it, it
+    /// is lost; and what this release writes next, that one may not read, so there is to be a copy.
     #[error(
-        "{path} was written by another release ({why}): start that release, or {go_on}, and this replica \
-         recovers from the others"
+        "{path} was written by another release ({why}): start that release; or, if a majority already \
+         runs this release and has the log, {go_on}, and this replica recovers from the others"
     )]
     OtherRelease {
         /// Which file or directory.
@@ -136,24 +137,41 @@ impl fmt::Display for SegmentNumber {
     }
 }
 
-/// Acknowledged records of the log that cannot be read any more.
+/// Why acknowledged records of the log cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
-    /// Which segment.
-    pub segment: SegmentNumber,
-    /// Where in it, bytes from its start.
-    pub offset: u64,
-    /// What was found there.
-    pub what: String,
+pub enum Damage {
+    /// Some of it is there and bad.
+    Bad {
+        /// Which segment.
+        segment: SegmentNumber,
+        /// Where in it, bytes from its start.
+        offset: u64,
+        /// What was found there.
+        what: String,
+    },
+    /// Nothing of it is there: it was lost, or moved away.
+    Gone,
+}
+
+impl Damage {
+    /// The segment that is kept for inspection.
+    pub(crate) fn evidence(&self) -> Option<SegmentNumber> {
+        match self {
+            Self::Bad { segment, .. } => Some(*segment),
+            Self::Gone => None,
+        }
+    }
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            segment,
-            offset,
-            what,
-        } = self;
-        write!(f, "{segment} at byte {offset}: {what}")
+        match self {
+            Self::Bad {
+                segment,
+                offset,
+                what,
+            } => write!(f, "the log is damaged: {segment} at byte {offset}: {what}"),
+            Self::Gone => write!(f, "the log is gone: no segment of it is there"),
+        }
     }
 }

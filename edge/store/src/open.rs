@@ -126,7 +126,10 @@ pub(crate) fn open_state(
             wanted: options.group.clone(),
         });
     }
-    if file.state.wire != WIRE_VERSION && !segment::list(directory)?.is_empty() {
+    // A log that is not whole, or not wanted, is thrown away whoever wrote it.
+    let is_needed = file.state.whole && options.durability == Durability::Disk;
+    let is_foreign = file.state.wire != WIRE_VERSION;
+    if is_needed && is_foreign && !segment::list(directory)?.is_empty() {
         let why = format!(
             "the log's entries are of wire version {}, and this one has {WIRE_VERSION}",
             file.state.wire
@@ -140,7 +143,7 @@ fn other_release(directory: &Directory, why: String) -> StoreError {
     StoreError::OtherRelease {
         path: directory.path().into(),
         why,
-        go_on: "move the log.* files away",
+        go_on: "copy the whole directory, then move the log.* files away",
     }
 }
 
@@ -181,8 +184,8 @@ pub(crate) fn with_log(
         tracing::error!(
             directory = %directory.path().display(),
             %damage,
-            "the log is damaged: this replica has lost entries that it acknowledged, and takes \
-             no part until it has recovered from the others"
+            "this replica has lost entries that it acknowledged, and takes no part until it has \
+             recovered from the others"
         );
     }
     // Nothing may take the log for whole from here on, however often we crash.
@@ -192,7 +195,7 @@ pub(crate) fn with_log(
         state.wire = WIRE_VERSION;
     })?;
     let newest = segment::list(directory)?.last().copied();
-    segment::discard_all(directory, damage.as_ref().map(|d| d.segment))?;
+    segment::discard_all(directory, damage.as_ref().and_then(Damage::evidence))?;
     let first = newest.unwrap_or(SegmentNumber(0)).next();
     let log = LogWriter::create(directory, salt, first, options.segment_bytes)?;
     let recovered = Recovered {

@@ -81,7 +81,7 @@ impl From<StoreError> for Problem {
 }
 
 fn damage(segment: SegmentNumber, at: usize, what: impl Into<String>) -> Problem {
-    Problem::Unusable(Unusable::Damage(Damage {
+    Problem::Unusable(Unusable::Damage(Damage::Bad {
         segment,
         offset: at as u64,
         what: what.into(),
@@ -130,8 +130,9 @@ impl Reader<'_> {
             }
         }
         let Some(tail) = self.tail else {
-            let first = numbers.first().copied().unwrap_or(SegmentNumber(1));
-            return Err(damage(first, 0, "no record is left"));
+            let gone = Problem::Unusable(Unusable::Damage(Damage::Gone));
+            let first = numbers.first();
+            return Err(first.map_or(gone, |first| damage(*first, 0, "no record is left")));
         };
         let after: Vec<_> = numbers.into_iter().filter(|n| *n > tail.number).collect();
         match after.as_slice() {

@@ -55,7 +55,16 @@ fn entries_of_another_wire_version_are_left_alone() {
     let dir = origin();
     with_wire(dir.path(), WIRE_VERSION + 1);
     let version = format!("wire version {}", WIRE_VERSION + 1);
-    is_refused(dir.path(), &[&version, "start that release", "log.*"]);
+    is_refused(
+        dir.path(),
+        &[
+            &version,
+            "start that release",
+            "a majority",
+            "copy the whole",
+            "log.*",
+        ],
+    );
     // As the sentence says.
     for (name, _) in content(dir.path()) {
         if name.to_string_lossy().starts_with("log.") {
@@ -65,6 +74,33 @@ fn entries_of_another_wire_version_are_left_alone() {
     let (_, found) = open(dir.path());
     assert!(found.forgotten, "it recovers from the others");
     assert_eq!(found.promise, Some(promise(1)), "the promise is kept");
+    let said = found.damage.unwrap().to_string();
+    assert!(said.contains("gone") && !said.contains("damaged"), "{said}");
+}
+
+/// What would be thrown away if it were our own need not be understood.
+#[test]
+fn a_log_that_is_not_used_is_nobodys_concern() {
+    let dir = origin();
+    with_wire(dir.path(), WIRE_VERSION + 1);
+    let memory = Options::new("group", Durability::Memory);
+    let (store, found) = Store::open(dir.path(), &memory).unwrap();
+    assert_eq!(found.promise, Some(promise(1)));
+    drop(store);
+
+    let dir = origin();
+    let mut store = open(dir.path()).0;
+    let amnesiac = DurableState {
+        amnesiac: true,
+        ..promise(2)
+    };
+    store.persist_state(amnesiac);
+    synced(&mut store);
+    drop(store);
+    with_wire(dir.path(), WIRE_VERSION + 1);
+    let (_, found) = open(dir.path());
+    assert!(found.forgotten && found.damage.is_none());
+    assert_eq!(found.promise, Some(amnesiac));
 }
 
 #[test]
