@@ -191,6 +191,13 @@ pub enum Start {
     /// The state directory is empty: this replica has never promised anything, or its disk
     /// was replaced. It joins once enough others have said what they promised.
     Fresh,
+    /// It has run before, as something beside its storage tells, but the promise is lost, and the log
+    /// with it. It joins like a fresh one; but a group in which somebody has run is not begun anew
+    /// without the operator.
+    PromiseLost {
+        /// A view that it had promised at the least.
+        least: View,
+    },
     /// It has run before. With [`Durability::Disk`] `log` is what storage held (gapless,
     /// starting after `base`) and the replica is at once a full member, unless it has `forgotten`;
     /// with [`Durability::Memory`] the log is empty and it must recover before it votes.

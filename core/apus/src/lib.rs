@@ -189,6 +189,10 @@ impl Apus {
                 let log = Log::new(Viewstamp::default(), first);
                 (log, durable.promised, View::NONE)
             }
+            Start::PromiseLost { least } => {
+                let log = Log::new(Viewstamp::default(), first);
+                (log, least, View::NONE)
+            }
             Start::Fresh => (
                 Log::new(Viewstamp::default(), first),
                 View::NONE,

@@ -44,8 +44,10 @@ pub(crate) struct Bearings {
     incarnation: u64,
     /// It has forgotten what it acknowledged: it votes for nobody.
     pub amnesiac: bool,
-    /// It found no state at all when it started.
-    fresh: bool,
+    /// It found no promise when it started, and may have made one.
+    promise_unknown: bool,
+    /// It knows that it has run before.
+    ran: bool,
     /// Storage has forgotten, and does not know that yet.
     unrecorded: bool,
     /// No leader has heard of this start yet.
@@ -81,7 +83,7 @@ pub(crate) struct Ask {
 impl Bearings {
     pub(crate) fn new(config: &Config, start: &Start, incarnation: u64, now: Micros) -> Self {
         let amnesiac = match start {
-            Start::Fresh => true,
+            Start::Fresh | Start::PromiseLost { .. } => true,
             Start::Restarted {
                 durable, forgotten, ..
             } => match config.durability {
@@ -92,7 +94,8 @@ impl Bearings {
         Self {
             incarnation,
             amnesiac,
-            fresh: matches!(start, Start::Fresh),
+            promise_unknown: !matches!(start, Start::Restarted { .. }),
+            ran: !matches!(start, Start::Fresh),
             unrecorded: matches!(
                 start,
                 Start::Restarted {
@@ -127,7 +130,7 @@ impl Bearings {
     /// This replica begins the group anew: there is nothing to be found out.
     pub(crate) fn need_none(&mut self) {
         self.amnesiac = false;
-        self.fresh = false;
+        self.promise_unknown = false;
         self.restarted = false;
         self.not_empty();
     }
@@ -228,7 +231,8 @@ impl Apus {
     }
 
     fn never_ran(&self) -> bool {
-        self.bearings.fresh && self.promised == View::NONE
+        let bearings = &self.bearings;
+        bearings.promise_unknown && !bearings.ran && self.promised == View::NONE
     }
 
     pub(crate) fn on_stand(
@@ -267,7 +271,7 @@ impl Apus {
         let Some((view, last)) = leading.max().filter(|(view, _)| *view >= self.promised) else {
             return;
         };
-        if self.bearings.fresh {
+        if self.bearings.promise_unknown {
             // Of any quorum that we may have been part of, one other has answered.
             let told = Members::of(self.config.members);
             let enough = told.voters.len() - told.quorum() + 1;
@@ -316,7 +320,7 @@ impl Apus {
         let held = follower.matched.min(self.counted());
         if view == self.promised && view == self.durable && held >= last.index {
             self.bearings.amnesiac = false;
-            self.bearings.fresh = false;
+            self.bearings.promise_unknown = false;
             self.bearings.source = None;
             if self.config.durability == Durability::Disk {
                 // The next start may trust the log that storage holds by now.

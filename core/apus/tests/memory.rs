@@ -5,7 +5,7 @@ mod network;
 use apus::{BootstrapError, Durability, EntryKind, Members, Phase, Roster};
 use network::disk::Disk;
 use network::{Setup, World};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 
 fn protected(durability: Durability) -> World {
     let mut setup = Setup::new(11, 3, durability);
@@ -40,6 +40,42 @@ fn a_group_that_never_ran_needs_no_word_of_the_operator() {
         for node in world.up() {
             assert_eq!(world.core(node).status().leader, Some(ReplicaId(0)));
         }
+    }
+}
+
+/// As when all storage was moved away: nobody knows of a log, and the first leader's guest may be old.
+#[test]
+fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
+    for (durability, told) in [
+        (Durability::Memory, View::new(9, ReplicaId(1))),
+        (Durability::Disk, View::new(9, ReplicaId(1))),
+        (Durability::Memory, View::NONE),
+    ] {
+        let mut world = protected(durability);
+        for node in 0..3 {
+            world.crash(node);
+            world.nodes[node].disk.lose(told);
+        }
+        world.operator = false;
+        for node in 0..3 {
+            world.start(node);
+        }
+        world.run(Micros::from_ms(3000));
+        assert_eq!(world.leader(), None);
+        assert!(world.nodes[0].empty, "the operator is told");
+        if told == View::NONE {
+            // Views would be led a second time, which the checks take for two leaders.
+            continue;
+        }
+        // It starts anew, and is told again.
+        world.operator = true;
+        world.restart(0);
+        assert!(world.run_until(Micros::from_ms(3000), |world| world.leader() == Some(0)));
+        let view = world.core(0).status().view;
+        assert!(
+            view > told,
+            "{view}: the new life is newer than what was told"
+        );
     }
 }
 

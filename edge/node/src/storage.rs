@@ -35,10 +35,11 @@ pub enum StorageError {
         source: io::Error,
     },
     /// The state file is of another release or is damaged. If this replica's state is really lost,
-    /// move the state directory away: it then recovers from the others.
+    /// and the others run, move the state directory away: it then recovers from them. To be done on one
+    /// replica only, for nothing tells any longer how old its disks are.
     #[error(
         "{path} is damaged or was written by another release ({why}): start that release, or move the \
-         state directory away to recover from the others"
+         state directory of this replica alone away to recover from the others"
     )]
     Damaged {
         /// Which file.
@@ -93,16 +94,25 @@ impl Storage {
             damage: recovered.damage.clone(),
             completions: Vec::new(),
         };
-        Ok((storage, recovered.start()))
+        let start = match recovered.start() {
+            // Somebody has moved the store away. The disks beside it may be old: that they are the
+            // newest, only the operator can say (`plover bootstrap`).
+            Start::Fresh if storage.guest() != GuestRecord::default() => {
+                let guest = storage.guest();
+                let least = guest.view.max(guest.life);
+                tracing::warn!(%least, "this replica has run before, and its promise is lost");
+                Start::PromiseLost { least }
+            }
+            start => start,
+        };
+        Ok((storage, start))
     }
 
     /// What of the log was unreadable, in words for the operator; the replica recovers from the
     /// others then.
     pub fn damage(&self) -> Option<String> {
         let damage = self.damage.as_ref()?;
-        Some(format!(
-            "the log was damaged and is recovered from the others: {damage}"
-        ))
+        Some(format!("{damage}; it is recovered from the others"))
     }
 
     /// Queues the promise.
@@ -226,7 +236,7 @@ mod tests {
                 assert_eq!(durable.promised, promised);
                 assert!(!forgotten);
             }
-            Start::Fresh => panic!("fresh"),
+            other => panic!("{other:?}"),
         }
         assert!(matches!(
             Storage::open(dir.path(), "other", Durability::Disk),
@@ -271,5 +281,27 @@ mod tests {
         drop(storage);
         let (_, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
         assert!(matches!(start, Start::Restarted { durable, .. } if durable.promised == promised));
+    }
+
+    /// Its disks may be a week old: it must not boot from them by itself.
+    #[test]
+    fn a_replica_whose_promise_was_moved_away_has_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut storage, _) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+        let view = View::new(7, ReplicaId(2));
+        let record = GuestRecord {
+            view,
+            ..GuestRecord::default()
+        };
+        storage.persist_guest(record).unwrap();
+        drop(storage);
+        for _ in 0..2 {
+            std::fs::remove_dir_all(dir.path().join("consensus")).unwrap();
+            let (_, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+            assert!(
+                matches!(start, Start::PromiseLost { least } if least == view),
+                "{start:?}"
+            );
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A disk that writes late and in order, and loses what it has not written.
 
 use apus::{Durability, DurableState, Entry, Roster, Start};
-use plover_types::{Index, Micros, SplitMix64, Viewstamp};
+use plover_types::{Index, Micros, SplitMix64, View, Viewstamp};
 use std::collections::VecDeque;
 
 /// The log after `after` becomes `entries`; it begins there if `anew` says who is who.
@@ -20,6 +20,8 @@ pub struct Disk {
     roster_at_base: Roster,
     log: VecDeque<Entry>,
     forgotten: bool,
+    /// The promise is lost, and was of at least this view.
+    lost: Option<View>,
     state_busy_until: Micros,
     busy_until: Micros,
     waiting: VecDeque<Write>,
@@ -33,6 +35,7 @@ impl Disk {
             roster_at_base,
             log: VecDeque::new(),
             forgotten: false,
+            lost: None,
             state_busy_until: Micros::ZERO,
             busy_until: Micros::ZERO,
             waiting: VecDeque::new(),
@@ -44,7 +47,8 @@ impl Disk {
         self.busy_until = Micros::ZERO;
         self.state_busy_until = Micros::ZERO;
         let Some(durable) = self.state else {
-            return Start::Fresh;
+            let lost = |least| Start::PromiseLost { least };
+            return self.lost.map_or(Start::Fresh, lost);
         };
         match durability {
             Durability::Memory => Start::Restarted {
@@ -69,6 +73,14 @@ impl Disk {
         self.log.clear();
         self.base = Viewstamp::default();
         self.forgotten = true;
+    }
+
+    /// Promise and log are lost, and something beside them tells of a view.
+    pub fn lose(&mut self, least: View) {
+        *self = Self {
+            lost: Some(least),
+            ..Self::new(self.roster_at_base)
+        };
     }
 
     /// Takes a write; how long until it is done, after those before it.

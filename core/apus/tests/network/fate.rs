@@ -26,7 +26,7 @@ impl World {
         let start = self.nodes[node].disk.start(setup.durability);
         let cursor = match &start {
             Start::Restarted { base, .. } => base.index,
-            Start::Fresh => Index(0),
+            Start::Fresh | Start::PromiseLost { .. } => Index(0),
         };
         let core = Apus::new(config, start, self.clock(node));
         let state = &mut self.nodes[node];

@@ -21,6 +21,7 @@ pub fn record(bytes: &[u8]) -> String {
 pub fn start(start: &Start) -> String {
     match start {
         Start::Fresh => "it has never run".to_string(),
+        Start::PromiseLost { least } => format!("its promise, of {least} or later, is lost"),
         Start::Restarted {
             durable,
             log,
