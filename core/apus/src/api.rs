@@ -132,8 +132,7 @@ pub struct Config {
     pub pair: bool,
     /// The leader of four or more voters sends an entry at once only to as many backups as a
     /// majority needs, and to the others within an eighth of a heartbeat: less work an entry,
-    /// fewer copies at first. With a guest those that need not wait are the ones that are not in sync,
-    /// if the others are a majority.
+    /// fewer copies at first.
     pub thrifty: bool,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,

@@ -128,7 +128,8 @@ impl Apus {
         });
         if let Role::Leading(leadership) = &mut self.role {
             leadership.unsent.get_or_insert(prev);
-            if matches!(kind, EntryKind::InSync(_) | EntryKind::Members(_)) {
+            if matches!(kind, EntryKind::Members(_)) {
+                // It may take more to make a majority.
                 leadership.thrift.suspend();
             }
         }

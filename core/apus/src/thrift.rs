@@ -14,17 +14,11 @@
 //! ```
 //!
 //! Nothing rests on who is eager: a majority commits, whoever is in it. What changes is how many
-//! copies there are at first, exactly a majority. Groups of three or fewer that replicate only a
-//! log are not thrifty: there the second backup costs little and hides a slow first one.
-//!
-//! Where a guest is protected, who is eager is no question of speed: those in sync with the leader
-//! wait for every entry, and the others, who only vote, do not. So in a group of three the witness is
-//! written to some times in a heartbeat, and before entries are dropped that it lacks
-//! ([`Apus::catch_up`]). While those in sync are no majority everyone is eager.
+//! copies there are at first, exactly a majority. Groups of three or fewer are
+//! not thrifty: there the second backup costs little and hides a slow first one.
 
 use crate::api::Command;
 use crate::leading::Leadership;
-use crate::peers::Peer;
 use crate::{Apus, Role};
 use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 
@@ -32,7 +26,7 @@ use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 /// heartbeat. Long against a round trip, so that their share of the work is small; short against
 /// the heartbeat, so that a failover finds them nearly up to date.
 const LAZY_PART: u64 = 8;
-/// The smallest group without a guest in which it is worth it.
+/// The smallest group in which it is worth it.
 const VOTERS_MIN: usize = 4;
 
 /// What a leader keeps about it.
@@ -116,48 +110,19 @@ impl Apus {
         })
     }
 
-    /// A majority has just committed up to `index`: those who made it are the eager ones; with a guest,
-    /// those in sync if they have it, and nobody is if one of them does not.
+    /// A majority has just committed up to `index`: those who made it are the eager ones.
     pub(crate) fn choose_eager(&mut self, index: Index) {
-        let members = self.members();
-        let (voters, in_sync) = (members.voters, self.log.roster().in_sync);
-        let has_guest = !self.config.any_voter_stands;
-        let can = if has_guest {
-            let agree = in_sync.iter().filter(|id| voters.contains(*id));
-            agree.count() >= members.quorum()
-        } else {
-            voters.len() >= VOTERS_MIN
-        };
+        let voters = self.members().voters;
+        let thrifty = self.config.thrifty && voters.len() >= VOTERS_MIN;
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
-        if !self.config.thrifty || !can || leadership.thrift.eager.is_some() {
+        if !thrifty || leadership.thrift.eager.is_some() {
             return;
         }
-        let (wanted, down) = (if has_guest { in_sync } else { voters }, self.down);
-        let peers = leadership
-            .peers
-            .iter()
-            .filter(|(id, _)| wanted.contains(**id));
-        let is_fast = |id: ReplicaId, peer: &Peer| peer.matched >= index && !down.contains(id);
-        if has_guest && !peers.clone().all(|(id, peer)| is_fast(*id, peer)) {
-            // Who is in sync and does not answer will not be for long; until then the others commit.
-            return;
-        }
-        let fast = peers.filter(|(id, peer)| is_fast(**id, peer));
+        let fast = leadership.peers.iter();
+        let fast = fast.filter(|(id, peer)| voters.contains(**id) && peer.matched >= index);
         leadership.thrift.eager = Some(ReplicaSet::of(fast.map(|(id, _)| *id)));
-    }
-
-    /// Sends now what some have not been sent yet, as far as their windows allow. To be called before
-    /// [`trim`](Self::trim): who lacks what is dropped has to begin anew behind it.
-    pub fn catch_up(&mut self, now: Micros, out: &mut Vec<Command>) {
-        let Role::Leading(leadership) = &mut self.role else {
-            return;
-        };
-        if leadership.thrift.lazy_at != Micros::NEVER {
-            leadership.thrift.lazy_at = now;
-            self.send_to_lazy(now, out);
-        }
     }
 
     /// Sends the others what they lack, when it is time. If nothing was committed since the
@@ -176,11 +141,6 @@ impl Apus {
         if stuck {
             thrift.suspend();
         }
-        self.send_to_lazy(now, out);
-    }
-
-    /// It is time for those that are not eager.
-    fn send_to_lazy(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.replicate_to_all(now, false, out);
         if let Role::Leading(leadership) = &mut self.role {
             leadership.thrift.lazy_at = Micros::NEVER;

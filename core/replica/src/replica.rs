@@ -11,7 +11,7 @@ use crate::refusals::Refusals;
 use crate::standby::Standby;
 use crate::stream::Stream;
 use crate::warm::Warming;
-use apus::{Apus, Command, Durability, Phase as ConsensusPhase, Start};
+use apus::{Apus, Command, Phase as ConsensusPhase, Start};
 use plover_guard::Guard;
 use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
 use plover_syncvm::{EarlyHashes, Ledger, Phase};
@@ -137,8 +137,7 @@ impl Replica {
             first_leader: config.first_leader,
             any_voter_stands: false,
             pair: config.members.len() == 2,
-            // With disks that each may be slow, the third is worth its work.
-            thrifty: config.durability == Durability::Memory,
+            thrifty: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             durability: config.durability,

@@ -211,10 +211,6 @@ impl World {
 
     /// Trims to what every member of the in-sync set has delivered.
     pub fn trim(&mut self, leader: usize) {
-        let (now, mut out) = (self.clock(leader), Vec::new());
-        let core = self.nodes[leader].core.as_mut().expect("the leader is up");
-        core.catch_up(now, &mut out);
-        self.obey(leader, out);
         let set = self.core(leader).status().in_sync;
         let covered = set
             .iter()

@@ -33,7 +33,6 @@ impl Replica {
                 sync.report.outputs = outputs;
             }
         }
-        self.apus.catch_up(now, &mut self.consensus_out);
         self.apus.trim(index);
         if join {
             self.join_synced(peer);

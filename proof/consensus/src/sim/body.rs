@@ -62,7 +62,7 @@ impl World {
             first_leader: lowest,
             any_voter_stands: !self.scenario.guest,
             pair: false,
-            thrifty: true,
+            thrifty: !self.scenario.guest,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: self.scenario.durability,
