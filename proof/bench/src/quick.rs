@@ -74,8 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             })
             .collect();
         let complete = ended.is_ok();
-        let report =
-            serde_json::json!({"machine": machine, "complete": complete, "rows": rows});
+        let report = serde_json::json!({"machine": machine, "complete": complete, "rows": rows});
         std::fs::write(path, serde_json::to_vec_pretty(&report)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }

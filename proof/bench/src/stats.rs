@@ -18,6 +18,11 @@ impl Sample {
         self.0.is_empty()
     }
 
+    /// How many were measured.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub fn push(&mut self, value: f64) {
         self.0.push(value);
     }
