@@ -163,7 +163,7 @@ pub trait Fabric {
     fn stats(&self) -> FabricStats;
 
     /// Why this side and `peer` refuse each other at present, in words for the operator. `None` if
-    /// they do not, or the fabric does not say.
+    /// they do not, the link is up, or the fabric does not say.
     fn refusal(&self, peer: ReplicaId) -> Option<String> {
         let _ = peer;
         None

@@ -88,6 +88,52 @@ fn a_provider_that_is_not_there_is_named() {
     assert!(text.contains("fi_getinfo"), "{text}");
 }
 
+/// Drives the fabrics until `done`.
+fn drive(fabrics: &mut [&mut OfiFabric], done: impl Fn(&[&mut OfiFabric]) -> bool) {
+    let start = Instant::now();
+    let mut events = Vec::new();
+    while !done(fabrics) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{events:?}");
+        for fabric in fabrics.iter_mut() {
+            fabric.progress(&mut events);
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Both say so for as long as it goes on; of a stranger with the name of a peer that is there only
+/// the stranger does.
+#[test]
+fn a_refusal_is_known_to_both_sides() {
+    let maker = OfiMaker::new("tcp", Spin::Never);
+    let (r0, r1) = (ReplicaId(0), ReplicaId(1));
+    let open = |config| OfiFabric::new(config).expect("a software provider works everywhere");
+    let another = || {
+        let mut config = maker.config(r0);
+        config.group = "another".into();
+        config.listen.set_port(0);
+        open(config)
+    };
+    let says = |why: Option<String>| why.is_some_and(|why| why.contains("compare `group`"));
+    let (mut a, mut b) = (another(), open(maker.config(r1)));
+    drive(&mut [&mut a, &mut b], |fabrics| {
+        says(fabrics[0].refusal(r1)) && says(fabrics[1].refusal(r0))
+    });
+    drop(a);
+    let mut a = open(maker.config(r0));
+    drive(&mut [&mut a, &mut b], |fabrics| {
+        fabrics[0].is_up(r1) && fabrics[1].is_up(r0)
+    });
+    assert_eq!((a.refusal(r1), b.refusal(r0)), (None, None));
+    let (mut stranger, before) = (another(), b.stats().rejected);
+    drive(&mut [&mut a, &mut b, &mut stranger], |fabrics| {
+        says(fabrics[2].refusal(r1))
+    });
+    assert!(b.stats().rejected > before, "it knocked");
+    assert!(b.is_up(r0));
+    assert_eq!(b.refusal(r0), None);
+}
+
 /// A peer that is let in later comes up, and one that is let go is gone.
 #[test]
 fn peers_come_and_go() {

@@ -181,6 +181,36 @@ fn other_rings_are_refused() {
     });
 }
 
+/// Whoever claims to be a peer that is there is refused, and that says nothing of the link to the peer.
+#[test]
+fn a_stranger_with_a_peers_name_is_no_refusal_of_the_peer() {
+    let maker = ShmMaker::in_directory();
+    let directory = maker.directory.as_ref().unwrap().path();
+    let mut a = ShmFabric::new(maker.config(R0)).unwrap();
+    let mut b = ShmFabric::new(maker.config(R1)).unwrap();
+    drive(&mut [&mut a, &mut b], |_, fabrics| {
+        fabrics[0].is_up(R1) && fabrics[1].is_up(R0)
+    });
+    // It lives elsewhere, and finds the door of replica 1 there.
+    let elsewhere = tempfile::tempdir().unwrap();
+    for door in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        if door.file_name().to_string_lossy().ends_with("-1.sock") {
+            let there = elsewhere.path().join(door.file_name());
+            std::os::unix::fs::symlink(door.path(), there).unwrap();
+        }
+    }
+    let mut stranger = maker.config(R0);
+    stranger.place = ShmPlace::Directory(elsewhere.path().into());
+    stranger.bulk_ring_bytes *= 2;
+    let mut stranger = ShmFabric::new(stranger).unwrap();
+    drive(&mut [&mut a, &mut b, &mut stranger], |_, fabrics| {
+        fabrics[2].refusal(R1).is_some()
+    });
+    assert!(b.stats().rejected > 0, "it knocked");
+    assert!(b.is_up(R0));
+    assert_eq!(b.refusal(R0), None);
+}
+
 #[test]
 fn a_replica_that_is_no_member_is_refused() {
     let maker = ShmMaker::new();

@@ -77,6 +77,27 @@ fn a_refusal_is_known_to_both_sides() {
     assert_eq!((a.refusal(R1), b.refusal(R0)), (None, None));
 }
 
+/// Whoever claims to be a peer that is there is refused, and that says nothing of the link to the peer.
+#[test]
+fn a_stranger_with_a_peers_name_is_no_refusal_of_the_peer() {
+    let maker = TcpMaker::new();
+    let mut a = TcpFabric::new(maker.config(R0)).unwrap();
+    let mut b = TcpFabric::new(maker.config(R1)).unwrap();
+    drive(&mut [&mut a, &mut b], |_, fabrics| {
+        fabrics[0].is_up(R1) && fabrics[1].is_up(R0)
+    });
+    let mut stranger = maker.config(R0);
+    stranger.group = "another".into();
+    stranger.listen.set_port(0);
+    let mut stranger = TcpFabric::new(stranger).unwrap();
+    drive(&mut [&mut a, &mut b, &mut stranger], |_, fabrics| {
+        fabrics[2].refusal(R1).is_some()
+    });
+    assert!(b.stats().rejected > 0, "it knocked");
+    assert!(b.is_up(R0));
+    assert_eq!(b.refusal(R0), None);
+}
+
 #[test]
 fn other_rings_are_refused() {
     is_refused(|config| config.bulk_ring_bytes *= 2);

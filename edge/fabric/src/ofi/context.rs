@@ -5,6 +5,7 @@ use super::leftovers::Leftovers;
 use super::native::{Address, NativeError, Provider};
 use crate::hello::{GroupName, Hello, NotHello, Session};
 use crate::poll::Poll;
+use crate::refused::Refused;
 use crate::ring::{BufferPool, Capacity};
 use crate::tcp::TcpTimes;
 use crate::{FabricEvent, FabricStats, Lane};
@@ -22,6 +23,7 @@ pub(super) struct Context {
     pub times: TcpTimes,
     pub poll: Poll,
     pub stats: FabricStats,
+    pub refused: Refused,
     /// What happened since `progress` last returned.
     pub events: Vec<FabricEvent>,
     pub pool: BufferPool,

@@ -164,9 +164,11 @@ impl Peer {
             return;
         };
         if let Some(why) = answer.no_link(&asked.mine) {
-            let (peer, address) = (self.id, self.address);
-            warn!("no link to {peer} at {address}: {why}");
             context.stats.rejected += 1;
+            if context.refused.note(self.id, &why, now) {
+                let (peer, address) = (self.id, self.address);
+                warn!("no link to {peer} at {address}: {why}");
+            }
             self.dial_at = now + context.times.refused_every;
             return;
         }
@@ -247,6 +249,7 @@ impl Peer {
             joined.up = true;
             info!(peer = %self.id, "link up");
             context.stats.ups += 1;
+            context.refused.forget(self.id);
             context.events.push(FabricEvent::Up(self.id));
         }
     }

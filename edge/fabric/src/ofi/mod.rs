@@ -55,6 +55,7 @@ pub use signals::forget_signal_handlers;
 
 use crate::hello::{GroupName, Session};
 use crate::poll::Poll;
+use crate::refused::Refused;
 use crate::ring::BufferPool;
 use crate::settings;
 use crate::spin::Spinner;
@@ -122,6 +123,7 @@ impl OfiFabric {
                 times: config.times,
                 poll,
                 stats: FabricStats::default(),
+                refused: Refused::default(),
                 events: Vec::new(),
                 pool: BufferPool::default(),
                 // After the door is open: there is no other living replica of this id here.
@@ -330,5 +332,12 @@ impl Fabric for OfiFabric {
 
     fn stats(&self) -> FabricStats {
         self.context.stats
+    }
+
+    fn refusal(&self, peer: ReplicaId) -> Option<String> {
+        // A link that is up is not refused: then it was a stranger who claimed to be `peer`.
+        let refused = &self.context.refused;
+        let why = refused.lately(peer, Instant::now());
+        why.filter(|_| !self.is_up(peer)).map(str::to_owned)
     }
 }

@@ -155,7 +155,9 @@ fn introduce(
         (why, _) => {
             let why = why.unwrap_or(NoLink::Refused(Refusal::Identity));
             context.stats.rejected += 1;
-            warn!("refused {from} from {address}: {why}");
+            if context.refused.note(from, &why, now) {
+                warn!("refused {from} from {address}: {why}");
+            }
             mine.refuse(why);
             if let Err(error) = greeting::send(&connection.socket, &mine) {
                 debug!(%address, %error, "a connection ended early");

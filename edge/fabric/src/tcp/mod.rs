@@ -365,7 +365,9 @@ impl Fabric for TcpFabric {
     }
 
     fn refusal(&self, peer: ReplicaId) -> Option<String> {
-        let why = self.context.refused.lately(peer, Instant::now())?;
-        Some(why.to_owned())
+        // A link that is up is not refused: then it was a stranger who claimed to be `peer`.
+        let refused = &self.context.refused;
+        let why = refused.lately(peer, Instant::now());
+        why.filter(|_| !self.is_up(peer)).map(str::to_owned)
     }
 }
