@@ -52,9 +52,10 @@ pub(crate) enum Request {
         op: Op,
         reply: Sender<Value>,
     },
-    /// Attach: guest console output goes to `output`.
+    /// Attach: guest console output goes to `output`, unless `reply` is an error.
     Attach {
         output: SyncSender<Vec<u8>>,
+        reply: Sender<Value>,
     },
     /// Somebody typed.
     Typed(Vec<u8>),
@@ -170,18 +171,17 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
         }
         let reply = match serde_json::from_str::<Op>(&line) {
             Ok(Op::Console) => {
-                if writer.write_all(b"{\"ok\":true}\n").is_ok() {
-                    console(reader, writer, handle);
+                let (output, chunks) = sync_channel(CONSOLE_CHUNKS_MAX);
+                let answer = ask(handle, |reply| Request::Attach { output, reply });
+                if answer.get("error").is_none() {
+                    if writeln!(writer, "{answer}").is_ok() {
+                        console(reader, writer, chunks, handle);
+                    }
+                    return;
                 }
-                return;
+                answer
             }
-            Ok(op) => {
-                let (sender, receiver) = channel();
-                handle.send(Request::Op { op, reply: sender });
-                receiver
-                    .recv()
-                    .unwrap_or_else(|_| json!({"error": "this replica is ending"}))
-            }
+            Ok(op) => ask(handle, |reply| Request::Op { op, reply }),
             Err(error) => json!({"error": format!("not a request: {error}")}),
         };
         if writeln!(writer, "{reply}").is_err() {
@@ -190,9 +190,21 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
     }
 }
 
-fn console(mut reader: BufReader<UnixStream>, mut writer: UnixStream, handle: &StopHandle) {
-    let (output, chunks) = sync_channel::<Vec<u8>>(CONSOLE_CHUNKS_MAX);
-    handle.send(Request::Attach { output });
+/// What the loop answers.
+fn ask(handle: &StopHandle, request: impl FnOnce(Sender<Value>) -> Request) -> Value {
+    let (reply, answer) = channel();
+    handle.send(request(reply));
+    answer
+        .recv()
+        .unwrap_or_else(|_| json!({"error": "this replica is ending"}))
+}
+
+fn console(
+    mut reader: BufReader<UnixStream>,
+    mut writer: UnixStream,
+    chunks: Receiver<Vec<u8>>,
+    handle: &StopHandle,
+) {
     let printer = std::thread::spawn(move || {
         for chunk in chunks {
             if writer.write_all(&chunk).is_err() {
@@ -231,6 +243,36 @@ mod tests {
         for bad in ["", "{}", r#"{"op":"reboot"}"#, r#"{"op":"crash_in_phase"}"#] {
             assert!(serde_json::from_str::<Op>(bad).is_err(), "{bad}");
         }
+    }
+
+    /// An operator is told what the loop says, and nothing before it.
+    #[test]
+    fn the_console_is_what_the_loop_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let control = Control::listen(dir.path()).unwrap();
+        let mut operator = UnixStream::connect(&control.path).unwrap();
+        let mut lines = BufReader::new(operator.try_clone().unwrap()).lines();
+        let attach = || loop {
+            match control.take().pop() {
+                Some(Request::Attach { output, reply }) => return (output, reply),
+                Some(request) => panic!("{request:?}"),
+                None => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        };
+        operator.write_all(b"{\"op\":\"console\"}\n").unwrap();
+        let (output, reply) = attach();
+        reply.send(json!({"error": "no"})).unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), r#"{"error":"no"}"#);
+        drop(output);
+
+        operator.write_all(b"{\"op\":\"console\"}\n").unwrap();
+        let (output, reply) = attach();
+        output.send(b"login:\n".to_vec()).unwrap();
+        reply.send(json!({"ok": true})).unwrap();
+        assert_eq!(lines.next().unwrap().unwrap(), r#"{"ok":true}"#);
+        assert_eq!(lines.next().unwrap().unwrap(), "login:");
+        drop(output);
+        assert!(lines.next().is_none(), "closed");
     }
 
     #[test]

@@ -15,7 +15,9 @@ impl Body {
         for request in self.control.take() {
             match request {
                 Request::Stop => self.stopping = true,
-                Request::Attach { output } => self.console.push(output),
+                Request::Attach { output, reply } => {
+                    let _ = reply.send(self.attach(output));
+                }
                 Request::Typed(bytes) => {
                     self.apply(Event::Operator(OperatorInput::Console(bytes)))?;
                 }

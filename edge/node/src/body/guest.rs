@@ -8,8 +8,9 @@ use plover_replica::{Area, Event, Note, OperatorInput, Role};
 use plover_types::{Frame, SyncNo, Unconsumed};
 use plover_vm::{QemuVm, Vm, VmCommand, VmEvent};
 use rustix::process::Pid;
+use serde_json::{Value, json};
 use std::io::Write;
-use std::sync::mpsc::TrySendError;
+use std::sync::mpsc::{SyncSender, TrySendError};
 
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
@@ -267,15 +268,29 @@ impl Body {
         });
     }
 
+    /// Lets an operator look at the console. Only a leader's shows anything.
+    pub(super) fn attach(&mut self, output: SyncSender<Vec<u8>>) -> Value {
+        if self.role != Role::Leader {
+            return json!({"error": self.not_leading("does not lead")});
+        }
+        self.console.push(output);
+        json!({"ok": true})
+    }
+
     /// This replica leads no more: whoever looks at its console would see nothing, and not know why.
     pub(super) fn dismiss_operators(&mut self) {
+        let why = format!("\r\n[{}]\r\n", self.not_leading("leads no more"));
+        self.show(why.as_bytes());
+        self.console.clear();
+    }
+
+    /// That this replica `does_not`, and who does instead, as far as it knows.
+    fn not_leading(&self, does_not: &str) -> String {
         let status = self.replica.status();
         let who = match status.leader.filter(|leader| *leader != status.id) {
             Some(leader) => format!("; replica {} does", leader.0),
             None => String::new(),
         };
-        let why = format!("\r\n[replica {} leads no more{who}]\r\n", status.id.0);
-        self.show(why.as_bytes());
-        self.console.clear();
+        format!("replica {} {does_not}{who}", status.id.0)
     }
 }
