@@ -100,6 +100,11 @@ impl Replica {
     pub fn inputs_paced(&self) -> usize {
         self.guest.paced_inputs()
     }
+
+    /// How many bytes inputs of this slot have been waited for in vain; to be looked at from outside.
+    pub fn paced_in_vain(&self) -> u64 {
+        self.pace.missing
+    }
 }
 
 #[cfg(test)]
@@ -184,6 +189,7 @@ mod tests {
         replica.now = deadline;
         replica.tick_pace();
         assert_eq!(fed(&mut replica), [1]);
+        assert_eq!(replica.paced_in_vain(), 10);
         paced(&mut replica, 10, 2);
         assert_eq!(fed(&mut replica), [2]);
         paced(&mut replica, 11, 3);
@@ -213,6 +219,7 @@ mod tests {
             }
             replica.tick_pace();
             assert_eq!(fed(&mut replica), [1]);
+            assert_eq!(replica.paced_in_vain(), 0);
         }
     }
 

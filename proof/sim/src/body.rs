@@ -3,6 +3,7 @@
 //! Events are applied one at a time; actions are carried out in order; answers to work on memory
 //! are applied before the next action (`work`). A crash can come between any two actions.
 
+use crate::describe::Paced;
 use crate::disk::Write;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
@@ -64,7 +65,7 @@ impl World {
                 .as_mut()
                 .expect("a process that runs has a brain");
             let mut actions = Vec::new();
-            let paced = replica.inputs_paced();
+            let paced = Paced::of(replica);
             replica.apply(local, event, &mut actions);
             process.actions.extend(actions);
             self.count_paced(who, paced);

@@ -92,18 +92,38 @@ impl World {
         self.coverage.hit(what);
     }
 
-    /// Counts inputs that wait for the secondary's guest, by what ends it: `before` waited before the
-    /// event that was the last.
-    pub(crate) fn count_paced(&mut self, who: ReplicaId, before: usize) {
+    /// Counts inputs that wait for the secondary's guest, by what ends it: `before` is how it was
+    /// before the event that was the last.
+    pub(crate) fn count_paced(&mut self, who: ReplicaId, before: Paced) {
         let replica = self.process(who).replica.as_deref();
-        let waiting = replica.map_or(0, Replica::inputs_paced);
+        let now = replica.map_or_else(Paced::default, Paced::of);
         let what = match self.cause {
-            _ if waiting > before => "pace: an input waits for the secondary's guest",
-            "Outputs" if waiting < before => "pace: the guest is as far as the leader's was",
-            "Tick" if waiting < before => "pace: an input has waited in vain",
+            _ if now.in_vain > before.in_vain => "pace: an input has waited in vain",
+            _ if now.waiting > before.waiting => "pace: an input waits for the secondary's guest",
+            "Outputs" if now.waiting < before.waiting => {
+                "pace: the guest is as far as the leader's was"
+            }
             _ => return,
         };
         self.coverage.hit(what);
+    }
+}
+
+/// How a replica's inputs wait for its guest.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Paced {
+    /// So many inputs do.
+    waiting: usize,
+    /// So many bytes have been waited for in vain.
+    in_vain: u64,
+}
+
+impl Paced {
+    pub(crate) fn of(replica: &Replica) -> Self {
+        Self {
+            waiting: replica.inputs_paced(),
+            in_vain: replica.paced_in_vain(),
+        }
     }
 }
 
