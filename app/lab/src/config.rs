@@ -107,30 +107,14 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
     }
     merge(&mut config, overlay);
     merge(&mut config, &flags(options));
-    if place.addresses.len() > 1 && !options.any_cpu {
-        share_cpus(&mut config, place.cpus);
-    }
-    // What else is said about CPUs means nothing where none is named.
-    let host = config.get("host").and_then(Value::as_table);
-    if host.is_some_and(|host| host.keys().all(|key| key == "awake_ms")) {
-        config.remove("host");
+    if place.addresses.len() > 1 && !options.any_cpu && !config.contains_key("host") {
+        let vcpus = config["guest"].get("vcpus").and_then(Value::as_integer);
+        let vcpus = vcpus.and_then(|n| n.try_into().ok()).unwrap_or(1);
+        if let Some(shares) = cpus::shares(place.cpus, vcpus) {
+            config.insert("host".into(), shares.into());
+        }
     }
     config
-}
-
-/// Says where the guests and the replicas run, unless that is said already.
-fn share_cpus(config: &mut Table, cpus: &[usize]) {
-    let given = config.get("host").and_then(Value::as_table);
-    let given = given.cloned().unwrap_or_default();
-    if given.contains_key("leader") || given.contains_key("follower") {
-        return;
-    }
-    let vcpus = config["guest"].get("vcpus").and_then(Value::as_integer);
-    let vcpus = vcpus.and_then(|n| n.try_into().ok()).unwrap_or(1);
-    if let Some(mut shares) = cpus::shares(cpus, vcpus) {
-        merge(&mut shares, &given);
-        config.insert("host".into(), shares.into());
-    }
 }
 
 /// What the guest is, and what it starts from.
@@ -289,17 +273,6 @@ mod tests {
         assert_eq!(leader(&one, ""), Some(0));
         assert_eq!(leader(&one, "[host.leader]\nguest = [1]"), Some(1));
         assert_eq!(leader(&any_cpu, ""), None);
-        assert_eq!(leader(&one, "[host]\nawake_ms = 0"), Some(0));
-        let awake = |options: &Options, overlay: &str| {
-            config(options, overlay).get("host")?["awake_ms"].as_integer()
-        };
-        assert_eq!(awake(&one, "[host]\nawake_ms = 0"), Some(0));
-        assert!(awake(&one, "") > Some(0));
-        assert_eq!(
-            awake(&any_cpu, "[host]\nawake_ms = 0"),
-            None,
-            "no CPU is named"
-        );
         assert_eq!(leader(&one, "[guest]\nvcpus = 2"), None, "too few");
     }
 

@@ -11,9 +11,6 @@
 
 use toml::{Table, Value};
 
-/// Longer than any slot of a guest that is at work.
-const AWAKE_MS: i64 = 10;
-
 /// The section `[host]` for every replica of a lab on `cpus`, whose guest has `vcpus` processors.
 /// `None`: there are enough for every thread that is often busy, or too few to keep two guests apart.
 pub(crate) fn shares(cpus: &[usize], vcpus: usize) -> Option<Table> {
@@ -27,7 +24,6 @@ pub(crate) fn shares(cpus: &[usize], vcpus: usize) -> Option<Table> {
     Some(Table::from_iter([
         ("leader".into(), role(leading, &beside(following))),
         ("follower".into(), role(following, &beside(leading))),
-        ("awake_ms".into(), AWAKE_MS.into()),
     ]))
 }
 
@@ -49,9 +45,9 @@ mod tests {
 
     #[test]
     fn two_guests_never_share_a_cpu() {
-        let two = "awake_ms=10[follower]guest=[5]replica=[2][leader]guest=[2]replica=[5]";
+        let two = "[follower]guest=[5]replica=[2][leader]guest=[2]replica=[5]";
         assert_eq!(of(&[2, 5], 1).unwrap(), two);
-        let three = "awake_ms=10[follower]guest=[1]replica=[2][leader]guest=[0]replica=[2]";
+        let three = "[follower]guest=[1]replica=[2][leader]guest=[0]replica=[2]";
         assert_eq!(of(&[0, 1, 2], 1).unwrap(), three);
     }
 

@@ -196,8 +196,7 @@ pub struct UpOptions {
     #[arg(long, conflicts_with = "kernel")]
     bios: bool,
     /// Leave it to the kernel which thread runs on which CPU. Otherwise, where this machine has too few
-    /// CPUs for all hosts of the lab, the two guests that run are kept on different ones, which are
-    /// kept awake while the guests work.
+    /// CPUs for all hosts of the lab, the two guests that run are kept on different ones.
     #[arg(long)]
     any_cpu: bool,
     /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.

@@ -1,7 +1,5 @@
 //! Where a replica's threads run on their host: the CPUs that it names, and who comes first.
 
-use crate::awake::Awake;
-use plover_types::Micros;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Deserialize;
@@ -17,11 +15,6 @@ pub struct HostConfig {
     pub leader: CpuConfig,
     /// While it does not.
     pub follower: CpuConfig,
-    /// How long after a guest's last input or output the CPUs of its role are kept from sleeping, in
-    /// milliseconds; 0, the default: not at all. It takes what power and what share of a shared host
-    /// a busy CPU takes, and hardly any time from other threads of this host (docs/decisions/0026).
-    #[serde(default)]
-    pub awake_ms: u16,
 }
 
 /// `[host.leader]` and `[host.follower]`.
@@ -64,18 +57,6 @@ impl HostConfig {
             ("host.follower.replica", &self.follower.replica),
         ]
         .into_iter()
-    }
-
-    /// What keeps CPUs awake, if anything is to and can.
-    pub(crate) fn awake(&self) -> Option<Awake> {
-        if self.awake_ms == 0 {
-            return None;
-        }
-        let span = Micros(u64::from(self.awake_ms) * 1000);
-        let cpus = self.lists().flat_map(|(_, cpus)| cpus.iter().copied());
-        Awake::new(span, cpus)
-            .inspect_err(|error| tracing::warn!(%error, "host.awake_ms has no effect"))
-            .ok()
     }
 
     /// Of the role.

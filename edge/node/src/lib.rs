@@ -13,7 +13,6 @@
 //! Everything that is decided is decided by `plover-replica`; nothing here chooses.
 
 mod announce;
-mod awake;
 mod body;
 mod clock;
 mod config;
@@ -29,7 +28,6 @@ mod storage;
 mod tap;
 mod trace;
 
-pub use awake::{THREAD_NAME as AWAKE_THREAD_NAME, only_when_idle};
 pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{ConfigError, ReplicaConfig};
 pub use control::StopHandle;

@@ -1,7 +1,6 @@
 //! The hypervisor: its start, its end, what it says and what it is told.
 
 use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
-use crate::clock;
 use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, Event, Note, OperatorInput, Role};
@@ -30,7 +29,6 @@ impl Body {
             self.print(&printed)?;
         }
         if !outputs.is_empty() {
-            self.keep_awake();
             self.apply(Event::Outputs(outputs))?;
             if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
                 self.crash();
@@ -125,7 +123,6 @@ impl Body {
     }
 
     pub(super) fn feed(&mut self, frames: &[Frame]) {
-        self.keep_awake();
         if let Some(vm) = &mut self.vm {
             for frame in frames {
                 if !vm.feed(frame) {
@@ -147,7 +144,7 @@ impl Body {
     /// among the host's threads that the role deserves; QEMU's main thread keeps its own, since a
     /// leader waits for it in every syncvm. Only root may raise a priority again, so nobody else
     /// lowers it.
-    pub(super) fn place(&mut self) {
+    pub(super) fn place(&self) {
         let guest = self.vm.as_ref().and_then(Vm::pid);
         let guest = guest.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
         if let Some(cpus) = self.cpus() {
@@ -156,29 +153,12 @@ impl Body {
                 host::keep_on(guest, &cpus.guest);
             }
         }
-        self.place_awake();
         if let Some(guest) = guest.filter(|_| rustix::process::geteuid().is_root()) {
             let nice = match self.role {
                 Role::Secondary => self.config.secondary_nice(),
                 _ => 0,
             };
             host::renice_vcpus(guest, nice);
-        }
-    }
-
-    /// From now on the CPUs of the role are those that a guest at work keeps awake.
-    fn place_awake(&mut self) {
-        let cpus = self
-            .cpus()
-            .map_or_else(Vec::new, |cpus| [&cpus.guest[..], &cpus.replica].concat());
-        if let Some(awake) = &mut self.awake {
-            awake.keep(cpus.into_iter());
-        }
-    }
-
-    fn keep_awake(&self) {
-        if let Some(awake) = &self.awake {
-            awake.touch(clock::now());
         }
     }
 

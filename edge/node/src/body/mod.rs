@@ -9,11 +9,9 @@ mod printed;
 
 use self::answers::Answers;
 use self::printed::Printed;
-use crate::awake::Awake;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
-use crate::host::HostConfig;
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
@@ -106,8 +104,6 @@ struct Body {
     stopping: bool,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
-    /// What keeps this replica's CPUs from sleeping while its guest works.
-    awake: Option<Awake>,
 }
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -188,7 +184,6 @@ impl Body {
             unprotected: None,
             stopping: false,
             sampled_at: Micros::ZERO,
-            awake: config.host.as_ref().and_then(HostConfig::awake),
             config,
         })
     }

@@ -21,8 +21,13 @@ pub(super) fn keep(folder: &Path) -> Result<Process> {
 
 /// Spins on every core, for ever.
 pub(crate) fn run() -> Result<()> {
-    // Threads that are started later inherit the class.
-    plover_node::only_when_idle().context("cannot spin in the idle class")?;
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameters are read during the call, and 0 means this thread. Threads that are
+    // started later inherit the class.
+    let done = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+    if done != 0 {
+        return Err(std::io::Error::last_os_error()).context("cannot spin in the idle class");
+    }
     let cores = thread::available_parallelism()?.get();
     for _ in 1..cores {
         thread::spawn(spin::<()>);

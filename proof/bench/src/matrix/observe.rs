@@ -11,11 +11,9 @@
 
 use crate::lab::Lab;
 use anyhow::{Context, Result, ensure};
-use plover_node::AWAKE_THREAD_NAME;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Clock ticks of `/proc/PID/stat` a second: 100 on every Linux that runs Plover.
 const TICKS_PER_S: f64 = 100.0;
@@ -194,26 +192,13 @@ fn difference(
     after.iter().map(grown).collect()
 }
 
-/// CPU time that a process has used, in user and in kernel mode; without what keeps CPUs from
-/// sleeping, which takes nobody's time and runs with any load.
+/// CPU time that a process has used, in user and in kernel mode.
 fn cpu_seconds(pid: u64) -> Option<f64> {
-    let process = Path::new("/proc").join(pid.to_string());
-    let (_, all) = cpu_time(&process)?;
-    let tasks = std::fs::read_dir(process.join("task")).ok()?;
-    let threads = tasks.filter_map(|task| cpu_time(&task.ok()?.path()));
-    let awake = threads.filter(|(name, _)| name.starts_with(AWAKE_THREAD_NAME));
-    Some(all - awake.map(|(_, seconds)| seconds).sum::<f64>())
-}
-
-/// The name of a process or thread, by its folder in /proc, and its CPU time.
-fn cpu_time(task: &Path) -> Option<(String, f64)> {
-    let stat = std::fs::read_to_string(task.join("stat")).ok()?;
-    // The second field is the name in parentheses, which may hold anything.
-    let (head, rest) = stat.rsplit_once(')')?;
-    let name = head.split_once('(')?.1.to_owned();
-    let fields: Vec<_> = rest.split_whitespace().collect();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses, which may hold anything.
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |place: usize| fields.get(place)?.parse::<f64>().ok();
-    Some((name, (ticks(11)? + ticks(12)?) / TICKS_PER_S))
+    Some((ticks(11)? + ticks(12)?) / TICKS_PER_S)
 }
 
 #[cfg(test)]
