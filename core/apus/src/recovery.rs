@@ -320,9 +320,10 @@ impl Apus {
         let held = follower.matched.min(self.counted());
         if view == self.promised && view == self.durable && held >= last.index {
             self.bearings.amnesiac = false;
-            self.bearings.promise_unknown = false;
+            // A promise that was lost has been learnt; storage has none yet.
+            let had_none = std::mem::take(&mut self.bearings.promise_unknown);
             self.bearings.source = None;
-            if self.config.durability == Durability::Disk {
+            if had_none || self.config.durability == Durability::Disk {
                 // The next start may trust the log that storage holds by now.
                 self.persist_state(out);
             }

@@ -79,6 +79,27 @@ fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
     }
 }
 
+/// The fear: it has its vote again and its promise is nowhere, so that at its next start it waits for a
+/// replica that is gone.
+#[test]
+fn a_promise_that_was_lost_is_given_again() {
+    for durability in [Durability::Memory, Durability::Disk] {
+        let mut world = protected(durability);
+        let view = world.core(0).status().view;
+        world.crash(2);
+        world.nodes[2].disk.lose(view);
+        world.start(2);
+        world.run(Micros::from_ms(500));
+        assert!(!recovering(&world, 2), "the others know");
+        assert_eq!(world.core(0).status().view, view);
+        world.cut(0, 1);
+        world.cut(1, 2);
+        world.restart(2);
+        let back = |world: &World| !recovering(world, 2);
+        assert!(world.run_until(Micros::from_ms(1000), back));
+    }
+}
+
 #[test]
 fn a_first_start_waits_for_everyone() {
     let setup = Setup::new(3, 3, Durability::Memory);

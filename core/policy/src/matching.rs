@@ -205,6 +205,7 @@ impl MatchRule {
             }
         }
         if verdict.is_none() {
+            self.differed = 0;
             return self.plain.add(cost);
         }
         self.compared.add(cost);
@@ -217,7 +218,7 @@ impl MatchRule {
             self.next_pause = 1;
             self.differed += 1;
             if self.differed >= SLOTS_TO_PLAIN {
-                (self.differed, self.pause) = (0, SLOTS_OF_PLAIN);
+                self.pause = SLOTS_OF_PLAIN;
             }
         } else if !self.plain.is_known() {
             self.pause = SLOTS_TO_KNOW;

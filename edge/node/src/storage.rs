@@ -68,6 +68,8 @@ pub(crate) struct Storage {
     record: RecordFile,
     store: Store,
     damage: Option<Damage>,
+    /// The store is empty, though this replica has run before.
+    promise_lost: bool,
     completions: Vec<Completion>,
 }
 
@@ -88,10 +90,11 @@ impl Storage {
         // First: it refuses a directory that another process uses.
         let (store, recovered) = Store::open(&dir.join("consensus"), &options)?;
         let record = RecordFile::open(dir, group)?;
-        let storage = Self {
+        let mut storage = Self {
             record,
             store,
             damage: recovered.damage.clone(),
+            promise_lost: false,
             completions: Vec::new(),
         };
         let start = match recovered.start() {
@@ -100,6 +103,7 @@ impl Storage {
             Start::Fresh if storage.guest() != GuestRecord::default() => {
                 let guest = storage.guest();
                 let least = guest.view.max(guest.life);
+                storage.promise_lost = true;
                 tracing::warn!(%least, "this replica has run before, and its promise is lost");
                 Start::PromiseLost { least }
             }
@@ -108,9 +112,14 @@ impl Storage {
         Ok((storage, start))
     }
 
-    /// What of the log was unreadable, in words for the operator; the replica recovers from the
-    /// others then.
+    /// What of the log was unreadable, or missing, in words for the operator; the replica recovers from
+    /// the others then.
     pub fn damage(&self) -> Option<String> {
+        if self.promise_lost {
+            let text = "paths.state_dir has been used before and has no 'consensus' any more: what this \
+                        replica has promised is learnt from the others, or with 'plover bootstrap'";
+            return Some(text.into());
+        }
         let damage = self.damage.as_ref()?;
         Some(format!("{damage}; it is recovered from the others"))
     }
@@ -297,11 +306,12 @@ mod tests {
         drop(storage);
         for _ in 0..2 {
             std::fs::remove_dir_all(dir.path().join("consensus")).unwrap();
-            let (_, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+            let (storage, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
             assert!(
                 matches!(start, Start::PromiseLost { least } if least == view),
                 "{start:?}"
             );
+            assert!(storage.damage().unwrap().contains("plover bootstrap"));
         }
     }
 }

@@ -42,6 +42,8 @@ const LOADS: [Load; 2] = [
     },
 ];
 
+const TESTS: [&str; 2] = ["SET", "GET"];
+
 const POLICIES: [&str; 2] = ["none", "vsmr"];
 
 #[derive(Debug, Default, Serialize)]
@@ -103,7 +105,7 @@ fn measure_all(options: &Options, cells: &mut Cells, accel: &mut String) -> Resu
 
 fn measure(lab: &Lab, policy: &'static str, load: &Load, cells: &mut Cells) -> Result<()> {
     let guest = lab.guest_ip()?;
-    for test in ["SET", "GET"] {
+    for test in TESTS {
         let mut command = vec!["redis-benchmark", "-h", &guest, "--csv", "-t"];
         let lower = test.to_lowercase();
         command.push(&lower);
@@ -150,8 +152,14 @@ fn csv_line(printed: &str, test: &str) -> Option<CsvLine> {
 }
 
 fn print_table(cells: &Cells, machine: &Machine, rounds: u32) {
-    let done = |cell: &Cell| cell.requests_per_s.len() as u32;
-    let complete = cells.values().map(done).min().unwrap_or(0);
+    let keys = TESTS.iter().flat_map(|test| {
+        let loads = LOADS
+            .iter()
+            .flat_map(|load| POLICIES.map(|policy| (load.name, policy)));
+        loads.map(|(load, policy)| ((*test).to_owned(), load, policy))
+    });
+    let done = |key| cells.get(&key).map_or(0, |cell| cell.requests_per_s.len());
+    let complete = keys.map(done).min().unwrap_or(0);
     println!("{machine}; {complete} of {rounds} rounds complete, medians (least to greatest)\n");
     println!(
         "{:<5} {:<13} {:<5} {:>24} {:>10} {:>10} {:>22}",

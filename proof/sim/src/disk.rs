@@ -115,10 +115,14 @@ impl Disk {
 
     /// What a new process finds.
     pub fn start(&self, keeps_log: bool) -> Start {
-        if self.state.is_none() && self.guest.is_none() {
-            return Start::Fresh;
-        }
-        let durable = self.state.unwrap_or_default();
+        let durable = match (self.state, self.guest) {
+            (Some(durable), _) => durable,
+            (None, None) => return Start::Fresh,
+            (None, Some(guest)) => {
+                let least = guest.view.max(guest.life);
+                return Start::PromiseLost { least };
+            }
+        };
         if !keeps_log {
             return Start::Restarted {
                 durable,
