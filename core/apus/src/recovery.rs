@@ -323,7 +323,7 @@ impl Apus {
             // A promise that was lost has been learnt; storage has none yet.
             let had_none = std::mem::take(&mut self.bearings.promise_unknown);
             self.bearings.source = None;
-            if had_none || self.config.durability == Durability::Disk {
+            if (had_none && self.bearings.ran) || self.config.durability == Durability::Disk {
                 // The next start may trust the log that storage holds by now.
                 self.persist_state(out);
             }
