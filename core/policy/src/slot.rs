@@ -48,11 +48,11 @@ pub enum SyncReason {
     Retry,
 }
 
-/// Who chooses the longest slot, the idle threshold and the wait for the secondary.
+/// Who chooses the longest slot and the idle threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SlotKind {
-    /// Constants decide: three pauses, a threshold that grows by half, a wait that is always tried.
+    /// Constants decide: three pauses, a threshold that grows by half.
     #[default]
     Fixed,
     /// What syncs are measured to cost decides (docs/decisions/0020).

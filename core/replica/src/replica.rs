@@ -170,7 +170,7 @@ impl Replica {
             early_rule: EarlyRule::new(config.early),
             early: None,
             earlies: 0,
-            wait_rule: WaitRule::new(config.slot.kind, config.policy.sync.wait_max(&config.slot)),
+            wait_rule: WaitRule::new(config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
             idleness_unproven: false,

@@ -95,8 +95,8 @@ pub struct PolicyConfig {
     pub sent: Option<Sent>,
     /// Likewise: `synced`, `matched`.
     pub release: Option<ReleaseWhen>,
-    /// Who chooses the longest slot, the idle threshold and the wait for the secondary, within the
-    /// bounds below: `fixed` (default: constants) or `adaptive` (what syncs are measured to cost).
+    /// Who chooses the longest slot and the idle threshold, within the bounds below: `fixed`
+    /// (default: constants) or `adaptive` (what syncs are measured to cost).
     pub slot: SlotKind,
     /// The guest counts as idle after this many µs without work (default 100, as the paper). What is
     /// learnt of the guest makes it up to twice as short or eight times as long.
@@ -107,7 +107,8 @@ pub struct PolicyConfig {
     pub slot_max_ms: Option<u64>,
     /// A slot without waiting outputs ends after this, ms.
     pub quiet_max_ms: Option<u64>,
-    /// The longest the secondary may take to finish its inputs at a cut, ms.
+    /// The longest the secondary may take to finish its inputs at a cut, ms. Within it, what takes
+    /// the shorter syncs decides.
     pub wait_max_ms: Option<u64>,
     /// With `sync = "mismatch"`: an output that the secondary has not sent after this long ends
     /// the slot, ms.
