@@ -233,9 +233,11 @@ impl Replica {
         sync.stage = Stage::Scanning;
         sync.last_progress = now;
         sync.enter(Phase::Scan, now);
-        self.out.push(Action::SaveState);
         self.scans.push_back(Asked::Lead(number));
         self.out.push(Action::Scan);
+        // Memory first, as in a migration. It is also quicker: protecting pages interrupts every CPU
+        // on which the hypervisor runs at the moment.
+        self.out.push(Action::SaveState);
         self.note_phase(number, Phase::Scan);
     }
 

@@ -383,6 +383,14 @@ impl Replica {
         (slot_waits || cut_waits).then(|| self.idle.period())
     }
 
+    /// Whether what the guest sends is to be told at once ([`Event::Outputs`]). If not, nothing is waited
+    /// for but the guest's rest or its cut, and it is early enough to tell of it before whatever is told
+    /// next, be it a sample: each frame a guest sends would otherwise wake the node for nothing.
+    pub fn hears_outputs(&self) -> bool {
+        let is_compared = self.saying.is_some();
+        self.wants_samples().is_none() && (self.role != Role::Secondary || is_compared)
+    }
+
     /// When the next [`Event::Tick`] is due at the latest.
     pub fn deadline(&self) -> Micros {
         let consensus = self.apus.deadline();

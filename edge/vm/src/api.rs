@@ -99,6 +99,9 @@ pub trait Vm {
     /// While paused: takes back what the hypervisor has not consumed of the frames fed and the
     /// bytes typed.
     fn take_unconsumed(&mut self) -> Unconsumed;
+    /// Whether [`Vm::wait_fd`] polls readable when the guest has sent frames, as it does to begin with.
+    /// A guest that wakes nobody with each of them has more of its CPU.
+    fn hear_outputs(&mut self, hear: bool);
     /// Frames the guest has sent since the last call; at most `max` a call.
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>);
     /// CPU time of all vCPU threads since the start.
@@ -109,6 +112,9 @@ pub trait Vm {
     fn console_write(&mut self, bytes: &[u8]);
     /// What the guest printed on its serial console since the last call.
     fn console_read(&mut self, bytes: &mut Vec<u8>);
+    /// Whether something fed or typed waits for room in the hypervisor's queue. `poll` puts it there,
+    /// and `wait_fd` does not say when.
+    fn has_backlog(&self) -> bool;
     /// A descriptor that polls readable when `poll`, `take_outputs` or `console_read` has
     /// something.
     fn wait_fd(&self) -> RawFd;

@@ -85,6 +85,11 @@ impl Console {
         }
     }
 
+    /// Whether something typed waits for room in the socket.
+    pub(crate) fn has_backlog(&self) -> bool {
+        !self.holding && !self.held.is_empty()
+    }
+
     /// The guest is about to stand: takes back what QEMU has not read.
     pub(crate) fn hold(&mut self) {
         if self.holding {

@@ -278,6 +278,9 @@ impl Vm for FakeVm {
         }
     }
 
+    /// It always tells.
+    fn hear_outputs(&mut self, _: bool) {}
+
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
         let count = max.min(self.outputs.len());
         frames.extend(self.outputs.drain(..count));
@@ -300,6 +303,11 @@ impl Vm for FakeVm {
     fn console_read(&mut self, bytes: &mut Vec<u8>) {
         bytes.append(&mut self.console);
         self.quiet();
+    }
+
+    /// It has room for all.
+    fn has_backlog(&self) -> bool {
+        false
     }
 
     fn wait_fd(&self) -> RawFd {

@@ -131,6 +131,11 @@ impl Nic {
         }
     }
 
+    /// Whether frames wait for room in the socket.
+    pub(crate) fn has_backlog(&self) -> bool {
+        !self.holding && !self.held.is_empty()
+    }
+
     /// The guest is about to stand: takes what QEMU has not read out of the socket.
     pub(crate) fn hold(&mut self) {
         if self.holding {

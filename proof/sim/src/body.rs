@@ -28,6 +28,9 @@ impl World {
             State::Down => {}
             State::Stopped => process.missed.push((None, event)),
             State::Up => {
+                let hypervisor = process.hypervisor.as_mut();
+                let unheard = hypervisor.and_then(Hypervisor::take_unheard);
+                process.events.extend(unheard);
                 process.events.push_back(event);
                 self.turn(who);
             }
@@ -107,13 +110,18 @@ impl World {
         self.tell(to, Event::Received { from, lane, bytes });
     }
 
-    /// Plans the next tick and the next sample.
+    /// Plans the next tick and the next sample; what was not to be heard at once may be so now.
     fn rearm(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         let process = &mut self.processes[usize::from(who.0)];
         let Some(replica) = &process.replica else {
             return;
         };
+        if let Some(hypervisor) = &mut process.hypervisor {
+            if replica.hears_outputs() {
+                hypervisor.hear_outputs();
+            }
+        }
         let due = process.clock.global(replica.deadline()).max(now + TURN);
         if due < process.tick.0 && due != Micros::NEVER {
             process.tick = (due, process.tick.1 + 1);
@@ -124,6 +132,7 @@ impl World {
             self.plan
                 .after(period, Happening::Sample(who, process.sample.1));
         }
+        self.plan_hypervisor(who);
     }
 
     pub(crate) fn on_tick(&mut self, who: ReplicaId, token: u64) {
@@ -319,7 +328,11 @@ impl World {
         let Some(hypervisor) = &mut process.hypervisor else {
             return;
         };
-        let event = hypervisor.on_due(now, due, &mut self.histories);
+        let hears = process
+            .replica
+            .as_ref()
+            .is_some_and(|replica| replica.hears_outputs());
+        let event = hypervisor.on_due(now, due, hears, &mut self.histories);
         let whole = guest_is_whole::check(who, &hypervisor.guest);
         let strange = hypervisor.guest.strange.take();
         let strange = strange.filter(|_| self.invariants.log.in_sync().contains(who));

@@ -72,6 +72,8 @@ pub struct Hypervisor {
     /// Lines typed and not read.
     console: VecDeque<u8>,
     outputs: Vec<Frame>,
+    /// Whether they have come, and wait for the replica to hear of something else.
+    unheard: bool,
     orders: VecDeque<Order>,
     running_since: Option<Micros>,
     token: u64,
@@ -93,6 +95,7 @@ impl Hypervisor {
             nic: VecDeque::new(),
             console: VecDeque::new(),
             outputs: Vec::new(),
+            unheard: false,
             orders: VecDeque::new(),
             running_since: None,
             token: 0,
@@ -186,8 +189,34 @@ impl Hypervisor {
         }
     }
 
-    /// Something comes due; returns what the replica hears of it.
-    pub fn on_due(&mut self, now: Micros, due: Due, histories: &mut Histories) -> Option<Event> {
+    /// What the replica did not want to hear of at once, if it is there.
+    pub fn take_unheard(&mut self) -> Option<Event> {
+        std::mem::take(&mut self.unheard)
+            .then(|| self.sent())
+            .flatten()
+    }
+
+    /// The replica wants to hear of it at once from now on.
+    pub fn hear_outputs(&mut self) {
+        if std::mem::take(&mut self.unheard) {
+            self.due.push((Micros::ZERO, Due::Outputs));
+        }
+    }
+
+    fn sent(&mut self) -> Option<Event> {
+        let frames = std::mem::take(&mut self.outputs);
+        (!frames.is_empty()).then_some(Event::Outputs(frames))
+    }
+
+    /// Something comes due; returns what the replica hears of it, which `hears` of outputs at once or
+    /// not.
+    pub fn on_due(
+        &mut self,
+        now: Micros,
+        due: Due,
+        hears: bool,
+        histories: &mut Histories,
+    ) -> Option<Event> {
         if self.dead {
             return None;
         }
@@ -203,9 +232,10 @@ impl Hypervisor {
                 }
                 None
             }
+            Due::Outputs if hears => self.sent(),
             Due::Outputs => {
-                let frames = std::mem::take(&mut self.outputs);
-                (!frames.is_empty()).then_some(Event::Outputs(frames))
+                self.unheard = true;
+                None
             }
         }
     }

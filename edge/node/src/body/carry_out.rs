@@ -11,6 +11,10 @@ use plover_vm::VmCommand;
 
 impl Body {
     pub(super) fn act(&mut self, action: Action) -> Result<(), BoxError> {
+        if takes_long(&action) {
+            // Peers have something to do meanwhile.
+            self.flush();
+        }
         match action {
             Action::Write {
                 to,
@@ -98,6 +102,13 @@ impl Body {
         }
     }
 
+    /// Hands over what was written to peers.
+    pub(super) fn flush(&mut self) {
+        if let Some(fabric) = &mut self.fabric {
+            fabric.flush();
+        }
+    }
+
     fn note(&mut self, note: Note) {
         match &note {
             Note::Role { from, to, .. } => {
@@ -155,5 +166,14 @@ impl Body {
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);
         }
+    }
+}
+
+/// Whether an action is work of a tenth of a millisecond and more on the guest's memory.
+fn takes_long(action: &Action) -> bool {
+    match action {
+        Action::Scan | Action::WriteChunks(_) => true,
+        Action::Hash { pages, .. } | Action::HashBlocks { pages, .. } => !pages.is_empty(),
+        _ => false,
     }
 }

@@ -21,19 +21,13 @@ impl Body {
         };
         let mut happened = Vec::new();
         vm.poll(&mut happened);
-        let mut outputs = Vec::new();
-        vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
         let mut printed = Vec::new();
         vm.console_read(&mut printed);
         if !printed.is_empty() {
             self.print(&printed)?;
         }
-        if !outputs.is_empty() {
-            self.apply(Event::Outputs(outputs))?;
-            if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
-                self.crash();
-            }
-        }
+        // What was sent before something happened is told before it.
+        self.take_outputs()?;
         for event in happened {
             let event = match event {
                 VmEvent::Started => Event::GuestStarted,
@@ -52,6 +46,20 @@ impl Body {
                 }
             };
             self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_outputs(&mut self) -> Result<(), BoxError> {
+        let mut outputs = Vec::new();
+        if let Some(vm) = &mut self.vm {
+            vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
+        }
+        if !outputs.is_empty() {
+            self.apply(Event::Outputs(outputs))?;
+            if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
+                self.crash();
+            }
         }
         Ok(())
     }
@@ -119,6 +127,8 @@ impl Body {
     pub(super) fn order(&mut self, command: VmCommand) {
         if let Some(vm) = &mut self.vm {
             vm.command(command);
+            // Some orders are answered on the spot.
+            self.ready.vm = true;
         }
     }
 

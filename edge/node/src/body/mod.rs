@@ -25,7 +25,7 @@ use plover_types::{Lane, Micros, ReplicaId};
 use plover_vm::{QemuConfig, QemuVm, Vm};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SyncSender;
 
 /// Frames taken from the TAP or the guest in one go: one batch, one log entry.
@@ -104,6 +104,21 @@ struct Body {
     stopping: bool,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
+    ready: Ready,
+    /// When the fabric wants to go on though nothing has come.
+    fabric_due: Micros,
+}
+
+/// What has something to say, so that a turn asks nobody else: most turns are one of some thousand
+/// looks a second at whether the guest rests.
+#[derive(Debug, Default)]
+struct Ready {
+    control: bool,
+    storage: bool,
+    tap: bool,
+    disks: bool,
+    fabric: bool,
+    vm: bool,
 }
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -184,6 +199,8 @@ impl Body {
             unprotected: None,
             stopping: false,
             sampled_at: Micros::ZERO,
+            ready: Ready::default(),
+            fabric_due: Micros::ZERO,
             config,
         })
     }
@@ -203,54 +220,73 @@ impl Body {
 
     /// Sleeps until something happens or a deadline comes.
     fn wait(&mut self) {
+        if let Some(vm) = &mut self.vm {
+            vm.hear_outputs(self.replica.hears_outputs());
+        }
         let now = clock::now();
         let mut until = self.replica.deadline();
         if let Some(period) = self.replica.wants_samples() {
             until = until.min((self.sampled_at + period).max(now));
         }
-        let mut span = until.since(now);
-        if let Some(timeout) = self.fabric.as_ref().and_then(|f| f.timeout()) {
-            span = span.min(Micros(timeout.as_micros() as u64));
-        }
+        let timeout = self.fabric.as_ref().and_then(|f| f.timeout());
+        self.fabric_due = timeout.map_or(Micros::NEVER, |t| now + Micros(t.as_micros() as u64));
+        let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
             tv_nsec: (span.0 % 1_000_000 * 1000) as i64,
         };
+        let mut ready = Ready::default();
         let storage = borrow(self.storage.wait_fd(), &self.storage);
         let mut fds = vec![
-            PollFd::new(&self.control, PollFlags::IN),
-            PollFd::from_borrowed_fd(storage, PollFlags::IN),
+            (&mut ready.control, self.control.as_fd()),
+            (&mut ready.storage, storage),
         ];
         if self.facing {
-            fds.push(PollFd::new(&self.tap, PollFlags::IN));
+            fds.push((&mut ready.tap, self.tap.as_fd()));
         }
         if let Some(disks) = &self.disks {
-            let fd = borrow(disks.wait_fd(), disks);
-            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            fds.push((&mut ready.disks, borrow(disks.wait_fd(), disks)));
         }
         if let Some(fabric) = &self.fabric {
-            fds.push(PollFd::from_borrowed_fd(
-                borrow(fabric.wait_fd(), fabric),
-                PollFlags::IN,
-            ));
+            fds.push((&mut ready.fabric, borrow(fabric.wait_fd(), fabric)));
         }
         if let Some(vm) = &self.vm {
-            fds.push(PollFd::from_borrowed_fd(
-                borrow(vm.wait_fd(), vm),
-                PollFlags::IN,
-            ));
+            fds.push((&mut ready.vm, borrow(vm.wait_fd(), vm)));
         }
-        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        let mut polled: Vec<_> = fds
+            .iter()
+            .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+            .collect();
+        let counted = rustix::event::poll(&mut polled, Some(&timeout));
+        for ((ready, _), polled) in fds.iter_mut().zip(&polled) {
+            // After a signal, which says nothing of them, all are asked.
+            **ready = counted.is_err() || !polled.revents().is_empty();
+        }
+        self.ready = ready;
     }
 
     /// Everything that has happened, in one turn.
     fn turn(&mut self) -> Result<(), BoxError> {
-        self.take_storage()?;
-        self.take_fabric()?;
-        self.take_disks()?;
-        self.take_vm()?;
-        self.take_tap()?;
-        self.take_control()?;
+        if self.ready.storage {
+            self.take_storage()?;
+        }
+        // What the guest has sent comes before what it is fed.
+        self.take_outputs()?;
+        if self.ready.fabric || clock::now() >= self.fabric_due {
+            self.take_fabric()?;
+        }
+        if self.ready.disks {
+            self.take_disks()?;
+        }
+        if self.ready.vm || self.vm.as_ref().is_some_and(|vm| vm.has_backlog()) {
+            self.take_vm()?;
+        }
+        if self.ready.tap {
+            self.take_tap()?;
+        }
+        if self.ready.control {
+            self.take_control()?;
+        }
         self.sample()?;
         if clock::now() >= self.replica.deadline() {
             self.apply(Event::Tick)?;
@@ -261,9 +297,7 @@ impl Body {
         }
         self.storage.trim(self.replica.log_base());
         self.storage.submit();
-        if let Some(fabric) = &mut self.fabric {
-            fabric.flush();
-        }
+        self.flush();
         Ok(())
     }
 
@@ -277,8 +311,9 @@ impl Body {
             return Ok(());
         }
         self.sampled_at = now;
-        // The clock of a thread that runs is read by interrupting its CPU: only when it is of use.
-        let at_rest = vm.consumed_all() && !vm.has_work();
+        // The clock of a thread that runs is read by interrupting its CPU: only when it is of use. Who
+        // has work is asked first, as it mostly has, and again when nothing is left to give it any.
+        let at_rest = !vm.has_work() && vm.consumed_all() && !vm.has_work();
         let cpu = at_rest.then(|| Micros(vm.cpu_time().as_micros() as u64));
         self.apply(Event::Sample { cpu })
     }

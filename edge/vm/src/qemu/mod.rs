@@ -126,6 +126,8 @@ pub struct QemuVm {
     vcpu_clocks: Vec<CpuClock>,
     /// Of the vCPU threads and the main thread.
     thread_states: Vec<ThreadState>,
+    /// Whether the guest's frames make the epoll set readable.
+    hears_outputs: bool,
     events: VecDeque<VmEvent>,
     /// Readable while there are events that no descriptor of QEMU's announces.
     wake: OwnedFd,
@@ -237,6 +239,7 @@ impl QemuVm {
             armed: false,
             vcpu_clocks: Vec::new(),
             thread_states: Vec::new(),
+            hears_outputs: true,
             events: VecDeque::new(),
             wake,
         })

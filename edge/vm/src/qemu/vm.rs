@@ -1,12 +1,13 @@
 //! [`Vm`] for a guest under QEMU: each method goes to the part that it concerns.
 
-use super::{Phase, QemuVm};
+use super::{NIC, Phase, QemuVm};
 use crate::cpu_clock::CpuClock;
 use crate::regions::block_of;
 use crate::thread_state::ThreadState;
 use crate::{Vm, VmCommand, VmError, VmEvent, hash};
 use plover_disk::Attachment;
 use plover_types::{Digest, Frame, PageNo, PageSet, Unconsumed};
+use rustix::event::epoll;
 use rustix::fd::AsRawFd;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -96,6 +97,21 @@ impl Vm for QemuVm {
         }
     }
 
+    fn hear_outputs(&mut self, hear: bool) {
+        if hear == self.hears_outputs {
+            return;
+        }
+        let flags = match hear {
+            true => epoll::EventFlags::IN,
+            false => epoll::EventFlags::empty(),
+        };
+        let data = epoll::EventData::new_u64(NIC);
+        // Who cannot stop listening hears more than it asked for.
+        if epoll::modify(&self.epoll, self.nic.fd(), data, flags).is_ok() {
+            self.hears_outputs = hear;
+        }
+    }
+
     fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
         self.nic.take_outputs(max, frames);
     }
@@ -116,6 +132,10 @@ impl Vm for QemuVm {
         if !self.console.read(bytes) {
             self.unwatch(self.console.fd());
         }
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.nic.has_backlog() || self.console.has_backlog()
     }
 
     fn wait_fd(&self) -> RawFd {
