@@ -91,6 +91,18 @@ pub(crate) fn keep_thread_on(thread: Option<Pid>, cpus: &[usize]) {
     let _ = sched_setaffinity(thread, &set);
 }
 
+/// Lets the main thread of the QEMU with process id `pid` wait for a vCPU that has its CPU, and not take it
+/// at once with each frame that the guest sends: where the two share a CPU that costs four
+/// switches a frame, and makes one piece of work of each (docs/decisions/0029).
+pub(crate) fn gather_work(pid: Pid) {
+    // SAFETY: all that is passed is the number and a structure that lives as long as the call.
+    unsafe {
+        let priority = libc::sched_param { sched_priority: 0 };
+        // What is refused costs speed only.
+        libc::sched_setscheduler(pid.as_raw_nonzero().get(), libc::SCHED_BATCH, &priority);
+    }
+}
+
 /// Gives the vCPUs of the QEMU with process id `pid` a nice value.
 pub(crate) fn renice_vcpus(pid: Pid, nice: i32) {
     for (thread, name) in threads(pid) {

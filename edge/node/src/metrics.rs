@@ -114,7 +114,7 @@ impl SyncMetrics {
 /// turn changes which frame an age belongs to, not the mean.
 #[derive(Debug, Default)]
 pub(crate) struct HeldOutputs {
-    /// When the guest sent frames that still wait, and how many.
+    /// When frames that still wait were heard of, and how many.
     waiting: VecDeque<(Micros, usize)>,
     /// Ages of released frames, and how many had that age.
     window: VecDeque<(u64, usize)>,

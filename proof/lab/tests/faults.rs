@@ -5,8 +5,7 @@ use anyhow::{Context, Result, ensure};
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::{Fault, Target};
-use plover_lab_proof::{prove, recover, role};
-use plover_syncvm::Phase;
+use plover_lab_proof::{prove, recover, role, script};
 use std::time::Duration;
 
 /// Beside the guest's memory, which it maps, and the buffers whose sizes are configured, a
@@ -34,16 +33,9 @@ fn memory_is_bounded(lab: &Experiment) -> Result<()> {
 #[test]
 fn hosts_die() {
     prove("t-die", Options::default(), |lab| {
-        let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
-        lab.wait_for_failover(leader, at)?;
-        // By the witness: the dead host is not needed for it.
-        lab.wait_until_protected_again(at)?;
-        recover(lab, leader)?;
-
-        let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
-        lab.wait_for_answers(at)?;
-        lab.wait_until_protected_again(at)?;
-        recover(lab, secondary)?;
+        // The witness takes the place of either: the dead host is not needed for protection.
+        script::the_leader_dies(lab)?;
+        script::the_secondary_dies(lab)?;
 
         let (witness, at) = lab.strike(Fault::Kill, &role("witness"))?;
         lab.wait_for_answers(at)?;
@@ -62,30 +54,12 @@ fn hosts_die() {
 #[test]
 fn the_leader_dies_in_each_phase_of_a_syncvm() {
     prove("t-phase", Options::default(), |lab| {
-        for phase in PHASES {
-            let name = serde_json::to_value(phase)?;
-            let (leader, at) =
-                lab.crash_in_phase(&role("leader"), name.as_str().unwrap_or_default())?;
-            lab.wait_for_failover(leader, at)?;
-            lab.wait_until_protected_again(at)?;
-            recover(lab, leader)?;
+        for phase in script::phases(Options::default().policy) {
+            script::the_leader_dies_in(lab, *phase)?;
         }
         Ok(())
     });
 }
-
-/// The phases in which a leader does something or waits for something. (`Wait` is the secondary's,
-/// `Compare` is over before anything else can happen, and while `Resume` or `Idle` the sync is
-/// done.)
-const PHASES: [Phase; 7] = [
-    Phase::Pause,
-    Phase::Scan,
-    Phase::Hash,
-    Phase::Exchange,
-    Phase::Transfer,
-    Phase::Apply,
-    Phase::Release,
-];
 
 /// Machines with PCI, whose devices must be reset before a state is loaded (design §4).
 #[test]
@@ -96,12 +70,7 @@ fn other_machines_fail_over_too() {
             vcpus: Some(2),
             ..Options::default()
         };
-        prove("t-machine", options, |lab| {
-            let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
-            lab.wait_for_failover(leader, at)?;
-            lab.wait_until_protected_again(at)?;
-            recover(lab, leader)
-        });
+        prove("t-machine", options, script::the_leader_dies);
     }
 }
 
@@ -153,20 +122,9 @@ fn the_leader_is_cut_off_and_healed() {
 /// Both still reach the witness, and who of the two goes on is the witness's word.
 #[test]
 fn the_leader_is_cut_from_the_secondary_only() {
-    prove("t-split", Options::default(), |lab| {
-        let secondary = lab.lab().find(&role("secondary"))?;
-        let (leader, at) = lab.strike(
-            Fault::Cut {
-                from: Some(secondary),
-            },
-            &role("leader"),
-        )?;
-        lab.wait_for_answers(at)?;
-        lab.wait_until_protected_again(at)?;
-        let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
-        lab.wait_for_part(leader)?;
-        lab.wait_for_part(secondary)?;
-        lab.wait_for_answers(healed)?;
-        lab.wait_until_protected()
-    });
+    prove(
+        "t-split",
+        Options::default(),
+        script::the_leader_is_cut_from_the_secondary,
+    );
 }

@@ -30,7 +30,10 @@ impl Body {
         self.take_outputs()?;
         for event in happened {
             let event = match event {
-                VmEvent::Started => Event::GuestStarted,
+                VmEvent::Started => {
+                    self.place();
+                    Event::GuestStarted
+                }
                 VmEvent::Paused => self.paused(),
                 VmEvent::Resumed => Event::GuestResumed,
                 VmEvent::ResetDone => Event::GuestResetDone,
@@ -55,6 +58,7 @@ impl Body {
         if let Some(vm) = &mut self.vm {
             vm.take_outputs(FRAMES_PER_TURN, &mut outputs);
         }
+        self.outputs_left = outputs.len() == FRAMES_PER_TURN;
         if !outputs.is_empty() {
             self.apply(Event::Outputs(outputs))?;
             if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
@@ -150,8 +154,8 @@ impl Body {
         }
     }
 
-    /// Gives this process and its guest the CPUs of its role, and the guest's vCPUs the rank
-    /// among the host's threads that the role deserves; QEMU's main thread keeps its own, since a
+    /// Gives this process and its guest, once that has all its threads, the CPUs of its role, and
+    /// the guest's vCPUs the rank among the host's threads that the role deserves; QEMU's main thread keeps its own, since a
     /// leader waits for it in every syncvm. Only root may raise a priority again, so nobody else
     /// lowers it.
     pub(super) fn place(&self) {
@@ -161,6 +165,7 @@ impl Body {
             host::keep_on(rustix::process::getpid(), &cpus.replica);
             if let Some(guest) = guest {
                 host::keep_on(guest, &cpus.guest);
+                host::gather_work(guest);
             }
         }
         if let Some(guest) = guest.filter(|_| rustix::process::geteuid().is_root()) {

@@ -105,6 +105,8 @@ struct Body {
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
     ready: Ready,
+    /// The guest has perhaps sent more than one turn takes.
+    outputs_left: bool,
     /// When the fabric wants to go on though nothing has come.
     fabric_due: Micros,
 }
@@ -200,6 +202,7 @@ impl Body {
             stopping: false,
             sampled_at: Micros::ZERO,
             ready: Ready::default(),
+            outputs_left: false,
             fabric_due: Micros::ZERO,
             config,
         })
@@ -221,7 +224,7 @@ impl Body {
     /// Sleeps until something happens or a deadline comes.
     fn wait(&mut self) {
         if let Some(vm) = &mut self.vm {
-            vm.hear_outputs(self.replica.hears_outputs());
+            vm.hear_outputs(self.replica.hears_outputs() || self.outputs_left);
         }
         let now = clock::now();
         let mut until = self.replica.deadline();
