@@ -18,7 +18,7 @@
 //! the leader waits for the cut's own commit (*Ordering*); were it to pause at once, they would
 //! be in neither the state it sends nor the inputs that the other side takes after it.
 //!
-//! Device state is serialised while pages are scanned and hashed.
+//! Device state is serialised while pages are hashed and compared.
 
 mod blocks;
 mod checkpoint;

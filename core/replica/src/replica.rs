@@ -387,8 +387,11 @@ impl Replica {
     /// for but the guest's rest or its cut, and it is early enough to tell of it before whatever is told
     /// next, be it a sample: each frame a guest sends would otherwise wake the node for nothing.
     pub fn hears_outputs(&self) -> bool {
-        let is_compared = self.saying.is_some();
-        self.wants_samples().is_none() && (self.role != Role::Secondary || is_compared)
+        let is_compared = match self.role {
+            Role::Secondary => self.saying.is_some(),
+            _ => self.matching.compares(),
+        };
+        is_compared || self.wants_samples().is_none() && self.role != Role::Secondary
     }
 
     /// When the next [`Event::Tick`] is due at the latest.

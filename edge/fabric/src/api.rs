@@ -78,7 +78,9 @@ pub struct Attached(pub(crate) Token);
 ///
 /// One thread drives a fabric: it asks for [`timeout`](Self::timeout), sleeps on
 /// [`wait_fd`](Self::wait_fd) for at most that long, calls [`progress`](Self::progress), reacts
-/// with [`write`](Self::write)s and ends its turn with [`flush`](Self::flush).
+/// with [`write`](Self::write)s and ends its turn with [`flush`](Self::flush). A turn of which the
+/// descriptor says nothing and for which the timeout is not over may leave `progress` out, and still
+/// write and flush.
 pub trait Fabric {
     /// Writes one record into the next place of our ring at `to`. Returns when the bytes are
     /// queued within the ring's bound; they leave at the next `flush` or `progress` at the

@@ -115,8 +115,8 @@ pub trait Vm {
     /// Whether something fed or typed waits for room in the hypervisor's queue. `poll` puts it there,
     /// and `wait_fd` does not say when.
     fn has_backlog(&self) -> bool;
-    /// A descriptor that polls readable when `poll`, `take_outputs` or `console_read` has
-    /// something.
+    /// A descriptor that polls readable when `poll`, `console_read` or, as long as they are to be heard,
+    /// `take_outputs` has something.
     fn wait_fd(&self) -> RawFd;
     /// The hypervisor's process id, for people and fault tests.
     fn pid(&self) -> Option<u32>;

@@ -272,7 +272,7 @@ impl World {
             return;
         }
         self.stopped_at = now;
-        // The node takes its sources one after the other: first the fabric, then the rest.
+        // The node takes its sources one after the other: the fabric before most of the rest.
         let by_source = self.chance.faults.chance(0.5);
         let process = self.process_mut(who);
         process.state = State::Up;

@@ -259,6 +259,7 @@ impl Fabric for OfiFabric {
 
     fn progress(&mut self, events: &mut Vec<FabricEvent>) {
         let mut now = Instant::now();
+        self.naps.wake();
         self.context.poll.look();
         self.door.serve(&mut self.context, &mut self.peers, now);
         for peer in &mut self.peers {

@@ -71,6 +71,8 @@ const NAP_PART: u32 = 4;
 pub(super) struct Naps {
     timer: OwnedFd,
     armed: bool,
+    /// When the nap ends, or has ended.
+    until: Option<Instant>,
     /// When something last happened.
     fresh_at: Instant,
 }
@@ -83,6 +85,7 @@ impl Naps {
         Ok(Self {
             timer,
             armed: false,
+            until: None,
             fresh_at: Instant::now(),
         })
     }
@@ -97,11 +100,21 @@ impl Naps {
         now.saturating_duration_since(self.fresh_at) < NAP_MAX
     }
 
-    /// Sets the timer anew.
+    /// Begins a nap, unless one is under way or over that ends no later. A caller that only sends, as often
+    /// as it may, does not put off its end.
     pub fn nap(&mut self, now: Instant) {
         let quiet = now.saturating_duration_since(self.fresh_at);
-        self.settime((quiet / NAP_PART).clamp(NAP_MIN, NAP_MAX));
-        self.armed = true;
+        let span = (quiet / NAP_PART).clamp(NAP_MIN, NAP_MAX);
+        if self.until.is_none_or(|until| now + span < until) {
+            self.settime(span);
+            self.armed = true;
+            self.until = Some(now + span);
+        }
+    }
+
+    /// What it would wake for is being looked at: the next nap is a new one.
+    pub fn wake(&mut self) {
+        self.until = None;
     }
 
     /// Nothing to wake for.
@@ -110,6 +123,7 @@ impl Naps {
             self.settime(Duration::ZERO);
             self.armed = false;
         }
+        self.until = None;
     }
 
     fn settime(&self, after: Duration) {
@@ -159,6 +173,25 @@ mod tests {
             nudge.set(false);
             nudge.set(false);
         }
+    }
+
+    #[test]
+    fn a_nap_is_not_put_off() {
+        let mut poll = Poll::new().unwrap();
+        let mut naps = Naps::new(&mut poll).unwrap();
+        let ends = Instant::now() + Duration::from_secs(10);
+        let mut is_over = false;
+        while !is_over && Instant::now() < ends {
+            naps.nap(Instant::now());
+            is_over = is_readable(&poll, Duration::ZERO);
+        }
+        assert!(is_over, "it is begun anew each time");
+        let over = naps.until;
+        naps.nap(Instant::now());
+        assert!(is_readable(&poll, Duration::ZERO), "it is still over");
+        naps.wake();
+        naps.nap(Instant::now());
+        assert!(naps.until > over, "a new one");
     }
 
     #[test]

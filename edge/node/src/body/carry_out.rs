@@ -12,7 +12,8 @@ use plover_vm::VmCommand;
 impl Body {
     pub(super) fn act(&mut self, action: Action) -> Result<(), BoxError> {
         if takes_long(&action) {
-            // Peers have something to do meanwhile.
+            // Peers and the disk have something to do meanwhile.
+            self.storage.submit();
             self.flush();
         }
         match action {

@@ -224,7 +224,9 @@ impl Body {
     /// Sleeps until something happens or a deadline comes.
     fn wait(&mut self) {
         if let Some(vm) = &mut self.vm {
-            vm.hear_outputs(self.replica.hears_outputs() || self.outputs_left);
+            // What has no room in QEMU's queues has some when the guest sends something.
+            let hears = self.replica.hears_outputs() || self.outputs_left || vm.has_backlog();
+            vm.hear_outputs(hears);
         }
         let now = clock::now();
         let mut until = self.replica.deadline();
@@ -270,11 +272,11 @@ impl Body {
 
     /// Everything that has happened, in one turn.
     fn turn(&mut self) -> Result<(), BoxError> {
+        // What the guest has sent comes before what it is fed, whoever has that.
+        self.take_outputs()?;
         if self.ready.storage {
             self.take_storage()?;
         }
-        // What the guest has sent comes before what it is fed.
-        self.take_outputs()?;
         if self.ready.fabric || clock::now() >= self.fabric_due {
             self.take_fabric()?;
         }
@@ -285,6 +287,7 @@ impl Body {
             self.take_vm()?;
         }
         if self.ready.tap {
+            self.take_outputs()?;
             self.take_tap()?;
         }
         if self.ready.control {
