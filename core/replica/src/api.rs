@@ -337,6 +337,13 @@ pub struct GuestRecord {
     pub index: Index,
 }
 
+impl GuestRecord {
+    /// A view that whoever wrote this had promised at the least: for [`apus::Start::PromiseLost`].
+    pub fn promised_at_least(&self) -> View {
+        self.view.max(self.life)
+    }
+}
+
 /// Where a replica stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -123,7 +123,7 @@ pub(crate) struct HeldOutputs {
 }
 
 impl HeldOutputs {
-    /// The guest sent frames.
+    /// Frames that the guest sent were heard of.
     pub fn hold(&mut self, now: Micros, frames: usize) {
         if frames > 0 {
             self.waiting.push_back((now, frames));

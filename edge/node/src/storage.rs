@@ -101,8 +101,7 @@ impl Storage {
             // Somebody has moved the store away. The disks beside it may be old: that they are the
             // newest, only the operator can say (`plover bootstrap`).
             Start::Fresh if storage.guest() != GuestRecord::default() => {
-                let guest = storage.guest();
-                let least = guest.view.max(guest.life);
+                let least = storage.guest().promised_at_least();
                 storage.promise_lost = true;
                 tracing::warn!(%least, "this replica has run before, and its promise is lost");
                 Start::PromiseLost { least }

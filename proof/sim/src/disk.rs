@@ -119,7 +119,7 @@ impl Disk {
             (Some(durable), _) => durable,
             (None, None) => return Start::Fresh,
             (None, Some(guest)) => {
-                let least = guest.view.max(guest.life);
+                let least = guest.promised_at_least();
                 return Start::PromiseLost { least };
             }
         };

@@ -154,10 +154,10 @@ impl Body {
         }
     }
 
-    /// Gives this process and its guest, once that has all its threads, the CPUs of its role, and
-    /// the guest's vCPUs the rank among the host's threads that the role deserves; QEMU's main thread keeps its own, since a
-    /// leader waits for it in every syncvm. Only root may raise a priority again, so nobody else
-    /// lowers it.
+    /// Gives this process and its guest, once that has all its threads, the CPUs of its role, and the
+    /// guest's vCPUs the rank among the host's threads that the role deserves; QEMU's main thread
+    /// keeps its own, since a leader waits for it in every syncvm. Only root may raise a priority
+    /// again, so nobody else lowers it.
     pub(super) fn place(&self) {
         let guest = self.vm.as_ref().and_then(Vm::pid);
         let guest = guest.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
