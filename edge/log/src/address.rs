@@ -27,7 +27,7 @@ impl FromStr for Address {
             return Ok(Self::Unix(text.into()));
         }
         let mut found = text.to_socket_addrs().map_err(|error| {
-            format!("'{text}' is no HOST:PORT and no path of a socket: {error}")
+            format!("'{text}' is no HOST:PORT and no path of a socket, which has a '/': {error}")
         })?;
         found
             .next()

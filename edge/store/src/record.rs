@@ -140,7 +140,19 @@ pub(crate) fn check(bytes: &[u8], salt: u64, segment: SegmentNumber) -> Option<C
     })
 }
 
+/// How many bytes the record at the start of `bytes` has by its header, which says that it is of
+/// this `segment`; the rest of it is not looked at, and may be missing.
+pub(crate) fn length_of(bytes: &[u8], segment: SegmentNumber) -> Option<u64> {
+    let header = bytes.get(..HEADER_BYTES)?;
+    let ours = header[8..16] == segment.0.to_le_bytes();
+    ours.then(|| EMPTY_BYTES + u64::from(u32_at(header, 4)).next_multiple_of(ALIGN_BYTES as u64))
+}
+
 impl Checked<'_> {
+    pub fn is_seal(&self) -> bool {
+        self.kind == Kind::Seal as u8
+    }
+
     /// What the record says.
     ///
     /// # Errors

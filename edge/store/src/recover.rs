@@ -17,14 +17,21 @@
 //! it writes a *seal*, a batch of its own that says the same about the last real one; without a
 //! seal on disk, a bit that flips in the last batch cannot be told from a torn write. Sectors of
 //! 512 bytes are taken to be written whole or not at all, as disks promise.
+//!
+//! A file that is *shorter* than it was is damage, too: no crash takes away space that was there
+//! before the first record. It shows where the file ends: a segment has room for every record in
+//! it and an End.
 
 use crate::directory::Directory;
 use crate::error::{Damage, SegmentNumber, StoreError};
-use crate::record::{ALIGN_BYTES, Base, Checked, Record, check};
+use crate::record::{ALIGN_BYTES, Base, Checked, EMPTY_BYTES, Record, check, length_of};
 use crate::replay::Replay;
 use crate::segment::{self, Segment};
 use apus::Entry;
 use plover_types::Index;
+
+/// What a disk writes whole or not at all.
+const SECTOR_BYTES: usize = 512;
 
 /// A segment that takes no more records.
 #[derive(Clone, Copy, Debug)]
@@ -184,7 +191,7 @@ impl Reader<'_> {
             complete: false,
             torn: false,
         };
-        let mut batch_start = 0;
+        let (mut batch_start, mut sealed) = (0, false);
         while let Some(checked) = check(&bytes[tail.at.min(bytes.len())..], self.salt, number) {
             if checked.batch_start < batch_start || checked.batch_start > tail.at as u64 {
                 return Err(damage(number, tail.at, "a record of another batch"));
@@ -195,8 +202,13 @@ impl Reader<'_> {
                 return Ok(tail);
             }
             tail.at += checked.length;
+            sealed = checked.is_seal();
         }
         let from = tail.at.min(bytes.len());
+        if !sealed && is_cut_off(bytes, tail.at, number) {
+            let what = format!("the file is cut off: it has only {} bytes", bytes.len());
+            return Err(damage(number, tail.at, what));
+        }
         for (at, later) in records(&bytes[from..], self.salt, number) {
             if later.batch_start > tail.at as u64 {
                 let since = from + at;
@@ -265,6 +277,17 @@ impl Reader<'_> {
             torn: tail.torn,
         })
     }
+}
+
+/// Whether a segment that was not complete, and whose next record would stand `at` this place, had
+/// more bytes once. (A Seal may be the last thing that there is room for.)
+fn is_cut_off(bytes: &[u8], at: usize, segment: SegmentNumber) -> bool {
+    let left = bytes.len().saturating_sub(at) as u64;
+    // Length and number may be of different times only if they are in different sectors.
+    let is_torn = at % SECTOR_BYTES == SECTOR_BYTES - ALIGN_BYTES;
+    let header = bytes.get(at..).filter(|_| !is_torn);
+    let begun = header.and_then(|header| length_of(header, segment));
+    left < begun.unwrap_or(0) + EMPTY_BYTES
 }
 
 /// All records of `segment` in `bytes`, wherever they begin: what else lies there was written

@@ -198,7 +198,7 @@ pub fn member(change: MemberCommand) -> anyhow::Result<ExitCode> {
         MemberCommand::Add { to, member } => {
             let change = MemberChange::Add {
                 id: ReplicaId(member.id),
-                address: member.address.to_string(),
+                address: member.address_text(),
             };
             (to, change)
         }

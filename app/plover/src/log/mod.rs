@@ -84,7 +84,7 @@ pub enum MemberCommand {
     Add {
         #[command(flatten)]
         to: Targets,
-        /// Its id, and where the others reach it.
+        /// Its id, and where the others reach it; over `shm` the ID is enough.
         #[arg(value_name = "ID=ADDRESS")]
         member: Member,
     },
@@ -112,7 +112,8 @@ pub struct ServeOptions {
     /// This replica.
     #[arg(long, value_name = "ID")]
     id: u8,
-    /// Every replica of the group, this one included, and where the others reach it.
+    /// Every replica of the group, this one included, and where the others reach it; over `shm` the
+    /// ID is enough.
     #[arg(long = "peer", value_name = "ID=ADDRESS", required = true)]
     peers: Vec<Member>,
     /// Where to serve clients: HOST:PORT, or the path of a unix socket.
@@ -166,31 +167,44 @@ enum FabricArgument {
     Ofi,
 }
 
-/// A replica and where the others reach it.
+/// A replica and where the others reach it; nowhere in particular over `shm`.
 #[derive(Clone, Debug)]
 pub struct Member {
     id: u8,
-    address: SocketAddr,
+    address: Option<SocketAddr>,
+}
+
+impl Member {
+    /// As it goes into the log: empty if there is none.
+    fn address_text(&self) -> String {
+        let address = self.address.as_ref();
+        address.map(ToString::to_string).unwrap_or_default()
+    }
 }
 
 impl FromStr for Member {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (id, address) = text
-            .split_once('=')
-            .ok_or_else(|| format!("'{text}' is not of the form ID=HOST:PORT"))?;
+        let (id, address) = match text.split_once('=') {
+            Some((id, address)) => (id, Some(address)),
+            None => (text, None),
+        };
         let number = id.parse().ok().filter(|id| *id < 16);
-        let mut addresses = address
-            .to_socket_addrs()
-            .map_err(|error| format!("'{address}' is no HOST:PORT: {error}"))?;
-        Ok(Self {
-            id: number.ok_or_else(|| format!("'{id}' is no id: ids are 0 to 15"))?,
-            address: addresses
-                .next()
-                .ok_or_else(|| format!("'{address}' names no host"))?,
-        })
+        let id = number.ok_or_else(|| {
+            format!("'{id}' is no id: give ID=HOST:PORT (ID alone over shm), ids are 0 to 15")
+        })?;
+        let address = address.map(resolve).transpose()?;
+        Ok(Self { id, address })
     }
+}
+
+fn resolve(address: &str) -> Result<SocketAddr, String> {
+    let mut addresses = address
+        .to_socket_addrs()
+        .map_err(|error| format!("'{address}' is no HOST:PORT: {error}"))?;
+    let first = addresses.next();
+    first.ok_or_else(|| format!("'{address}' names no host"))
 }
 
 pub fn run(command: LogCommand) -> anyhow::Result<ExitCode> {
@@ -217,7 +231,9 @@ mod tests {
     #[test]
     fn members_are_read_and_mistakes_are_named() {
         let member: Member = "3=127.0.0.1:7000".parse().unwrap();
-        assert_eq!((member.id, member.address.port()), (3, 7000));
+        assert_eq!((member.id, &*member.address_text()), (3, "127.0.0.1:7000"));
+        let member: Member = "3".parse().unwrap();
+        assert_eq!((member.id, &*member.address_text()), (3, ""));
         for (text, word) in [
             ("127.0.0.1:7000", "ID=HOST:PORT"),
             ("16=127.0.0.1:7000", "'16'"),

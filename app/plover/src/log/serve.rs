@@ -103,7 +103,7 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
     config.retain_bytes = options.retain_mib << 20;
     config.log_bytes_max = config.retain_bytes * 2;
     config.check_outputs = options.check_outputs;
-    let address = |peer: &super::Member| (ReplicaId(peer.id), peer.address.to_string());
+    let address = |peer: &super::Member| (ReplicaId(peer.id), peer.address_text());
     config.addresses = options.peers.iter().map(address).collect();
     Ok(config)
 }
@@ -111,10 +111,6 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
 fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fabric + Send>> {
     let group = options.group.clone();
     let me = config.me;
-    let own = options.peers.iter().find(|peer| peer.id == me.0);
-    let listen = own.context("this replica is among the peers")?.address;
-    let others = options.peers.iter().filter(|peer| peer.id != me.0);
-    let peers = others.map(|peer| (ReplicaId(peer.id), peer.address));
     ensure!(
         options.fabric != FabricArgument::Tcp || options.spin == Spin::Never,
         "--spin is given, but --fabric tcp always sleeps: leave it out, or choose another fabric"
@@ -125,16 +121,41 @@ fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fab
     );
     match options.fabric {
         FabricArgument::Tcp => {
-            let config = TcpConfig::new(group, me, listen, peers.collect());
+            let (listen, peers) = addresses(options)?;
+            let config = TcpConfig::new(group, me, listen, peers);
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricArgument::Shm => {
-            let mut config = ShmConfig::new(group, me, peers.map(|(id, _)| id).collect());
+            let ids = options.peers.iter().map(|peer| ReplicaId(peer.id));
+            let mut config = ShmConfig::new(group, me, ids.filter(|id| *id != me).collect());
             config.spin = options.spin;
             Ok(Box::new(ShmFabric::new(config)?))
         }
-        FabricArgument::Ofi => open_ofi(options, (me, listen), peers.collect()),
+        FabricArgument::Ofi => {
+            let (listen, peers) = addresses(options)?;
+            open_ofi(options, (me, listen), peers)
+        }
     }
+}
+
+/// Where this replica listens, and where the others do.
+fn addresses(options: &ServeOptions) -> anyhow::Result<(SocketAddr, Vec<(ReplicaId, SocketAddr)>)> {
+    let mut peers = Vec::new();
+    let mut own = None;
+    for peer in &options.peers {
+        let address = peer.address.with_context(|| {
+            format!(
+                "--peer {0} has no address: give {0}=HOST:PORT (only replicas on --fabric shm need none)",
+                peer.id
+            )
+        })?;
+        if peer.id == options.id {
+            own = Some(address);
+        } else {
+            peers.push((ReplicaId(peer.id), address));
+        }
+    }
+    Ok((own.context("this replica is among the peers")?, peers))
 }
 
 #[cfg(feature = "ofi")]
@@ -207,6 +228,7 @@ mod tests {
         for (line, word) in [
             ("--spin adaptive", "--fabric tcp always sleeps"),
             ("--ofi-provider tcp", "without --fabric ofi"),
+            ("--peer 1", "--peer 1 has no address"),
             ("--fabric shm --ofi-provider tcp", "without --fabric ofi"),
             #[cfg(feature = "ofi")]
             ("--fabric ofi", "needs --ofi-provider"),
@@ -217,6 +239,15 @@ mod tests {
             let error = opened(&line).err().expect("it is refused").to_string();
             assert!(error.contains(word), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn over_shared_memory_an_id_is_enough() {
+        let group = format!("log-serve-ids-{}", std::process::id());
+        let line = format!("--id 0 --peer 0 --peer 1 --fabric shm --group {group}");
+        let config = config(&options(&line)).expect("a group");
+        assert!(config.addresses.values().all(String::is_empty));
+        opened(&line).expect("it needs no address");
     }
 
     /// Three replicas of this process append over libfabric.

@@ -148,6 +148,38 @@ fn every_byte_of_an_acknowledged_entry_is_vouched_for() {
     assert!(reported > 50, "{reported}");
 }
 
+/// With and without the seal that an idle store has put behind its last record.
+#[test]
+fn a_file_that_became_shorter_is_harmless_or_reported() {
+    let (origin, log) = &*ORIGIN;
+    let files = log_files(origin.copy().path());
+    let mut reported = 0;
+    for file in &files {
+        for sealed in [true, false] {
+            for length in (0..4096).step_by(7) {
+                let dir = origin.copy();
+                let path = dir.path().join(file.file_name().unwrap());
+                let mut bytes = std::fs::read(&path).unwrap();
+                if !sealed {
+                    unseal(&mut bytes);
+                }
+                std::fs::write(&path, &bytes[..length]).unwrap();
+                reported += usize::from(check(dir.path(), log));
+            }
+        }
+    }
+    assert!(reported > 1000, "{reported}");
+}
+
+/// Takes the seal off the end of a segment.
+fn unseal(bytes: &mut [u8]) {
+    let seal = (0..bytes.len() - 24).step_by(8).rev();
+    let mut seal = seal.filter(|at| bytes[at + 4..at + 8] == [0; 4] && bytes[at + 20] == 7);
+    if let Some(at) = seal.next() {
+        bytes[at..at + 24].fill(0);
+    }
+}
+
 #[test]
 fn a_missing_segment_is_reported() {
     let (origin, log) = &*ORIGIN;
