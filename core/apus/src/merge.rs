@@ -60,13 +60,13 @@ impl Apus {
             self.lead_if_in_sync(now, out);
             return;
         };
-        if vote.base > self.log.commit() {
-            self.stand_down(now, out);
-            return;
-        }
         // Where an attempt that a rival cut short had come to, or any other place up to which the
         // logs may agree; if they do not, from what is sure to be common.
         let after = self.log.last();
+        if vote.base > after.index {
+            self.stand_down(now, out);
+            return;
+        }
         if let Role::Electing(election) = &mut self.role {
             election.stage = Stage::Merging {
                 from,

@@ -95,6 +95,34 @@ fn a_witness_with_a_longer_log_hands_it_to_the_secondary_that_leads() {
     }
 }
 
+/// What it needs is there, although the other's log begins after what it knows to be committed.
+#[test]
+fn a_secondary_that_holds_what_was_reclaimed_elsewhere_takes_over_the_rest() {
+    let mut world = protected(3, 1, Durability::Disk);
+    let first = world.propose(0, b"first".to_vec()).unwrap().index;
+    world.run_until(Micros::from_ms(50), |world| {
+        world.core(1).status().last.index >= first
+    });
+    world.cut(0, 1);
+    world.propose(0, b"second".to_vec()).unwrap();
+    world.run(Micros::from_ms(40));
+    assert!(delivered(&world, b"second"));
+    let leader = world.nodes[0].core.as_mut().expect("it is up");
+    leader.trim(first);
+    world.propose(0, b"third".to_vec()).unwrap();
+    world.run(Micros::from_ms(20));
+    let [secondary, witness] = [1, 2].map(|node| world.core(node).status());
+    assert_eq!((secondary.last.index, witness.base), (first, first));
+    assert!(secondary.commit < first);
+    world.crash(0);
+    assert!(world.run_until(Micros::from_ms(1000), |world| world.leader() == Some(1)));
+    world.run(Micros::from_ms(100));
+    assert_eq!(
+        world.checks.payloads(),
+        [&b"first"[..], b"second", b"third"]
+    );
+}
+
 #[test]
 fn a_member_that_the_others_went_on_without_cannot_lead_even_with_a_quorum() {
     let mut world = protected(3, 1, Durability::Memory);
