@@ -117,6 +117,8 @@ impl Apus {
             }
         }
         let matched = Index(append.prev.index.0 + entries.len());
+        // First, so that what is given back can hold what comes.
+        self.log.trim(append.trim, &mut self.pool);
         match self.log.accept(append.prev, entries, &mut self.pool) {
             crate::log::Accepted::Gap => {
                 let (last, commit) = (self.log.last(), self.log.committed());

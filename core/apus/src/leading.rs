@@ -300,7 +300,7 @@ impl Apus {
                 .is_some_and(|entry| entry.view == self.promised || count_old_views)
         {
             self.commit_to(index, out);
-            self.choose_eager(index);
+            self.choose_eager(now, index);
             let changed_at = self.log.members_at();
             if changed_at > before && changed_at <= index {
                 self.dismiss(now, members, out);

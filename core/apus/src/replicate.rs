@@ -61,8 +61,10 @@ impl Apus {
         };
         let heartbeat = self.config.heartbeat;
         let thrift = &mut leadership.thrift;
-        let lacks = peer.jump || peer.next <= self.log.last().index;
-        if self.down.contains(to) || !(beat || lacks && thrift.is_eager(to, now, heartbeat)) {
+        let lacked = self.log.last().index.next().0.saturating_sub(peer.next.0);
+        let lacks = peer.jump || lacked > 0;
+        let mut is_due = || beat || lacks && thrift.is_eager(to, lacked, now, heartbeat);
+        if self.down.contains(to) || !is_due() {
             return;
         }
         let bytes_max = self.config.message_bytes_max;

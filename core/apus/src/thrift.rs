@@ -8,10 +8,15 @@
 //!
 //! ```text
 //!   commit by {2 3 5 7}: they are eager       entries ──▶ 2 3 5 7     at once
-//!                                                     ──▶ 1 4 6 8     within an eighth of a heartbeat
+//!                                                     ──▶ 1 4 6 8     within an eighth of a heartbeat,
+//!                                                                     or once they lack 1024
 //!   an eager one dies, or nothing was committed
-//!   between two times that the others were sent to:  everyone is eager until the next commit
+//!   between two times that the others were sent to:  everyone is eager for the next commits
+//!   some heartbeats later:                           the same, to see who is fast now
 //! ```
+//!
+//! Those are chosen who were in most of the majorities while everyone was eager. Who is fast changes: with
+//! what else a host does, and where replicas share cores, with which of them run on the leader's.
 //!
 //! Nothing rests on who is eager: a majority commits, whoever is in it. What changes is how many
 //! copies there are at first, exactly a majority. Groups of three or fewer are
@@ -26,14 +31,31 @@ use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 /// heartbeat. Long against a round trip, so that their share of the work is small; short against
 /// the heartbeat, so that a failover finds them nearly up to date.
 const LAZY_PART: u64 = 8;
+/// How many entries may wait for them at most. A few times in a thousand entries, their share of the
+/// work is still small; more at once would hold up those that come after, and need as many buffers.
+const LAZY_ENTRIES: u64 = 1024;
 /// The smallest group in which it is worth it.
 const VOTERS_MIN: usize = 4;
+
+/// How many commits with everyone show who is fast.
+const LOOK_COMMITS: u32 = 16;
+/// How many of them whoever was eager before has for nothing: others have to be clearly faster.
+const LOOK_BONUS: u32 = LOOK_COMMITS / 4;
+/// After how many heartbeats that is looked at again. Sixteen commits with all are little work
+/// beside those of so long a time.
+const LOOK_BEATS: u64 = 5;
 
 /// What a leader keeps about it.
 #[derive(Clone, Debug)]
 pub(crate) struct Thrift {
     /// Those who are sent everything at once; `None` for everyone.
     eager: Option<ReplicaSet>,
+    /// When it is to be looked at again who they should be.
+    look_at: Micros,
+    /// While everyone is eager: how many commits there have been, and of how many each replica has
+    /// been a part; some more for who was eager before.
+    commits: u32,
+    parts: [u32; u16::BITS as usize],
     /// When the others are sent what they lack.
     lazy_at: Micros,
     /// What was committed when they last were.
@@ -44,6 +66,9 @@ impl Thrift {
     pub(crate) fn new() -> Self {
         Self {
             eager: None,
+            look_at: Micros::NEVER,
+            commits: 0,
+            parts: [0; u16::BITS as usize],
             lazy_at: Micros::NEVER,
             commit: Index(0),
         }
@@ -53,12 +78,18 @@ impl Thrift {
         self.lazy_at
     }
 
-    /// Whether `peer` is sent entries at once. If not, its time is not far.
-    pub(crate) fn is_eager(&mut self, peer: ReplicaId, now: Micros, heartbeat: Micros) -> bool {
+    /// Whether `peer`, which lacks so many entries, is sent them at once. If not, its time is not far.
+    pub(crate) fn is_eager(
+        &mut self,
+        peer: ReplicaId,
+        lacks: u64,
+        now: Micros,
+        heartbeat: Micros,
+    ) -> bool {
         let Some(eager) = self.eager else {
             return true;
         };
-        if eager.contains(peer) || now >= self.lazy_at {
+        if eager.contains(peer) || now >= self.lazy_at || lacks >= LAZY_ENTRIES {
             return true;
         }
         if self.lazy_at == Micros::NEVER {
@@ -67,9 +98,14 @@ impl Thrift {
         false
     }
 
-    /// Something is amiss: everyone is eager until the next commit shows who is fast.
+    /// Something is amiss: everyone is eager until the next commits show who is fast.
     pub(crate) fn suspend(&mut self) {
-        self.eager = None;
+        if let Some(eager) = self.eager.take() {
+            for id in eager.iter() {
+                self.parts[usize::from(id.0)] = LOOK_BONUS;
+            }
+        }
+        self.commits = 0;
         self.lazy_at = Micros::NEVER;
     }
 }
@@ -110,19 +146,38 @@ impl Apus {
         })
     }
 
-    /// A majority has just committed up to `index`: those who made it are the eager ones.
-    pub(crate) fn choose_eager(&mut self, index: Index) {
-        let voters = self.members().voters;
-        let thrifty = self.config.thrifty && voters.len() >= VOTERS_MIN;
-        let Role::Leading(leadership) = &mut self.role else {
+    /// A majority has just committed up to `index`: those who mostly make it are the eager ones.
+    pub(crate) fn choose_eager(&mut self, now: Micros, index: Index) {
+        let members = self.members();
+        let thrifty = self.config.thrifty && members.voters.len() >= VOTERS_MIN;
+        let others = members.quorum() - usize::from(self.is_voter());
+        let Role::Leading(Leadership { peers, thrift, .. }) = &mut self.role else {
             return;
         };
-        if !thrifty || leadership.thrift.eager.is_some() {
+        if !thrifty || thrift.eager.is_some() && now < thrift.look_at {
             return;
         }
-        let fast = leadership.peers.iter();
-        let fast = fast.filter(|(id, peer)| voters.contains(**id) && peer.matched >= index);
-        leadership.thrift.eager = Some(ReplicaSet::of(fast.map(|(id, _)| *id)));
+        if thrift.eager.is_some() {
+            thrift.suspend();
+        }
+        let voters = || peers.iter().filter(|(id, _)| members.voters.contains(**id));
+        thrift.commits += 1;
+        for (id, _) in voters().filter(|(_, peer)| peer.matched >= index) {
+            thrift.parts[usize::from(id.0)] += 1;
+        }
+        if thrift.commits < LOOK_COMMITS {
+            return;
+        }
+        let mut eager = ReplicaSet::EMPTY;
+        for _ in 0..others {
+            let left = voters().filter(|(id, _)| !eager.contains(**id));
+            if let Some((id, _)) = left.max_by_key(|(id, _)| thrift.parts[usize::from(id.0)]) {
+                eager.insert(*id);
+            }
+        }
+        thrift.eager = Some(eager);
+        thrift.parts = [0; u16::BITS as usize];
+        thrift.look_at = now + Micros(self.config.heartbeat.0 * LOOK_BEATS);
     }
 
     /// Sends the others what they lack, when it is time. If nothing was committed since the

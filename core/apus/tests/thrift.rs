@@ -84,6 +84,21 @@ fn a_stopped_backup_costs_a_moment_and_no_election() {
     assert!((0..9).all(|node| world.core(node).status().last == last));
 }
 
+/// Whoever they are, some of any four are counted on; that they are slow, and not dead, is found out.
+#[test]
+fn who_became_slow_is_not_counted_on_for_long() {
+    let span = Micros::from_ms(500);
+    for slow in [1..5, 5..9] {
+        let mut world = nine(true);
+        let before = commits_within(&mut world, span);
+        slow.clone()
+            .for_each(|node| world.slow[node] = Micros::from_ms(2));
+        commits_within(&mut world, span);
+        let after = commits_within(&mut world, span);
+        assert!(after * 10 > before * 8, "{before}, then {after}: {slow:?}");
+    }
+}
+
 #[test]
 fn nothing_is_committed_before_as_many_as_are_awaited_have_answered() {
     for thrifty in [false, true] {

@@ -138,6 +138,7 @@ impl World {
             if self.random.range(0, 999) < weather.late {
                 delay = self.random.range(2000, 500_000);
             }
+            delay += self.slow[from].0.max(self.slow[to].0);
             self.schedule(
                 Micros(delay),
                 Step::Arrive {

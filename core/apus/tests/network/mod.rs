@@ -129,6 +129,8 @@ pub struct World {
     pub random: SplitMix64,
     /// `cut[from][to]`: nothing gets through.
     pub cut: Vec<Vec<bool>>,
+    /// How much longer what a replica sends or is sent takes.
+    pub slow: Vec<Micros>,
     /// Whether the first leader boots a new guest when everyone has lost the old one.
     pub operator: bool,
     /// Drops what this says, for scripted scenarios.
@@ -171,6 +173,7 @@ impl World {
             checks: Checks::default(),
             random,
             cut: vec![vec![false; size]; size],
+            slow: vec![Micros::ZERO; size],
             operator: true,
             filter: None,
             queue: BinaryHeap::new(),
