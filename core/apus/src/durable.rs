@@ -47,9 +47,10 @@ impl Apus {
     ) {
         if self.config.durability == Durability::Disk {
             let last = self.log.last().index.max(after.index);
-            let entries = self.log.slice(after.index.next(), last);
-            let pool = &mut self.pool;
-            let entries = entries.iter().map(|entry| entry.copied(pool)).collect();
+            let mut entries = self.pool.lend_list();
+            for entry in self.log.slice(after.index.next(), last).iter() {
+                entries.push(entry.copied(&mut self.pool));
+            }
             out.push(Command::PersistEntries {
                 after,
                 anew,

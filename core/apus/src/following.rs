@@ -112,7 +112,10 @@ impl Apus {
             // An empty log may begin elsewhere in a pair, where a life can begin with a log.
             let begins = self.log.last().index == Index(0);
             let is_ahead = append.prev.index > self.log.commit() || begins;
-            if is_ahead && !self.log.has(append.prev) {
+            // Those who are in a life from its beginning may have been told of different groups: its
+            // leader's counts.
+            let is_other = begins && self.log.roster_at_base() != roster;
+            if is_ahead && (is_other || !self.log.has(append.prev)) {
                 self.jump(append.prev, roster, out);
             }
         }

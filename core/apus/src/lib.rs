@@ -255,10 +255,15 @@ impl Apus {
     }
 
     /// Takes back the bytes of a [`Command::Write`] that was carried out, or the payload of an
-    /// entry that was delivered or persisted, for use in later ones. A caller that does so, and
-    /// keeps `out`, allocates nothing in the steady state.
+    /// entry that was delivered, for use in later ones. A caller that does so with them and with
+    /// [entries](Self::recycle_entries), and keeps `out`, allocates nothing in the steady state.
     pub fn recycle(&mut self, bytes: Vec<u8>) {
         self.pool.give(bytes);
+    }
+
+    /// Takes back the entries of a [`Command::PersistEntries`] that was carried out.
+    pub fn recycle_entries(&mut self, entries: Vec<Entry>) {
+        self.pool.give_list(entries);
     }
 
     /// An empty buffer with room for a payload of `bytes`, out of those that were given back.

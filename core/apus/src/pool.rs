@@ -11,6 +11,7 @@
 //! Buffers are kept by size, a power of two: one that once held a large message would otherwise
 //! come back to carry a few bytes and stay in the log for as long as the log is kept.
 
+use crate::api::Entry;
 use std::fmt;
 
 /// The smallest buffer, bytes.
@@ -21,11 +22,16 @@ const SIZES: usize = 15;
 /// of messages to each of eight peers.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
+/// Lists of entries kept, and how long they may be: a turn persists one batch, rarely more.
+const LISTS_MAX: usize = 4;
+const LIST_ENTRIES_MAX: usize = 4096;
+
 /// Spare buffers.
 #[derive(Clone, Default)]
 pub(crate) struct Pool {
     spare: [Vec<Vec<u8>>; SIZES],
     kept_bytes: usize,
+    lists: Vec<Vec<Entry>>,
 }
 
 /// What is spare is no part of a replica's state: two that differ in it are the same.
@@ -73,6 +79,21 @@ impl Pool {
                 buffer.clear();
                 spare.push(buffer);
             }
+        }
+    }
+
+    /// An empty list for entries that are to be persisted.
+    pub(crate) fn lend_list(&mut self) -> Vec<Entry> {
+        self.lists.pop().unwrap_or_default()
+    }
+
+    /// Takes a list back, with what its entries held.
+    pub(crate) fn give_list(&mut self, mut list: Vec<Entry>) {
+        for entry in list.drain(..) {
+            self.give(entry.payload);
+        }
+        if self.lists.len() < LISTS_MAX && list.capacity() <= LIST_ENTRIES_MAX {
+            self.lists.push(list);
         }
     }
 }

@@ -74,6 +74,8 @@ impl Apus {
         loop {
             let jump = peer.jump || peer.next <= base.index;
             let first = if jump { base.index.next() } else { peer.next };
+            // What a life begins with names its group: a backup may have been told of another one.
+            let begins = first == Index(1);
             let more = first <= last && peer.has_room(window, FLIGHTS_MAX);
             if !(more || beat) {
                 return;
@@ -99,7 +101,7 @@ impl Apus {
                 trim: leadership.trim,
                 stamp: now,
                 number: leadership.round,
-                jump: jump.then(|| self.log.roster_at_base()),
+                jump: (jump || begins).then(|| self.log.roster_at_base()),
                 count: entries.iter().len() as u64,
             };
             let bytes = match (&*twin, twin.as_ref().and_then(|(_, place)| out.get(*place))) {

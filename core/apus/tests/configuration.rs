@@ -151,6 +151,23 @@ fn a_group_that_lost_all_waits_for_the_word_of_everyone_that_it_was_told_of() {
     }
 }
 
+/// Or two majorities, each of another group, could commit different things in one life.
+#[test]
+fn the_group_of_a_life_is_the_one_that_its_first_leader_was_told_of() {
+    let mut group = Group::begin(&[1, 2, 3]);
+    group.cores.clear();
+    group.restart(1, set(&[1, 3]));
+    group.restart(3, set(&[1, 2, 3]));
+    group.run(Micros::from_ms(2000));
+    group.bootstrap(1);
+    group.run(Micros::from_ms(500));
+    for id in [1, 3] {
+        let status = group.cores[&id].status();
+        assert_eq!(status.members.voters, set(&[1, 3]), "replica {id}");
+        assert_eq!(status.commit, status.last.index, "replica {id}");
+    }
+}
+
 #[test]
 fn a_wiped_replica_needs_the_word_of_those_who_are_there() {
     for (told, recovers) in [(set(&[3, 4, 5]), false), (set(&[1, 2, 3]), true)] {

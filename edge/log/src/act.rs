@@ -96,9 +96,7 @@ impl<M: StateMachine> Server<M> {
                 if let Some(done) = self.stable.persist_entries(after, anew, &entries) {
                     self.core.apply(now, done, &mut self.commands);
                 }
-                for entry in entries {
-                    self.core.recycle(entry.payload);
-                }
+                self.core.recycle_entries(entries);
             }
             Command::Deliver(entry) => {
                 self.deliver(&entry);

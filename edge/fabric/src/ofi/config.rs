@@ -96,7 +96,7 @@ pub enum OfiError {
     /// Set `spin` to `adaptive` or `always`, or choose another provider.
     #[error(
         "libfabric's provider '{provider}' cannot wake a sleeping replica ({source}): with \
-         `spin = \"never\"` its messages would lie there unseen; set `spin = \"adaptive\"`, or \
+         `spin = \"never\"` its messages would lie there unseen; set `spin = \"adaptive\"` (--spin adaptive), or \
          choose a provider with a wait object, such as tcp or verbs"
     )]
     CannotSleep {
