@@ -15,6 +15,7 @@
  */
 #include "ofi_shim.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,13 +131,22 @@ static void describe(const struct fi_info *info, struct plover_ofi_traits *trait
     traits->immediate_bytes = (uint32_t)info->domain_attr->cq_data_size;
 }
 
+/* Endpoints of ofi_rxm, which carry tcp and verbs, keep a thousand buffers for messages. Here nobody
+ * sends any, only writes; with the 16 KiB that each has by default a replica of nine held 1.5 GB, and
+ * clearing them took longer than everything else at its start. Whoever sets it otherwise has it so. */
+static void set_buffers(void) { setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0); }
+
 int plover_ofi_provider_open(const char *provider, const char *domain, const char *node,
                              struct plover_ofi_provider **out, struct plover_ofi_traits *traits,
                              const char **failed)
 {
+    static pthread_once_t is_set = PTHREAD_ONCE_INIT;
     struct plover_ofi_provider *opened = calloc(1, sizeof(*opened));
     struct fi_info *hints = wishes(provider, domain);
     int error = -FI_ENOMEM;
+
+    /* libfabric reads it once, at the first fi_getinfo. */
+    pthread_once(&is_set, set_buffers);
 
     *failed = "fi_allocinfo";
     if (!opened || !hints)
