@@ -264,7 +264,8 @@ fn mistakes_are_named() {
     let serve = ["log", "serve", "--id", "0"];
     let with = |more: &[&'static str]| [&serve[..], more].concat();
     fails(&serve, &["--peer"]);
-    fails(&with(&["--peer", "0"]), &["ID=HOST:PORT"]);
+    fails(&with(&["--peer", "0"]), &["--peer 0 has no address"]);
+    fails(&with(&["--peer", "127.0.0.1:1"]), &["ID=HOST:PORT"]);
     fails(&with(&["--peer", "1=127.0.0.1:1"]), &["--peer 0=ADDRESS"]);
     let own = ["--peer", "0=127.0.0.1:0"];
     fails(

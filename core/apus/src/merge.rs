@@ -25,7 +25,7 @@ use crate::log::Accepted;
 use crate::message::{Batch, Message};
 use crate::replicate::fit;
 use crate::{Apus, Role};
-use plover_types::{Micros, ReplicaId, View, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 use std::cmp::Reverse;
 
 /// A piece of a better log.
@@ -133,7 +133,12 @@ impl Apus {
             return;
         }
         if suffix.reclaimed {
-            let common = self.log.committed();
+            // What is committed is common, as far as both know, and there: if we hold an entry where
+            // that log begins, it is the same.
+            let base = election.votes.get(&from).map_or(Index(0), |vote| vote.base);
+            let committed = self.log.committed();
+            let begins = self.log.at(base).filter(|_| base > committed.index);
+            let common = begins.unwrap_or(committed);
             if *after == common {
                 self.stand_down(now, out);
             } else {

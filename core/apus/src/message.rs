@@ -40,7 +40,8 @@ pub(crate) struct Append {
     /// Counts the rounds of sending: never falls from one message to the next.
     pub number: u64,
     /// Given when `prev` is the leader's base: who is who there. A backup that lacks `prev`
-    /// jumps to it, for the entries before it are gone.
+    /// jumps to it, for the entries before it are gone; one whose log is empty there takes over who is
+    /// who, which it may have been told otherwise.
     pub jump: Option<Roster>,
     /// How many entries follow the message.
     pub count: u64,

@@ -31,7 +31,7 @@ use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 /// heartbeat. Long against a round trip, so that their share of the work is small; short against
 /// the heartbeat, so that a failover finds them nearly up to date.
 const LAZY_PART: u64 = 8;
-/// How many entries may wait for them at most. A few times in a thousand entries, their share of the
+/// Nor do they wait once they lack so many. A few times in a thousand entries, their share of the
 /// work is still small; more at once would hold up those that come after, and need as many buffers.
 const LAZY_ENTRIES: u64 = 1024;
 /// The smallest group in which it is worth it.
@@ -100,13 +100,12 @@ impl Thrift {
 
     /// Something is amiss: everyone is eager until the next commits show who is fast.
     pub(crate) fn suspend(&mut self) {
-        if let Some(eager) = self.eager.take() {
-            for id in eager.iter() {
-                self.parts[usize::from(id.0)] = LOOK_BONUS;
-            }
+        let eager = self.eager.take();
+        self.parts = [0; u16::BITS as usize];
+        for id in eager.iter().flat_map(|eager| eager.iter()) {
+            self.parts[usize::from(id.0)] = LOOK_BONUS;
         }
         self.commits = 0;
-        self.lazy_at = Micros::NEVER;
     }
 }
 
@@ -158,7 +157,8 @@ impl Apus {
             return;
         }
         if thrift.eager.is_some() {
-            thrift.suspend();
+            // This one was sent to the eager ones alone, and says nothing.
+            return thrift.suspend();
         }
         let voters = || peers.iter().filter(|(id, _)| members.voters.contains(**id));
         thrift.commits += 1;

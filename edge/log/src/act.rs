@@ -5,7 +5,7 @@ use crate::members::Group;
 use crate::pending::Origin;
 use crate::wire::Reply;
 use crate::{Counters, Error, Server, ServerError, StateMachine};
-use apus::{Command, Entry, EntryKind, Event, Phase};
+use apus::{Command, Entry, EntryKind, Event, Members, Phase, Roster};
 use plover_fabric::Lane;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 
@@ -102,7 +102,7 @@ impl<M: StateMachine> Server<M> {
                 self.deliver(&entry);
                 self.core.recycle(entry.payload);
             }
-            Command::Jump { base, .. } => self.jump(base)?,
+            Command::Jump { base, roster } => self.jump(base, roster)?,
             Command::Lead { view } => {
                 tracing::info!(%view, "leading");
                 self.lost = false;
@@ -190,15 +190,22 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    /// The log begins after `base` now.
-    fn jump(&mut self, base: Viewstamp) -> Result<(), ServerError> {
+    /// The log begins after `base` now, where the group is what `roster` says.
+    fn jump(&mut self, base: Viewstamp, roster: Roster) -> Result<(), ServerError> {
         tracing::info!(%base, "the log was replaced by a newer one");
         self.give_up();
         self.commit = base;
         if base.index == Index(0) {
             self.incoming = None;
             self.state.reset(base).map_err(ServerError::Restore)?;
-            self.regroup(self.config.group());
+            // A life begins, perhaps of another group than we were told of.
+            let mut group = self.config.group();
+            group.members = roster.members;
+            let Members { voters, learners } = roster.members;
+            group
+                .addresses
+                .retain(|id, _| voters.contains(*id) || learners.contains(*id));
+            self.regroup(group);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use apus::{Durability, DurableState, Entry, Start};
 use plover_types::wire::WIRE_VERSION;
 
 /// The least that a segment may be, bytes.
-const SEGMENT_BYTES_MIN: u64 = 4096;
+pub(crate) const SEGMENT_BYTES_MIN: u64 = 4096;
 
 /// The most that a segment may be, bytes: offsets in it are 32 bits.
 const SEGMENT_BYTES_MAX: u64 = 1 << 31;

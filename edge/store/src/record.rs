@@ -140,12 +140,31 @@ pub(crate) fn check(bytes: &[u8], salt: u64, segment: SegmentNumber) -> Option<C
     })
 }
 
-/// How many bytes the record at the start of `bytes` has by its header, which says that it is of
-/// this `segment`; the rest of it is not looked at, and may be missing.
-pub(crate) fn length_of(bytes: &[u8], segment: SegmentNumber) -> Option<u64> {
+/// A record of which there may be no more than the header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    pub batch_start: u64,
+    /// Bytes to the next record; 0 for one that is all header, as an End or a Seal.
+    pub length: u64,
+}
+
+/// What the header at the start of `bytes` says, if it can be one of this `segment`; whether the
+/// checksum holds is not known.
+pub(crate) fn begun(bytes: &[u8], segment: SegmentNumber) -> Option<Begun> {
     let header = bytes.get(..HEADER_BYTES)?;
     let ours = header[8..16] == segment.0.to_le_bytes();
-    ours.then(|| EMPTY_BYTES + u64::from(u32_at(header, 4)).next_multiple_of(ALIGN_BYTES as u64))
+    let known = (Kind::Begin as u8..=Kind::Seal as u8).contains(&header[20]);
+    if !ours || !known || header[21..] != [0; 3] {
+        return None;
+    }
+    let length = u32_at(header, 4) as usize;
+    Some(Begun {
+        batch_start: u64::from(u32_at(header, 16)),
+        length: match length {
+            0 => 0,
+            _ => aligned(HEADER_BYTES + length) as u64,
+        },
+    })
 }
 
 impl Checked<'_> {

@@ -24,7 +24,8 @@
 
 use crate::directory::Directory;
 use crate::error::{Damage, SegmentNumber, StoreError};
-use crate::record::{ALIGN_BYTES, Base, Checked, EMPTY_BYTES, Record, check, length_of};
+use crate::open::SEGMENT_BYTES_MIN;
+use crate::record::{ALIGN_BYTES, Base, Checked, EMPTY_BYTES, HEADER_BYTES, Record, begun, check};
 use crate::replay::Replay;
 use crate::segment::{self, Segment};
 use apus::Entry;
@@ -191,7 +192,7 @@ impl Reader<'_> {
             complete: false,
             torn: false,
         };
-        let (mut batch_start, mut sealed) = (0, false);
+        let (mut batch_start, mut seal) = (0, None);
         while let Some(checked) = check(&bytes[tail.at.min(bytes.len())..], self.salt, number) {
             if checked.batch_start < batch_start || checked.batch_start > tail.at as u64 {
                 return Err(damage(number, tail.at, "a record of another batch"));
@@ -201,14 +202,10 @@ impl Reader<'_> {
             if tail.complete {
                 return Ok(tail);
             }
+            seal = checked.is_seal().then_some(tail.at);
             tail.at += checked.length;
-            sealed = checked.is_seal();
         }
         let from = tail.at.min(bytes.len());
-        if !sealed && is_cut_off(bytes, tail.at, number) {
-            let what = format!("the file is cut off: it has only {} bytes", bytes.len());
-            return Err(damage(number, tail.at, what));
-        }
         for (at, later) in records(&bytes[from..], self.salt, number) {
             if later.batch_start > tail.at as u64 {
                 let since = from + at;
@@ -216,6 +213,15 @@ impl Reader<'_> {
                 return Err(damage(number, tail.at, what));
             }
             tail.torn = true;
+        }
+        match seal {
+            // Nothing came after it, or it would be overwritten; as it is now.
+            Some(seal) => tail.at = seal,
+            None if is_cut_off(bytes, tail.at, number, batch_start) => {
+                let what = format!("the file is cut off: it has only {} bytes", bytes.len());
+                return Err(damage(number, tail.at, what));
+            }
+            None => {}
         }
         Ok(tail)
     }
@@ -256,6 +262,10 @@ impl Reader<'_> {
                 let missing = tail.number.next();
                 return Err(damage(missing, 0, "the segment is missing"));
             }
+            Some(next) if tail.complete && next.bytes < SEGMENT_BYTES_MIN => {
+                let what = format!("the file is cut off: it has only {} bytes", next.bytes);
+                return Err(damage(next.number, 0, what));
+            }
             Some(next) if tail.complete => {
                 self.closed.push(Closed {
                     number: tail.number,
@@ -279,15 +289,17 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a segment that was not complete, and whose next record would stand `at` this place, had
-/// more bytes once. (A Seal may be the last thing that there is room for.)
-fn is_cut_off(bytes: &[u8], at: usize, segment: SegmentNumber) -> bool {
+/// Whether a segment that is neither complete nor sealed, and whose next record would stand `at` this
+/// place, had more bytes once. The last record's batch began at `batch_start`.
+fn is_cut_off(bytes: &[u8], at: usize, segment: SegmentNumber, batch_start: u64) -> bool {
     let left = bytes.len().saturating_sub(at) as u64;
-    // Length and number may be of different times only if they are in different sectors.
-    let is_torn = at % SECTOR_BYTES == SECTOR_BYTES - ALIGN_BYTES;
-    let header = bytes.get(at..).filter(|_| !is_torn);
-    let begun = header.and_then(|header| length_of(header, segment));
-    left < begun.unwrap_or(0) + EMPTY_BYTES
+    // A header that is whole or not there: if sectors part it, it may be of two times.
+    let is_parted = at % SECTOR_BYTES + HEADER_BYTES > SECTOR_BYTES;
+    let header = bytes.get(at..).filter(|_| !is_parted);
+    let begun = header.and_then(|header| begun(header, segment));
+    // What a guest had written here before could look like one, but for what it cannot know.
+    let begun = begun.filter(|begun| [batch_start, at as u64].contains(&begun.batch_start));
+    left < begun.map_or(0, |begun| begun.length) + EMPTY_BYTES
 }
 
 /// All records of `segment` in `bytes`, wherever they begin: what else lies there was written
