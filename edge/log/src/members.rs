@@ -243,7 +243,10 @@ impl<M: StateMachine> Server<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::ReplicaSet;
+    use crate::{Config, LogOnly};
+    use plover_fabric::{ShmConfig, ShmFabric};
+    use plover_types::{Index, ReplicaSet};
+    use std::time::{Duration, Instant};
 
     fn set(ids: &[u8]) -> ReplicaSet {
         ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
@@ -291,5 +294,39 @@ mod tests {
         assert_eq!(left, group(&[0, 2]));
         assert_eq!(left.step(&change, false), None);
         assert!(left.is_done(&change));
+    }
+
+    /// What the operator changes later starts from that group, whoever leads then.
+    #[test]
+    fn the_group_of_a_life_is_that_of_its_first_leader() {
+        let name = format!("log-life-{}", std::process::id());
+        // Of the third only its word is needed, that it has nothing.
+        let all = set(&[0, 1, 2]);
+        let mut servers = [(0, set(&[0, 1])), (1, all), (2, all)].map(|(me, told)| {
+            let me = ReplicaId(me);
+            let peers = told.iter().filter(|id| *id != me).collect();
+            let fabric = ShmFabric::new(ShmConfig::new(name.clone(), me, peers)).expect("it opens");
+            let mut config = Config::new(me, told);
+            config.addresses = told.iter().map(|id| (id, String::new())).collect();
+            Server::in_memory(config, fabric, LogOnly).expect("it opens")
+        });
+        let until = Instant::now() + Duration::from_secs(60);
+        while servers[..2].iter().any(|it| it.status().commit == Index(0)) {
+            assert!(
+                Instant::now() < until,
+                "{:?}",
+                servers.each_ref().map(Server::status)
+            );
+            for server in &mut servers {
+                server
+                    .turn(Some(Duration::from_millis(1)))
+                    .expect("it runs");
+            }
+        }
+        for server in &servers[..2] {
+            let group = &server.state.group;
+            assert_eq!(group.members.voters, set(&[0, 1]));
+            assert_eq!(group.addresses.len(), 2, "{group:?}");
+        }
     }
 }
