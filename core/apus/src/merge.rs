@@ -133,12 +133,12 @@ impl Apus {
             return;
         }
         if suffix.reclaimed {
-            // What is committed is common, as far as both know, and there: if we hold an entry where
-            // that log begins, it is the same.
+            // What is committed is common, and so is, if we hold it, the entry where that log begins,
+            // which is committed, too. Its owner looks whether it is.
             let base = election.votes.get(&from).map_or(Index(0), |vote| vote.base);
             let committed = self.log.committed();
-            let begins = self.log.at(base).filter(|_| base > committed.index);
-            let common = begins.unwrap_or(committed);
+            let latest = self.log.at(base.max(committed.index));
+            let common = latest.unwrap_or(committed);
             if *after == common {
                 self.stand_down(now, out);
             } else {

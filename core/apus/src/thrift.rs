@@ -153,12 +153,15 @@ impl Apus {
         let Role::Leading(Leadership { peers, thrift, .. }) = &mut self.role else {
             return;
         };
-        if !thrifty || thrift.eager.is_some() && now < thrift.look_at {
+        if !thrifty {
             return;
         }
         if thrift.eager.is_some() {
             // This one was sent to the eager ones alone, and says nothing.
-            return thrift.suspend();
+            if now >= thrift.look_at {
+                thrift.suspend();
+            }
+            return;
         }
         let voters = || peers.iter().filter(|(id, _)| members.voters.contains(**id));
         thrift.commits += 1;
@@ -176,7 +179,6 @@ impl Apus {
             }
         }
         thrift.eager = Some(eager);
-        thrift.parts = [0; u16::BITS as usize];
         thrift.look_at = now + Micros(self.config.heartbeat.0 * LOOK_BEATS);
     }
 

@@ -5,7 +5,7 @@ use crate::members::Group;
 use crate::pending::Origin;
 use crate::wire::Reply;
 use crate::{Counters, Error, Server, ServerError, StateMachine};
-use apus::{Command, Entry, EntryKind, Event, Members, Phase, Roster};
+use apus::{Command, Entry, EntryKind, Event, Phase, Roster};
 use plover_fabric::Lane;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 
@@ -201,10 +201,8 @@ impl<M: StateMachine> Server<M> {
             // A life begins, perhaps of another group than we were told of.
             let mut group = self.config.group();
             group.members = roster.members;
-            let Members { voters, learners } = roster.members;
-            group
-                .addresses
-                .retain(|id, _| voters.contains(*id) || learners.contains(*id));
+            let all = roster.members.all();
+            group.addresses.retain(|id, _| all.contains(*id));
             self.regroup(group);
         }
         Ok(())

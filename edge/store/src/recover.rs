@@ -96,6 +96,12 @@ fn damage(segment: SegmentNumber, at: usize, what: impl Into<String>) -> Problem
     }))
 }
 
+/// The file of `segment` has only `bytes`, and had more.
+fn cut_off(segment: SegmentNumber, at: usize, bytes: u64) -> Problem {
+    let what = format!("the file is cut off: it has only {bytes} bytes");
+    damage(segment, at, what)
+}
+
 /// Reads the log.
 ///
 /// # Errors
@@ -218,8 +224,7 @@ impl Reader<'_> {
             // Nothing came after it, or it would be overwritten; as it is now.
             Some(seal) => tail.at = seal,
             None if is_cut_off(bytes, tail.at, number, batch_start) => {
-                let what = format!("the file is cut off: it has only {} bytes", bytes.len());
-                return Err(damage(number, tail.at, what));
+                return Err(cut_off(number, tail.at, bytes.len() as u64));
             }
             None => {}
         }
@@ -263,8 +268,7 @@ impl Reader<'_> {
                 return Err(damage(missing, 0, "the segment is missing"));
             }
             Some(next) if tail.complete && next.bytes < SEGMENT_BYTES_MIN => {
-                let what = format!("the file is cut off: it has only {} bytes", next.bytes);
-                return Err(damage(next.number, 0, what));
+                return Err(cut_off(next.number, 0, next.bytes));
             }
             Some(next) if tail.complete => {
                 self.closed.push(Closed {
