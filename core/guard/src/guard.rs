@@ -101,21 +101,24 @@ impl Guard {
     }
 
     /// Hands out the frames with these numbers, which rise: the secondary's state explains
-    /// them. Numbers of frames that are not here any more are passed over.
-    pub fn take(&mut self, numbers: &[OutputNo]) -> Vec<Frame> {
+    /// them. Numbers of frames that are not here any more are passed over. Returns also since when the oldest
+    /// of them has waited.
+    pub fn take(&mut self, numbers: &[OutputNo]) -> (Vec<Frame>, Option<Micros>) {
         debug_assert!(numbers.is_sorted(), "the numbers rise");
         let mut taken = Vec::with_capacity(numbers.len());
         let mut kept = VecDeque::with_capacity(self.outputs.len());
+        let mut oldest = None;
         for output in std::mem::take(&mut self.outputs) {
             if numbers.binary_search(&output.no).is_ok() {
                 self.bytes -= output.frame.0.len();
+                oldest.get_or_insert(output.since);
                 taken.push(output.frame);
             } else {
                 kept.push_back(output);
             }
         }
         self.outputs = kept;
-        taken
+        (taken, oldest)
     }
 
     /// The frames from this number on, in order.
@@ -222,8 +225,9 @@ mod tests {
         let mut guard = Guard::new(100);
         hold(&mut guard, [0, 1, 2]);
         assert!(guard.is_full());
-        let taken = guard.take(&[OutputNo(0), OutputNo(2), OutputNo(9)]);
+        let (taken, oldest) = guard.take(&[OutputNo(0), OutputNo(2), OutputNo(9)]);
         assert_eq!(taken, [frame(0), frame(2)]);
+        assert_eq!(oldest, Some(Micros(0)));
         assert!(!guard.is_full());
         assert_eq!(guard.oldest_since(), Some(Micros(1)));
         assert_eq!(guard.seal(SyncNo(1)).release(), [frame(1)]);

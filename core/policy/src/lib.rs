@@ -6,6 +6,7 @@
 mod axes;
 mod early;
 mod idle;
+mod lag;
 mod matching;
 mod presets;
 mod rate;

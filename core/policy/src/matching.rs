@@ -19,8 +19,13 @@
 //! is also the one that lets them wait less (Little's law). Slots that are compared and differ have to yield a
 //! quarter more: what comparing costs falls on the slot after, too. Where they yielded about the same, as with
 //! a Redis that tells the time, a load did a tenth less when every second slot was compared.
+//!
+//! A secondary that serves clients in another order says nothing more where one holds a lock that the
+//! leader's guest has given to another, and then nobody does. So an output is late soon after it usually
+//! would have been matched (docs/decisions/0030), but not before waiting has cost as much as some pauses.
 
 use crate::axes::{Input, Policy};
+use crate::lag::Lag;
 use crate::slot::{SlotCost, SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 use serde::{Deserialize, Serialize};
@@ -47,18 +52,23 @@ const SLOTS_BETWEEN_TRIES_MAX: u32 = 512;
 /// tried again after this long.
 const AGAIN: Micros = Micros::from_ms(5);
 
+/// An output is never late before it has waited for as long as so many pauses: giving it up costs one, and
+/// what the slot might yet have let go.
+const LATE_PAUSES: u64 = 4;
+
 /// The bounds of a compared slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatchConfig {
-    /// An output that the secondary has not sent after this long ends the slot. COLO waits for
+    /// An output that the secondary has not sent after this long ends the slot; earlier, unless `always`,
+    /// where outputs are usually matched earlier. COLO waits for
     /// 200 ms, which is also how long a client's TCP waits before it sends a segment again
     /// (RFC 6298 asks for a second, Linux takes 200 ms): half of it leaves time for the sync.
     pub unmatched_max: Micros,
     /// A slot in which all agrees ends after this long, so that what has silently diverged stays
     /// few pages and the log of inputs short. A sync costs some milliseconds: below 1% of it.
     pub slot_max: Micros,
-    /// Whether every slot is compared, and ends as soon as the outputs differ, as COLO does;
-    /// else only those in which it is likely to pay.
+    /// Whether every slot is compared, ends as soon as the outputs differ, and waits for them by the clock, as
+    /// COLO does; else only those in which it is likely to pay.
     pub always: bool,
     /// Whether, while outputs are compared, the secondary's guest gets an input when it has sent as
     /// much as the leader's had: what they do then depends less on when they get it.
@@ -129,6 +139,7 @@ pub struct MatchRule {
     /// What slots that were compared, and differed, have yielded lately; and slots that were not compared.
     compared: Yield,
     plain: Yield,
+    lag: Lag,
 }
 
 /// Outputs and the time that they took, over slots of a kind; the more slots of either kind came after one, the
@@ -174,7 +185,26 @@ impl MatchRule {
             differed: 0,
             compared: Yield::default(),
             plain: Yield::default(),
+            lag: Lag::default(),
         }
+    }
+
+    /// Outputs were matched; the oldest had waited for this long.
+    pub fn matched(&mut self, waited: Micros) {
+        self.lag.matched(waited);
+    }
+
+    /// A slot ended by [`SyncReason::Unmatched`].
+    pub fn was_late(&mut self) {
+        self.lag.was_late();
+    }
+
+    /// After how long an output is late.
+    fn late_after(&self, rule: &SlotRule) -> Micros {
+        let longest = self.config.unmatched_max;
+        let usual = self.lag.late_after().filter(|_| !self.config.always);
+        let late = |usual: Micros| usual.max(Micros(rule.pause().0 * LATE_PAUSES));
+        usual.map_or(longest, late).min(longest)
     }
 
     /// Whether the slot that begins now is compared. To be asked once a slot, with how the slot before came
@@ -240,7 +270,7 @@ impl MatchRule {
         } else if let Some(age) = found.differs_for {
             let plain = plain(view, age);
             rule.decide(&plain).map(|_| SyncReason::Differ)
-        } else if view.outputs_held && found.oldest_waits >= self.config.unmatched_max {
+        } else if view.outputs_held && found.oldest_waits >= self.late_after(rule) {
             Some(SyncReason::Unmatched)
         } else if view.age >= self.config.slot_max {
             Some(SyncReason::Quiet)
@@ -260,7 +290,7 @@ impl MatchRule {
         }
         let slot = self.config.slot_max.since(view.age);
         if view.outputs_held {
-            slot.min(self.config.unmatched_max.since(found.oldest_waits))
+            slot.min(self.late_after(rule).since(found.oldest_waits))
         } else {
             slot
         }
@@ -465,6 +495,49 @@ mod tests {
             ..found
         };
         assert_eq!(rule.ends(&slot, &view, &late), Some(SyncReason::Unmatched));
+    }
+
+    /// What the slot rule knows of pauses that take so many milliseconds.
+    fn pauses(millis: u64) -> SlotRule {
+        let mut rule = SlotRule::new(SlotConfig::default());
+        let pause = Micros::from_ms(millis);
+        rule.learn(&SlotCost {
+            pause,
+            ..cost(5, 16)
+        });
+        rule
+    }
+
+    /// With what an output of a rule is late, where others waited for a millisecond.
+    fn late(config: MatchConfig, slot: &SlotRule) -> u64 {
+        let mut rule = MatchRule::new(config);
+        (0..100).for_each(|_| rule.matched(Micros::from_ms(1)));
+        let (view, found) = views();
+        let late = rule.ends_within(slot, &view, &found);
+        let waits = |oldest_waits| MatchView {
+            oldest_waits,
+            ..found
+        };
+        let early = Micros(late.0 - 1);
+        assert_eq!(rule.ends(slot, &view, &waits(early)), None);
+        assert_eq!(
+            rule.ends(slot, &view, &waits(late)),
+            Some(SyncReason::Unmatched)
+        );
+        late.0
+    }
+
+    /// The fear: each time the secondary's guest has given a lock to another client, all stand still for a
+    /// tenth of a second.
+    #[test]
+    fn an_output_is_late_by_what_is_usual_and_by_what_a_sync_costs() {
+        let config = MatchConfig::default();
+        let usual = late(config, &SlotRule::new(SlotConfig::default()));
+        assert!((1000..1500).contains(&usual), "{usual}");
+        assert_eq!(late(config, &pauses(3)), 12_000);
+        assert_eq!(late(config, &pauses(80)), config.unmatched_max.0);
+        let colo = MatchConfig::of(&Preset::find("colo").unwrap().policy);
+        assert_eq!(late(colo, &pauses(3)), colo.unmatched_max.0);
     }
 
     /// A loop that sleeps as long as it is told wakes to something.

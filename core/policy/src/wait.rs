@@ -11,7 +11,8 @@
 //! A secondary that is done in time may still not be worth it: where it needs milliseconds, sending
 //! what diverges is cheaper, however seldom it fails to finish. So the whole of a sync, from the cut
 //! to its end mark, is measured with and without a wait, and what takes longer is only tried now and
-//! then (docs/decisions/0020).
+//! then (docs/decisions/0020). A try is compared with the syncs right before it: slots become longer and
+//! shorter, and their syncs with them, while a try comes once in 64.
 
 use plover_types::Micros;
 
@@ -43,9 +44,11 @@ pub struct WaitRule {
     syncs: u32,
     /// Whether this sync waits.
     waits: bool,
-    /// Smoothed, from the cut to the end mark: of syncs that wait, and of those that do not.
-    with: Option<Micros>,
-    without: Option<Micros>,
+    /// Smoothed, from the cut to the end mark: of syncs that do what is usual.
+    usual: Option<Micros>,
+    /// Smoothed: by how much of the usual a sync that waits takes longer than one that does not, in 1024ths;
+    /// less than 0 where it is shorter.
+    longer: Option<i64>,
 }
 
 impl WaitRule {
@@ -56,19 +59,23 @@ impl WaitRule {
             bound: Micros(max.0 / 2),
             syncs: 0,
             waits: true,
-            with: None,
-            without: None,
+            usual: None,
+            longer: None,
         }
+    }
+
+    /// Whether syncs usually wait.
+    fn usually_waits(&self) -> bool {
+        self.longer.is_none_or(|longer| longer <= 0)
     }
 
     /// Whether the sync that begins now waits.
     fn chooses_to_wait(&self) -> bool {
-        let (Some(with), Some(without)) = (self.with, self.without) else {
-            return self.with.is_none();
+        let tries_the_other = match self.longer {
+            Some(_) => self.syncs % MEASURE_EVERY == 0,
+            None => self.usual.is_some(),
         };
-        let usual = with <= without;
-        let measures_the_other = self.syncs % MEASURE_EVERY == 0;
-        usual != measures_the_other
+        self.usually_waits() != tries_the_other
     }
 
     /// How long to wait in the sync that begins now.
@@ -110,12 +117,20 @@ impl WaitRule {
 impl WaitRule {
     /// The sync that was begun last has its end mark, so long after its cut.
     pub fn ended(&mut self, took: Micros) {
-        let side = match self.waits {
-            true => &mut self.with,
-            false => &mut self.without,
+        let usually = self.usually_waits();
+        let Some(usual) = self.usual.filter(|_| self.waits != usually) else {
+            let smooth = |old: Micros| Micros((old.0 * 7 + took.0) / 8);
+            self.usual = Some(self.usual.map_or(took, smooth));
+            return;
         };
-        let smooth = |old: Micros| Micros((old.0 * 7 + took.0) / 8);
-        *side = Some(side.map_or(took, smooth));
+        // One that was held up by something else says no more than one that took twice the usual time.
+        let ratio = took.0.saturating_mul(1024) / usual.0.max(1);
+        let by = ratio.min(2048) as i64 - 1024;
+        let by = if self.waits { by } else { -by };
+        self.longer = Some(self.longer.map_or(by, |old| (old * 3 + by) / 4));
+        if self.usually_waits() != usually {
+            self.usual = Some(took);
+        }
     }
 }
 
@@ -179,6 +194,23 @@ mod tests {
         let mut rule = WaitRule::new(MAX);
         let outcome = run(&mut rule, 2000, Micros::from_ms(4), CHEAP);
         assert!(outcome.mean < 100, "{outcome:?}");
+    }
+
+    /// As was seen under `hybrid`: a sync of a slot of a second takes three times as long, and was remembered
+    /// as what one without a wait takes.
+    #[test]
+    fn what_long_syncs_took_is_not_held_against_short_ones() {
+        let mut rule = WaitRule::new(MAX);
+        let long = |rule: &mut WaitRule, syncs| {
+            for _ in 0..syncs {
+                let bound = rule.begin();
+                rule.learn(bound.min(Micros(900)), bound >= Micros(900));
+                rule.ended(Micros(6000));
+            }
+        };
+        long(&mut rule, 700);
+        let outcome = run(&mut rule, 400, Micros(900), CHEAP);
+        assert!(outcome.waits < 20, "{outcome:?}");
     }
 
     #[test]

@@ -216,7 +216,12 @@ impl Replica {
             self.guard.release_all()
         } else if self.matching.matcher.has_covered() {
             let covered = self.matching.matcher.take_covered();
-            self.guard.take(&covered)
+            let (frames, since) = self.guard.take(&covered);
+            if let Some(since) = since {
+                let waited = self.now.since(since.max(self.slot_started));
+                self.matching.rule.matched(waited);
+            }
+            frames
         } else {
             return;
         };
@@ -251,6 +256,7 @@ impl Replica {
     ) -> Option<SyncReason> {
         let reason = self.matching.rule.ends(&self.slot_rule, view, found);
         if reason == Some(SyncReason::Unmatched) {
+            self.matching.rule.was_late();
             if let Some(slot) = &mut self.matching.slot {
                 slot.verdict = Verdict::Differs;
             }

@@ -23,6 +23,11 @@ impl Sample {
         self.0.len()
     }
 
+    /// The one that was measured last.
+    pub fn last(&self) -> Option<f64> {
+        self.0.last().copied()
+    }
+
     pub fn push(&mut self, value: f64) {
         self.0.push(value);
     }
