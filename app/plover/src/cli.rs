@@ -155,7 +155,7 @@ pub enum LabCommand {
 #[derive(Debug, Args)]
 pub struct UpOptions {
     /// How the guest is protected: see `plover policy list`. `none`: not at all (the baseline).
-    #[arg(long, value_name = "POLICY", default_value = "vsmr")]
+    #[arg(long, value_name = "POLICY", default_value_t)]
     policy: PolicyName,
     /// How many replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]

@@ -4,7 +4,7 @@ use crate::cli::PolicyCommand;
 use crate::output;
 use anyhow::Result;
 use plover_lab::options::PolicyName;
-use plover_policy::{PRESETS, Preset};
+use plover_policy::{DEFAULT, PRESETS, Preset};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -36,7 +36,7 @@ pub fn run(command: PolicyCommand) -> Result<ExitCode> {
 }
 
 fn none_json() -> Value {
-    json!({"name": "none", "aliases": [], "about": NONE_ABOUT, "axes": null, "needs_witness": false, "refused": null})
+    json!({"name": "none", "aliases": [], "about": NONE_ABOUT, "default": false, "axes": null, "needs_witness": false, "refused": null})
 }
 
 fn preset_json(preset: &Preset) -> Value {
@@ -44,6 +44,7 @@ fn preset_json(preset: &Preset) -> Value {
         "name": preset.name,
         "aliases": preset.aliases,
         "about": preset.about,
+        "default": preset == DEFAULT,
         "axes": preset.policy,
         "needs_witness": preset.policy.check_pair().is_err(),
         "refused": preset.policy.check().err().map(|error| error.to_string()),
@@ -80,6 +81,7 @@ fn table() -> String {
         "with two replicas, which can split: {}",
         of_pairs.join(", ")
     );
+    let _ = writeln!(text, "{} is the default", DEFAULT.name);
     for preset in PRESETS.iter().filter(|preset| !preset.aliases.is_empty()) {
         let also = preset.aliases.join(", ");
         let _ = writeln!(text, "{} is also called {also}", preset.name);
@@ -104,6 +106,9 @@ fn describe(preset: &Preset) -> String {
     }
     if !preset.aliases.is_empty() {
         let _ = writeln!(text, "  also called {}", preset.aliases.join(", "));
+    }
+    if preset == DEFAULT {
+        let _ = writeln!(text, "  the default");
     }
     let replicas = match policy.check_pair() {
         Ok(()) => "two, which can split, or three",

@@ -18,7 +18,7 @@ pub use axes::{Input, Policy, PolicyError, ReleaseWhen, Secondary, Sent, SyncWhe
 pub use early::{EarlyConfig, EarlyFound, EarlyRule};
 pub use idle::IdleDetector;
 pub use matching::{MatchConfig, MatchRule, MatchView, Verdict};
-pub use presets::{PRESETS, Preset, VSMR};
+pub use presets::{DEFAULT, HYBRID, PRESETS, Preset, VSMR};
 pub use slot::{SlotConfig, SlotCost, SlotKind, SlotRule, SlotView, SyncReason};
 pub use wait::WaitRule;
 

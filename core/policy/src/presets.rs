@@ -37,7 +37,7 @@ const STR: Policy = Policy {
     release: ReleaseWhen::Synced,
 };
 
-/// Virtualized state machine replication (PLOVER §3): the default.
+/// Virtualized state machine replication (PLOVER §3).
 pub const VSMR: Preset = Preset {
     name: "vsmr",
     aliases: &["plan3"],
@@ -48,7 +48,22 @@ pub const VSMR: Preset = Preset {
     },
 };
 
-/// All of them, the default first.
+/// PLOVER's inputs and pages with COLO's release (docs/decisions/0011).
+pub const HYBRID: Preset = Preset {
+    name: "hybrid",
+    aliases: &[],
+    about: "PLOVER's order and pages with COLO's release",
+    policy: Policy {
+        sync: SyncWhen::Mismatch,
+        release: ReleaseWhen::Matched,
+        ..STR
+    },
+};
+
+/// What protects a guest for which nothing else is said (docs/decisions/0030).
+pub static DEFAULT: &Preset = &HYBRID;
+
+/// All of them.
 pub static PRESETS: [Preset; 9] = [
     VSMR,
     Preset {
@@ -108,16 +123,7 @@ pub static PRESETS: [Preset; 9] = [
             release: ReleaseWhen::Matched,
         },
     },
-    Preset {
-        name: "hybrid",
-        aliases: &[],
-        about: "PLOVER's order and pages with COLO's release",
-        policy: Policy {
-            sync: SyncWhen::Mismatch,
-            release: ReleaseWhen::Matched,
-            ..STR
-        },
-    },
+    HYBRID,
 ];
 
 impl Preset {
@@ -128,7 +134,7 @@ impl Preset {
             .find(|preset| preset.name == name || preset.aliases.contains(&name))
     }
 
-    /// All names, the default first.
+    /// All names.
     pub fn names() -> impl Iterator<Item = &'static str> {
         PRESETS
             .iter()

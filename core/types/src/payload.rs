@@ -44,9 +44,10 @@ impl Payload {
         }
     }
 
-    /// Whether compressing it can be worth its time. Digests are noise; a copy is as fast as one
-    /// CPU reads and writes pages, or as slow as it is told to be.
+    /// Whether compressing it can be worth its time. Digests and hashes are noise, of which
+    /// hashes repeat, but are awaited by a guest that stands; a copy is as fast as one CPU reads and
+    /// writes pages, or as slow as it is told to be.
     pub const fn may_shrink(self) -> bool {
-        !matches!(self, Self::Digests | Self::Copy)
+        !matches!(self, Self::Digests | Self::BlockHashes | Self::Copy)
     }
 }

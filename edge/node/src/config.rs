@@ -7,7 +7,7 @@ use crate::host::HostConfig;
 use crate::policy::PolicyConfig;
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
-use plover_policy::{EarlyConfig, MatchConfig, Policy, ReleaseWhen, SlotConfig, VSMR};
+use plover_policy::{DEFAULT, EarlyConfig, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
@@ -353,7 +353,7 @@ impl ReplicaConfig {
     ) -> plover_replica::Config {
         let policy = &self.policy;
         // Checked when the configuration was.
-        let axes = policy.axes().unwrap_or(VSMR.policy);
+        let axes = policy.axes().unwrap_or(DEFAULT.policy);
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
         let early = EarlyConfig::default();
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);

@@ -1,8 +1,8 @@
 //! `[policy]`: a preset's name, axes that differ from it, and the bounds.
 
 use plover_policy::{
-    Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SlotKind, SyncWhen, UnprotectedOutput,
-    VSMR,
+    DEFAULT, Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SlotKind, SyncWhen,
+    UnprotectedOutput,
 };
 use plover_types::Micros;
 use serde::Deserialize;
@@ -31,7 +31,7 @@ impl PolicyName {
 
 impl Default for PolicyName {
     fn default() -> Self {
-        Self::Preset(&VSMR)
+        Self::Preset(DEFAULT)
     }
 }
 
@@ -81,7 +81,7 @@ pub enum SyncName {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// A preset (`plover policy list`; default `vsmr`) or `none`.
+    /// A preset (`plover policy list`; default `hybrid`) or `none`.
     pub name: PolicyName,
     /// Another choice on the axis than the preset's: `total`, `per-connection`, `none`.
     pub input: Option<Input>,
@@ -123,9 +123,9 @@ pub struct PolicyConfig {
     pub unprotected_output: UnprotectedOutput,
     /// Whether only the differing blocks of divergent pages travel, not whole pages (default true).
     pub blocks: Option<bool>,
-    /// Whether the log and what syncs send is compressed on its way (default false): a quarter of the
+    /// Whether the log and what syncs send is compressed on its way (default: where `sent = "divergent"`): a third of the
     /// bytes, and longer pauses (docs/decisions/0023).
-    pub compress: bool,
+    pub compress: Option<bool>,
     /// Whether pages are hashed while the guests still run, in slots that are long and write much
     /// (default false).
     pub early_work: bool,
@@ -148,7 +148,7 @@ impl PolicyConfig {
             PolicyName::Preset(preset) => preset.policy,
             PolicyName::None => {
                 return match self.first_axis_set() {
-                    None => Ok(VSMR.policy),
+                    None => Ok(DEFAULT.policy),
                     Some(axis) => Err(format!(
                         "policy.name = \"none\" replicates nothing, so policy.{axis} means nothing"
                     )),
@@ -166,6 +166,13 @@ impl PolicyConfig {
             Ok(()) => Ok(policy),
             Err(error) => Err(format!("policy.name = \"{}\": {error}", self.name)),
         }
+    }
+
+    /// Whether records are compressed on their way. Usually where hashes already make them few: the systems
+    /// that send all of the leader's pages do not compress them, as they are in their papers.
+    pub(crate) fn compresses(&self) -> bool {
+        let sent = self.axes().unwrap_or(DEFAULT.policy).sent;
+        self.compress.unwrap_or(sent == Sent::Divergent)
     }
 
     fn first_axis_set(&self) -> Option<&'static str> {
@@ -217,12 +224,22 @@ mod tests {
 
     #[test]
     fn a_preset_and_what_differs_from_it() {
-        assert_eq!(axes("").unwrap(), VSMR.policy);
+        assert_eq!(axes("").unwrap(), DEFAULT.policy);
         let policy = axes("name = 'str'\ninterval_ms = 40").unwrap();
         assert_eq!(policy.sync, SyncWhen::Every(Micros::from_ms(40)));
-        let policy = axes("sync = 'output'\ninterval_ms = 7").unwrap();
+        let policy = axes("name = 'vsmr'\nsync = 'output'\ninterval_ms = 7").unwrap();
         assert_eq!(policy.sync, SyncWhen::Output(Micros::from_ms(7)));
-        assert_eq!(policy.input, VSMR.policy.input);
+        assert_eq!(policy.input, DEFAULT.policy.input);
+    }
+
+    #[test]
+    fn records_are_compressed_where_hashes_are_compared() {
+        let compresses = |text| toml::from_str::<PolicyConfig>(text).unwrap().compresses();
+        assert!(compresses(""));
+        assert!(compresses("name = 'vsmr'"));
+        assert!(!compresses("name = 'remus-25'"));
+        assert!(!compresses("compress = false"));
+        assert!(compresses("name = 'colo'\ncompress = true"));
     }
 
     #[test]
@@ -238,11 +255,11 @@ mod tests {
                 vec!["input = \"total\"", "secondary = \"waits\""],
             ),
             (
-                "sync = 'mismatch'",
+                "name = 'vsmr'\nsync = 'mismatch'",
                 vec!["sync = \"mismatch\"", "release = \"synced\""],
             ),
-            ("sync = 'every'", vec!["every", "interval"]),
-            ("interval_ms = 5", vec!["interval_ms", "idle"]),
+            ("name = 'vsmr'\nsync = 'every'", vec!["every", "interval"]),
+            ("interval_ms = 5", vec!["interval_ms", "mismatch"]),
             ("name = 'none'\nsent = 'divergent'", vec!["none", "sent"]),
             ("input = 'some'", vec!["per-connection"]),
         ] {

@@ -1,4 +1,4 @@
-//! Every policy under the faults that `vsmr` is put to in `faults.rs`. The one rule for all of
+//! Every policy under the faults that the default is put to in `faults.rs`. The one rule for all of
 //! them: no acknowledged write is lost, no connection is reset, never two replicas send as the
 //! guest.
 //!
@@ -51,6 +51,16 @@ fn a_guest_with_connections_in_free_order_goes_on() {
     prove("t-plan1", under("plan1"), |lab| {
         the_leader_dies(lab)?;
         the_leader_dies_in(lab, Phase::Apply)
+    });
+}
+
+/// PLOVER itself: outputs leave with their syncvm only.
+#[test]
+fn a_guest_whose_outputs_wait_for_a_syncvm_goes_on() {
+    prove("t-vsmr", under("vsmr"), |lab| {
+        the_leader_dies(lab)?;
+        the_secondary_dies(lab)?;
+        the_leader_dies_in(lab, Phase::Transfer)
     });
 }
 

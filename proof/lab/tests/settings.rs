@@ -21,13 +21,21 @@ const ADAPTIVE: &str = "slot = 'adaptive'\n";
 /// See docs/decisions/0023.
 const COMPRESS: &str = "compress = true\n";
 
+/// Its slots are the ones that these settings are about.
+fn vsmr() -> Options {
+    Options {
+        policy: "vsmr".parse().expect("there is such a policy"),
+        ..Options::default()
+    }
+}
+
 /// Proves what a script says of a lab whose section `[policy]` has these keys.
 fn with(name: &str, keys: &str, script: impl FnOnce(&mut Experiment) -> Result<()>) {
     let mut overlay = tempfile::NamedTempFile::new().expect("a file is made");
     write!(overlay, "[policy]\n{keys}").expect("a file is written");
     let options = Options {
         overlay: Some(overlay.path().to_owned()),
-        ..Options::default()
+        ..vsmr()
     };
     prove(name, options, script);
 }
@@ -61,7 +69,7 @@ fn a_guest_with_all_settings_on_goes_on() {
     with("t-settings", &keys, |lab| {
         hashes_are_made_early(lab)?;
         records_are_compressed(lab)?;
-        three_survive(lab, Options::default().policy)?;
+        three_survive(lab, vsmr().policy)?;
         hashes_are_made_early(lab)?;
         records_are_compressed(lab)
     });
@@ -72,7 +80,7 @@ fn a_guest_with_all_settings_on_goes_on() {
 fn early_work_survives_every_fault() {
     with("t-early", EARLY, |lab| {
         hashes_are_made_early(lab)?;
-        three_survive(lab, Options::default().policy)?;
+        three_survive(lab, vsmr().policy)?;
         hashes_are_made_early(lab)
     });
 }
@@ -81,7 +89,7 @@ fn early_work_survives_every_fault() {
 #[ignore = "half a minute: the run of all settings at once is in every run"]
 fn adaptive_slots_survive_every_fault() {
     with("t-adaptive", ADAPTIVE, |lab| {
-        three_survive(lab, Options::default().policy)
+        three_survive(lab, vsmr().policy)
     });
 }
 
@@ -90,7 +98,7 @@ fn adaptive_slots_survive_every_fault() {
 fn compressed_records_survive_every_fault() {
     with("t-compress", COMPRESS, |lab| {
         records_are_compressed(lab)?;
-        three_survive(lab, Options::default().policy)?;
+        three_survive(lab, vsmr().policy)?;
         records_are_compressed(lab)
     });
 }

@@ -170,7 +170,7 @@ impl Scenario {
     }
 }
 
-/// The policy of a seed that is given none: the default in every other seed, in the rest each of
+/// The policy of a seed that is given none: `vsmr` in every other seed, in the rest each of
 /// those that this version runs. In a pair, one of those that need no third.
 pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
     let mut rng = Rng::new(mix(seed, POLICY_STREAM));

@@ -178,7 +178,7 @@ impl Body {
             actions: VecDeque::new(),
             events: VecDeque::new(),
             storage,
-            packer: Packer::new(config.policy.compress, record_bytes_max),
+            packer: Packer::new(config.policy.compresses(), record_bytes_max),
             fabric,
             tap,
             facing: false,
