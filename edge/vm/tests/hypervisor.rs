@@ -229,7 +229,10 @@ fn a_bad_state_is_refused() {
         .command(VmCommand::LoadState(b"no state at all".to_vec()));
     guest.vm.command(VmCommand::Resume);
     match guest.event() {
-        VmEvent::Failed { command, .. } => assert_eq!(command, "load"),
+        VmEvent::Failed { command, error } => {
+            assert_eq!(command, "load");
+            assert!(error.contains("Not a migration stream"), "{error}");
+        }
         other => panic!("{other:?}"),
     }
     guest.run_for(Duration::from_millis(50));

@@ -54,16 +54,6 @@ fn a_guest_with_connections_in_free_order_goes_on() {
     });
 }
 
-/// PLOVER itself: outputs leave with their syncvm only.
-#[test]
-fn a_guest_whose_outputs_wait_for_a_syncvm_goes_on() {
-    prove("t-vsmr", under("vsmr"), |lab| {
-        the_leader_dies(lab)?;
-        the_secondary_dies(lab)?;
-        the_leader_dies_in(lab, Phase::Transfer)
-    });
-}
-
 /// Waits until the leader has sent outputs that only a match let go.
 fn outputs_match(lab: &mut Experiment) -> Result<()> {
     lab.wait("outputs go out on a match", |lab| {

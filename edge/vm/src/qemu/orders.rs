@@ -176,12 +176,14 @@ impl QemuVm {
         }
     }
 
-    /// An order failed: those behind it are dropped.
+    /// An order failed: those behind it are dropped. What was wrong with a state QEMU says on its error output
+    /// only.
     pub(super) fn failed(&mut self, command: &str, error: &str) {
         self.orders.queue.clear();
+        self.process.read_stderr();
         self.events.push_back(VmEvent::Failed {
             command: command.into(),
-            error: error.into(),
+            error: format!("{error}{}", self.process.last_words()),
         });
     }
 
