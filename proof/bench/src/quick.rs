@@ -54,7 +54,7 @@ const NONE: &str = "none";
 #[derive(Debug, Default, Serialize)]
 struct Cell {
     requests_per_s: Sample,
-    /// Of what `none` had in the same round.
+    /// Of what `none` had in the same round; nothing of `none` itself.
     of_none: Sample,
     p50_ms: Sample,
     p99_ms: Sample,
@@ -154,8 +154,9 @@ fn measure(lab: &Lab, policy: &str, load: &Load, cells: &mut Cells) -> Result<()
         let cell = cells
             .entry((test, load.name, policy.to_owned()))
             .or_default();
-        cell.of_none
-            .push(none.map_or(1.0, |none| line.requests_per_s / none));
+        if let Some(none) = none.filter(|_| policy != NONE) {
+            cell.of_none.push(line.requests_per_s / none);
+        }
         cell.requests_per_s.push(line.requests_per_s);
         cell.p50_ms.push(line.p50_ms);
         cell.p99_ms.push(line.p99_ms);
@@ -220,9 +221,9 @@ fn print_table(cells: &Cells, machine: &Machine, options: &Options) {
             continue;
         };
         let rate = cell.requests_per_s.words(0);
-        let ratio = match policy != NONE {
-            true => cell.of_none.words(2),
-            false => String::new(),
+        let ratio = match cell.of_none.is_empty() {
+            true => String::new(),
+            false => cell.of_none.words(2),
         };
         println!(
             "{test:<5} {load:<13} {policy:<14} {rate:>24} {:>10.2} {:>10.2} {ratio:>22}",
