@@ -25,7 +25,8 @@
  *             QEMU's own answer to a load, which is to forget all and to translate the guest
  *             anew for tens of milliseconds, is left out. QEMU does that in one place, after it
  *             has loaded the section "cpu_common"; the description of that section is an exported
- *             table, in which the function is replaced.
+ *             table, in which the function is replaced. And virtio queues that the state has not
+ *             set up are as in a QEMU that has just started: see restart_queues().
  *
  * The sockets are connected and inherited; the first one's number comes in PLOVER_AGENT_FD. There
  * is no path to find them by, and only the parent holds the other ends. Each request is answered in
@@ -274,6 +275,100 @@ static void forget(const struct run *run, size_t runs)
     }
 }
 
+/* What starting virtio queues anew needs: QEMU's tree of objects, and of a device its queues. */
+static struct {
+    void *(*find)(const char *path, _Bool *ambiguous);
+    int (*each)(void *object, int (*function)(void *object, void *), void *);
+    void *(*cast)(void *object, const char *type);
+    int (*size)(void *device, int queue);
+    uint64_t (*address)(void *device, int queue);
+    void (*reset)(void *device);
+} virtio;
+enum { QUEUES_MAX = 1024 }; /* VIRTIO_QUEUE_MAX */
+
+/* The queues that the guest has set up. */
+static struct {
+    struct queue {
+        void *device;
+        int number;
+    } *list;
+    size_t count, room;
+} queues;
+
+static _Bool find_virtio(void)
+{
+    return FIND(virtio.find, "object_resolve_path") &&
+           FIND(virtio.each, "object_child_foreach_recursive") &&
+           FIND(virtio.cast, "object_dynamic_cast") && FIND(virtio.size, "virtio_queue_get_num") &&
+           FIND(virtio.address, "virtio_queue_get_desc_addr") && FIND(virtio.reset, "virtio_reset");
+}
+
+static int note_queues_of(void *object, void *unused)
+{
+    void *device = virtio.cast(object, "virtio-device");
+    (void)unused;
+    if (!device)
+        return 0;
+    for (int number = 0; number < QUEUES_MAX && virtio.size(device, number); number++) {
+        if (!virtio.address(device, number))
+            continue;
+        if (queues.count == queues.room) {
+            size_t room = queues.room ? 2 * queues.room : 64;
+            struct queue *list = realloc(queues.list, room * sizeof *list);
+            if (!list)
+                abort(); /* As QEMU does where there is no memory. */
+            queues.list = list;
+            queues.room = room;
+        }
+        queues.list[queues.count++] = (struct queue){device, number};
+    }
+    return 0;
+}
+
+/* Each time, since a guest can eject a device. */
+static void note_queues(void)
+{
+    /* Where a command line's devices are: those with an id and the others. */
+    static const char *const places[] = {"/machine/peripheral", "/machine/peripheral-anon"};
+    queues.count = 0;
+    for (int i = 0; virtio.reset && i < 2; i++) {
+        void *place = virtio.find(places[i], NULL);
+        if (place)
+            virtio.each(place, note_queues_of, NULL);
+    }
+}
+
+/* Resets the devices of which the state that has just been loaded does not know a queue that was
+ * in use before. Returns whether there was one: the state is then to be loaded again.
+ *
+ * A state does not hold how far a device has used a queue. virtio_load() reads that from guest
+ * memory, but only for queues that the guest has set up, and leaves it as it was for others, since
+ * it expects a QEMU that has just started. Of a secondary that is ahead of its leader while the
+ * guest boots, or behind it while the guest reboots, it would be left over from a queue that is
+ * gone: the device would count on from there in the queue that the guest sets up next. */
+static _Bool restart_queues(void)
+{
+    void *done = NULL;
+    for (size_t i = 0; i < queues.count; i++) {
+        void *device = queues.list[i].device;
+        if (device != done && !virtio.address(device, queues.list[i].number))
+            virtio.reset(done = device);
+    }
+    return done != NULL;
+}
+
+/* Loads the state in the file. `error` is QEMU's, if it refuses. */
+static void load(void **error)
+{
+    note_queues();
+    arm_yank();
+    monitor.load(state_file, error);
+    if (!*error && restart_queues()) {
+        arm_yank();
+        monitor.load(state_file, error);
+    }
+}
+
 /* Carries orders out, on QEMU's main thread. Returns whether to go on listening. */
 static int on_order(int sock, int condition, void *unused)
 {
@@ -303,11 +398,10 @@ static int on_order(int sock, int condition, void *unused)
         } else if (request.op == ORDER_SAVE) {
             monitor.save(state_file, 1, 0, &error);
         } else if (request.op == ORDER_LOAD) {
-            arm_yank();
             keep_code = request.len == 1 && translator.forget_all;
             if (keep_code)
                 forget(request.run, request.runs);
-            monitor.load(state_file, &error);
+            load(&error);
         } else {
             reply.head.status = EINVAL;
         }
@@ -329,6 +423,8 @@ static int take_orders(int sock, int file)
 {
     if (!find_monitor())
         return ENOSYS;
+    if (!find_virtio())
+        virtio.reset = NULL; /* No device of that kind can be in such a build. */
     if (find_translator() && !translator.forget_all && hook_post_load())
         translator.forget_all = NULL;
     snprintf(state_file, sizeof state_file, "/proc/self/fd/%d", file);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, have_qemu, linux, ping, pong};
+use common::{Guest, have_qemu, linux, ping, pong, sync};
 use plover_types::{Frame, PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use std::collections::BTreeSet;
@@ -246,6 +246,35 @@ fn a_bad_state_is_refused() {
     guest.order(VmCommand::LoadState(state));
     guest.order(VmCommand::Resume);
     guest.wait_ping(7);
+}
+
+/// A guest that has set up its NIC's queues is made what another is that has not, and sets them up
+/// again, as a secondary does that is ahead of its leader while they boot: its NIC counts on from
+/// nothing of before, which QEMU alone would have it do.
+#[test]
+fn a_nic_starts_anew_where_the_state_has_none() {
+    if !have_qemu() {
+        return;
+    }
+    let driver = "cd /sys/bus/virtio/drivers/virtio_net; nic=$(ls -d /sys/bus/virtio/devices/*); \
+                  nic=${nic##*/}";
+    let mut behind = Guest::boot(config(Machine::Microvm));
+    let mut ahead = Guest::boot(config(Machine::Microvm));
+    ahead.wait_ping(1);
+    behind.type_line(&format!("{driver}; echo $nic >unbind; echo gone$((1+1))"));
+    behind.wait_console("gone2");
+    sync(&mut behind, &mut ahead, true);
+    ahead.order(VmCommand::Resume);
+    ahead.type_line(
+        "echo $nic >bind; ip address add 10.77.0.100/24 dev eth0; ip link set eth0 up; \
+         echo back$((1+1))",
+    );
+    ahead.wait_console("back2");
+    ahead.wait_ping(2);
+    // A state in which a device and its guest count differently is refused.
+    sync(&mut ahead, &mut behind, true);
+    behind.order(VmCommand::Resume);
+    behind.wait_ping(3);
 }
 
 /// Pause and save in one go, which is how a leader syncs.
