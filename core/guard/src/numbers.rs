@@ -1,4 +1,4 @@
-//! TCP sequence numbers: a guest's own, and those that its clients know.
+//! TCP sequence numbers and clocks: a guest's own, and those that its clients know.
 //!
 //! Each guest draws the first number of a connection by itself, so two guests that open one
 //! together differ in all of its numbers, by one distance, until a sync makes their memories equal.
@@ -9,9 +9,11 @@
 //! ```text
 //!                 clients' numbers          │ Numbers │          the guest's own
 //!  inputs   acknowledged n, SACK n..m ─────▶│ + shift │─────▶ n + shift, n + shift..m + shift
+//!           echo of the stamp t             │ + clock │       t + clock
 //!  outputs  sequence number n         ◀─────│ − shift │◀───── n + shift
+//!           stamp t                         │ − clock │       t + clock
 //!                                           └────▲────┘
-//!        Opened: the leader's guest has sent a SYN with this number
+//!        Opened: the leader's guest has sent a SYN with this number and stamp
 //! ```
 //!
 //! *When the distance is known.* The leader tells the number of each SYN of its guest ([`Opened`]).
@@ -24,12 +26,12 @@
 //! elsewhere brings its own table: empty, unless the guest there is renumbered itself, because it
 //! took over between two syncs. There the table lives as long as the connections.
 //!
-//! *Timestamps.* A guest's own clock stays in what it sends: the two clocks are a sync's apply
-//! time apart, and a new leader is later than the old one by the time it takes to notice, so
-//! clients see no stamp that goes back (PAWS, RFC 7323 §5). But the echo of the leader's clock may
-//! be a moment that has not come at the secondary, which newer kernels refuse while a connection is
-//! being opened. So while it is secondary, echoes are moved as well, by the distance of the SYNs'
-//! stamps.
+//! *Timestamps.* A connection's clock begins anywhere, too (RFC 7323 §5.4): Linux draws its beginning from a secret that
+//! a guest makes up when it opens its first connection. A client that was given stamps of the leader's guest
+//! drops whatever has older ones (PAWS, §5), and a guest may refuse the echo of a moment that
+//! has not come at it. So stamps are moved like numbers, by the distance of the two SYNs'. What else lies between the two
+//! clocks is the time by which one guest is behind the other; a new leader is later than the old one
+//! by the time it takes to notice, which is longer.
 
 use crate::packet::Route;
 use crate::renumber::Head;
@@ -73,8 +75,9 @@ impl Opened {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     route: Route,
-    /// The guest's number less the clients'.
+    /// The guest's number less the clients', and the same of its clock.
     shift: u32,
+    clock: u32,
     /// The guest's own SYN: its number, and what it acknowledged.
     own: (u32, Option<u32>),
 }
@@ -100,7 +103,7 @@ struct Connection {
     /// Ours less the leader's, once both are known.
     shift: Option<u32>,
     /// The same of the two clocks.
-    echo: u32,
+    clock: u32,
     waiting: Vec<Frame>,
     /// Our guest, and its peer, have sent their last.
     ended: [bool; 2],
@@ -113,6 +116,11 @@ impl Connection {
         self.own.is_some() && self.shift.is_none()
     }
 
+    /// Clients know other numbers than our guest, or another clock.
+    fn is_renumbered(&self) -> bool {
+        self.clock != 0 || self.shift.is_some_and(|shift| shift != 0)
+    }
+
     /// Pairs our guest's SYN with the leader's, if they answer the same. Returns what has waited.
     fn pair(&mut self) -> Vec<Frame> {
         let (Some((seq, ack)), Some(told), None) = (self.own, self.told, self.shift) else {
@@ -123,7 +131,7 @@ impl Connection {
         }
         self.told = None;
         self.shift = Some(seq.wrapping_sub(told.seq));
-        self.echo = match (self.own_stamp, told.stamp) {
+        self.clock = match (self.own_stamp, told.stamp) {
             (Some(own), Some(leader)) => own.wrapping_sub(leader),
             _ => 0,
         };
@@ -137,8 +145,9 @@ impl Connection {
     }
 
     fn renumber(&self, head: &Head, frame: &mut Frame) {
-        if let Some(shift) = self.shift.filter(|shift| *shift != 0) {
-            head.move_own(frame, shift.wrapping_neg());
+        if self.is_renumbered() {
+            let shift = self.shift.unwrap_or(0);
+            head.move_own(frame, shift.wrapping_neg(), self.clock.wrapping_neg());
         }
     }
 
@@ -183,10 +192,15 @@ impl Numbers {
     pub fn known(&mut self, now: Micros) -> Vec<Known> {
         self.connections
             .retain(|_, one| one.waits() || one.closed.is_none_or(|at| now.since(at) < CLOSED_FOR));
-        let known = self.connections.iter().filter_map(|(route, one)| {
+        let renumbered = self
+            .connections
+            .iter()
+            .filter(|(_, one)| one.is_renumbered());
+        let known = renumbered.filter_map(|(route, one)| {
             Some(Known {
                 route: *route,
-                shift: one.shift.filter(|shift| *shift != 0)?,
+                shift: one.shift?,
+                clock: one.clock,
                 own: one.own?,
             })
         });
@@ -235,7 +249,6 @@ impl Numbers {
         self.connections.retain(|_, one| {
             waited.append(&mut one.waiting);
             one.told = None;
-            one.echo = 0;
             one.shift.is_some()
         });
         waited
@@ -251,9 +264,8 @@ impl Numbers {
         };
         if let Some(one) = self.connections.get_mut(&head.route.back()) {
             one.ends(&head, now, 1);
-            let shift = one.shift.unwrap_or(0);
-            if shift != 0 || one.echo != 0 {
-                head.move_acknowledged(&mut frame, shift, one.echo);
+            if one.is_renumbered() {
+                head.move_acknowledged(&mut frame, one.shift.unwrap_or(0), one.clock);
             }
         }
         frame
@@ -338,6 +350,7 @@ impl From<&Known> for Connection {
         Self {
             own: Some(known.own),
             shift: Some(known.shift),
+            clock: known.clock,
             ..Self::default()
         }
     }
@@ -368,6 +381,7 @@ mod tests {
         let known = Known {
             route,
             shift: 1005,
+            clock: 1008,
             own: (1006, Some(1007)),
         };
         let bytes = [

@@ -1,4 +1,4 @@
-//! One TCP segment, its numbers moved by a distance.
+//! One TCP segment, its numbers and stamps moved by distances.
 //!
 //! The checksum is mended, not made anew (RFC 1624): one that was wrong stays wrong, as it must.
 
@@ -13,6 +13,9 @@ const SEQ: usize = 4;
 const ACK: usize = 8;
 const CHECKSUM: usize = 16;
 const OPTIONS: usize = 20;
+
+/// Of the data of the option that carries timestamps (RFC 7323 §3.2).
+const STAMPS_BYTES: usize = 8;
 
 /// What is looked at of a segment before it is renumbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,31 +71,38 @@ impl Head {
         })
     }
 
-    /// Moves the numbers of what the guest sends: its own.
-    pub fn move_own(&self, frame: &mut Frame, by: u32) {
-        self.rewrite(frame, |header| add(header, SEQ..SEQ + 4, by));
+    /// Moves the numbers of what the guest sends, its own, and its `clock`.
+    pub fn move_own(&self, frame: &mut Frame, by: u32, clock: u32) {
+        self.rewrite(frame, |header| {
+            add(header, SEQ..SEQ + 4, by);
+            if let Some(place) = stamps(&header[OPTIONS..]) {
+                let at = place.start + OPTIONS;
+                add(header, at..at + 4, clock);
+            }
+        });
     }
 
-    /// Moves the numbers of what the guest is sent: those that are its own, acknowledged, and
-    /// `echo` its own clock's.
-    pub fn move_acknowledged(&self, frame: &mut Frame, by: u32, echo: u32) {
+    /// Moves the numbers of what the guest is sent, those that are its own, acknowledged, and the
+    /// echo of its `clock`.
+    pub fn move_acknowledged(&self, frame: &mut Frame, by: u32, clock: u32) {
         if self.ack.is_none() {
             return;
         }
         self.rewrite(frame, |header| {
             add(header, ACK..ACK + 4, by);
+            if let Some(place) = stamps(&header[OPTIONS..]) {
+                add(
+                    header,
+                    place.start + 4 + OPTIONS..place.end + OPTIONS,
+                    clock,
+                );
+            }
             let found: Vec<_> = options::walk(&header[OPTIONS..]).collect();
-            for (kind, place) in found {
+            for (_, place) in found.into_iter().filter(|(kind, _)| *kind == options::SACK) {
                 let place = place.start + OPTIONS..place.end + OPTIONS;
-                match kind {
-                    options::SACK => {
-                        let edges = place.clone().step_by(4);
-                        for edge in edges.filter(|edge| edge + 4 <= place.end) {
-                            add(header, edge..edge + 4, by);
-                        }
-                    }
-                    options::TIMESTAMPS => add(header, place.start + 4..place.end, echo),
-                    _ => {}
+                let edges = place.clone().step_by(4);
+                for edge in edges.filter(|edge| edge + 4 <= place.end) {
+                    add(header, edge..edge + 4, by);
                 }
             }
         });
@@ -113,11 +123,17 @@ impl Head {
     }
 }
 
+/// Where in a header's options its two timestamps are: the sender's, and the one that it echoes.
+fn stamps(options: &[u8]) -> Option<Range<usize>> {
+    let stamps = |(kind, place): &(u8, Range<usize>)| {
+        *kind == options::TIMESTAMPS && place.len() == STAMPS_BYTES
+    };
+    options::walk(options).find(stamps).map(|(_, place)| place)
+}
+
 fn stamp(tcp: &TcpSlice<'_>) -> Option<u32> {
     let bytes = tcp.options();
-    let found = options::walk(bytes).find(|(kind, _)| *kind == options::TIMESTAMPS);
-    let place = found?.1;
-    let value = bytes.get(place)?.first_chunk()?;
+    let value = bytes.get(stamps(bytes)?)?.first_chunk()?;
     Some(u32::from_be_bytes(*value))
 }
 

@@ -28,9 +28,10 @@ fn compared() -> Numbers {
 
 /// A secondary's whose guest has answered a client's SYN with `own` where the leader's has with
 /// `leaders`.
+/// Their clocks are as far apart as their numbers.
 fn open(own: u32, leaders: u32) -> Numbers {
     let mut numbers = compared();
-    let syn = |seq| Tcp::at(seq).ack(5).syn();
+    let syn = |seq| Tcp::at(seq).ack(5).syn().stamp(seq, 3);
     assert_eq!(
         numbers.outgoing(NOW, syn(own).frame()),
         Outgoing::Waits,
@@ -60,6 +61,7 @@ proptest! {
         at in any::<u32>(),
         peers in any::<u32>(),
         stamp in prop::option::of(any::<(u32, u32)>()),
+        clocks in any::<(u32, u32)>(),
         sack in prop::option::of(any::<(u32, u32)>()),
         data in prop::collection::vec(any::<u8>(), 0..40),
         nops in 0..4usize,
@@ -67,16 +69,20 @@ proptest! {
     ) {
         let mut numbers = compared();
         let of = |tcp: Tcp| if v6 { tcp.v6() } else { tcp };
-        numbers.opened(SYNC, told(&of(Tcp::at(leaders).ack(5).syn())));
-        let syn = of(Tcp::at(own).ack(5).syn());
-        prop_assert_eq!(goes(&mut numbers, &syn), of(Tcp::at(leaders).ack(5).syn()).frame());
+        let syn = |seq, clock| of(Tcp::at(seq).ack(5).syn().stamp(clock, 1));
+        numbers.opened(SYNC, told(&syn(leaders, clocks.1)));
+        prop_assert_eq!(
+            goes(&mut numbers, &syn(own, clocks.0)),
+            syn(leaders, clocks.1).frame()
+        );
         let shift = own.wrapping_sub(leaders);
-        let dressed = |mut tcp: Tcp, by: u32| {
+        let clock = clocks.0.wrapping_sub(clocks.1);
+        let dressed = |mut tcp: Tcp, by: u32, (sent, echoed): (u32, u32)| {
             for _ in 0..nops {
                 tcp = tcp.option(TcpOptionElement::Noop);
             }
             if let Some((value, echo)) = stamp {
-                tcp = tcp.stamp(value, echo);
+                tcp = tcp.stamp(value.wrapping_add(sent), echo.wrapping_add(echoed));
             }
             if let Some((from, to)) = sack {
                 tcp = tcp.sack(from.wrapping_add(by), to.wrapping_add(by));
@@ -84,11 +90,11 @@ proptest! {
             of(tcp.data(&data))
         };
         // A guest's own SACK is about its peer's numbers, which nobody moves.
-        let sent = dressed(Tcp::at(at.wrapping_add(shift)).ack(peers), 0);
-        let known = dressed(Tcp::at(at).ack(peers), 0);
+        let sent = dressed(Tcp::at(at.wrapping_add(shift)).ack(peers), 0, (clock, 0));
+        let known = dressed(Tcp::at(at).ack(peers), 0, (0, 0));
         prop_assert_eq!(goes(&mut numbers, &sent), known.frame());
-        let asked = dressed(Tcp::at(peers).ack(at), 0).inward();
-        let fed = dressed(Tcp::at(peers).ack(at.wrapping_add(shift)), shift).inward();
+        let asked = dressed(Tcp::at(peers).ack(at), 0, (0, 0)).inward();
+        let fed = dressed(Tcp::at(peers).ack(at.wrapping_add(shift)), shift, (0, clock)).inward();
         prop_assert_eq!(numbers.incoming(NOW, asked.frame()), fed.frame());
     }
 
@@ -144,7 +150,14 @@ fn a_connection_needs_no_sync() {
     }
     assert_eq!(matcher.take_covered().len(), 3);
     assert_eq!(matcher.difference(), None);
-    // The echo of the leader's clock comes as one of ours.
+    // The leader's clock is the one that clients know, and its echo comes as one of ours.
+    assert_eq!(
+        goes(&mut numbers, &Tcp::at(own + 6).ack(9).stamp(1020, 4)),
+        Tcp::at(leaders.wrapping_add(6))
+            .ack(9)
+            .stamp(1013, 4)
+            .frame()
+    );
     let asked = Tcp::at(9).ack(leaders.wrapping_add(6)).inward();
     let fed = Tcp::at(9).ack(own + 6).inward();
     assert_eq!(
@@ -162,15 +175,16 @@ fn a_new_leader_goes_on_renumbering() {
     assert_eq!(numbers.outgoing(NOW, unknown.frame()), Outgoing::Waits);
     assert_eq!(numbers.stop(), [unknown.frame()], "no client knows another");
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1001).ack(8)),
-        Tcp::at(5001).ack(8).frame()
+        goes(&mut numbers, &Tcp::at(1001).ack(8).stamp(1009, 4)),
+        Tcp::at(5001).ack(8).stamp(5009, 4).frame(),
+        "an older stamp than the leader's would be dropped"
     );
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1000).ack(5).syn()),
-        Tcp::at(5000).ack(5).syn().frame(),
+        goes(&mut numbers, &Tcp::at(1000).ack(5).syn().stamp(1000, 3)),
+        Tcp::at(5000).ack(5).syn().stamp(5000, 3).frame(),
         "the client may not have got it"
     );
-    let ack = |seq: u32| Tcp::at(6).ack(seq).inward();
+    let ack = |number: u32| Tcp::at(6).ack(number).stamp(7, number).inward();
     assert_eq!(numbers.incoming(NOW, ack(5001).frame()), ack(1001).frame());
     assert_eq!(goes(&mut numbers, &unknown), unknown.frame());
     // The port is used again: the new connection is this guest's alone.
@@ -188,8 +202,8 @@ fn the_table_travels_with_the_memory() {
     let mut numbers = Numbers::default();
     numbers.begin(SyncNo(2), true, &leaders.known(NOW));
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1001).ack(8)),
-        Tcp::at(5001).ack(8).frame()
+        goes(&mut numbers, &Tcp::at(1001).ack(8).stamp(1002, 1)),
+        Tcp::at(5001).ack(8).stamp(5002, 1).frame()
     );
     // A SYN that both send again is told with the number that clients know.
     let syn = Tcp::at(5000).ack(5).syn();

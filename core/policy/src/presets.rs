@@ -61,7 +61,7 @@ pub const HYBRID: Preset = Preset {
 };
 
 /// What protects a guest for which nothing else is said (docs/decisions/0030).
-pub static DEFAULT: &Preset = &VSMR;
+pub static DEFAULT: &Preset = &HYBRID;
 
 /// All of them.
 pub static PRESETS: [Preset; 9] = [

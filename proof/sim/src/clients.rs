@@ -4,7 +4,7 @@
 //! whichever replica the bridge believes to be the guest, which it learns from what comes from
 //! there: an announcement, a reply. It may be slow to learn.
 
-use crate::request::Request;
+use crate::request::{Answered, Request};
 use crate::rng::Rng;
 use crate::scenario::ClientHabits;
 use crate::schedule::{Happening, Schedule};
@@ -17,9 +17,8 @@ struct Client {
     asked_at: Micros,
     waiting: bool,
     connection: u8,
-    /// What it has got on this connection: the number of what comes next, and the history that
-    /// explains the last of it.
-    heard: Option<(u32, u64)>,
+    /// What it has got on this connection, and the history that explains the last of it.
+    heard: Option<(Answered, u64)>,
 }
 
 impl Client {
@@ -28,12 +27,16 @@ impl Client {
         if spoken.connection != self.connection {
             return;
         }
-        let is_next = |(next, _): (u32, u64)| {
-            let (ahead, length) = (next.wrapping_sub(spoken.seq), spoken.end());
+        let is_next = |(got, _): (Answered, u64)| {
+            let (ahead, length) = (got.ack.wrapping_sub(spoken.seq), spoken.end());
             ahead < length.wrapping_sub(spoken.seq)
         };
         if self.heard.map_or(spoken.opens, is_next) {
-            self.heard = Some((spoken.end(), spoken.history));
+            let got = Answered {
+                ack: spoken.end(),
+                clock: spoken.clock,
+            };
+            self.heard = Some((got, spoken.history));
         }
     }
 }
@@ -123,7 +126,7 @@ impl Clients {
             connection: state.connection,
             heard: state.heard.map(|(_, history)| history),
         };
-        request.to_frame(state.heard.map(|(ack, _)| ack))
+        request.to_frame(state.heard.map(|(got, _)| got))
     }
 
     /// How long a frame is under way between the clients and a TAP.

@@ -16,7 +16,7 @@
 //! half (PLOVER §4.4) has a guest in which they do not, and its next step notices.
 
 use crate::history::{Histories, Step};
-use crate::request::Request;
+use crate::request::{Answered, Request};
 use crate::rng::{Rng, mix};
 use crate::spoken::{Spoken, WORD_BYTES};
 use plover_types::{Frame, Micros, PageNo, PageSet, wire};
@@ -65,6 +65,13 @@ struct Stream {
     /// The place of what comes next, and the frames of the client's that were consumed.
     place: u32,
     heard: u32,
+}
+
+impl Stream {
+    /// The connection's clock: it begins anywhere, as its numbers do.
+    fn clock(&self) -> u32 {
+        mix(self.first.into(), 0) as u32
+    }
 }
 
 /// A client has acknowledged what this guest has never sent on the connection.
@@ -243,7 +250,7 @@ impl FakeGuest {
         };
         self.live(Step::Input(request.number), request.number, histories);
         let client = request.client;
-        self.look_at_numbers(&request, Request::acknowledges(&frame.0));
+        self.look_at_numbers(&request, Request::answers(&frame.0));
         self.devices.streams.entry(client).or_default().heard += 1;
         let opened = self.open(client, request.connection, histories);
         let mut sent: Vec<_> = opened.into_iter().collect();
@@ -266,15 +273,17 @@ impl FakeGuest {
         sent
     }
 
-    /// What a client acknowledges on a connection, this guest has sent: else its TCP would take
-    /// the frame for a stranger's.
-    fn look_at_numbers(&mut self, request: &Request, ack: Option<u32>) {
+    /// What a client acknowledges on a connection, this guest has sent, and what it echoes is the connection's
+    /// clock: else its TCP would take the frame for a stranger's.
+    fn look_at_numbers(&mut self, request: &Request, answered: Option<Answered>) {
         let stream = self.devices.streams.get(&request.client);
         let stream = stream.filter(|one| one.connection == Some(request.connection));
-        let (Some(stream), Some(heard), Some(ack)) = (stream, request.heard, ack) else {
+        let (Some(stream), Some(heard), Some(answered)) = (stream, request.heard, answered) else {
             return;
         };
-        if ack.wrapping_sub(stream.first) > stream.next.wrapping_sub(stream.first) {
+        let said = stream.next.wrapping_sub(stream.first);
+        let is_said = answered.ack.wrapping_sub(stream.first) <= said;
+        if !is_said || answered.clock != stream.clock() {
             self.strange = Some(Strange {
                 request: *request,
                 heard,
@@ -319,6 +328,7 @@ impl FakeGuest {
             connection: stream.connection.unwrap_or_default(),
             opens,
             seq: stream.next,
+            clock: stream.clock(),
             place: stream.place,
             heard: stream.heard,
             words: words.to_vec(),

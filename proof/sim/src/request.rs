@@ -1,7 +1,7 @@
 //! What clients ask the guest, as frames: TCP segments that acknowledge what the client has got.
 
-use crate::spoken::{CLIENTS, GUEST, port};
-use etherparse::{PacketBuilder, SlicedPacket, TcpSlice, TransportSlice};
+use crate::spoken::{CLIENTS, GUEST, port, stamps};
+use etherparse::{PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice};
 use plover_types::{Frame, wire};
 use serde::{Deserialize, Serialize};
 
@@ -20,19 +20,31 @@ pub struct Request {
     pub heard: Option<u64>,
 }
 
+/// What a client answers in a segment of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The number of what comes next.
+    pub ack: u32,
+    /// The clock that it echoes.
+    pub clock: u32,
+}
+
 impl Request {
-    /// As a client sends it, with what it acknowledges.
-    pub fn to_frame(self, ack: Option<u32>) -> Frame {
+    /// As a client sends it; the first segment of a connection answers nothing.
+    pub fn to_frame(self, answered: Option<Answered>) -> Frame {
         let builder = PacketBuilder::ethernet2([4, 0, 0, 0, 0, self.client], [2; 6])
             .ipv4(CLIENTS, GUEST, 64)
             .tcp(port(self.client, self.connection), 80, 0, 1000);
-        let builder = match ack {
-            Some(ack) => builder.ack(ack),
+        let builder = match answered {
+            Some(answered) => builder.ack(answered.ack),
             None => builder.syn(),
         };
+        let echo = answered.map_or(0, |answered| answered.clock);
         let mut bytes = Vec::new();
         builder
-            .write(&mut bytes, &wire::encode(&self))
+            .options(&[TcpOptionElement::Timestamp(0, echo)])
+            .map(|builder| builder.write(&mut bytes, &wire::encode(&self)))
+            .expect("one option fits")
             .expect("a vector takes it");
         Frame(bytes)
     }
@@ -42,9 +54,13 @@ impl Request {
         wire::decode(segment(frame)?.payload()).ok()
     }
 
-    /// What a frame acknowledges.
-    pub fn acknowledges(frame: &[u8]) -> Option<u32> {
-        segment(frame).map(|tcp| tcp.acknowledgment_number())
+    /// What a frame answers.
+    pub fn answers(frame: &[u8]) -> Option<Answered> {
+        let tcp = segment(frame)?;
+        Some(Answered {
+            ack: tcp.acknowledgment_number(),
+            clock: stamps(&tcp)?.1,
+        })
     }
 }
 

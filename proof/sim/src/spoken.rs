@@ -1,12 +1,14 @@
 //! What the guest sends, as frames: a stream of words to each client.
 //!
 //! Real TCP segments, since that is what outputs are compared by. The name of the history that
-//! explains a segment travels in its timestamps, which the comparing passes over and which differ
-//! between any two guests; so do these. A client's words have places that count from the first one
-//! ever said to it, whatever connection and sequence numbers carry them: that place travels in the
-//! window, which the comparing passes over as well.
+//! explains a segment travels behind it, where Ethernet pads a frame. A client's words have places
+//! that count from the first one ever said to it, whatever connection and sequence numbers carry
+//! them: that place travels in the window, which the comparing passes over as well. So it does the
+//! timestamps: the clock of a connection, which stands still, so that any distance shows.
 
-use etherparse::{NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TransportSlice};
+use etherparse::{
+    NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice,
+};
 use plover_types::Frame;
 
 /// Bytes of a word: the unit in which streams are looked at.
@@ -39,6 +41,8 @@ pub struct Spoken {
     pub opens: bool,
     /// The sequence number that carries it.
     pub seq: u32,
+    /// The connection's clock.
+    pub clock: u32,
     /// The place of its first byte, and of the next word's: modulo 2^18.
     pub place: u32,
     /// How many of the client's frames the guest has consumed, it says.
@@ -52,7 +56,7 @@ pub struct Spoken {
 impl Spoken {
     /// As the guest sends it.
     pub fn encode(&self) -> Frame {
-        let stamp = TcpOptionElement::Timestamp((self.history >> 32) as u32, self.history as u32);
+        let stamp = TcpOptionElement::Timestamp(self.clock, 0);
         let data: Vec<u8> = self.words.iter().flat_map(|w| w.to_le_bytes()).collect();
         let mut bytes = Vec::new();
         let builder = PacketBuilder::ethernet2([2; 6], [1; 6])
@@ -70,6 +74,7 @@ impl Spoken {
             .map(|builder| builder.write(&mut bytes, &data))
             .expect("one option fits")
             .expect("a vector takes it");
+        bytes.extend(self.history.to_le_bytes());
         Frame(bytes)
     }
 
@@ -81,11 +86,8 @@ impl Spoken {
         else {
             return None;
         };
-        let stamp = tcp.options_iterator().find_map(|option| match option {
-            Ok(TcpOptionElement::Timestamp(high, low)) => Some((high, low)),
-            _ => None,
-        });
-        let (high, low) = stamp?;
+        let (clock, _) = stamps(&tcp)?;
+        let history = *frame.0.last_chunk()?;
         let word = |bytes: &[u8]| Some(u32::from_le_bytes(bytes.try_into().ok()?));
         let port = tcp.destination_port().checked_sub(PORT)?;
         Some(Self {
@@ -93,6 +95,7 @@ impl Spoken {
             connection: (port >> 8) as u8,
             opens: tcp.syn(),
             seq: tcp.sequence_number(),
+            clock,
             place: u32::from(tcp.window_size()) * WORD_BYTES as u32,
             heard: tcp.acknowledgment_number(),
             words: tcp
@@ -100,7 +103,7 @@ impl Spoken {
                 .chunks(WORD_BYTES)
                 .map(word)
                 .collect::<Option<_>>()?,
-            history: u64::from(high) << 32 | u64::from(low),
+            history: u64::from_le_bytes(history),
         })
     }
 
@@ -124,6 +127,14 @@ impl Spoken {
     }
 }
 
+/// The timestamps of a segment: the sender's, and the one that it echoes.
+pub fn stamps(tcp: &TcpSlice<'_>) -> Option<(u32, u32)> {
+    tcp.options_iterator().find_map(|option| match option {
+        Ok(TcpOptionElement::Timestamp(own, echo)) => Some((own, echo)),
+        _ => None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +146,7 @@ mod tests {
             connection: CONNECTIONS_MAX,
             opens: true,
             seq: u32::MAX,
+            clock: 0x1234_5678,
             place: 40,
             heard: 7,
             words: vec![1, u32::MAX],

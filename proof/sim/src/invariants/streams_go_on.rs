@@ -4,8 +4,9 @@
 //! A client's TCP would take a second sender's other bytes for the same place as nothing new,
 //! and go on from what it has; the guest that sent them would be of another mind.
 //!
-//! So it is with the sequence numbers of a connection: whoever sends, they count from one number.
-//! And what a client acknowledges, every guest that may serve it has sent, under its own number.
+//! So it is with the sequence numbers of a connection: whoever sends, they count from one number,
+//! and stamps are read off one clock. And what a client acknowledges, every guest that may serve it has sent,
+//! under its own number and stamp.
 
 use super::{Check, Violation};
 use crate::guest::Strange;
@@ -18,8 +19,8 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub struct StreamsGoOn {
     words: HashMap<(u8, u32), (u32, ReplicaId)>,
-    /// Where each connection's numbers count from.
-    numbers: HashMap<(u8, u8), (u32, ReplicaId)>,
+    /// Where each connection's numbers count from, and its clock.
+    numbers: HashMap<(u8, u8), ((u32, u32), ReplicaId)>,
 }
 
 fn violation(message: String) -> Violation {
@@ -33,13 +34,13 @@ fn violation(message: String) -> Violation {
 impl StreamsGoOn {
     /// A client reads this.
     pub fn shown(&mut self, who: ReplicaId, view: View, spoken: &Spoken) -> Check {
-        let number = spoken.opened_at();
+        let number = (spoken.opened_at(), spoken.clock);
         let key = (spoken.client, spoken.connection);
         let (first, by) = *self.numbers.entry(key).or_insert((number, who));
         if first != number {
             return Err(violation(format!(
-                "{who} (view {view}) counts connection {} of client {} from {number}, and {by} \
-                 from {first}",
+                "{who} (view {view}) counts connection {} of client {} from {number:?}, and {by} \
+                 from {first:?} (number, clock)",
                 spoken.connection, spoken.client
             )));
         }
