@@ -241,7 +241,7 @@ mod tests {
         );
         assert_eq!(
             config["policy"]["name"].as_str(),
-            Some("vsmr"),
+            Some("hybrid"),
             "the rest stays"
         );
         assert_eq!(config["policy"]["slot_max_ms"].as_integer(), Some(20));

@@ -81,7 +81,7 @@ pub enum SyncName {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// A preset (`plover policy list`; default `vsmr`) or `none`.
+    /// A preset (`plover policy list`; default `hybrid`) or `none`.
     pub name: PolicyName,
     /// Another choice on the axis than the preset's: `total`, `per-connection`, `none`.
     pub input: Option<Input>,
@@ -259,7 +259,7 @@ mod tests {
                 vec!["sync = \"mismatch\"", "release = \"synced\""],
             ),
             ("name = 'vsmr'\nsync = 'every'", vec!["every", "interval"]),
-            ("interval_ms = 5", vec!["interval_ms", "idle"]),
+            ("interval_ms = 5", vec!["interval_ms", "mismatch"]),
             ("name = 'none'\nsent = 'divergent'", vec!["none", "sent"]),
             ("input = 'some'", vec!["per-connection"]),
         ] {

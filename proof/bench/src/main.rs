@@ -42,7 +42,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Redis throughput and latency, `vsmr` against `none`, and syncvm's cost by phase.
+    /// Redis throughput and latency under a policy against `none`, and syncvm's cost by phase.
     Quick(quick::Options),
     /// The client's gap when the leader is killed under load, by parts.
     Failover(failover::Options),

@@ -8,6 +8,7 @@ use crate::machine::Machine;
 use crate::stats::Sample;
 use crate::stock_colo;
 use anyhow::{Context, Result};
+use plover_policy::DEFAULT;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// A policy to measure beside `none`, or `qemu-colo`, QEMU's own COLO; several may be given.
-    #[arg(long = "policy", value_name = "POLICY", default_value = "vsmr")]
+    #[arg(long = "policy", value_name = "POLICY", default_value = DEFAULT.name)]
     policies: Vec<String>,
     /// Further options for `plover lab up`, such as `--machine q35`.
     #[arg(last = true)]

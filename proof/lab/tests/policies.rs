@@ -65,6 +65,16 @@ fn outputs_match(lab: &mut Experiment) -> Result<()> {
     })
 }
 
+/// PLOVER itself: no output leaves before its sync.
+#[test]
+fn a_guest_whose_outputs_wait_for_a_sync_goes_on() {
+    prove("t-vsmr", under("vsmr"), |lab| {
+        the_leader_dies(lab)?;
+        the_secondary_dies(lab)?;
+        the_leader_dies_in(lab, Phase::Transfer)
+    });
+}
+
 /// What a client has seen before any sync, the secondary's guest has sent as well.
 #[test]
 fn a_guest_whose_outputs_are_matched_goes_on() {
