@@ -17,8 +17,8 @@
 //!
 //! Which outputs of the open slot may be taken before its sync, because the secondary's guest
 //! has itself sent the same, is the [`Matcher`]'s to say (COLO §3.3.2; docs/decisions/0011). What
-//! it compares are the numbers that clients know; a guest whose own are others has [`Numbers`]
-//! before it, in both directions (docs/decisions/0016).
+//! it compares are the numbers that clients know; a guest whose own are others, or whose clocks are, has
+//! [`Numbers`] before it, in both directions (docs/decisions/0016).
 
 mod connection;
 mod flow;

@@ -29,9 +29,10 @@
 //! *Timestamps.* A connection's clock begins anywhere, too (RFC 7323 §5.4): Linux draws its beginning from a secret that
 //! a guest makes up when it opens its first connection. A client that was given stamps of the leader's guest
 //! drops whatever has older ones (PAWS, §5), and a guest may refuse the echo of a moment that
-//! has not come at it. So stamps are moved like numbers, by the distance of the two SYNs'. What else lies between the two
-//! clocks is the time by which one guest is behind the other; a new leader is later than the old one
-//! by the time it takes to notice, which is longer.
+//! has not come at it. So stamps are moved like numbers, by the distance of the two SYNs'. That leaves the time
+//! by which the secondary's SYN was later, milliseconds, and no more than an output may be late; a new leader is
+//! later than the old one by the time it takes to notice. Should that be shorter, a client drops what it
+//! gets until the clock has caught up, and TCP sends it again.
 
 use crate::packet::Route;
 use crate::renumber::Head;

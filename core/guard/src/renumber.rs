@@ -83,7 +83,7 @@ impl Head {
     }
 
     /// Moves the numbers of what the guest is sent, those that are its own, acknowledged, and the
-    /// echo of its `clock`.
+    /// echo of its `clock`. An echo of zero is none, to most.
     pub fn move_acknowledged(&self, frame: &mut Frame, by: u32, clock: u32) {
         if self.ack.is_none() {
             return;
@@ -91,11 +91,10 @@ impl Head {
         self.rewrite(frame, |header| {
             add(header, ACK..ACK + 4, by);
             if let Some(place) = stamps(&header[OPTIONS..]) {
-                add(
-                    header,
-                    place.start + 4 + OPTIONS..place.end + OPTIONS,
-                    clock,
-                );
+                let echo = place.start + 4 + OPTIONS..place.end + OPTIONS;
+                if header.get(echo.clone()).is_some_and(|echo| echo != [0; 4]) {
+                    add(header, echo, clock);
+                }
             }
             let found: Vec<_> = options::walk(&header[OPTIONS..]).collect();
             for (_, place) in found.into_iter().filter(|(kind, _)| *kind == options::SACK) {

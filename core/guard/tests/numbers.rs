@@ -60,7 +60,7 @@ proptest! {
         leaders in any::<u32>(),
         at in any::<u32>(),
         peers in any::<u32>(),
-        stamp in prop::option::of(any::<(u32, u32)>()),
+        stamp in prop::option::of((any::<u32>(), 1..u32::MAX)),
         clocks in any::<(u32, u32)>(),
         sack in prop::option::of(any::<(u32, u32)>()),
         data in prop::collection::vec(any::<u8>(), 0..40),
@@ -192,6 +192,36 @@ fn a_new_leader_goes_on_renumbering() {
         assert_eq!(goes(&mut numbers, &tcp), tcp.frame());
     }
     assert_eq!(numbers.known(NOW), []);
+}
+
+/// Two guests that draw one number by chance, or send a SYN again after a sync, have two clocks.
+#[test]
+fn a_clock_alone_is_translated_too() {
+    let mut numbers = compared();
+    let syn = |clock| Tcp::at(100).ack(5).syn().stamp(clock, 3);
+    numbers.opened(SYNC, told(&syn(9000)));
+    assert_eq!(goes(&mut numbers, &syn(1000)), syn(9000).frame());
+    numbers.stop();
+    let mut next = Numbers::default();
+    next.begin(SyncNo(2), true, &numbers.known(NOW));
+    for numbers in [&mut numbers, &mut next] {
+        let sent = |clock| Tcp::at(101).ack(6).stamp(clock, 4);
+        assert_eq!(goes(numbers, &sent(1001)), sent(9001).frame());
+        let asked = |echo| Tcp::at(6).ack(101).stamp(4, echo).inward().frame();
+        assert_eq!(numbers.incoming(NOW, asked(9001)), asked(1001));
+        assert_eq!(numbers.incoming(NOW, asked(0)), asked(0), "no echo");
+    }
+}
+
+/// Of two guests only one of which has a clock, neither's is translated.
+#[test]
+fn a_clock_that_one_guest_lacks_stays() {
+    let mut numbers = compared();
+    numbers.opened(SYNC, told(&Tcp::at(700).ack(5).syn()));
+    let syn = |seq| Tcp::at(seq).ack(5).syn().stamp(1000, 3);
+    assert_eq!(goes(&mut numbers, &syn(100)), syn(700).frame());
+    let sent = |seq| Tcp::at(seq).ack(6).stamp(1001, 4);
+    assert_eq!(goes(&mut numbers, &sent(101)), sent(701).frame());
 }
 
 /// A new secondary has the new leader's memory, and so its numbers.

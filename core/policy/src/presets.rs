@@ -60,7 +60,7 @@ pub const HYBRID: Preset = Preset {
     },
 };
 
-/// What protects a guest for which nothing else is said (docs/decisions/0030).
+/// What protects a guest for which nothing else is said (docs/decisions/0031).
 pub static DEFAULT: &Preset = &HYBRID;
 
 /// All of them.

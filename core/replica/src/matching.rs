@@ -6,7 +6,7 @@
 //!  End(sync n, compare) ────────────────────────────▶ apply, run
 //!  its guest sends  ─▶ guard, matcher                 its guest sends ─▶ guard
 //!                                              ◀───── Said(n, frames)
-//!  a SYN: Opened(n, its number) ────────────────────▶ says its own SYN with that number
+//!  a SYN: Opened(n, its number, clock) ─────────────▶ says its own SYN with these
 //!  matcher: both have sent it ─▶ clients
 //!  Done(n, how many of yours) ──────────────────────▶ forgets those
 //!  … until they differ, one is late, or the slot is long: sync n + 1
@@ -184,7 +184,7 @@ impl Replica {
         }
     }
 
-    /// Tells the secondary the numbers of connections that our guest has opened.
+    /// Tells the secondary the numbers and clocks of connections that our guest has opened.
     pub(crate) fn tell_opened(&mut self) {
         let Matching { matcher, slot, .. } = &mut self.matching;
         let Some(sync) = slot.as_ref().map(|slot| slot.sync) else {

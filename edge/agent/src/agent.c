@@ -28,6 +28,9 @@
  *             table, in which the function is replaced. And virtio queues that the state has not
  *             set up are as in a QEMU that has just started: see restart_queues().
  *
+ * What a microvm's firmware keeps in memory of its own travels behind the state: see
+ * save_firmware().
+ *
  * The sockets are connected and inherited; the first one's number comes in PLOVER_AGENT_FD. There
  * is no path to find them by, and only the parent holds the other ends. Each request is answered in
  * order:
@@ -37,7 +40,8 @@
  *   struct reply   { i32 status; u32 value; }                   + one descriptor for OP_TRACK
  *                                                               + QEMU's words for a failed order
  *
- * status is 0 or an errno; value is, for OP_HELLO, the version and which of the others can work.
+ * status is 0 or an errno; value is, for OP_HELLO, the version and which of the others can work,
+ * and for an order its number, with LOAD_AGAIN where the state is to be loaded once more.
  * addr and len are, for OP_TRACK, the range; for OP_ORDERS, the numbers of the orders' socket and
  * of the file that states are saved to and loaded from; for ORDER_LOAD, len is 1 to keep
  * translations. The agent's thread takes no signal, holds no lock of QEMU, and ends when the socket
@@ -73,11 +77,13 @@
 enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_ORDERS = 3 };
 enum { ORDER_STOP = 0, ORDER_CONT = 1, ORDER_SAVE = 2, ORDER_LOAD = 3 };
 enum {
-    AGENT_VERSION = 2,
+    AGENT_VERSION = 3,
     HELLO_HAS_YANK = 1 << 16,
     HELLO_HAS_ORDERS = 1 << 17,
-    HELLO_KEEPS_CODE = 1 << 18
+    HELLO_KEEPS_CODE = 1 << 18,
+    HELLO_FOLLOWS_BOOT = 1 << 19
 };
+enum { LOAD_AGAIN = 1 << 16 };
 enum { PAGE_BYTES = 4096, RUNS_MAX = 8192 };
 enum { STACK_BYTES = 256 * 1024 }; /* holds QEMU's thread-local data too */
 
@@ -166,6 +172,7 @@ static struct {
 enum { G_IO_IN = 1, G_IO_ERR = 8, G_IO_HUP = 16 };
 
 static char state_file[64];
+static int state_fd;
 
 #define FIND(slot, name) (*(void **)&(slot) = dlsym(RTLD_DEFAULT, name))
 
@@ -275,7 +282,8 @@ static void forget(const struct run *run, size_t runs)
     }
 }
 
-/* What starting virtio queues anew needs: QEMU's tree of objects, and of a device its queues. */
+/* What following a guest that boots needs: QEMU's tree of objects, of a virtio device its queues,
+ * and memory that is not the guest's RAM. */
 static struct {
     void *(*find)(const char *path, _Bool *ambiguous);
     int (*each)(void *object, int (*function)(void *object, void *), void *);
@@ -283,8 +291,11 @@ static struct {
     int (*size)(void *device, int queue);
     uint64_t (*address)(void *device, int queue);
     void (*reset)(void *device);
-} virtio;
+    void (*memory)(uint64_t addr, void *buffer, uint64_t len, _Bool is_write);
+} boot;
 enum { QUEUES_MAX = 1024 }; /* VIRTIO_QUEUE_MAX */
+
+static _Bool follows_boot;
 
 /* The queues that the guest has set up. */
 static struct {
@@ -295,22 +306,23 @@ static struct {
     size_t count, room;
 } queues;
 
-static _Bool find_virtio(void)
+static _Bool find_boot(void)
 {
-    return FIND(virtio.find, "object_resolve_path") &&
-           FIND(virtio.each, "object_child_foreach_recursive") &&
-           FIND(virtio.cast, "object_dynamic_cast") && FIND(virtio.size, "virtio_queue_get_num") &&
-           FIND(virtio.address, "virtio_queue_get_desc_addr") && FIND(virtio.reset, "virtio_reset");
+    return FIND(boot.find, "object_resolve_path") &&
+           FIND(boot.each, "object_child_foreach_recursive") &&
+           FIND(boot.cast, "object_dynamic_cast") && FIND(boot.size, "virtio_queue_get_num") &&
+           FIND(boot.address, "virtio_queue_get_desc_addr") && FIND(boot.reset, "virtio_reset") &&
+           FIND(boot.memory, "cpu_physical_memory_rw");
 }
 
 static int note_queues_of(void *object, void *unused)
 {
-    void *device = virtio.cast(object, "virtio-device");
+    void *device = boot.cast(object, "virtio-device");
     (void)unused;
     if (!device)
         return 0;
-    for (int number = 0; number < QUEUES_MAX && virtio.size(device, number); number++) {
-        if (!virtio.address(device, number))
+    for (int number = 0; number < QUEUES_MAX && boot.size(device, number); number++) {
+        if (!boot.address(device, number))
             continue;
         if (queues.count == queues.room) {
             size_t room = queues.room ? 2 * queues.room : 64;
@@ -331,10 +343,10 @@ static void note_queues(void)
     /* Where a command line's devices are: those with an id and the others. */
     static const char *const places[] = {"/machine/peripheral", "/machine/peripheral-anon"};
     queues.count = 0;
-    for (int i = 0; virtio.reset && i < 2; i++) {
-        void *place = virtio.find(places[i], NULL);
+    for (int i = 0; follows_boot && i < 2; i++) {
+        void *place = boot.find(places[i], NULL);
         if (place)
-            virtio.each(place, note_queues_of, NULL);
+            boot.each(place, note_queues_of, NULL);
     }
 }
 
@@ -344,29 +356,111 @@ static void note_queues(void)
  * A state does not hold how far a device has used a queue. virtio_load() reads that from guest
  * memory, but only for queues that the guest has set up, and leaves it as it was for others, since
  * it expects a QEMU that has just started. Of a secondary that is ahead of its leader while the
- * guest boots, or behind it while the guest reboots, it would be left over from a queue that is
- * gone: the device would count on from there in the queue that the guest sets up next. */
+ * guest boots it would be left over from a queue that is gone: the device would count on from there
+ * in the queue that the guest sets up next. */
 static _Bool restart_queues(void)
 {
     void *done = NULL;
     for (size_t i = 0; i < queues.count; i++) {
         void *device = queues.list[i].device;
-        if (device != done && !virtio.address(device, queues.list[i].number))
-            virtio.reset(done = device);
+        if (device != done && !boot.address(device, queues.list[i].number))
+            boot.reset(done = device);
     }
     return done != NULL;
 }
 
-/* Loads the state in the file. `error` is QEMU's, if it refuses. */
-static void load(void **error)
+/* Loads the state in the file. `error` is QEMU's, if it refuses. Returns whether it is to be loaded
+ * again; not here, since a serial port that waits for its console bears one load only before the
+ * main loop has run: the caller takes it out. */
+static _Bool load(void **error)
 {
     note_queues();
     arm_yank();
     monitor.load(state_file, error);
-    if (!*error && restart_queues()) {
-        arm_yank();
-        monitor.load(state_file, error);
+    return !*error && restart_queues();
+}
+
+/* The firmware of a microvm lies below 1 MiB in RAM of its own, which is neither in the guest's RAM
+ * nor in a saved state, and while it runs it writes there: the root of the ACPI tables, and what it
+ * has done. A guest that boots where the writes of another's firmware are missing finds no tables,
+ * and so no device. So a state is followed by the units that are no longer as QEMU has loaded
+ * them, and a load makes all of them so. Other machines' firmware writes into the guest's RAM. */
+enum { FIRMWARE_AT = 0xe0000, FIRMWARE_BYTES = 0x20000, FIRMWARE_UNIT = 64 };
+enum { FIRMWARE_UNITS = FIRMWARE_BYTES / FIRMWARE_UNIT };
+static const char FIRMWARE_MARK[8] = "PLOVERFW";
+
+struct firmware_unit {
+    uint32_t number;
+    unsigned char bytes[FIRMWARE_UNIT];
+};
+
+/* What follows the units, at the end of the file. */
+struct firmware_end {
+    uint32_t units;
+    char mark[sizeof FIRMWARE_MARK];
+};
+
+static struct {
+    _Bool is_apart;
+    unsigned char loaded[FIRMWARE_BYTES]; /* by QEMU, before the guest ran */
+    unsigned char now[FIRMWARE_BYTES];
+    struct firmware_unit units[FIRMWARE_UNITS];
+} firmware;
+
+/* Called before the first order is carried out. */
+static void find_firmware(void)
+{
+    void *machine = follows_boot ? boot.find("/machine", NULL) : NULL;
+    firmware.is_apart = machine && boot.cast(machine, "microvm-machine");
+    if (firmware.is_apart)
+        boot.memory(FIRMWARE_AT, firmware.loaded, FIRMWARE_BYTES, 0);
+}
+
+/* Puts the units behind the state that has just been saved. Returns 0 or an errno. */
+static int save_firmware(int file)
+{
+    struct firmware_end end = {0, {0}};
+    off_t size = lseek(file, 0, SEEK_END);
+    if (!firmware.is_apart)
+        return 0;
+    boot.memory(FIRMWARE_AT, firmware.now, FIRMWARE_BYTES, 0);
+    for (uint32_t unit = 0; unit < FIRMWARE_UNITS; unit++) {
+        const size_t at = (size_t)unit * FIRMWARE_UNIT;
+        if (!memcmp(firmware.now + at, firmware.loaded + at, FIRMWARE_UNIT))
+            continue;
+        firmware.units[end.units].number = unit;
+        memcpy(firmware.units[end.units++].bytes, firmware.now + at, FIRMWARE_UNIT);
     }
+    memcpy(end.mark, FIRMWARE_MARK, sizeof end.mark);
+    const size_t bytes = end.units * sizeof *firmware.units;
+    if (size < 0 || pwrite(file, firmware.units, bytes, size) != (ssize_t)bytes ||
+        pwrite(file, &end, sizeof end, size + (off_t)bytes) != sizeof end)
+        return EIO;
+    return 0;
+}
+
+/* Makes the firmware what it was where the state was saved. Returns 0, or an errno if the units are
+ * none; a state without any is of a machine that has none. */
+static int load_firmware(int file)
+{
+    struct firmware_end end;
+    off_t at = lseek(file, 0, SEEK_END) - (off_t)sizeof end;
+    if (!firmware.is_apart || at < 0 || pread(file, &end, sizeof end, at) != sizeof end ||
+        memcmp(end.mark, FIRMWARE_MARK, sizeof end.mark))
+        return 0;
+    const off_t bytes = (off_t)end.units * (off_t)sizeof *firmware.units;
+    if (end.units > FIRMWARE_UNITS || bytes > at ||
+        pread(file, firmware.units, (size_t)bytes, at - bytes) != bytes)
+        return EINVAL;
+    boot.memory(FIRMWARE_AT, firmware.now, FIRMWARE_BYTES, 0);
+    for (uint32_t unit = 0, next = 0; unit < FIRMWARE_UNITS; unit++) {
+        unsigned char *due = firmware.loaded + (size_t)unit * FIRMWARE_UNIT;
+        if (next < end.units && firmware.units[next].number == unit)
+            due = firmware.units[next++].bytes;
+        if (memcmp(firmware.now + (size_t)unit * FIRMWARE_UNIT, due, FIRMWARE_UNIT))
+            boot.memory(FIRMWARE_AT + (uint64_t)unit * FIRMWARE_UNIT, due, FIRMWARE_UNIT, 1);
+    }
+    return 0;
 }
 
 /* Carries orders out, on QEMU's main thread. Returns whether to go on listening. */
@@ -377,6 +471,7 @@ static int on_order(int sock, int condition, void *unused)
         struct reply head;
         char text[512];
     } reply;
+    static _Bool begun;
     (void)condition;
     (void)unused;
     for (;;) {
@@ -387,6 +482,9 @@ static int on_order(int sock, int condition, void *unused)
             return 1;
         if (!is_whole(&request, got))
             break;
+        if (!begun)
+            find_firmware();
+        begun = 1;
         void *error = NULL;
         size_t text = 0;
         reply.head.status = 0;
@@ -397,11 +495,15 @@ static int on_order(int sock, int condition, void *unused)
             monitor.cont(&error);
         } else if (request.op == ORDER_SAVE) {
             monitor.save(state_file, 1, 0, &error);
+            if (!error)
+                reply.head.status = save_firmware(state_fd);
         } else if (request.op == ORDER_LOAD) {
             keep_code = request.len == 1 && translator.forget_all;
             if (keep_code)
                 forget(request.run, request.runs);
-            load(&error);
+            reply.head.status = load_firmware(state_fd);
+            if (!reply.head.status && load(&error))
+                reply.head.value |= LOAD_AGAIN;
         } else {
             reply.head.status = EINVAL;
         }
@@ -423,10 +525,10 @@ static int take_orders(int sock, int file)
 {
     if (!find_monitor())
         return ENOSYS;
-    if (!find_virtio())
-        virtio.reset = NULL; /* No device of that kind can be in such a build. */
+    follows_boot = find_boot(); /* As OP_HELLO has said. */
     if (find_translator() && !translator.forget_all && hook_post_load())
         translator.forget_all = NULL;
+    state_fd = file;
     snprintf(state_file, sizeof state_file, "/proc/self/fd/%d", file);
     if (fcntl(sock, F_SETFD, FD_CLOEXEC))
         return errno;
@@ -470,7 +572,8 @@ static void *serve(void *argument)
         if (request.op == OP_HELLO) {
             reply.value = AGENT_VERSION | (find_yank() ? HELLO_HAS_YANK : 0);
             if (find_monitor())
-                reply.value |= HELLO_HAS_ORDERS | (find_translator() ? HELLO_KEEPS_CODE : 0);
+                reply.value |= HELLO_HAS_ORDERS | (find_translator() ? HELLO_KEEPS_CODE : 0) |
+                               (find_boot() ? HELLO_FOLLOWS_BOOT : 0);
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
             reply.status = fd < 0 ? -fd : 0;

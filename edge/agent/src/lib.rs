@@ -25,7 +25,7 @@ pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so")
 pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
-pub const AGENT_VERSION: u16 = 2;
+pub const AGENT_VERSION: u16 = 3;
 
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
 pub const HELLO_HAS_YANK: u32 = 1 << 16;
@@ -35,6 +35,15 @@ pub const HELLO_HAS_ORDERS: u32 = 1 << 17;
 
 /// The bit of the reply to [`Op::Hello`] that says that loads can keep TCG's translations.
 pub const HELLO_KEEPS_CODE: u32 = 1 << 18;
+
+/// The bit of the reply to [`Op::Hello`] that says that a state of a guest that boots is followed
+/// in all there is to it: its firmware's memory, and virtio queues that it has not set up yet
+/// (docs/decisions/0031).
+pub const HELLO_FOLLOWS_BOOT: u32 = 1 << 19;
+
+/// The bit of the reply to [`Order::Load`] that says that devices were reset after the load: the
+/// state is to be loaded again, without its serial port.
+pub const LOAD_AGAIN: u32 = 1 << 16;
 
 /// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
@@ -56,7 +65,7 @@ pub enum Op {
 }
 
 /// What QEMU can be ordered to do on the orders' socket. The reply's status is 0 or an errno, its
-/// value is the order; what QEMU says about a failure follows.
+/// value is the order, with [`LOAD_AGAIN`]; what QEMU says about a failure follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Order {
@@ -64,7 +73,8 @@ pub enum Order {
     Stop = 0,
     /// Let them run: QMP's `cont`.
     Cont = 1,
-    /// Save device and CPU state: QMP's `xen-save-devices-state`.
+    /// Save device and CPU state: QMP's `xen-save-devices-state`. Behind it what a microvm's
+    /// firmware has written to its own memory.
     Save = 2,
     /// Load it: QMP's `xen-load-devices-state`; see [`load_order`].
     Load = 3,

@@ -170,10 +170,10 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's Ethernet address.
     pub mac: Mac,
-    /// The nice value of a guest that runs as secondary: on a host that also runs leaders,
-    /// theirs come first, since a secondary that falls behind costs some pages more at the next
-    /// sync and a leader that does costs its clients time; so the default is 10. Where outputs
-    /// are released on match clients wait for both, and it is 0. Needs root.
+    /// The nice value of a guest that runs as secondary. Where outputs are released on match
+    /// clients wait for both guests, and the default is 0. Else it is 10: on a host that also runs
+    /// leaders, theirs come first, since a secondary that falls behind costs some pages more at the
+    /// next sync and a leader that does costs its clients time. Needs root.
     #[serde(default)]
     pub secondary_nice: Option<i32>,
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, have_qemu, linux, ping, pong, sync};
+use common::{Guest, assert_equal, have_qemu, linux, ping, pong, sync};
 use plover_types::{Frame, PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
 use std::collections::BTreeSet;
@@ -264,6 +264,7 @@ fn a_nic_starts_anew_where_the_state_has_none() {
     behind.type_line(&format!("{driver}; echo $nic >unbind; echo gone$((1+1))"));
     behind.wait_console("gone2");
     sync(&mut behind, &mut ahead, true);
+    assert_equal(&behind, &ahead);
     ahead.order(VmCommand::Resume);
     ahead.type_line(
         "echo $nic >bind; ip address add 10.77.0.100/24 dev eth0; ip link set eth0 up; \
@@ -275,6 +276,33 @@ fn a_nic_starts_anew_where_the_state_has_none() {
     sync(&mut ahead, &mut behind, true);
     behind.order(VmCommand::Resume);
     behind.wait_ping(3);
+}
+
+/// A guest is made what another is that has not begun to boot, or has just begun, and boots: also
+/// what firmware keeps in memory of its own is the other's, so it finds its devices.
+#[test]
+fn a_guest_boots_where_another_has_begun_to() {
+    if !have_qemu() {
+        return;
+    }
+    let mut behind = Guest::start(config(Machine::Microvm));
+    let mut ahead = Guest::boot(config(Machine::Microvm));
+    ahead.wait_ping(1);
+    // Not at all; a little; the kernel runs.
+    for (n, millis) in [0, 100, 400].into_iter().enumerate() {
+        if millis > 0 {
+            behind.order(VmCommand::Resume);
+            behind.run_for(Duration::from_millis(millis));
+        }
+        let mut fresh = Guest::start(config(Machine::Microvm));
+        for guest in [&mut ahead, &mut fresh] {
+            sync(&mut behind, guest, true);
+            guest.console.clear();
+            guest.order(VmCommand::Resume);
+            guest.wait_console("plover-guest: ready");
+            guest.wait_ping(n as u16 + 2);
+        }
+    }
 }
 
 /// Pause and save in one go, which is how a leader syncs.

@@ -1,5 +1,5 @@
-//! What a lab is put through, one fault after the other: the scripts that `vsmr` is tested with, for
-//! every policy and setting.
+//! What a lab is put through, one fault after the other: the scripts that the default is tested with,
+//! for every policy and setting.
 
 use crate::{recover, role};
 use anyhow::Result;

@@ -93,16 +93,10 @@ fn the_leader_stands_still_for_three_seconds() {
     });
 }
 
-/// With compressed records, whose streams begin anew when the links come back.
+/// The streams of compressed records begin anew when the links come back.
 #[test]
 fn the_leader_is_cut_off_and_healed() {
-    let overlay = tempfile::NamedTempFile::new().expect("a file is made");
-    std::fs::write(&overlay, "[policy]\ncompress = true\n").expect("a file is written");
-    let options = Options {
-        overlay: Some(overlay.path().to_owned()),
-        ..Options::default()
-    };
-    prove("t-cut", options, |lab| {
+    prove("t-cut", Options::default(), |lab| {
         let (leader, at) = lab.strike(Fault::Cut { from: None }, &role("leader"))?;
         lab.wait_for_failover(leader, at)?;
         lab.wait_until_protected_again(at)?;

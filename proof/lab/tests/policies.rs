@@ -21,6 +21,7 @@ use plover_lab_proof::script::{
 use plover_lab_proof::{prove, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
 use plover_syncvm::Phase;
+use std::io::Write;
 use std::time::Duration;
 
 fn under(policy: &str) -> Options {
@@ -86,6 +87,20 @@ fn a_guest_whose_outputs_are_matched_goes_on() {
         outputs_match(lab)?;
         the_leader_dies_in(lab, Phase::Apply)
     });
+}
+
+/// Connections that no sync has seen are known to clients by the leader's numbers and clock. The next
+/// leader's guest has others: where it sends its own stamps, every second such connection stands
+/// still.
+#[test]
+fn connections_go_on_that_no_sync_has_seen() {
+    let mut overlay = tempfile::NamedTempFile::new().expect("a file is made");
+    write!(overlay, "[policy]\nmatched_max_ms = 60000\n").expect("a file is written");
+    let options = Options {
+        overlay: Some(overlay.path().to_owned()),
+        ..under("hybrid")
+    };
+    prove("t-unseen", options, the_leader_dies);
 }
 
 /// COLO, under the faults that every policy is put to.

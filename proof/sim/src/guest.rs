@@ -74,7 +74,7 @@ impl Stream {
     }
 }
 
-/// A client has acknowledged what this guest has never sent on the connection.
+/// A client has acknowledged what this guest has never sent on the connection, or echoed another clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Strange {
     /// Whose frame.

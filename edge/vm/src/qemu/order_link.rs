@@ -6,7 +6,7 @@
 
 use super::orders::Purpose;
 use crate::VmError;
-use plover_agent::{Order, Reply, load_order, order};
+use plover_agent::{LOAD_AGAIN, Order, Reply, load_order, order};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -80,6 +80,10 @@ impl OrderLink {
             return Err(std::io::Error::other("the agent said something unasked"));
         };
         let reply = Reply::decode(*head);
+        let purpose = match purpose {
+            Purpose::Load if reply.value & LOAD_AGAIN != 0 => Purpose::LoadAgain,
+            other => other,
+        };
         let result = if reply.status == 0 {
             Ok(())
         } else if words.is_empty() {

@@ -5,7 +5,9 @@ use crate::cpu_clock::CpuClock;
 use crate::dirty::DirtyTracker;
 use crate::thread_state::ThreadState;
 use crate::{Accel, VmError, VmEvent};
-use plover_agent::{AGENT_VERSION, HELLO_HAS_ORDERS, HELLO_HAS_YANK, HELLO_KEEPS_CODE, Op};
+use plover_agent::{
+    AGENT_VERSION, HELLO_FOLLOWS_BOOT, HELLO_HAS_ORDERS, HELLO_HAS_YANK, HELLO_KEEPS_CODE, Op,
+};
 use rustix::fd::{AsRawFd, OwnedFd};
 use serde_json::Value;
 
@@ -75,6 +77,13 @@ impl QemuVm {
                 self.direct = has(HELLO_HAS_ORDERS) && !self.config.monitor_only;
                 self.loads.keeps_code =
                     self.direct && self.accel == Accel::Tcg && has(HELLO_KEEPS_CODE);
+                if !self.config.monitor_only && !(self.direct && has(HELLO_FOLLOWS_BOOT)) {
+                    tracing::warn!(
+                        "this QEMU does not export what it takes to follow a guest that boots: if a leader \
+                         dies meanwhile, the next one's guest may have no network; use a build with \
+                         modules (the qemu-system packages of Debian, Ubuntu and Fedora)"
+                    );
+                }
                 self.heard.agent = true;
                 self.track_if_ready();
             }

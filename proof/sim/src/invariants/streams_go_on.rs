@@ -61,7 +61,7 @@ impl StreamsGoOn {
     }
 
     /// The guest of a member of the in-sync set has got a frame that acknowledges what it has
-    /// never sent, as it sees it.
+    /// never sent, as it sees it, or echoes another clock than the connection's.
     pub fn fed(who: ReplicaId, strange: Option<Strange>, all: &Histories) -> Check {
         let Some(Strange {
             request,
@@ -72,7 +72,7 @@ impl StreamsGoOn {
             return Ok(());
         };
         Err(violation(format!(
-            "{who}'s guest at {history:x} is fed {request:?} with numbers that it has not sent: \
+            "{who}'s guest at {history:x} is fed {request:?} with numbers or a clock that it has not sent: \
              heard at {heard:x}"
         )))
     }
