@@ -77,7 +77,8 @@ impl QemuVm {
                 self.direct = has(HELLO_HAS_ORDERS) && !self.config.monitor_only;
                 self.loads.keeps_code =
                     self.direct && self.accel == Accel::Tcg && has(HELLO_KEEPS_CODE);
-                if !self.config.monitor_only && !(self.direct && has(HELLO_FOLLOWS_BOOT)) {
+                let follows_boot = self.direct && has(HELLO_FOLLOWS_BOOT);
+                if !follows_boot && !self.config.monitor_only {
                     tracing::warn!(
                         "this QEMU does not export what it takes to follow a guest that boots: if a leader \
                          dies meanwhile, the next one's guest may have no network; use a build with \
