@@ -40,11 +40,11 @@
  *   struct reply   { i32 status; u32 value; }                   + one descriptor for OP_TRACK
  *                                                               + QEMU's words for a failed order
  *
- * status is 0 or an errno; value is, for OP_HELLO, the version and which of the others can work,
- * and for an order its number, with LOAD_AGAIN where the state is to be loaded once more.
+ * status is 0 or an errno; value is, for OP_HELLO, the version and which of the others can work.
  * addr and len are, for OP_TRACK, the range; for OP_ORDERS, the numbers of the orders' socket and
  * of the file that states are saved to and loaded from; for ORDER_LOAD, len is 1 to keep
- * translations. The agent's thread takes no signal, holds no lock of QEMU, and ends when the socket
+ * translations, and addr where in the file the serial port's section begins (the upper half) and
+ * ends. The agent's thread takes no signal, holds no lock of QEMU, and ends when the socket
  * closes.
  */
 #define _GNU_SOURCE
@@ -83,7 +83,6 @@ enum {
     HELLO_KEEPS_CODE = 1 << 18,
     HELLO_FOLLOWS_BOOT = 1 << 19
 };
-enum { LOAD_AGAIN = 1 << 16 };
 enum { PAGE_BYTES = 4096, RUNS_MAX = 8192 };
 enum { STACK_BYTES = 256 * 1024 }; /* holds QEMU's thread-local data too */
 
@@ -291,7 +290,8 @@ static struct {
     int (*size)(void *device, int queue);
     uint64_t (*address)(void *device, int queue);
     void (*reset)(void *device);
-    void (*memory)(uint64_t addr, void *buffer, uint64_t len, _Bool is_write);
+    void *(*map)(uint64_t addr, uint64_t *len, _Bool is_write);
+    void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
 } boot;
 enum { QUEUES_MAX = 1024 }; /* VIRTIO_QUEUE_MAX */
 
@@ -312,7 +312,8 @@ static _Bool find_boot(void)
            FIND(boot.each, "object_child_foreach_recursive") &&
            FIND(boot.cast, "object_dynamic_cast") && FIND(boot.size, "virtio_queue_get_num") &&
            FIND(boot.address, "virtio_queue_get_desc_addr") && FIND(boot.reset, "virtio_reset") &&
-           FIND(boot.memory, "cpu_physical_memory_rw");
+           FIND(boot.map, "cpu_physical_memory_map") &&
+           FIND(boot.unmap, "cpu_physical_memory_unmap");
 }
 
 static int note_queues_of(void *object, void *unused)
@@ -369,28 +370,52 @@ static _Bool restart_queues(void)
     return done != NULL;
 }
 
-/* Loads the state in the file. `error` is QEMU's, if it refuses. Returns whether it is to be loaded
- * again; not here, since a serial port that waits for its console bears one load only before the
- * main loop has run: the caller takes it out. */
-static _Bool load(void **error)
+/* Takes what lies from `begin` to `end` out of a file. Returns 0 or an errno. */
+static int cut(int file, off_t begin, off_t end)
+{
+    static char buffer[64 * 1024];
+    ssize_t got;
+    if (begin > end)
+        return EINVAL;
+    while ((got = pread(file, buffer, sizeof buffer, end)) > 0) {
+        if (pwrite(file, buffer, (size_t)got, begin) != got)
+            return EIO;
+        begin += got;
+        end += got;
+    }
+    return got < 0 || ftruncate(file, begin) ? errno : 0;
+}
+
+/* Loads the state in the file. `error` is QEMU's, if it refuses; returns 0 or another errno. A
+ * second time it is loaded without its serial port, whose section lies at `serial`: QEMU aborts if
+ * a port that waits for room on its console is told so twice. */
+static int load(uint64_t serial, void **error)
 {
     note_queues();
     arm_yank();
     monitor.load(state_file, error);
-    return !*error && restart_queues();
+    if (*error || !restart_queues())
+        return 0;
+    int failed = cut(state_fd, (off_t)(serial >> 32), (off_t)(uint32_t)serial);
+    if (failed)
+        return failed;
+    arm_yank();
+    monitor.load(state_file, error);
+    return 0;
 }
 
-/* The firmware of a microvm lies below 1 MiB in RAM of its own, which is neither in the guest's RAM
- * nor in a saved state, and while it runs it writes there: the root of the ACPI tables, and what it
- * has done. A guest that boots where the writes of another's firmware are missing finds no tables,
- * and so no device. So a state is followed by the units that are no longer as QEMU has loaded
- * them, and a load makes all of them so. Other machines' firmware writes into the guest's RAM. */
-enum { FIRMWARE_AT = 0xe0000, FIRMWARE_BYTES = 0x20000, FIRMWARE_UNIT = 64 };
-enum { FIRMWARE_UNITS = FIRMWARE_BYTES / FIRMWARE_UNIT };
+/* The firmware of a microvm lies at the end of the first MiB in RAM of its own, which is neither in
+ * the guest's RAM nor in a saved state, and while it runs it writes there: the root of the ACPI
+ * tables, and what it has done. A guest that boots where the writes of another's firmware are
+ * missing finds no tables, and so no device. So a state is followed by the units that are no longer
+ * as QEMU has loaded them, and a load makes all of them so. Other machines' firmware writes into
+ * the guest's RAM. */
+enum { FIRMWARE_END = 0x100000, FIRMWARE_BYTES_MAX = 0x20000, FIRMWARE_UNIT = 64 };
+enum { FIRMWARE_UNITS_MAX = FIRMWARE_BYTES_MAX / FIRMWARE_UNIT };
 static const char FIRMWARE_MARK[8] = "PLOVERFW";
 
 struct firmware_unit {
-    uint32_t number;
+    uint32_t number; /* from the end of the firmware */
     unsigned char bytes[FIRMWARE_UNIT];
 };
 
@@ -401,66 +426,89 @@ struct firmware_end {
 };
 
 static struct {
-    _Bool is_apart;
-    unsigned char loaded[FIRMWARE_BYTES]; /* by QEMU, before the guest ran */
-    unsigned char now[FIRMWARE_BYTES];
-    struct firmware_unit units[FIRMWARE_UNITS];
+    uint32_t count; /* of units; the last one ends at FIRMWARE_END */
+    unsigned char loaded[FIRMWARE_UNITS_MAX][FIRMWARE_UNIT]; /* by QEMU, before the guest ran */
+    struct firmware_unit units[FIRMWARE_UNITS_MAX];
 } firmware;
+
+/* The guest's RAM in this process. */
+static struct {
+    uintptr_t start, bytes;
+} ram;
+
+/* Reads or writes one unit, counted from the end. */
+static _Bool access_unit(uint32_t number, unsigned char *bytes, _Bool is_write)
+{
+    uint64_t len = FIRMWARE_UNIT;
+    void *mapped = boot.map(FIRMWARE_END - (uint64_t)(number + 1) * FIRMWARE_UNIT, &len, is_write);
+    if (!mapped)
+        return 0;
+    /* Not of the guest's RAM, which travels as such: the firmware begins behind it. */
+    _Bool is_firmware = len == FIRMWARE_UNIT && (uintptr_t)mapped - ram.start >= ram.bytes;
+    if (is_firmware)
+        memcpy(is_write ? mapped : bytes, is_write ? bytes : mapped, FIRMWARE_UNIT);
+    boot.unmap(mapped, len, is_write, is_firmware ? FIRMWARE_UNIT : 0);
+    return is_firmware;
+}
 
 /* Called before the first order is carried out. */
 static void find_firmware(void)
 {
-    void *machine = follows_boot ? boot.find("/machine", NULL) : NULL;
-    firmware.is_apart = machine && boot.cast(machine, "microvm-machine");
-    if (firmware.is_apart)
-        boot.memory(FIRMWARE_AT, firmware.loaded, FIRMWARE_BYTES, 0);
+    void *machine = follows_boot && ram.bytes ? boot.find("/machine", NULL) : NULL;
+    if (!machine || !boot.cast(machine, "microvm-machine"))
+        return;
+    while (firmware.count < FIRMWARE_UNITS_MAX &&
+           access_unit(firmware.count, firmware.loaded[firmware.count], 0))
+        firmware.count++;
 }
 
 /* Puts the units behind the state that has just been saved. Returns 0 or an errno. */
-static int save_firmware(int file)
+static int save_firmware(void)
 {
     struct firmware_end end = {0, {0}};
-    off_t size = lseek(file, 0, SEEK_END);
-    if (!firmware.is_apart)
-        return 0;
-    boot.memory(FIRMWARE_AT, firmware.now, FIRMWARE_BYTES, 0);
-    for (uint32_t unit = 0; unit < FIRMWARE_UNITS; unit++) {
-        const size_t at = (size_t)unit * FIRMWARE_UNIT;
-        if (!memcmp(firmware.now + at, firmware.loaded + at, FIRMWARE_UNIT))
-            continue;
-        firmware.units[end.units].number = unit;
-        memcpy(firmware.units[end.units++].bytes, firmware.now + at, FIRMWARE_UNIT);
+    off_t size = lseek(state_fd, 0, SEEK_END);
+    for (uint32_t number = 0; number < firmware.count; number++) {
+        struct firmware_unit *unit = &firmware.units[end.units];
+        if (!access_unit(number, unit->bytes, 0))
+            return EFAULT;
+        unit->number = number;
+        end.units += !!memcmp(unit->bytes, firmware.loaded[number], FIRMWARE_UNIT);
     }
+    if (!firmware.count)
+        return 0;
     memcpy(end.mark, FIRMWARE_MARK, sizeof end.mark);
     const size_t bytes = end.units * sizeof *firmware.units;
-    if (size < 0 || pwrite(file, firmware.units, bytes, size) != (ssize_t)bytes ||
-        pwrite(file, &end, sizeof end, size + (off_t)bytes) != sizeof end)
+    if (size < 0 || pwrite(state_fd, firmware.units, bytes, size) != (ssize_t)bytes ||
+        pwrite(state_fd, &end, sizeof end, size + (off_t)bytes) != sizeof end)
         return EIO;
     return 0;
 }
 
 /* Makes the firmware what it was where the state was saved. Returns 0, or an errno if the units are
- * none; a state without any is of a machine that has none. */
-static int load_firmware(int file)
+ * not such a firmware's. A state without any is of a QEMU that cannot tell, which has been warned
+ * about. */
+static int load_firmware(void)
 {
     struct firmware_end end;
-    off_t at = lseek(file, 0, SEEK_END) - (off_t)sizeof end;
-    if (!firmware.is_apart || at < 0 || pread(file, &end, sizeof end, at) != sizeof end ||
+    unsigned char now[FIRMWARE_UNIT];
+    off_t at = lseek(state_fd, 0, SEEK_END) - (off_t)sizeof end;
+    if (!firmware.count || at < 0 || pread(state_fd, &end, sizeof end, at) != sizeof end ||
         memcmp(end.mark, FIRMWARE_MARK, sizeof end.mark))
         return 0;
     const off_t bytes = (off_t)end.units * (off_t)sizeof *firmware.units;
-    if (end.units > FIRMWARE_UNITS || bytes > at ||
-        pread(file, firmware.units, (size_t)bytes, at - bytes) != bytes)
+    if (end.units > firmware.count || bytes > at ||
+        pread(state_fd, firmware.units, (size_t)bytes, at - bytes) != bytes)
         return EINVAL;
-    boot.memory(FIRMWARE_AT, firmware.now, FIRMWARE_BYTES, 0);
-    for (uint32_t unit = 0, next = 0; unit < FIRMWARE_UNITS; unit++) {
-        unsigned char *due = firmware.loaded + (size_t)unit * FIRMWARE_UNIT;
-        if (next < end.units && firmware.units[next].number == unit)
+    uint32_t next = 0;
+    for (uint32_t number = 0; number < firmware.count; number++) {
+        unsigned char *due = firmware.loaded[number];
+        if (next < end.units && firmware.units[next].number == number)
             due = firmware.units[next++].bytes;
-        if (memcmp(firmware.now + (size_t)unit * FIRMWARE_UNIT, due, FIRMWARE_UNIT))
-            boot.memory(FIRMWARE_AT + (uint64_t)unit * FIRMWARE_UNIT, due, FIRMWARE_UNIT, 1);
+        if (!access_unit(number, now, 0) ||
+            (memcmp(now, due, FIRMWARE_UNIT) && !access_unit(number, due, 1)))
+            return EFAULT;
     }
-    return 0;
+    return next == end.units ? 0 : EINVAL;
 }
 
 /* Carries orders out, on QEMU's main thread. Returns whether to go on listening. */
@@ -496,14 +544,14 @@ static int on_order(int sock, int condition, void *unused)
         } else if (request.op == ORDER_SAVE) {
             monitor.save(state_file, 1, 0, &error);
             if (!error)
-                reply.head.status = save_firmware(state_fd);
+                reply.head.status = save_firmware();
         } else if (request.op == ORDER_LOAD) {
             keep_code = request.len == 1 && translator.forget_all;
             if (keep_code)
                 forget(request.run, request.runs);
-            reply.head.status = load_firmware(state_fd);
-            if (!reply.head.status && load(&error))
-                reply.head.value |= LOAD_AGAIN;
+            reply.head.status = load_firmware();
+            if (!reply.head.status)
+                reply.head.status = load(request.addr, &error);
         } else {
             reply.head.status = EINVAL;
         }
@@ -576,6 +624,8 @@ static void *serve(void *argument)
                                (find_boot() ? HELLO_FOLLOWS_BOOT : 0);
         } else if (request.op == OP_TRACK) {
             fd = track(request.addr, request.len);
+            ram.start = request.addr;
+            ram.bytes = request.len;
             reply.status = fd < 0 ? -fd : 0;
         } else if (request.op == OP_YANK) {
             reply.status = arm_yank();

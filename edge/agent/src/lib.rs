@@ -18,6 +18,8 @@
 //!     │◄───────────────────────────────────────┤
 //! ```
 
+use std::ops::Range;
+
 /// The shared object to preload.
 pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so"));
 
@@ -41,10 +43,6 @@ pub const HELLO_KEEPS_CODE: u32 = 1 << 18;
 /// (docs/decisions/0031).
 pub const HELLO_FOLLOWS_BOOT: u32 = 1 << 19;
 
-/// The bit of the reply to [`Order::Load`] that says that devices were reset after the load: the
-/// state is to be loaded again, without its serial port.
-pub const LOAD_AGAIN: u32 = 1 << 16;
-
 /// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
 
@@ -65,7 +63,7 @@ pub enum Op {
 }
 
 /// What QEMU can be ordered to do on the orders' socket. The reply's status is 0 or an errno, its
-/// value is the order, with [`LOAD_AGAIN`]; what QEMU says about a failure follows.
+/// value is the order; what QEMU says about a failure follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Order {
@@ -116,11 +114,13 @@ pub fn order(order: Order) -> Vec<u8> {
 /// The bytes of an [`Order::Load`]. `written`: all pages, by guest-physical address, that were
 /// written behind QEMU's back since the last load, as runs of (first page, pages), at most
 /// [`RUNS_MAX`]; then what QEMU has translated from other pages is kept. `None`: everything is
-/// translated anew.
-pub fn load_order(written: Option<&[(u32, u32)]>) -> Vec<u8> {
+/// translated anew. `serial`: where in the file the section of the serial port lies, empty if there
+/// is none.
+pub fn load_order(written: Option<&[(u32, u32)]>, serial: Range<u32>) -> Vec<u8> {
     let runs = written.unwrap_or_default();
     assert!(runs.len() <= RUNS_MAX, "{} runs in one order", runs.len());
-    encode(Order::Load as u32, 0, written.is_some().into(), runs)
+    let place = u64::from(serial.start) << 32 | u64::from(serial.end);
+    encode(Order::Load as u32, place, written.is_some().into(), runs)
 }
 
 fn encode(op: u32, addr: u64, len: u64, runs: &[(u32, u32)]) -> Vec<u8> {

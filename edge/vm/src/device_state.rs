@@ -84,10 +84,11 @@ const SERIAL_WHEN_EMPTY: [(&[u8], &[u8]); 3] = [
 /// typed next; and where they fill it up, the UART takes nothing any more, for ever, because the
 /// loaded registers say that there is nothing to read.
 ///
-/// A state that has no such section, or one of another form, comes back as it is.
-pub(crate) fn with_serial_queue(state: Vec<u8>) -> Vec<u8> {
+/// Also where that section lies then, from its first byte to behind its last. A state that has no
+/// such section, or one of another form, comes back as it is.
+pub(crate) fn with_serial_queue(state: Vec<u8>) -> (Vec<u8>, Range<u32>) {
     let Some(section) = serial(&state) else {
-        return state;
+        return (state, 0..0);
     };
     let mut missing = Vec::new();
     for (name, data) in SERIAL_WHEN_EMPTY {
@@ -100,17 +101,10 @@ pub(crate) fn with_serial_queue(state: Vec<u8>) -> Vec<u8> {
     }
     // QEMU takes subsections in any order.
     let (before, after) = state.split_at(section.start + SERIAL_REGISTERS);
-    [before, &missing, after].concat()
-}
-
-/// `state` without its serial port, to be loaded after all of it was. Where the port waits for
-/// room on its console, QEMU begins to wait with the load, and asserts that it did not before.
-pub(crate) fn without_serial(mut state: Vec<u8>) -> Vec<u8> {
-    if let Some(data) = serial(&state) {
-        let begin = data.start - SERIAL.len() - HEAD_BYTES;
-        state.drain(begin..data.end + HEAD_BYTES);
-    }
-    state
+    let begin = section.start - SERIAL.len() - HEAD_BYTES;
+    let end = section.end + HEAD_BYTES + missing.len();
+    let place = |at: usize| u32::try_from(at).unwrap_or(0);
+    ([before, &missing, after].concat(), place(begin)..place(end))
 }
 
 /// Where the serial port's registers and subsections are.
@@ -157,7 +151,7 @@ mod tests {
     fn an_empty_queue_is_said_and_a_full_one_is_kept() {
         let around = section(1, b"timer", b"t");
         let empty = [&around[..], &serial_section(b""), &around].concat();
-        let said = with_serial_queue(empty.clone());
+        let (said, place) = with_serial_queue(empty.clone());
         let added: usize = SERIAL_WHEN_EMPTY
             .map(|(n, d)| 6 + n.len() + d.len())
             .iter()
@@ -165,12 +159,12 @@ mod tests {
         assert_eq!(said.len(), empty.len() + added);
         assert_eq!(
             with_serial_queue(said.clone()),
-            said,
+            (said.clone(), place.clone()),
             "nothing is said twice"
         );
 
         let queue = [&b"\x05\x10serial/recv_fifo\0\0\0\x01"[..], &[7; 24]].concat();
-        let full = with_serial_queue([&around[..], &serial_section(&queue)].concat());
+        let (full, _) = with_serial_queue([&around[..], &serial_section(&queue)].concat());
         assert!(find(&full, 0, &queue).is_some());
         assert_eq!(
             full.windows(16)
@@ -178,10 +172,10 @@ mod tests {
                 .count(),
             1
         );
-        assert_eq!(with_serial_queue(around.clone()), around, "no serial port");
-        let both = [&around[..], &around].concat();
-        assert_eq!(without_serial(said), both);
-        assert_eq!(without_serial(both.clone()), both);
+        let none = (around.clone(), 0..0);
+        assert_eq!(with_serial_queue(around.clone()), none, "no serial port");
+        let (begin, end) = (place.start as usize, place.end as usize);
+        assert_eq!([&said[..begin], &said[end..]], [&around[..], &around]);
     }
 
     proptest::proptest! {
@@ -194,7 +188,6 @@ mod tests {
         ) {
             let mut serial = [&a[..], &serial_section(&b)].concat();
             serial.truncate(serial.len().saturating_sub(cut));
-            let _ = without_serial(serial.clone());
             let _ = with_serial_queue(serial);
             let _ = with_serial_queue([SERIAL, &b].concat());
         }

@@ -95,12 +95,22 @@ fn a_guest_whose_outputs_are_matched_goes_on() {
 #[test]
 fn connections_go_on_that_no_sync_has_seen() {
     let mut overlay = tempfile::NamedTempFile::new().expect("a file is made");
-    write!(overlay, "[policy]\nmatched_max_ms = 60000\n").expect("a file is written");
+    write!(
+        overlay,
+        "[policy]\nmatched_max_ms = 60000\nunmatched_max_ms = 20000\n"
+    )
+    .expect("a file is written");
     let options = Options {
         overlay: Some(overlay.path().to_owned()),
         ..under("hybrid")
     };
-    prove("t-unseen", options, the_leader_dies);
+    prove("t-unseen", options, |lab| {
+        // Mostly the only one is that of the join, before the guest has booted. On a busy machine an
+        // output may have been late, and a sync has seen the connections after all.
+        let syncs = lab.lab().status().leader().map(|leader| leader.sync.count);
+        eprintln!("syncs before the kill: {syncs:?}");
+        the_leader_dies(lab)
+    });
 }
 
 /// COLO, under the faults that every policy is put to.

@@ -13,7 +13,7 @@
 //! its key. Where anything is in doubt, everything is translated anew.
 
 use super::{Purpose, QemuVm};
-use crate::device_state::{with_serial_queue, without_serial};
+use crate::device_state::with_serial_queue;
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
 use serde_json::json;
 
@@ -63,33 +63,21 @@ impl QemuVm {
     /// Begins to load `state`. The order stays open until QEMU has answered the load itself.
     pub(super) fn begin_load(&mut self, state: Vec<u8>) {
         self.orders.opened(Purpose::Load);
-        if let Err(error) = self.state_file.write(&with_serial_queue(state)) {
+        let (state, serial) = with_serial_queue(state);
+        if let Err(error) = self.state_file.write(&state) {
             self.orders.closed(Purpose::Load);
             return self.failed("load", &error.to_string());
         }
         if self.direct {
             let runs = self.loads.overwritten_runs();
             tracing::debug!(kept = runs.is_some(), "loading device state");
-            let given = self.order_link.load(runs.as_deref());
+            let given = self.order_link.load(runs.as_deref(), serial);
             return self.order_given(given);
         }
         // The load uses the preparation up, whether it succeeds or not.
         self.armed = false;
         let arguments = json!({ "filename": self.state_file_name() });
         self.send(Purpose::Load, "xen-load-devices-state", arguments);
-    }
-
-    /// QEMU has loaded the state, and the agent has reset devices of which it does not know all
-    /// queues (docs/decisions/0031): what else it says of them is to be loaded anew.
-    pub(super) fn load_again(&mut self) {
-        tracing::debug!("loading device state again: devices were reset");
-        let runs = self.loads.overwritten_runs();
-        let file = &self.state_file;
-        let rest = file.read().map(without_serial);
-        let given = rest
-            .and_then(|rest| file.write(&rest))
-            .and_then(|()| self.order_link.load(runs.as_deref()));
-        self.order_given(given);
     }
 
     /// QEMU has answered the load.

@@ -6,13 +6,14 @@
 
 use super::orders::Purpose;
 use crate::VmError;
-use plover_agent::{LOAD_AGAIN, Order, Reply, load_order, order};
+use plover_agent::{Order, Reply, load_order, order};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// More than the agent says about a failure.
 const REPLY_BYTES_MAX: usize = 1024;
@@ -49,9 +50,13 @@ impl OrderLink {
         self.send(purpose, &order(what))
     }
 
-    /// Orders to load what is in the state file; for `written` see [`load_order`].
-    pub(super) fn load(&mut self, written: Option<&[(u32, u32)]>) -> std::io::Result<()> {
-        self.send(Purpose::Load, &load_order(written))
+    /// Orders to load what is in the state file; for the particulars see [`load_order`].
+    pub(super) fn load(
+        &mut self,
+        written: Option<&[(u32, u32)]>,
+        serial: Range<u32>,
+    ) -> std::io::Result<()> {
+        self.send(Purpose::Load, &load_order(written, serial))
     }
 
     /// At most two orders are ever open, which the socket's buffer always holds.
@@ -80,10 +85,6 @@ impl OrderLink {
             return Err(std::io::Error::other("the agent said something unasked"));
         };
         let reply = Reply::decode(*head);
-        let purpose = match purpose {
-            Purpose::Load if reply.value & LOAD_AGAIN != 0 => Purpose::LoadAgain,
-            other => other,
-        };
         let result = if reply.status == 0 {
             Ok(())
         } else if words.is_empty() {

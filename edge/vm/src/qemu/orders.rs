@@ -17,8 +17,6 @@ pub(super) enum Purpose {
     Resume,
     Save,
     Load,
-    /// The state was loaded, and is to be loaded once more.
-    LoadAgain,
     /// The last command of a reset.
     Reset,
     /// Why the guest stands, when nobody told it to.
@@ -214,7 +212,6 @@ impl QemuVm {
                 Err(error) => self.failed("save", &error.to_string()),
             },
             (Purpose::Save, Err(error)) => self.failed("save", &error),
-            (Purpose::LoadAgain, _) => self.load_again(),
             (Purpose::Load, result) => {
                 self.load_ended();
                 match result {
