@@ -427,7 +427,8 @@ struct firmware_end {
 
 static struct {
     uint32_t count; /* of units; the last one ends at FIRMWARE_END */
-    unsigned char loaded[FIRMWARE_UNITS_MAX][FIRMWARE_UNIT]; /* by QEMU, before the guest ran */
+    const unsigned char *now;
+    unsigned char loaded[FIRMWARE_BYTES_MAX]; /* by QEMU, before the guest ran */
     struct firmware_unit units[FIRMWARE_UNITS_MAX];
 } firmware;
 
@@ -436,19 +437,40 @@ static struct {
     uintptr_t start, bytes;
 } ram;
 
-/* Reads or writes one unit, counted from the end. */
-static _Bool access_unit(uint32_t number, unsigned char *bytes, _Bool is_write)
+/* Where a unit begins, in the firmware as it is now and as it was loaded. */
+static size_t unit_at(uint32_t number)
+{
+    return (size_t)(firmware.count - 1 - number) * FIRMWARE_UNIT;
+}
+
+static uint64_t unit_address(uint32_t number)
+{
+    return FIRMWARE_END - (uint64_t)(number + 1) * FIRMWARE_UNIT;
+}
+
+/* Where this unit is in this process; NULL if it is of the guest's RAM, which travels as such. */
+static const unsigned char *find_unit(uint32_t number)
 {
     uint64_t len = FIRMWARE_UNIT;
-    void *mapped = boot.map(FIRMWARE_END - (uint64_t)(number + 1) * FIRMWARE_UNIT, &len, is_write);
+    void *mapped = boot.map(unit_address(number), &len, 0);
     if (!mapped)
-        return 0;
-    /* Not of the guest's RAM, which travels as such: the firmware begins behind it. */
-    _Bool is_firmware = len == FIRMWARE_UNIT && (uintptr_t)mapped - ram.start >= ram.bytes;
-    if (is_firmware)
-        memcpy(is_write ? mapped : bytes, is_write ? bytes : mapped, FIRMWARE_UNIT);
-    boot.unmap(mapped, len, is_write, is_firmware ? FIRMWARE_UNIT : 0);
-    return is_firmware;
+        return NULL;
+    boot.unmap(mapped, len, 0, 0); /* Memory of a machine stays where it is. */
+    _Bool is_ram = (uintptr_t)mapped - ram.start < ram.bytes;
+    return len == FIRMWARE_UNIT && !is_ram ? mapped : NULL;
+}
+
+/* Writes a unit as a device would, so that QEMU forgets what it has translated from it. */
+static _Bool write_unit(uint32_t number, const unsigned char *bytes)
+{
+    uint64_t len = FIRMWARE_UNIT;
+    void *mapped = boot.map(unit_address(number), &len, 1);
+    _Bool is_whole = mapped && len == FIRMWARE_UNIT;
+    if (is_whole)
+        memcpy(mapped, bytes, FIRMWARE_UNIT);
+    if (mapped)
+        boot.unmap(mapped, len, 1, is_whole ? FIRMWARE_UNIT : 0);
+    return is_whole;
 }
 
 /* Called before the first order is carried out. */
@@ -457,9 +479,16 @@ static void find_firmware(void)
     void *machine = follows_boot && ram.bytes ? boot.find("/machine", NULL) : NULL;
     if (!machine || !boot.cast(machine, "microvm-machine"))
         return;
-    while (firmware.count < FIRMWARE_UNITS_MAX &&
-           access_unit(firmware.count, firmware.loaded[firmware.count], 0))
-        firmware.count++;
+    for (uint32_t number = 0; number < FIRMWARE_UNITS_MAX; number++) {
+        const unsigned char *unit = find_unit(number);
+        /* All in one piece, each unit in front of the one before. */
+        if (!unit || (number && unit + FIRMWARE_UNIT != firmware.now))
+            break;
+        firmware.now = unit;
+        firmware.count = number + 1;
+    }
+    if (firmware.count)
+        memcpy(firmware.loaded, firmware.now, unit_at(0) + FIRMWARE_UNIT);
 }
 
 /* Puts the units behind the state that has just been saved. Returns 0 or an errno. */
@@ -468,11 +497,11 @@ static int save_firmware(void)
     struct firmware_end end = {0, {0}};
     off_t size = lseek(state_fd, 0, SEEK_END);
     for (uint32_t number = 0; number < firmware.count; number++) {
-        struct firmware_unit *unit = &firmware.units[end.units];
-        if (!access_unit(number, unit->bytes, 0))
-            return EFAULT;
-        unit->number = number;
-        end.units += !!memcmp(unit->bytes, firmware.loaded[number], FIRMWARE_UNIT);
+        const unsigned char *now = firmware.now + unit_at(number);
+        if (!memcmp(now, firmware.loaded + unit_at(number), FIRMWARE_UNIT))
+            continue;
+        firmware.units[end.units].number = number;
+        memcpy(firmware.units[end.units++].bytes, now, FIRMWARE_UNIT);
     }
     if (!firmware.count)
         return 0;
@@ -490,7 +519,6 @@ static int save_firmware(void)
 static int load_firmware(void)
 {
     struct firmware_end end;
-    unsigned char now[FIRMWARE_UNIT];
     off_t at = lseek(state_fd, 0, SEEK_END) - (off_t)sizeof end;
     if (!firmware.count || at < 0 || pread(state_fd, &end, sizeof end, at) != sizeof end ||
         memcmp(end.mark, FIRMWARE_MARK, sizeof end.mark))
@@ -501,11 +529,10 @@ static int load_firmware(void)
         return EINVAL;
     uint32_t next = 0;
     for (uint32_t number = 0; number < firmware.count; number++) {
-        unsigned char *due = firmware.loaded[number];
+        const unsigned char *due = firmware.loaded + unit_at(number);
         if (next < end.units && firmware.units[next].number == number)
             due = firmware.units[next++].bytes;
-        if (!access_unit(number, now, 0) ||
-            (memcmp(now, due, FIRMWARE_UNIT) && !access_unit(number, due, 1)))
+        if (memcmp(firmware.now + unit_at(number), due, FIRMWARE_UNIT) && !write_unit(number, due))
             return EFAULT;
     }
     return next == end.units ? 0 : EINVAL;
