@@ -185,12 +185,22 @@ static _Bool find_monitor(void)
            find_yank();
 }
 
-/* What keeping translations needs: QEMU's interface for devices that write guest memory, which
- * forgets what was translated from it, and the place where a load forgets everything. */
-typedef int post_load_fn(void *cpu, int version);
+/* QEMU's interface for devices that access the memory of the machine. What was translated from
+ * memory so written is forgotten. */
 static struct {
     void *(*map)(uint64_t addr, uint64_t *len, _Bool is_write);
     void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
+} memory;
+
+static _Bool find_memory(void)
+{
+    return FIND(memory.map, "cpu_physical_memory_map") &&
+           FIND(memory.unmap, "cpu_physical_memory_unmap");
+}
+
+/* What keeping translations needs beside that: the place where a load forgets everything. */
+typedef int post_load_fn(void *cpu, int version);
+static struct {
     void (*tlb_flush)(void *cpu);
     post_load_fn **post_load;
     post_load_fn *forget_all;
@@ -246,9 +256,8 @@ static post_load_fn **find_post_load(void)
 
 static _Bool find_translator(void)
 {
-    return FIND(translator.map, "cpu_physical_memory_map") &&
-           FIND(translator.unmap, "cpu_physical_memory_unmap") &&
-           FIND(translator.tlb_flush, "tlb_flush") && (translator.post_load = find_post_load());
+    return find_memory() && FIND(translator.tlb_flush, "tlb_flush") &&
+           (translator.post_load = find_post_load());
 }
 
 /* Puts after_load() into the table, which lies in memory that is read-only after relocation. */
@@ -271,18 +280,18 @@ static void forget(const struct run *run, size_t runs)
         uint64_t left = (uint64_t)run->pages * PAGE_BYTES;
         while (left) {
             uint64_t len = left;
-            void *mapped = translator.map(at, &len, 1);
+            void *mapped = memory.map(at, &len, 1);
             if (!mapped || !len)
                 break; /* No RAM: nothing was translated from it. */
-            translator.unmap(mapped, len, 1, len);
+            memory.unmap(mapped, len, 1, len);
             at += len;
             left -= len;
         }
     }
 }
 
-/* What following a guest that boots needs: QEMU's tree of objects, of a virtio device its queues,
- * and memory that is not the guest's RAM. */
+/* What following a guest that boots needs beside that: QEMU's tree of objects, and of a virtio
+ * device its queues. */
 static struct {
     void *(*find)(const char *path, _Bool *ambiguous);
     int (*each)(void *object, int (*function)(void *object, void *), void *);
@@ -290,8 +299,6 @@ static struct {
     int (*size)(void *device, int queue);
     uint64_t (*address)(void *device, int queue);
     void (*reset)(void *device);
-    void *(*map)(uint64_t addr, uint64_t *len, _Bool is_write);
-    void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
 } boot;
 enum { QUEUES_MAX = 1024 }; /* VIRTIO_QUEUE_MAX */
 
@@ -308,12 +315,10 @@ static struct {
 
 static _Bool find_boot(void)
 {
-    return FIND(boot.find, "object_resolve_path") &&
+    return find_memory() && FIND(boot.find, "object_resolve_path") &&
            FIND(boot.each, "object_child_foreach_recursive") &&
            FIND(boot.cast, "object_dynamic_cast") && FIND(boot.size, "virtio_queue_get_num") &&
-           FIND(boot.address, "virtio_queue_get_desc_addr") && FIND(boot.reset, "virtio_reset") &&
-           FIND(boot.map, "cpu_physical_memory_map") &&
-           FIND(boot.unmap, "cpu_physical_memory_unmap");
+           FIND(boot.address, "virtio_queue_get_desc_addr") && FIND(boot.reset, "virtio_reset");
 }
 
 static int note_queues_of(void *object, void *unused)
@@ -452,10 +457,10 @@ static uint64_t unit_address(uint32_t number)
 static const unsigned char *find_unit(uint32_t number)
 {
     uint64_t len = FIRMWARE_UNIT;
-    void *mapped = boot.map(unit_address(number), &len, 0);
+    void *mapped = memory.map(unit_address(number), &len, 0);
     if (!mapped)
         return NULL;
-    boot.unmap(mapped, len, 0, 0); /* Memory of a machine stays where it is. */
+    memory.unmap(mapped, len, 0, 0); /* Memory of a machine stays where it is. */
     _Bool is_ram = (uintptr_t)mapped - ram.start < ram.bytes;
     return len == FIRMWARE_UNIT && !is_ram ? mapped : NULL;
 }
@@ -464,12 +469,12 @@ static const unsigned char *find_unit(uint32_t number)
 static _Bool write_unit(uint32_t number, const unsigned char *bytes)
 {
     uint64_t len = FIRMWARE_UNIT;
-    void *mapped = boot.map(unit_address(number), &len, 1);
+    void *mapped = memory.map(unit_address(number), &len, 1);
     _Bool is_whole = mapped && len == FIRMWARE_UNIT;
     if (is_whole)
         memcpy(mapped, bytes, FIRMWARE_UNIT);
     if (mapped)
-        boot.unmap(mapped, len, 1, is_whole ? FIRMWARE_UNIT : 0);
+        memory.unmap(mapped, len, 1, is_whole ? FIRMWARE_UNIT : 0);
     return is_whole;
 }
 
