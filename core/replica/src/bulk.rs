@@ -73,13 +73,14 @@ impl Replica {
             Body::EarlyOwn { sync, runs } if leads => self.lead_early_own(from, sync, &runs),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
             Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
-            Body::Blocks { sync, runs } if follows => self.follow_blocks(sync, &runs),
+            Body::Blocks { sync, runs, heard } if follows => self.follow_blocks(sync, &runs, heard),
             Body::BlockHashes {
                 sync,
+                anew,
                 first,
                 total,
-                hashes,
-            } if leads => self.lead_block_hashes(from, sync, (first, total), &hashes),
+                said,
+            } if leads => self.lead_block_hashes(from, sync, anew, (first, total), &said),
             Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
             Body::End {
                 sync,

@@ -84,6 +84,9 @@ pub(crate) struct FollowSync {
     partial: Option<Partial>,
     /// The session's, once hashes were asked for.
     key: [u8; 32],
+    /// The divergent pages, once their blocks' hashes were asked for, and the mark of those that
+    /// the leader remembers.
+    narrowed: (Vec<PageNo>, u64),
     own: Runs,
     /// The leader wants to hear what the guest sends after this.
     compare: bool,
@@ -168,6 +171,7 @@ impl Replica {
             wait_max: self.wait_rule.begin(),
             unconsumed: Unconsumed::default(),
             scanned: false,
+            narrowed: Default::default(),
             dirty: dirty.map(|d| (d.set, d.key)),
             partial: None,
             key: [0; 32],

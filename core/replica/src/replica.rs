@@ -14,7 +14,7 @@ use crate::warm::Warming;
 use apus::{Apus, Command, Phase as ConsensusPhase, Start};
 use plover_guard::Guard;
 use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
-use plover_syncvm::{EarlyHashes, Ledger, Phase};
+use plover_syncvm::{EarlyHashes, HashHistory, Ledger, Phase};
 use plover_types::{
     Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
 };
@@ -124,6 +124,8 @@ pub struct Replica {
     pub(crate) scans: VecDeque<Asked>,
     pub(crate) hashes: VecDeque<Asked>,
     pub(crate) block_hashes: VecDeque<Asked>,
+    /// Those that this replica has said as a secondary, or heard of one.
+    pub(crate) hash_history: HashHistory,
     pub(crate) reads: VecDeque<Asked>,
     pub(crate) writes: VecDeque<Asked>,
 }
@@ -197,6 +199,7 @@ impl Replica {
             scans: VecDeque::new(),
             hashes: VecDeque::new(),
             block_hashes: VecDeque::new(),
+            hash_history: HashHistory::default(),
             reads: VecDeque::new(),
             writes: VecDeque::new(),
             out: Vec::new(),

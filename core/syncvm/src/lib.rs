@@ -8,7 +8,7 @@
 //!                                   ◀────── Hashes(own dirty pages, digests of the union)
 //!  hash the rest, compare
 //!  Blocks(divergent pages) ───────────────▶ hash their blocks
-//!                                   ◀────── BlockHashes
+//!                                   ◀────── BlockHashes (those not said before: [`HashHistory`])
 //!  Pages(what differs of them) … ─────────▶ stage
 //!  End(device state, counts) ─────────────▶ all there? then nothing can be lost any more
 //!                                   ◀────── Ack
@@ -34,12 +34,14 @@ pub mod blocks;
 pub mod chunk;
 mod compare;
 mod early;
+mod history;
 mod ledger;
 pub mod message;
 mod staging;
 
 pub use compare::{Comparison, compare};
 pub use early::{EarlyHashes, Partial};
+pub use history::{HashHistory, Said};
 pub use ledger::Ledger;
 pub use message::{CopyPurpose, Phase, SyncMessage, SyncReport};
 pub use staging::{Staged, Staging, StagingError};

@@ -152,18 +152,24 @@ pub enum Body {
         sync: SyncNo,
         /// The divergent pages.
         runs: Runs,
+        /// The mark of the block hashes that you have said and I remember
+        /// ([`crate::HashHistory::mark`]).
+        heard: u64,
     },
-    /// Secondary: the hashes of all blocks of these pages, rising by page.
+    /// Secondary: the hashes of all blocks of these pages, rising by page, as
+    /// [`crate::HashHistory::say`] says them.
     BlockHashes {
         /// The syncvm.
         sync: SyncNo,
-        /// Which hash of them all the part starts with.
+        /// Whether you have to forget what I have said before.
+        anew: bool,
+        /// Which byte of it all the part starts with.
         first: u32,
         /// How many there are.
         total: u32,
-        /// 8 bytes a hash.
+        /// The part.
         #[serde(with = "serde_bytes")]
-        hashes: Vec<u8>,
+        said: Vec<u8>,
     },
     /// Leader: divergent pages or what differs of them, or the pages of a checkpoint.
     Pages {

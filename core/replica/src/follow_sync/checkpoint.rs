@@ -94,6 +94,7 @@ impl FollowSync {
             wait_max: Micros::ZERO,
             unconsumed: Unconsumed::default(),
             scanned: false,
+            narrowed: Default::default(),
             dirty: None,
             partial: None,
             key: [0; 32],

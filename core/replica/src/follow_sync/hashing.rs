@@ -3,15 +3,15 @@
 use super::{EarlyDirty, Stage};
 use crate::api::{Action, Role};
 use crate::replica::{Asked, Replica};
-use plover_syncvm::Staging;
 use plover_syncvm::message::Body;
+use plover_syncvm::{Said, Staging};
 use plover_types::{Digest, PageNo, PageSet, Runs, SyncNo};
 
 /// Digests in one message: 64 KiB.
 const DIGESTS_PER_MESSAGE: usize = 4096;
 
-/// Block hashes in one message: 64 KiB.
-const BLOCK_HASHES_PER_MESSAGE: usize = 8192;
+/// Bytes of block hashes in one message.
+const BLOCK_HASH_BYTES_PER_MESSAGE: usize = 64 << 10;
 
 impl Replica {
     /// The leader's dirty pages; they may come before the log entry.
@@ -123,7 +123,7 @@ impl Replica {
     }
 
     /// The leader knows which pages differ and wants to know where.
-    pub(crate) fn follow_blocks(&mut self, number: SyncNo, runs: &Runs) {
+    pub(crate) fn follow_blocks(&mut self, number: SyncNo, runs: &Runs, heard: u64) {
         let Some(set) = runs.to_set(self.config.pages) else {
             return self.reject_leader("divergent pages outside the guest");
         };
@@ -135,22 +135,26 @@ impl Replica {
         }
         let key = follow.key;
         self.block_hashes.push_back(Asked::Follow(number));
-        let pages = set.iter().collect();
+        let pages: Vec<_> = set.iter().collect();
+        follow.narrowed = (pages.clone(), heard);
         self.out.push(Action::HashBlocks { key, pages });
     }
 
     pub(crate) fn follow_blocks_hashed(&mut self, number: SyncNo, hashes: &[u64]) {
         let Some(leader) = self.leader else { return };
-        if self.follow.as_ref().is_none_or(|f| f.sync != number) {
+        let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
             return;
-        }
-        let total = hashes.len() as u32;
-        for (part, hashes) in hashes.chunks(BLOCK_HASHES_PER_MESSAGE).enumerate() {
+        };
+        let (pages, heard) = std::mem::take(&mut follow.narrowed);
+        let Said { anew, bytes } = self.hash_history.say(heard, &pages, hashes);
+        let total = bytes.len() as u32;
+        for (part, said) in bytes.chunks(BLOCK_HASH_BYTES_PER_MESSAGE).enumerate() {
             let body = Body::BlockHashes {
                 sync: number,
-                first: (part * BLOCK_HASHES_PER_MESSAGE) as u32,
+                anew,
+                first: (part * BLOCK_HASH_BYTES_PER_MESSAGE) as u32,
                 total,
-                hashes: hashes.iter().flat_map(|h| h.to_le_bytes()).collect(),
+                said: said.to_vec(),
             };
             self.send_bulk(leader, body);
         }

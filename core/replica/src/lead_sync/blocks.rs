@@ -11,9 +11,9 @@
 use super::Stage;
 use crate::api::{Action, Canary};
 use crate::replica::{Asked, Replica};
-use plover_syncvm::Phase;
 use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
+use plover_syncvm::{HashHistory, Phase};
 use plover_types::{BLOCKS_PER_PAGE, ReplicaId, Runs, SyncNo};
 
 /// Fewer divergent pages are sent whole: four of them are through before another round trip is.
@@ -23,11 +23,15 @@ const PAGES_MIN: usize = 4;
 /// leaves so many has other things to write than time stamps.
 const PAGES_MAX: usize = 8192;
 
+const NOT_ASKED_FOR: &str = "the secondary's block hashes are not those asked for";
+
 /// Both sides' block hashes, as they come.
 #[derive(Debug, Default)]
 pub(super) struct Narrowing {
     ours: Option<Vec<u64>>,
-    theirs: Vec<u64>,
+    theirs: Option<Vec<u64>>,
+    /// What the secondary has said of them so far.
+    said: Vec<u8>,
 }
 
 impl Replica {
@@ -47,7 +51,11 @@ impl Replica {
         sync.enter(Phase::Exchange, now);
         let (peer, number, pages) = (sync.peer, sync.sync, sync.divergent.clone());
         let runs = Runs::of_rising(pages.iter().copied());
-        let body = Body::Blocks { sync: number, runs };
+        let body = Body::Blocks {
+            sync: number,
+            runs,
+            heard: self.hash_history.mark(),
+        };
         let bytes = self.send_bulk(peer, body);
         self.count_hash_bytes(bytes);
         self.block_hashes.push_back(Asked::Lead(number));
@@ -69,8 +77,9 @@ impl Replica {
         &mut self,
         from: ReplicaId,
         number: SyncNo,
+        anew: bool,
         (first, total): (u32, u32),
-        hashes: &[u8],
+        part: &[u8],
     ) {
         let now = self.now;
         let Some(sync) = self.lead_of(from, number) else {
@@ -79,27 +88,38 @@ impl Replica {
         if sync.stage != Stage::Narrowing {
             return;
         }
-        let theirs = &mut sync.narrowing.theirs;
-        let fits = total as usize == sync.divergent.len() * BLOCKS_PER_PAGE
-            && first as usize == theirs.len()
-            && theirs.len() + hashes.len() / 8 <= total as usize;
+        let Narrowing { theirs, said, .. } = &mut sync.narrowing;
+        let fits = theirs.is_none()
+            && first as usize == said.len()
+            && said.len() + part.len() <= total as usize
+            && total as usize <= HashHistory::bytes_max(sync.divergent.len());
         if !fits {
-            return self.abort_lead("the secondary's block hashes are not those asked for");
+            return self.abort_lead(NOT_ASKED_FOR);
         }
-        let words = hashes.chunks_exact(8);
-        theirs.extend(words.map(|h| u64::from_le_bytes(h.try_into().unwrap_or_default())));
-        sync.report.bytes_hashes += hashes.len() as u64;
+        said.extend(part);
+        sync.report.bytes_hashes += part.len() as u64;
         sync.last_progress = now;
+        if said.len() < total as usize {
+            return;
+        }
+        let (pages, said) = (sync.divergent.clone(), std::mem::take(said));
+        let heard = self.hash_history.hear(anew, &pages, &said);
+        match (heard, &mut self.lead) {
+            (Some(heard), Some(sync)) => sync.narrowing.theirs = Some(heard),
+            _ => return self.abort_lead(NOT_ASKED_FOR),
+        }
         self.try_compare_blocks();
     }
 
     fn try_compare_blocks(&mut self) {
         let missed = self.canary(Canary::BlockMissed);
         let Some(sync) = &mut self.lead else { return };
-        let Narrowing { ours, theirs } = &sync.narrowing;
+        let Narrowing { ours, theirs, .. } = &sync.narrowing;
         let pages = sync.divergent.len();
-        let Some(ours) = ours else { return };
-        if sync.stage != Stage::Narrowing || theirs.len() < pages * BLOCKS_PER_PAGE {
+        let (Some(ours), Some(theirs)) = (ours, theirs) else {
+            return;
+        };
+        if sync.stage != Stage::Narrowing {
             return;
         }
         let Some(mut masks) = compare_blocks(pages, ours, theirs) else {

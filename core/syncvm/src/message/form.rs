@@ -87,12 +87,14 @@ fn comparing() -> Vec<Body> {
         Body::Blocks {
             sync: SYNC,
             runs: runs(),
+            heard: 1206,
         },
         Body::BlockHashes {
             sync: SYNC,
+            anew: true,
             first: 1204,
             total: 1205,
-            hashes: vec![24],
+            said: vec![24],
         },
     ]
 }

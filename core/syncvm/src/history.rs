@@ -1,0 +1,266 @@
+//! Of the block hashes that a secondary says, only those travel that it has not said before.
+//!
+//! A page that differs at one syncvm mostly differs at the next one as well, and then most of its
+//! blocks are what they were. So both ends remember the hashes that were said last of each page,
+//! and a page is said as a mask of its blocks whose hashes are others, and those:
+//!
+//! ```text
+//!  leader                                        secondary
+//!  Blocks(pages, mark of what I heard) ────────▶ the same as mine? else forget all
+//!                              ◀──────────────── BlockHashes(anew or not, masks and hashes)
+//! ```
+//!
+//! A *mark* is a hash of all that was said since nothing was remembered, so equal marks are equal
+//! histories, whatever syncvms failed and whichever of the two led meanwhile. What is
+//! remembered is only ever what was said, never what a page holds: the leader hears the same
+//! hashes as if all of them had travelled.
+
+use plover_types::{BLOCKS_PER_PAGE, PageNo};
+use std::collections::BTreeMap;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Pages that are remembered, 256 bytes each; of more, only those that were said last.
+const PAGES_KEPT: usize = 4096;
+
+const MASK_BYTES: usize = BLOCKS_PER_PAGE / 8;
+const HASH_BYTES: usize = size_of::<u64>();
+
+type Hashes = [u64; BLOCKS_PER_PAGE];
+
+/// The block hashes that were said last of each page, at the end that says or the one that hears.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HashHistory {
+    pages: BTreeMap<PageNo, Hashes>,
+    mark: u64,
+}
+
+/// What [`HashHistory::say`] makes of a list of hashes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Nothing that was said before is needed to understand it.
+    pub anew: bool,
+    /// For each page a mask (little-endian; bit n is block n), and 8 bytes for each block in it.
+    pub bytes: Vec<u8>,
+}
+
+impl HashHistory {
+    /// A hash of all that is remembered; 0 for nothing.
+    pub fn mark(&self) -> u64 {
+        self.mark
+    }
+
+    /// The most bytes in which the hashes of this many pages are said.
+    pub fn bytes_max(pages: usize) -> usize {
+        pages * (MASK_BYTES + BLOCKS_PER_PAGE * HASH_BYTES)
+    }
+
+    /// Says the hashes of all blocks of `pages`, page after page, to one whose mark is `heard`.
+    /// `hashes` has [`BLOCKS_PER_PAGE`] for each page.
+    pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> Said {
+        let anew = heard != self.mark;
+        if anew {
+            *self = Self::default();
+        }
+        let mut bytes = Vec::new();
+        for (page, hashes) in pages.iter().zip(hashes.chunks_exact(BLOCKS_PER_PAGE)) {
+            let before = self.pages.get(page);
+            let differs = |block: usize| before.is_none_or(|it| it[block] != hashes[block]);
+            let new = |block: &usize| differs(*block);
+            let mask = (0..BLOCKS_PER_PAGE).filter(new).fold(0, set);
+            bytes.extend(&mask.to_le_bytes()[..MASK_BYTES]);
+            let new = (0..BLOCKS_PER_PAGE).filter(new);
+            bytes.extend(new.flat_map(|block| hashes[block].to_le_bytes()));
+        }
+        self.remember(pages, hashes, &bytes);
+        Said { anew, bytes }
+    }
+
+    /// The hashes of all blocks of `pages`, of which the other end has said this. `None` if it is
+    /// not of these pages, which a correct peer never says.
+    pub fn hear(&mut self, anew: bool, pages: &[PageNo], bytes: &[u8]) -> Option<Vec<u64>> {
+        if anew {
+            *self = Self::default();
+        }
+        let hashes = self.complete(pages, bytes)?;
+        self.remember(pages, &hashes, bytes);
+        Some(hashes)
+    }
+
+    fn complete(&self, pages: &[PageNo], mut bytes: &[u8]) -> Option<Vec<u64>> {
+        let mut all = Vec::with_capacity(pages.len() * BLOCKS_PER_PAGE);
+        for page in pages {
+            let mut mask = [0; 8];
+            mask[..MASK_BYTES].copy_from_slice(take(&mut bytes, MASK_BYTES)?);
+            let mask = u64::from_le_bytes(mask);
+            let before = self.pages.get(page);
+            for block in 0..BLOCKS_PER_PAGE {
+                all.push(if mask >> block & 1 == 1 {
+                    u64::from_le_bytes(take(&mut bytes, HASH_BYTES)?.try_into().ok()?)
+                } else {
+                    before?[block]
+                });
+            }
+        }
+        bytes.is_empty().then_some(all)
+    }
+
+    fn remember(&mut self, pages: &[PageNo], hashes: &[u64], bytes: &[u8]) {
+        let mut mark = Xxh3::with_seed(self.mark);
+        for page in pages {
+            mark.update(&page.0.to_le_bytes());
+        }
+        mark.update(bytes);
+        self.mark = mark.digest();
+        let hashes = hashes.chunks_exact(BLOCKS_PER_PAGE);
+        let of_pages = pages.iter().zip(hashes.filter_map(|it| it.try_into().ok()));
+        self.pages
+            .extend(of_pages.clone().map(|(at, it)| (*at, it)));
+        if self.pages.len() > PAGES_KEPT {
+            self.pages = of_pages.map(|(at, it)| (*at, it)).collect();
+        }
+    }
+}
+
+/// The first `count` of `bytes`, which begin behind them then.
+fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (first, rest) = bytes.split_at_checked(count)?;
+    *bytes = rest;
+    Some(first)
+}
+
+fn set(mask: u64, bit: usize) -> u64 {
+    mask | 1 << bit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pages(numbers: std::ops::Range<u32>) -> Vec<PageNo> {
+        numbers.map(PageNo).collect()
+    }
+
+    /// Hashes of blocks all of which are others for each `salt`.
+    fn hashes(pages: &[PageNo], salt: u64) -> Vec<u64> {
+        let of = |page: &PageNo| u64::from(page.0) << 32 | salt << 8;
+        let blocks = 0..BLOCKS_PER_PAGE as u64;
+        pages
+            .iter()
+            .flat_map(|page| blocks.clone().map(move |block| of(page) | block))
+            .collect()
+    }
+
+    /// Says and hears; returns the bytes that it took.
+    fn exchange(ends: &mut [HashHistory; 2], pages: &[PageNo], hashes: &[u64]) -> usize {
+        let [says, hears] = ends;
+        let said = says.say(hears.mark(), pages, hashes);
+        let heard = hears.hear(said.anew, pages, &said.bytes);
+        assert_eq!(heard.as_deref(), Some(hashes));
+        assert_eq!(says, hears);
+        said.bytes.len()
+    }
+
+    #[test]
+    fn only_what_is_new_travels() {
+        let mut ends = <[HashHistory; 2]>::default();
+        let pages = pages(7..17);
+        let mut list = hashes(&pages, 1);
+        assert_eq!(
+            exchange(&mut ends, &pages, &list),
+            HashHistory::bytes_max(10)
+        );
+        assert_eq!(exchange(&mut ends, &pages, &list), 10 * MASK_BYTES);
+        list[BLOCKS_PER_PAGE] = 0;
+        list[10 * BLOCKS_PER_PAGE - 1] = 0;
+        assert_eq!(
+            exchange(&mut ends, &pages, &list),
+            10 * MASK_BYTES + 2 * HASH_BYTES
+        );
+        // A page that was not among the last ones is remembered as well.
+        let other = super::tests::pages(90..91);
+        exchange(&mut ends, &other, &hashes(&other, 1));
+        assert_eq!(exchange(&mut ends, &pages, &list), 10 * MASK_BYTES);
+    }
+
+    /// A syncvm that fails after the secondary has said its hashes; a new leader; a new secondary.
+    #[test]
+    fn ends_that_remember_other_things_begin_anew() {
+        let mut ends = <[HashHistory; 2]>::default();
+        let pages = pages(0..5);
+        exchange(&mut ends, &pages, &hashes(&pages, 1));
+        let heard = ends[1].mark();
+        ends[0].say(heard, &pages, &hashes(&pages, 2));
+        let all = HashHistory::bytes_max(5);
+        assert_eq!(exchange(&mut ends, &pages, &hashes(&pages, 1)), all);
+        assert_eq!(
+            exchange(&mut ends, &pages, &hashes(&pages, 1)),
+            5 * MASK_BYTES
+        );
+        for forgets in 0..2 {
+            ends[forgets] = HashHistory::default();
+            assert_eq!(exchange(&mut ends, &pages, &hashes(&pages, 1)), all);
+        }
+    }
+
+    /// The two change places, and both still have their memory.
+    #[test]
+    fn who_led_may_follow() {
+        let mut ends = <[HashHistory; 2]>::default();
+        let pages = pages(0..5);
+        exchange(&mut ends, &pages, &hashes(&pages, 1));
+        ends.reverse();
+        assert_eq!(
+            exchange(&mut ends, &pages, &hashes(&pages, 1)),
+            5 * MASK_BYTES
+        );
+    }
+
+    #[test]
+    fn not_all_is_remembered() {
+        let mut ends = <[HashHistory; 2]>::default();
+        let many = pages(0..PAGES_KEPT as u32);
+        exchange(&mut ends, &many, &hashes(&many, 1));
+        let last = pages(9_000..9_010);
+        exchange(&mut ends, &last, &hashes(&last, 1));
+        assert_eq!(ends[0].pages.len(), 10);
+        assert_eq!(
+            exchange(&mut ends, &last, &hashes(&last, 1)),
+            10 * MASK_BYTES
+        );
+    }
+
+    #[test]
+    fn what_is_not_of_these_pages_is_refused() {
+        let pages = pages(0..2);
+        let said = HashHistory::default()
+            .say(0, &pages, &hashes(&pages, 1))
+            .bytes;
+        let hear = |bytes: &[u8]| HashHistory::default().hear(true, &pages, bytes);
+        assert!(hear(&said).is_some());
+        assert_eq!(hear(&said[..said.len() - 1]), None);
+        assert_eq!(hear(&[&said[..], &[0]].concat()), None);
+        assert_eq!(hear(&[]), None);
+        let nothing_new = [0; 2 * MASK_BYTES];
+        assert_eq!(hear(&nothing_new), None, "nothing was said before");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_heard_is_what_was_said(
+            lists in prop::collection::vec((0..40_u32, 1..20_u32, 0..3_u64, any::<bool>()), 1..30)
+        ) {
+            let mut ends = <[HashHistory; 2]>::default();
+            for (from, count, salt, is_lost) in lists {
+                let pages = pages(from..from + count);
+                let list = hashes(&pages, salt);
+                if is_lost {
+                    let heard = ends[1].mark();
+                    ends[0].say(heard, &pages, &list);
+                } else {
+                    exchange(&mut ends, &pages, &list);
+                }
+            }
+        }
+    }
+}
