@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -100,14 +101,29 @@ impl Lab {
 
     /// What a daemon wrote last, for an error about it.
     pub(crate) fn last_words(&self, id: u8, what: &str) -> String {
-        const LINES: usize = 12;
-        let path = self.files(id).log();
-        let log = std::fs::read(&path).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
-        let last = lines[lines.len().saturating_sub(LINES)..].join("\n    ");
-        let last = if last.is_empty() { "(nothing)" } else { &last };
+        let last = last_lines(&self.files(id).log());
         format!("replica {id} {what}; the end of its log:\n    {last}")
+    }
+
+    /// What the guest printed last at this replica, for an error about it.
+    pub(crate) fn last_print(&self, id: u8) -> String {
+        let last = last_lines(&self.files(id).console_log());
+        format!("its guest printed last:\n    {last}")
+    }
+}
+
+/// The end of a file, as lines that are set in; what a terminal would obey is left out.
+fn last_lines(path: &Path) -> String {
+    const LINES: usize = 12;
+    let text = std::fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    let last = lines[lines.len().saturating_sub(LINES)..].join("\n    ");
+    let last = last.replace(|c: char| c.is_control() && c != '\n', "");
+    if last.is_empty() {
+        "(nothing)".to_string()
+    } else {
+        last
     }
 }
 

@@ -131,12 +131,11 @@ impl Lab {
             let (files, to) = (self.files(id), to.join(format!("replica-{id}")));
             std::fs::create_dir_all(&to)
                 .with_context(|| format!("cannot create {}", to.display()))?;
-            let run = files.run_dir();
             for file in [
                 files.config(),
                 files.log(),
                 files.trace(),
-                run.join("console.log"),
+                files.console_log(),
             ] {
                 // One that was never written is evidence as well.
                 if let (true, Some(name)) = (file.exists(), file.file_name()) {

@@ -293,6 +293,10 @@ impl ReplicaDir {
     pub fn run_dir(&self) -> PathBuf {
         self.0.join("run")
     }
+    /// What the guest has printed on its console.
+    pub fn console_log(&self) -> PathBuf {
+        self.run_dir().join("console.log")
+    }
     /// The daemon's state directory.
     pub fn state_dir(&self) -> PathBuf {
         self.0.join("state")

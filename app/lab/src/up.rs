@@ -233,14 +233,15 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
         if Instant::now() > deadline {
             let leader = status.leader().map_or(0, |leader| leader.id);
             bail!(
-                "not ready after {} s: the guest {}\n{status}{}",
+                "not ready after {} s: the guest {}\n{status}{}\n{}",
                 UP_WITHIN.as_secs(),
                 if answers {
                     "answers but is not protected"
                 } else {
                     "does not answer"
                 },
-                lab.last_words(leader, "led last")
+                lab.last_words(leader, "led last"),
+                lab.last_print(leader)
             );
         }
         progress.sleep(Duration::from_millis(100))?;
