@@ -304,6 +304,7 @@ fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Res
 /// The guest, of options of `plover lab up`; there are no others that it understands.
 fn guest_of(options: &[String]) -> Result<Guest> {
     match options {
+        [] => Ok(Guest::default()),
         [flag, guest] if flag == "--guest" => guest.parse().map_err(|error: String| anyhow!(error)),
         _ => bail!(
             "{NAME} takes a guest and no other options: {}",
@@ -420,6 +421,7 @@ mod tests {
     #[test]
     fn it_takes_a_guest_and_nothing_else() {
         let words = |line: &str| -> Vec<String> { line.split(' ').map(Into::into).collect() };
+        assert_eq!(guest_of(&[]).unwrap(), Guest::Redis);
         assert_eq!(guest_of(&words("--guest nginx")).unwrap(), Guest::Nginx);
         assert!(guest_of(&words("--guest vax")).is_err());
         let error = guest_of(&words("--guest redis --vcpus 2")).unwrap_err();
