@@ -170,6 +170,10 @@ pub struct SyncStatus {
     pub slot_us_p50: u64,
     /// Pages dirty on either side.
     pub dirty: u64,
+    /// Pages dirty on the leader.
+    pub dirty_leader: u64,
+    /// Pages dirty on the secondary.
+    pub dirty_secondary: u64,
     /// Of those, equal on both.
     pub same: u64,
     /// Of those, different and sent.

@@ -19,6 +19,7 @@ use crate::prerequisites::{self, Missing};
 use crate::process::Process;
 use crate::progress::{Interrupted, Progress};
 use crate::state::{LabDir, LabState, ReplicaState};
+use crate::status::LabStatus;
 use anyhow::{Context, Result, bail};
 use plover_node::ReplicaConfig;
 use std::net::SocketAddrV4;
@@ -231,21 +232,35 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
             }
         }
         if Instant::now() > deadline {
-            let leader = status.leader().map_or(0, |leader| leader.id);
             bail!(
-                "not ready after {} s: the guest {}\n{status}{}\n{}",
+                "not ready after {} s: the guest {}\n{status}{}",
                 UP_WITHIN.as_secs(),
                 if answers {
                     "answers but is not protected"
                 } else {
                     "does not answer"
                 },
-                lab.last_words(leader, "led last"),
-                lab.last_print(leader)
+                what_holders_did(lab, &status)
             );
         }
         progress.sleep(Duration::from_millis(100))?;
     }
+}
+
+/// What those who have the guest did last, on either side: one that stands looks idle to the other.
+fn what_holders_did(lab: &Lab, status: &LabStatus) -> String {
+    let mut words = status.leader().map_or_else(String::new, |leader| {
+        let sync = &leader.sync;
+        format!(
+            "dirty in a slot: {} pages on the leader, {} on the secondary\n",
+            sync.dirty_leader, sync.dirty_secondary
+        )
+    });
+    for replica in status.replicas.iter().filter(|it| it.qemu_pid.is_some()) {
+        words += &lab.last_words(replica.id, "has QEMU running");
+        words += &format!("\n  {}\n", lab.last_print(replica.id));
+    }
+    words
 }
 
 /// Whether an error means that somebody asked to stop.
