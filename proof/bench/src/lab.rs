@@ -6,9 +6,10 @@ use crate::stock_colo::{self, StockColo};
 use anyhow::{Context, Result, bail};
 use plover_lab::progress::Progress;
 use serde_json::Value;
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -51,31 +52,32 @@ impl Lab {
     }
 
     /// Runs a command on the client's host and returns what it printed.
-    pub fn exec<S: AsRef<std::ffi::OsStr>>(&self, command: &[S]) -> Result<String> {
-        let words = || {
-            let words: Vec<_> = command
-                .iter()
-                .map(|word| word.as_ref().to_string_lossy())
-                .collect();
-            words.join(" ")
-        };
+    pub fn exec<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<String> {
+        printed(command, self.output_of(command)?)
+    }
+
+    /// The same for a command that waits for ever where nobody answers it: an error after `limit_s`
+    /// seconds.
+    pub fn exec_within(&self, limit_s: u32, command: &[&str]) -> Result<String> {
+        /// What `timeout` exits with when it has ended the command.
+        const TIMED_OUT: i32 = 124;
+        let limit = limit_s.to_string();
+        let output = self.output_of(&[&["timeout", &limit], command].concat())?;
+        if output.status.code() == Some(TIMED_OUT) {
+            let command = in_words(command);
+            bail!("`{command}` on the client has no answer to all it asked after {limit_s} s");
+        }
+        printed(command, output)
+    }
+
+    fn output_of<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<Output> {
         let mut exec = self.on_client(command)?;
         exec.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = Task::start(&mut exec)?.output()?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!(
-                "`{}` on the client failed ({}): {}",
-                words(),
-                output.status,
-                said.trim()
-            );
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        Task::start(&mut exec)?.output()
     }
 
     /// A command that runs on the client's host.
-    pub fn on_client<S: AsRef<std::ffi::OsStr>>(&self, command: &[S]) -> Result<Command> {
+    pub fn on_client<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<Command> {
         if let Some(colo) = &self.colo {
             return colo.on_client(command);
         }
@@ -116,6 +118,28 @@ impl Lab {
     fn plover(&self, arguments: &[&str]) -> Command {
         plover_lab(&self.name, arguments)
     }
+}
+
+/// What a command on the client's host printed, if it went well.
+fn printed<S: AsRef<OsStr>>(command: &[S], output: Output) -> Result<String> {
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "`{}` on the client failed ({}): {}",
+            in_words(command),
+            output.status,
+            said.trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn in_words<S: AsRef<OsStr>>(command: &[S]) -> String {
+    let words: Vec<_> = command
+        .iter()
+        .map(|word| word.as_ref().to_string_lossy())
+        .collect();
+    words.join(" ")
 }
 
 /// The name of this process's lab.
