@@ -170,14 +170,14 @@ pub struct SyncStatus {
     pub slot_us_p50: u64,
     /// Pages dirty on either side.
     pub dirty: u64,
-    /// Pages dirty on the leader.
-    pub dirty_leader: u64,
-    /// Pages dirty on the secondary.
-    pub dirty_secondary: u64,
     /// Of those, equal on both.
     pub same: u64,
     /// Of those, different and sent.
     pub divergent: u64,
+    /// Pages dirty on the leader.
+    pub dirty_leader: u64,
+    /// Pages dirty on the secondary.
+    pub dirty_secondary: u64,
     /// Bytes sent.
     pub bytes: u64,
     /// Everything else, as it was said.

@@ -240,15 +240,15 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
                 } else {
                     "does not answer"
                 },
-                what_holders_did(lab, &status)
+                what_they_did(lab, &status)
             );
         }
         progress.sleep(Duration::from_millis(100))?;
     }
 }
 
-/// What those who have the guest did last, on either side: one that stands looks idle to the other.
-fn what_holders_did(lab: &Lab, status: &LabStatus) -> String {
+/// What each replica did last, and the guest on either side: one that stands looks idle to the other.
+fn what_they_did(lab: &Lab, status: &LabStatus) -> String {
     let mut words = status.leader().map_or_else(String::new, |leader| {
         let sync = &leader.sync;
         format!(
@@ -256,9 +256,12 @@ fn what_holders_did(lab: &Lab, status: &LabStatus) -> String {
             sync.dirty_leader, sync.dirty_secondary
         )
     });
-    for replica in status.replicas.iter().filter(|it| it.qemu_pid.is_some()) {
-        words += &lab.last_words(replica.id, "has QEMU running");
-        words += &format!("\n  {}\n", lab.last_print(replica.id));
+    for replica in &status.replicas {
+        words += &lab.last_words(replica.id, &format!("is {}", replica.role));
+        words += "\n";
+        if replica.holds_state() {
+            words += &format!("  {}\n", lab.last_print(replica.id));
+        }
     }
     words
 }
