@@ -16,7 +16,7 @@ use toml::{Table, Value};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 struct Remembered {
     isr: Vec<u8>,
-    life: u64,
+    generation: u64,
     index: u64,
 }
 
@@ -115,7 +115,7 @@ fn first_leader(config: &Table) -> u8 {
 fn newest(copies: &[Copy], preferred: u8) -> Option<u8> {
     let last = copies
         .iter()
-        .max_by_key(|copy| (copy.remembered.life, copy.remembered.index))?;
+        .max_by_key(|copy| (copy.remembered.generation, copy.remembered.index))?;
     let isr = &last.remembered.isr;
     let good = |copy: &&Copy| copy.whole && isr.contains(&copy.id);
     copies
@@ -129,10 +129,10 @@ fn newest(copies: &[Copy], preferred: u8) -> Option<u8> {
 mod tests {
     use super::*;
 
-    fn copy(id: u8, isr: &[u8], life: u64, index: u64, whole: bool) -> Copy {
+    fn copy(id: u8, isr: &[u8], generation: u64, index: u64, whole: bool) -> Copy {
         let remembered = Remembered {
             isr: isr.to_vec(),
-            life,
+            generation,
             index,
         };
         Copy {
@@ -158,6 +158,10 @@ mod tests {
         ];
         assert_eq!(newest(&torn, 0), Some(1));
         let reborn = [copy(0, &[0], 33, 1, false), copy(1, &[1], 16, 90, true)];
-        assert_eq!(newest(&reborn, 1), None, "an older life is no substitute");
+        assert_eq!(
+            newest(&reborn, 1),
+            None,
+            "an older generation is no substitute"
+        );
     }
 }

@@ -68,15 +68,15 @@ pub(crate) const VOTERS_MAX: usize = 9;
 /// Who is who at one place of the log: the newest words of [`EntryKind::InSync`] and
 /// [`EntryKind::Members`] up to there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Roster {
+pub struct Configuration {
     /// The in-sync set.
     pub in_sync: ReplicaSet,
     /// The group.
     pub members: Members,
 }
 
-impl Roster {
-    /// The roster after an entry of this kind.
+impl Configuration {
+    /// The configuration after an entry of this kind.
     pub fn note(&mut self, kind: EntryKind) {
         match kind {
             EntryKind::InSync(set) => self.in_sync = set,
@@ -103,9 +103,9 @@ pub struct Entry {
 pub struct DurableState {
     /// The highest view this replica has promised. It never accepts from an older one.
     pub promised: View,
-    /// The view in which the present life of the guest began, as far as it knew.
+    /// The view in which the present generation of the guest began, as far as it knew.
     #[serde(default)]
-    pub life: View,
+    pub generation: View,
     /// It had lost its log and had not recovered it yet: what its storage holds is not all that
     /// it has ever acknowledged.
     #[serde(default)]
@@ -133,7 +133,7 @@ pub struct Config {
     /// The leader of four or more voters sends an entry at once only to as many backups as a
     /// majority needs, and to the others within an eighth of a heartbeat: less work an entry,
     /// fewer copies at first.
-    pub thrifty: bool,
+    pub quorum_selection: bool,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
     /// A follower suspects the leader after a silence of this long (paper: 100 ms). The
@@ -147,7 +147,7 @@ pub struct Config {
     /// Largest encoded message this core emits, bytes; what does not fit goes in several.
     pub message_bytes_max: usize,
     /// Seed of everything random: timeouts and nonces. Draw a new one at every start of a
-    /// process, or messages meant for the life before may be taken for answers in this one.
+    /// process, or messages meant for the generation before may be taken for answers in this one.
     pub seed: u64,
     /// A known bug to put back, so that the harness can be seen to catch it.
     #[doc(hidden)]
@@ -174,10 +174,10 @@ pub enum Canary {
     /// A leader commits entries of older views by counting their copies.
     CountOldViews,
     /// A follower stands for election at once, without asking whether others would elect it.
-    SkipCanvass,
-    /// A replica that died as a new life of the guest began takes the old life's log on its disk
+    SkipPreVote,
+    /// A replica that died as a new generation of the guest began takes the old generation's log on its disk
     /// for the new one's.
-    TrustOldLife,
+    TrustOldGeneration,
     /// A backup of a pair that was stopped for long trusts its guest as before.
     NeverDoubt,
     /// A leader of a pair takes its own standstill for the other's silence.
@@ -208,7 +208,7 @@ pub enum Start {
         /// The viewstamp before the first entry of `log`.
         base: Viewstamp,
         /// Who was who at `base`.
-        roster_at_base: Roster,
+        configuration_at_base: Configuration,
         /// Storage has lost entries that it had confirmed (damage in the middle of the log): the
         /// replica keeps its promise, drops `log` and recovers like one whose memory was its log.
         /// To be said at every start until storage holds a state that is `amnesiac`.
@@ -266,22 +266,22 @@ pub enum Command {
         after: Viewstamp,
         /// Given when the log begins anew at `after`: nothing of what storage holds is part of it,
         /// and this is who is who there.
-        anew: Option<Roster>,
+        anew: Option<Configuration>,
         /// The entries.
         entries: Vec<Entry>,
     },
     /// This entry is committed; entries are delivered once each, in order, without gaps
-    /// except after [`Command::Jump`]. Give the payload back ([`crate::Apus::recycle`]) where
+    /// except after [`Command::InstallSnapshot`]. Give the payload back ([`crate::Apus::recycle`]) where
     /// allocations matter.
     Deliver(Entry),
     /// The log was replaced from a peer's; entries up to `base` are not delivered here. With a
-    /// `base` of index 0 a new life of the guest begins (see [`crate::Apus::bootstrap`]) and
+    /// `base` of index 0 a new generation of the guest begins (see [`crate::Apus::bootstrap`]) and
     /// deliveries start again at 1.
-    Jump {
+    InstallSnapshot {
         /// The last viewstamp that is skipped.
         base: Viewstamp,
         /// Who is who there.
-        roster: Roster,
+        configuration: Configuration,
     },
     /// This replica leads `view`. The merged log's uncommitted tail will be committed and
     /// delivered first, then what is proposed from now on.
@@ -331,7 +331,7 @@ pub enum ProposeError {
     Members(MembersError),
 }
 
-/// Why no new life of the group begins.
+/// Why no new generation of the group begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BootstrapError {
     /// Say it to that replica.
@@ -344,7 +344,7 @@ pub enum BootstrapError {
          and say it again in a moment"
     )]
     NotEmpty,
-    /// It holds the state, or begins a life already: wait.
+    /// It holds the state, or begins a generation already: wait.
     #[error("this replica leads, or stands for election")]
     Standing,
 }
@@ -378,7 +378,7 @@ pub enum Phase {
     /// It accepts from the leader of its view.
     Following,
     /// It asks whether others would elect it (pre-vote); its view is unchanged.
-    Canvassing,
+    PreVoting,
     /// It has promised its own new view and collects promises, then the best log.
     Electing,
     /// It leads.

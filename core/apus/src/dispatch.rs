@@ -12,7 +12,7 @@ impl Apus {
     pub(crate) fn tick(&mut self, now: Micros, out: &mut Vec<Command>) {
         match self.role {
             Role::Following(_) => self.tick_following(now, out),
-            Role::Canvassing(_) => self.tick_canvassing(now, out),
+            Role::PreVoting(_) => self.tick_pre_voting(now, out),
             Role::Electing(_) => self.tick_electing(now, out),
             Role::Leading(_) => self.tick_leading(now, out),
         }
@@ -55,16 +55,16 @@ impl Apus {
                 self.on_gap(now, from, view, (stamp, number), (last, commit), out);
             }
             Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
-            Message::Canvass { nonce, last } => self.on_canvass(now, from, (nonce, last), out),
+            Message::PreVote { nonce, last } => self.on_pre_vote(now, from, (nonce, last), out),
             Message::Grant {
                 nonce,
                 promised,
                 last,
                 members,
-                life,
+                generation,
             } => {
                 self.round_max = self.round_max.max(promised.round());
-                self.on_grant(now, from, nonce, (last, members), life, out);
+                self.on_grant(now, from, nonce, (last, members), generation, out);
             }
             Message::Prepare { view } => self.on_prepare(now, from, view, out),
             Message::Promise {
@@ -129,7 +129,7 @@ impl Apus {
         if !up {
             self.down.insert(peer);
             if let Role::Leading(leadership) = &mut self.role {
-                leadership.thrift.suspend();
+                leadership.selection.suspend();
             }
             return;
         }
@@ -140,7 +140,7 @@ impl Apus {
         match self.role {
             Role::Following(_) if self.is_asking() => self.ask(peer, out),
             Role::Following(_) => {}
-            Role::Canvassing(_) | Role::Electing(_) => self.repeat_to(peer, out),
+            Role::PreVoting(_) | Role::Electing(_) => self.repeat_to(peer, out),
             Role::Leading(_) => self.resend_after_cut(now, peer, out),
         }
     }
@@ -154,7 +154,7 @@ impl Apus {
         match self.role {
             Role::Following(_) => self.promise_is_durable(out),
             Role::Electing(_) => self.candidacy_is_durable(now, out),
-            Role::Canvassing(_) | Role::Leading(_) => {}
+            Role::PreVoting(_) | Role::Leading(_) => {}
         }
     }
 }

@@ -5,20 +5,20 @@
 //! copy included, only once storage has confirmed it.
 
 use crate::Apus;
-use crate::api::{Canary, Command, Durability, DurableState, Roster};
+use crate::api::{Canary, Command, Configuration, Durability, DurableState};
 use plover_types::{Index, View, Viewstamp};
 
-/// The life that a log on storage is of, where storage knew of `known`. They are two writes, and a
-/// crash may come between them. Every viewstamp of a life is at least its view:
+/// The generation that a log on storage is of, where storage knew of `known`. They are two writes, and a
+/// crash may come between them. Every viewstamp of a generation is at least its view:
 ///
 /// ```text
-///   known, but the log begins in a lower view    of an older life: the new life's log was not
+///   known, but the log begins in a lower view    of an older generation: the new generation's log was not
 ///                                                written. Of none that counts, so that the next
-///                                                leader's word replaces it (`life`)
-///   a log that begins at index 0                 of the life that its base names
-///   a log whose beginning is reclaimed           of the life that is known
+///                                                leader's word replaces it (`generation`)
+///   a log that begins at index 0                 of the generation that its base names
+///   a log whose beginning is reclaimed           of the generation that is known
 /// ```
-pub(crate) fn life_of(base: Viewstamp, known: View) -> View {
+pub(crate) fn generation_of(base: Viewstamp, known: View) -> View {
     if base.view < known {
         View::NONE
     } else if base.index == Index(0) {
@@ -33,7 +33,7 @@ impl Apus {
     pub(crate) fn persist_state(&self, out: &mut Vec<Command>) {
         out.push(Command::PersistState(DurableState {
             promised: self.promised,
-            life: self.life,
+            generation: self.generation,
             amnesiac: self.bearings.amnesiac,
         }));
     }
@@ -42,7 +42,7 @@ impl Apus {
     pub(crate) fn persist_after(
         &mut self,
         after: Viewstamp,
-        anew: Option<Roster>,
+        anew: Option<Configuration>,
         out: &mut Vec<Command>,
     ) {
         if self.config.durability == Durability::Disk {

@@ -90,8 +90,8 @@ impl Apus {
     pub(crate) fn repeat_to(&mut self, peer: ReplicaId, out: &mut Vec<Command>) {
         let view = self.promised;
         let message = match &self.role {
-            Role::Canvassing(canvass) if !canvass.granted.contains(peer) => Message::Canvass {
-                nonce: canvass.nonce,
+            Role::PreVoting(pre_vote) if !pre_vote.granted.contains(peer) => Message::PreVote {
+                nonce: pre_vote.nonce,
                 last: self.log.last(),
             },
             Role::Electing(election) => match election.stage {
@@ -123,7 +123,7 @@ impl Apus {
                 self.repeat_to_all(out);
                 self.merge_if_promised(now, out);
             }
-            Stage::Beginning => self.begin_life(now, out),
+            Stage::Beginning => self.begin_generation(now, out),
             Stage::Alone => self.begin_alone(now, out),
             Stage::Collecting | Stage::Merging { .. } => {}
         }
@@ -230,7 +230,7 @@ impl Apus {
             // A member has promised a higher view and will never acknowledge us again.
             Role::Leading(_) => self.follow(now, out),
             Role::Electing(_) => self.give_up(now, out),
-            Role::Following(_) | Role::Canvassing(_) => {}
+            Role::Following(_) | Role::PreVoting(_) => {}
         }
     }
 

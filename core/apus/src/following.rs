@@ -12,7 +12,7 @@
 //! `matched` is how far our log is known to equal the leader's *in this view*. What lies beyond
 //! it may be the leavings of an older view and is neither acknowledged nor committed.
 
-use crate::api::{Command, Durability, Roster};
+use crate::api::{Command, Configuration, Durability};
 use crate::message::{Append, Batch, HEADER_BYTES_MAX, Message};
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
@@ -101,22 +101,22 @@ impl Apus {
             self.send(from, &refusal, out);
             return;
         }
-        if append.life < self.life || !self.may_accept_from(append.view, out) {
+        if append.generation < self.generation || !self.may_accept_from(append.view, out) {
             return;
         }
         self.heed(now, from, &append, out);
-        if append.life > self.life {
-            self.adopt_life(append.life, out);
+        if append.generation > self.generation {
+            self.adopt_generation(append.generation, out);
         }
-        if let Some(roster) = append.jump {
-            // An empty log may begin elsewhere in a pair, where a life can begin with a log.
+        if let Some(configuration) = append.jump {
+            // An empty log may begin elsewhere in a pair, where a generation can begin with a log.
             let begins = self.log.last().index == Index(0);
             let is_ahead = append.prev.index > self.log.commit() || begins;
-            // Those who are in a life from its beginning may have been told of different groups: its
+            // Those who are in a generation from its beginning may have been told of different groups: its
             // leader's counts.
-            let is_other = begins && self.log.roster_at_base() != roster;
+            let is_other = begins && self.log.configuration_at_base() != configuration;
             if is_ahead && (is_other || !self.log.has(append.prev)) {
-                self.jump(append.prev, roster, out);
+                self.jump(append.prev, configuration, out);
             }
         }
         let matched = Index(append.prev.index.0 + entries.len());
@@ -187,10 +187,18 @@ impl Apus {
 
     /// Skips to `base`, because the entries before it are gone from the leader's log. They are
     /// committed, so whatever we hold instead of them or after them is worth nothing.
-    pub(crate) fn jump(&mut self, base: Viewstamp, roster: Roster, out: &mut Vec<Command>) {
-        self.log = crate::log::Log::new(base, roster);
-        out.push(Command::Jump { base, roster });
-        self.persist_after(base, Some(roster), out);
+    pub(crate) fn jump(
+        &mut self,
+        base: Viewstamp,
+        configuration: Configuration,
+        out: &mut Vec<Command>,
+    ) {
+        self.log = crate::log::Log::new(base, configuration);
+        out.push(Command::InstallSnapshot {
+            base,
+            configuration,
+        });
+        self.persist_after(base, Some(configuration), out);
         self.follower().matched = base.index;
     }
 

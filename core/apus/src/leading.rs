@@ -21,7 +21,7 @@ use crate::api::{Canary, Command, Entry, EntryKind, Members, ProposeError, VOTER
 use crate::election::Vote;
 use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX};
 use crate::peers::Peer;
-use crate::thrift::Thrift;
+use crate::quorum_selection::QuorumSelection;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub(crate) struct Leadership {
     /// Nobody needs entries up to here.
     pub trim: Index,
     /// Who is sent entries at once.
-    pub thrift: Thrift,
+    pub selection: QuorumSelection,
     /// Counts the times that something was sent.
     pub round: u64,
     /// The last entry before those that `propose` took and `flush` has not sent.
@@ -47,7 +47,7 @@ impl Leadership {
             return Micros::ZERO;
         }
         let dead_at = self.peers.values().map(|peer| peer.dead_at(timeout)).min();
-        let due = self.heartbeat_at.min(self.thrift.deadline());
+        let due = self.heartbeat_at.min(self.selection.deadline());
         dead_at.map_or(Micros::NEVER, |at| at.min(due))
     }
 
@@ -130,7 +130,7 @@ impl Apus {
             leadership.unsent.get_or_insert(prev);
             if matches!(kind, EntryKind::Members(_)) {
                 // It may take more to make a majority.
-                leadership.thrift.suspend();
+                leadership.selection.suspend();
             }
         }
         viewstamp
@@ -219,7 +219,7 @@ impl Apus {
             peers: peers.collect(),
             heartbeat_at: now + self.config.heartbeat,
             trim: self.log.base().index,
-            thrift: Thrift::new(),
+            selection: QuorumSelection::new(),
             round: 0,
             unsent: None,
         };
@@ -245,7 +245,7 @@ impl Apus {
         for (&id, peer) in &mut leadership.peers {
             if now >= peer.dead_at(timeout) && peer.unanswered >= beats {
                 peer.dead();
-                leadership.thrift.suspend();
+                leadership.selection.suspend();
                 out.push(Command::PeerAlive {
                     peer: id,
                     alive: false,
@@ -260,7 +260,7 @@ impl Apus {
             }
         }
         self.flush(now, out);
-        self.tick_thrift(now, out);
+        self.tick_slow_followers(now, out);
         if beat {
             self.replicate_to_all(now, true, out);
         }
@@ -300,7 +300,7 @@ impl Apus {
                 .is_some_and(|entry| entry.view == self.promised || count_old_views)
         {
             self.commit_to(index, out);
-            self.choose_eager(now, index);
+            self.select_quorum(now, index);
             let changed_at = self.log.members_at();
             if changed_at > before && changed_at <= index {
                 self.dismiss(now, members, out);

@@ -23,7 +23,7 @@
 //!   |  bootstrap of  |             silence for a timeout,     |      | a leader is      |
 //!   |  an empty      |             and holds the guest        |      | heard            |
 //!   |  group         |                                        v      |                  |
-//!   |                |                                      CANVASSING                  |
+//!   |                |                                      PRE-VOTING                  |
 //!   |                |              a quorum would elect me   |                         |
 //!   |                |                                        v                         |
 //!   |                +--------------------------------->  ELECTING ---------------------+
@@ -41,9 +41,9 @@
 //! | what fails | what saves it |
 //! |---|---|
 //! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat (`replicate`, `following`) |
-//! | the leader dies | a member of the in-sync set canvasses, collects promises, merges the best log of its quorum and leads a higher view (`canvass`, `election`, `merge`) |
+//! | the leader dies | a member of the in-sync set asks for pre-votes, collects promises, merges the best log of its quorum and leads a higher view (`pre_vote`, `election`, `merge`) |
 //! | the leader is cut off | it commits nothing without a quorum; its lease runs out before anyone else can be elected ([`Apus::lease_until`]) |
-//! | a replica comes back after a cut | it canvasses before it raises its view, so it cannot depose a leader that the others hear |
+//! | a replica comes back after a cut | it asks for pre-votes before it raises its view, so it cannot depose a leader that the others hear |
 //! | a replica restarts and has forgotten its log | it takes no part until a leader has told it what it might have acknowledged (`recovery`) |
 //! | a backup falls behind what is still in the log | it jumps to the leader's base |
 //! | everyone restarts | nobody leads until [`Apus::bootstrap`], because nobody holds the guest; unless the log, on disk, is all there is |
@@ -60,13 +60,12 @@
 //! stands down.
 
 mod api;
-mod canvass;
 mod dispatch;
 mod durable;
 mod election;
 mod following;
+mod generation;
 mod leading;
-mod life;
 mod log;
 mod members;
 mod merge;
@@ -75,16 +74,16 @@ pub mod outputs;
 mod pair;
 mod peers;
 mod pool;
+mod pre_vote;
+mod quorum_selection;
 mod recovery;
 mod replicate;
-mod thrift;
 
 pub use api::{
-    BootstrapError, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event,
-    Members, MembersError, Phase, ProposeError, Roster, Start, Status,
+    BootstrapError, Canary, Command, Config, Configuration, Durability, DurableState, Entry,
+    EntryKind, Event, Members, MembersError, Phase, ProposeError, Start, Status,
 };
 
-use canvass::{Canvass, StoodDown};
 use election::Election;
 use following::{Acked, Follower};
 use leading::Leadership;
@@ -92,6 +91,7 @@ use log::Log;
 use message::Message;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
 use pool::Pool;
+use pre_vote::{PreVote, StoodDown};
 use recovery::Bearings;
 
 /// The smallest useful `message_bytes_max`.
@@ -102,7 +102,7 @@ const MESSAGE_BYTES_MIN: usize = 256;
 enum Role {
     /// Also while recovering: then [`Bearings`] forbids voting.
     Following(Follower),
-    Canvassing(Canvass),
+    PreVoting(PreVote),
     Electing(Election),
     Leading(Leadership),
 }
@@ -120,8 +120,8 @@ pub struct Apus {
     /// The highest view of which storage has confirmed the promise. What rests on a promise
     /// waits until this reaches `promised`.
     durable: View,
-    /// The view in which this life of the guest began.
-    life: View,
+    /// The view in which this generation of the guest began.
+    generation: View,
     /// The highest round heard of, for choosing the next.
     round_max: u64,
     holds_state: bool,
@@ -160,30 +160,31 @@ impl Apus {
             config.message_bytes_max >= MESSAGE_BYTES_MIN,
             "messages of a few bytes"
         );
-        let first = Roster {
+        let first = Configuration {
             in_sync: ReplicaSet::of([config.first_leader]),
             members,
         };
         let mut random = SplitMix64::new(config.seed);
         let bearings = Bearings::new(&config, &start, random.next_u64() ^ now.0, now);
-        let (log, promised, life) = match start {
+        let (log, promised, generation) = match start {
             Start::Restarted {
                 durable,
                 log,
                 base,
-                roster_at_base,
+                configuration_at_base,
                 forgotten: false,
             } if config.durability == Durability::Disk => {
                 // Storage that was never told of a log has one from the beginning.
                 let begun = base != Viewstamp::default();
-                let log = Log::restored(base, if begun { roster_at_base } else { first }, log);
-                let life = match config.canary {
-                    Canary::TrustOldLife => durable.life,
-                    _ => durable::life_of(base, durable.life),
+                let log =
+                    Log::restored(base, if begun { configuration_at_base } else { first }, log);
+                let generation = match config.canary {
+                    Canary::TrustOldGeneration => durable.generation,
+                    _ => durable::generation_of(base, durable.generation),
                 };
                 // An entry of a view is as good as the promise of it.
                 let promised = durable.promised.max(log.last().view);
-                (log, promised, life)
+                (log, promised, generation)
             }
             Start::Restarted { durable, .. } => {
                 let log = Log::new(Viewstamp::default(), first);
@@ -206,7 +207,7 @@ impl Apus {
             log,
             promised,
             durable: promised,
-            life,
+            generation,
             round_max: promised.round(),
             holds_state: false,
             heard_at: now,
@@ -286,7 +287,7 @@ impl Apus {
     pub fn deadline(&self) -> Micros {
         let role = match &self.role {
             Role::Following(_) => self.election_at.min(self.look_at()),
-            Role::Canvassing(canvass) => canvass.deadline(),
+            Role::PreVoting(pre_vote) => pre_vote.deadline(),
             Role::Electing(election) => election.deadline(),
             Role::Leading(leadership) if self.config.pair => leadership.deadline(Micros::NEVER),
             Role::Leading(leadership) => leadership.deadline(self.config.timeout),
@@ -305,7 +306,7 @@ impl Apus {
                 (Phase::Recovering, follower.leader)
             }
             Role::Following(follower) => (Phase::Following, follower.leader),
-            Role::Canvassing(_) => (Phase::Canvassing, None),
+            Role::PreVoting(_) => (Phase::PreVoting, None),
             Role::Electing(_) => (Phase::Electing, None),
             Role::Leading(_) => (Phase::Leading, Some(self.config.me)),
         };
@@ -313,7 +314,7 @@ impl Apus {
             phase,
             view: self.promised,
             leader,
-            in_sync: self.log.roster().in_sync,
+            in_sync: self.log.configuration().in_sync,
             members: self.members(),
             last: self.log.last(),
             commit: self.log.commit(),
@@ -329,9 +330,9 @@ impl Apus {
         self.log.get(index)
     }
 
-    /// The view in which the guest's present life began, as far as this replica knows.
-    pub fn life(&self) -> View {
-        self.life
+    /// The view in which the guest's present generation began, as far as this replica knows.
+    pub fn generation(&self) -> View {
+        self.generation
     }
 
     /// Promises `view`: from here on everything older is refused.
@@ -352,11 +353,8 @@ impl Apus {
         let allowed = matches!(
             (&self.role, &role),
             (_, Role::Following(_))
-                | (
-                    Role::Following(_) | Role::Canvassing(_),
-                    Role::Canvassing(_)
-                )
-                | (Role::Following(_) | Role::Canvassing(_), Role::Electing(_))
+                | (Role::Following(_) | Role::PreVoting(_), Role::PreVoting(_))
+                | (Role::Following(_) | Role::PreVoting(_), Role::Electing(_))
                 | (Role::Electing(_), Role::Leading(_))
         );
         assert!(allowed, "no such transition: {:?} to {role:?}", self.role);

@@ -4,15 +4,15 @@
 //!          base             commit              last
 //!   reclaimed | delivered, kept | not yet chosen  |
 //!   ----------+-----------------+-----------------+
-//!             ^ roster_at_base    ^ may be truncated by a new leader
+//!             ^ configuration_at_base    ^ may be truncated by a new leader
 //! ```
 //!
 //! What lies at or below `commit` is chosen for ever: truncating it would be the one thing
 //! consensus exists to prevent, so that is asserted in release builds too. The newest in-sync
 //! set and the newest group in the log are in force as soon as they are in the log, committed or
-//! not, and are reverted with their entries; so the log keeps them, as its *roster*.
+//! not, and are reverted with their entries; so the log keeps them, as its *configuration*.
 
-use crate::api::{Entry, EntryKind, Roster};
+use crate::api::{Configuration, Entry, EntryKind};
 use crate::message::Batch;
 use crate::pool::Pool;
 use plover_types::{Index, Viewstamp};
@@ -33,10 +33,10 @@ pub(crate) enum Accepted {
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
     base: Viewstamp,
-    roster_at_base: Roster,
+    configuration_at_base: Configuration,
     entries: VecDeque<Entry>,
     commit: Index,
-    roster: Roster,
+    configuration: Configuration,
     /// The newest entry that named a group.
     members_at: Index,
     /// The newest entry that named an in-sync set.
@@ -49,13 +49,13 @@ pub(crate) struct Log {
 
 impl Log {
     /// An empty log after `base`, everything up to there being committed.
-    pub(crate) fn new(base: Viewstamp, roster_at_base: Roster) -> Self {
+    pub(crate) fn new(base: Viewstamp, configuration_at_base: Configuration) -> Self {
         Self {
             base,
-            roster_at_base,
+            configuration_at_base,
             entries: VecDeque::new(),
             commit: base.index,
-            roster: roster_at_base,
+            configuration: configuration_at_base,
             members_at: base.index,
             in_sync_at: base.index,
             bytes: 0,
@@ -64,8 +64,12 @@ impl Log {
     }
 
     /// The log that stable storage held.
-    pub(crate) fn restored(base: Viewstamp, roster: Roster, entries: Vec<Entry>) -> Self {
-        let mut log = Self::new(base, roster);
+    pub(crate) fn restored(
+        base: Viewstamp,
+        configuration: Configuration,
+        entries: Vec<Entry>,
+    ) -> Self {
+        let mut log = Self::new(base, configuration);
         for entry in entries {
             log.push(entry);
         }
@@ -77,12 +81,12 @@ impl Log {
         self.base
     }
 
-    pub(crate) fn roster_at_base(&self) -> Roster {
-        self.roster_at_base
+    pub(crate) fn configuration_at_base(&self) -> Configuration {
+        self.configuration_at_base
     }
 
-    pub(crate) fn roster(&self) -> Roster {
-        self.roster
+    pub(crate) fn configuration(&self) -> Configuration {
+        self.configuration
     }
 
     /// The place of the newest entry that named a group, or at most `base`.
@@ -175,7 +179,7 @@ impl Log {
             entry.viewstamp.view >= last.view,
             "views never fall along a log"
         );
-        self.roster.note(entry.kind);
+        self.configuration.note(entry.kind);
         match entry.kind {
             EntryKind::Members(_) => self.members_at = entry.viewstamp.index,
             EntryKind::InSync(_) => self.in_sync_at = entry.viewstamp.index,
@@ -250,11 +254,11 @@ impl Log {
 
     /// Finds out who is who by what is left.
     fn take_roster_anew(&mut self) {
-        self.roster = self.roster_at_base;
+        self.configuration = self.configuration_at_base;
         self.members_at = self.base.index;
         self.in_sync_at = self.base.index;
         for entry in &self.entries {
-            self.roster.note(entry.kind);
+            self.configuration.note(entry.kind);
             match entry.kind {
                 EntryKind::Members(_) => self.members_at = entry.viewstamp.index,
                 EntryKind::InSync(_) => self.in_sync_at = entry.viewstamp.index,
@@ -280,7 +284,7 @@ impl Log {
             let entry = self.entries.pop_front().expect("commit lies in the log");
             self.bytes -= entry.payload.len();
             self.base = entry.viewstamp;
-            self.roster_at_base.note(entry.kind);
+            self.configuration_at_base.note(entry.kind);
             pool.give(entry.payload);
         }
         self.stable = self.stable.max(self.base.index);

@@ -22,7 +22,7 @@
 //!
 //! A leader that is removed leads until that is committed, without counting itself, and then
 //! follows. Whoever is removed is told so with a last message and does not stand any more; if it
-//! misses that, canvassing (see `canvass`) keeps it from disturbing the others.
+//! misses that, the pre-vote (see `pre_vote`) keeps it from disturbing the others.
 
 use crate::api::{Canary, Command, Members, MembersError};
 use crate::{Apus, Role};
@@ -34,7 +34,7 @@ impl Apus {
         if self.config.canary == Canary::FirstMembersForEver {
             return Members::of(self.config.members);
         }
-        self.log.roster().members
+        self.log.configuration().members
     }
 
     /// Everyone else of the group: those whom a leader sends the log.
@@ -81,8 +81,9 @@ impl Apus {
     /// Whether this replica may lead by the newest word in its log: as a voter, and where there
     /// is a guest, as one whose guest explains what clients have seen.
     pub(crate) fn is_eligible(&self) -> bool {
-        let roster = self.log.roster();
-        self.is_voter() && (self.config.any_voter_stands || roster.in_sync.contains(self.config.me))
+        let configuration = self.log.configuration();
+        self.is_voter()
+            && (self.config.any_voter_stands || configuration.in_sync.contains(self.config.me))
     }
 
     /// Whether it has what a leader goes on from: the guest, or where the log is all there is,

@@ -19,10 +19,10 @@
 //! with it proves that what goes was not.
 
 use crate::api::{Canary, Command};
-use crate::canvass::StoodDown;
 use crate::election::Stage;
 use crate::log::Accepted;
 use crate::message::{Batch, Message};
+use crate::pre_vote::StoodDown;
 use crate::replicate::fit;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};

@@ -7,7 +7,7 @@
 //!
 //! Entries end a message, so that they are read where they lie: a [`Batch`] borrows the bytes.
 
-use crate::api::{Entry, EntryKind, Members, Roster};
+use crate::api::{Configuration, Entry, EntryKind, Members};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ const ROUND_MAX: u64 = 1 << 56;
 const INDEX_MAX: u64 = 1 << 56;
 
 /// An upper bound of what surrounds the entries of one message: tag, four views and as many
-/// indices, stamp, roster and length, each a varint of at most ten bytes.
+/// indices, stamp, configuration and length, each a varint of at most ten bytes.
 pub(crate) const HEADER_BYTES_MAX: usize = 112;
 /// An upper bound of what surrounds one payload: two varints of ten, kind and sets, length.
 pub(crate) const ENTRY_BYTES_MAX: usize = 32;
@@ -27,8 +27,8 @@ pub(crate) const ENTRY_BYTES_MAX: usize = 32;
 pub(crate) struct Append {
     /// The leader's view.
     pub view: View,
-    /// The view in which this life of the guest began (see `recovery`).
-    pub life: View,
+    /// The view in which this generation of the guest began (see `recovery`).
+    pub generation: View,
     /// The entry before the first of `entries`.
     pub prev: Viewstamp,
     /// Everything up to here is committed.
@@ -42,7 +42,7 @@ pub(crate) struct Append {
     /// Given when `prev` is the leader's base: who is who there. A backup that lacks `prev`
     /// jumps to it, for the entries before it are gone; one whose log is empty there takes over who is
     /// who, which it may have been told otherwise.
-    pub jump: Option<Roster>,
+    pub jump: Option<Configuration>,
     /// How many entries follow the message.
     pub count: u64,
 }
@@ -82,7 +82,7 @@ pub(crate) enum Message {
         promised: View,
     },
     /// Would you elect me?
-    Canvass {
+    PreVote {
         /// Names this round of asking.
         nonce: u64,
         /// Where my log ends.
@@ -98,8 +98,8 @@ pub(crate) enum Message {
         last: Viewstamp,
         /// And the group it names.
         members: Members,
-        /// The life that it is of.
-        life: View,
+        /// The generation that it is of.
+        generation: View,
     },
     /// Promise me this view.
     Prepare {
@@ -186,7 +186,7 @@ pub(crate) struct Empty {
     /// A log that ends here.
     pub last: Viewstamp,
     /// And by which this is who is who.
-    pub roster: Roster,
+    pub configuration: Configuration,
 }
 
 impl Message {
@@ -281,17 +281,17 @@ pub(crate) fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_
     let sound = match &message {
         Message::Append(append) => {
             led(append.view)
-                && append.life <= append.view
+                && append.generation <= append.view
                 && append.prev.view <= append.view
                 && append.commit.0 <= INDEX_MAX
-                && append.jump.is_none_or(sane_roster)
+                && append.jump.is_none_or(sane_configuration)
         }
         Message::Ack { view, matched, .. } => sane_view(*view) && matched.0 <= INDEX_MAX,
         Message::Gap {
             view, last, commit, ..
         } => sane_view(*view) && sane(*last) && sane(*commit) && commit.index <= last.index,
         Message::Refuse { view, promised } => sane_view(*view) && sane_view(*promised),
-        Message::Canvass { last, .. } => sane(*last),
+        Message::PreVote { last, .. } => sane(*last),
         Message::Grant {
             promised,
             last,
@@ -344,8 +344,8 @@ fn sane(viewstamp: Viewstamp) -> bool {
 }
 
 /// An in-sync set names somebody, and a group can be a group.
-fn sane_roster(roster: Roster) -> bool {
-    !roster.in_sync.is_empty() && roster.members.are_sane()
+fn sane_configuration(configuration: Configuration) -> bool {
+    !configuration.in_sync.is_empty() && configuration.members.are_sane()
 }
 
 /// Whether an entry of this kind may carry this.

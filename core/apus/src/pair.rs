@@ -7,10 +7,10 @@
 //!
 //! ```text
 //!   the leader                             its backup, in the in-sync set
-//!   commits what all of the in-sync        hears nothing for a timeout: canvasses
+//!   commits what all of the in-sync        hears nothing for a timeout: pre-vote
 //!   set holds                                |  the other grants: an ordinary election
 //!     |  heartbeats unanswered               |  silence for a heartbeat more
-//!   in-sync set = itself:                  begins a new *life* of the log, and leads it
+//!   in-sync set = itself:                  begins a new *generation* of the log, and leads it
 //!   commits alone
 //! ```
 //!
@@ -33,9 +33,9 @@
 //!
 //! # After a cut
 //!
-//! Both lead. The one that took over leads the higher view, and its log is of a newer life: when the
-//! two hear of each other, the other one's log and guest are dropped, as if they were of a life
-//! long ago (`life`), and it comes back as a witness that gets a copy.
+//! Both lead. The one that took over leads the higher view, and its log is of a newer generation: when the
+//! two hear of each other, the other one's log and guest are dropped, as if they were of a generation
+//! long ago (`generation`), and it comes back as a witness that gets a copy.
 
 use crate::api::{Canary, Command};
 use crate::election::{Election, Stage};
@@ -62,9 +62,9 @@ impl Apus {
     /// has just ceased to, and it may have taken over instead of agreeing. A brain may drop one that
     /// lives, because it is slow, say; only one that is dead need not be asked.
     fn partner<'a>(&self, leadership: &'a Leadership) -> Option<&'a Peer> {
-        let in_sync = self.log.roster().in_sync;
+        let in_sync = self.log.configuration().in_sync;
         let (id, peer) = leadership.peers.iter().next()?;
-        let took_over = self.life == self.promised;
+        let took_over = self.generation == self.promised;
         let changes = self.log.in_sync_at() > self.log.commit();
         let asked = changes && !peer.is_dead() && (peer.is_alive() || !took_over);
         (in_sync.contains(*id) || asked).then_some(peer)
@@ -127,7 +127,7 @@ impl Apus {
                 partner.is_some_and(|peer| peer.unanswered < SILENT_BEATS)
                     && self.config.canary != Canary::ClockAlone
             }
-            Role::Canvassing(_) | Role::Electing(_) => false,
+            Role::PreVoting(_) | Role::Electing(_) => false,
         }
     }
 
@@ -169,7 +169,7 @@ impl Apus {
         }
     }
 
-    /// A canvass of a pair had no answer: goes on alone, if the log lets it.
+    /// A pre-vote of a pair had no answer: goes on alone, if the log lets it.
     pub(crate) fn go_alone(&mut self, now: Micros, out: &mut Vec<Command>) {
         if !self.is_eligible() {
             self.stand_down(now, out);
@@ -186,14 +186,14 @@ impl Apus {
             self.stand_down(now, out);
             return;
         }
-        self.life = self.promised;
+        self.generation = self.promised;
         self.persist_state(out);
         self.lead(now, &BTreeMap::new(), out);
     }
 
-    /// The other one of a pair lives a newer life: what this one has is of the past.
-    pub(crate) fn yield_to(&mut self, now: Micros, life: View, out: &mut Vec<Command>) {
+    /// The other one of a pair lives a newer generation: what this one has is of the past.
+    pub(crate) fn yield_to(&mut self, now: Micros, generation: View, out: &mut Vec<Command>) {
         self.follow(now, out);
-        self.adopt_life(life, out);
+        self.adopt_generation(generation, out);
     }
 }

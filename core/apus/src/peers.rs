@@ -145,7 +145,7 @@ impl Peer {
         self.alive = Some(false);
     }
 
-    /// Its process has started (again) as `incarnation`. True if that ends a life that we
+    /// Its process has started (again) as `incarnation`. True if that ends a generation that we
     /// believed in: a restart may be shorter than the timeout, yet it forgets the guest.
     pub(crate) fn restarted(&mut self, incarnation: u64) -> bool {
         let new = self.incarnation.replace(incarnation) != Some(incarnation);

@@ -30,7 +30,7 @@
 //! that one of them belongs to any quorum it could have been part of, and then follows only the
 //! highest of them. Restarted replicas count there too, for they have kept their promises.
 
-use crate::api::{Canary, Command, Config, Durability, Members, Roster, Start};
+use crate::api::{Canary, Command, Config, Configuration, Durability, Members, Start};
 use crate::message::{Empty, Message, Standing};
 use crate::pair::Doubt;
 use crate::{Apus, Role};
@@ -148,7 +148,7 @@ impl Apus {
         unsure || self.bearings.restarted || lost
     }
 
-    /// Whether its guest may be the one to go on with: it has one, in a life that a leader has
+    /// Whether its guest may be the one to go on with: it has one, in a generation that a leader has
     /// named, and has not just been told by a quorum's best log that others went on without it,
     /// nor, as one of two, was stopped for so long that the other may have.
     pub(crate) fn holds_guest(&self) -> bool {
@@ -156,7 +156,7 @@ impl Apus {
         let ruled_out =
             !self.is_eligible() && stood.is_some_and(|stood| stood.last == self.log.last());
         let unsure = ruled_out || self.bearings.doubt.is_some();
-        self.life > View::NONE && self.has_state() && !unsure
+        self.generation > View::NONE && self.has_state() && !unsure
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
@@ -224,9 +224,9 @@ impl Apus {
     fn leavings(&self) -> Empty {
         Empty {
             fresh: self.never_ran(),
-            guest: self.life > View::NONE && self.has_state(),
+            guest: self.generation > View::NONE && self.has_state(),
             last: self.log.last(),
-            roster: self.log.roster(),
+            configuration: self.log.configuration(),
         }
     }
 
@@ -349,11 +349,11 @@ impl Apus {
             .iter()
             .map(|(_, empty)| empty)
             .max_by_key(|empty| empty.last);
-        let roster = best.map_or(Roster::default(), |best| best.roster);
+        let configuration = best.map_or(Configuration::default(), |best| best.configuration);
         let named = if self.config.any_voter_stands {
-            roster.members.voters
+            configuration.members.voters
         } else {
-            roster.in_sync
+            configuration.in_sync
         };
         if left
             .iter()

@@ -60,10 +60,10 @@ impl Apus {
             return;
         };
         let heartbeat = self.config.heartbeat;
-        let thrift = &mut leadership.thrift;
+        let selection = &mut leadership.selection;
         let lacked = self.log.last().index.next().0.saturating_sub(peer.next.0);
         let lacks = peer.jump || lacked > 0;
-        let mut is_due = || beat || lacks && thrift.is_eager(to, lacked, now, heartbeat);
+        let mut is_due = || beat || lacks && selection.is_sent_now(to, lacked, now, heartbeat);
         if self.down.contains(to) || !is_due() {
             return;
         }
@@ -74,7 +74,7 @@ impl Apus {
         loop {
             let jump = peer.jump || peer.next <= base.index;
             let first = if jump { base.index.next() } else { peer.next };
-            // What a life begins with names its group: a backup may have been told of another one.
+            // What a generation begins with names its group: a backup may have been told of another one.
             let begins = first == Index(1);
             let more = first <= last && peer.has_room(window, FLIGHTS_MAX);
             if !(more || beat) {
@@ -95,13 +95,13 @@ impl Apus {
             }
             let append = Append {
                 view: self.promised,
-                life: self.life,
+                generation: self.generation,
                 prev,
                 commit: self.log.commit(),
                 trim: leadership.trim,
                 stamp: now,
                 number: leadership.round,
-                jump: (jump || begins).then(|| self.log.roster_at_base()),
+                jump: (jump || begins).then(|| self.log.configuration_at_base()),
                 count: entries.iter().len() as u64,
             };
             let bytes = match (&*twin, twin.as_ref().and_then(|(_, place)| out.get(*place))) {

@@ -2,7 +2,9 @@
 //! it: whose word a replica needs that knows nothing else. An operator mends what a replica that
 //! waits for the dead is told, and it goes on.
 
-use apus::{Apus, Canary, Command, Config, Durability, DurableState, Event, Phase, Roster, Start};
+use apus::{
+    Apus, Canary, Command, Config, Configuration, Durability, DurableState, Event, Phase, Start,
+};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -55,7 +57,7 @@ impl Group {
             first_leader: told.iter().next().expect("somebody"),
             any_voter_stands: true,
             pair: false,
-            thrifty: true,
+            quorum_selection: true,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: Durability::Memory,
@@ -73,7 +75,7 @@ impl Group {
             durable: self.durable[&id],
             log: Vec::new(),
             base: Viewstamp::default(),
-            roster_at_base: Roster::default(),
+            configuration_at_base: Configuration::default(),
             forgotten: false,
         };
         self.start(id, told, start);
@@ -151,9 +153,9 @@ fn a_group_that_lost_all_waits_for_the_word_of_everyone_that_it_was_told_of() {
     }
 }
 
-/// Or two majorities, each of another group, could commit different things in one life.
+/// Or two majorities, each of another group, could commit different things in one generation.
 #[test]
-fn the_group_of_a_life_is_the_one_that_its_first_leader_was_told_of() {
+fn the_group_of_a_generation_is_the_one_that_its_first_leader_was_told_of() {
     let mut group = Group::begin(&[1, 2, 3]);
     group.cores.clear();
     group.restart(1, set(&[1, 3]));

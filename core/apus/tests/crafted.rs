@@ -1,7 +1,7 @@
 //! One replica, and messages written by hand: what must not be said, and when.
 
 use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event};
-use apus::{Members, Phase, Roster, Start};
+use apus::{Configuration, Members, Phase, Start};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp, wire};
 
 const TIMEOUT: Micros = Micros::from_ms(100);
@@ -37,16 +37,22 @@ fn noop(view: View, index: u64) -> Entry {
     }
 }
 
-/// An append of `leader`, in the life that its first view began.
+/// An append of `leader`, in the generation that its first view began.
 fn append(leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<u8> {
     append_in(view(1, 0), leader, prev, entries, commit)
 }
 
-/// The same in this life.
-fn append_in(life: View, leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<u8> {
-    let (stamp, number, jump) = (START, 0u64, None::<Roster>);
+/// The same in this generation.
+fn append_in(
+    generation: View,
+    leader: View,
+    prev: Viewstamp,
+    entries: &[Entry],
+    commit: u64,
+) -> Vec<u8> {
+    let (stamp, number, jump) = (START, 0u64, None::<Configuration>);
     let marks = (Index(commit), Index(0), stamp, number, jump);
-    wire::encode(&(APPEND, leader, life, prev, marks, entries))
+    wire::encode(&(APPEND, leader, generation, prev, marks, entries))
 }
 
 /// Replica 2 of three, after a restart.
@@ -57,14 +63,14 @@ struct Replica {
 
 impl Replica {
     fn restarted(durability: Durability, promised: View, log: Vec<Entry>) -> Self {
-        let life = View::NONE;
-        Self::found(durability, (promised, life), vs(view(1, 0), 0), log)
+        let generation = View::NONE;
+        Self::found(durability, (promised, generation), vs(view(1, 0), 0), log)
     }
 
-    /// Storage held this promise and knew of this life; and this log after `base`.
+    /// Storage held this promise and knew of this generation; and this log after `base`.
     fn found(
         durability: Durability,
-        (promised, life): (View, View),
+        (promised, generation): (View, View),
         base: Viewstamp,
         log: Vec<Entry>,
     ) -> Self {
@@ -74,7 +80,7 @@ impl Replica {
             first_leader: ReplicaId(0),
             any_voter_stands: false,
             pair: false,
-            thrifty: false,
+            quorum_selection: false,
             heartbeat: Micros::from_ms(20),
             timeout: TIMEOUT,
             durability,
@@ -86,12 +92,12 @@ impl Replica {
         let start = Start::Restarted {
             durable: DurableState {
                 promised,
-                life,
+                generation,
                 amnesiac: false,
             },
             log,
             base,
-            roster_at_base: Roster {
+            configuration_at_base: Configuration {
                 in_sync: ReplicaSet(0b001),
                 members: Members::of(ReplicaSet(0b111)),
             },
@@ -291,10 +297,10 @@ fn acknowledged(commands: &[Command]) -> Vec<Index> {
     acks.collect()
 }
 
-/// A replica that has heard of a new life wrote that down and died before its disk had the new
-/// life's log: it finds `log` after `base`, of the life before. What the new life's leader sends has to
+/// A replica that has heard of a new generation wrote that down and died before its disk had the new
+/// generation's log: it finds `log` after `base`, of the generation before. What the new generation's leader sends has to
 /// replace that log before anything is acknowledged, and nothing of it may be delivered.
-fn replaces_the_log_of_the_life_before(base: Viewstamp, log: Vec<Entry>) {
+fn replaces_the_log_of_the_generation_before(base: Viewstamp, log: Vec<Entry>) {
     let new = view(2, 0);
     let (begins, first) = (vs(new, 0), noop(new, 1));
     let mut replica = Replica::found(Durability::Disk, (new, new), base, log);
@@ -319,29 +325,29 @@ fn replaces_the_log_of_the_life_before(base: Viewstamp, log: Vec<Entry>) {
     replica.persists(new);
     let out = replica.apply(Event::EntriesPersisted(vs(new, 1)));
     assert_eq!(acknowledged(&out), [Index(1)]);
-    assert_eq!(replica.core.life(), new);
+    assert_eq!(replica.core.generation(), new);
     assert_eq!(replica.core.status().last, vs(new, 1));
 }
 
 #[test]
-fn a_crash_at_the_beginning_of_a_life_does_not_leave_the_log_of_the_one_before() {
+fn a_crash_at_the_beginning_of_a_generation_does_not_leave_the_log_of_the_one_before() {
     let old = view(1, 0);
     let log = (1..=3).map(|index| noop(old, index));
-    replaces_the_log_of_the_life_before(vs(old, 0), log.collect());
+    replaces_the_log_of_the_generation_before(vs(old, 0), log.collect());
 }
 
 #[test]
 fn nor_does_it_if_that_log_had_been_reclaimed_in_part() {
     let old = view(1, 0);
     let log = (11..=13).map(|index| noop(old, index));
-    replaces_the_log_of_the_life_before(vs(old, 10), log.collect());
+    replaces_the_log_of_the_generation_before(vs(old, 10), log.collect());
 }
 
-/// Where the log reached storage and the word of its life did not, the log itself tells.
+/// Where the log reached storage and the word of its generation did not, the log itself tells.
 #[test]
-fn a_log_that_begins_a_life_says_which() {
+fn a_log_that_begins_a_generation_says_which() {
     let (old, new) = (view(1, 0), view(2, 0));
     let replica = Replica::found(Durability::Disk, (new, old), vs(new, 0), vec![noop(new, 1)]);
-    assert_eq!(replica.core.life(), new);
+    assert_eq!(replica.core.generation(), new);
     assert_eq!(replica.core.status().last, vs(new, 1));
 }

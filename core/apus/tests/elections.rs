@@ -2,7 +2,7 @@
 
 mod network;
 
-use apus::{Durability, Entry, EntryKind, Phase, Roster};
+use apus::{Configuration, Durability, Entry, EntryKind, Phase};
 use network::{Setup, World};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
@@ -185,8 +185,8 @@ fn a_healed_replica_does_not_depose_a_healthy_leader() {
     let mut world = protected(3, 1, Durability::Memory);
     let view = world.core(0).status().view;
     world.isolate(1);
-    let canvasses = |world: &World| world.core(1).status().phase == Phase::Canvassing;
-    assert!(world.run_until(Micros::from_ms(1000), canvasses));
+    let pre_votes = |world: &World| world.core(1).status().phase == Phase::PreVoting;
+    assert!(world.run_until(Micros::from_ms(1000), pre_votes));
     world.run(Micros::from_ms(3000));
     assert_eq!(
         world.core(1).status().view,
@@ -251,7 +251,7 @@ fn a_paused_leader_wakes_up_without_a_lease() {
 
 /// Whether these bytes bring a no-op, the first entry of a view.
 fn carries_noop(bytes: &[u8]) -> bool {
-    type Marks = (Index, Index, Micros, u64, Option<Roster>);
+    type Marks = (Index, Index, Micros, u64, Option<Configuration>);
     type Head = (u8, View, View, Viewstamp, Marks, Vec<Entry>);
     bytes[1] == APPEND
         && postcard::take_from_bytes::<Head>(&bytes[1..])

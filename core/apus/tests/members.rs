@@ -207,7 +207,7 @@ fn a_group_whose_log_is_on_disk_goes_on_after_all_were_restarted() {
     assert!(world.run_until(Micros::from_ms(3000), |world| world.leader().is_some()));
     append(&mut world, b"and more");
     assert_eq!(world.checks.payloads(), [&b"kept"[..], b"and more"]);
-    assert_eq!(world.checks.lives(), 1);
+    assert_eq!(world.checks.generations(), 1);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod network;
 
-use apus::{BootstrapError, Durability, EntryKind, Members, Phase, Roster};
+use apus::{BootstrapError, Configuration, Durability, EntryKind, Members, Phase};
 use network::disk::Disk;
 use network::{Setup, World};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
@@ -74,7 +74,7 @@ fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
         let view = world.core(0).status().view;
         assert!(
             view > told,
-            "{view}: the new life is newer than what was told"
+            "{view}: the new generation is newer than what was told"
         );
     }
 }
@@ -217,10 +217,10 @@ fn when_all_forget_nobody_leads_without_the_operator() {
         world.restart(0);
         world.run(Micros::from_ms(1000));
         assert_eq!(world.leader(), Some(0));
-        assert_eq!(world.checks.lives(), 2);
-        world.propose(0, b"second life".to_vec()).unwrap();
+        assert_eq!(world.checks.generations(), 2);
+        world.propose(0, b"second generation".to_vec()).unwrap();
         world.run(Micros::from_ms(100));
-        assert_eq!(world.checks.payloads(), [b"second life"]);
+        assert_eq!(world.checks.payloads(), [b"second generation"]);
         for node in 0..3 {
             assert_eq!(
                 world.nodes[node].cursor,
@@ -239,11 +239,11 @@ fn a_dead_guest_of_one_does_not_leave_its_witnesses_waiting_for_ever() {
         ..Setup::new(5, 3, Durability::Memory)
     });
     world.run(Micros::from_ms(500));
-    world.propose(0, b"first life".to_vec()).unwrap();
+    world.propose(0, b"first generation".to_vec()).unwrap();
     world.run(Micros::from_ms(100));
     world.restart(0);
     world.run(Micros::from_ms(1000));
-    assert_eq!((world.leader(), world.checks.lives()), (Some(0), 2));
+    assert_eq!((world.leader(), world.checks.generations()), (Some(0), 2));
     for node in 0..3 {
         assert_eq!(world.core(node).status().leader, Some(ReplicaId(0)));
     }
@@ -331,7 +331,7 @@ fn a_first_leader_that_nobody_has_heard_waits_for_a_person() {
     world.run(Micros::from_ms(5000));
     assert_eq!((world.leader(), world.nodes[0].empty), (None, false));
     world.crash(0);
-    let first = Roster {
+    let first = Configuration {
         in_sync: ReplicaSet(0b001),
         members: Members::of(ReplicaSet(0b111)),
     };

@@ -87,7 +87,7 @@ fn the_secondary_of_a_dead_leader_leads_alone() {
         group.wire.clear();
         run_linked(&mut group, halves(LONG), &[1], false);
         assert!(leads(&group, 1));
-        assert_eq!(group.cores[1].life(), group.cores[1].status().view);
+        assert_eq!(group.cores[1].generation(), group.cores[1].status().view);
         let (now, mut out) = (group.now, Vec::new());
         let alone = EntryKind::InSync(set(&[1]));
         group.cores[1].propose(now, alone, Vec::new()).unwrap();
@@ -145,15 +145,18 @@ fn after_a_cut_the_lower_view_yields() {
         group.other.clear();
         run(&mut group, halves(LONG), &[0, 1]);
         assert!(!leads(&group, 0) && leads(&group, 1));
-        let new_life = |(core, command): &(usize, Command)| {
+        let new_generation = |(core, command): &(usize, Command)| {
             let base = match command {
-                Command::Jump { base, .. } => base.index,
+                Command::InstallSnapshot { base, .. } => base.index,
                 _ => return false,
             };
             *core == 0 && base == Index(0)
         };
-        assert!(group.other.iter().any(new_life), "its guest is dropped");
-        assert_eq!(group.cores[0].life(), group.cores[1].life());
+        assert!(
+            group.other.iter().any(new_generation),
+            "its guest is dropped"
+        );
+        assert_eq!(group.cores[0].generation(), group.cores[1].generation());
         assert_eq!(
             group.cores[0].status().last,
             group.cores[1].status().last,
@@ -162,9 +165,9 @@ fn after_a_cut_the_lower_view_yields() {
     }
 }
 
-/// One that has seen the other's newer life lead and end does not lead with its own.
+/// One that has seen the other's newer generation lead and end does not lead with its own.
 #[test]
-fn a_candidate_of_an_older_life_yields() {
+fn a_candidate_of_an_older_generation_yields() {
     let mut group = pair();
     group.wire.clear();
     run_linked(&mut group, halves(LONG), &[0, 1], false);
@@ -175,7 +178,7 @@ fn a_candidate_of_an_older_life_yields() {
     group.wire.clear();
     run(&mut group, halves(Micros(LONG.0 * 2)), &[0, 1]);
     assert!(!leads(&group, 0) && !leads(&group, 1));
-    assert_eq!(group.cores[0].life(), group.cores[1].life());
+    assert_eq!(group.cores[0].generation(), group.cores[1].generation());
 }
 
 /// A leader that was stopped hears of its successor before it has counted the other one dead.

@@ -184,7 +184,7 @@ fn no_misfortune_breaks_a_promise() {
         }
         deliveries += world.checks.deliveries;
         elections += world.checks.elections;
-        lives += world.checks.lives() as u64;
+        lives += world.checks.generations() as u64;
     }
     let events = format!("{deliveries} deliveries, {elections} elections, {lives} lives");
     println!("{serves} serve, {refuses} refuse, {events}");

@@ -4,7 +4,7 @@ mod note;
 
 pub use note::Note;
 
-use apus::{Canary as ConsensusCanary, Durability, DurableState, Entry, Roster};
+use apus::{Canary as ConsensusCanary, Configuration, Durability, DurableState, Entry};
 use plover_policy::{EarlyConfig, MatchConfig, Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
@@ -107,8 +107,8 @@ pub enum Canary {
     ReleaseWithoutMatch,
     /// A match does not ask what the secondary has acknowledged to the client.
     IgnoreAcks,
-    /// A log of the guest's last life on disk is taken for one of the present life.
-    TrustOldLife,
+    /// A log of the guest's last generation on disk is taken for one of the present generation.
+    TrustOldGeneration,
     /// What a syncvm brings is not sent on to the warm copy.
     WarmForgetsSyncs,
     /// A secondary that takes over forgets which numbers clients know its connections by.
@@ -125,7 +125,7 @@ impl Canary {
     pub(crate) fn of_consensus(self) -> ConsensusCanary {
         match self {
             Self::VoteAfterAmnesia => ConsensusCanary::VoteAfterAmnesia,
-            Self::TrustOldLife => ConsensusCanary::TrustOldLife,
+            Self::TrustOldGeneration => ConsensusCanary::TrustOldGeneration,
             Self::NeverDoubt => ConsensusCanary::NeverDoubt,
             Self::ClockAlone => ConsensusCanary::ClockAlone,
             _ => ConsensusCanary::None,
@@ -248,7 +248,7 @@ pub enum Action {
         /// The viewstamp before them; what stood after it is truncated.
         after: Viewstamp,
         /// Given when the log begins anew there; see [`apus::Command::PersistEntries`].
-        anew: Option<Roster>,
+        anew: Option<Configuration>,
         /// The entries.
         entries: Vec<Entry>,
     },
@@ -328,11 +328,11 @@ pub struct GuestRecord {
     pub view: View,
     /// The last syncvm this replica holds.
     pub sync: SyncNo,
-    /// The life of the group in which the in-sync set was agreed, and where in its log. Of two
+    /// The generation of the group in which the in-sync set was agreed, and where in its log. Of two
     /// replicas' records, the one with the greater pair is the newer.
     #[serde(default)]
-    pub life: View,
-    /// See `life`.
+    pub generation: View,
+    /// See `generation`.
     #[serde(default)]
     pub index: Index,
 }
@@ -340,7 +340,7 @@ pub struct GuestRecord {
 impl GuestRecord {
     /// A view that whoever wrote this had promised at the least: for [`apus::Start::PromiseLost`].
     pub fn promised_at_least(&self) -> View {
-        self.view.max(self.life)
+        self.view.max(self.generation)
     }
 }
 

@@ -29,15 +29,12 @@ impl Replica {
         }
         let phase = self.apus.status().phase;
         if phase != self.consensus_phase {
-            if phase == ConsensusPhase::Canvassing {
+            if phase == ConsensusPhase::PreVoting {
                 let view = self.view;
                 self.note(Note::Suspected { view });
             }
             if self.role == Role::Recovering
-                && matches!(
-                    phase,
-                    ConsensusPhase::Following | ConsensusPhase::Canvassing
-                )
+                && matches!(phase, ConsensusPhase::Following | ConsensusPhase::PreVoting)
             {
                 self.set_role(Role::Witness);
             }
@@ -68,7 +65,10 @@ impl Replica {
                 });
             }
             Command::Deliver(entry) => self.on_deliver(entry),
-            Command::Jump { base, roster } => self.on_jump(base.index, roster.in_sync),
+            Command::InstallSnapshot {
+                base,
+                configuration,
+            } => self.on_jump(base.index, configuration.in_sync),
             Command::Lead { view } => self.on_lead(view),
             Command::Follow { view, leader } => self.on_follow(view, leader),
             Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),

@@ -18,7 +18,7 @@ impl Replica {
         self.alive = ReplicaSet::EMPTY;
         self.note(Note::Elected { view });
         if self.standby.is_some() {
-            // A new life of the group begins here; what stands ready is of the last one.
+            // A new generation of the group begins here; what stands ready is of the last one.
             self.drop_guest();
         }
         self.set_role(Role::Leader);
@@ -35,9 +35,9 @@ impl Replica {
         // have lost their places in the log to others; what takes those places is new to it.
         self.guest.taken = self.guest.taken.min(last);
         if self.guest.power == Power::Off {
-            if self.apus.life() != view {
+            if self.apus.generation() != view {
                 // Its guest died while it was being elected. A new one may only be booted where
-                // a new life of the group begins: nobody else holds a guest then.
+                // a new generation of the group begins: nobody else holds a guest then.
                 return self.apus.resign(self.now, &mut self.consensus_out);
             }
             self.guest.power = Power::Starting;
@@ -81,12 +81,12 @@ impl Replica {
     pub(crate) fn on_jump(&mut self, base: Index, in_sync: ReplicaSet) {
         self.delivered = base;
         if base == Index(0) && self.guest.power != Power::Off {
-            // A new life of the group: this guest lived the last one, up to nobody knows where.
+            // A new generation of the group: this guest lived the last one, up to nobody knows where.
             self.drop_guest();
             self.set_role(Role::Witness);
         }
         if self.guest.power == Power::Off {
-            // A new life of the group counts its entries from 1 again.
+            // A new generation of the group counts its entries from 1 again.
             self.guest.taken = base;
         }
         self.guest.taken = self.guest.taken.max(base);
@@ -95,7 +95,7 @@ impl Replica {
             in_sync,
             view: self.view,
             sync: self.sync_no,
-            life: self.apus.life(),
+            generation: self.apus.generation(),
             index: base,
         };
         self.out.push(Action::PersistGuest(record));
@@ -113,7 +113,7 @@ impl Replica {
             in_sync: set,
             view: self.view,
             sync: self.sync_no,
-            life: self.apus.life(),
+            generation: self.apus.generation(),
             index: at,
         };
         self.out.push(Action::PersistGuest(record));

@@ -139,7 +139,7 @@ impl Replica {
             first_leader: config.first_leader,
             any_voter_stands: false,
             pair: config.members.len() == 2,
-            thrifty: false,
+            quorum_selection: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             durability: config.durability,

@@ -5,7 +5,7 @@ use crate::members::Group;
 use crate::pending::Origin;
 use crate::wire::Reply;
 use crate::{Counters, Error, Server, ServerError, StateMachine};
-use apus::{Command, Entry, EntryKind, Event, Phase, Roster};
+use apus::{Command, Configuration, Entry, EntryKind, Event, Phase};
 use plover_fabric::Lane;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 
@@ -24,7 +24,7 @@ impl<M: StateMachine> Server<M> {
         self.drive()?;
         self.send_snapshots();
         self.trim();
-        let begins = (self.core.life(), self.core.status().base);
+        let begins = (self.core.generation(), self.core.status().base);
         let state = &self.state;
         self.stable
             .trim(begins, state.applied, || state.snapshot())?;
@@ -102,7 +102,10 @@ impl<M: StateMachine> Server<M> {
                 self.deliver(&entry);
                 self.core.recycle(entry.payload);
             }
-            Command::Jump { base, roster } => self.jump(base, roster)?,
+            Command::InstallSnapshot {
+                base,
+                configuration,
+            } => self.jump(base, configuration)?,
             Command::Lead { view } => {
                 tracing::info!(%view, "leading");
                 self.lost = false;
@@ -190,18 +193,18 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    /// The log begins after `base` now, where the group is what `roster` says.
-    fn jump(&mut self, base: Viewstamp, roster: Roster) -> Result<(), ServerError> {
+    /// The log begins after `base` now, where the group is what `configuration` says.
+    fn jump(&mut self, base: Viewstamp, configuration: Configuration) -> Result<(), ServerError> {
         tracing::info!(%base, "the log was replaced by a newer one");
         self.give_up();
         self.commit = base;
         if base.index == Index(0) {
             self.incoming = None;
             self.state.reset(base).map_err(ServerError::Restore)?;
-            // A life begins, perhaps of another group than we were told of.
+            // A generation begins, perhaps of another group than we were told of.
             let mut group = self.config.group();
-            group.members = roster.members;
-            let all = roster.members.all();
+            group.members = configuration.members;
+            let all = configuration.members.all();
             group.addresses.retain(|id, _| all.contains(*id));
             self.regroup(group);
         }

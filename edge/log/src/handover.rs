@@ -104,7 +104,7 @@ impl<M: StateMachine> Server<M> {
             return Ok(());
         };
         if from.1 > self.state.applied.index {
-            let group = self.state.restore(snapshot, self.core.life());
+            let group = self.state.restore(snapshot, self.core.generation());
             let Some(group) = group.map_err(ServerError::Restore)? else {
                 tracing::info!(from = %from.0, "a state of the log before this one is not used");
                 return Ok(());

@@ -298,8 +298,8 @@ mod tests {
 
     /// What the operator changes later starts from that group, whoever leads then.
     #[test]
-    fn the_group_of_a_life_is_that_of_its_first_leader() {
-        let name = format!("log-life-{}", std::process::id());
+    fn the_group_of_a_generation_is_that_of_its_first_leader() {
+        let name = format!("log-generation-{}", std::process::id());
         // Of the third only its word is needed, that it has nothing.
         let all = set(&[0, 1, 2]);
         let mut servers = [(0, set(&[0, 1])), (1, all), (2, all)].map(|(me, told)| {

@@ -179,8 +179,8 @@ impl<M: StateMachine> Replicated<M> {
 
     /// Becomes what a [`snapshot`](Self::snapshot) says, its own or another replica's, except for
     /// the group, which it returns. `None`, and nothing changes, if that is of a log before the one
-    /// that began in the view `life`.
-    pub fn restore(&mut self, bytes: &[u8], life: View) -> Result<Option<Group>, String> {
+    /// that began in the view `generation`.
+    pub fn restore(&mut self, bytes: &[u8], generation: View) -> Result<Option<Group>, String> {
         // Borrowed decoding: `wire::decode` serves only what owns its bytes.
         let body = match bytes.split_first() {
             Some((&wire::WIRE_VERSION, body)) => body,
@@ -194,7 +194,7 @@ impl<M: StateMachine> Replicated<M> {
         };
         let snapshot: Snapshot<'_> =
             postcard::from_bytes(body).map_err(|error| format!("it is malformed: {error}"))?;
-        if snapshot.applied.view < life {
+        if snapshot.applied.view < generation {
             return Ok(None);
         }
         self.machine.restore(Some(snapshot.machine))?;

@@ -118,7 +118,7 @@ impl<M: StateMachine> Server<M> {
         let (stable, start, snapshot) = Stable::open(dir, group, &config)?;
         let mut server = Self::open(config, Box::new(fabric), machine, (stable, start))?;
         if let Some(snapshot) = snapshot {
-            let group = server.state.restore(&snapshot, server.core.life());
+            let group = server.state.restore(&snapshot, server.core.generation());
             let unusable = |why| ServerError::Snapshot {
                 dir: dir.into(),
                 why,
@@ -148,7 +148,7 @@ impl<M: StateMachine> Server<M> {
             first_leader: config.first_leader(),
             any_voter_stands: true,
             pair: false,
-            thrifty: true,
+            quorum_selection: true,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
             durability: config.durability,

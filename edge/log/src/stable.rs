@@ -16,7 +16,7 @@
 //! thread does it, so that heartbeats go on.
 
 use crate::{Config, ServerError};
-use apus::{Durability, DurableState, Entry, Event, Roster, Start};
+use apus::{Configuration, Durability, DurableState, Entry, Event, Start};
 use plover_store::{Completion, Counters, Options, Store};
 use plover_types::{Index, View, Viewstamp, wire};
 use std::fs::File;
@@ -95,7 +95,7 @@ impl Stable {
     pub fn persist_entries(
         &mut self,
         after: Viewstamp,
-        anew: Option<Roster>,
+        anew: Option<Configuration>,
         entries: &[Entry],
     ) -> Option<Event<'static>> {
         let Some(store) = &mut self.store else {
@@ -145,11 +145,11 @@ impl Stable {
         Ok(())
     }
 
-    /// The log in memory, of this `life`, begins after `base`: the disk follows once a snapshot
+    /// The log in memory, of this `generation`, begins after `base`: the disk follows once a snapshot
     /// reflects that. `snapshot` makes one of a state that reflects `applied`.
     pub fn trim(
         &mut self,
-        (life, base): (View, Index),
+        (generation, base): (View, Index),
         applied: Viewstamp,
         snapshot: impl FnOnce() -> Vec<u8>,
     ) -> Result<(), ServerError> {
@@ -160,7 +160,7 @@ impl Stable {
         if base == Index(0) {
             return Ok(());
         }
-        let reflects = |it: Viewstamp| it.view >= life && it.index >= base;
+        let reflects = |it: Viewstamp| it.view >= generation && it.index >= base;
         if reflects(snapshots.durable) {
             store.trim(base);
         } else if reflects(applied) && snapshots.writing.is_none() {
@@ -270,7 +270,7 @@ mod tests {
 
     /// A log of nine entries that begins in `view`.
     fn begin(stable: &mut Stable, view: View) {
-        let roster = Roster {
+        let configuration = Configuration {
             in_sync: ReplicaSet(1),
             members: Members::of(ReplicaSet(1)),
         };
@@ -280,7 +280,7 @@ mod tests {
             payload: vec![1],
         };
         let entries: Vec<_> = (1..=9).map(entry).collect();
-        stable.persist_entries(at(view, 0), Some(roster), &entries);
+        stable.persist_entries(at(view, 0), Some(configuration), &entries);
     }
 
     #[test]
@@ -291,17 +291,17 @@ mod tests {
         let (mut stable, _, _) = Stable::open(dir.path(), "g", &config).unwrap();
         let (old, new) = (View(16), View(32));
         let mut made = 0;
-        for life in [old, new] {
-            begin(&mut stable, life);
+        for generation in [old, new] {
+            begin(&mut stable, generation);
             let mut trim = || {
                 let snapshot = || {
                     made += 1;
                     vec![1]
                 };
                 stable
-                    .trim((life, Index(5)), at(life, 9), snapshot)
+                    .trim((generation, Index(5)), at(generation, 9), snapshot)
                     .unwrap();
-                stable.store.as_ref().unwrap().holds(at(life, 1))
+                stable.store.as_ref().unwrap().holds(at(generation, 1))
             };
             assert!(trim(), "trimmed without a snapshot that reflects it");
             while trim() {

@@ -12,7 +12,7 @@
 
 mod record;
 
-use apus::{DurableState, Entry, Roster, Start};
+use apus::{Configuration, DurableState, Entry, Start};
 use plover_replica::{Event, GuestRecord};
 use plover_store::{Completion, Damage, Options, Store, StoreError};
 use plover_types::{Index, Viewstamp};
@@ -129,7 +129,7 @@ impl Storage {
     }
 
     /// Queues what the log is after `after`.
-    pub fn append(&mut self, after: Viewstamp, anew: Option<Roster>, entries: &[Entry]) {
+    pub fn append(&mut self, after: Viewstamp, anew: Option<Configuration>, entries: &[Entry]) {
         self.store.persist_entries(after, anew, entries);
     }
 

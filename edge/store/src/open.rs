@@ -71,7 +71,7 @@ impl Recovered {
                 durable,
                 log: self.log,
                 base: self.base.viewstamp,
-                roster_at_base: self.base.roster,
+                configuration_at_base: self.base.configuration,
                 forgotten: self.forgotten,
             },
         }

@@ -12,7 +12,7 @@ pub(crate) struct Outline {
     last: Viewstamp,
     /// Runs after the base: the view and the index of its first entry.
     runs: VecDeque<(View, Index)>,
-    /// What changes the roster after the base.
+    /// What changes the configuration after the base.
     changes: VecDeque<(Index, EntryKind)>,
 }
 
@@ -95,7 +95,7 @@ impl Outline {
             self.base.viewstamp = Viewstamp { view, index };
             let reclaimed = self.changes.partition_point(|(at, _)| *at <= index);
             for (_, kind) in self.changes.drain(..reclaimed) {
-                self.base.roster.note(kind);
+                self.base.configuration.note(kind);
             }
             while self
                 .runs

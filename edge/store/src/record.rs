@@ -13,7 +13,7 @@
 //! been synced when this record was written. Recovery lives on that (see [`crate::recover`]).
 
 use crate::error::SegmentNumber;
-use apus::{Entry, Roster};
+use apus::{Configuration, Entry};
 use plover_types::Viewstamp;
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub struct Base {
     /// The last viewstamp that is not in the log any more.
     pub viewstamp: Viewstamp,
     /// Who is who there.
-    pub roster: Roster,
+    pub configuration: Configuration,
 }
 
 /// What a record says.

@@ -17,7 +17,7 @@ pub(crate) struct Replay {
     /// Ends with `last`; without gaps, but its front may lie before the base or (until the base
     /// has been read) after it.
     entries: VecDeque<Entry>,
-    /// The highest index of an entry of this life in the segment being read.
+    /// The highest index of an entry of this generation in the segment being read.
     index_max: Index,
 }
 

@@ -9,7 +9,7 @@ use crate::outline::Outline;
 use crate::queue::{Effect, Pending};
 use crate::record::{Base, Kind};
 use crate::writer::Writer;
-use apus::{Durability, DurableState, Entry, Roster};
+use apus::{Configuration, Durability, DurableState, Entry};
 use plover_types::{Index, View, Viewstamp};
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -101,12 +101,17 @@ impl Store {
     /// # Panics
     /// If the log does not hold `after` and does not begin anew, or the entries do not follow it;
     /// the consensus core never says so. With [`Durability::Memory`], where it never asks.
-    pub fn persist_entries(&mut self, after: Viewstamp, anew: Option<Roster>, entries: &[Entry]) {
+    pub fn persist_entries(
+        &mut self,
+        after: Viewstamp,
+        anew: Option<Configuration>,
+        entries: &[Entry],
+    ) {
         assert!(
             self.durability == Durability::Disk,
             "a log in memory is not persisted"
         );
-        let first = anew.map(|roster| self.begin_anew(after, roster));
+        let first = anew.map(|configuration| self.begin_anew(after, configuration));
         let cut = after != self.outline.last();
         if cut {
             self.outline.cut(after).expect("the log holds `after`");
@@ -129,8 +134,11 @@ impl Store {
         });
     }
 
-    fn begin_anew(&mut self, viewstamp: Viewstamp, roster: Roster) -> Base {
-        let base = Base { viewstamp, roster };
+    fn begin_anew(&mut self, viewstamp: Viewstamp, configuration: Configuration) -> Base {
+        let base = Base {
+            viewstamp,
+            configuration,
+        };
         self.outline = Outline::new(base);
         for outstanding in &mut self.outstanding {
             if matches!(outstanding.done, Done::Entries(_)) {

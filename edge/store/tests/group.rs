@@ -170,7 +170,7 @@ fn config(id: usize, seed: u64) -> Config {
         first_leader: ReplicaId(0),
         any_voter_stands: true,
         pair: false,
-        thrifty: false,
+        quorum_selection: false,
         heartbeat: HEARTBEAT,
         timeout: Micros::from_ms(100),
         durability: Durability::Disk,

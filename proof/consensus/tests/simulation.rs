@@ -136,6 +136,6 @@ fn an_election_by_the_old_majority_is_caught() {
 
 /// A follower stands for election at once: coming back from a cut, it deposes a healthy leader.
 #[test]
-fn an_election_without_a_canvass_is_caught() {
-    catches(Canary::SkipCanvass, 100, &["healthy_leader_stays"]);
+fn an_election_without_a_pre_vote_is_caught() {
+    catches(Canary::SkipPreVote, 100, &["healthy_leader_stays"]);
 }

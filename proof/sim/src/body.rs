@@ -368,7 +368,7 @@ impl World {
             return;
         };
         let view = replica.status().view;
-        if replica.consensus_core().life() < self.life {
+        if replica.consensus_core().generation() < self.generation {
             self.coverage.hit("pair: two send as the guest");
         }
         let in_sync = self.invariants.log.in_sync();

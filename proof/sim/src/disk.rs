@@ -4,7 +4,7 @@
 //! keeps some of those under way, in order, and loses the rest, told or not.
 
 use crate::copy::{Blocks, Copy};
-use apus::{DurableState, Entry, Roster, Start};
+use apus::{Configuration, DurableState, Entry, Start};
 use plover_replica::{Event, GuestRecord};
 use plover_types::{Index, SyncNo, Viewstamp};
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ pub enum Write {
     /// The promise.
     State(DurableState),
     /// The log after this viewstamp.
-    Entries(Viewstamp, Option<Roster>, Vec<Entry>),
+    Entries(Viewstamp, Option<Configuration>, Vec<Entry>),
     /// The guest record.
     Guest(GuestRecord),
     /// What a syncvm changes on the guest's disks.
@@ -28,7 +28,7 @@ pub struct Disk {
     state: Option<DurableState>,
     guest: Option<GuestRecord>,
     base: Viewstamp,
-    roster_at_base: Roster,
+    configuration_at_base: Configuration,
     log: Vec<Entry>,
     /// The guest's disks.
     pub copy: Copy,
@@ -64,10 +64,10 @@ impl Disk {
         }
     }
 
-    fn append(&mut self, after: Viewstamp, anew: Option<Roster>, entries: Vec<Entry>) {
-        if let Some(roster) = anew {
+    fn append(&mut self, after: Viewstamp, anew: Option<Configuration>, entries: Vec<Entry>) {
+        if let Some(configuration) = anew {
             self.base = after;
-            self.roster_at_base = roster;
+            self.configuration_at_base = configuration;
             self.log.clear();
         }
         assert!(self.holds(after), "a log with a gap before {after}");
@@ -98,14 +98,14 @@ impl Disk {
         let count = self.log.iter().take_while(reclaimed).count();
         for entry in self.log.drain(..count) {
             self.base = entry.viewstamp;
-            self.roster_at_base.note(entry.kind);
+            self.configuration_at_base.note(entry.kind);
         }
     }
 
-    /// Whether it knows of a new life of the guest, and its log is of an older one.
-    pub fn is_between_lives(&self) -> bool {
-        let life = self.state.map(|state| state.life).unwrap_or_default();
-        self.base != Viewstamp::default() && self.base.view < life
+    /// Whether it knows of a new generation of the guest, and its log is of an older one.
+    pub fn is_between_generations(&self) -> bool {
+        let generation = self.state.map(|state| state.generation).unwrap_or_default();
+        self.base != Viewstamp::default() && self.base.view < generation
     }
 
     /// How many writes are under way.
@@ -128,7 +128,7 @@ impl Disk {
                 durable,
                 log: Vec::new(),
                 base: Viewstamp::default(),
-                roster_at_base: Roster::default(),
+                configuration_at_base: Configuration::default(),
                 forgotten: false,
             };
         }
@@ -136,7 +136,7 @@ impl Disk {
             durable,
             log: self.log.clone(),
             base: self.base,
-            roster_at_base: self.roster_at_base,
+            configuration_at_base: self.configuration_at_base,
             forgotten: false,
         }
     }

@@ -242,7 +242,7 @@ pub struct FaultPlan {
     pub one_at_a_time: bool,
     /// Links do not fail, and processes are stopped one at a time: what a pair promises to survive.
     pub links_hold: bool,
-    /// An operator is at hand who lets an empty group begin a new life at once.
+    /// An operator is at hand who lets an empty group begin a new generation at once.
     pub operator: bool,
     /// Those that lie in wait.
     pub ambushes: Vec<Ambush>,

@@ -66,7 +66,7 @@ impl World {
         let running = members
             .iter()
             .filter_map(|who| Some((*who, processes[usize::from(who.0)].replica.as_deref()?)));
-        self.invariants.progress.look(self.life, running);
+        self.invariants.progress.look(self.generation, running);
         if self.is_whole() && self.clients.fresh_replies > 0 {
             self.finished = true;
             self.coverage.hit("healed");
@@ -112,9 +112,9 @@ impl World {
             .filter(|(_, replica)| replica.status().holds_state)
             .map(|(who, _)| who)
             .collect();
-        if outlook == Some(Outlook::Stuck) && self.life_before_operator() {
+        if outlook == Some(Outlook::Stuck) && self.generation_before_operator() {
             self.coverage
-                .hit("life: stuck, the operator restarted the holder");
+                .hit("generation: stuck, the operator restarted the holder");
             for who in holders {
                 self.vanish(who);
                 self.plan.after(LOOK_EVERY, Happening::Restart(who));
@@ -128,7 +128,7 @@ impl World {
     }
 
     /// Whether the operator has not acted yet.
-    fn life_before_operator(&self) -> bool {
+    fn generation_before_operator(&self) -> bool {
         !self.invariants.progress.has_operator_spoken()
     }
 

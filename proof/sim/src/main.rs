@@ -70,7 +70,7 @@ const CANARIES: [(&str, Canary); 15] = [
     ("ack-before-disks", Canary::AckBeforeDisks),
     ("release-without-match", Canary::ReleaseWithoutMatch),
     ("ignore-acks", Canary::IgnoreAcks),
-    ("trust-old-life", Canary::TrustOldLife),
+    ("trust-old-generation", Canary::TrustOldGeneration),
     ("warm-forgets-syncs", Canary::WarmForgetsSyncs),
     ("forget-numbers", Canary::ForgetNumbers),
     ("never-doubt", Canary::NeverDoubt),

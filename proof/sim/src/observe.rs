@@ -22,7 +22,7 @@ const LOOK_BYTES_MAX: usize = 1 << 16;
 /// An operator's word is carried out within this time: a promise behind others on a slow disk.
 const OPERATOR_HEARD_WITHIN: Micros = Micros(10_000_000);
 
-fn unwanted_life(message: String) -> Violation {
+fn unwanted_generation(message: String) -> Violation {
     let section = "design §7, \"all lost\"";
     Violation {
         invariant: "committed_not_lost",
@@ -98,19 +98,26 @@ impl World {
             return;
         };
         let consensus = replica.consensus_core();
-        let (life, status) = (consensus.life(), consensus.status());
-        let (read_life, read) = self.process(who).read;
-        if life == View::NONE || life < self.life || (life == read_life && status.commit == read) {
+        let (generation, status) = (consensus.generation(), consensus.status());
+        let (read_generation, read) = self.process(who).read;
+        if generation == View::NONE
+            || generation < self.generation
+            || (generation == read_generation && status.commit == read)
+        {
             return;
         }
-        if life > self.life {
+        if generation > self.generation {
             if self.goes_on(who) {
-                self.begin_alone(who, life);
+                self.begin_alone(who, generation);
             } else {
-                self.begin_life(who, life);
+                self.begin_generation(who, generation);
             }
         }
-        let read = if life == read_life { read } else { Index(0) };
+        let read = if generation == read_generation {
+            read
+        } else {
+            Index(0)
+        };
         let from = read.max(status.base).next();
         let process = &self.processes[usize::from(who.0)];
         let Some(replica) = process.replica.as_deref() else {
@@ -122,32 +129,34 @@ impl World {
             let entry = entry.expect("what lies between base and commit is in the log");
             check = check.and(self.invariants.log.committed(who, status.view, entry));
         }
-        self.process_mut(who).read = (life, status.commit);
+        self.process_mut(who).read = (generation, status.commit);
         self.check(check);
     }
 
-    fn begin_life(&mut self, who: ReplicaId, life: View) {
-        trace!(self, "life {life} begins, says {who}");
-        if self.life != View::NONE {
+    fn begin_generation(&mut self, who: ReplicaId, generation: View) {
+        trace!(self, "generation {generation} begins, says {who}");
+        if self.generation != View::NONE {
             let spoke = self.operator_spoke_at.take();
             if spoke.is_none_or(|at| self.plan.now().since(at) > OPERATOR_HEARD_WITHIN) {
-                self.check(Err(unwanted_life(format!(
-                    "{who} is in life {life}, which no operator let begin"
+                self.check(Err(unwanted_generation(format!(
+                    "{who} is in generation {generation}, which no operator let begin"
                 ))));
             }
-            self.check_nobody_held(who, life);
-            self.coverage.hit("life: begun by the operator's word");
+            self.check_nobody_held(who, generation);
+            self.coverage
+                .hit("generation: begun by the operator's word");
             self.is_split = false;
-            self.invariants.new_life();
+            self.invariants.new_generation();
         }
-        self.life = life;
+        self.generation = generation;
     }
 
-    /// A new life begins by `who`: no other replica may hold the state of the old one and be
+    /// A new generation begins by `who`: no other replica may hold the state of the old one and be
     /// named by the best log of those that are left.
-    fn check_nobody_held(&mut self, who: ReplicaId, life: View) {
+    fn check_nobody_held(&mut self, who: ReplicaId, generation: View) {
         let others = || self.running().filter(|(id, _)| *id != who);
-        let logs = others().filter(|(_, replica)| replica.consensus_core().life() < life);
+        let logs =
+            others().filter(|(_, replica)| replica.consensus_core().generation() < generation);
         let best = logs
             .map(|(_, replica)| replica.consensus_core().status())
             .max_by_key(|s| s.last);
@@ -157,8 +166,8 @@ impl World {
         let holder = others().find(|(id, r)| holds(r) && best.in_sync.contains(*id));
         if let Some((holder, _)) = holder {
             let in_sync = best.in_sync;
-            self.check(Err(unwanted_life(format!(
-                "{who} begins life {life} while {holder}, in the in-sync set {in_sync}, holds the \
+            self.check(Err(unwanted_generation(format!(
+                "{who} begins generation {generation} while {holder}, in the in-sync set {in_sync}, holds the \
                  state of the old one"
             ))));
         }
@@ -209,8 +218,8 @@ impl World {
     fn on_elected(&mut self, who: ReplicaId, view: View) {
         let check = self.invariants.one_leader_a_view.elected(who, view);
         self.check(check);
-        if view > self.life && self.goes_on(who) {
-            let core = |r: &Replica| r.consensus_core().life();
+        if view > self.generation && self.goes_on(who) {
+            let core = |r: &Replica| r.consensus_core().generation();
             if self.process(who).replica.as_deref().map(core) == Some(view) {
                 self.begin_alone(who, view);
             }
@@ -244,7 +253,7 @@ impl World {
             self.coverage.hit("failover: a new leader serves");
         }
         self.invariants.one_sender_a_slot.serves(who, view);
-        let check = self.invariants.progress.serves(who, self.life);
+        let check = self.invariants.progress.serves(who, self.generation);
         self.check(check);
     }
 

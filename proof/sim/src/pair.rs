@@ -40,7 +40,7 @@ impl World {
         !fault.is_of_links() && (!is_stop || calm)
     }
 
-    /// Whether the newest life of `who`'s log is the old one's log gone on with.
+    /// Whether the newest generation of `who`'s log is the old one's log gone on with.
     pub(crate) fn goes_on(&self, who: ReplicaId) -> bool {
         let Some(replica) = self.process(who).replica.as_deref() else {
             return false;
@@ -48,13 +48,13 @@ impl World {
         let consensus = replica.consensus_core();
         let base = consensus.status().base;
         let first = consensus.entry(base.next());
-        base > Index(0) || first.is_some_and(|entry| entry.viewstamp.view < consensus.life())
+        base > Index(0) || first.is_some_and(|entry| entry.viewstamp.view < consensus.generation())
     }
 
     /// One of two leads without the other's vote.
-    pub(crate) fn begin_alone(&mut self, who: ReplicaId, life: View) {
-        trace!(self, "{who} goes on alone, as life {life}");
-        self.life = life;
+    pub(crate) fn begin_alone(&mut self, who: ReplicaId, generation: View) {
+        trace!(self, "{who} goes on alone, as generation {generation}");
+        self.generation = generation;
         self.coverage.hit("pair: one took over alone");
         if self.links_failed && !self.is_split {
             self.is_split = true;

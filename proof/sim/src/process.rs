@@ -56,7 +56,7 @@ pub struct Process {
     pub tick: (Micros, u64),
     /// Whether a sample is planned, and which plan counts.
     pub sample: (bool, u64),
-    /// How far its log was read: the life and the index.
+    /// How far its log was read: the generation and the index.
     pub read: (View, Index),
     /// The phase of the syncvm that it leads.
     pub phase: Option<Phase>,

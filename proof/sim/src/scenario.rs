@@ -45,7 +45,7 @@ pub struct Scenario {
     pub drift_ppm_max: u64,
     /// What goes wrong.
     pub faults: FaultPlan,
-    /// All hosts die at once again and again, and with them the guest's life; see
+    /// All hosts die at once again and again, and with them the guest's generation; see
     /// [`has_short_lives`].
     pub short_lives: bool,
     config: Config,
@@ -126,7 +126,7 @@ impl Scenario {
     }
 
     /// Makes the guest's lives short, in a group whose logs are on disk: only there can a crash
-    /// leave a part of an old life beside a part of a new one.
+    /// leave a part of an old generation beside a part of a new one.
     pub fn shorten_lives(&mut self) {
         self.short_lives = true;
         self.faults.operator = true;

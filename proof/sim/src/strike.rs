@@ -180,7 +180,7 @@ impl World {
         Some("fault: process killed")
     }
 
-    /// All processes vanish, and with them the guest's life.
+    /// All processes vanish, and with them the guest's generation.
     pub(crate) fn all_die(&mut self) {
         if self.healed_at.is_some() {
             return;
@@ -224,8 +224,8 @@ impl World {
             .map(|(_, replica)| replica.consensus_core().status().view);
         let known = views.max().unwrap_or_default();
         self.invariants.one_leader_a_view.forgotten(who, known);
-        // Nobody else has to promise the view of a life that one begins alone.
-        self.life = self.life.min(known);
+        // Nobody else has to promise the view of a generation that one begins alone.
+        self.generation = self.generation.min(known);
         self.invariants.one_sender_a_slot.forgotten(known);
         Some("fault: process killed, its disk lost")
     }
@@ -238,9 +238,9 @@ impl World {
         let kept = self.chance.faults.range(0, under_way) as usize;
         let process = self.process_mut(who);
         process.disk.crash(kept);
-        if process.disk.is_between_lives() {
+        if process.disk.is_between_generations() {
             self.coverage
-                .hit("life: its word is on a disk, its log is not");
+                .hit("generation: its word is on a disk, its log is not");
         }
         self.check_disks(who);
         self.process_mut(who).vanish();

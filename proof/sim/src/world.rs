@@ -66,15 +66,15 @@ pub struct World {
     pub(crate) coverage: Coverage,
     pub(crate) trace: Trace,
     pub(crate) violation: Option<Violation>,
-    /// The life of the guest that the group is in.
-    pub(crate) life: View,
+    /// The generation of the guest that the group is in.
+    pub(crate) generation: View,
     /// The links of this group have failed, so that two of its replicas may lead at once.
     pub(crate) links_failed: bool,
     /// They do, or did.
     pub(crate) is_split: bool,
     /// When a process was last stopped or went on.
     pub(crate) stopped_at: Micros,
-    /// When the operator last let the group begin another life.
+    /// When the operator last let the group begin another generation.
     pub(crate) operator_spoke_at: Option<Micros>,
     pub(crate) healed_at: Option<Micros>,
     pub(crate) finished: bool,
@@ -163,7 +163,7 @@ impl World {
             coverage,
             trace: Trace::new(options.trace),
             violation: None,
-            life: View::NONE,
+            generation: View::NONE,
             links_failed: false,
             is_split: false,
             stopped_at: Micros::ZERO,

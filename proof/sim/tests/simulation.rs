@@ -74,8 +74,8 @@ const REACHED: [&str; 47] = [
     "join: from an old copy or none",
     "join: more rounds",
     "join: the guest is protected",
-    "life: begun by the operator's word",
-    "life: its word is on a disk, its log is not",
+    "generation: begun by the operator's word",
+    "generation: its word is on a disk, its log is not",
     "recovery: a replica recovered its log",
     "release: late, the lease had run out",
     "release: on acknowledgement",
@@ -189,12 +189,12 @@ fn a_vote_after_amnesia_is_caught() {
     );
 }
 
-/// A crash between the word of a new life and its log leaves the old life's log on disk, and that
+/// A crash between the word of a new generation and its log leaves the old generation's log on disk, and that
 /// is taken for the new one's.
 #[test]
-fn a_log_of_an_older_life_is_caught() {
+fn a_log_of_an_older_generation_is_caught() {
     let found_by = ["no_panic", "logs_agree", "committed_not_lost"];
-    catches(Canary::TrustOldLife, 200, &found_by);
+    catches(Canary::TrustOldGeneration, 200, &found_by);
 }
 
 /// Outputs leave before the secondary has acknowledged their state.

@@ -164,7 +164,7 @@ mod tests {
     fn after_a_loss_the_newest_disks_are_named() {
         let lost = |id, isr: &[u8], index: u64| {
             let mut it = said(id, "witness", "1@r0", false);
-            let remembered = serde_json::json!({"isr": isr, "life": 16, "index": index});
+            let remembered = serde_json::json!({"isr": isr, "generation": 16, "index": index});
             it.more.insert("last_in_sync".into(), remembered);
             it.more.insert("disks_whole".into(), true.into());
             it

@@ -14,8 +14,8 @@ fn set(ids: &[u8]) -> ReplicaSet {
 }
 
 /// Of the in-sync set `ids`, in a group of three.
-fn roster(ids: &[u8]) -> Roster {
-    Roster {
+fn configuration(ids: &[u8]) -> Configuration {
+    Configuration {
         in_sync: set(ids),
         members: Members::of(set(&[0, 1, 2])),
     }
@@ -32,7 +32,7 @@ fn accept(log: &mut Log, prev: Viewstamp, entries: &[Entry]) -> Accepted {
 
 /// Three App entries of view 16 at 1..=3 after an empty base.
 fn three() -> Log {
-    let mut log = Log::new(Viewstamp::default(), roster(&[0]));
+    let mut log = Log::new(Viewstamp::default(), configuration(&[0]));
     for index in 1..=3 {
         log.push(entry(16, index, EntryKind::App));
     }
@@ -51,7 +51,7 @@ fn a_late_shorter_message_does_not_take_back_what_was_acknowledged() {
 fn a_conflict_replaces_the_suffix_and_reverts_its_in_sync_set() {
     let mut log = three();
     log.push(entry(16, 4, EntryKind::InSync(set(&[0, 1]))));
-    assert_eq!(log.roster().in_sync, set(&[0, 1]));
+    assert_eq!(log.configuration().in_sync, set(&[0, 1]));
     log.mark_stable(vs(16, 4));
     let new = vec![entry(16, 2, EntryKind::App), entry(33, 3, EntryKind::Noop)];
     assert_eq!(
@@ -59,7 +59,7 @@ fn a_conflict_replaces_the_suffix_and_reverts_its_in_sync_set() {
         Accepted::ChangedAfter(vs(16, 2))
     );
     assert_eq!(log.last(), vs(33, 3));
-    assert_eq!(log.roster().in_sync, set(&[0]));
+    assert_eq!(log.configuration().in_sync, set(&[0]));
     assert_eq!(log.stable(), Index(2), "the new entry is not on disk yet");
     assert_eq!(log.bytes(), 6);
     log.mark_stable(vs(16, 3));
@@ -96,7 +96,7 @@ fn trimming_stops_at_commit_and_carries_the_in_sync_set_to_the_base() {
     log.commit_to(Index(4));
     log.trim(Index(9), &mut Pool::default());
     assert_eq!(log.base(), vs(16, 4));
-    assert_eq!(log.roster_at_base().in_sync, set(&[1]));
+    assert_eq!(log.configuration_at_base().in_sync, set(&[1]));
     assert_eq!(log.bytes(), 3);
     assert_eq!(log.at(Index(3)), None);
     assert_eq!(log.committed(), vs(16, 4));
@@ -110,12 +110,15 @@ fn the_group_is_reverted_and_reclaimed_with_its_entry() {
     let mut log = three();
     let four = Members::of(set(&[0, 1, 2, 3]));
     log.push(entry(16, 4, EntryKind::Members(four)));
-    assert_eq!((log.roster().members, log.members_at()), (four, Index(4)));
+    assert_eq!(
+        (log.configuration().members, log.members_at()),
+        (four, Index(4))
+    );
     accept(&mut log, vs(16, 3), &[entry(33, 4, EntryKind::Noop)]);
-    assert_eq!(log.roster().members.voters, set(&[0, 1, 2]));
+    assert_eq!(log.configuration().members.voters, set(&[0, 1, 2]));
     assert_eq!(log.members_at(), Index(0));
     log.push(entry(33, 5, EntryKind::Members(four)));
     log.commit_to(Index(5));
     log.trim(Index(5), &mut Pool::default());
-    assert_eq!(log.roster_at_base().members, four);
+    assert_eq!(log.configuration_at_base().members, four);
 }

@@ -17,7 +17,7 @@ const MEMBERS: Members = Members {
     voters: ReplicaSet(0b111),
     learners: ReplicaSet(0b1000),
 };
-const ROSTER: Roster = Roster {
+const CONFIGURATION: Configuration = Configuration {
     in_sync: ReplicaSet(0b11),
     members: MEMBERS,
 };
@@ -25,7 +25,7 @@ const ROSTER: Roster = Roster {
 fn append() -> Append {
     Append {
         view: VIEW,
-        life: View(1006),
+        generation: View(1006),
         prev: LAST,
         commit: Index(1007),
         trim: Index(1008),
@@ -50,12 +50,12 @@ fn messages() -> Vec<Message> {
         fresh: false,
         guest: true,
         last: LAST,
-        roster: ROSTER,
+        configuration: CONFIGURATION,
     };
     vec![
         Message::Append(append()),
         Message::Append(Append {
-            jump: Some(ROSTER),
+            jump: Some(CONFIGURATION),
             ..append()
         }),
         Message::Ack {
@@ -74,7 +74,7 @@ fn messages() -> Vec<Message> {
             view: VIEW,
             promised: View(1018),
         },
-        Message::Canvass {
+        Message::PreVote {
             nonce: 1019,
             last: LAST,
         },
@@ -83,7 +83,7 @@ fn messages() -> Vec<Message> {
             promised: VIEW,
             last: LAST,
             members: MEMBERS,
-            life: View(1021),
+            generation: View(1021),
         },
         Message::Prepare { view: VIEW },
         Message::Promise {

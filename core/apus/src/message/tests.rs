@@ -8,7 +8,7 @@ const LEADER: ReplicaId = ReplicaId(1);
 fn append(view: View, prev: Viewstamp, entries: Vec<Entry>) -> Vec<u8> {
     let message = Message::Append(Append {
         view,
-        life: View::NONE,
+        generation: View::NONE,
         prev,
         commit: Index(0),
         trim: Index(0),
@@ -78,20 +78,20 @@ fn no_message_is_larger_than_its_bound() {
         voters: ReplicaSet(u16::MAX),
         learners: ReplicaSet(u16::MAX),
     };
-    let roster = Roster {
+    let configuration = Configuration {
         in_sync: ReplicaSet(u16::MAX),
         members,
     };
     let message = |entries: &[Entry]| {
         let message = Message::Append(Append {
             view: big.view,
-            life: big.view,
+            generation: big.view,
             prev: big,
             commit: big.index,
             trim: big.index,
             stamp: Micros::NEVER,
             number: u64::MAX,
-            jump: Some(roster),
+            jump: Some(configuration),
             count: u64::MAX,
         });
         message.encode(entries.iter(), Vec::new()).len()

@@ -141,7 +141,7 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         first_leader: ReplicaId(0),
         any_voter_stands: false,
         pair: false,
-        thrifty: false,
+        quorum_selection: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
         durability,

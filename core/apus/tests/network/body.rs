@@ -60,13 +60,16 @@ impl World {
                     self.schedule(delay, Step::EntriesWritten(node, incarnation));
                 }
                 Command::Deliver(entry) => self.delivered(node, entry),
-                Command::Jump { base, roster } => {
-                    self.nodes[node].jumped_to = Some(roster.in_sync);
+                Command::InstallSnapshot {
+                    base,
+                    configuration,
+                } => {
+                    self.nodes[node].jumped_to = Some(configuration.in_sync);
                     self.nodes[node].cursor = Some(base.index);
                 }
                 Command::Lead { view } => {
                     if std::mem::take(&mut self.nodes[node].booting) {
-                        self.checks.life_begins(view);
+                        self.checks.generation_begins(view);
                         self.nodes[node].cursor = Some(Index(0));
                     }
                     let last = self.core(node).status().last;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 pub struct Checks {
     /// Who led which view.
     leaders: BTreeMap<View, (usize, u64)>,
-    /// The committed log of each life of the guest.
-    lives: BTreeMap<View, Vec<Entry>>,
+    /// The committed log of each generation of the guest.
+    generations: BTreeMap<View, Vec<Entry>>,
     pub deliveries: u64,
     pub elections: u64,
 }
@@ -24,15 +24,15 @@ impl Checks {
         assert_eq!(last.view, view, "a leader begins with an entry of its own");
         self.elections += 1;
         // Nothing committed is lost: what the new leader appended comes after all of it.
-        let committed = self.life_of(view).len() as u64;
+        let committed = self.generation_of(view).len() as u64;
         assert!(
             last.index.0 > committed,
             "{view} begins at {last}, {committed} are committed"
         );
     }
 
-    pub fn life_begins(&mut self, view: View) {
-        self.lives.insert(view, Vec::new());
+    pub fn generation_begins(&mut self, view: View) {
+        self.generations.insert(view, Vec::new());
     }
 
     /// Entries are delivered in one order, everywhere the same, without gaps.
@@ -45,17 +45,17 @@ impl Checks {
             "{node} delivers {} after {cursor}",
             entry.viewstamp
         );
-        let life = self.life_of(view);
+        let generation = self.generation_of(view);
         let place = (index.0 - 1) as usize;
-        match life.get(place) {
+        match generation.get(place) {
             Some(chosen) => assert_eq!(chosen, entry, "{node} delivers something else"),
             None => {
                 assert_eq!(
                     place,
-                    life.len(),
+                    generation.len(),
                     "{node} delivers {index} before its predecessors"
                 );
-                life.push(entry.clone());
+                generation.push(entry.clone());
             }
         }
     }
@@ -67,16 +67,19 @@ impl Checks {
 
     /// A group that has run is not taken for one that never did.
     pub fn group_empty(&self, fresh: bool) {
-        let ran = self.lives.values().any(|life| !life.is_empty());
+        let ran = self
+            .generations
+            .values()
+            .any(|generation| !generation.is_empty());
         assert!(
             !(fresh && ran),
             "the guest would boot again without the operator's word"
         );
     }
 
-    /// Everything that the application proposed and that was committed in the newest life.
+    /// Everything that the application proposed and that was committed in the newest generation.
     pub fn payloads(&self) -> Vec<&[u8]> {
-        let newest = self.lives.values().next_back();
+        let newest = self.generations.values().next_back();
         let app = newest
             .into_iter()
             .flatten()
@@ -84,13 +87,14 @@ impl Checks {
         app.map(|entry| entry.payload.as_slice()).collect()
     }
 
-    pub fn lives(&self) -> usize {
-        self.lives.len()
+    pub fn generations(&self) -> usize {
+        self.generations.len()
     }
 
-    fn life_of(&mut self, view: View) -> &mut Vec<Entry> {
-        let life = self.lives.range_mut(..=view).next_back();
-        life.map(|(_, entries)| entries)
-            .expect("no entries before the first life")
+    fn generation_of(&mut self, view: View) -> &mut Vec<Entry> {
+        let generation = self.generations.range_mut(..=view).next_back();
+        generation
+            .map(|(_, entries)| entries)
+            .expect("no entries before the first generation")
     }
 }

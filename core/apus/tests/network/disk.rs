@@ -1,6 +1,6 @@
 //! A disk that writes late and in order, and loses what it has not written.
 
-use apus::{Durability, DurableState, Entry, Roster, Start};
+use apus::{Configuration, Durability, DurableState, Entry, Start};
 use plover_types::{Index, Micros, SplitMix64, View, Viewstamp};
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 pub struct Write {
     pub after: Viewstamp,
     pub entries: Vec<Entry>,
-    pub anew: Option<Roster>,
+    pub anew: Option<Configuration>,
 }
 
 /// What one replica finds again after a crash.
@@ -17,7 +17,7 @@ pub struct Write {
 pub struct Disk {
     state: Option<DurableState>,
     base: Viewstamp,
-    roster_at_base: Roster,
+    configuration_at_base: Configuration,
     log: VecDeque<Entry>,
     forgotten: bool,
     /// The promise is lost, and was of at least this view.
@@ -28,11 +28,11 @@ pub struct Disk {
 }
 
 impl Disk {
-    pub fn new(roster_at_base: Roster) -> Self {
+    pub fn new(configuration_at_base: Configuration) -> Self {
         Self {
             state: None,
             base: Viewstamp::default(),
-            roster_at_base,
+            configuration_at_base,
             log: VecDeque::new(),
             forgotten: false,
             lost: None,
@@ -55,14 +55,14 @@ impl Disk {
                 durable,
                 log: Vec::new(),
                 base: Viewstamp::default(),
-                roster_at_base: self.roster_at_base,
+                configuration_at_base: self.configuration_at_base,
                 forgotten: false,
             },
             Durability::Disk => Start::Restarted {
                 durable,
                 log: self.log.iter().cloned().collect(),
                 base: self.base,
-                roster_at_base: self.roster_at_base,
+                configuration_at_base: self.configuration_at_base,
                 forgotten: self.forgotten,
             },
         }
@@ -79,7 +79,7 @@ impl Disk {
     pub fn lose(&mut self, least: View) {
         *self = Self {
             lost: Some(least),
-            ..Self::new(self.roster_at_base)
+            ..Self::new(self.configuration_at_base)
         };
     }
 
@@ -117,7 +117,7 @@ impl Disk {
         } else {
             self.log.clear();
             self.base = after;
-            self.roster_at_base = anew.expect("what is not held begins anew");
+            self.configuration_at_base = anew.expect("what is not held begins anew");
         }
         self.log.extend(entries);
         self.log.back().map_or(after, |entry| entry.viewstamp)
@@ -136,7 +136,7 @@ impl Disk {
         {
             let entry = self.log.pop_front().expect("just seen");
             self.base = entry.viewstamp;
-            self.roster_at_base.note(entry.kind);
+            self.configuration_at_base.note(entry.kind);
         }
     }
 }

@@ -14,7 +14,7 @@ impl World {
             first_leader: ReplicaId(0),
             any_voter_stands: setup.any_voter_stands,
             pair: false,
-            thrifty: setup.thrifty,
+            quorum_selection: setup.quorum_selection,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: setup.durability,

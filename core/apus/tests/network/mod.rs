@@ -12,7 +12,8 @@ pub mod disk;
 mod fate;
 
 use apus::{
-    Apus, Canary, Durability, DurableState, EntryKind, Event, Members, Phase, ProposeError, Roster,
+    Apus, Canary, Configuration, Durability, DurableState, EntryKind, Event, Members, Phase,
+    ProposeError,
 };
 use checks::Checks;
 use disk::Disk;
@@ -44,7 +45,7 @@ pub struct Setup {
     pub voters: u8,
     /// The log is all there is.
     pub any_voter_stands: bool,
-    pub thrifty: bool,
+    pub quorum_selection: bool,
     pub durability: Durability,
     pub canary: Canary,
     pub weather: Weather,
@@ -61,7 +62,7 @@ impl Setup {
             replicas,
             voters: replicas,
             any_voter_stands: false,
-            thrifty: false,
+            quorum_selection: false,
             durability,
             canary: Canary::None,
             weather: Weather::default(),
@@ -146,7 +147,7 @@ pub struct World {
 impl World {
     pub fn new(setup: Setup) -> Self {
         let mut random = SplitMix64::new(setup.seed ^ 0x0070_6c6f_7665);
-        let first = Roster {
+        let first = Configuration {
             in_sync: ReplicaSet::of([ReplicaId(0)]),
             members: Members::of(setup.first_members()),
         };

@@ -74,7 +74,7 @@ fn replies() -> Vec<Reply<'static>> {
     let phases = [
         Phase::Recovering,
         Phase::Following,
-        Phase::Canvassing,
+        Phase::PreVoting,
         Phase::Electing,
         Phase::Leading,
     ];

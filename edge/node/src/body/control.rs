@@ -135,7 +135,7 @@ impl Body {
             "plover_pid": std::process::id(),
             "last_in_sync": {
                 "isr": known.in_sync.iter().map(|r| r.0).collect::<Vec<_>>(),
-                "life": known.life.0,
+                "generation": known.generation.0,
                 "index": known.index.0,
             },
             "disks_whole": self.disks.as_ref().map(Disks::is_whole),

@@ -1,7 +1,7 @@
 //! What is written is found again.
 
 use super::*;
-use apus::Roster;
+use apus::Configuration;
 use plover_types::ReplicaSet;
 
 #[test]
@@ -35,11 +35,11 @@ fn a_log_that_begins_anew_has_nothing_of_the_old_one() {
     let old: Vec<_> = (1..=40).map(|i| entry(1, i, 500)).collect();
     store.persist_entries(Viewstamp::default(), None, &old);
     synced(&mut store);
-    let roster = Roster {
+    let configuration = Configuration {
         in_sync: ReplicaSet(3),
-        ..Roster::default()
+        ..Configuration::default()
     };
-    store.persist_entries(stamp(2, 0), Some(roster), &[]);
+    store.persist_entries(stamp(2, 0), Some(configuration), &[]);
     let done = synced(&mut store);
     assert!(matches!(done[0], Completion::EntriesPersisted(v) if v == stamp(2, 0)));
     store.persist_entries(stamp(2, 0), None, &[entry(2, 1, 10)]);
@@ -49,8 +49,8 @@ fn a_log_that_begins_anew_has_nothing_of_the_old_one() {
     let (_, found) = open(dir.path());
     assert_eq!(found.log, [entry(2, 1, 10)]);
     assert_eq!(
-        (found.base.viewstamp, found.base.roster),
-        (stamp(2, 0), roster)
+        (found.base.viewstamp, found.base.configuration),
+        (stamp(2, 0), configuration)
     );
 }
 
@@ -91,7 +91,7 @@ fn trims_give_segments_back_and_carry_the_roster_to_the_base() {
     );
     drop(store);
     let (mut store, found) = open(dir.path());
-    assert_eq!(found.base.roster.in_sync, ReplicaSet(5));
+    assert_eq!(found.base.configuration.in_sync, ReplicaSet(5));
     assert!((4900..=4970).contains(&found.base.viewstamp.index.0));
     assert_eq!(found.log.last(), Some(&entry(1, 5000, 200)));
     store.persist_entries(last, None, &[entry(3, 5001, 1)]);

@@ -7,7 +7,7 @@
 use super::{directory, entry, open, promise, stamp, synced};
 use crate::Completion;
 use crate::directory::Operation;
-use apus::Roster;
+use apus::Configuration;
 use plover_types::{Index, SplitMix64, Viewstamp};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -209,10 +209,10 @@ fn life(dir: &Path) -> (Vec<Operation>, Vec<Acknowledged>) {
             }
             let mut anew = None;
             if round == 7 || round == 11 {
-                // A jump over what was missed, and a new life.
+                // A jump over what was missed, and a new generation.
                 let index = if round == 7 { last.index.0 + 10 } else { 0 };
                 last = stamp(round, index);
-                anew = Some(Roster::default());
+                anew = Some(Configuration::default());
                 now.trimmed = last.index;
                 acknowledged.last_mut().unwrap().then_anew = true;
             }

@@ -6,7 +6,7 @@ use crate::StoreError;
 use crate::directory::Directory;
 use crate::record::{Base, Kind, push, push_empty, stamp as seal};
 use crate::state::{FORMAT, State, StateFile, push_copy, read_copy};
-use apus::Roster;
+use apus::Configuration;
 use plover_types::ReplicaSet;
 use plover_types::forms::{assert_form, fingerprint};
 use plover_types::wire::WIRE_VERSION;
@@ -158,7 +158,7 @@ fn state() -> State {
         durability: Durability::Disk,
         promise: Some(DurableState {
             promised: View(1003),
-            life: View(1004),
+            generation: View(1004),
             amnesiac: true,
         }),
         whole: false,
@@ -196,7 +196,7 @@ fn the_form_of_records_is_that_of_their_version() {
     let members = apus::Members::of(ReplicaSet(0b111));
     let base = Base {
         viewstamp: stamp(1001, 1002),
-        roster: Roster {
+        configuration: Configuration {
             in_sync: ReplicaSet(0b11),
             members,
         },

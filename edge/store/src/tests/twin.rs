@@ -1,7 +1,7 @@
 //! The store beside a twin that is too simple to be wrong.
 
 use super::*;
-use apus::Roster;
+use apus::Configuration;
 use plover_types::ReplicaSet;
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Twin {
     round: u64,
     base: Viewstamp,
-    roster: Roster,
+    configuration: Configuration,
     log: Vec<Entry>,
     /// Up to here it has said that it will not be asked again.
     trimmed: Index,
@@ -45,20 +45,20 @@ impl Twin {
         self.log.last().map_or(self.base, |e| e.viewstamp)
     }
 
-    /// The roster at an index that the log holds.
-    fn roster_at(&self, index: Index) -> Roster {
-        let mut roster = self.roster;
+    /// The configuration at an index that the log holds.
+    fn configuration_at(&self, index: Index) -> Configuration {
+        let mut configuration = self.configuration;
         for entry in self.log.iter().filter(|e| e.viewstamp.index <= index) {
-            roster.note(entry.kind);
+            configuration.note(entry.kind);
         }
-        roster
+        configuration
     }
 
     fn append(
         &mut self,
         store: &mut Store,
         after: Viewstamp,
-        anew: Option<Roster>,
+        anew: Option<Configuration>,
         count: u64,
         bytes: usize,
     ) {
@@ -70,8 +70,8 @@ impl Twin {
             entry.kind = EntryKind::InSync(ReplicaSet(first as u16));
         }
         store.persist_entries(after, anew, &new);
-        if let Some(roster) = anew {
-            (self.base, self.roster, self.trimmed) = (after, roster, Index(0));
+        if let Some(configuration) = anew {
+            (self.base, self.configuration, self.trimmed) = (after, configuration, Index(0));
             self.log.clear();
         }
         self.log.retain(|e| e.viewstamp.index <= after.index);
@@ -99,11 +99,11 @@ impl Twin {
                 } else {
                     self.last().index.0 + ahead
                 };
-                let roster = Roster {
+                let configuration = Configuration {
                     in_sync: ReplicaSet(self.round as u16),
-                    ..Roster::default()
+                    ..Configuration::default()
                 };
-                self.append(store, stamp(self.round, at), Some(roster), ahead, 20);
+                self.append(store, stamp(self.round, at), Some(configuration), ahead, 20);
             }
             Step::Trim { keep } => {
                 let to = Index(self.last().index.0.saturating_sub(keep)).max(self.trimmed);
@@ -123,7 +123,7 @@ impl Twin {
         prop_assert!(!found.forgotten && !found.torn, "{:?}", found.damage);
         let base = found.base.viewstamp;
         prop_assert!(base.index <= self.trimmed.max(self.base.index));
-        prop_assert_eq!(found.base.roster, self.roster_at(base.index));
+        prop_assert_eq!(found.base.configuration, self.configuration_at(base.index));
         let kept: Vec<_> = self
             .log
             .iter()

@@ -71,7 +71,7 @@ impl Group {
                 first_leader: ReplicaId(0),
                 any_voter_stands: true,
                 pair: false,
-                thrifty: true,
+                quorum_selection: true,
                 heartbeat: Micros::from_ms(100),
                 timeout: Micros::from_ms(1000),
                 durability: Durability::Memory,

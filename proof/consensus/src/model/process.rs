@@ -65,7 +65,7 @@ impl Process {
             durable: self.stored,
             log: Vec::new(),
             base: Viewstamp::default(),
-            roster_at_base: apus::Roster::default(),
+            configuration_at_base: apus::Configuration::default(),
             forgotten: false,
         };
         let config = config(self.me, self.started, self.canary);
@@ -116,7 +116,7 @@ impl Process {
                     self.cursor = entry.viewstamp.index;
                     effects.deliveries.push(entry);
                 }
-                Command::Jump { base, .. } => {
+                Command::InstallSnapshot { base, .. } => {
                     self.cursor = base.index;
                     effects.jumped = Some(base.index);
                 }
@@ -142,7 +142,7 @@ fn config(me: usize, started: u64, canary: Canary) -> Config {
         first_leader: ReplicaId(0),
         any_voter_stands: true,
         pair: false,
-        thrifty: false,
+        quorum_selection: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
         durability: Durability::Memory,

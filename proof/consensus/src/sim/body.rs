@@ -62,7 +62,7 @@ impl World {
             first_leader: lowest,
             any_voter_stands: !self.scenario.guest,
             pair: false,
-            thrifty: !self.scenario.guest,
+            quorum_selection: !self.scenario.guest,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
             durability: self.scenario.durability,
@@ -150,8 +150,11 @@ impl World {
                     }
                 }
                 Command::Deliver(entry) => self.delivered(host, entry),
-                Command::Jump { base, roster } => {
-                    self.hosts[host].in_sync = roster.in_sync;
+                Command::InstallSnapshot {
+                    base,
+                    configuration,
+                } => {
+                    self.hosts[host].in_sync = configuration.in_sync;
                     self.jumped(host, base);
                 }
                 command => self.obey_news(host, before, command),
@@ -197,11 +200,11 @@ impl World {
     fn leads(&mut self, host: usize, before: &Status, view: View) {
         trace!(self, "r{host} LEADS {view}");
         if std::mem::take(&mut self.hosts[host].boots) {
-            self.invariants.log.life_begins(view);
-            self.invariants.acknowledged.life_begins();
+            self.invariants.log.generation_begins(view);
+            self.invariants.acknowledged.generation_begins();
             self.hosts[host].cursor = Index(0);
             self.group_begins(self.hosts[host].told);
-            self.coverage.hit("group: a life begins");
+            self.coverage.hit("group: a generation begins");
         }
         self.hosts[host].alive.clear();
         let elected = self.invariants.one_leader_a_view.elected(host, view);
@@ -221,7 +224,7 @@ impl World {
         let what = if base.index > Index(0) {
             "follower: jumped to a base"
         } else {
-            "follower: jumped to a new life"
+            "follower: jumped to a new generation"
         };
         self.coverage.hit(what);
     }

@@ -5,7 +5,7 @@
 pub const REACHED: [&str; 37] = [
     "disk: a suffix was not synced",
     "disk: a torn tail",
-    "election: a canvass found that a leader lives",
+    "election: a pre-vote found that a leader lives",
     "election: lost to a higher view",
     "election: won and stood down after a merge",
     "election: won by merging a better log",
@@ -24,7 +24,7 @@ pub const REACHED: [&str; 37] = [
     "fault: slow disk",
     "fault: slow link",
     "follower: jumped to a base",
-    "follower: jumped to a new life",
+    "follower: jumped to a new generation",
     "group: found empty",
     "guest: an in-sync set was truncated",
     "guest: copied to another",

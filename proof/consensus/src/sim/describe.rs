@@ -4,7 +4,7 @@ use apus::Start;
 
 /// The kinds of messages in the order of their tags on the wire. Only traces depend on it.
 const KINDS: [&str; 12] = [
-    "Append", "Ack", "Gap", "Refuse", "Canvass", "Grant", "Prepare", "Promise", "Fetch", "Suffix",
+    "Append", "Ack", "Gap", "Refuse", "PreVote", "Grant", "Prepare", "Promise", "Fetch", "Suffix",
     "Ask", "Stand",
 ];
 

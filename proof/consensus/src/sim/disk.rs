@@ -11,7 +11,7 @@
 //! Damage in the middle of the log is found by its checksums at the next start: then the log is
 //! useless from there on, and the process starts as one that has forgotten what it accepted.
 
-use apus::{Durability, DurableState, Entry, Members, Roster, Start};
+use apus::{Configuration, Durability, DurableState, Entry, Members, Start};
 use plover_sim::rng::Rng;
 use plover_types::{Index, Micros, Viewstamp};
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ pub struct Write {
     /// The entries.
     pub entries: Vec<Entry>,
     /// Who is who at `after`, if the log begins anew there.
-    pub anew: Option<Roster>,
+    pub anew: Option<Configuration>,
 }
 
 /// What one host finds again after a crash.
@@ -33,7 +33,7 @@ pub struct Disk {
     state: Option<DurableState>,
     states_waiting: VecDeque<DurableState>,
     base: Viewstamp,
-    roster_at_base: Roster,
+    configuration_at_base: Configuration,
     log: VecDeque<Entry>,
     waiting: VecDeque<Write>,
     /// How many of those the sync under way covers.
@@ -59,13 +59,13 @@ pub struct Loss {
 }
 
 impl Disk {
-    /// An empty disk of a host in a group that begins as `roster`.
-    pub fn new(roster: Roster) -> Self {
+    /// An empty disk of a host in a group that begins as `configuration`.
+    pub fn new(configuration: Configuration) -> Self {
         Self {
             state: None,
             states_waiting: VecDeque::new(),
             base: Viewstamp::default(),
-            roster_at_base: roster,
+            configuration_at_base: configuration,
             log: VecDeque::new(),
             waiting: VecDeque::new(),
             syncing: 0,
@@ -117,7 +117,7 @@ impl Disk {
             durable,
             log,
             base,
-            roster_at_base: self.roster_at_base,
+            configuration_at_base: self.configuration_at_base,
             forgotten: std::mem::take(&mut self.damaged),
         }
     }
@@ -171,10 +171,10 @@ impl Disk {
         } = write;
         let place = self.log.iter().position(|entry| entry.viewstamp == after);
         match (anew, place) {
-            (Some(roster), _) => {
+            (Some(configuration), _) => {
                 self.log.clear();
                 self.base = after;
-                self.roster_at_base = roster;
+                self.configuration_at_base = configuration;
             }
             (None, Some(place)) => self.log.truncate(place + 1),
             (None, None) => {
@@ -202,17 +202,17 @@ impl Disk {
         {
             let entry = self.log.pop_front().expect("just seen");
             self.base = entry.viewstamp;
-            self.roster_at_base.note(entry.kind);
+            self.configuration_at_base.note(entry.kind);
         }
     }
 
     /// The group that its log names.
     pub fn members(&self) -> Members {
-        let mut roster = self.roster_at_base;
+        let mut configuration = self.configuration_at_base;
         for entry in &self.log {
-            roster.note(entry.kind);
+            configuration.note(entry.kind);
         }
-        roster.members
+        configuration.members
     }
 
     /// Whether the entry of this viewstamp is, or was, on the disk.
@@ -223,7 +223,7 @@ impl Disk {
                 .rev()
                 .any(|entry| entry.viewstamp == viewstamp)
         };
-        // What is reclaimed counts only in the life that the log is of.
+        // What is reclaimed counts only in the generation that the log is of.
         let reclaimed = self.base.index >= viewstamp.index && self.base.view >= viewstamp.view;
         self.has_forgotten || reclaimed || held()
     }

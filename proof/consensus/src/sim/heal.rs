@@ -246,7 +246,8 @@ impl World {
         self.done = true;
         let log = &self.invariants.log;
         self.coverage.add("world: deliveries", log.deliveries());
-        self.coverage.add("world: lives", log.lives() as u64);
+        self.coverage
+            .add("world: generations", log.generations() as u64);
         let acknowledged = self.invariants.acknowledged.len() as u64;
         self.coverage
             .add("world: proposals acknowledged", acknowledged);

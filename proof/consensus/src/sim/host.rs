@@ -1,7 +1,7 @@
 //! One host: a clock, a disk, and the process that runs on it from time to time.
 
 use super::disk::Disk;
-use apus::{Apus, Roster};
+use apus::{Apus, Configuration};
 use plover_sim::rng::Rng;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ pub struct Host {
     pub disk: Disk,
     /// What it tells the time by.
     pub clock: Clock,
-    /// The last entry delivered by this process in this life of the guest.
+    /// The last entry delivered by this process in this generation of the guest.
     pub cursor: Index,
     /// The guest runs here, and explains what clients have seen.
     pub holds_guest: bool,
@@ -77,15 +77,15 @@ pub struct Host {
 
 impl Host {
     /// A host that has never run.
-    pub fn new(roster: Roster, chance: &mut Rng) -> Self {
+    pub fn new(configuration: Configuration, chance: &mut Rng) -> Self {
         Self {
             core: None,
             process: 0,
-            disk: Disk::new(roster),
+            disk: Disk::new(configuration),
             clock: Clock::draw(chance),
             cursor: Index(0),
             holds_guest: false,
-            in_sync: roster.in_sync,
+            in_sync: configuration.in_sync,
             boots: false,
             alive: BTreeMap::new(),
             paused_until: Micros::ZERO,
@@ -93,7 +93,7 @@ impl Host {
             awake: false,
             tick_at: None,
             saw_election: false,
-            told: roster.members.voters,
+            told: configuration.members.voters,
             enlisted: false,
         }
     }

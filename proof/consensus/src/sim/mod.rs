@@ -49,7 +49,7 @@ pub const CANARIES: [(&str, Canary); 6] = [
     ("first-members-for-ever", Canary::FirstMembersForEver),
     ("old-majority-elects", Canary::OldMajorityElects),
     ("count-old-views", Canary::CountOldViews),
-    ("skip-canvass", Canary::SkipCanvass),
+    ("skip-pre-vote", Canary::SkipPreVote),
 ];
 
 /// The name of a bug on the command line.

@@ -40,9 +40,9 @@ impl World {
             "r{host} {:?} -> {:?} in {}", before.phase, after.phase, after.view
         );
         let what = match (before.phase, after.phase) {
-            (Phase::Following, Phase::Canvassing) => "election: canvass",
-            (Phase::Canvassing, Phase::Following) if after.leader.is_some() => {
-                "election: a canvass found that a leader lives"
+            (Phase::Following, Phase::PreVoting) => "election: pre-vote",
+            (Phase::PreVoting, Phase::Following) if after.leader.is_some() => {
+                "election: a pre-vote found that a leader lives"
             }
             (Phase::Electing, Phase::Following) if after.view > before.view => {
                 "election: lost to a higher view"

@@ -196,7 +196,7 @@ impl World {
         self.replacing.group = members;
     }
 
-    /// A new life begins, in the group as the first leader was told it: those of them that were
+    /// A new generation begins, in the group as the first leader was told it: those of them that were
     /// stopped are needed again.
     pub(super) fn group_begins(&mut self, members: ReplicaSet) {
         self.replacing.group = Members::of(members);

@@ -2,7 +2,7 @@
 
 use super::faults::Ambush;
 use super::net::Weather;
-use apus::{Canary, Durability, Members, Roster};
+use apus::{Canary, Configuration, Durability, Members};
 use plover_sim::rng::Rng;
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
@@ -54,9 +54,9 @@ pub struct Scenario {
 
 impl Scenario {
     /// Who is who before the first entry.
-    pub fn first_roster(&self) -> Roster {
+    pub fn first_configuration(&self) -> Configuration {
         let voters = ReplicaSet::of((0..self.replicas as u8).map(ReplicaId));
-        Roster {
+        Configuration {
             in_sync: ReplicaSet::of([ReplicaId(0)]),
             members: Members::of(voters),
         }

@@ -27,7 +27,7 @@ impl World {
         self.strike(fault);
     }
 
-    /// Whether the first life has begun in earnest: a majority keeps its log. Before that, a group
+    /// Whether the first generation has begun in earnest: a majority keeps its log. Before that, a group
     /// that loses its leader waits for an operator, and there would be nothing to see.
     fn is_formed(&mut self) -> bool {
         if !self.formed {
@@ -291,8 +291,8 @@ impl World {
         if !quiet || !others.all(remembers) || !self.crash(host, true) {
             return false;
         }
-        let roster = self.scenario.first_roster();
-        self.hosts[host].disk = Disk::new(roster);
+        let configuration = self.scenario.first_configuration();
+        self.hosts[host].disk = Disk::new(configuration);
         // Whoever replaces a disk says which group it is for.
         self.hosts[host].told = self.group();
         self.hosts[host].disk.has_forgotten = true;

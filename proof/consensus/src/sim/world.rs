@@ -55,9 +55,11 @@ impl World {
         let mut chance = Rng::new(seed);
         let scenario = Scenario::draw(&mut chance.fork(1), options.replicas, options.canary);
         let mut clocks = chance.fork(2);
-        let roster = scenario.first_roster();
+        let configuration = scenario.first_configuration();
         let size = scenario.hosts();
-        let hosts = (0..size).map(|_| Host::new(roster, &mut clocks)).collect();
+        let hosts = (0..size)
+            .map(|_| Host::new(configuration, &mut clocks))
+            .collect();
         let net = Net::new(size, scenario.weather, scenario.ring_bytes, chance.fork(3));
         let mut world = Self {
             plan: Schedule::default(),

@@ -72,8 +72,8 @@ impl InputsInOrder {
         }
     }
 
-    /// The places of a new life are counted anew.
-    pub fn new_life(&mut self) {
+    /// The places of a new generation are counted anew.
+    pub fn new_generation(&mut self) {
         self.checked.clear();
         self.consumed.clear();
         self.excused.clear();

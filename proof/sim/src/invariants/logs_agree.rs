@@ -32,7 +32,7 @@ pub struct Committed {
     pub view: View,
 }
 
-/// What has been committed in this life of the guest.
+/// What has been committed in this generation of the guest.
 #[derive(Debug, Default)]
 pub struct CommittedLog {
     /// Each entry's first delivery, from index 1.

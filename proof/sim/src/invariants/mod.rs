@@ -79,13 +79,13 @@ impl Invariants {
         }
     }
 
-    /// The operator let the group begin a new life with a new guest: what the old one told its
+    /// The operator let the group begin a new generation with a new guest: what the old one told its
     /// clients binds nobody any more.
-    pub fn new_life(&mut self) {
+    pub fn new_generation(&mut self) {
         self.log = logs_agree::CommittedLog::default();
         self.external_consistency = external_consistency::ExternalConsistency::default();
-        self.one_sender_a_slot.new_life();
-        self.inputs_in_order.new_life();
+        self.one_sender_a_slot.new_generation();
+        self.inputs_in_order.new_generation();
         self.streams_go_on = streams_go_on::StreamsGoOn::default();
     }
 }

@@ -53,8 +53,8 @@ impl OneSenderASlot {
         self.newest = self.newest.filter(|(view, _)| *view <= known);
     }
 
-    /// The slots of a new life are counted anew.
-    pub fn new_life(&mut self) {
+    /// The slots of a new generation are counted anew.
+    pub fn new_generation(&mut self) {
         self.slots.clear();
     }
 }

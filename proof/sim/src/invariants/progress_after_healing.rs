@@ -31,7 +31,7 @@ pub enum Outlook {
 #[derive(Debug, Default)]
 pub struct Progress {
     outlook: Option<Outlook>,
-    /// The life that was looked at.
+    /// The generation that was looked at.
     lost: View,
     /// Replicas that said the guest is lost or the group is empty.
     said: bool,
@@ -63,19 +63,19 @@ impl Progress {
     /// The faults have ended; these are the processes that run.
     pub fn look<'a>(
         &mut self,
-        life: View,
+        generation: View,
         running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone,
     ) {
         if self.outlook.is_none() {
             self.outlook = Some(outlook(running));
-            self.lost = life;
+            self.lost = generation;
         }
     }
 
-    /// Somebody starts to serve in this life of the guest, while the outlook was that nobody
+    /// Somebody starts to serve in this generation of the guest, while the outlook was that nobody
     /// could go on with it.
-    pub fn serves(&self, who: ReplicaId, life: View) -> Check {
-        if self.outlook == Some(Outlook::Lost) && life <= self.lost {
+    pub fn serves(&self, who: ReplicaId, generation: View) -> Check {
+        if self.outlook == Some(Outlook::Lost) && generation <= self.lost {
             return Err(violation(format!(
                 "{who} serves, though every holder's state is lost"
             )));
@@ -125,11 +125,11 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
             .clone()
             .filter(|(_, replica)| replica.status().holds_state)
     };
-    // One that begins a life has no guest yet, and needs none of the last life.
+    // One that begins a generation has no guest yet, and needs none of the last generation.
     let leads = |replica: &Replica| {
         let consensus = replica.consensus_core();
         let status = consensus.status();
-        let begins = consensus.life() == status.view;
+        let begins = consensus.generation() == status.view;
         status.phase == Phase::Leading && (begins || replica.status().holds_state)
     };
     if running.clone().any(|(_, replica)| leads(replica)) {

@@ -39,7 +39,7 @@ impl Acknowledged {
     }
 
     /// An operator has let a new guest boot: the clients of the last one know.
-    pub fn life_begins(&mut self) {
+    pub fn generation_begins(&mut self) {
         self.places.clear();
         self.highest = Index(0);
         self.floors.values_mut().for_each(|floor| *floor = Index(0));
@@ -77,7 +77,7 @@ impl Acknowledged {
         Ok(())
     }
 
-    /// How many were acknowledged in the newest life.
+    /// How many were acknowledged in the newest generation.
     pub fn len(&self) -> usize {
         self.places.len()
     }

@@ -14,11 +14,11 @@ pub fn delivered(host: usize, cursor: Index, viewstamp: Viewstamp) -> Check {
     )
 }
 
-/// `host`, which has delivered up to `cursor` in this life, jumps to `base`: never back.
+/// `host`, which has delivered up to `cursor` in this generation, jumps to `base`: never back.
 pub fn jumped(host: usize, cursor: Index, base: Viewstamp) -> Check {
-    let new_life = base.index == Index(0);
+    let new_generation = base.index == Index(0);
     demand(
-        new_life || base.index > cursor,
+        new_generation || base.index > cursor,
         "deliveries_in_order",
         "APUS §4.1",
         || format!("r{host} jumps from {cursor} back to {base}"),

@@ -1,7 +1,7 @@
 //! What is delivered at an index is the same everywhere and for ever.
 //!
 //! The first replica to deliver an index fixes what was chosen there; every later delivery, by
-//! whomever, must equal it. Each life of a guest has a log of its own: when the operator lets an
+//! whomever, must equal it. Each generation of a guest has a log of its own: when the operator lets an
 //! empty group boot again, what the last guest did binds nobody.
 
 use super::{Check, demand};
@@ -9,49 +9,51 @@ use apus::Entry;
 use plover_types::{View, Viewstamp};
 use std::collections::BTreeMap;
 
-/// What was chosen in one life.
+/// What was chosen in one generation.
 #[derive(Debug, Default)]
-struct Life {
+struct Generation {
     entries: Vec<Entry>,
     /// The view in which each was first delivered.
     views: Vec<View>,
 }
 
-/// The chosen log of each life, by the view in which the life began.
+/// The chosen log of each generation, by the view in which the generation began.
 #[derive(Debug, Default)]
 pub struct ChosenLog {
-    lives: BTreeMap<View, Life>,
+    generations: BTreeMap<View, Generation>,
     deliveries: u64,
 }
 
 impl ChosenLog {
     /// A guest was booted in `view`.
-    pub fn life_begins(&mut self, view: View) {
-        self.lives.insert(view, Life::default());
+    pub fn generation_begins(&mut self, view: View) {
+        self.generations.insert(view, Generation::default());
     }
 
-    /// What was committed before `view`, in the life that it belongs to. A candidate that was
+    /// What was committed before `view`, in the generation that it belongs to. A candidate that was
     /// paused may take its view up when a later one has long committed more; it leads nobody then,
     /// and owes nothing to what came after it.
     pub fn before(&self, view: View) -> &[Entry] {
-        let Some((_, life)) = self.lives.range(..=view).next_back() else {
+        let Some((_, generation)) = self.generations.range(..=view).next_back() else {
             return &[];
         };
-        let count = life.views.partition_point(|committed| *committed < view);
-        &life.entries[..count]
+        let count = generation
+            .views
+            .partition_point(|committed| *committed < view);
+        &generation.entries[..count]
     }
 
-    /// What was chosen in the newest life.
+    /// What was chosen in the newest generation.
     pub fn newest(&self) -> &[Entry] {
-        self.lives
+        self.generations
             .values()
             .next_back()
-            .map_or(&[], |life| &life.entries)
+            .map_or(&[], |generation| &generation.entries)
     }
 
-    /// How many lives began.
-    pub fn lives(&self) -> usize {
-        self.lives.len()
+    /// How many generations began.
+    pub fn generations(&self) -> usize {
+        self.generations.len()
     }
 
     /// How many deliveries were compared.
@@ -68,22 +70,22 @@ impl ChosenLog {
     ) -> Result<bool, super::Violation> {
         self.deliveries += 1;
         let Viewstamp { index, view } = entry.viewstamp;
-        let Some((_, life)) = self.lives.range_mut(..=view).next_back() else {
+        let Some((_, generation)) = self.generations.range_mut(..=view).next_back() else {
             return Err(violation(format!(
-                "r{host} delivers {} before any life",
+                "r{host} delivers {} before any generation",
                 entry.viewstamp
             )));
         };
         let place = index.0.wrapping_sub(1) as usize;
-        match life.entries.get(place) {
+        match generation.entries.get(place) {
             Some(chosen) if chosen == entry => Ok(false),
             Some(chosen) => Err(violation(format!(
                 "r{host} delivers {} where {} was chosen",
                 entry.viewstamp, chosen.viewstamp
             ))),
-            None if place == life.entries.len() => {
-                life.entries.push(entry.clone());
-                life.views.push(now);
+            None if place == generation.entries.len() => {
+                generation.entries.push(entry.clone());
+                generation.views.push(now);
                 Ok(true)
             }
             None => Err(violation(format!(
@@ -95,7 +97,10 @@ impl ChosenLog {
 
     /// A group that has run is not taken for one that never did.
     pub fn group_empty(&self, host: usize, fresh: bool) -> Check {
-        let ran = self.lives.values().any(|life| !life.entries.is_empty());
+        let ran = self
+            .generations
+            .values()
+            .any(|generation| !generation.entries.is_empty());
         demand(!(fresh && ran), "logs_agree", SECTION, || {
             format!("r{host} takes a group that has run for one that never did")
         })

@@ -2,7 +2,7 @@
 //!
 //! An entry is committed when a majority has it; the copies beyond that make the group safer
 //! against the next failure, but nobody waits for them. In a group of nine every entry would wake
-//! eight backups, though four answers are enough. A thrifty leader (the word is that of EPaxos,
+//! eight backups, though four answers are enough. A leader with quorum selection (EPaxos calls it thrifty,
 //! SOSP'13, §6.1) wakes those four, and the others some times in a heartbeat, with all that has
 //! gathered:
 //!
@@ -20,7 +20,7 @@
 //!
 //! Nothing rests on who is eager: a majority commits, whoever is in it. What changes is how many
 //! copies there are at first, exactly a majority. Groups of three or fewer are
-//! not thrifty: there the second backup costs little and hides a slow first one.
+//! do without it: there the second backup costs little and hides a slow first one.
 
 use crate::api::Command;
 use crate::leading::Leadership;
@@ -30,10 +30,10 @@ use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 /// How long an entry may wait for the backups that a majority does not need, as a part of the
 /// heartbeat. Long against a round trip, so that their share of the work is small; short against
 /// the heartbeat, so that a failover finds them nearly up to date.
-const LAZY_PART: u64 = 8;
+const SLOW_PART: u64 = 8;
 /// Nor do they wait once they lack so many. A few times in a thousand entries, their share of the
 /// work is still small; more at once would hold up those that come after, and need as many buffers.
-const LAZY_ENTRIES: u64 = 1024;
+const SLOW_ENTRIES: u64 = 1024;
 /// The smallest group in which it is worth it.
 const VOTERS_MIN: usize = 4;
 
@@ -47,7 +47,7 @@ const LOOK_BEATS: u64 = 5;
 
 /// What a leader keeps about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Thrift {
+pub(crate) struct QuorumSelection {
     /// Those who are sent everything at once; `None` for everyone.
     eager: Option<ReplicaSet>,
     /// When it is to be looked at again who they should be.
@@ -57,29 +57,29 @@ pub(crate) struct Thrift {
     commits: u32,
     parts: [u32; u16::BITS as usize],
     /// When the others are sent what they lack.
-    lazy_at: Micros,
+    slow_at: Micros,
     /// What was committed when they last were.
     commit: Index,
 }
 
-impl Thrift {
+impl QuorumSelection {
     pub(crate) fn new() -> Self {
         Self {
             eager: None,
             look_at: Micros::NEVER,
             commits: 0,
             parts: [0; u16::BITS as usize],
-            lazy_at: Micros::NEVER,
+            slow_at: Micros::NEVER,
             commit: Index(0),
         }
     }
 
     pub(crate) fn deadline(&self) -> Micros {
-        self.lazy_at
+        self.slow_at
     }
 
     /// Whether `peer`, which lacks so many entries, is sent them at once. If not, its time is not far.
-    pub(crate) fn is_eager(
+    pub(crate) fn is_sent_now(
         &mut self,
         peer: ReplicaId,
         lacks: u64,
@@ -89,11 +89,11 @@ impl Thrift {
         let Some(eager) = self.eager else {
             return true;
         };
-        if eager.contains(peer) || now >= self.lazy_at || lacks >= LAZY_ENTRIES {
+        if eager.contains(peer) || now >= self.slow_at || lacks >= SLOW_ENTRIES {
             return true;
         }
-        if self.lazy_at == Micros::NEVER {
-            self.lazy_at = now + Micros(heartbeat.0 / LAZY_PART);
+        if self.slow_at == Micros::NEVER {
+            self.slow_at = now + Micros(heartbeat.0 / SLOW_PART);
         }
         false
     }
@@ -146,61 +146,64 @@ impl Apus {
     }
 
     /// A majority has just committed up to `index`: those who mostly make it are the eager ones.
-    pub(crate) fn choose_eager(&mut self, now: Micros, index: Index) {
+    pub(crate) fn select_quorum(&mut self, now: Micros, index: Index) {
         let members = self.members();
-        let thrifty = self.config.thrifty && members.voters.len() >= VOTERS_MIN;
+        let quorum_selection = self.config.quorum_selection && members.voters.len() >= VOTERS_MIN;
         let others = members.quorum() - usize::from(self.is_voter());
-        let Role::Leading(Leadership { peers, thrift, .. }) = &mut self.role else {
+        let Role::Leading(Leadership {
+            peers, selection, ..
+        }) = &mut self.role
+        else {
             return;
         };
-        if !thrifty {
+        if !quorum_selection {
             return;
         }
-        if thrift.eager.is_some() {
+        if selection.eager.is_some() {
             // This one was sent to the eager ones alone, and says nothing.
-            if now >= thrift.look_at {
-                thrift.suspend();
+            if now >= selection.look_at {
+                selection.suspend();
             }
             return;
         }
         let voters = || peers.iter().filter(|(id, _)| members.voters.contains(**id));
-        thrift.commits += 1;
+        selection.commits += 1;
         for (id, _) in voters().filter(|(_, peer)| peer.matched >= index) {
-            thrift.parts[usize::from(id.0)] += 1;
+            selection.parts[usize::from(id.0)] += 1;
         }
-        if thrift.commits < LOOK_COMMITS {
+        if selection.commits < LOOK_COMMITS {
             return;
         }
         let mut eager = ReplicaSet::EMPTY;
         for _ in 0..others {
             let left = voters().filter(|(id, _)| !eager.contains(**id));
-            if let Some((id, _)) = left.max_by_key(|(id, _)| thrift.parts[usize::from(id.0)]) {
+            if let Some((id, _)) = left.max_by_key(|(id, _)| selection.parts[usize::from(id.0)]) {
                 eager.insert(*id);
             }
         }
-        thrift.eager = Some(eager);
-        thrift.look_at = now + Micros(self.config.heartbeat.0 * LOOK_BEATS);
+        selection.eager = Some(eager);
+        selection.look_at = now + Micros(self.config.heartbeat.0 * LOOK_BEATS);
     }
 
     /// Sends the others what they lack, when it is time. If nothing was committed since the
     /// last time although something was proposed, the eager ones are not a majority any more.
-    pub(crate) fn tick_thrift(&mut self, now: Micros, out: &mut Vec<Command>) {
+    pub(crate) fn tick_slow_followers(&mut self, now: Micros, out: &mut Vec<Command>) {
         let (commit, last) = (self.log.commit(), self.log.last().index);
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
-        let Leadership { thrift, .. } = leadership;
-        if now < thrift.lazy_at {
+        let Leadership { selection, .. } = leadership;
+        if now < selection.slow_at {
             return;
         }
-        let stuck = commit == thrift.commit && commit < last;
-        thrift.commit = commit;
+        let stuck = commit == selection.commit && commit < last;
+        selection.commit = commit;
         if stuck {
-            thrift.suspend();
+            selection.suspend();
         }
         self.replicate_to_all(now, false, out);
         if let Role::Leading(leadership) = &mut self.role {
-            leadership.thrift.lazy_at = Micros::NEVER;
+            leadership.selection.slow_at = Micros::NEVER;
         }
     }
 }

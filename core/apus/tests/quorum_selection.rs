@@ -1,4 +1,4 @@
-//! Whom a thrifty leader sends an entry at once, and what happens when they do not answer.
+//! Whom a leader with quorum selection sends an entry at once, and what happens when they do not answer.
 
 mod network;
 
@@ -7,11 +7,11 @@ use network::{Setup, World};
 use plover_types::{Micros, ReplicaId};
 
 /// A group of nine that only replicates its log, led by replica 0.
-fn nine(thrifty: bool) -> World {
+fn nine(quorum_selection: bool) -> World {
     let mut world = World::new(Setup {
         any_voter_stands: true,
         manage_in_sync: false,
-        thrifty,
+        quorum_selection,
         ..Setup::new(11, 9, Durability::Memory)
     });
     world.run(Micros::from_ms(500));
@@ -35,8 +35,8 @@ fn commits_within(world: &mut World, span: Micros) -> u64 {
 
 #[test]
 fn an_entry_costs_fewer_messages_and_reaches_everyone() {
-    let [all, thrifty] = [false, true].map(|thrifty| {
-        let mut world = nine(thrifty);
+    let [all, quorum_selection] = [false, true].map(|quorum_selection| {
+        let mut world = nine(quorum_selection);
         let writes = world.writes;
         let commits = commits_within(&mut world, Micros::from_ms(500));
         let messages = (world.writes - writes) as f64 / commits as f64;
@@ -50,8 +50,8 @@ fn an_entry_costs_fewer_messages_and_reaches_everyone() {
     });
     // Eight backups and their answers against four, and the others' now and then.
     assert!(
-        thrifty < all * 0.9,
-        "{thrifty} messages an entry, not {all}"
+        quorum_selection < all * 0.9,
+        "{quorum_selection} messages an entry, not {all}"
     );
 }
 
@@ -101,8 +101,8 @@ fn who_became_slow_is_not_counted_on_for_long() {
 
 #[test]
 fn nothing_is_committed_before_as_many_as_are_awaited_have_answered() {
-    for thrifty in [false, true] {
-        let mut world = nine(thrifty);
+    for quorum_selection in [false, true] {
+        let mut world = nine(quorum_selection);
         assert!(commits_within(&mut world, Micros::from_ms(100)) > 0);
         world.run(Micros::from_ms(50));
         assert_eq!(world.core(0).awaited(), None, "nothing is on its way");

@@ -3,14 +3,14 @@
 //! ```text
 //!   FOLLOWING, silence for 1 to 2 timeouts, may stand
 //!       |                                         voter
-//!   CANVASSING  -- Canvass{nonce, last} -->       refuses while it leads, has heard a leader
+//!   PRE-VOTING  -- PreVote{nonce, last} -->       refuses while it leads, has heard a leader
 //!               <-- Grant --                      within the timeout, or knows of a later group
 //!                                                 that the candidate has left
 //!       |
 //!   a quorum would elect me: ELECTING (see `election`)
 //! ```
 //!
-//! Canvassing changes no view. It costs a round trip and saves a healthy leader: a replica that
+//! A pre-vote changes no view. It costs a round trip and saves a healthy leader: a replica that
 //! was cut off comes back asking, not with a high view that everyone must yield to.
 
 use crate::api::{Canary, Command, Members};
@@ -21,7 +21,7 @@ use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 /// Asking whether an election would be won.
 #[derive(Clone, Debug)]
-pub(crate) struct Canvass {
+pub(crate) struct PreVote {
     pub nonce: u64,
     pub granted: ReplicaSet,
     /// The end of the best log that was heard of, and the group that it names.
@@ -30,7 +30,7 @@ pub(crate) struct Canvass {
     give_up_at: Micros,
 }
 
-impl Canvass {
+impl PreVote {
     pub(crate) fn deadline(&self) -> Micros {
         self.repeat_at.min(self.give_up_at)
     }
@@ -64,7 +64,7 @@ impl Apus {
     /// secondary that has just joined). The merged log has the last word (`merge`). Where every
     /// voter may stand, those whose logs do name them are enough.
     fn may_stand(&self, now: Micros) -> bool {
-        self.life > View::NONE
+        self.generation > View::NONE
             && self.has_state()
             && !self.bearings.amnesiac
             && self.bearings.doubt.is_none()
@@ -87,38 +87,38 @@ impl Apus {
             }
         }
         if self.may_stand(now) {
-            self.canvass(now, out);
+            self.begin_pre_vote(now, out);
         }
     }
 
-    fn canvass(&mut self, now: Micros, out: &mut Vec<Command>) {
-        let canvass = Canvass {
+    fn begin_pre_vote(&mut self, now: Micros, out: &mut Vec<Command>) {
+        let pre_vote = PreVote {
             nonce: self.random.next_u64(),
             granted: ReplicaSet::EMPTY,
             best: (self.log.last(), self.members()),
             repeat_at: now + self.config.heartbeat,
             give_up_at: now + self.spread_timeout(),
         };
-        self.transition(Role::Canvassing(canvass));
+        self.transition(Role::PreVoting(pre_vote));
         self.tell(None, out);
         self.repeat_to_all(out);
         self.elect_if_granted(now, out);
     }
 
-    pub(crate) fn tick_canvassing(&mut self, now: Micros, out: &mut Vec<Command>) {
+    pub(crate) fn tick_pre_voting(&mut self, now: Micros, out: &mut Vec<Command>) {
         let heartbeat = self.config.heartbeat;
-        let Role::Canvassing(canvass) = &mut self.role else {
+        let Role::PreVoting(pre_vote) = &mut self.role else {
             return;
         };
-        if now >= canvass.give_up_at {
+        if now >= pre_vote.give_up_at {
             // Grants age: ask anew rather than add old ones to new ones.
             if self.may_stand(now) {
-                self.canvass(now, out);
+                self.begin_pre_vote(now, out);
             } else {
                 self.follow(now, out);
             }
-        } else if now >= canvass.repeat_at {
-            canvass.repeat_at = now + heartbeat;
+        } else if now >= pre_vote.repeat_at {
+            pre_vote.repeat_at = now + heartbeat;
             if self.config.pair && self.may_stand(now) {
                 self.go_alone(now, out);
             } else {
@@ -127,7 +127,7 @@ impl Apus {
         }
     }
 
-    pub(crate) fn on_canvass(
+    pub(crate) fn on_pre_vote(
         &mut self,
         now: Micros,
         from: ReplicaId,
@@ -148,7 +148,7 @@ impl Apus {
                 promised: self.promised,
                 last: self.log.last(),
                 members: self.members(),
-                life: self.life,
+                generation: self.generation,
             },
             out,
         );
@@ -160,35 +160,35 @@ impl Apus {
         from: ReplicaId,
         nonce: u64,
         (last, members): (Viewstamp, Members),
-        life: View,
+        generation: View,
         out: &mut Vec<Command>,
     ) {
-        let Role::Canvassing(canvass) = &mut self.role else {
+        let Role::PreVoting(pre_vote) = &mut self.role else {
             return;
         };
-        if canvass.nonce != nonce {
+        if pre_vote.nonce != nonce {
             return;
         }
-        if self.config.pair && life > self.life {
-            self.yield_to(now, life, out);
+        if self.config.pair && generation > self.generation {
+            self.yield_to(now, generation, out);
             return;
         }
-        canvass.granted.insert(from);
-        if last > canvass.best.0 {
-            canvass.best = (last, members);
+        pre_vote.granted.insert(from);
+        if last > pre_vote.best.0 {
+            pre_vote.best = (last, members);
         }
         self.elect_if_granted(now, out);
     }
 
     fn elect_if_granted(&mut self, now: Micros, out: &mut Vec<Command>) {
-        let Role::Canvassing(canvass) = &self.role else {
+        let Role::PreVoting(pre_vote) = &self.role else {
             return;
         };
         // By the best log's group, or by our own: a majority of ours may not know a newer one's
         // members, and merging its log is how we come to know them.
-        let granted = self.is_quorum_by(canvass.best.1, canvass.granted)
-            || self.is_quorum(canvass.granted)
-            || self.config.canary == Canary::SkipCanvass;
+        let granted = self.is_quorum_by(pre_vote.best.1, pre_vote.granted)
+            || self.is_quorum(pre_vote.granted)
+            || self.config.canary == Canary::SkipPreVote;
         if !granted || !self.may_stand(now) {
             return;
         }

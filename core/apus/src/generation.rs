@@ -2,18 +2,18 @@
 //!
 //! When nobody holds the guest, the operator (or, if the group never ran, nobody) may let it
 //! boot afresh: [`Apus::bootstrap`]. The view in which that happens is higher than any promise, and
-//! it names a new *life*: its log begins at the viewstamp `(life, 0)`, so every viewstamp in it is
-//! higher than any of the life before. A replica that hears of a life newer than its committed log
+//! it names a new *generation*: its log begins at the viewstamp `(generation, 0)`, so every viewstamp in it is
+//! higher than any of the generation before. A replica that hears of a generation newer than its committed log
 //! drops that log: what it describes died with the last guest.
 //!
-//! One of a pair that goes on without the other begins a new life, too, with the log and the guest that
+//! One of a pair that goes on without the other begins a new generation, too, with the log and the guest that
 //! it has (`pair`): so what the other one does meanwhile is dropped when they meet.
 //!
-//! On disk the word of a new life and its empty log are two writes. A replica that died between them
-//! finds a log that begins in a lower view than the life it knows of: that log is of no life, and is
+//! On disk the word of a new generation and its empty log are two writes. A replica that died between them
+//! finds a log that begins in a lower view than the generation it knows of: that log is of no generation, and is
 //! dropped when a leader names one (`durable`).
 
-use crate::api::{BootstrapError, Command, Durability, Members, Roster};
+use crate::api::{BootstrapError, Command, Configuration, Durability, Members};
 use crate::election::{Election, Stage};
 use crate::log::Log;
 use crate::{Apus, Role};
@@ -21,7 +21,7 @@ use plover_types::{Index, Micros, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 impl Apus {
-    /// Begins the life of a group that [`Command::GroupEmpty`] reported. Only the configured
+    /// Begins the generation of a group that [`Command::GroupEmpty`] reported. Only the configured
     /// first leader acts on it, and only while that report still stands
     /// ([`Apus::check_bootstrap`]). It implies [`Apus::set_holds_state`]: the first leader boots the
     /// guest.
@@ -35,7 +35,7 @@ impl Apus {
         self.tell(None, out);
     }
 
-    /// Whether [`Apus::bootstrap`] would begin a new life now.
+    /// Whether [`Apus::bootstrap`] would begin a new generation now.
     ///
     /// # Errors
     /// Why not, and what the operator can do about it.
@@ -50,51 +50,54 @@ impl Apus {
         }
     }
 
-    /// Storage has the promise of a new life's first view: lead it. No votes are needed, for
+    /// Storage has the promise of a new generation's first view: lead it. No votes are needed, for
     /// every other replica has said that it has nothing to lose.
-    pub(crate) fn begin_life(&mut self, now: Micros, out: &mut Vec<Command>) {
-        self.adopt_life(self.promised, out);
+    pub(crate) fn begin_generation(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.adopt_generation(self.promised, out);
         self.bearings.need_none();
         self.persist_state(out);
         self.lead(now, &BTreeMap::new(), out);
     }
 
-    /// Learns in which life the group is. If our log is of an older one, or of none, it is
-    /// replaced by the empty log of this life.
-    pub(crate) fn adopt_life(&mut self, life: View, out: &mut Vec<Command>) {
-        if self.life < life {
-            self.life = life;
+    /// Learns in which generation the group is. If our log is of an older one, or of none, it is
+    /// replaced by the empty log of this generation.
+    pub(crate) fn adopt_generation(&mut self, generation: View, out: &mut Vec<Command>) {
+        if self.generation < generation {
+            self.generation = generation;
             if self.config.durability == Durability::Disk {
                 self.persist_state(out);
             }
         }
-        if self.log.committed().view >= life {
+        if self.log.committed().view >= generation {
             return;
         }
         let replaces =
             self.log.last().index > Index(0) || self.config.durability == Durability::Disk;
         let base = Viewstamp {
-            view: life,
+            view: generation,
             index: Index(0),
         };
-        let roster = Roster {
-            in_sync: ReplicaSet::of([life.leader().unwrap_or(self.config.first_leader)]),
+        let configuration = Configuration {
+            in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.config.first_leader)]),
             members: Members::of(self.config.members),
         };
-        self.log = Log::new(base, roster);
+        self.log = Log::new(base, configuration);
         if replaces {
-            out.push(Command::Jump { base, roster });
+            out.push(Command::InstallSnapshot {
+                base,
+                configuration,
+            });
         }
-        self.persist_after(base, Some(roster), out);
+        self.persist_after(base, Some(configuration), out);
         match &mut self.role {
-            // Our guest, if any, lived the older life.
+            // Our guest, if any, lived the older generation.
             Role::Following(follower) => {
                 follower.matched = base.index;
                 self.set_holds_state(false);
             }
             role => assert!(
                 matches!(role, Role::Electing(_)),
-                "a life begins while {role:?}"
+                "a generation begins while {role:?}"
             ),
         }
     }
