@@ -1,5 +1,6 @@
 //! `./x verify`: all that can be said about the tree without running it. Never writes.
 
+mod book;
 mod layers;
 mod tidy;
 
@@ -21,6 +22,7 @@ pub(crate) fn all() -> Result<ExitCode> {
     check("lints", &lints);
     check("dependency rule", &layers::check);
     check("tidiness", &tidy::check);
+    check("guide", &book::check);
 
     if failed.is_empty() {
         eprintln!("verify: all is well");
@@ -51,6 +53,7 @@ fn lints() -> Result<()> {
     ]);
     // Installs nothing: what needs libfabric's headers is looked at where they are.
     let ofi = packages::are_there(&[packages::OFI]);
+    cargo.arg("--features=xtask/book");
     cargo.args(ofi.then_some("--features=plover/ofi,plover-bench/ofi"));
     cargo
         .args(["--", "-D", "warnings"])
