@@ -39,28 +39,29 @@ pub enum ConfigError {
     Mismatch(String),
 }
 
-/// A whole configuration. Every key but those without a default may be left out.
+/// A whole configuration. Doc comments of its keys are the operator's reference: docs/keys.md is made from
+/// them, and from the types and defaults. Where a default is decided elsewhere, a comment says `(default …)`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaConfig {
-    /// `[group]`: who replicates with whom.
+    /// `[group]`: which replicas protect the guest together.
     pub group: GroupConfig,
     /// `[guest]`: the virtual machine; the same on all replicas.
     pub guest: GuestConfig,
-    /// `[[disk]]`: the guest's disks, in the order in which it boots from them.
+    /// `[[disk]]`: the guest's disks, in the order in which its firmware tries them.
     #[serde(default)]
     pub disk: Vec<DiskConfig>,
-    /// `[net]`: the guest's way to its clients.
+    /// `[net]`: how the guest reaches its clients.
     pub net: NetConfig,
-    /// `[policy]`: when state is synced and outputs are released.
+    /// `[policy]`: how the guest is protected; the same on all replicas.
     #[serde(default)]
     pub policy: PolicyConfig,
-    /// `[paths]`: where files go.
+    /// `[paths]`: where this replica keeps its files.
     pub paths: PathConfig,
-    /// `[host]`: the CPUs to run on, where that is not the kernel's to decide.
+    /// `[host]`: the CPUs to run on, on hosts where the kernel should not decide that.
     #[serde(default)]
     pub host: Option<HostConfig>,
-    /// `[debug]`: for tests.
+    /// `[debug]`: for tests and for finding faults.
     #[serde(default)]
     pub debug: DebugConfig,
 }
@@ -69,57 +70,56 @@ pub struct ReplicaConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupConfig {
-    /// The group's name; replicas of other groups are refused.
+    /// The group's name. Replicas of other groups are refused.
     pub name: String,
     /// The id of this replica.
     pub me: u8,
-    /// The id of the replica that boots the guest when the group starts for the first time
-    /// (default 0).
+    /// The id of the replica that boots the guest when the group starts for the first time, and after
+    /// `plover bootstrap`.
     #[serde(default)]
     pub first_leader: u8,
-    /// The leader's heartbeat period in ms (default 25).
+    /// The leader sends a heartbeat this often, in ms.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
-    /// A replica that is silent for this long, in ms, is suspected (default 150). An election
-    /// begins after one to two times this.
+    /// A replica that is silent for this long, in ms, is suspected. An election begins after one to two
+    /// times this. At least three heartbeats. A busy host may be silent for some 100 ms: a short
+    /// timeout fails over faster, and sometimes without need.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
-    /// When a log entry counts as acknowledged: `memory` (default) or `disk`.
+    /// When a replica acknowledges a log entry.
     #[serde(default)]
     pub durability: apus::Durability,
-    /// What of the guest a witness keeps ready, so that it becomes secondary with little left to
-    /// copy: `off`, `disk` (its own copy of the disks) or `full` (default: memory as well). `full`
-    /// costs the witness as much memory as the guest has. Each replica chooses for itself; one with
-    /// `off` keeps nobody else warm either.
+    /// What a witness keeps of the guest, so that it becomes secondary with little left to copy. `"full"`
+    /// costs it as much memory as the guest has touched. Each replica chooses for itself; one with `"off"`
+    /// does not keep others warm either.
     #[serde(default)]
     pub warm_witness: Warm,
-    /// MiB a second that the secondary sends to the witness for that, at most (default 64).
+    /// The secondary sends at most this many MiB a second to keep the witness warm.
     #[serde(default = "default_warm_mib_per_s")]
     pub warm_mib_per_s: u32,
-    /// Log entries held for replicas that lag, MiB (default 8).
+    /// MiB of log entries that are kept for replicas that lag.
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
-    /// The replicas, this one included: `[[group.replica]]` with `id`, `address` and, if it is
-    /// not the group's, `fabric`. One alone runs the guest unreplicated. Two have no witness: each
-    /// goes on without the other, so a cut between them makes two guests that both answer clients
-    /// (docs/decisions/0018); policies that order all inputs refuse it.
+    /// `[[group.replica]]`: all replicas, this one included. Three, or 5, 7 or 9. One alone runs the guest
+    /// unreplicated. Two have no witness: each goes on without the other, so a cut between them makes
+    /// two guests that both answer clients; policies that order all inputs refuse it.
     pub replica: Vec<PeerConfig>,
-    /// The fabric of each replica that names none: `tcp` (default), `shm` or `ofi`.
+    /// How replicas reach each other, unless a replica names another fabric.
     #[serde(default)]
     pub fabric: FabricName,
-    /// Whether a replica looks for messages for a while before it sleeps, on the fabrics that
-    /// can (`shm`, `ofi`): `never` (default), `adaptive` (30 µs at most, while that pays) or
-    /// `always`, for a host with a core to spare for each replica.
+    /// Whether a replica polls for messages for a while before it sleeps (default `"never"`). For `shm` and
+    /// `ofi`: `"never"`; `"adaptive"`: 30 µs at most, while that pays; `"always"`: for a host with a core to
+    /// spare for each replica.
     #[serde(default, deserialize_with = "spin")]
     pub spin: Spin,
-    /// The directory in which replicas on one host find each other, the same for all of them,
-    /// when `fabric = "shm"`; created if missing. A replica that is killed leaves a socket's file
-    /// there, which its next life replaces. Without it they meet by the group's name within one
-    /// network namespace, and there are no files.
+    /// With `fabric = "shm"`: the directory in which replicas on one host find each other, the same for
+    /// all of them, created if missing. A replica that is killed leaves a socket's file there, which
+    /// it replaces when it is started again. Without this key they meet by the group's name within one
+    /// network namespace, without files.
     #[serde(default)]
     pub shm_dir: Option<PathBuf>,
-    /// libfabric's provider, the same on all replicas, when `fabric = "ofi"`: `verbs;ofi_rxm`
-    /// or `efa` with RDMA hardware.
+    /// With `fabric = "ofi"`: libfabric's provider, the same on all replicas. `verbs;ofi_rxm` or `efa` with
+    /// RDMA hardware; `fi_info -l` lists what a host has.
     #[serde(default)]
     pub ofi_provider: Option<String>,
 }
@@ -128,12 +128,12 @@ pub struct GroupConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerConfig {
-    /// Its id, 0 to 8.
+    /// Its id, 0 to 8, different for each replica.
     pub id: u8,
-    /// Where it listens for the others, `address:port`; over `ofi` also one port above.
+    /// Where it listens for the others, as `"192.0.2.10:7700"`. Over `ofi` it also uses the port above.
     pub address: SocketAddr,
-    /// How it is reached, `tcp`, `shm` or `ofi` (default: `group.fabric`). Between two replicas
-    /// it is TCP unless both name the same other one.
+    /// How it is reached (default: `group.fabric`). Two replicas use TCP unless both name the same other
+    /// fabric.
     #[serde(default)]
     pub fabric: Option<FabricName>,
 }
@@ -142,38 +142,37 @@ pub struct PeerConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestConfig {
-    /// QEMU's machine type: `microvm` (default), `q35` or `pc`.
+    /// QEMU's machine type.
     #[serde(default)]
     pub machine: Machine,
-    /// `auto` (default), `kvm` or `tcg`.
+    /// What executes the guest's instructions.
     #[serde(default)]
     pub accel: Accel,
-    /// Virtual processors (default 1).
+    /// Virtual processors, 1 to 255.
     #[serde(default = "default_vcpus")]
     pub vcpus: u32,
-    /// RAM in MiB (default 256).
+    /// RAM in MiB, from 16.
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
-    /// What runs before the kernel: `bios` (default) or `uefi`, with the package `ovmf` in the same
-    /// version on all hosts (`q35`, `pc`). UEFI's variables are part of the guest's memory: they
-    /// outlive a host, not a boot.
+    /// What runs before the kernel, on `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all
+    /// hosts; its variables outlive a host, not a boot.
     #[serde(default)]
     pub firmware: Firmware,
-    /// The kernel image. Without it the machine's firmware boots from the first disk (`q35`, `pc`).
+    /// The kernel image. Without it the firmware of `q35` or `pc` boots from the first disk.
     #[serde(default)]
     pub kernel: Option<PathBuf>,
-    /// The initial RAM disk.
+    /// The initial RAM disk that goes with `kernel`.
     #[serde(default)]
     pub initrd: Option<PathBuf>,
-    /// The kernel's command line.
+    /// The command line of `kernel`.
     #[serde(default)]
     pub cmdline: String,
-    /// The guest's Ethernet address.
+    /// The guest's MAC address, which no other machine of its network may have.
     pub mac: Mac,
-    /// The nice value of a guest that runs as secondary. Where outputs are released on match
-    /// clients wait for both guests, and the default is 0. Else it is 10: on a host that also runs
-    /// leaders, theirs come first, since a secondary that falls behind costs some pages more at the
-    /// next sync and a leader that does costs its clients time. Needs root.
+    /// The nice value, 0 to 19, of the guest's vCPUs while it is secondary (default: 0 where outputs are
+    /// released on match, because clients then wait for both guests; else 10). On a host that also
+    /// runs leaders theirs should come first: a secondary that falls behind costs some pages more in the next
+    /// sync, a leader that does costs its clients time. Needs root.
     #[serde(default)]
     pub secondary_nice: Option<i32>,
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).
@@ -185,24 +184,21 @@ pub struct GuestConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
-    /// This replica's own copy: a raw image, or a block device. The first leader's is what the
-    /// guest starts with; the others are overwritten by what is in it. A name that ends in
-    /// `.qcow2`, `.vmdk` or `.vdi` is an image that is imported when the replica first starts, and
-    /// never written.
+    /// This replica's own copy: a raw image or a block device. The guest starts with the first leader's; the
+    /// other replicas' are overwritten with its content. A file whose name ends in `.qcow2`, `.vmdk` or
+    /// `.vdi` is imported when the replica first starts, and never written.
     pub path: PathBuf,
-    /// Where this replica's own copy of an imported image goes (default: `disk-N.raw`, N from 0, in
-    /// `paths.state_dir`).
+    /// Where the raw copy of an imported image goes (default: `disk-N.raw` in `paths.state_dir`, N from 0).
     #[serde(default)]
     pub raw: Option<PathBuf>,
-    /// `virtio` (default), `scsi` or `ide`.
+    /// How the guest sees it.
     #[serde(default)]
     pub bus: DiskBus,
-    /// The guest cannot write it (default false). It is not copied between replicas then: each
-    /// needs the same one.
+    /// The guest cannot write it. It is then not copied between replicas: put the same one on each host.
     #[serde(default)]
     pub readonly: bool,
-    /// Its size in MiB. An image of another size is refused; one that does not exist is made, empty,
-    /// to be filled by the leader.
+    /// Its size in MiB (default: the image's). An image of another size is refused. With this key an image
+    /// that does not exist is made, empty, and the leader fills it.
     #[serde(default)]
     pub size_mib: Option<u64>,
 }
@@ -211,8 +207,8 @@ pub struct DiskConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetConfig {
-    /// The TAP device (IFF_TAP, no packet information) that leads to the clients. It must
-    /// exist.
+    /// The TAP device (`IFF_TAP`, no packet information) on the clients' network. It must exist, and no other
+    /// process may use it.
     pub tap: String,
 }
 
@@ -220,10 +216,11 @@ pub struct NetConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PathConfig {
-    /// What outlives the process: promised view, in-sync set, and with `durability = "disk"`
-    /// the log. Created if missing.
+    /// The directory for state that outlives the process: promised view, in-sync set, the disks' journal,
+    /// and with `durability = "disk"` the log. On a disk of this host, never shared. Created if missing.
     pub state_dir: PathBuf,
-    /// What does not: control socket, trace, console log. On tmpfs. Created if missing.
+    /// The directory for state that does not: control socket, trace, console log. On tmpfs. Created if
+    /// missing.
     pub run_dir: PathBuf,
 }
 
@@ -231,11 +228,11 @@ pub struct PathConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DebugConfig {
-    /// Hash the whole guest memory at every sync, on both sides, into the trace.
+    /// Write a hash of the guest's whole memory into the trace at every sync, on both sides. Slow.
     pub checksum_each_sync: bool,
-    /// Write every sync's report into the trace.
+    /// Write every sync into the trace, and why outputs differed.
     pub trace_syncs: bool,
-    /// A slow disk: how much longer each block takes that a sync or a copy reads or writes.
+    /// Makes a disk slow: this many µs more for each block that a sync or a copy reads or writes.
     pub disk_delay_us: u64,
 }
 

@@ -81,60 +81,59 @@ pub enum SyncName {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// A preset (`plover policy list`; default `hybrid`) or `none`.
+    /// A policy of `plover policy list`, or `none` (default `hybrid`).
     pub name: PolicyName,
-    /// Another choice on the axis than the preset's: `total`, `per-connection`, `none`.
+    /// In which order the guests get inputs (default: the policy's).
     pub input: Option<Input>,
-    /// Likewise: `runs`, `waits`.
+    /// What the secondary's guest does between two syncs (default: the policy's).
     pub secondary: Option<Secondary>,
-    /// Likewise: `idle`, `every`, `output`, `mismatch`.
+    /// When a slot ends (default: the policy's).
     pub sync: Option<SyncName>,
-    /// The interval of `sync = "every"` and `"output"`, ms.
+    /// The interval of `sync = "every"` and `"output"`, in ms (default: the policy's).
     pub interval_ms: Option<u64>,
-    /// Likewise: `divergent`, `all-of-primary`.
+    /// Which pages a sync sends (default: the policy's).
     pub sent: Option<Sent>,
-    /// Likewise: `synced`, `matched`.
+    /// When an output leaves (default: the policy's).
     pub release: Option<ReleaseWhen>,
     /// Who chooses the longest slot and the idle threshold, within the bounds below: `fixed`
-    /// (default: constants) or `adaptive` (what syncs are measured to cost).
+    /// (constants) or `adaptive` (what syncs are measured to cost).
     pub slot: SlotKind,
-    /// The guest counts as idle after this many µs without work (default 100, as the paper). What is
-    /// learnt of the guest makes it up to twice as short or eight times as long.
+    /// The guest counts as idle after this many µs without work (default 100). Learning makes it up to
+    /// twice as short or eight times as long.
     pub idle_threshold_us: Option<u64>,
-    /// A slot may always run this long, ms, before a busy guest is paused.
+    /// A slot with waiting outputs may always run this long, in ms, before a busy guest is paused (default 4).
     pub slot_min_ms: Option<u64>,
-    /// A slot with waiting outputs never runs longer, ms.
+    /// A slot with waiting outputs never runs longer than this, in ms (default 50).
     pub slot_max_ms: Option<u64>,
-    /// A slot without waiting outputs ends after this, ms.
+    /// A slot without waiting outputs ends after this, in ms (default 500).
     pub quiet_max_ms: Option<u64>,
-    /// The longest the secondary may take to finish its inputs at a cut, ms. Within it, what takes
-    /// the shorter syncs decides.
+    /// At the end of a slot the leader waits at most this long, in ms, for the secondary's guest to finish its
+    /// inputs (default 20). Within it, measured syncs decide.
     pub wait_max_ms: Option<u64>,
-    /// With `sync = "mismatch"`: an output that the secondary has not sent after this long ends
-    /// the slot, ms.
+    /// With `sync = "mismatch"`: an output that the secondary's guest has not sent after this long, in ms, ends
+    /// the slot (default 100; 200 with `input = "per-connection"`).
     pub unmatched_max_ms: Option<u64>,
-    /// With `sync = "mismatch"`: a slot in which all outputs agree ends after this, ms.
+    /// With `sync = "mismatch"`: a slot in which all outputs agree ends after this, in ms (default 1000; 10000
+    /// with `input = "per-connection"`).
     pub matched_max_ms: Option<u64>,
-    /// With `sync = "mismatch"`: whether the secondary's guest gets an input when it has sent as much
-    /// as the leader's had.
+    /// With `sync = "mismatch"`: whether the secondary's guest gets an input only when it has sent as much as
+    /// the leader's had (default true; false with `input = "per-connection"`).
     pub paced: Option<bool>,
-    /// What happens to outputs while only one replica is in sync: `release` (default) or
-    /// `hold`.
+    /// What happens to outputs while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,
-    /// Whether only the differing blocks of divergent pages travel, not whole pages (default true).
+    /// Whether only the differing blocks of divergent pages are sent, not whole pages (default true).
     pub blocks: Option<bool>,
-    /// Whether the log and what syncs send is compressed on its way (default: where `sent = "divergent"`): a third of the
-    /// bytes, and longer pauses (docs/decisions/0023).
+    /// Whether the log and syncs are compressed on their way (default: true where `sent = "divergent"`): a third
+    /// of the bytes, and longer pauses. `false` for links that are faster than a CPU.
     pub compress: Option<bool>,
-    /// Whether pages are hashed while the guests still run, in slots that are long and write much
-    /// (default false).
+    /// Whether pages are hashed while the guests still run, in slots that are long and write much.
     pub early_work: bool,
     /// Where slots usually dirty fewer pages than this on both sides together, no page is hashed
     /// early (default 256).
     pub early_pages: Option<u32>,
-    /// Held outputs that force a sync, MiB (default 8).
+    /// MiB of held outputs that force a sync (default 8).
     pub guard_mib: Option<usize>,
-    /// Frames that may wait for the guest, like a NIC's queue (default 1024).
+    /// Frames that may wait for the guest, as in a network card's queue; more are dropped (default 1024).
     pub input_frames: Option<usize>,
 }
 
