@@ -88,14 +88,14 @@ impl Replica {
                 device,
                 refeed,
                 compare,
-                translations,
+                known,
             } if follows => {
-                self.follow_end(sync, chunks, device, refeed, (compare, translations));
+                self.follow_end(sync, chunks, device, refeed, (compare, known));
             }
             Body::Fetched { sync, chunk, last } if follows => {
                 self.follow_fetched(sync, chunk, last);
             }
-            Body::LeaderSyn { sync, syn } if follows => self.on_leader_syn(sync, syn),
+            Body::Opened { sync, opened } if follows => self.on_opened(sync, opened),
             Body::Done { sync, frames } if follows => self.on_done(sync, frames),
             Body::Said {
                 sync,

@@ -35,8 +35,7 @@ use crate::guest::Power;
 use crate::log_ops::LogOp;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
-use plover_guard::HeldSlot;
-use plover_matching::Translation;
+use plover_guard::{HeldSlot, Known};
 use plover_policy::SyncReason;
 use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::{Partial, Phase, SyncReport};
@@ -80,8 +79,8 @@ pub(crate) struct LeadSync {
     refeed: Unconsumed,
     held: Option<HeldSlot>,
     device: Option<Vec<u8>>,
-    /// The sequence-number translations that belong to the state at the cut.
-    translations: Vec<Translation>,
+    /// The numbers of connections that belong to the state at the cut.
+    known: Vec<Known>,
     /// Own dirty pages and debt, rising, with their digests.
     own: Vec<PageNo>,
     own_digests: Option<Vec<Digest>>,
@@ -175,7 +174,7 @@ impl Replica {
             refeed: Unconsumed::default(),
             held: None,
             device: None,
-            translations: Vec::new(),
+            known: Vec::new(),
             own: Vec::new(),
             own_digests: None,
             partial: None,
@@ -227,7 +226,7 @@ impl Replica {
         let number = sync.sync;
         sync.refeed = unconsumed;
         sync.held = Some(self.guard.seal(number));
-        sync.translations = self.guest.translator.translations(now);
+        sync.known = self.guest.numbers.known(now);
         sync.report.matched = self.matching.cut(number);
         self.printed = false;
         self.pace.begin();

@@ -42,6 +42,7 @@
 mod api;
 mod areas;
 mod bulk;
+mod connections;
 mod consensus;
 mod copy;
 mod early;

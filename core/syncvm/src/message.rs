@@ -1,6 +1,6 @@
 //! What the two sides say to each other on the bulk lane, and what a finished sync reports.
 
-use plover_matching::{LeaderSyn, Translation};
+use plover_guard::{Known, Opened};
 use plover_types::{Frame, Micros, Payload, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
@@ -201,8 +201,9 @@ pub enum Body {
         refeed: Unconsumed,
         /// Whether the outputs of the slot that begins here are compared: say them.
         compare: bool,
-        /// The connections of the guest in this state that clients know by other sequence numbers.
-        translations: Vec<Translation>,
+        /// The numbers by which clients know the connections of the guest in this state, where
+        /// they are others than its own.
+        known: Vec<Known>,
     },
     /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
     Fetch {
@@ -226,12 +227,13 @@ pub enum Body {
         /// The syncvm.
         sync: SyncNo,
     },
-    /// Leader: my guest has opened a connection. Translate your guest's SYN to this one's numbers.
-    LeaderSyn {
+    /// Leader: my guest has opened a connection, with a number of its own. Say your guest's SYN
+    /// with the same.
+    Opened {
         /// The syncvm with which the slot began.
         sync: SyncNo,
-        /// The connection and its numbers.
-        syn: LeaderSyn,
+        /// Which connection, and the number.
+        opened: Opened,
     },
     /// Secondary: what my guest has sent since it went on from this syncvm.
     Said {
@@ -279,7 +281,7 @@ impl Body {
             | Self::PagesAck { .. }
             | Self::Fetch { .. }
             | Self::Ack { .. }
-            | Self::LeaderSyn { .. }
+            | Self::Opened { .. }
             | Self::Said { .. }
             | Self::Done { .. }
             | Self::GuestLost { .. } => Payload::Other,

@@ -141,7 +141,7 @@ impl Replica {
                 device,
                 refeed,
                 compare: false,
-                translations: std::mem::take(&mut sync.translations),
+                known: std::mem::take(&mut sync.known),
             });
         }
         for body in messages {

@@ -1,11 +1,10 @@
-//! The header of one TCP segment, and moving its numbers by a distance.
+//! One TCP segment, its numbers and stamps moved by distances.
 //!
-//! The checksum is updated by the difference (RFC 1624), not computed anew: a checksum that was wrong
-//! stays wrong, so that the receiver still notices.
+//! The checksum is mended, not made anew (RFC 1624): one that was wrong stays wrong, as it must.
 
 use crate::options;
 use crate::packet::{self, ETHERNET_BYTES, Route};
-use etherparse::{NetSlice, TcpSlice, TransportSlice};
+use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
 use plover_types::Frame;
 use std::ops::Range;
 
@@ -15,39 +14,38 @@ const ACK: usize = 8;
 const CHECKSUM: usize = 16;
 const OPTIONS: usize = 20;
 
-/// Bytes of the timestamps option after its kind and length (RFC 7323 §3.2).
+/// Of the data of the option that carries timestamps (RFC 7323 §3.2).
 const STAMPS_BYTES: usize = 8;
 
-/// The parts of a TCP header that sequence-number translation reads, and the header's place in its
-/// frame.
+/// What is looked at of a segment before it is renumbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TcpHead {
-    /// The connection, in this segment's direction.
+pub(crate) struct Head {
     pub route: Route,
-    /// The sequence number.
     pub seq: u32,
-    /// The acknowledgement number, if the ACK flag is set.
     pub ack: Option<u32>,
-    /// The SYN flag.
     pub syn: bool,
-    /// The FIN flag.
     pub fin: bool,
-    /// The RST flag.
     pub rst: bool,
-    /// The sender's timestamp, if the segment has one.
+    /// The value of its timestamp.
     pub stamp: Option<u32>,
-    /// The segment carries a signature over its numbers.
+    /// It carries a signature over its numbers.
     pub signed: bool,
-    /// Where the header begins in the frame, and its length in bytes.
+    /// Where its header begins in the frame, and its bytes.
     header: (usize, usize),
 }
 
-impl TcpHead {
-    /// The header of a whole TCP segment; `None` for any other frame.
+impl Head {
+    /// The head of a whole TCP segment; nothing of any other frame.
     pub fn of(frame: &Frame) -> Option<Self> {
-        let (route, net, TransportSlice::Tcp(tcp)) = packet::parse(&frame.0)? else {
+        let packet = SlicedPacket::from_ethernet(&frame.0).ok()?;
+        if packet.vlan.is_some() {
+            return None;
+        }
+        let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {
             return None;
         };
+        let net = packet.net.as_ref()?;
+        let (source, destination) = packet::addresses(net);
         let ip_bytes = match net {
             NetSlice::Ipv4(ip) => ip.header().slice().len(),
             NetSlice::Ipv6(ip) => ip.header().slice().len() + ip.extensions().slice().len(),
@@ -56,21 +54,25 @@ impl TcpHead {
         let header = (begin, tcp.header_slice().len());
         // Where anything else lies between the two headers (IPsec), this is not the place.
         (frame.0.get(begin..begin + header.1)? == tcp.header_slice()).then(|| Self {
-            route,
+            route: Route {
+                protocol: 6,
+                source: (source, tcp.source_port()),
+                destination: (destination, tcp.destination_port()),
+            },
             seq: tcp.sequence_number(),
-            ack: packet::acknowledged(&tcp),
+            ack: tcp.ack().then(|| tcp.acknowledgment_number()),
             syn: tcp.syn(),
             fin: tcp.fin(),
             rst: tcp.rst(),
-            stamp: stamp(&tcp),
+            stamp: stamp(tcp),
             signed: options::walk(tcp.options())
                 .any(|(kind, _)| options::SIGNATURES.contains(&kind)),
             header,
         })
     }
 
-    /// Adds `by` to the sequence number and `clock` to the sender's timestamp.
-    pub fn move_sent(&self, frame: &mut Frame, by: u32, clock: u32) {
+    /// Moves the numbers of what the guest sends, its own, and its `clock`.
+    pub fn move_own(&self, frame: &mut Frame, by: u32, clock: u32) {
         self.rewrite(frame, |header| {
             add(header, SEQ..SEQ + 4, by);
             if let Some(place) = stamps(&header[OPTIONS..]) {
@@ -80,8 +82,8 @@ impl TcpHead {
         });
     }
 
-    /// Adds `by` to the acknowledgement number and to the edges of selective acknowledgements, and
-    /// `clock` to the echoed timestamp. An echo of 0 stays: most hosts send it for "no echo".
+    /// Moves the numbers of what the guest is sent, those that are its own, acknowledged, and the
+    /// echo of its `clock`. An echo of zero is none, to most.
     pub fn move_acknowledged(&self, frame: &mut Frame, by: u32, clock: u32) {
         if self.ack.is_none() {
             return;
@@ -120,7 +122,7 @@ impl TcpHead {
     }
 }
 
-/// Where the two timestamps lie within the options: the sender's, then the echoed one.
+/// Where in a header's options its two timestamps are: the sender's, and the one that it echoes.
 fn stamps(options: &[u8]) -> Option<Range<usize>> {
     let stamps = |(kind, place): &(u8, Range<usize>)| {
         *kind == options::TIMESTAMPS && place.len() == STAMPS_BYTES
@@ -134,7 +136,7 @@ fn stamp(tcp: &TcpSlice<'_>) -> Option<u32> {
     Some(u32::from_be_bytes(*value))
 }
 
-/// Adds `by` to the 32-bit number at `place`; does nothing if `place` is not four bytes of the header.
+/// Adds to the number at this place, if it is one.
 fn add(header: &mut [u8], place: Range<usize>, by: u32) {
     if let Some(bytes) = header.get_mut(place) {
         if let Ok(number) = <[u8; 4]>::try_from(&*bytes) {
@@ -144,7 +146,7 @@ fn add(header: &mut [u8], place: Range<usize>, by: u32) {
     }
 }
 
-/// The one's complement sum of a header's words, with the checksum left out.
+/// The one's complement sum of a header's words, its checksum counted as nothing.
 fn sum(header: &[u8]) -> u16 {
     let words = header.chunks_exact(2).enumerate();
     let counted = words.filter(|(word, _)| word * 2 != CHECKSUM);
