@@ -1,12 +1,8 @@
 //! The outputs of the slot that is running.
 
 use crate::held::HeldSlot;
-use plover_types::{Frame, Micros, SyncNo};
+use plover_types::{Frame, Micros, OutputNo, SyncNo};
 use std::collections::VecDeque;
-
-/// Counts what a guest has sent since its guard was made: rises by one with every frame held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OutputNo(pub u64);
 
 /// A frame that waits.
 #[derive(Debug)]
@@ -26,10 +22,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A guard that asks for a sync once it holds `bytes_max` bytes, and drops what comes when
-    /// it holds twice that: no sync may be possible for long (no quorum, or `hold` while solo),
-    /// and memory must stay bounded. A frame lost here is lost as on any network; the guest
-    /// sends it again.
+    /// A guard that asks for a sync once it holds `bytes_max` bytes. At twice that it drops further
+    /// frames, so that memory stays bounded while no sync is possible (no quorum, or `hold` while
+    /// solo). Losing a frame here is like losing it on a network: the guest sends it again.
     pub fn new(bytes_max: usize) -> Self {
         Self {
             outputs: VecDeque::new(),
@@ -44,8 +39,8 @@ impl Guard {
         self.bytes < self.bytes_max.saturating_mul(2)
     }
 
-    /// Holds a frame that the guest has sent. Returns its number, or nothing if there was no
-    /// room and the frame is lost.
+    /// Holds a frame that the guest has sent. Returns its number, or `None` if the guard is full and
+    /// the frame was dropped.
     pub fn hold(&mut self, now: Micros, frame: Frame) -> Option<OutputNo> {
         if !self.has_room() {
             return None;
@@ -76,12 +71,12 @@ impl Guard {
         self.outputs.is_empty()
     }
 
-    /// Since when the oldest frame waits.
+    /// When the oldest frame began to wait.
     pub fn oldest_since(&self) -> Option<Micros> {
         self.outputs.front().map(|output| output.since)
     }
 
-    /// Whether it holds so much that a sync is due.
+    /// Whether it holds enough that a sync is due.
     pub fn is_full(&self) -> bool {
         self.bytes >= self.bytes_max
     }
@@ -92,7 +87,7 @@ impl Guard {
         HeldSlot::new(slot, std::mem::take(&mut self.outputs).into())
     }
 
-    /// The syncvm failed: its outputs wait again, ahead of younger ones.
+    /// The syncvm failed: its outputs wait again, before younger ones.
     pub fn reopen(&mut self, held: HeldSlot) {
         for output in held.into_outputs().into_iter().rev() {
             self.bytes += output.frame.0.len();
@@ -100,9 +95,8 @@ impl Guard {
         }
     }
 
-    /// Hands out the frames with these numbers, which rise: the secondary's state explains
-    /// them. Numbers of frames that are not here any more are passed over. Returns also since when the oldest
-    /// of them has waited.
+    /// Hands out the frames with these rising numbers, because the secondary's state explains them.
+    /// Also returns when the oldest of them began to wait. Skips numbers of frames that have left.
     pub fn take(&mut self, numbers: &[OutputNo]) -> (Vec<Frame>, Option<Micros>) {
         debug_assert!(numbers.is_sorted(), "the numbers rise");
         let mut taken = Vec::with_capacity(numbers.len());
@@ -128,8 +122,8 @@ impl Guard {
         rest.map(|output| (output.no, &output.frame))
     }
 
-    /// Forgets the frames before this number: clients have got the same from elsewhere. Returns
-    /// how many bytes they had.
+    /// Forgets the frames before this number, because the leader has sent the same to clients.
+    /// Returns how many bytes they had.
     pub fn forget_before(&mut self, no: OutputNo) -> usize {
         let before = self.bytes;
         while self.outputs.front().is_some_and(|output| output.no < no) {
@@ -140,14 +134,14 @@ impl Guard {
         before - self.bytes
     }
 
-    /// Hands out everything: this replica's own state is the only one and explains it.
+    /// Hands out everything, because this replica's state is the only one left.
     pub fn release_all(&mut self) -> Vec<Frame> {
         self.bytes = 0;
         let outputs = std::mem::take(&mut self.outputs);
         outputs.into_iter().map(|output| output.frame).collect()
     }
 
-    /// Forgets everything: the state behind it is given up. Returns how many frames.
+    /// Forgets everything, because the state behind it is given up. Returns how many frames.
     pub fn discard_all(&mut self) -> usize {
         self.bytes = 0;
         std::mem::take(&mut self.outputs).len()

@@ -21,7 +21,7 @@ impl HeldSlot {
         }
     }
 
-    /// The outputs themselves, for a guard that goes on with them.
+    /// The outputs, for a guard that goes on holding them.
     pub(crate) fn into_outputs(mut self) -> Vec<Output> {
         self.settled = true;
         std::mem::take(&mut self.outputs)
@@ -48,8 +48,8 @@ impl HeldSlot {
         outputs.into_iter().map(|output| output.frame).collect()
     }
 
-    /// The state behind these outputs was replaced: nobody must ever see them. Returns how
-    /// many there were.
+    /// The state behind these outputs was replaced, so no client may see them. Returns how many there
+    /// were.
     pub fn discard(self) -> usize {
         self.into_outputs().len()
     }

@@ -1,37 +1,35 @@
-//! Held outputs: released or discarded, never dropped; and the comparing that lets them go early.
+//! Held outputs: released or discarded, never dropped.
 //!
 //! Output commit (Strom and Yemini; PLOVER §3.2): what the guest sends must not reach a client
-//! before the state behind it is safe on another replica. The guard is where it waits.
+//! before the state behind it is safe on another replica. Until then it waits in the [`Guard`].
 //!
 //! ```text
-//!            collect                seal (the guest is paused)        release
-//!  guest ───────────▶ open slot ───────────────────────▶ HeldSlot ───────────▶ clients
-//!                       ▲  │                                 │ discard
-//!                       │  └── take (the secondary's guest   ├──────────▶ nothing
-//!                       │      has sent the same) ▶ clients  │
-//!                       └────────── reopen (sync failed) ────┘
+//!           hold                seal (the guest is paused)         release
+//!  guest ─────────▶ open slot ────────────────────────▶ HeldSlot ───────────▶ clients
+//!                    ▲  │                                 │    │ discard
+//!                    │  └── take (the secondary's guest   │    └───────────▶ nothing
+//!                    │      has sent the same) ▶ clients  │
+//!                    └─────────── reopen (sync failed) ───┘
 //! ```
 //!
-//! A [`HeldSlot`] is an obligation: dropping one that was neither released nor discarded is a
-//! bug that loses a client's answer, so it panics, in release builds too.
+//! A [`HeldSlot`] is an obligation: dropping one that was neither released nor discarded would lose
+//! a client's answer, so it panics, in release builds too.
 //!
-//! Which outputs of the open slot may be taken before its sync, because the secondary's guest
-//! has itself sent the same, is the [`Matcher`]'s to say (COLO §3.3.2; docs/decisions/0011). What
-//! it compares are the numbers that clients know; a guest whose own are others, or whose clocks are, has
-//! [`Numbers`] before it, in both directions (docs/decisions/0016).
+//! Which outputs of the open slot may be taken before its sync is decided in `core/matching`.
+//!
+//! ```
+//! use plover_guard::Guard;
+//! use plover_types::{Frame, Micros, SyncNo};
+//!
+//! let mut guard = Guard::new(1 << 20);
+//! guard.hold(Micros(1), Frame(vec![1; 60]));
+//! let held = guard.seal(SyncNo(1));
+//! // The secondary has acknowledged sync 1.
+//! assert_eq!(held.release().len(), 1);
+//! ```
 
-mod connection;
-mod flow;
 mod guard;
 mod held;
-mod matcher;
-mod numbers;
-mod options;
-mod packet;
-mod renumber;
 
-pub use guard::{Guard, OutputNo};
+pub use guard::Guard;
 pub use held::HeldSlot;
-pub use matcher::{Difference, Matcher};
-pub use numbers::{Known, Numbers, Opened, Outgoing};
-pub use packet::{Route, payload_bytes};

@@ -88,14 +88,14 @@ impl Replica {
                 device,
                 refeed,
                 compare,
-                known,
+                translations,
             } if follows => {
-                self.follow_end(sync, chunks, device, refeed, (compare, known));
+                self.follow_end(sync, chunks, device, refeed, (compare, translations));
             }
             Body::Fetched { sync, chunk, last } if follows => {
                 self.follow_fetched(sync, chunk, last);
             }
-            Body::Opened { sync, opened } if follows => self.on_opened(sync, opened),
+            Body::LeaderSyn { sync, syn } if follows => self.on_leader_syn(sync, syn),
             Body::Done { sync, frames } if follows => self.on_done(sync, frames),
             Body::Said {
                 sync,

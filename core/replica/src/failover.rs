@@ -5,7 +5,7 @@ use crate::guest::Power;
 use crate::refusals::Refusals;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
-use plover_guard::Numbers;
+use plover_matching::SequenceTranslator;
 use plover_syncvm::message::Body;
 use plover_types::{Index, ReplicaId, ReplicaSet, Unconsumed, View};
 
@@ -27,7 +27,7 @@ impl Replica {
         self.take_over();
         self.stop_comparing();
         if self.canary(Canary::ForgetNumbers) {
-            self.guest.numbers = Numbers::default();
+            self.guest.translator = SequenceTranslator::default();
         }
         let last = self.apus.status().last.index;
         self.last_input_proposed = last;

@@ -29,7 +29,7 @@ pub(crate) use self::checkpoint::Kept;
 use crate::api::{Action, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
-use plover_guard::Known;
+use plover_matching::Translation;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Partial, Staged, Staging};
 use plover_types::{Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
@@ -90,8 +90,8 @@ pub(crate) struct FollowSync {
     own: Runs,
     /// The leader wants to hear what the guest sends after this.
     compare: bool,
-    /// The numbers of connections that come with the state.
-    known: Vec<Known>,
+    /// The sequence-number translations that come with the state.
+    translations: Vec<Translation>,
 }
 
 impl FollowSync {
@@ -177,7 +177,7 @@ impl Replica {
             key: [0; 32],
             own: Runs::default(),
             compare: false,
-            known: Vec::new(),
+            translations: Vec::new(),
         });
         if joining {
             self.scans.push_back(Asked::Follow(sync));
@@ -251,7 +251,7 @@ impl Replica {
         chunks: u32,
         device: Vec<u8>,
         refeed: Unconsumed,
-        (compare, known): (bool, Vec<Known>),
+        (compare, translations): (bool, Vec<Translation>),
     ) {
         let checkpoint = self.takes_checkpoints();
         let Some(follow) = self.follow.as_mut().filter(|f| f.sync == number) else {
@@ -261,7 +261,7 @@ impl Replica {
             return;
         }
         follow.compare = compare;
-        follow.known = known;
+        follow.translations = translations;
         if !checkpoint && self.role == Role::Secondary {
             self.wait_rule.ended(self.now.since(follow.since));
         }

@@ -2,8 +2,8 @@
 //! connections by.
 
 use crate::api::{Action, OperatorInput};
-use crate::connections::by_connection;
-use plover_guard::Numbers;
+use plover_matching::SequenceTranslator;
+use plover_packets::by_connection;
 use plover_types::{Frame, Index, Micros, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
@@ -76,9 +76,9 @@ pub(crate) struct Guest {
     /// What is through the gate and waits until the guest is where the leader's was: the first of it
     /// does.
     paced: VecDeque<(Micros, Input)>,
-    /// Between the guest's NIC and everything else. Inputs behind the gate have the numbers that
+    /// Translates sequence numbers at the guest's NIC. Inputs behind the gate have the numbers that
     /// clients know; those that the hypervisor gives back have the guest's own.
-    pub numbers: Numbers,
+    pub translator: SequenceTranslator,
     /// The pause that was ordered is no longer wanted: resume as soon as it is confirmed.
     pub resume_when_paused: bool,
 }
@@ -92,7 +92,7 @@ impl Guest {
             backlog: VecDeque::new(),
             backlog_frames: 0,
             paced: VecDeque::new(),
-            numbers: Numbers::default(),
+            translator: SequenceTranslator::default(),
             resume_when_paused: false,
         }
     }
@@ -248,7 +248,7 @@ impl Guest {
         match input {
             Input::Frames(frames) | Input::Paced(_, frames) => {
                 let frames = frames.into_iter();
-                let renumbered = frames.map(|frame| self.numbers.incoming(now, frame));
+                let renumbered = frames.map(|frame| self.translator.incoming(now, frame));
                 out.push(Action::Feed(renumbered.collect()));
             }
             Input::Operator(input) => out.push(Action::Operate(input)),

@@ -11,11 +11,11 @@
 //! what came after the last checkpoint, as a network loses packets, and clients send it again.
 
 use crate::api::{Note, OperatorInput, Role};
-use crate::connections::by_connection;
 use crate::guest::{Arrange, Cut, Input, Power};
 use crate::log_ops::LogOp;
 use crate::replica::Replica;
 use apus::{Entry, EntryKind};
+use plover_packets::by_connection;
 use plover_policy::Input as Order;
 use plover_types::{Frame, Index, Unconsumed, wire};
 

@@ -35,7 +35,8 @@ use crate::guest::Power;
 use crate::log_ops::LogOp;
 use crate::replica::{Asked, Replica};
 use apus::EntryKind;
-use plover_guard::{HeldSlot, Known};
+use plover_guard::HeldSlot;
+use plover_matching::Translation;
 use plover_policy::SyncReason;
 use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::{Partial, Phase, SyncReport};
@@ -79,8 +80,8 @@ pub(crate) struct LeadSync {
     refeed: Unconsumed,
     held: Option<HeldSlot>,
     device: Option<Vec<u8>>,
-    /// The numbers of connections that belong to the state at the cut.
-    known: Vec<Known>,
+    /// The sequence-number translations that belong to the state at the cut.
+    translations: Vec<Translation>,
     /// Own dirty pages and debt, rising, with their digests.
     own: Vec<PageNo>,
     own_digests: Option<Vec<Digest>>,
@@ -174,7 +175,7 @@ impl Replica {
             refeed: Unconsumed::default(),
             held: None,
             device: None,
-            known: Vec::new(),
+            translations: Vec::new(),
             own: Vec::new(),
             own_digests: None,
             partial: None,
@@ -226,7 +227,7 @@ impl Replica {
         let number = sync.sync;
         sync.refeed = unconsumed;
         sync.held = Some(self.guard.seal(number));
-        sync.known = self.guest.numbers.known(now);
+        sync.translations = self.guest.translator.translations(now);
         sync.report.matched = self.matching.cut(number);
         self.printed = false;
         self.pace.begin();

@@ -42,7 +42,6 @@
 mod api;
 mod areas;
 mod bulk;
-mod connections;
 mod consensus;
 mod copy;
 mod early;

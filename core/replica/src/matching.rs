@@ -6,7 +6,7 @@
 //!  End(sync n, compare) ────────────────────────────▶ apply, run
 //!  its guest sends  ─▶ guard, matcher                 its guest sends ─▶ guard
 //!                                              ◀───── Said(n, frames)
-//!  a SYN: Opened(n, its number, clock) ─────────────▶ says its own SYN with these
+//!  a SYN: LeaderSyn(n, its number, clock) ──────────▶ says its own SYN with these
 //!  matcher: both have sent it ─▶ clients
 //!  Done(n, how many of yours) ──────────────────────▶ forgets those
 //!  … until they differ, one is late, or the slot is long: sync n + 1
@@ -26,12 +26,12 @@
 
 use crate::api::{Canary, Config, Note, Role};
 use crate::replica::Replica;
-use plover_guard::{Difference, Matcher, Opened, OutputNo};
+use plover_matching::{Difference, LeaderSyn, Matcher};
 use plover_policy::{
     MatchRule, MatchView, ReleaseWhen, SlotCost, SlotView, SyncReason, SyncWhen, Verdict,
 };
 use plover_syncvm::message::Body;
-use plover_types::{Frame, Micros, ReplicaId, SyncNo};
+use plover_types::{Frame, Micros, OutputNo, ReplicaId, SyncNo};
 
 /// Bytes that the secondary may have said and not heard to be done. A slot's frames are seldom
 /// more; 1 MiB fits the bulk lane's ring 16 times.
@@ -178,25 +178,25 @@ impl Replica {
     /// What the guest opens from here on, clients know by its own numbers.
     fn stop_saying(&mut self) {
         self.saying = None;
-        for frame in self.guest.numbers.stop() {
+        for frame in self.guest.translator.stop() {
             // One that finds no room is lost, as on any network.
             self.guard.hold(self.now, frame);
         }
     }
 
-    /// Tells the secondary the numbers and clocks of connections that our guest has opened.
-    pub(crate) fn tell_opened(&mut self) {
+    /// Reports our guest's SYNs to the secondary.
+    pub(crate) fn tell_syns(&mut self) {
         let Matching { matcher, slot, .. } = &mut self.matching;
         let Some(sync) = slot.as_ref().map(|slot| slot.sync) else {
             return;
         };
-        let opened = matcher.take_opened();
+        let syns = matcher.take_syns();
         let peer = self.lead.as_ref().map(|sync| sync.peer);
         let Some(peer) = peer.or_else(|| self.secondary()) else {
             return;
         };
-        for opened in opened {
-            self.send_bulk(peer, Body::Opened { sync, opened });
+        for syn in syns {
+            self.send_bulk(peer, Body::LeaderSyn { sync, syn });
         }
     }
 
@@ -241,7 +241,7 @@ impl Replica {
         };
         slot.differs_since = Some(self.now);
         slot.verdict = match difference {
-            Difference::Opens => Verdict::Opens,
+            Difference::Syn => Verdict::Opens,
             _ => Verdict::Differs,
         };
         let why = matcher.describe_difference();
@@ -384,9 +384,9 @@ impl Replica {
     }
 
     /// The leader's guest has opened a connection: what ours has sent on it can be said.
-    pub(crate) fn on_opened(&mut self, sync: SyncNo, opened: Opened) {
+    pub(crate) fn on_leader_syn(&mut self, sync: SyncNo, syn: LeaderSyn) {
         let mut dropped = false;
-        for frame in self.guest.numbers.opened(sync, opened) {
+        for frame in self.guest.translator.on_leader_syn(sync, syn) {
             dropped |= self.guard.hold(self.now, frame).is_none();
         }
         self.say(dropped);

@@ -3,7 +3,8 @@
 use crate::api::{Action, Note, Role};
 use crate::guest::Power;
 use crate::replica::Replica;
-use plover_guard::{HeldSlot, Outgoing};
+use plover_guard::HeldSlot;
+use plover_matching::Outgoing;
 use plover_policy::{SlotKind, UnprotectedOutput};
 use plover_types::Frame;
 
@@ -21,19 +22,19 @@ impl Replica {
             let mut dropped = 0;
             let before = self.guard.next_no();
             for frame in frames {
-                match self.guest.numbers.outgoing(self.now, frame) {
-                    Outgoing::Goes(frame) if self.guard.has_room() => {
+                match self.guest.translator.outgoing(self.now, frame) {
+                    Outgoing::Passes(frame) if self.guard.has_room() => {
                         self.matching.sent(self.guard.next_no(), &frame);
                         self.guard.hold(self.now, frame);
                     }
                     Outgoing::Waits => {}
-                    Outgoing::Goes(_) | Outgoing::Lost => dropped += 1,
+                    Outgoing::Passes(_) | Outgoing::Dropped => dropped += 1,
                 }
             }
             let held = self.guard.next_no().0 - before.0;
             let age = self.now.since(self.slot_started);
             self.slot_rule.sent(age, held as u32);
-            self.tell_opened();
+            self.tell_syns();
             self.say(dropped > 0);
             if dropped > 0 {
                 self.note(Note::OutputDropped { frames: dropped });

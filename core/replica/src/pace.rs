@@ -25,7 +25,7 @@
 use crate::api::Role;
 use crate::guest::Power;
 use crate::replica::Replica;
-use plover_guard::payload_bytes;
+use plover_packets::payload_bytes;
 use plover_policy::Input;
 use plover_types::{Frame, Micros};
 

@@ -1,6 +1,6 @@
 //! What the two sides say to each other on the bulk lane, and what a finished sync reports.
 
-use plover_guard::{Known, Opened};
+use plover_matching::{LeaderSyn, Translation};
 use plover_types::{Frame, Micros, Payload, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
@@ -201,9 +201,8 @@ pub enum Body {
         refeed: Unconsumed,
         /// Whether the outputs of the slot that begins here are compared: say them.
         compare: bool,
-        /// The numbers by which clients know the connections of the guest in this state, where
-        /// they are others than its own.
-        known: Vec<Known>,
+        /// The connections of the guest in this state that clients know by other sequence numbers.
+        translations: Vec<Translation>,
     },
     /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
     Fetch {
@@ -227,13 +226,12 @@ pub enum Body {
         /// The syncvm.
         sync: SyncNo,
     },
-    /// Leader: my guest has opened a connection, with a number of its own. Say your guest's SYN
-    /// with the same.
-    Opened {
+    /// Leader: my guest has opened a connection. Translate your guest's SYN to this one's numbers.
+    LeaderSyn {
         /// The syncvm with which the slot began.
         sync: SyncNo,
-        /// Which connection, and the number.
-        opened: Opened,
+        /// The connection and its numbers.
+        syn: LeaderSyn,
     },
     /// Secondary: what my guest has sent since it went on from this syncvm.
     Said {
@@ -281,7 +279,7 @@ impl Body {
             | Self::PagesAck { .. }
             | Self::Fetch { .. }
             | Self::Ack { .. }
-            | Self::Opened { .. }
+            | Self::LeaderSyn { .. }
             | Self::Said { .. }
             | Self::Done { .. }
             | Self::GuestLost { .. } => Payload::Other,

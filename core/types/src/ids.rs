@@ -207,6 +207,10 @@ impl fmt::Display for SyncNo {
     }
 }
 
+/// The number of a frame that a guest has sent: rises by one with every frame held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OutputNo(pub u64);
+
 /// A keyed 128-bit hash of one page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Digest(pub u128);

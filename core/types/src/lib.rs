@@ -14,7 +14,9 @@ mod time;
 pub mod wire;
 
 pub use frame::{Frame, Mac, Unconsumed};
-pub use ids::{Awaited, Digest, Index, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
+pub use ids::{
+    Awaited, Digest, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp,
+};
 pub use lane::Lane;
 pub use pages::{PageSet, Runs};
 pub use payload::Payload;

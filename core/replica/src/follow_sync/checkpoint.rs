@@ -100,7 +100,7 @@ impl FollowSync {
             key: [0; 32],
             own: Runs::default(),
             compare: false,
-            known: Vec::new(),
+            translations: Vec::new(),
         }
     }
 }

@@ -138,8 +138,8 @@ impl Replica {
         // Own outputs of the slot, and own unconsumed inputs, belong to a state that is gone.
         self.guard.discard_all();
         let compared = follow.compare && self.role != Role::Leader;
-        let numbers = &mut self.guest.numbers;
-        numbers.begin(follow.sync, compared, &follow.known);
+        let translator = &mut self.guest.translator;
+        translator.begin(follow.sync, compared, &follow.translations);
         self.begin_saying(follow.sync, follow.compare);
         self.pace.begin();
         self.note(Note::Applied { sync: follow.sync });

@@ -141,7 +141,7 @@ impl Replica {
                 device,
                 refeed,
                 compare: false,
-                known: std::mem::take(&mut sync.known),
+                translations: std::mem::take(&mut sync.translations),
             });
         }
         for body in messages {

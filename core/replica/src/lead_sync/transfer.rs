@@ -59,7 +59,7 @@ impl Replica {
         sync.enter(if early { Phase::Resume } else { Phase::Apply }, now);
         let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
         let refeed = sync.refeed.clone();
-        let known = std::mem::take(&mut sync.known);
+        let translations = std::mem::take(&mut sync.translations);
         let compare = self.matching.compares();
         self.send_bulk(
             peer,
@@ -69,7 +69,7 @@ impl Replica {
                 device,
                 refeed,
                 compare,
-                known,
+                translations,
             },
         );
         self.note_phase(number, Phase::Apply);

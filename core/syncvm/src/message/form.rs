@@ -123,7 +123,7 @@ fn transfer() -> Vec<Body> {
             refeed,
             compare: true,
             // Their form is looked at where they are made.
-            known: Vec::new(),
+            translations: Vec::new(),
         },
         Body::Fetch {
             sync: SYNC,
@@ -140,9 +140,9 @@ fn transfer() -> Vec<Body> {
 
 /// What the outputs of a slot are compared by.
 fn matching() -> Vec<Body> {
-    let (opened, _) = wire::decode_part(&[0; 64]).expect("zeroes are a connection");
+    let (syn, _) = wire::decode_part(&[0; 64]).expect("zeroes are a connection");
     vec![
-        Body::Opened { sync: SYNC, opened },
+        Body::LeaderSyn { sync: SYNC, syn },
         Body::Said {
             sync: SYNC,
             first: 1401,

@@ -1,4 +1,4 @@
-//! One TCP connection as both guests have sent it, compared by its place in the stream.
+//! One TCP connection as both guests have sent it, compared by place in the stream.
 //!
 //! ```text
 //!              matched            next (ours)
@@ -7,39 +7,46 @@
 //!                 both have sent all before it, byte for byte
 //! ```
 //!
-//! How either side cuts its stream into segments, and what it sends again, makes no difference:
-//! bytes below a side's `next` are passed over, as a receiver would. A FIN takes one place after
-//! the last byte.
+//! Segmentation and retransmission make no difference: bytes below a side's `next` are skipped, as a
+//! receiver does. A FIN takes one place after the last byte.
 //!
-//! A SYN begins the stream anew. Numbers are those that clients know: the secondary says its
-//! guest's renumbered (see [`crate::Numbers`]), so that two guests that open a connection alike
-//! send the same SYN.
+//! A SYN begins the stream anew. The secondary's frames come translated to the numbers that clients
+//! know (see [`crate::SequenceTranslator`]), so two guests that open a connection alike send the same
+//! SYN.
+//!
+//! | part of a segment | compared |
+//! |---|---|
+//! | payload, FIN | by place in the stream |
+//! | RST | with its numbers |
+//! | acknowledgement number | the other side's must be at least as high |
+//! | SYN | its number, what it acknowledges, its options and ECN flags |
+//! | URG, SYN with payload | not at all: the connection waits for a sync. Urgent data is out of the stream's order and hardly used |
+//! | segmentation, window, timestamps, SACK, PSH, ECN, checksum, IP header but the addresses | ignored |
 
-use crate::guard::OutputNo;
 use crate::matcher::Difference;
-use crate::packet::{Opening, Segment};
+use plover_packets::{Segment, Syn};
+use plover_types::OutputNo;
 use std::collections::VecDeque;
 
-/// Whether `a` lies before `b`, in the circle of sequence numbers (RFC 9293 §3.4).
+/// Whether `a` lies before `b`; sequence numbers wrap around (RFC 9293 §3.4).
 fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// What tells one RST from another: its own number and what it acknowledges.
-type Reset = (u32, Option<u32>);
+/// The numbers that tell one RST from another: its sequence and acknowledgement number.
+pub(crate) type Reset = (u32, Option<u32>);
 
-/// RSTs of one connection and slot that are told apart. A guest that sends more has them
-/// released by the sync.
+/// RSTs of one connection and slot that are told apart. Further ones are released by the sync.
 const RESETS_MAX: usize = 8;
 
 /// What one guest has sent.
 #[derive(Clone, Debug, Default)]
 struct Side {
-    /// Where this slot's comparing began.
+    /// The place where this slot's comparing began.
     base: u32,
-    /// The place after all it has sent.
+    /// The place after the last byte that it has sent.
     next: u32,
-    /// What the other has not sent yet.
+    /// Bytes that the other side has not sent yet.
     ahead: VecDeque<u8>,
     /// The place of its FIN.
     fin: Option<u32>,
@@ -48,19 +55,19 @@ struct Side {
     /// The numbers of its RSTs.
     resets: Vec<Reset>,
     /// Its SYN.
-    opening: Option<Opening>,
+    syn: Option<Syn>,
 }
 
 impl Side {
-    /// One that begins with this SYN.
-    fn opened(opening: Opening) -> Self {
+    /// A side whose stream begins with this SYN.
+    fn opened(syn: Syn) -> Self {
         Self {
-            opening: Some(opening),
-            ..Self::from(opening.seq.wrapping_add(1), opening.ack)
+            syn: Some(syn),
+            ..Self::from(syn.seq.wrapping_add(1), syn.ack)
         }
     }
 
-    /// One that goes on from here.
+    /// A side whose stream goes on from this place.
     fn from(place: u32, ack: Option<u32>) -> Self {
         Self {
             base: place,
@@ -92,7 +99,7 @@ impl Side {
         }
     }
 
-    /// Takes what is new of a segment.
+    /// Takes the bytes of a segment that have not been sent before.
     fn take(&mut self, segment: &Segment<'_>) -> Result<(), Difference> {
         let length = segment.payload.len() as u32;
         let end = segment.seq.wrapping_add(length);
@@ -124,15 +131,14 @@ impl Side {
     }
 }
 
-/// A segment of ours that waits for the other side.
+/// A segment of ours that the other side has not sent completely.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     no: OutputNo,
     end: u32,
     ack: Option<u32>,
     reset: Option<Reset>,
-    /// It is the SYN.
-    opens: bool,
+    is_syn: bool,
 }
 
 /// One connection.
@@ -142,18 +148,18 @@ pub(crate) struct Connection {
     theirs: Side,
     matched: u32,
     waiting: VecDeque<Waiting>,
-    /// The two have differed: nothing more matches before the next sync.
+    /// The two have differed, so nothing more matches before the next sync.
     broken: bool,
-    /// Slots that have ended since anything was sent on it.
+    /// Slots that have ended since a segment was sent on it.
     idle_slots: u32,
 }
 
-/// A connection on which this many slots have seen nothing is forgotten. Forgetting is safe: the
-/// next segment is a new beginning, and only what is sent again across it can cost a sync.
+/// A connection without segments for this many slots is forgotten. That is safe: the next segment
+/// begins it anew, and at worst a retransmission across that costs a sync.
 const IDLE_SLOTS_MAX: u32 = 3;
 
 impl Connection {
-    /// One of which `first` is the first segment seen.
+    /// A connection whose first segment seen is `first`.
     pub fn new(first: &Segment<'_>) -> Self {
         let side = Side::from(first.seq, None);
         Self {
@@ -169,8 +175,8 @@ impl Connection {
     /// Our guest has sent this.
     pub fn ours(&mut self, no: OutputNo, segment: &Segment<'_>) -> Result<(), Difference> {
         self.idle_slots = 0;
-        if let Some(opening) = segment.opening {
-            return self.we_open(no, opening, !segment.payload.is_empty());
+        if let Some(syn) = segment.syn {
+            return self.our_syn(no, syn, !segment.payload.is_empty());
         }
         self.ours.acknowledge(segment.ack);
         if self.broken {
@@ -197,47 +203,43 @@ impl Connection {
             },
             ack: segment.ack,
             reset,
-            opens: false,
+            is_syn: false,
         });
         Ok(())
     }
 
-    /// Our guest opens the connection, or says so again.
-    fn we_open(
-        &mut self,
-        no: OutputNo,
-        opening: Opening,
-        has_payload: bool,
-    ) -> Result<(), Difference> {
-        if self.ours.opening != Some(opening) {
-            // The stream begins anew, and only what both say from here on counts.
+    /// Our guest opens the connection, or sends its SYN again.
+    fn our_syn(&mut self, no: OutputNo, syn: Syn, has_payload: bool) -> Result<(), Difference> {
+        if self.ours.syn != Some(syn) {
+            // The stream begins anew: only what both send from here on counts.
             self.break_off();
-            self.ours = Side::opened(opening);
+            self.ours = Side::opened(syn);
             self.theirs = Side::from(self.ours.next, None);
             self.matched = self.ours.next;
             self.broken = has_payload;
         }
         if self.broken {
-            return Err(Difference::Opens);
+            return Err(Difference::Syn);
         }
         self.waiting.push_back(Waiting {
             no,
             end: self.ours.base,
-            ack: opening.ack,
+            ack: syn.ack,
             reset: None,
-            opens: true,
+            is_syn: true,
         });
         Ok(())
     }
 
-    /// The secondary's guest does. It knows our number only once we have sent ours.
-    fn they_open(&mut self, opening: Opening, has_payload: bool) -> Result<(), Difference> {
-        if self.ours.opening != Some(opening) || has_payload {
+    /// The secondary's guest opens the connection. Its SYN is translated to our number, so it comes
+    /// after ours.
+    fn their_syn(&mut self, syn: Syn, has_payload: bool) -> Result<(), Difference> {
+        if self.ours.syn != Some(syn) || has_payload {
             self.break_off();
-            return Err(Difference::Opens);
+            return Err(Difference::Syn);
         }
-        self.theirs.opening = Some(opening);
-        self.theirs.acknowledge(opening.ack);
+        self.theirs.syn = Some(syn);
+        self.theirs.acknowledge(syn.ack);
         Ok(())
     }
 
@@ -247,8 +249,8 @@ impl Connection {
         if self.broken {
             return Ok(());
         }
-        if let Some(opening) = segment.opening {
-            return self.they_open(opening, !segment.payload.is_empty());
+        if let Some(syn) = segment.syn {
+            return self.their_syn(syn, !segment.payload.is_empty());
         }
         self.theirs.acknowledge(segment.ack);
         if segment.rst {
@@ -276,7 +278,7 @@ impl Connection {
         compared
     }
 
-    /// Moves `matched` on over what both have sent.
+    /// Moves `matched` past what both have sent.
     fn compare(&mut self) -> Result<(), Difference> {
         let both = self.ours.ahead.len().min(self.theirs.ahead.len());
         let ours = self.ours.ahead.drain(..both);
@@ -303,8 +305,8 @@ impl Connection {
         self.theirs.ahead = VecDeque::new();
     }
 
-    /// The next of our segments that the other side has sent too, in order. `any_ack` leaves the
-    /// rule of the acknowledgement number out, which is a bug to be found.
+    /// The next of our segments, in order, that the other side has sent as well. `any_ack` leaves out
+    /// the rule of the acknowledgement number: a known bug that the simulator must find.
     pub fn pop_covered(&mut self, any_ack: bool) -> Option<OutputNo> {
         let first = self.waiting.front()?;
         let sent = !before(self.matched, first.end);
@@ -312,7 +314,7 @@ impl Connection {
         let reset = first
             .reset
             .is_none_or(|reset| self.theirs.resets.contains(&reset));
-        let opened = !first.opens || self.is_opened();
+        let opened = !first.is_syn || self.same_syn();
         if sent && acknowledged && reset && opened {
             self.waiting.pop_front().map(|waiting| waiting.no)
         } else {
@@ -320,11 +322,11 @@ impl Connection {
         }
     }
 
-    /// The number of the first of our segments that waits, and what of it the other side lacks.
+    /// Our first segment that waits, and in words what the other side has not sent of it.
     pub fn describe_waiting(&self) -> Option<(OutputNo, String)> {
         let first = self.waiting.front()?;
         let behind = |place: u32| first.end.wrapping_sub(place) as i32;
-        let what = match (first.opens, first.reset) {
+        let what = match (first.is_syn, first.reset) {
             (true, _) => "a SYN",
             (_, Some(_)) => "an RST",
             _ => "a segment",
@@ -340,14 +342,14 @@ impl Connection {
         Some((first.no, said))
     }
 
-    /// Whether both have begun the stream with the same SYN, if it began while it was followed.
-    fn is_opened(&self) -> bool {
-        self.ours.opening == self.theirs.opening
+    /// Whether both have begun the stream with the same SYN, if the SYN was seen.
+    fn same_syn(&self) -> bool {
+        self.ours.syn == self.theirs.syn
     }
 
-    /// Whether both have sent the stream up to here; and this RST, if it is one.
+    /// Whether both have sent the stream up to `end`, or this RST.
     pub fn is_matched(&self, end: u32, reset: Option<Reset>) -> bool {
-        if self.broken || !self.is_opened() {
+        if self.broken || !self.same_syn() {
             return false;
         }
         match reset {
@@ -356,12 +358,12 @@ impl Connection {
         }
     }
 
-    /// A sync makes the other side's guest equal to ours: all that ours has sent is explained,
-    /// and both go on from there. Returns whether it is worth remembering.
+    /// A sync has made the other side's guest equal to ours: both go on from what ours has sent.
+    /// Returns whether the connection is still in use.
     pub fn begin_anew(&mut self) -> bool {
         self.idle_slots += 1;
         let side = Side {
-            opening: self.ours.opening,
+            syn: self.ours.syn,
             ..Side::from(self.ours.next, self.ours.ack)
         };
         self.ours = side.clone();

@@ -4,8 +4,8 @@ mod frames;
 
 use etherparse::TcpOptionElement;
 use frames::{Tcp, arp, icmp, udp};
-use plover_guard::{Difference, Matcher, OutputNo};
-use plover_types::Frame;
+use plover_matching::{Difference, Matcher};
+use plover_types::{Frame, OutputNo};
 
 /// A matcher whose slot has begun, with a counter for our frames.
 struct Sides {
@@ -164,7 +164,7 @@ fn a_connection_is_opened_by_both() {
     let mut sides = Sides::new();
     let syn = Tcp::at(100).ack(1).syn();
     sides.ours(&syn.clone().stamp(5, 9).frame());
-    assert_eq!(sides.matcher.take_opened().len(), 1);
+    assert_eq!(sides.matcher.take_syns().len(), 1);
     assert_eq!(sides.covered(), [], "the other side has not opened it");
     sides.theirs(&syn.stamp(17, 9).window(7).frame());
     assert_eq!(sides.covered(), [0]);
@@ -201,7 +201,7 @@ fn a_connection_that_is_opened_in_two_ways_needs_a_sync() {
         sides.ours(&scaled(7).frame());
         sides.theirs(&theirs.frame());
         assert_eq!(sides.covered(), [], "{theirs:?}");
-        assert_eq!(sides.matcher.difference(), Some(Difference::Opens));
+        assert_eq!(sides.matcher.difference(), Some(Difference::Syn));
         sides.matcher.begin(true);
         assert_eq!(sides.matcher.difference(), None);
         // The sync has given the other side our number.

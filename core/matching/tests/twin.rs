@@ -4,8 +4,8 @@
 mod frames;
 
 use frames::Tcp;
-use plover_guard::{Matcher, OutputNo};
-use plover_types::Frame;
+use plover_matching::Matcher;
+use plover_types::{Frame, OutputNo};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

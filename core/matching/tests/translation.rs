@@ -1,58 +1,58 @@
-//! Guests whose numbers differ, renumbered: what clients and the comparing get to see.
+//! Guests whose translator differ, renumbered: what clients and the comparing get to see.
 
 mod frames;
 
 use etherparse::TcpOptionElement;
 use frames::{Tcp, udp};
-use plover_guard::{Matcher, Numbers, Opened, Outgoing, OutputNo};
-use plover_types::{Frame, Micros, SyncNo};
+use plover_matching::{LeaderSyn, Matcher, Outgoing, SequenceTranslator};
+use plover_types::{Frame, Micros, OutputNo, SyncNo};
 use proptest::prelude::*;
 
 const NOW: Micros = Micros(1);
 const SYNC: SyncNo = SyncNo(1);
 
 /// What the leader tells of this SYN of its guest.
-fn told(syn: &Tcp) -> Opened {
+fn told(syn: &Tcp) -> LeaderSyn {
     let mut matcher = Matcher::new(1000);
     matcher.begin(false);
     matcher.ours(OutputNo(0), &syn.frame());
-    matcher.take_opened()[0]
+    matcher.take_syns()[0]
 }
 
 /// A secondary's, in a slot that is compared.
-fn compared() -> Numbers {
-    let mut numbers = Numbers::default();
-    numbers.begin(SYNC, true, &[]);
-    numbers
+fn compared() -> SequenceTranslator {
+    let mut translator = SequenceTranslator::default();
+    translator.begin(SYNC, true, &[]);
+    translator
 }
 
 /// A secondary's whose guest has answered a client's SYN with `own` where the leader's has with
 /// `leaders`.
-/// Their clocks are as far apart as their numbers.
-fn open(own: u32, leaders: u32) -> Numbers {
-    let mut numbers = compared();
+/// Their clocks are as far apart as their translator.
+fn open(own: u32, leaders: u32) -> SequenceTranslator {
+    let mut translator = compared();
     let syn = |seq| Tcp::at(seq).ack(5).syn().stamp(seq, 3);
     assert_eq!(
-        numbers.outgoing(NOW, syn(own).frame()),
+        translator.outgoing(NOW, syn(own).frame()),
         Outgoing::Waits,
         "nobody knows yet what clients will know"
     );
     assert_eq!(
-        numbers.opened(SYNC, told(&syn(leaders))),
+        translator.on_leader_syn(SYNC, told(&syn(leaders))),
         [syn(leaders).frame()]
     );
-    numbers
+    translator
 }
 
-fn goes(numbers: &mut Numbers, tcp: &Tcp) -> Frame {
-    match numbers.outgoing(NOW, tcp.frame()) {
-        Outgoing::Goes(frame) => frame,
+fn goes(translator: &mut SequenceTranslator, tcp: &Tcp) -> Frame {
+    match translator.outgoing(NOW, tcp.frame()) {
+        Outgoing::Passes(frame) => frame,
         other => panic!("{other:?}"),
     }
 }
 
 proptest! {
-    /// A renumbered segment is the one that a guest with these numbers would have sent: the
+    /// A renumbered segment is the one that a guest with these translator would have sent: the
     /// checksum, all options and the payload included.
     #[test]
     fn renumbered_is_as_if_sent_so(
@@ -67,12 +67,12 @@ proptest! {
         nops in 0..4usize,
         v6 in any::<bool>(),
     ) {
-        let mut numbers = compared();
+        let mut translator = compared();
         let of = |tcp: Tcp| if v6 { tcp.v6() } else { tcp };
         let syn = |seq, clock| of(Tcp::at(seq).ack(5).syn().stamp(clock, 1));
-        numbers.opened(SYNC, told(&syn(leaders, clocks.1)));
+        translator.on_leader_syn(SYNC, told(&syn(leaders, clocks.1)));
         prop_assert_eq!(
-            goes(&mut numbers, &syn(own, clocks.0)),
+            goes(&mut translator, &syn(own, clocks.0)),
             syn(leaders, clocks.1).frame()
         );
         let shift = own.wrapping_sub(leaders);
@@ -89,30 +89,30 @@ proptest! {
             }
             of(tcp.data(&data))
         };
-        // A guest's own SACK is about its peer's numbers, which nobody moves.
+        // A guest's own SACK is about its peer's translator, which nobody moves.
         let sent = dressed(Tcp::at(at.wrapping_add(shift)).ack(peers), 0, (clock, 0));
         let known = dressed(Tcp::at(at).ack(peers), 0, (0, 0));
-        prop_assert_eq!(goes(&mut numbers, &sent), known.frame());
+        prop_assert_eq!(goes(&mut translator, &sent), known.frame());
         let asked = dressed(Tcp::at(peers).ack(at), 0, (0, 0)).inward();
         let fed = dressed(Tcp::at(peers).ack(at.wrapping_add(shift)), shift, (0, clock)).inward();
-        prop_assert_eq!(numbers.incoming(NOW, asked.frame()), fed.frame());
+        prop_assert_eq!(translator.incoming(NOW, asked.frame()), fed.frame());
     }
 
     /// Any bytes pass, and come out as long as they were.
     #[test]
     fn noise_is_harmless(bytes in prop::collection::vec(any::<u8>(), 0..120), at in 0..120usize) {
-        let mut numbers = open(9, 100);
+        let mut translator = open(9, 100);
         let mut noisy = Tcp::at(3).ack(4).stamp(1, 2).sack(5, 6).frame();
         for (place, byte) in noisy.0.iter_mut().skip(at).zip(&bytes) {
             *place = *byte;
         }
         for frame in [Frame(bytes), noisy] {
             let length = frame.0.len();
-            prop_assert_eq!(numbers.incoming(NOW, frame.clone()).0.len(), length);
-            match numbers.outgoing(NOW, frame) {
-                Outgoing::Goes(frame) => prop_assert_eq!(frame.0.len(), length),
+            prop_assert_eq!(translator.incoming(NOW, frame.clone()).0.len(), length);
+            match translator.outgoing(NOW, frame) {
+                Outgoing::Passes(frame) => prop_assert_eq!(frame.0.len(), length),
                 Outgoing::Waits => {}
-                Outgoing::Lost => prop_assert!(false, "there is room"),
+                Outgoing::Dropped => prop_assert!(false, "there is room"),
             }
         }
     }
@@ -121,7 +121,7 @@ proptest! {
 /// Two guests that open a connection together are compared from its first byte on.
 #[test]
 fn a_connection_needs_no_sync() {
-    let (mut numbers, mut matcher) = (compared(), Matcher::new(1 << 20));
+    let (mut translator, mut matcher) = (compared(), Matcher::new(1 << 20));
     matcher.begin(false);
     let (leaders, own) = (u32::MAX - 1, 70);
     for (i, frame) in [
@@ -135,15 +135,15 @@ fn a_connection_needs_no_sync() {
         matcher.ours(OutputNo(i as u64), &frame.frame());
     }
     let mut said = Vec::new();
-    for opened in matcher.take_opened() {
-        said.extend(numbers.opened(SYNC, opened));
+    for opened in matcher.take_syns() {
+        said.extend(translator.on_leader_syn(SYNC, opened));
     }
     for frame in [
         Tcp::at(own).ack(5).syn().stamp(1007, 1),
         Tcp::at(own + 1).ack(9).data(b"hello"),
         Tcp::at(own + 6).ack(9).fin(),
     ] {
-        said.push(goes(&mut numbers, &frame));
+        said.push(goes(&mut translator, &frame));
     }
     for frame in &said {
         matcher.theirs(frame);
@@ -152,7 +152,7 @@ fn a_connection_needs_no_sync() {
     assert_eq!(matcher.difference(), None);
     // The leader's clock is the one that clients know, and its echo comes as one of ours.
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(own + 6).ack(9).stamp(1020, 4)),
+        goes(&mut translator, &Tcp::at(own + 6).ack(9).stamp(1020, 4)),
         Tcp::at(leaders.wrapping_add(6))
             .ack(9)
             .stamp(1013, 4)
@@ -161,166 +161,179 @@ fn a_connection_needs_no_sync() {
     let asked = Tcp::at(9).ack(leaders.wrapping_add(6)).inward();
     let fed = Tcp::at(9).ack(own + 6).inward();
     assert_eq!(
-        numbers.incoming(NOW, asked.stamp(4, 1003).frame()),
+        translator.incoming(NOW, asked.stamp(4, 1003).frame()),
         fed.stamp(4, 1010).frame()
     );
 }
 
-/// The connections that clients have keep their numbers when their secondary leads, and new ones
+/// The connections that clients have keep their translator when their secondary leads, and new ones
 /// have its own.
 #[test]
 fn a_new_leader_goes_on_renumbering() {
-    let mut numbers = open(1000, 5000);
+    let mut translator = open(1000, 5000);
     let unknown = Tcp::at(77).ack(6).syn().port(4001);
-    assert_eq!(numbers.outgoing(NOW, unknown.frame()), Outgoing::Waits);
-    assert_eq!(numbers.stop(), [unknown.frame()], "no client knows another");
+    assert_eq!(translator.outgoing(NOW, unknown.frame()), Outgoing::Waits);
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1001).ack(8).stamp(1009, 4)),
+        translator.stop(),
+        [unknown.frame()],
+        "no client knows another"
+    );
+    assert_eq!(
+        goes(&mut translator, &Tcp::at(1001).ack(8).stamp(1009, 4)),
         Tcp::at(5001).ack(8).stamp(5009, 4).frame(),
         "an older stamp than the leader's would be dropped"
     );
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1000).ack(5).syn().stamp(1000, 3)),
+        goes(&mut translator, &Tcp::at(1000).ack(5).syn().stamp(1000, 3)),
         Tcp::at(5000).ack(5).syn().stamp(5000, 3).frame(),
         "the client may not have got it"
     );
     let ack = |number: u32| Tcp::at(6).ack(number).stamp(7, number).inward();
-    assert_eq!(numbers.incoming(NOW, ack(5001).frame()), ack(1001).frame());
-    assert_eq!(goes(&mut numbers, &unknown), unknown.frame());
+    assert_eq!(
+        translator.incoming(NOW, ack(5001).frame()),
+        ack(1001).frame()
+    );
+    assert_eq!(goes(&mut translator, &unknown), unknown.frame());
     // The port is used again: the new connection is this guest's alone.
     for tcp in [Tcp::at(31).ack(90).syn(), Tcp::at(32).ack(91)] {
-        assert_eq!(goes(&mut numbers, &tcp), tcp.frame());
+        assert_eq!(goes(&mut translator, &tcp), tcp.frame());
     }
-    assert_eq!(numbers.known(NOW), []);
+    assert_eq!(translator.translations(NOW), []);
 }
 
 /// Two guests that draw one number by chance, or send a SYN again after a sync, have two clocks.
 #[test]
 fn a_clock_alone_is_translated_too() {
-    let mut numbers = compared();
+    let mut translator = compared();
     let syn = |clock| Tcp::at(100).ack(5).syn().stamp(clock, 3);
-    numbers.opened(SYNC, told(&syn(9000)));
-    assert_eq!(goes(&mut numbers, &syn(1000)), syn(9000).frame());
-    numbers.stop();
-    let mut next = Numbers::default();
-    next.begin(SyncNo(2), true, &numbers.known(NOW));
-    for numbers in [&mut numbers, &mut next] {
+    translator.on_leader_syn(SYNC, told(&syn(9000)));
+    assert_eq!(goes(&mut translator, &syn(1000)), syn(9000).frame());
+    translator.stop();
+    let mut next = SequenceTranslator::default();
+    next.begin(SyncNo(2), true, &translator.translations(NOW));
+    for translator in [&mut translator, &mut next] {
         let sent = |clock| Tcp::at(101).ack(6).stamp(clock, 4);
-        assert_eq!(goes(numbers, &sent(1001)), sent(9001).frame());
+        assert_eq!(goes(translator, &sent(1001)), sent(9001).frame());
         let asked = |echo| Tcp::at(6).ack(101).stamp(4, echo).inward().frame();
-        assert_eq!(numbers.incoming(NOW, asked(9001)), asked(1001));
-        assert_eq!(numbers.incoming(NOW, asked(0)), asked(0), "no echo");
+        assert_eq!(translator.incoming(NOW, asked(9001)), asked(1001));
+        assert_eq!(translator.incoming(NOW, asked(0)), asked(0), "no echo");
     }
 }
 
 /// Of two guests only one of which has a clock, neither's is translated.
 #[test]
 fn a_clock_that_one_guest_lacks_stays() {
-    let mut numbers = compared();
-    numbers.opened(SYNC, told(&Tcp::at(700).ack(5).syn()));
+    let mut translator = compared();
+    translator.on_leader_syn(SYNC, told(&Tcp::at(700).ack(5).syn()));
     let syn = |seq| Tcp::at(seq).ack(5).syn().stamp(1000, 3);
-    assert_eq!(goes(&mut numbers, &syn(100)), syn(700).frame());
+    assert_eq!(goes(&mut translator, &syn(100)), syn(700).frame());
     let sent = |seq| Tcp::at(seq).ack(6).stamp(1001, 4);
-    assert_eq!(goes(&mut numbers, &sent(101)), sent(701).frame());
+    assert_eq!(goes(&mut translator, &sent(101)), sent(701).frame());
 }
 
-/// A new secondary has the new leader's memory, and so its numbers.
+/// A new secondary has the new leader's memory, and so its translator.
 #[test]
 fn the_table_travels_with_the_memory() {
     let mut leaders = open(1000, 5000);
     leaders.stop();
-    let mut numbers = Numbers::default();
-    numbers.begin(SyncNo(2), true, &leaders.known(NOW));
+    let mut translator = SequenceTranslator::default();
+    translator.begin(SyncNo(2), true, &leaders.translations(NOW));
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1001).ack(8).stamp(1002, 1)),
+        goes(&mut translator, &Tcp::at(1001).ack(8).stamp(1002, 1)),
         Tcp::at(5001).ack(8).stamp(5002, 1).frame()
     );
     // A SYN that both send again is told with the number that clients know.
     let syn = Tcp::at(5000).ack(5).syn();
-    assert_eq!(numbers.opened(SyncNo(2), told(&syn)), []);
-    assert_eq!(goes(&mut numbers, &Tcp::at(1000).ack(5).syn()), syn.frame());
-    // The next state has no such connection.
-    numbers.begin(SyncNo(3), true, &[]);
+    assert_eq!(translator.on_leader_syn(SyncNo(2), told(&syn)), []);
     assert_eq!(
-        goes(&mut numbers, &Tcp::at(1001).ack(8)),
+        goes(&mut translator, &Tcp::at(1000).ack(5).syn()),
+        syn.frame()
+    );
+    // The next state has no such connection.
+    translator.begin(SyncNo(3), true, &[]);
+    assert_eq!(
+        goes(&mut translator, &Tcp::at(1001).ack(8)),
         Tcp::at(1001).ack(8).frame()
     );
 }
 
 #[test]
 fn the_leader_may_open_first_even_before_the_slot_begins_here() {
-    let mut numbers = compared();
+    let mut translator = compared();
     let syn = |seq| Tcp::at(seq).ack(5).syn();
-    assert_eq!(numbers.opened(SyncNo(2), told(&syn(800))), []);
-    numbers.begin(SyncNo(2), true, &[]);
-    assert_eq!(goes(&mut numbers, &syn(3)), syn(800).frame());
+    assert_eq!(translator.on_leader_syn(SyncNo(2), told(&syn(800))), []);
+    translator.begin(SyncNo(2), true, &[]);
+    assert_eq!(goes(&mut translator, &syn(3)), syn(800).frame());
     // What was told of the slot before is not of this one.
-    assert_eq!(numbers.opened(SYNC, told(&syn(900).port(4001))), []);
+    assert_eq!(
+        translator.on_leader_syn(SYNC, told(&syn(900).port(4001))),
+        []
+    );
     let other = syn(4).port(4001);
-    assert_eq!(numbers.outgoing(NOW, other.frame()), Outgoing::Waits);
+    assert_eq!(translator.outgoing(NOW, other.frame()), Outgoing::Waits);
 }
 
 #[test]
 fn what_follows_a_syn_waits_with_it() {
-    let mut numbers = compared();
+    let mut translator = compared();
     let syn = |seq| Tcp::at(seq).ack(5).syn().frame();
-    assert_eq!(numbers.outgoing(NOW, syn(10)), Outgoing::Waits);
+    assert_eq!(translator.outgoing(NOW, syn(10)), Outgoing::Waits);
     let reset = |seq| Tcp::at(seq).rst().frame();
-    assert_eq!(numbers.outgoing(NOW, reset(11)), Outgoing::Waits);
+    assert_eq!(translator.outgoing(NOW, reset(11)), Outgoing::Waits);
     assert_eq!(
-        numbers.outgoing(NOW, udp(1, b"x")),
-        Outgoing::Goes(udp(1, b"x"))
+        translator.outgoing(NOW, udp(1, b"x")),
+        Outgoing::Passes(udp(1, b"x"))
     );
-    let waited = numbers.opened(SYNC, told(&Tcp::at(40).ack(5).syn()));
+    let waited = translator.on_leader_syn(SYNC, told(&Tcp::at(40).ack(5).syn()));
     assert_eq!(waited, [syn(40), reset(41)]);
 }
 
 #[test]
 fn the_answer_to_another_syn_is_another_connection() {
-    let mut numbers = compared();
-    numbers.opened(SYNC, told(&Tcp::at(700).ack(5).syn()));
+    let mut translator = compared();
+    translator.on_leader_syn(SYNC, told(&Tcp::at(700).ack(5).syn()));
     let syn = Tcp::at(10).ack(6).syn().frame();
-    assert_eq!(numbers.outgoing(NOW, syn), Outgoing::Waits);
-    let waited = numbers.opened(SYNC, told(&Tcp::at(800).ack(6).syn()));
+    assert_eq!(translator.outgoing(NOW, syn), Outgoing::Waits);
+    let waited = translator.on_leader_syn(SYNC, told(&Tcp::at(800).ack(6).syn()));
     assert_eq!(waited, [Tcp::at(800).ack(6).syn().frame()]);
 }
 
 #[test]
 fn a_slot_that_is_not_compared_leaves_numbers_alone() {
-    let mut numbers = Numbers::default();
-    numbers.begin(SYNC, false, &[]);
+    let mut translator = SequenceTranslator::default();
+    translator.begin(SYNC, false, &[]);
     let syn = Tcp::at(10).ack(6).syn();
-    assert_eq!(goes(&mut numbers, &syn), syn.frame());
-    assert_eq!(numbers.opened(SYNC, told(&syn)), []);
-    assert_eq!(numbers.known(NOW), []);
+    assert_eq!(goes(&mut translator, &syn), syn.frame());
+    assert_eq!(translator.on_leader_syn(SYNC, told(&syn)), []);
+    assert_eq!(translator.translations(NOW), []);
 }
 
 #[test]
 fn memory_is_bounded() {
-    let mut numbers = compared();
+    let mut translator = compared();
     let (mut waits, mut lost, mut goes) = (0, 0, 0);
     for port in 0..10_000 {
         let syn = Tcp::at(1).ack(5).syn().port(port);
-        match numbers.outgoing(NOW, syn.frame()) {
+        match translator.outgoing(NOW, syn.frame()) {
             Outgoing::Waits => waits += 1,
-            Outgoing::Lost => lost += 1,
-            Outgoing::Goes(frame) => {
+            Outgoing::Dropped => lost += 1,
+            Outgoing::Passes(frame) => {
                 assert_eq!(frame, syn.frame());
                 goes += 1;
             }
         }
     }
     assert!(waits > 0 && lost > 0 && goes > 0 && waits + lost <= 4096);
-    assert_eq!(numbers.stop().len(), waits);
+    assert_eq!(translator.stop().len(), waits);
 }
 
 #[test]
 fn a_connection_that_both_have_closed_is_forgotten_in_time() {
-    let mut numbers = open(1000, 5000);
-    numbers.stop();
-    goes(&mut numbers, &Tcp::at(1001).fin());
-    assert_eq!(numbers.known(Micros::from_ms(900_000)).len(), 1);
-    numbers.incoming(NOW, Tcp::at(6).ack(5002).fin().inward().frame());
-    assert_eq!(numbers.known(Micros::from_ms(1000)).len(), 1);
-    assert_eq!(numbers.known(Micros::from_ms(900_000)).len(), 0);
+    let mut translator = open(1000, 5000);
+    translator.stop();
+    goes(&mut translator, &Tcp::at(1001).fin());
+    assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 1);
+    translator.incoming(NOW, Tcp::at(6).ack(5002).fin().inward().frame());
+    assert_eq!(translator.translations(Micros::from_ms(1000)).len(), 1);
+    assert_eq!(translator.translations(Micros::from_ms(900_000)).len(), 0);
 }

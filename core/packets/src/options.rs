@@ -2,20 +2,20 @@
 
 use std::ops::Range;
 
-/// The most bytes that options can have: the header's length counts 15 words, 5 are fixed.
+/// The most bytes that options can have: a header has at most 15 words, and 5 are fixed.
 pub(crate) const OPTIONS_MAX: usize = 40;
 
-/// The kinds that are looked at.
+/// Option kinds.
 pub(crate) const SACK: u8 = 5;
 pub(crate) const TIMESTAMPS: u8 = 8;
-/// Signatures over the segment (RFC 2385, RFC 5925): nobody but the ends can renumber it.
+/// Signatures over the segment (RFC 2385, RFC 5925). Only the two ends could change its numbers.
 pub(crate) const SIGNATURES: [u8; 2] = [19, 29];
 
 const END: u8 = 0;
 const NOTHING: u8 = 1;
 
-/// Each option's kind, and where the bytes after its kind and length are. Ends where the bytes
-/// make no sense any more.
+/// Each option's kind, and the place of the bytes after its kind and length. Ends at the first
+/// malformed option.
 pub(crate) fn walk(bytes: &[u8]) -> impl Iterator<Item = (u8, Range<usize>)> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {

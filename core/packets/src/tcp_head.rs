@@ -1,10 +1,11 @@
-//! One TCP segment, its numbers and stamps moved by distances.
+//! The header of one TCP segment, and moving its numbers by a distance.
 //!
-//! The checksum is mended, not made anew (RFC 1624): one that was wrong stays wrong, as it must.
+//! The checksum is updated by the difference (RFC 1624), not computed anew: a checksum that was wrong
+//! stays wrong, so that the receiver still notices.
 
 use crate::options;
 use crate::packet::{self, ETHERNET_BYTES, Route};
-use etherparse::{NetSlice, SlicedPacket, TcpSlice, TransportSlice};
+use etherparse::{NetSlice, TcpSlice, TransportSlice};
 use plover_types::Frame;
 use std::ops::Range;
 
@@ -14,38 +15,39 @@ const ACK: usize = 8;
 const CHECKSUM: usize = 16;
 const OPTIONS: usize = 20;
 
-/// Of the data of the option that carries timestamps (RFC 7323 §3.2).
+/// Bytes of the timestamps option after its kind and length (RFC 7323 §3.2).
 const STAMPS_BYTES: usize = 8;
 
-/// What is looked at of a segment before it is renumbered.
+/// The parts of a TCP header that sequence-number translation reads, and the header's place in its
+/// frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub struct TcpHead {
+    /// The connection, in this segment's direction.
     pub route: Route,
+    /// The sequence number.
     pub seq: u32,
+    /// The acknowledgement number, if the ACK flag is set.
     pub ack: Option<u32>,
+    /// The SYN flag.
     pub syn: bool,
+    /// The FIN flag.
     pub fin: bool,
+    /// The RST flag.
     pub rst: bool,
-    /// The value of its timestamp.
+    /// The sender's timestamp, if the segment has one.
     pub stamp: Option<u32>,
-    /// It carries a signature over its numbers.
+    /// The segment carries a signature over its numbers.
     pub signed: bool,
-    /// Where its header begins in the frame, and its bytes.
+    /// Where the header begins in the frame, and its length in bytes.
     header: (usize, usize),
 }
 
-impl Head {
-    /// The head of a whole TCP segment; nothing of any other frame.
+impl TcpHead {
+    /// The header of a whole TCP segment; `None` for any other frame.
     pub fn of(frame: &Frame) -> Option<Self> {
-        let packet = SlicedPacket::from_ethernet(&frame.0).ok()?;
-        if packet.vlan.is_some() {
-            return None;
-        }
-        let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {
+        let (route, net, TransportSlice::Tcp(tcp)) = packet::parse(&frame.0)? else {
             return None;
         };
-        let net = packet.net.as_ref()?;
-        let (source, destination) = packet::addresses(net);
         let ip_bytes = match net {
             NetSlice::Ipv4(ip) => ip.header().slice().len(),
             NetSlice::Ipv6(ip) => ip.header().slice().len() + ip.extensions().slice().len(),
@@ -54,25 +56,21 @@ impl Head {
         let header = (begin, tcp.header_slice().len());
         // Where anything else lies between the two headers (IPsec), this is not the place.
         (frame.0.get(begin..begin + header.1)? == tcp.header_slice()).then(|| Self {
-            route: Route {
-                protocol: 6,
-                source: (source, tcp.source_port()),
-                destination: (destination, tcp.destination_port()),
-            },
+            route,
             seq: tcp.sequence_number(),
-            ack: tcp.ack().then(|| tcp.acknowledgment_number()),
+            ack: packet::acknowledged(&tcp),
             syn: tcp.syn(),
             fin: tcp.fin(),
             rst: tcp.rst(),
-            stamp: stamp(tcp),
+            stamp: stamp(&tcp),
             signed: options::walk(tcp.options())
                 .any(|(kind, _)| options::SIGNATURES.contains(&kind)),
             header,
         })
     }
 
-    /// Moves the numbers of what the guest sends, its own, and its `clock`.
-    pub fn move_own(&self, frame: &mut Frame, by: u32, clock: u32) {
+    /// Adds `by` to the sequence number and `clock` to the sender's timestamp.
+    pub fn move_sent(&self, frame: &mut Frame, by: u32, clock: u32) {
         self.rewrite(frame, |header| {
             add(header, SEQ..SEQ + 4, by);
             if let Some(place) = stamps(&header[OPTIONS..]) {
@@ -82,8 +80,8 @@ impl Head {
         });
     }
 
-    /// Moves the numbers of what the guest is sent, those that are its own, acknowledged, and the
-    /// echo of its `clock`. An echo of zero is none, to most.
+    /// Adds `by` to the acknowledgement number and to the edges of selective acknowledgements, and
+    /// `clock` to the echoed timestamp. An echo of 0 stays: most hosts send it for "no echo".
     pub fn move_acknowledged(&self, frame: &mut Frame, by: u32, clock: u32) {
         if self.ack.is_none() {
             return;
@@ -122,7 +120,7 @@ impl Head {
     }
 }
 
-/// Where in a header's options its two timestamps are: the sender's, and the one that it echoes.
+/// Where the two timestamps lie within the options: the sender's, then the echoed one.
 fn stamps(options: &[u8]) -> Option<Range<usize>> {
     let stamps = |(kind, place): &(u8, Range<usize>)| {
         *kind == options::TIMESTAMPS && place.len() == STAMPS_BYTES
@@ -136,7 +134,7 @@ fn stamp(tcp: &TcpSlice<'_>) -> Option<u32> {
     Some(u32::from_be_bytes(*value))
 }
 
-/// Adds to the number at this place, if it is one.
+/// Adds `by` to the 32-bit number at `place`; does nothing if `place` is not four bytes of the header.
 fn add(header: &mut [u8], place: Range<usize>, by: u32) {
     if let Some(bytes) = header.get_mut(place) {
         if let Ok(number) = <[u8; 4]>::try_from(&*bytes) {
@@ -146,7 +144,7 @@ fn add(header: &mut [u8], place: Range<usize>, by: u32) {
     }
 }
 
-/// The one's complement sum of a header's words, its checksum counted as nothing.
+/// The one's complement sum of a header's words, with the checksum left out.
 fn sum(header: &[u8]) -> u16 {
     let words = header.chunks_exact(2).enumerate();
     let counted = words.filter(|(word, _)| word * 2 != CHECKSUM);

@@ -1,74 +1,72 @@
-//! Which outputs the secondary's guest has sent as well (COLO §3.1, §3.3.2).
+//! Compares the outputs of both guests (COLO §3.1, §3.3.2).
 //!
-//! Both guests take the same inputs, so most of what they send is the same. What the secondary's
-//! guest has itself sent, its state explains: a client may see it although no sync has made the
-//! two states equal. The leader runs the matcher over both sides' frames:
+//! Both guests take the same inputs, so most of their outputs are the same. An output that the
+//! secondary's guest has sent as well is explained by its state: a client may see it although no sync
+//! has made the two states equal. The leader runs the matcher over both sides' frames:
 //!
 //! ```text
 //!  our guest's frames ──▶ ┌─────────┐ ──▶ covered: numbers of our frames that may go out
-//!                         │ Matcher │ ──▶ difference: nothing but a sync helps
+//!                         │ Matcher │ ──▶ difference: only a sync helps
 //!  the secondary's    ──▶ └─────────┘ ──▶ done: how many of its frames it need not keep
 //! ```
 //!
 //! A frame of ours is covered when
 //!
-//! 1. every byte of its payload, and its FIN or RST, has been sent by the other side at the same
-//!    place of the same connection (`packet` has the table of what is compared), and
-//! 2. the other side has acknowledged at least as much to the client as the frame does. The
-//!    client forgets what is acknowledged; a frame of its that was lost on the way into the
-//!    secondary's guest would otherwise be lost for good after a failover.
+//! 1. the other side has sent every byte of its payload, and its FIN or RST, at the same place of the
+//!    same connection (`connection` has the table of what is compared); a datagram must be the same
+//!    and stand at the same place of its flow; and
+//! 2. the other side has acknowledged at least as much to the client as the frame does. A client
+//!    forgets what is acknowledged. If the secondary's guest had not got it, it would be lost after a
+//!    failover.
 //!
-//! Order holds within a connection, none across connections.
+//! Order holds within a connection, not across connections.
 //!
-//! A *slot* begins with a sync, which makes the two guests equal, and only what both have sent
-//! since then counts: [`Matcher::begin`].
+//! A *slot* begins with a sync, which makes the two guests equal. Only outputs since then count:
+//! [`Matcher::begin`].
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Reset};
 use crate::flow::{Flow, Pairing};
-use crate::guard::OutputNo;
-use crate::numbers::Opened;
-use crate::packet::{FlowKey, Packet, Route, Segment};
-use crate::renumber::Head;
-use plover_types::Frame;
+use crate::translation::LeaderSyn;
+use plover_packets::{FlowKey, Packet, Route, Segment, TcpHead};
+use plover_types::{Frame, OutputNo};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Connections and flows that are followed at once; what is sent on others waits for a sync.
-/// An idle connection takes some 300 bytes here.
+/// Connections and flows that are compared at once. Outputs on others wait for a sync. An idle
+/// connection takes some 300 bytes.
 const FLOWS_MAX: usize = 4096;
 
-/// A datagram or RST of the secondary's that our guest has not sent is not kept there for good: so
-/// many bytes later it counts as one that a network has lost. Or what one guest sends and the other
-/// does not, as when one asks for an address, would fill the secondary's window for the rest of the
-/// slot.
-const LOOSE_WAITS_BYTES: usize = 64 << 10;
+/// The secondary keeps a datagram or RST that our guest has not sent until so many bytes follow it; then
+/// it counts as lost on the network. Otherwise outputs of one guest alone (an ARP request, say) would
+/// fill the secondary's window for the rest of the slot.
+const UNPAIRED_BYTES_MAX: usize = 64 << 10;
 
 /// Why the outputs of a slot cannot all be matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// A connection is being opened, and not in the same way by both guests; or the secondary
-    /// could not renumber its guest's SYN.
-    Opens,
+    /// The two guests open a connection differently, or the secondary could not translate its guest's
+    /// SYN.
+    Syn,
     /// Different bytes at one place of a stream.
     Content,
     /// One stream ends where the other goes on.
     Stream,
-    /// A guest has sent what lies behind bytes that nobody has seen it send.
+    /// A guest has sent bytes after others that were not seen.
     Gap,
     /// Urgent data, which is not compared.
     Urgent,
     /// The n-th datagrams of a flow differ.
     Datagram,
-    /// More is waiting, or on more connections, than is kept.
+    /// More bytes wait, or there are more connections, than the matcher keeps.
     TooMuch,
-    /// Some of what the secondary's guest has sent did not arrive here.
+    /// A message with the secondary's outputs did not arrive.
     Lost,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Opens => "a connection is being opened",
+            Self::Syn => "a connection is being opened",
             Self::Content => "the bytes differ",
             Self::Stream => "one stream ends where the other goes on",
             Self::Gap => "a part of the stream was not seen",
@@ -80,19 +78,19 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What makes a frame of the secondary's dispensable there.
+/// The condition under which the secondary need not keep a frame any more.
 #[derive(Clone, Copy, Debug)]
 enum Pending {
     Segment {
         route: Route,
         end: u32,
-        reset: Option<(u32, Option<u32>)>,
+        reset: Option<Reset>,
     },
     Datagram {
         key: FlowKey,
         nth: u64,
     },
-    /// Only a sync does.
+    /// A sync.
     Sync,
 }
 
@@ -102,26 +100,26 @@ pub struct Matcher {
     connections: BTreeMap<Route, Connection>,
     flows: BTreeMap<FlowKey, Flow>,
     covered: Vec<OutputNo>,
-    /// The secondary's frames from the first that is still needed there, with their sizes.
+    /// The secondary's frames, with their sizes, from the first that it must still keep.
     pending: VecDeque<(Pending, usize)>,
     pending_bytes: usize,
-    /// Of what the secondary has sent and was counted as lost. Its flow keeps it, should the leader's
-    /// guest send the like.
-    loose_bytes: usize,
+    /// Bytes of the secondary's datagrams that count as lost. Their flow keeps them, in case our guest
+    /// sends the same later.
+    unpaired_bytes: usize,
     pending_bytes_max: usize,
-    /// Nothing of the secondary's is taken any more.
+    /// Frames of the secondary's are ignored until the next sync.
     closed: bool,
     done: u64,
     done_bytes: usize,
     difference: Option<(FlowKey, Difference)>,
-    /// What the secondary must know to say its guest's SYNs.
-    opened: Vec<Opened>,
+    /// Our guest's SYNs, for the secondary's translator.
+    syns: Vec<LeaderSyn>,
     any_ack: bool,
 }
 
 impl Matcher {
-    /// One that keeps at most about `bytes_max` bytes of what the secondary's guest has sent
-    /// ahead of ours.
+    /// A matcher that keeps at most about `bytes_max` bytes that the secondary's guest has sent ahead of
+    /// ours.
     pub fn new(bytes_max: usize) -> Self {
         Self {
             connections: BTreeMap::new(),
@@ -129,26 +127,26 @@ impl Matcher {
             covered: Vec::new(),
             pending: VecDeque::new(),
             pending_bytes: 0,
-            loose_bytes: 0,
+            unpaired_bytes: 0,
             pending_bytes_max: bytes_max,
             closed: false,
             done: 0,
             done_bytes: 0,
             difference: None,
-            opened: Vec::new(),
+            syns: Vec::new(),
             any_ack: false,
         }
     }
 
-    /// Leaves the second condition out: a known bug, for the simulator's proof that it can fail.
+    /// Leaves out the second condition: a known bug that the simulator must find.
     #[doc(hidden)]
     pub fn ignore_acks(&mut self) {
         self.any_ack = true;
     }
 
-    /// A slot begins: a sync makes the secondary's guest equal to ours as it stands now, with
-    /// all that ours has sent. `followed` says whether this matcher has seen all of that; if
-    /// not, it remembers nothing.
+    /// A slot begins: a sync makes the secondary's guest equal to ours as it stands now. `followed`
+    /// says whether this matcher has seen all that our guest has sent; if not, it forgets all
+    /// connections.
     pub fn begin(&mut self, followed: bool) {
         self.flows.clear();
         if followed {
@@ -159,12 +157,12 @@ impl Matcher {
         self.covered.clear();
         self.pending.clear();
         self.pending_bytes = 0;
-        self.loose_bytes = 0;
+        self.unpaired_bytes = 0;
         self.closed = false;
         self.done = 0;
         self.done_bytes = 0;
         self.difference = None;
-        self.opened.clear();
+        self.syns.clear();
     }
 
     /// Our guest has sent this.
@@ -176,8 +174,8 @@ impl Matcher {
                 };
                 let compared = connection.ours(no, &segment);
                 self.compared(route, compared);
-                if segment.opening.is_some() {
-                    self.opened.extend(Head::of(frame).map(Opened::of));
+                if segment.syn.is_some() {
+                    self.syns.extend(TcpHead::of(frame).map(LeaderSyn::of));
                 }
             }
             Packet::Datagram(key, bytes) => {
@@ -194,7 +192,7 @@ impl Matcher {
         if self.closed {
             return;
         }
-        if self.pending_bytes + self.loose_bytes >= self.pending_bytes_max {
+        if self.pending_bytes + self.unpaired_bytes >= self.pending_bytes_max {
             return self.close(Difference::TooMuch);
         }
         let bytes = frame.0.len();
@@ -204,7 +202,7 @@ impl Matcher {
                 None => Pending::Sync,
                 Some(flow) => {
                     let pairing = flow.theirs(bytes);
-                    let nth = flow.said;
+                    let nth = flow.their_count;
                     self.paired(key, pairing);
                     Pending::Datagram { key, nth }
                 }
@@ -215,13 +213,12 @@ impl Matcher {
         self.drop_done();
     }
 
-    /// Some of what the secondary's guest has sent did not arrive: of what comes later nobody
-    /// could say what it follows.
+    /// Some of the secondary's frames did not arrive, so the place of later ones is not known.
     pub fn lost(&mut self) {
         self.close(Difference::Lost);
     }
 
-    /// Takes nothing more of the secondary's before the next sync.
+    /// Ignores the secondary's frames until the next sync.
     fn close(&mut self, why: Difference) {
         self.differs(FlowKey::Link([0; 14]), why);
         self.closed = true;
@@ -233,7 +230,7 @@ impl Matcher {
         };
         let compared = connection.theirs(segment);
         self.compared(route, compared);
-        let takes_a_place = segment.fin || segment.opening.is_some();
+        let takes_a_place = segment.fin || segment.syn.is_some();
         let length = segment.payload.len() as u32 + u32::from(takes_a_place);
         Pending::Segment {
             route,
@@ -242,31 +239,30 @@ impl Matcher {
         }
     }
 
-    /// The connections that our guest has opened since this was last asked, for the secondary's
-    /// [`crate::Numbers`].
-    pub fn take_opened(&mut self) -> Vec<Opened> {
-        std::mem::take(&mut self.opened)
+    /// Our guest's SYNs since the last call, for the secondary's [`crate::SequenceTranslator`].
+    pub fn take_syns(&mut self) -> Vec<LeaderSyn> {
+        std::mem::take(&mut self.syns)
     }
 
-    /// The numbers of our frames that both sides have sent, rising; each is told once.
+    /// The numbers, rising, of our frames that both sides have sent since the last call.
     pub fn take_covered(&mut self) -> Vec<OutputNo> {
         let mut covered = std::mem::take(&mut self.covered);
         covered.sort_unstable();
         covered
     }
 
-    /// Whether [`Self::take_covered`] has anything to tell.
+    /// Whether [`Self::take_covered`] would return any.
     pub fn has_covered(&self) -> bool {
         !self.covered.is_empty()
     }
 
-    /// How many of the secondary's frames, from its first in this slot on, clients have got or
-    /// are about to get from this side, or count as lost on their way.
+    /// How many of the secondary's frames, from its first in this slot on, it need not keep: clients get
+    /// the same from this side, or the frame counts as lost on the network.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// How many bytes those have.
+    /// How many bytes these frames have.
     pub fn done_bytes(&self) -> usize {
         self.done_bytes
     }
@@ -276,7 +272,7 @@ impl Matcher {
         self.difference.map(|(_, difference)| difference)
     }
 
-    /// The same in words, with where it was found.
+    /// The first difference in words, with the connection or flow.
     pub fn describe_difference(&self) -> String {
         match &self.difference {
             Some((_, why @ (Difference::TooMuch | Difference::Lost))) => why.to_string(),
@@ -285,7 +281,7 @@ impl Matcher {
         }
     }
 
-    /// In words, the oldest of our frames that waits for the other side, if one does.
+    /// Our oldest frame that waits for the other side, in words.
     pub fn describe_waiting(&self) -> Option<String> {
         let segments = self.connections.iter().filter_map(|(route, one)| {
             let (no, what) = one.describe_waiting()?;
@@ -296,7 +292,7 @@ impl Matcher {
                 "{key}: a datagram of ours waits, {} were paired",
                 flow.paired
             );
-            Some((flow.waits()?, ours))
+            Some((flow.first_waiting()?, ours))
         });
         let oldest = segments.chain(datagrams).min_by_key(|(no, _)| *no);
         oldest.map(|(_, what)| what)
@@ -345,7 +341,7 @@ impl Matcher {
 
     fn drop_done(&mut self) {
         while let Some((pending, bytes)) = self.pending.front() {
-            let given_up = self.pending_bytes - bytes > LOOSE_WAITS_BYTES;
+            let given_up = self.pending_bytes - bytes > UNPAIRED_BYTES_MAX;
             let done = match pending {
                 Pending::Segment { reset: Some(_), .. } if given_up => true,
                 Pending::Segment { route, end, reset } => self
@@ -355,7 +351,7 @@ impl Matcher {
                 Pending::Datagram { key, nth } => {
                     let paired = self.flows.get(key).is_some_and(|flow| flow.paired >= *nth);
                     if given_up && !paired {
-                        self.loose_bytes += bytes;
+                        self.unpaired_bytes += bytes;
                     }
                     paired || given_up
                 }

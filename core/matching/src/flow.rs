@@ -1,23 +1,23 @@
-//! Datagrams of one flow: the oldest of the one side is compared with the oldest of the other.
+//! Datagrams of one flow: the oldest of one side is compared with the oldest of the other.
 
-use crate::guard::OutputNo;
+use plover_types::OutputNo;
 use std::collections::VecDeque;
 
-/// What waits for its counterpart; only one side has anything waiting at a time.
+/// Datagrams that wait for their counterpart; only one side has any waiting at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     ours: VecDeque<(OutputNo, Vec<u8>)>,
     theirs: VecDeque<Vec<u8>>,
-    /// Datagrams that were sent by both, counted.
+    /// How many datagrams both have sent.
     pub paired: u64,
-    /// Datagrams that the secondary's guest has sent.
-    pub said: u64,
-    /// The two have differed: nothing more is compared.
+    /// How many datagrams the secondary's guest has sent.
+    pub their_count: u64,
+    /// The two have differed, so nothing more is compared.
     pub broken: bool,
 }
 
 impl Flow {
-    /// Our guest has sent this. Returns whether the other has, and whether they agree.
+    /// Our guest has sent this.
     pub fn ours(&mut self, no: OutputNo, datagram: &[u8]) -> Pairing {
         match self.theirs.pop_front() {
             _ if self.broken => Pairing::Waits,
@@ -31,7 +31,7 @@ impl Flow {
 
     /// The secondary's guest has sent this.
     pub fn theirs(&mut self, datagram: &[u8]) -> Pairing {
-        self.said += 1;
+        self.their_count += 1;
         match self.ours.pop_front() {
             _ if self.broken => Pairing::Waits,
             None => {
@@ -42,8 +42,8 @@ impl Flow {
         }
     }
 
-    /// The number of the first of ours that waits.
-    pub fn waits(&self) -> Option<OutputNo> {
+    /// The number of our first datagram that waits.
+    pub fn first_waiting(&self) -> Option<OutputNo> {
         self.ours.front().map(|(no, _)| *no)
     }
 
@@ -58,11 +58,13 @@ impl Flow {
     }
 }
 
-/// What came of comparing.
+/// The result of one more datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pairing {
+    /// Its counterpart has not come.
     Waits,
     /// This output of ours has been sent by both.
     Equal(OutputNo),
+    /// It is not its counterpart.
     Different,
 }
