@@ -9,10 +9,7 @@
 //! ended, although nothing was fed to it since, was not done: it had only paused between two steps
 //! (a disk, a lock, a timer), and what it did before and after on the two sides is compared at
 //! different points. So the threshold grows by half each time that happens, and shrinks by a
-//! sixty-fourth each time it does not: where one slot in 26 is cut short, the two balance. Where it
-//! is known what a sync costs, that decides instead (docs/decisions/0020): the threshold grows by a
-//! sixty-fourth of the pause that was for nothing, so that it settles where what is lost by waiting
-//! is what is lost by pauses that came too early.
+//! sixty-fourth each time it does not: where one slot in 26 is cut short, the two balance.
 
 use plover_types::Micros;
 
@@ -21,7 +18,7 @@ use plover_types::Micros;
 /// it and is still far from the 100% of a vCPU that computes.
 const BUSY_SHARE_1024: u64 = 256;
 
-/// The threshold moves by this part of what was lost.
+/// The threshold shrinks by this part of itself.
 const PART: u64 = 64;
 
 /// Judges samples of the vCPU clocks.
@@ -92,12 +89,10 @@ impl IdleDetector {
         self.threshold
     }
 
-    /// The guest that was called idle went on by itself. `pause` is what a pause costs, if that is
-    /// to decide.
-    pub fn was_early(&mut self, pause: Option<Micros>) {
+    /// The guest that was called idle went on by itself.
+    pub fn was_early(&mut self) {
         let longest = Micros(self.usual.0 * 8);
-        let more = pause.map_or(self.threshold.0 / 2, |pause| pause.0 / PART);
-        self.threshold = Micros(self.threshold.0 + more).min(longest);
+        self.threshold = Micros(self.threshold.0 + self.threshold.0 / 2).min(longest);
     }
 
     /// The guest that was called idle did nothing more until it was fed.
@@ -137,7 +132,7 @@ mod tests {
     fn a_guest_that_goes_on_by_itself_is_given_longer() {
         let mut idle = IdleDetector::new(Micros(100));
         for _ in 0..20 {
-            idle.was_early(None);
+            idle.was_early();
         }
         assert_eq!(idle.threshold(), Micros(800), "bounded");
         assert!(!idle.sample(Micros(0), Some(Micros(0))));
@@ -147,34 +142,6 @@ mod tests {
             idle.was_timely();
         }
         assert_eq!(idle.threshold(), Micros(50), "bounded");
-    }
-
-    /// In the long run, waiting costs as much as pauses that come too early.
-    #[test]
-    fn a_dear_pause_is_worth_a_longer_wait() {
-        let settles = |pause: u64| {
-            let mut idle = IdleDetector::new(Micros(100));
-            let (mut early, mut waited) = (0, 0);
-            for i in 0..40_000u64 {
-                // Gaps in its work of up to 1 ms, the longer the rarer.
-                let gap = 1000 * (i * 7919 % 997).pow(3) / 997u64.pow(3);
-                waited += idle.threshold().0;
-                if gap > idle.threshold().0 {
-                    early += pause;
-                    idle.was_early(Some(Micros(pause)));
-                } else {
-                    idle.was_timely();
-                }
-            }
-            (idle.threshold(), early, waited)
-        };
-        let (cheap, ..) = settles(500);
-        let (dear, early, waited) = settles(4_000);
-        assert!(cheap < dear, "{cheap} and {dear}");
-        assert!(
-            early * 3 > waited && waited * 3 > early,
-            "{early} and {waited}"
-        );
     }
 
     #[test]

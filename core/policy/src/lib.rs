@@ -4,22 +4,19 @@
 //! named point in that space. The unreplicated baseline, `none`, is no policy but a group of one.
 
 mod axes;
-mod early;
 mod idle;
 mod lag;
 mod matching;
 mod presets;
-mod rate;
 mod slot;
 mod trigger;
 mod wait;
 
 pub use axes::{Input, Policy, PolicyError, ReleaseWhen, Secondary, Sent, SyncWhen};
-pub use early::{EarlyConfig, EarlyFound, EarlyRule};
 pub use idle::IdleDetector;
 pub use matching::{MatchConfig, MatchRule, MatchView, Verdict};
 pub use presets::{DEFAULT, HYBRID, PRESETS, Preset, VSMR};
-pub use slot::{SlotConfig, SlotCost, SlotKind, SlotRule, SlotView, SyncReason};
+pub use slot::{SlotConfig, SlotCost, SlotRule, SlotView, SyncReason};
 pub use wait::WaitRule;
 
 use serde::{Deserialize, Serialize};

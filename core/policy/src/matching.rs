@@ -299,11 +299,7 @@ impl MatchRule {
 
 /// A slot that needs a sync and ends as a plain one does, counted from when that was found out.
 fn plain(view: &SlotView, age: Micros) -> SlotView {
-    SlotView {
-        age,
-        goes_on: false,
-        ..*view
-    }
+    SlotView { age, ..*view }
 }
 
 #[cfg(test)]
@@ -468,7 +464,6 @@ mod tests {
                 age: Micros::ZERO,
                 outputs_held: true,
                 idle: true,
-                goes_on: false,
                 guard_full: false,
                 log_half_full: false,
             },

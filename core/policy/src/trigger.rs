@@ -63,7 +63,6 @@ mod tests {
             age,
             outputs_held,
             idle: true,
-            goes_on: false,
             guard_full: false,
             log_half_full: false,
         }
@@ -131,7 +130,6 @@ mod tests {
                 age: Micros::ZERO,
                 outputs_held: true,
                 idle: false,
-                goes_on: false,
                 guard_full: true,
                 log_half_full: true,
             };

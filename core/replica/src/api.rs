@@ -5,7 +5,7 @@ mod note;
 pub use note::Note;
 
 use apus::{Canary as ConsensusCanary, Configuration, Durability, DurableState, Entry};
-use plover_policy::{EarlyConfig, MatchConfig, Policy, SlotConfig, UnprotectedOutput};
+use plover_policy::{MatchConfig, Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
@@ -37,8 +37,6 @@ pub struct Config {
     pub policy: Policy,
     /// The slot's bounds.
     pub slot: SlotConfig,
-    /// What is hashed before the pause.
-    pub early: EarlyConfig,
     /// The bounds of a slot whose outputs are compared.
     pub matching: MatchConfig,
     /// What solo does with outputs.
@@ -95,10 +93,6 @@ pub enum Canary {
     ReleaseBeforeAck,
     /// A failed sync forgets its dirty pages.
     DirtyBitsLost,
-    /// An early hash is trusted although its page was written after it.
-    EarlyHashTrusted,
-    /// Pages that an early scan has found are not owed.
-    EarlyScanForgotten,
     /// Of several blocks that differ in a page, one is not sent.
     BlockMissed,
     /// The secondary acknowledges before the blocks of its disks are durable.

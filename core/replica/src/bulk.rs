@@ -69,8 +69,6 @@ impl Replica {
                 first,
                 digests,
             } => self.on_compared(from, attempt, first, &digests),
-            Body::Early { sync, runs, key } if follows => self.follow_early(sync, &runs, key),
-            Body::EarlyOwn { sync, runs } if leads => self.lead_early_own(from, sync, &runs),
             Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
             Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
             Body::Blocks { sync, runs, heard } if follows => self.follow_blocks(sync, &runs, heard),

@@ -250,7 +250,6 @@ impl Replica {
     /// Gives this side's guest up, with everything that rested on it.
     pub(crate) fn drop_guest(&mut self) {
         self.follow = None;
-        self.early = None;
         self.kept = None;
         self.early_dirty = None;
         self.joined = None;

@@ -31,7 +31,7 @@ use crate::guest::{Cut, Input, Power};
 use crate::replica::{Asked, Replica};
 use plover_matching::Translation;
 use plover_syncvm::message::Body;
-use plover_syncvm::{Partial, Staged, Staging};
+use plover_syncvm::{Staged, Staging};
 use plover_types::{Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
 
 /// Staged chunks between two acknowledgements of the transfer window.
@@ -80,8 +80,6 @@ pub(crate) struct FollowSync {
     unconsumed: Unconsumed,
     scanned: bool,
     dirty: Option<(PageSet, [u8; 32])>,
-    /// What is known of the union's hashes, while the rest is being hashed.
-    partial: Option<Partial>,
     /// The session's, once hashes were asked for.
     key: [u8; 32],
     /// The divergent pages, once their blocks' hashes were asked for, and the mark of those that
@@ -173,7 +171,6 @@ impl Replica {
             scanned: false,
             narrowed: Default::default(),
             dirty: dirty.map(|d| (d.set, d.key)),
-            partial: None,
             key: [0; 32],
             own: Runs::default(),
             compare: false,

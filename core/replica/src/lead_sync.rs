@@ -39,7 +39,7 @@ use plover_guard::HeldSlot;
 use plover_matching::Translation;
 use plover_policy::SyncReason;
 use plover_syncvm::blocks::BlockMask;
-use plover_syncvm::{Partial, Phase, SyncReport};
+use plover_syncvm::{Phase, SyncReport};
 use plover_types::{Digest, Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
 
 /// Stages in the order of their happening.
@@ -85,8 +85,6 @@ pub(crate) struct LeadSync {
     /// Own dirty pages and debt, rising, with their digests.
     own: Vec<PageNo>,
     own_digests: Option<Vec<Digest>>,
-    /// What is known of the hashes that are awaited: of `own`, then of `extra`.
-    partial: Option<Partial>,
     theirs: Option<PageSet>,
     their_digests: Vec<Digest>,
     their_total: Option<u32>,
@@ -178,7 +176,6 @@ impl Replica {
             translations: Vec::new(),
             own: Vec::new(),
             own_digests: None,
-            partial: None,
             theirs: None,
             their_digests: Vec::new(),
             their_total: None,

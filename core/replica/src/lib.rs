@@ -44,7 +44,6 @@ mod areas;
 mod bulk;
 mod consensus;
 mod copy;
-mod early;
 mod failover;
 mod follow_sync;
 mod guest;

@@ -5,7 +5,7 @@ use crate::guest::Power;
 use crate::replica::Replica;
 use plover_guard::HeldSlot;
 use plover_matching::Outgoing;
-use plover_policy::{SlotKind, UnprotectedOutput};
+use plover_policy::UnprotectedOutput;
 use plover_types::Frame;
 
 impl Replica {
@@ -14,13 +14,10 @@ impl Replica {
     pub(crate) fn on_outputs(&mut self, frames: Vec<Frame>) {
         self.pace.sent(&frames);
         if std::mem::take(&mut self.idleness_unproven) {
-            let adaptive = self.config.slot.kind == SlotKind::Adaptive;
-            let pause = adaptive.then(|| self.slot_rule.pause());
-            self.idle.was_early(pause);
+            self.idle.was_early();
         }
         if self.guest.power != Power::Off && self.holds_state {
             let mut dropped = 0;
-            let before = self.guard.next_no();
             for frame in frames {
                 match self.guest.translator.outgoing(self.now, frame) {
                     Outgoing::Passes(frame) if self.guard.has_room() => {
@@ -31,9 +28,6 @@ impl Replica {
                     Outgoing::Passes(_) | Outgoing::Dropped => dropped += 1,
                 }
             }
-            let held = self.guard.next_no().0 - before.0;
-            let age = self.now.since(self.slot_started);
-            self.slot_rule.sent(age, held as u32);
             self.tell_syns();
             self.say(dropped > 0);
             if dropped > 0 {

@@ -13,8 +13,8 @@ use crate::stream::Stream;
 use crate::warm::Warming;
 use apus::{Apus, Command, Phase as ConsensusPhase, Start};
 use plover_guard::Guard;
-use plover_policy::{EarlyRule, IdleDetector, SlotRule, WaitRule};
-use plover_syncvm::{EarlyHashes, HashHistory, Ledger, Phase};
+use plover_policy::{IdleDetector, SlotRule, WaitRule};
+use plover_syncvm::{HashHistory, Ledger, Phase};
 use plover_types::{
     Frame, Index, Lane, Micros, PageSet, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View,
 };
@@ -29,8 +29,6 @@ pub(crate) enum Asked {
     LeadFetch(SyncNo, bool),
     /// The secondary's part of this syncvm.
     Follow(SyncNo),
-    /// Hashes before the pause, the n-th time that work was begun.
-    Early(u64),
     /// The round of this attempt to join is over.
     Join(u64),
     /// The source's part of a copy: of this opening, this chunk.
@@ -80,7 +78,6 @@ pub struct Replica {
     pub(crate) sync_no: SyncNo,
     pub(crate) slot_started: Micros,
     pub(crate) slot_rule: SlotRule,
-    pub(crate) early_rule: EarlyRule,
     pub(crate) wait_rule: WaitRule,
     pub(crate) idle: IdleDetector,
     pub(crate) guest_idle: bool,
@@ -95,10 +92,6 @@ pub struct Replica {
     /// Pages that device resets have been seen to write.
     pub(crate) reset_pages: PageSet,
 
-    /// Of this slot: what was hashed before its pause.
-    pub(crate) early: Option<EarlyHashes>,
-    /// How many times that work was begun.
-    pub(crate) earlies: u64,
     pub(crate) matching: Matching,
     pub(crate) saying: Option<Saying>,
     pub(crate) pace: Pace,
@@ -169,9 +162,6 @@ impl Replica {
             sync_no: SyncNo(0),
             slot_started: now,
             slot_rule: SlotRule::new(config.slot),
-            early_rule: EarlyRule::new(config.early),
-            early: None,
-            earlies: 0,
             wait_rule: WaitRule::new(config.policy.sync.wait_max(&config.slot)),
             idle: IdleDetector::new(config.slot.idle_threshold),
             guest_idle: false,
@@ -220,10 +210,7 @@ impl Replica {
 
     fn dispatch(&mut self, event: Event) {
         match event {
-            Event::Tick => {
-                self.consensus(apus::Event::Tick);
-                self.early_step();
-            }
+            Event::Tick => self.consensus(apus::Event::Tick),
             Event::Link { peer, up } => self.on_link(peer, up),
             Event::Received {
                 from,
@@ -263,13 +250,12 @@ impl Replica {
             Event::DisksStaged(sync) => self.follow_disks_staged(sync),
             Event::Scanned(set) => self.on_scanned(&set),
             Event::Hashed(digests) => match self.hashes.pop_front() {
-                Some(Asked::Lead(sync)) => self.lead_hashed(sync, &digests),
+                Some(Asked::Lead(sync)) => self.lead_hashed(sync, digests),
                 Some(Asked::Follow(sync)) => self.follow_hashed(sync, &digests),
                 Some(Asked::Compare(attempt)) => self.copy_hashed(attempt, &digests),
                 Some(Asked::Standby(attempt, first)) => {
                     self.standby_hashed(attempt, first, &digests);
                 }
-                Some(Asked::Early(work)) => self.early_hashed(work, digests),
                 Some(Asked::Nothing) => {}
                 other => panic!("hashes nobody asked for: {other:?}"),
             },
@@ -302,7 +288,6 @@ impl Replica {
             self.drain_consensus();
             self.tick_lead();
             self.tick_pace();
-            self.tick_early();
             self.tick_follow();
             self.tick_join();
             self.tick_warm();
@@ -361,9 +346,7 @@ impl Replica {
         if let Some(stream) = &mut self.stream {
             stream.owe(set);
         }
-        self.early_written(set);
         match self.scans.pop_front() {
-            Some(Asked::Early(_)) => self.early_scanned(set),
             Some(Asked::Lead(sync)) => self.lead_scanned(sync, set),
             Some(Asked::Follow(sync)) => self.follow_scanned(sync, set),
             Some(Asked::Join(attempt)) => self.join_scanned(attempt),
@@ -403,7 +386,7 @@ impl Replica {
         let lead = self.lead_deadline();
         let follow = self.follow_deadline();
         let join = self.join_deadline();
-        let warm = self.warm_deadline().min(self.early_deadline());
+        let warm = self.warm_deadline();
         let pace = self.pace_deadline();
         consensus
             .min(lead)

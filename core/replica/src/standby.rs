@@ -247,7 +247,6 @@ impl Replica {
         if chunks.is_empty() {
             return;
         }
-        self.early = None;
         let forgets = self.canary(Canary::WarmForgetsSyncs);
         if let Some(stream) = self.stream.as_mut().filter(|_| !forgets) {
             for chunk in &chunks {

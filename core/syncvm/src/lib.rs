@@ -15,16 +15,6 @@
 //!  release outputs, resume                  apply what was staged, resume
 //! ```
 //!
-//! Where slots are long, a part of the hashing is done before the pause ([`EarlyHashes`];
-//! docs/decisions/0019):
-//!
-//! ```text
-//!  scan; hash, the guest runs on
-//!  Early(own dirty pages, hash key) ──────▶ scan; hash the union, the guest runs on
-//!                                   ◀────── EarlyOwn(own dirty pages)
-//!  hash those, too
-//! ```
-//!
 //! What can go wrong between any two of these lines is the replica's business
 //! (`plover-replica`); this crate holds the parts: the [`message`]s, page [`chunk`]s, the
 //! [`Ledger`] of pages not yet known to be equal, the comparing, and the [`Staging`] area that
@@ -33,14 +23,12 @@
 pub mod blocks;
 pub mod chunk;
 mod compare;
-mod early;
 mod history;
 mod ledger;
 pub mod message;
 mod staging;
 
 pub use compare::{Comparison, compare};
-pub use early::{EarlyHashes, Partial};
 pub use history::{HashHistory, Said};
 pub use ledger::Ledger;
 pub use message::{CopyPurpose, Phase, SyncMessage, SyncReport};

@@ -98,23 +98,6 @@ pub enum Body {
         /// Chunks of the stream that are written.
         chunks: u32,
     },
-    /// Leader: my pages that are dirty so far. Hash them and yours under this key while your guest
-    /// runs; the syncvm that ends the slot will ask for them.
-    Early {
-        /// The syncvm with which the slot began.
-        sync: SyncNo,
-        /// Pages the leader has written since, and its debt.
-        runs: Runs,
-        /// The session's hash key.
-        key: [u8; 32],
-    },
-    /// Secondary: mine. The leader will have to hash those, too.
-    EarlyOwn {
-        /// The syncvm with which the slot began.
-        sync: SyncNo,
-        /// Pages the secondary has written since, and its debt.
-        runs: Runs,
-    },
     /// Leader: my dirty pages; hash the union with yours under this key.
     Dirty {
         /// The syncvm.
@@ -260,11 +243,7 @@ impl Body {
     /// As what its bytes are counted.
     pub fn payload(&self) -> Payload {
         match self {
-            Self::Early { .. }
-            | Self::EarlyOwn { .. }
-            | Self::Dirty { .. }
-            | Self::Hashes { .. }
-            | Self::Blocks { .. } => Payload::Digests,
+            Self::Dirty { .. } | Self::Hashes { .. } | Self::Blocks { .. } => Payload::Digests,
             Self::BlockHashes { .. } => Payload::BlockHashes,
             Self::Pages { .. } | Self::Fetched { .. } => Payload::Pages,
             Self::End { .. } => Payload::Device,
@@ -365,10 +344,6 @@ pub struct SyncReport {
     pub blocks: u32,
     /// Out of this many.
     pub blocks_compared: u32,
-    /// Pages that the leader hashed before the pause.
-    pub early_made: u32,
-    /// Of the pages that the leader compared, those that it need not hash in the pause for that.
-    pub early_kept: u32,
     /// Bytes of bitmaps and digests, both directions.
     pub bytes_hashes: u64,
     /// Bytes of page contents.

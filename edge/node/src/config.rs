@@ -7,7 +7,7 @@ use crate::host::HostConfig;
 use crate::policy::PolicyConfig;
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
-use plover_policy::{DEFAULT, EarlyConfig, MatchConfig, Policy, ReleaseWhen, SlotConfig};
+use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
@@ -352,7 +352,6 @@ impl ReplicaConfig {
         // Checked when the configuration was.
         let axes = policy.axes().unwrap_or(DEFAULT.policy);
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
-        let early = EarlyConfig::default();
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
         plover_replica::Config {
@@ -366,7 +365,6 @@ impl ReplicaConfig {
             message_bytes_max,
             policy: axes,
             slot: SlotConfig {
-                kind: policy.slot,
                 idle_threshold: policy
                     .idle_threshold_us
                     .map_or(defaults.idle_threshold, Micros),
@@ -374,11 +372,6 @@ impl ReplicaConfig {
                 slot_max: ms(policy.slot_max_ms, defaults.slot_max),
                 quiet_max: ms(policy.quiet_max_ms, defaults.quiet_max),
                 wait_max: ms(policy.wait_max_ms, defaults.wait_max),
-            },
-            early: EarlyConfig {
-                on: policy.early_work,
-                pages_min: policy.early_pages.unwrap_or(early.pages_min),
-                ..early
             },
             matching: MatchConfig {
                 unmatched_max: ms(policy.unmatched_max_ms, matching.unmatched_max),

@@ -18,7 +18,7 @@ const RELEASES: usize = 4096;
 type Figure = fn(&SyncReport) -> u64;
 
 /// What is summed up of every sync, by the name it has in the status.
-const SUMMED: [(&str, Figure); 17] = [
+const SUMMED: [(&str, Figure); 15] = [
     ("count", |_| 1),
     ("slot_us", |r| r.slot.0),
     ("pause_us", |r| r.pause.0),
@@ -29,8 +29,6 @@ const SUMMED: [(&str, Figure); 17] = [
     ("divergent", |r| u64::from(r.divergent)),
     ("blocks", |r| u64::from(r.blocks)),
     ("blocks_compared", |r| u64::from(r.blocks_compared)),
-    ("early_made", |r| u64::from(r.early_made)),
-    ("early_kept", |r| u64::from(r.early_kept)),
     ("bytes_hashes", |r| r.bytes_hashes),
     ("bytes_pages", |r| r.bytes_pages),
     ("bytes_device", |r| r.bytes_device),

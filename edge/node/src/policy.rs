@@ -1,8 +1,7 @@
 //! `[policy]`: a preset's name, axes that differ from it, and the bounds.
 
 use plover_policy::{
-    DEFAULT, Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SlotKind, SyncWhen,
-    UnprotectedOutput,
+    DEFAULT, Input, Policy, Preset, ReleaseWhen, Secondary, Sent, SyncWhen, UnprotectedOutput,
 };
 use plover_types::Micros;
 use serde::Deserialize;
@@ -95,9 +94,6 @@ pub struct PolicyConfig {
     pub sent: Option<Sent>,
     /// When an output leaves (default: the policy's).
     pub release: Option<ReleaseWhen>,
-    /// Who chooses the longest slot and the idle threshold, within the bounds below: `fixed`
-    /// (constants) or `adaptive` (what syncs are measured to cost).
-    pub slot: SlotKind,
     /// The guest counts as idle after this many µs without work (default 100). Learning makes it up to
     /// twice as short or eight times as long.
     pub idle_threshold_us: Option<u64>,
@@ -126,12 +122,7 @@ pub struct PolicyConfig {
     /// Whether the log and syncs are compressed on their way (default: true where `sent = "divergent"`): a third
     /// of the bytes, and longer pauses. `false` for links that are faster than a CPU.
     pub compress: Option<bool>,
-    /// Whether pages are hashed while the guests still run, in slots that are long and write much.
-    pub early_work: bool,
-    /// Where slots usually dirty fewer pages than this on both sides together, no page is hashed
-    /// early (default 256).
-    pub early_pages: Option<u32>,
-    /// MiB of held outputs that force a sync (default 8).
+    /// Held outputs that force a sync, in MiB (default 8).
     pub guard_mib: Option<usize>,
     /// Frames that may wait for the guest, as in a network card's queue; more are dropped (default 1024).
     pub input_frames: Option<usize>,

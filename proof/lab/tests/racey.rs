@@ -5,7 +5,6 @@ use anyhow::{Result, ensure};
 use plover_lab::Target;
 use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
-use plover_lab::trace::TraceEvent;
 use plover_lab_proof::{checksums, prove};
 use std::io::Write;
 
@@ -23,13 +22,6 @@ checksum_each_sync = true
 trace_syncs = true
 [group]
 timeout_ms = 3000
-";
-
-/// However few pages a slot writes, they are hashed early; the slots of `str` are long enough.
-const EARLY: &str = "
-[policy]
-early_work = true
-early_pages = 1
 ";
 
 fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
@@ -67,20 +59,6 @@ fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
 #[test]
 fn racing_threads_leave_equal_memories() {
     race_under("t-racey", "vsmr", OVERLAY, |lab| race(lab, SLOTS));
-}
-
-/// Pages that were hashed while both guests ran and wrote them are compared by what they hold at
-/// the cut.
-#[test]
-fn early_hashes_leave_equal_memories() {
-    let overlay = format!("{OVERLAY}{EARLY}");
-    race_under("t-racey-early", "str", &overlay, |lab| {
-        race(lab, CHECKPOINTS)?;
-        let kept = |event: &TraceEvent| event.number("early_kept");
-        let kept: u64 = lab.events().iter().filter_map(kept).sum();
-        ensure!(kept > 0, "no early hash was of use, so nothing was proved");
-        Ok(())
-    });
 }
 
 /// The leader's guest goes on before what it has written is sent, and writes the same pages again

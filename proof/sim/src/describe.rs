@@ -15,13 +15,6 @@ impl World {
             Note::SyncPhase { phase, .. } => self.process_mut(who).phase = Some(*phase),
             Note::Synced(report) => {
                 self.process_mut(who).phase = None;
-                let early = [
-                    ("early: pages hashed before a pause", report.early_made),
-                    ("early: hashes of use in the pause", report.early_kept),
-                ];
-                for (what, pages) in early {
-                    self.coverage.add(what, pages.into());
-                }
                 let matched = u64::from(report.matched);
                 self.coverage
                     .add("match: frames released on match", matched);

@@ -7,8 +7,8 @@ use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
 use apus::Durability;
 use plover_policy::{
-    EarlyConfig, Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
-    SlotKind, UnprotectedOutput, VSMR,
+    Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
+    UnprotectedOutput, VSMR,
 };
 use plover_replica::{Canary, Config, Warm};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
@@ -229,21 +229,10 @@ fn draw_config(
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         policy: VSMR.policy,
         slot: SlotConfig {
-            kind: match guest.pages % 11 {
-                0..4 => SlotKind::Fixed,
-                _ => SlotKind::Adaptive,
-            },
             // Ten times the real one: a sample is an event here.
             idle_threshold: Micros(1000),
             quiet_max: Micros::from_ms(rng.pick(&[100, 500])),
             ..SlotConfig::default()
-        },
-        // Guests here are small and their slots short.
-        early: EarlyConfig {
-            on: guest.pages % 5 != 0,
-            slot_min: Micros::ZERO,
-            pages_min: 2,
-            step_pages: 1 + guest.pages % 7,
         },
         matching: MatchConfig {
             unmatched_max: Micros::from_ms(rng.pick(&[20, 100])),

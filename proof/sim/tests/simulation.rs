@@ -58,9 +58,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments without which the seeds would prove little.
-const REACHED: [&str; 47] = [
-    "early: pages hashed before a pause",
-    "early: hashes of use in the pause",
+const REACHED: [&str; 45] = [
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
     "failover: a new leader serves",
@@ -234,19 +232,6 @@ fn forgotten_numbers_are_caught() {
 fn lost_dirty_bits_are_caught() {
     let found_by = ["debt_never_forgotten", "memory_equal_after_sync"];
     catches(Canary::DirtyBitsLost, 200, &found_by);
-}
-
-/// A page that was written after its early hash is taken for what it was.
-#[test]
-fn early_hashes_that_are_trusted_too_long_are_caught() {
-    catches(Canary::EarlyHashTrusted, 200, &["memory_equal_after_sync"]);
-}
-
-/// An early scan clears dirty bits and nobody remembers the pages.
-#[test]
-fn early_scans_that_are_forgotten_are_caught() {
-    let found_by = ["debt_never_forgotten", "memory_equal_after_sync"];
-    catches(Canary::EarlyScanForgotten, 200, &found_by);
 }
 
 /// Of a divergent page, a block that differs is not sent.

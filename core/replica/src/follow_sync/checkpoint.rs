@@ -96,7 +96,6 @@ impl FollowSync {
             scanned: false,
             narrowed: Default::default(),
             dirty: None,
-            partial: None,
             key: [0; 32],
             own: Runs::default(),
             compare: false,

@@ -78,21 +78,13 @@ impl Replica {
         if self.sends_unhashed() {
             return self.say_hashes(number, &[]);
         }
-        let union: Vec<PageNo> = self.ledger.owed().iter().collect();
-        let partial = self.known_early(&key, &union);
-        let pages = partial.missing().to_vec();
-        if let Some(follow) = &mut self.follow {
-            follow.partial = Some(partial);
-        }
+        let pages: Vec<PageNo> = self.ledger.owed().iter().collect();
         self.hashes.push_back(Asked::Follow(number));
         self.out.push(Action::Hash { key, pages });
     }
 
     pub(crate) fn follow_hashed(&mut self, number: SyncNo, digests: &[Digest]) {
-        let follow = self.follow.as_mut().filter(|f| f.sync == number);
-        if let Some(partial) = follow.and_then(|follow| follow.partial.take()) {
-            self.say_hashes(number, &partial.complete(digests));
-        }
+        self.say_hashes(number, digests);
     }
 
     fn say_hashes(&mut self, number: SyncNo, digests: &[Digest]) {

@@ -4,9 +4,7 @@ use crate::api::{Action, Canary, Config, Event, Role, Warm};
 use crate::replica::Replica;
 use crate::standby::Offer;
 use apus::{Durability, Start};
-use plover_policy::{
-    EarlyConfig, MatchConfig, Policy, Preset, SlotConfig, UnprotectedOutput, VSMR,
-};
+use plover_policy::{MatchConfig, Policy, Preset, SlotConfig, UnprotectedOutput, VSMR};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::{Body, CopyPurpose};
@@ -27,7 +25,6 @@ pub(crate) fn witness(policy: Policy, warm: Warm) -> Replica {
         message_bytes_max: 1 << 16,
         policy,
         slot: SlotConfig::default(),
-        early: EarlyConfig::default(),
         matching: MatchConfig::default(),
         unprotected_output: UnprotectedOutput::Release,
         pages: 16,

@@ -7,7 +7,7 @@ use super::Stage;
 use crate::api::Action;
 use crate::replica::{Asked, Replica};
 use plover_syncvm::message::Body;
-use plover_syncvm::{EarlyHashes, Phase, compare};
+use plover_syncvm::{Phase, compare};
 use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo};
 
 impl Replica {
@@ -43,20 +43,14 @@ impl Replica {
         }
         if let Some(sync) = &mut self.lead {
             sync.enter(Phase::Hash, now);
-            sync.report.early_made = self.early.as_ref().map_or(0, EarlyHashes::made);
         }
-        self.lead_hash(&pages);
+        self.lead_hash(pages);
         self.note_phase(number, Phase::Hash);
     }
 
-    /// Asks for the hashes of `pages` that are not known yet.
-    fn lead_hash(&mut self, pages: &[PageNo]) {
+    fn lead_hash(&mut self, pages: Vec<PageNo>) {
         let key = self.config.hash_key;
-        let partial = self.known_early(&key, pages);
         let Some(sync) = &mut self.lead else { return };
-        let pages = partial.missing().to_vec();
-        sync.report.early_kept += partial.known();
-        sync.partial = Some(partial);
         self.hashes.push_back(Asked::Lead(sync.sync));
         self.out.push(Action::Hash { key, pages });
     }
@@ -98,15 +92,11 @@ impl Replica {
         }
     }
 
-    pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: &[Digest]) {
+    pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: Vec<Digest>) {
         let now = self.now;
         let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
             return;
         };
-        let Some(partial) = sync.partial.take() else {
-            return;
-        };
-        let digests = partial.complete(digests);
         sync.last_progress = now;
         if sync.own_digests.is_none() {
             sync.own_digests = Some(digests);
@@ -149,7 +139,7 @@ impl Replica {
             sync.extra = Some(extra.clone());
             if !extra.is_empty() {
                 sync.enter(Phase::Hash, now);
-                return self.lead_hash(&extra);
+                return self.lead_hash(extra);
             }
         } else if sync.extra.as_ref().is_some_and(|e| !e.is_empty()) {
             return;

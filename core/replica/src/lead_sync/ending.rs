@@ -100,12 +100,9 @@ impl Replica {
             outputs: report.outputs + report.matched,
         };
         self.slot_rule.learn(&cost);
-        if !sync.join {
-            if !sync.retry {
-                // What that lets go it owes to the slot before.
-                self.matching.learn(&cost);
-            }
-            self.early_learn(&sync.report);
+        if !sync.join && !sync.retry {
+            // A retried sync says nothing about this slot, so the controller does not learn from it.
+            self.matching.learn(&cost);
         }
         self.note(Note::Synced(Box::new(sync.report)));
     }

@@ -51,20 +51,16 @@ impl Replica {
     /// Nothing is known of the new slot yet.
     pub(super) fn begin_slot(&mut self) {
         self.slot_started = self.now;
-        self.early = None;
-        self.slot_rule.begin();
         self.guest_idle = false;
     }
 
     fn slot_view(&self) -> SlotView {
-        let age = self.now.since(self.slot_started);
         SlotView {
-            age,
+            age: self.now.since(self.slot_started),
             // What is printed is not compared, so a slot that waits for a match does not wait for it.
             outputs_held: !self.guard.is_empty()
                 || (self.printed && self.config.policy.sync != SyncWhen::Mismatch),
             idle: self.guest_idle,
-            goes_on: self.slot_rule.pays_to_go_on(age),
             guard_full: self.guard.is_full(),
             log_half_full: self.is_log_half_full(),
         }

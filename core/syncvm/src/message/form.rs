@@ -62,15 +62,6 @@ fn copies() -> Vec<Body> {
 /// What is compared.
 fn comparing() -> Vec<Body> {
     vec![
-        Body::Early {
-            sync: SYNC,
-            runs: runs(),
-            key: [21; 32],
-        },
-        Body::EarlyOwn {
-            sync: SYNC,
-            runs: runs(),
-        },
         Body::Dirty {
             sync: SYNC,
             runs: runs(),

@@ -57,7 +57,7 @@ pub(crate) const BYTES: Metric = metric("bytes_per_request", "bytes/request", 0,
 });
 
 /// All figures that are one number, in the order in which they are shown.
-pub(crate) const METRICS: [Metric; 19] = [
+pub(crate) const METRICS: [Metric; 18] = [
     RATE,
     P50,
     metric("p95_ms", "p95 ms", 2, |f| {
@@ -76,7 +76,6 @@ pub(crate) const METRICS: [Metric; 19] = [
     metric("same", "same", 0, |f| f.compared("same")),
     metric("divergent", "divergent", 0, |f| f.compared("divergent")),
     SDPR,
-    metric("early", "early", 0, |f| f.compared("early_kept")),
     BYTES,
     metric("bytes_per_s", "MB/s", 2, |f| {
         let sent = f.window.bytes_of_protection();
