@@ -1,29 +1,38 @@
 //! Builds the agent with the C compiler that `cc` finds (`CC` is honoured).
 //!
-//! `cc` itself only makes static libraries, and a preloaded object must be a shared one, so it is
-//! used to find the compiler and this file runs it.
+//! `cc` itself makes static libraries only, and a preloaded object must be a shared one. So `cc` finds
+//! the compiler, and this file runs it.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
+const SOURCES: [&str; 5] = [
+    "src/agent.c",
+    "src/orders.c",
+    "src/translations.c",
+    "src/queues.c",
+    "src/firmware.c",
+];
+
 fn main() {
-    println!("cargo::rerun-if-changed=src/agent.c");
+    println!("cargo::rerun-if-changed=src");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("agent.so");
     let compiler = cc::Build::new().cargo_warnings(false).get_compiler();
     let status = compiler
         .to_command()
-        .args([
-            "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
-        ])
+        .args(["-shared", "-fPIC", "-fvisibility=hidden", "-O2", "-pthread"])
+        .args(["-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&out)
-        .arg("src/agent.c")
+        .args(SOURCES)
         .arg("-ldl")
         .status();
     match status {
         Ok(status) if status.success() => {}
         Ok(status) => {
-            println!("cargo::error=the C compiler could not build src/agent.c ({status})");
+            println!(
+                "cargo::error=the C compiler could not build the agent in edge/agent/src ({status})"
+            );
             exit(1);
         }
         Err(error) => {

@@ -9,7 +9,7 @@
 //! key makes two different blocks look the same with a chance of one in 2^64 a block, and a page in
 //! which no block seems to differ is sent whole.
 
-use plover_types::{BLOCK_BYTES, BLOCKS_PER_PAGE, PageNo};
+use plover_types::{PageNo, SUBPAGE_BYTES, SUBPAGES_PER_PAGE};
 
 /// Which blocks of a page: bit n is block n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct BlockMask(pub u64);
 
 impl BlockMask {
     /// Every block.
-    pub const ALL: Self = Self(u64::MAX >> (64 - BLOCKS_PER_PAGE));
+    pub const ALL: Self = Self(u64::MAX >> (64 - SUBPAGES_PER_PAGE));
 
     /// How many blocks.
     pub fn len(self) -> u32 {
@@ -31,22 +31,22 @@ impl BlockMask {
 
     /// Where its blocks lie in the page, rising.
     pub fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        (0..BLOCKS_PER_PAGE)
+        (0..SUBPAGES_PER_PAGE)
             .filter(move |block| self.0 >> block & 1 == 1)
-            .map(|block| block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES)
+            .map(|block| block * SUBPAGE_BYTES..(block + 1) * SUBPAGE_BYTES)
     }
 }
 
 /// What differs in each of some divergent pages, by both sides' hashes of all their blocks, page
 /// after page. `None` if the lists are not of one length, which a correct peer never sends.
 pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<BlockMask>> {
-    let count = pages * BLOCKS_PER_PAGE;
+    let count = pages * SUBPAGES_PER_PAGE;
     if ours.len() != count || theirs.len() != count {
         return None;
     }
     let pairs = ours
-        .chunks_exact(BLOCKS_PER_PAGE)
-        .zip(theirs.chunks_exact(BLOCKS_PER_PAGE));
+        .chunks_exact(SUBPAGES_PER_PAGE)
+        .zip(theirs.chunks_exact(SUBPAGES_PER_PAGE));
     let masks = pairs.map(|(ours, theirs)| {
         let differ = ours.iter().zip(theirs).map(|(a, b)| u64::from(a != b));
         let mask = BlockMask(differ.rev().fold(0, |mask, bit| mask << 1 | bit));
@@ -70,17 +70,17 @@ mod tests {
 
     #[test]
     fn masks_name_exactly_what_differs() {
-        let ours: Vec<u64> = (0..2 * BLOCKS_PER_PAGE as u64).collect();
+        let ours: Vec<u64> = (0..2 * SUBPAGES_PER_PAGE as u64).collect();
         let mut theirs = ours.clone();
         theirs[0] = 99;
-        theirs[BLOCKS_PER_PAGE - 1] = 99;
+        theirs[SUBPAGES_PER_PAGE - 1] = 99;
         let masks = compare_blocks(2, &ours, &theirs).unwrap();
-        assert_eq!(masks[0], BlockMask(1 | 1 << (BLOCKS_PER_PAGE - 1)));
+        assert_eq!(masks[0], BlockMask(1 | 1 << (SUBPAGES_PER_PAGE - 1)));
         assert_eq!(masks[0].len(), 2);
         let ranges: Vec<_> = masks[0].ranges().collect();
         assert_eq!(
             ranges,
-            [0..BLOCK_BYTES, PAGE_BYTES - BLOCK_BYTES..PAGE_BYTES]
+            [0..SUBPAGE_BYTES, PAGE_BYTES - SUBPAGE_BYTES..PAGE_BYTES]
         );
         assert_eq!(
             masks[1],
@@ -88,6 +88,6 @@ mod tests {
             "it differs, though no hash says where"
         );
         assert_eq!(compare_blocks(2, &ours, &theirs[1..]), None);
-        assert_eq!(BlockMask::ALL.ranges().count(), BLOCKS_PER_PAGE);
+        assert_eq!(BlockMask::ALL.ranges().count(), SUBPAGES_PER_PAGE);
     }
 }

@@ -5,7 +5,7 @@
 //! its way it may be (docs/decisions/0023).
 
 use crate::blocks::BlockMask;
-use plover_types::{BLOCK_BYTES, PAGE_BYTES, PageNo};
+use plover_types::{PAGE_BYTES, PageNo, SUBPAGE_BYTES};
 
 /// Pages a chunk holds at most. 32 pages are 128 KiB: large enough that the per-message cost
 /// vanishes, small enough that a full copy never occupies the loop for long.
@@ -85,7 +85,7 @@ impl PageContent<'_> {
             Self::Zero => page.fill(0),
             Self::Raw(bytes) => page.copy_from_slice(bytes),
             Self::Blocks(mask, bytes) => {
-                for (range, block) in mask.ranges().zip(bytes.chunks_exact(BLOCK_BYTES)) {
+                for (range, block) in mask.ranges().zip(bytes.chunks_exact(SUBPAGE_BYTES)) {
                     page[range].copy_from_slice(block);
                 }
             }
@@ -150,7 +150,7 @@ fn read_one(bytes: &[u8], pages: u32) -> Option<(PageNo, PageContent<'_>, usize)
             if mask.is_empty() || mask.0 & !BlockMask::ALL.0 != 0 {
                 return None;
             }
-            let bytes = mask.len() as usize * BLOCK_BYTES;
+            let bytes = mask.len() as usize * SUBPAGE_BYTES;
             let blocks = PageContent::Blocks(mask, body.get(..bytes)?);
             Some((page, blocks, 13 + bytes))
         }
@@ -200,15 +200,15 @@ mod tests {
     #[test]
     fn blocks_change_what_they_name_and_nothing_else() {
         let (old, mut new) = ([1u8; PAGE_BYTES], [1u8; PAGE_BYTES]);
-        new[BLOCK_BYTES] = 2;
+        new[SUBPAGE_BYTES] = 2;
         new[PAGE_BYTES - 1] = 3;
-        let mask = BlockMask(1 << 1 | 1 << (PAGE_BYTES / BLOCK_BYTES - 1));
+        let mask = BlockMask(1 << 1 | 1 << (PAGE_BYTES / SUBPAGE_BYTES - 1));
         let mut writer = ChunkWriter::new();
         writer.push_blocks(PageNo(4), mask, &new);
         writer.push_blocks(PageNo(5), BlockMask::ALL, &new);
         writer.push_blocks(PageNo(6), mask, &[0; PAGE_BYTES]);
         let chunk = writer.finish();
-        assert_eq!(chunk.len(), 13 + 2 * BLOCK_BYTES + 5 + PAGE_BYTES + 5);
+        assert_eq!(chunk.len(), 13 + 2 * SUBPAGE_BYTES + 5 + PAGE_BYTES + 5);
         let read: Vec<_> = read(&chunk, 7).map(Result::unwrap).collect();
         let whole: Vec<_> = read.iter().map(|(_, content)| content.is_whole()).collect();
         assert_eq!(whole, [false, true, true]);

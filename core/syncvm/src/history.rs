@@ -15,17 +15,17 @@
 //! remembered is only ever what was said, never what a page holds: the leader hears the same
 //! hashes as if all of them had travelled.
 
-use plover_types::{BLOCKS_PER_PAGE, PageNo};
+use plover_types::{PageNo, SUBPAGES_PER_PAGE};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Pages that are remembered, 256 bytes each; of more, only those that were said last.
 const PAGES_KEPT: usize = 4096;
 
-const MASK_BYTES: usize = BLOCKS_PER_PAGE / 8;
+const MASK_BYTES: usize = SUBPAGES_PER_PAGE / 8;
 const HASH_BYTES: usize = size_of::<u64>();
 
-type Hashes = [u64; BLOCKS_PER_PAGE];
+type Hashes = [u64; SUBPAGES_PER_PAGE];
 
 /// The block hashes that were said last of each page, at the end that says or the one that hears.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,24 +51,24 @@ impl HashHistory {
 
     /// The most bytes in which the hashes of this many pages are said.
     pub fn bytes_max(pages: usize) -> usize {
-        pages * (MASK_BYTES + BLOCKS_PER_PAGE * HASH_BYTES)
+        pages * (MASK_BYTES + SUBPAGES_PER_PAGE * HASH_BYTES)
     }
 
     /// Says the hashes of all blocks of `pages`, page after page, to one whose mark is `heard`.
-    /// `hashes` has [`BLOCKS_PER_PAGE`] for each page.
+    /// `hashes` has [`SUBPAGES_PER_PAGE`] for each page.
     pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> Said {
         let anew = heard != self.mark;
         if anew {
             *self = Self::default();
         }
         let mut bytes = Vec::new();
-        for (page, hashes) in pages.iter().zip(hashes.chunks_exact(BLOCKS_PER_PAGE)) {
+        for (page, hashes) in pages.iter().zip(hashes.chunks_exact(SUBPAGES_PER_PAGE)) {
             let before = self.pages.get(page);
             let differs = |block: usize| before.is_none_or(|it| it[block] != hashes[block]);
             let new = |block: &usize| differs(*block);
-            let mask = (0..BLOCKS_PER_PAGE).filter(new).fold(0, set);
+            let mask = (0..SUBPAGES_PER_PAGE).filter(new).fold(0, set);
             bytes.extend(&mask.to_le_bytes()[..MASK_BYTES]);
-            let new = (0..BLOCKS_PER_PAGE).filter(new);
+            let new = (0..SUBPAGES_PER_PAGE).filter(new);
             bytes.extend(new.flat_map(|block| hashes[block].to_le_bytes()));
         }
         self.remember(pages, hashes, &bytes);
@@ -87,13 +87,13 @@ impl HashHistory {
     }
 
     fn complete(&self, pages: &[PageNo], mut bytes: &[u8]) -> Option<Vec<u64>> {
-        let mut all = Vec::with_capacity(pages.len() * BLOCKS_PER_PAGE);
+        let mut all = Vec::with_capacity(pages.len() * SUBPAGES_PER_PAGE);
         for page in pages {
             let mut mask = [0; 8];
             mask[..MASK_BYTES].copy_from_slice(take(&mut bytes, MASK_BYTES)?);
             let mask = u64::from_le_bytes(mask);
             let before = self.pages.get(page);
-            for block in 0..BLOCKS_PER_PAGE {
+            for block in 0..SUBPAGES_PER_PAGE {
                 all.push(if mask >> block & 1 == 1 {
                     u64::from_le_bytes(take(&mut bytes, HASH_BYTES)?.try_into().ok()?)
                 } else {
@@ -111,7 +111,7 @@ impl HashHistory {
         }
         mark.update(bytes);
         self.mark = mark.digest();
-        let hashes = hashes.chunks_exact(BLOCKS_PER_PAGE);
+        let hashes = hashes.chunks_exact(SUBPAGES_PER_PAGE);
         let of_pages = pages.iter().zip(hashes.filter_map(|it| it.try_into().ok()));
         self.pages
             .extend(of_pages.clone().map(|(at, it)| (*at, it)));
@@ -144,7 +144,7 @@ mod tests {
     /// Hashes of blocks all of which are others for each `salt`.
     fn hashes(pages: &[PageNo], salt: u64) -> Vec<u64> {
         let of = |page: &PageNo| u64::from(page.0) << 32 | salt << 8;
-        let blocks = 0..BLOCKS_PER_PAGE as u64;
+        let blocks = 0..SUBPAGES_PER_PAGE as u64;
         pages
             .iter()
             .flat_map(|page| blocks.clone().map(move |block| of(page) | block))
@@ -171,8 +171,8 @@ mod tests {
             HashHistory::bytes_max(10)
         );
         assert_eq!(exchange(&mut ends, &pages, &list), 10 * MASK_BYTES);
-        list[BLOCKS_PER_PAGE] = 0;
-        list[10 * BLOCKS_PER_PAGE - 1] = 0;
+        list[SUBPAGES_PER_PAGE] = 0;
+        list[10 * SUBPAGES_PER_PAGE - 1] = 0;
         assert_eq!(
             exchange(&mut ends, &pages, &list),
             10 * MASK_BYTES + 2 * HASH_BYTES

@@ -8,6 +8,7 @@ pub mod forms;
 mod frame;
 mod ids;
 mod lane;
+mod layout;
 mod pages;
 mod payload;
 mod time;
@@ -18,16 +19,9 @@ pub use ids::{
     Awaited, Digest, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp,
 };
 pub use lane::Lane;
+pub use layout::{
+    BlockNo, DISK_BLOCK_BYTES, PAGE_BYTES, PageLayout, SUBPAGE_BYTES, SUBPAGES_PER_PAGE,
+};
 pub use pages::{PageSet, Runs};
 pub use payload::Payload;
 pub use time::{Micros, SplitMix64};
-
-/// Bytes in a guest page. Dirty tracking, hashing and transfer all work in this unit.
-pub const PAGE_BYTES: usize = 4096;
-
-/// Bytes of a block: the piece of a divergent page that travels when only it differs. Chosen by
-/// measurement (docs/decisions/0014): smaller blocks send fewer bytes of memory and more of hashes.
-pub const BLOCK_BYTES: usize = 128;
-
-/// Blocks of a page, at most 64.
-pub const BLOCKS_PER_PAGE: usize = PAGE_BYTES / BLOCK_BYTES;

@@ -1,10 +1,11 @@
 //! One raw image: the file, its size in blocks, and what was written to it.
 
+use crate::DiskSpec;
 use crate::error::{DiskError, io_error};
 use crate::import::Format;
 use crate::lock::Locked;
 use crate::written::Written;
-use crate::{BLOCK_BYTES, DiskSpec};
+use plover_types::DISK_BLOCK_BYTES;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use std::fs::OpenOptions;
 use std::io;
@@ -69,13 +70,13 @@ impl Image {
                 wanted,
             });
         }
-        if bytes == 0 || bytes % BLOCK_BYTES as u64 != 0 {
+        if bytes == 0 || bytes % DISK_BLOCK_BYTES as u64 != 0 {
             return Err(DiskError::Uneven {
                 path: path.clone(),
                 bytes,
             });
         }
-        let blocks = bytes / BLOCK_BYTES as u64;
+        let blocks = bytes / DISK_BLOCK_BYTES as u64;
         let blocks = u32::try_from(blocks).map_err(|_| DiskError::TooLarge(bytes))?;
         let format = Format::of_content(&file).filter(|_| !used_before);
         if let Some(format) = format {
@@ -107,7 +108,7 @@ impl Image {
     }
 
     pub(crate) fn blocks(&self) -> u32 {
-        (self.bytes / BLOCK_BYTES as u64) as u32
+        (self.bytes / DISK_BLOCK_BYTES as u64) as u32
     }
 
     pub(crate) fn read(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
@@ -149,7 +150,7 @@ impl Image {
     }
 
     fn write_zeroes_by_hand(&self, mut offset: u64, mut bytes: u64) -> io::Result<()> {
-        let zeroes = [0; 16 * BLOCK_BYTES];
+        let zeroes = [0; 16 * DISK_BLOCK_BYTES];
         while bytes > 0 {
             let part = bytes.min(zeroes.len() as u64);
             self.file.write_all_at(&zeroes[..part as usize], offset)?;
@@ -160,7 +161,7 @@ impl Image {
 
     /// Notes what the guest has written.
     pub(crate) fn note(&self, offset: u64, bytes: u64) {
-        let block = BLOCK_BYTES as u64;
+        let block = DISK_BLOCK_BYTES as u64;
         self.written
             .note((offset / block) as u32..(offset + bytes).div_ceil(block) as u32);
     }
@@ -190,12 +191,12 @@ impl Image {
     /// The first block at or after `block` that may hold something other than zeroes, or the number
     /// of blocks. Unlike [`Image::next_data`] it does not look for the end of the run.
     pub(crate) fn first_data(&self, block: u32) -> u32 {
-        let at = u64::from(block) * BLOCK_BYTES as u64;
+        let at = u64::from(block) * DISK_BLOCK_BYTES as u64;
         if at >= self.bytes {
             return self.blocks();
         }
         match seek(&*self.file, SeekFrom::Data(at)) {
-            Ok(start) => (start / BLOCK_BYTES as u64) as u32,
+            Ok(start) => (start / DISK_BLOCK_BYTES as u64) as u32,
             Err(rustix::io::Errno::NXIO) => self.blocks(),
             Err(_) => block,
         }
@@ -204,7 +205,7 @@ impl Image {
     /// The first run of blocks at or after `block` that may hold something other than zeroes;
     /// `None` if all the rest is a hole.
     pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {
-        let at = u64::from(block) * BLOCK_BYTES as u64;
+        let at = u64::from(block) * DISK_BLOCK_BYTES as u64;
         if at >= self.bytes {
             return None;
         }
@@ -215,7 +216,7 @@ impl Image {
             Err(_) => return Some((block, self.blocks())),
         };
         let end = seek(&*self.file, SeekFrom::Hole(start)).unwrap_or(self.bytes);
-        let size = BLOCK_BYTES as u64;
+        let size = DISK_BLOCK_BYTES as u64;
         Some((
             (start / size) as u32,
             end.min(self.bytes).div_ceil(size) as u32,

@@ -10,8 +10,8 @@
 //! then hands that file to the guest. (QEMU once did: CVE-2008-2004.) So a source is an image that
 //! its owner trusts, and a file that a guest has written is raw for ever.
 
-use crate::BLOCK_BYTES;
 use crate::error::{DiskError, io_error};
+use plover_types::DISK_BLOCK_BYTES;
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{self, Read};
@@ -109,7 +109,7 @@ impl Source {
         if info.encrypted {
             return Err(DiskError::Encrypted(path.into()));
         }
-        let block = BLOCK_BYTES as u64;
+        let block = DISK_BLOCK_BYTES as u64;
         Ok(Some(Self {
             path: path.into(),
             format,
@@ -245,7 +245,7 @@ mod tests {
             source.import(&to, |percent| told.push(percent)).unwrap();
             let copy = std::fs::read(&to).unwrap();
             assert_eq!(copy.len() as u64, source.bytes());
-            assert_eq!(copy.len() % BLOCK_BYTES, 0);
+            assert_eq!(copy.len() % DISK_BLOCK_BYTES, 0);
             assert!(copy.starts_with(&raw) && copy[raw.len()..].iter().all(|byte| *byte == 0));
             assert_eq!(told.last(), Some(&100), "{told:?}");
             assert!(std::fs::read(dir.path().join(&name)).unwrap() == before);

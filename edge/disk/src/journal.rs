@@ -19,8 +19,7 @@
 //! release is known for one, and the slot beside it, which may be of ours and older, does not count.
 
 use crate::error::{DiskError, io_error};
-use crate::{BLOCK_BYTES, BlockNo};
-use plover_types::SyncNo;
+use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -34,7 +33,7 @@ const BODY_AT: u64 = 2 * SLOT_BYTES as u64;
 const FIELDS_BYTES: usize = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 32;
 const HASH_BYTES: usize = 32;
 /// A block in the body: its number, then its content.
-const ENTRY_BYTES: usize = 4 + BLOCK_BYTES;
+const ENTRY_BYTES: usize = 4 + DISK_BLOCK_BYTES;
 
 /// Blocks that are applied together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,9 +47,9 @@ impl Batch {
         Self::default()
     }
 
-    /// Adds a block of [`BLOCK_BYTES`] bytes.
+    /// Adds a block of [`DISK_BLOCK_BYTES`] bytes.
     pub fn push(&mut self, block: BlockNo, content: &[u8]) {
-        assert_eq!(content.len(), BLOCK_BYTES, "a block is written whole");
+        assert_eq!(content.len(), DISK_BLOCK_BYTES, "a block is written whole");
         self.body.extend_from_slice(&block.0.to_le_bytes());
         self.body.extend_from_slice(content);
     }

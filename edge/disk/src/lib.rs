@@ -47,11 +47,3 @@ pub use disks::{Attachment, Blocks, DiskSpec, Disks};
 pub use error::DiskError;
 pub use journal::Batch;
 pub use worker::DiskEvent;
-
-/// Bytes of a block: those of a page of guest RAM, so that both travel alike.
-pub const BLOCK_BYTES: usize = plover_types::PAGE_BYTES;
-
-/// A block of a guest's writable disks, counted through all of them in the order of the
-/// configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockNo(pub u32);

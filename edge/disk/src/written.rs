@@ -7,7 +7,7 @@
 //! a scan in between would clear the note, read the old content, and nobody would ever look again.
 //! For the same reason the upper bit is set after the lower one.
 
-use plover_types::PageSet;
+use plover_types::{PageNo, PageSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -48,7 +48,7 @@ impl Written {
     }
 
     /// Moves the notes into `set`, as members from `base` on.
-    pub(crate) fn take(&self, base: u32, set: &mut PageSet) {
+    pub(crate) fn take(&self, base: PageNo, set: &mut PageSet) {
         for (i, upper) in self.summary.iter().enumerate() {
             let mut rest = upper.swap(0, Ordering::AcqRel);
             while rest != 0 {
@@ -59,7 +59,7 @@ impl Written {
                 while bits != 0 {
                     let block = word as u32 * 64 + bits.trailing_zeros();
                     bits &= bits - 1;
-                    set.insert(plover_types::PageNo(base + block));
+                    set.insert(PageNo(base.0 + block));
                 }
             }
         }
@@ -85,7 +85,7 @@ mod tests {
                 prop_assert_eq!(written.count() as usize, twin.len());
                 if scan {
                     let mut set = PageSet::new(9007);
-                    written.take(7, &mut set);
+                    written.take(PageNo(7), &mut set);
                     prop_assert_eq!(set.iter().map(|p| p.0).collect::<Vec<_>>(), twin.iter().copied().collect::<Vec<_>>());
                     twin.clear();
                 }
@@ -111,10 +111,10 @@ mod tests {
                 })
                 .collect();
             while !writers.iter().all(|writer| writer.is_finished()) {
-                written.take(0, &mut all);
+                written.take(PageNo(0), &mut all);
             }
         });
-        written.take(0, &mut all);
+        written.take(PageNo(0), &mut all);
         assert_eq!(all.len(), BLOCKS);
         assert_eq!(written.count(), 0);
     }

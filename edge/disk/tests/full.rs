@@ -1,8 +1,8 @@
 //! A file system that is full, in a process of its own: the limit that stands for it is the whole
 //! process's.
 
-use plover_disk::{BLOCK_BYTES, Batch, BlockNo, DiskEvent, DiskSpec, Disks};
-use plover_types::SyncNo;
+use plover_disk::{Batch, DiskEvent, DiskSpec, Disks};
+use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn wait(disks: &mut Disks) -> DiskEvent {
 fn staged(fill: u8) -> Batch {
     let mut batch = Batch::new();
     for block in 0..8 {
-        batch.push(BlockNo(block), &[fill; BLOCK_BYTES]);
+        batch.push(BlockNo(block), &[fill; DISK_BLOCK_BYTES]);
     }
     batch
 }
@@ -51,9 +51,13 @@ fn a_full_file_system_is_told_and_room_mends_it() {
     let attachment = disks
         .attach_for_copy()
         .expect("there is none but for the end");
-    attachment.direct().write(BlockNo(1), &[1; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(1), &[1; DISK_BLOCK_BYTES]);
     assert_eq!(attachment.failure(), None);
-    attachment.direct().write(BlockNo(12), &[1; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(12), &[1; DISK_BLOCK_BYTES]);
     let why = attachment.failure().expect("it fails");
     assert!(why.contains("image") && why.contains("make room"), "{why}");
     drop(attachment);
@@ -88,7 +92,9 @@ fn a_full_file_system_is_told_and_room_mends_it() {
             Err(_) => std::thread::sleep(Duration::from_millis(50)),
         }
     };
-    attachment.direct().write(BlockNo(12), &[1; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(12), &[1; DISK_BLOCK_BYTES]);
     disks.stage(SyncNo(2), staged(3));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
     assert_eq!(disks.failure(), None);

@@ -9,7 +9,7 @@ use plover_disk::DiskSpec;
 use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, Warm};
-use plover_types::{Mac, Micros, ReplicaId, ReplicaSet};
+use plover_types::{Mac, Micros, PageLayout, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -346,7 +346,7 @@ impl ReplicaConfig {
         message_bytes_max: usize,
         hash_key: [u8; 32],
         seed: u64,
-        disk_blocks: u32,
+        layout: PageLayout,
     ) -> plover_replica::Config {
         let policy = &self.policy;
         // Checked when the configuration was.
@@ -380,8 +380,8 @@ impl ReplicaConfig {
                 paced: policy.paced.unwrap_or(matching.paced),
             },
             unprotected_output: policy.unprotected_output,
-            pages: qemu.pages() + disk_blocks,
-            disk_blocks,
+            pages: layout.pages(),
+            disk_blocks: layout.disk_blocks(),
             needs_reset: qemu.machine.needs_reset(),
             warm: self.group.warm_witness,
             warm_bytes_per_s: u64::from(self.group.warm_mib_per_s) << 20,

@@ -1,9 +1,9 @@
 //! Work on pages that are blocks of disks, done on a thread that can wait for the disk.
 
-use plover_disk::{Batch, BlockNo, Blocks};
+use plover_disk::{Batch, Blocks};
 use plover_syncvm::blocks::Divergent;
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_types::{Digest, PAGE_BYTES, PageNo};
+use plover_types::{BlockNo, Digest, PAGE_BYTES, PageLayout, PageNo};
 use plover_vm::PageHasher;
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ const ALONE_PAGES: usize = 512;
 /// The disks' blocks by the numbers that pages have: those of guest RAM come first.
 pub(crate) struct DiskPages<'a> {
     pub(crate) blocks: &'a Blocks,
-    pub(crate) ram_pages: u32,
+    pub(crate) layout: PageLayout,
 }
 
 /// Where the last look has found data, so that a hole is looked at once.
@@ -40,7 +40,8 @@ impl Data<'_> {
 
 impl DiskPages<'_> {
     fn block(&self, page: PageNo) -> BlockNo {
-        BlockNo(page.0 - self.ram_pages)
+        let block = self.layout.block(page);
+        block.expect("only pages of disks are asked of disks")
     }
 
     fn looker(&self) -> Data<'_> {
@@ -74,7 +75,7 @@ impl DiskPages<'_> {
         in_parts(pages, |pages| {
             let read = |page, to: &mut [u8]| self.blocks.read(self.block(page), to);
             let mut hashes = Vec::new();
-            plover_vm::hash_blocks(read, key, pages, &mut hashes);
+            plover_vm::hash_subpages(read, key, pages, &mut hashes);
             hashes
         })
     }
@@ -98,7 +99,7 @@ impl DiskPages<'_> {
         &'c self,
         chunks: &'c [Vec<u8>],
     ) -> impl Iterator<Item = (BlockNo, PageContent<'c>)> {
-        of_disks(chunks, self.ram_pages).map(|(page, content)| (self.block(page), content))
+        of_disks(chunks, self.layout).map(|(page, content)| (self.block(page), content))
     }
 
     /// Writes the blocks that are in `chunks`.
@@ -138,10 +139,12 @@ impl DiskPages<'_> {
 /// What `chunks`, which were checked when they came, say of pages behind those of guest RAM.
 pub(crate) fn of_disks(
     chunks: &[Vec<u8>],
-    ram_pages: u32,
+    layout: PageLayout,
 ) -> impl Iterator<Item = (PageNo, PageContent<'_>)> {
     let pages = chunks.iter().flat_map(|bytes| chunk::read(bytes, u32::MAX));
-    pages.flatten().filter(move |(page, _)| page.0 >= ram_pages)
+    pages
+        .flatten()
+        .filter(move |(page, _)| layout.is_disk(*page))
 }
 
 /// What `one` makes of `pages`, by as many threads as pay.

@@ -10,7 +10,7 @@ mod common;
 
 use common::{Guest, linux, ping, pong};
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
-use plover_vm::{Machine, Vm, VmCommand};
+use plover_vm::{Machine, VmCommand};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ fn main() {
     );
 
     let mut times = Times::default();
-    let pages = guest.vm.pages();
+    let pages = guest.vm.layout().pages();
     let (mut by_reset, mut by_load, mut dirty) = (Vec::new(), Vec::new(), Vec::new());
     let mut state_bytes = 0;
     for round in 0..rounds {
@@ -161,7 +161,7 @@ fn answers(guest: &mut Guest, rounds: u16) {
 }
 
 fn hashing(guest: &Guest) {
-    let all: Vec<PageNo> = (0..guest.vm.pages()).map(PageNo).collect();
+    let all: Vec<PageNo> = (0..guest.vm.layout().pages()).map(PageNo).collect();
     let mut page = [0; PAGE_BYTES];
     all.iter().for_each(|at| guest.vm.read_page(*at, &mut page));
     for count in [1, 64, 65, 200, 1000, 8000, all.len()] {

@@ -221,7 +221,7 @@ impl QemuConfig {
     }
 
     /// Guest RAM in pages.
-    pub fn pages(&self) -> u32 {
+    pub fn ram_pages(&self) -> u32 {
         (self.ram_bytes() / PAGE_BYTES) as u32
     }
 }

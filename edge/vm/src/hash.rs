@@ -10,7 +10,7 @@
 //! hundreds of pages.
 
 use crate::regions::Regions;
-use plover_types::{BLOCK_BYTES, Digest, PAGE_BYTES, PageNo};
+use plover_types::{Digest, PAGE_BYTES, PageNo, SUBPAGE_BYTES};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_128_with_secret};
 
@@ -60,8 +60,8 @@ pub fn digest_page(key: &[u8; 32], page: &[u8; PAGE_BYTES]) -> Digest {
     PageHasher::new(key).digest(page)
 }
 
-/// The hashes of the blocks of `pages`, which `read` copies out, in order, added to `hashes`.
-pub fn hash_blocks(
+/// Adds the hashes of the subpages of `pages` to `hashes`, in order; `read` copies a page out.
+pub fn hash_subpages(
     read: impl Fn(PageNo, &mut [u8]),
     key: &[u8; 32],
     pages: &[PageNo],
@@ -71,8 +71,8 @@ pub fn hash_blocks(
     let mut bytes = [0; PAGE_BYTES];
     for page in pages {
         read(*page, &mut bytes);
-        let blocks = bytes.chunks_exact(BLOCK_BYTES);
-        hashes.extend(blocks.map(|block| xxh3_64_with_secret(block, &hasher.0)));
+        let subpages = bytes.chunks_exact(SUBPAGE_BYTES);
+        hashes.extend(subpages.map(|bytes| xxh3_64_with_secret(bytes, &hasher.0)));
     }
 }
 

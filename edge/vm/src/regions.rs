@@ -1,9 +1,8 @@
-//! All that a guest's two copies are compared by, as pages with one numbering: guest RAM, then the
-//! blocks of its writable disks.
+//! Guest RAM and the blocks of its writable disks, as pages of one [`PageLayout`].
 
 use crate::ram::Ram;
-use plover_disk::{Attachment, BlockNo};
-use plover_types::{PageNo, PageSet};
+use plover_disk::{Attachment, Blocks};
+use plover_types::{BlockNo, PageLayout, PageNo, PageSet};
 
 /// Guest RAM and disks, borrowed to be read.
 #[derive(Clone, Copy)]
@@ -12,62 +11,58 @@ pub(crate) struct Regions<'a> {
     pub(crate) disks: Option<&'a Attachment>,
 }
 
-/// The block that `page` is, if it lies behind the `ram_pages` of guest RAM.
-pub(crate) fn block_of(page: PageNo, ram_pages: u32) -> Option<BlockNo> {
-    page.0.checked_sub(ram_pages).map(BlockNo)
-}
-
 impl<'a> Regions<'a> {
-    /// Pages of RAM and disks together.
-    pub(crate) fn pages(self) -> u32 {
-        self.ram.pages() + self.disks.map_or(0, Attachment::blocks)
+    /// Which pages are RAM and which are blocks of disks.
+    pub(crate) fn layout(self) -> PageLayout {
+        PageLayout::new(self.ram.pages(), self.disks.map_or(0, Attachment::blocks))
     }
 
-    fn disk_of(self, page: PageNo) -> Option<(&'a Attachment, BlockNo)> {
-        let block = block_of(page, self.ram.pages())?;
-        // Without disks there is no such page: the RAM says so.
-        self.disks.map(|disks| (disks, block))
+    /// The disks and the block, if `page` is one. Without disks `page` is left to the RAM, which asserts
+    /// that it has such a page.
+    fn on_disk(self, page: PageNo) -> Option<(&'a Blocks, BlockNo)> {
+        let block = self.layout().block(page)?;
+        self.disks.map(|disks| (disks.direct(), block))
     }
 
     /// Copies a page out.
     pub(crate) fn read(self, page: PageNo, to: &mut [u8]) {
-        match self.disk_of(page) {
-            Some((disks, block)) => disks.direct().read(block, to),
+        match self.on_disk(page) {
+            Some((blocks, block)) => blocks.read(block, to),
             None => self.ram.read(page, to),
         }
     }
 
-    /// The first page at or after `page` that something is allocated for; where there is none, the
-    /// first behind all of the same kind. What lies before it is zero, and reading it would allocate
-    /// RAM, or the system's memory for files.
+    /// The first page at or after `page` that is allocated; if there is none, the first page after RAM
+    /// or disks, whichever `page` belongs to. Pages before it are zero, and reading them would allocate
+    /// RAM or page cache.
     pub(crate) fn first_data(self, page: PageNo) -> PageNo {
-        let ram_pages = self.ram.pages();
-        let Some(block) = block_of(page, ram_pages) else {
-            // The disks are not asked: they may be slow.
-            return PageNo(self.ram.first_data(page).min(ram_pages));
-        };
-        let start = self
-            .disks
-            .map_or(0, |disks| disks.direct().first_data(block));
-        PageNo((ram_pages + start).max(page.0))
+        match self.on_disk(page) {
+            Some((blocks, block)) => {
+                let found = BlockNo(blocks.first_data(block));
+                self.layout().page_of(found).max(page)
+            }
+            // The disks are not asked for pages of RAM: they may be slow.
+            None => PageNo(self.ram.first_data(page)),
+        }
     }
 
-    /// All pages up to `last` that something is allocated for, and maybe more. The disks are asked only
-    /// for pages of theirs: they may be slow.
+    /// All pages up to `last` that are allocated, and maybe more. The disks are asked only for their
+    /// own pages: they may be slow.
     pub(crate) fn touched(self, last: PageNo) -> PageSet {
-        let mut touched = PageSet::new(self.pages());
+        let layout = self.layout();
+        let mut touched = PageSet::new(layout.pages());
         let mut at = PageNo(0);
         while let Some((start, end)) = self.ram.next_data(at) {
             touched.insert_run(start, end);
             at = PageNo(end);
         }
-        let base = self.ram.pages();
-        if last.0 < base {
+        let Some((blocks, _)) = self.on_disk(last) else {
             return touched;
-        }
+        };
         let mut at = BlockNo(0);
-        while let Some((start, end)) = self.disks.and_then(|disks| disks.direct().next_data(at)) {
-            touched.insert_run(base + start, base + end);
+        while let Some((start, end)) = blocks.next_data(at) {
+            let page = |block| layout.page_of(BlockNo(block)).0;
+            touched.insert_run(page(start), page(end));
             at = BlockNo(end);
         }
         touched

@@ -8,7 +8,7 @@ mod common;
 
 use common::{Guest, assert_equal, have_kvm, have_qemu, sync};
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
-use plover_vm::{Accel, Boot, Machine, QemuConfig, Vm, VmCommand};
+use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
 use std::io::Write;
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ fn counters_go_on(accel: Accel, machine: Machine) {
     b.order(VmCommand::Resume);
     run_past(&mut b, before);
     b.order(VmCommand::Pause);
-    let mut dirty = PageSet::new(b.vm.pages());
+    let mut dirty = PageSet::new(b.vm.layout().pages());
     b.vm.scan_dirty(&mut dirty).unwrap();
     dirty.clear();
     b.vm.scan_dirty(&mut dirty).unwrap();

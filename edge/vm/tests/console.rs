@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Guest, assert_equal, have_qemu, sync};
-use plover_vm::{Accel, Boot, Machine, QemuConfig, Vm, VmCommand};
+use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
 use std::io::Write;
 use std::time::Duration;
 

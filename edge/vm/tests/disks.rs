@@ -3,8 +3,9 @@
 mod common;
 
 use common::{Guest, assert_equal, have_qemu, linux, sync};
-use plover_disk::{BLOCK_BYTES, DiskSpec, Disks};
-use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, Vm, VmCommand, VmEvent};
+use plover_disk::{DiskSpec, Disks};
+use plover_types::{DISK_BLOCK_BYTES, PageSet};
+use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,7 +53,7 @@ fn synced_guests_have_equal_disks(machine: Machine) {
     let mut a = Guest::start_with(config.clone(), Some(left.attach().unwrap()));
     let mut b = Guest::start_with(config, Some(right.attach().unwrap()));
     assert_eq!(
-        u64::from(a.vm.pages()),
+        u64::from(a.vm.layout().pages()),
         (256 + DISK_MIB) << 20 >> 12,
         "RAM, then blocks"
     );
@@ -67,16 +68,16 @@ fn synced_guests_have_equal_disks(machine: Machine) {
         guest.type_line(&format!("{LOAD} echo load $((40+2))"));
         guest.wait_console("load 42");
     }
-    let ram = a.vm.pages() - left.blocks();
+    let layout = a.vm.layout();
     let mut written = 0;
     for _ in 0..SYNCS {
         a.run_for(Duration::from_millis(100));
         b.run_for(Duration::from_millis(100));
-        let mut scanned = plover_types::PageSet::new(a.vm.pages());
+        let mut scanned = PageSet::new(layout.pages());
         // Looked at before the sync, and given back to it.
         a.order(VmCommand::Pause);
         a.vm.scan_dirty(&mut scanned).unwrap();
-        written += scanned.iter().filter(|page| page.0 >= ram).count();
+        written += scanned.iter().filter(|page| layout.is_disk(*page)).count();
         a.order(VmCommand::Resume);
         b.by_load.union_with(&scanned);
         sync(&mut a, &mut b, false);
@@ -126,11 +127,11 @@ fn firmware_boots_from_every_bus() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");
         let file = std::fs::File::create(&path).unwrap();
-        file.set_len(256 * BLOCK_BYTES as u64).unwrap();
+        file.set_len(256 * DISK_BLOCK_BYTES as u64).unwrap();
         file.write_all_at(CODE, 0).unwrap();
         file.write_all_at(&[0x55, 0xaa], 510).unwrap();
         let mut disks = Disks::open(
-            &[spec(path, 256 * BLOCK_BYTES as u64)],
+            &[spec(path, 256 * DISK_BLOCK_BYTES as u64)],
             &dir.path().join("journal"),
         )
         .unwrap();

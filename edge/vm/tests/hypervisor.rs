@@ -4,7 +4,7 @@ mod common;
 
 use common::{Guest, assert_equal, have_qemu, linux, ping, pong, sync};
 use plover_types::{Frame, PAGE_BYTES, PageNo, PageSet};
-use plover_vm::{Accel, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
+use plover_vm::{Accel, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
@@ -48,7 +48,9 @@ fn a_killed_qemu_is_noticed_at_once() {
     // Whoever still asks gets an answer.
     guest.vm.feed(&ping(1, 9));
     guest.vm.console_write(b"x");
-    let _ = guest.vm.scan_dirty(&mut PageSet::new(guest.vm.pages()));
+    let _ = guest
+        .vm
+        .scan_dirty(&mut PageSet::new(guest.vm.layout().pages()));
 }
 
 /// What QEMU says on its way down is in the report.
@@ -412,7 +414,7 @@ fn code_that_was_overwritten_is_translated_anew() {
 
     let mut page = [0; PAGE_BYTES];
     let (mut counters, mut codes) = (Vec::new(), 0);
-    for number in (0..guest.vm.pages()).map(PageNo) {
+    for number in (0..guest.vm.layout().pages()).map(PageNo) {
         guest.vm.read_page(number, &mut page);
         if page[8..16] == SIGNATURE && page[..8] != [0; 8] {
             counters.push(number);

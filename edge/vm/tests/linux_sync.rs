@@ -7,7 +7,7 @@
 mod common;
 
 use common::{Guest, Synced, assert_equal, have_qemu, linux, ping, sync};
-use plover_vm::{Machine, Vm, VmCommand};
+use plover_vm::{Machine, VmCommand};
 use std::time::Duration;
 
 const SYNCS: u16 = 50;

@@ -3,15 +3,16 @@
 mod common;
 
 use common::{Guest, assert_equal, have_qemu, sync};
-use plover_disk::{BLOCK_BYTES, DiskSpec, Disks};
-use plover_vm::{Accel, Boot, DiskDevice, Firmware, Machine, QemuConfig, Vm, VmCommand};
+use plover_disk::{DiskSpec, Disks};
+use plover_types::DISK_BLOCK_BYTES;
+use plover_vm::{Accel, Boot, DiskDevice, Firmware, Machine, QemuConfig, VmCommand};
 use std::path::Path;
 
 fn disks(dir: &Path, name: &str) -> Disks {
     let spec = DiskSpec {
         path: dir.join(name),
         read_only: false,
-        bytes: Some(256 * BLOCK_BYTES as u64),
+        bytes: Some(256 * DISK_BLOCK_BYTES as u64),
         delay: std::time::Duration::ZERO,
     };
     Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()

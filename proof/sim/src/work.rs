@@ -9,7 +9,7 @@ use crate::hypervisor::Hypervisor;
 use crate::schedule::Happening;
 use crate::world::World;
 use plover_replica::{Action, Event};
-use plover_types::{BLOCKS_PER_PAGE, Digest, Micros, PageNo, PageSet, ReplicaId};
+use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId, SUBPAGES_PER_PAGE};
 
 impl World {
     pub(crate) fn work(&mut self, who: ReplicaId, action: Action) {
@@ -26,7 +26,7 @@ impl World {
                 (late, Event::Hashed(digests))
             }
             Action::HashBlocks { key, pages } => {
-                let none = || vec![0; pages.len() * BLOCKS_PER_PAGE];
+                let none = || vec![0; pages.len() * SUBPAGES_PER_PAGE];
                 let hashes = guest.map_or_else(none, |guest| guest.hash_blocks(&key, &pages));
                 let late = pages.into_iter().any(of_disks);
                 (late, Event::BlocksHashed(hashes))

@@ -14,7 +14,7 @@ use crate::replica::{Asked, Replica};
 use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
 use plover_syncvm::{HashHistory, Phase};
-use plover_types::{BLOCKS_PER_PAGE, ReplicaId, Runs, SyncNo};
+use plover_types::{ReplicaId, Runs, SUBPAGES_PER_PAGE, SyncNo};
 
 /// Fewer divergent pages are sent whole: four of them are through before another round trip is.
 const PAGES_MIN: usize = 4;
@@ -133,7 +133,7 @@ impl Replica {
                 .for_each(clear_lowest);
         }
         sync.report.blocks = masks.iter().map(|mask| mask.len()).sum();
-        sync.report.blocks_compared = (pages * BLOCKS_PER_PAGE) as u32;
+        sync.report.blocks_compared = (pages * SUBPAGES_PER_PAGE) as u32;
         sync.masks = masks;
         sync.narrowing = Narrowing::default();
         self.begin_transfer();

@@ -3,7 +3,7 @@
 use super::blocks::Blocks;
 use super::inner::Inner;
 use crate::worker::{DiskEvent, Work};
-use plover_types::PageSet;
+use plover_types::{BlockNo, PageLayout, PageSet};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -45,12 +45,12 @@ impl Attachment {
                 .all(|end| rustix::io::ioctl_fionread(end).is_ok_and(|bytes| bytes == 0))
     }
 
-    /// Adds the blocks that the guest has written since the last scan to `set`, the first block of
-    /// all as member `base`.
-    pub fn scan(&self, base: u32, set: &mut PageSet) {
+    /// Adds the blocks that the guest has written since the last scan to `set`, as pages.
+    pub fn scan(&self, layout: PageLayout, set: &mut PageSet) {
         self.inner.many_told.store(false, Ordering::Release);
         for (first, image) in &self.inner.regions {
-            self.inner.images[*image].written.take(base + first, set);
+            let base = layout.page_of(BlockNo(*first));
+            self.inner.images[*image].written.take(base, set);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::inner::{Inner, cannot};
 use super::{COPY_FLUSH_BLOCKS, Job};
-use crate::{BLOCK_BYTES, BlockNo};
+use plover_types::{BlockNo, DISK_BLOCK_BYTES};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
@@ -32,7 +32,7 @@ impl Blocks {
 
     /// Copies a block in, on behalf of the leader's guest: not noted as written.
     pub fn write(&self, block: BlockNo, from: &[u8]) {
-        assert_eq!(from.len(), BLOCK_BYTES, "a block is copied whole");
+        assert_eq!(from.len(), DISK_BLOCK_BYTES, "a block is copied whole");
         let inner = &self.inner;
         let (image, offset) = inner.place(block);
         std::thread::sleep(image.delay);
@@ -46,7 +46,7 @@ impl Blocks {
         // Holes stay holes: a full copy of a disk is mostly zeroes.
         let zero = from.iter().all(|byte| *byte == 0);
         let written = if zero {
-            image.write_zeroes(offset, BLOCK_BYTES as u64, true)
+            image.write_zeroes(offset, DISK_BLOCK_BYTES as u64, true)
         } else {
             image.write(offset, from)
         };

@@ -6,8 +6,7 @@ use crate::health::Health;
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
 use crate::worker::DiskEvent;
-use crate::{BLOCK_BYTES, BlockNo};
-use plover_types::SyncNo;
+use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -117,7 +116,7 @@ impl Inner {
         );
         let after = self.regions.partition_point(|(first, _)| *first <= block.0);
         let (first, image) = self.regions[after - 1];
-        let offset = u64::from(block.0 - first) * BLOCK_BYTES as u64;
+        let offset = u64::from(block.0 - first) * DISK_BLOCK_BYTES as u64;
         (&self.images[image], offset)
     }
 

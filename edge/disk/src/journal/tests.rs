@@ -8,7 +8,7 @@ const BLOCKS: u32 = 100;
 fn batch(blocks: &[u32], fill: u8) -> Batch {
     let mut batch = Batch::new();
     for block in blocks {
-        batch.push(BlockNo(*block), &[fill; BLOCK_BYTES]);
+        batch.push(BlockNo(*block), &[fill; DISK_BLOCK_BYTES]);
     }
     batch
 }

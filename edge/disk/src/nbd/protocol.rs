@@ -102,7 +102,7 @@ pub(super) fn infos(bytes: u64, read_only: bool) -> [Vec<u8>; 2] {
     let mut about = INFO_EXPORT.to_be_bytes().to_vec();
     about.extend(export(bytes, read_only));
     let mut sizes = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
-    for size in [1, crate::BLOCK_BYTES as u32, TRANSFER_BYTES_MAX] {
+    for size in [1, plover_types::DISK_BLOCK_BYTES as u32, TRANSFER_BYTES_MAX] {
         sizes.extend(size.to_be_bytes());
     }
     [about, sizes]

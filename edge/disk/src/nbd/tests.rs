@@ -168,7 +168,7 @@ fn a_client_reads_what_it_wrote() {
     assert_eq!(answers[4].2[..10], [5; 10]);
     assert_eq!(answers[4].2[10..210], [9; 200]);
     let mut set = plover_types::PageSet::new(16);
-    plain.image.written.take(0, &mut set);
+    plain.image.written.take(plover_types::PageNo(0), &mut set);
     let noted: Vec<u32> = set.iter().map(|page| page.0).collect();
     assert_eq!(noted, [0, 1, 2, 5, 6], "twice each, told once");
     let mut content = vec![0; BYTES as usize];

@@ -7,7 +7,7 @@ use plover_disk::{DiskError, Disks};
 use plover_fabric::Fabric;
 use plover_replica::{Event, OperatorInput};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
-use plover_vm::Vm;
+use plover_vm::QemuVm;
 use serde_json::json;
 
 impl Body {
@@ -147,7 +147,7 @@ impl Body {
                 "bytes": u64::from(copy.of) * PAGE_BYTES as u64,
             })),
             "keeps_copy_of": status.keeps_copy_of.map(|source| source.0),
-            "qemu_pid": self.vm.as_ref().and_then(Vm::pid),
+            "qemu_pid": self.vm.as_ref().and_then(QemuVm::pid),
             "machine": self.qemu.machine.to_string(),
             "accel": self.qemu.accel.to_string(),
             "dropped_inputs": self.dropped_inputs,

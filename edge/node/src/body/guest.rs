@@ -5,7 +5,7 @@ use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, Event, Note, OperatorInput, Role};
 use plover_types::{Frame, SyncNo, Unconsumed};
-use plover_vm::{QemuVm, Vm, VmCommand, VmEvent};
+use plover_vm::{QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -159,7 +159,7 @@ impl Body {
     /// keeps its own, since a leader waits for it in every syncvm. Only root may raise a priority
     /// again, so nobody else lowers it.
     pub(super) fn place(&self) {
-        let guest = self.vm.as_ref().and_then(Vm::pid);
+        let guest = self.vm.as_ref().and_then(QemuVm::pid);
         let guest = guest.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
         if let Some(cpus) = self.cpus() {
             host::keep_on(rustix::process::getpid(), &cpus.replica);
@@ -228,7 +228,7 @@ impl Body {
             // What was sent until now has been sent.
             fabric.flush();
         }
-        if let Some(pid) = self.vm.as_ref().and_then(Vm::pid) {
+        if let Some(pid) = self.vm.as_ref().and_then(QemuVm::pid) {
             if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }

@@ -6,12 +6,12 @@
 use super::{Body, BoxError};
 use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
-use plover_disk::{Attachment, Batch, Blocks, Disks};
+use plover_disk::{Attachment, Batch, Blocks};
 use plover_replica::Event;
 use plover_syncvm::blocks::Divergent;
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_types::{BLOCKS_PER_PAGE, PAGE_BYTES, PageNo, PageSet, SyncNo};
-use plover_vm::{QemuVm, Vm};
+use plover_types::{PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
+use plover_vm::QemuVm;
 use serde_json::json;
 
 impl Body {
@@ -26,9 +26,9 @@ impl Body {
             digests.resize(pages.len() + blocks.len(), Default::default());
             return self.answer(Event::Hashed(digests));
         };
-        let (ram_pages, answer) = (self.qemu.pages(), self.answers.later());
+        let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
-            digests.extend(pages_of(disk, ram_pages).hash(&key, &blocks));
+            digests.extend(pages_of(disk, layout).hash(&key, &blocks));
             // Nobody waits for it any more where this fails.
             let _ = answer.send(Event::Hashed(digests));
         });
@@ -36,19 +36,19 @@ impl Body {
 
     pub(super) fn hash_blocks(&mut self, key: [u8; 32], mut pages: Vec<PageNo>) {
         let blocks = pages.split_off(self.first_block(pages.iter()));
-        let all = (pages.len() + blocks.len()) * BLOCKS_PER_PAGE;
+        let all = (pages.len() + blocks.len()) * SUBPAGES_PER_PAGE;
         let mut hashes = Vec::with_capacity(all);
         match &self.vm {
-            Some(vm) => vm.hash_blocks(&key, &pages, &mut hashes),
-            None => hashes.resize(pages.len() * BLOCKS_PER_PAGE, 0),
+            Some(vm) => vm.hash_subpages(&key, &pages, &mut hashes),
+            None => hashes.resize(pages.len() * SUBPAGES_PER_PAGE, 0),
         }
         let Some(disks) = disks_for(&self.vm, &blocks) else {
             hashes.resize(all, 0);
             return self.answer(Event::BlocksHashed(hashes));
         };
-        let (ram_pages, answer) = (self.qemu.pages(), self.answers.later());
+        let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
-            hashes.extend(pages_of(disk, ram_pages).hash_blocks(&key, &blocks));
+            hashes.extend(pages_of(disk, layout).hash_blocks(&key, &blocks));
             let _ = answer.send(Event::BlocksHashed(hashes));
         });
     }
@@ -60,20 +60,20 @@ impl Body {
         let Some(disks) = disks_for(&self.vm, &blocks) else {
             return self.answer(Event::PagesRead(chunk.finish()));
         };
-        let (ram_pages, answer) = (self.qemu.pages(), self.answers.later());
+        let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
-            pages_of(disk, ram_pages).read(&blocks, &mut chunk);
+            pages_of(disk, layout).read(&blocks, &mut chunk);
             let _ = answer.send(Event::PagesRead(chunk.finish()));
         });
     }
 
     /// Where among `pages`, which rise, those of guest RAM end.
     fn first_block<'a>(&self, pages: impl Iterator<Item = &'a PageNo>) -> usize {
-        let (ram_pages, mut count, mut last) = (self.qemu.pages(), 0, None);
+        let (mut count, mut last) = (0, None);
         for page in pages {
             assert!(last < Some(page.0), "pages are asked for in rising order");
             last = Some(page.0);
-            count += usize::from(page.0 < ram_pages);
+            count += usize::from(self.layout.is_ram(*page));
         }
         count
     }
@@ -88,7 +88,7 @@ impl Body {
     pub(super) fn take_answers(&mut self) -> Result<(), BoxError> {
         loop {
             let answer = self.answers.take();
-            if let Some(why) = self.vm.as_ref().and_then(Vm::disk_failure) {
+            if let Some(why) = self.vm.as_ref().and_then(QemuVm::disk_failure) {
                 let gone = self.guest_is_gone(why);
                 self.apply(gone)?;
             }
@@ -126,27 +126,27 @@ impl Body {
     }
 
     pub(super) fn write_chunks(&mut self, chunks: Vec<Vec<u8>>) {
-        let ram_pages = self.qemu.pages();
+        let layout = self.layout;
         self.write_memory(&chunks);
-        let any: Vec<_> = of_disks(&chunks, ram_pages).take(1).collect();
+        let any: Vec<_> = of_disks(&chunks, layout).take(1).collect();
         let Some(disks) = disks_for(&self.vm, &any) else {
             return self.answer(Event::ChunksWritten);
         };
         let answer = self.answers.later();
         disks.begin_writing(move |disk| {
-            pages_of(disk, ram_pages).write(&chunks);
+            pages_of(disk, layout).write(&chunks);
             let _ = answer.send(Event::ChunksWritten);
         });
     }
 
     fn write_memory(&mut self, chunks: &[Vec<u8>]) {
-        let ram_pages = self.qemu.pages();
+        let layout = self.layout;
         let Some(vm) = &mut self.vm else { return };
         let mut buffer = [0u8; PAGE_BYTES];
         for chunk in chunks {
-            for page in chunk::read(chunk, vm.pages()) {
+            for page in chunk::read(chunk, layout.pages()) {
                 match page {
-                    Ok((number, _)) if number.0 >= ram_pages => {}
+                    Ok((number, _)) if layout.is_disk(number) => {}
                     Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
                     // What was never touched is zero already.
                     Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
@@ -167,16 +167,15 @@ impl Body {
         let (Some(disks), Some(_)) = (&mut self.disks, &self.vm) else {
             return self.events.push_back(Event::DisksStaged(sync));
         };
-        let ram_pages = self.qemu.pages();
-        if of_disks(&chunks, ram_pages).next().is_none() {
+        let layout = self.layout;
+        if of_disks(&chunks, layout).next().is_none() {
             return disks.stage(sync, Batch::new());
         }
-        disks.stage_with(sync, move |disk| pages_of(disk, ram_pages).batch(&chunks));
+        disks.stage_with(sync, move |disk| pages_of(disk, layout).batch(&chunks));
     }
 
     pub(super) fn scan(&mut self) {
-        let blocks = self.disks.as_ref().map_or(0, Disks::blocks);
-        let mut set = PageSet::new(self.qemu.pages() + blocks);
+        let mut set = PageSet::new(self.layout.pages());
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
         self.events.push_back(Event::Scanned(set));
         if let Some(Err(error)) = scanned {
@@ -193,7 +192,7 @@ impl Body {
         vm.disks()
             .into_iter()
             .for_each(Attachment::wait_until_written);
-        let pages: Vec<PageNo> = (0..vm.pages()).map(PageNo).collect();
+        let pages: Vec<PageNo> = (0..self.layout.pages()).map(PageNo).collect();
         let mut digests = Vec::with_capacity(pages.len());
         vm.hash_pages(&[0; 32], &pages, &mut digests);
         let mut all = blake3::Hasher::new();
@@ -210,6 +209,6 @@ fn disks_for<'a, T>(vm: &'a Option<QemuVm>, blocks: &[T]) -> Option<&'a Attachme
     vm.as_ref().filter(|_| !blocks.is_empty())?.disks()
 }
 
-fn pages_of(blocks: &Blocks, ram_pages: u32) -> DiskPages<'_> {
-    DiskPages { blocks, ram_pages }
+fn pages_of(blocks: &Blocks, layout: PageLayout) -> DiskPages<'_> {
+    DiskPages { blocks, layout }
 }

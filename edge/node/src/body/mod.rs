@@ -21,8 +21,8 @@ use crate::trace::Trace;
 use plover_disk::{DiskEvent, Disks};
 use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
 use plover_replica::{Action, Area, Event, Replica, Role};
-use plover_types::{Lane, Micros, ReplicaId};
-use plover_vm::{QemuConfig, QemuVm, Vm};
+use plover_types::{Lane, Micros, PageLayout, ReplicaId};
+use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -73,6 +73,8 @@ pub fn run(
 struct Body {
     config: ReplicaConfig,
     qemu: QemuConfig,
+    /// Which pages are RAM and which are blocks of disks.
+    layout: PageLayout,
     replica: Replica,
     role: Role,
     actions: VecDeque<Action>,
@@ -162,8 +164,9 @@ impl Body {
         let mut hash_key = [0u8; 32];
         hash_key.copy_from_slice(&secret[..32]);
         let seed = u64::from_le_bytes(secret[32..].try_into().unwrap_or_default());
-        let disk_blocks = disks.as_ref().map_or(0, Disks::blocks);
-        let brain = config.brain(message_bytes_max, hash_key, seed, disk_blocks);
+        let qemu = config.qemu();
+        let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
+        let brain = config.brain(message_bytes_max, hash_key, seed, layout);
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;
@@ -172,7 +175,8 @@ impl Body {
         let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
         let last_failure = storage.damage();
         Ok(Self {
-            qemu: config.qemu(),
+            qemu,
+            layout,
             replica: Replica::new(brain, start, now),
             role: Role::Recovering,
             actions: VecDeque::new(),

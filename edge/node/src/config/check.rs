@@ -134,7 +134,12 @@ mod tests {
     fn defaults_are_enough() {
         let config = parse(GOOD).unwrap();
         assert_eq!(config.members().len(), 3);
-        let brain = config.brain(1000, [0; 32], 1, 10);
+        let brain = config.brain(
+            1000,
+            [0; 32],
+            1,
+            PageLayout::new(config.qemu().ram_pages(), 10),
+        );
         assert_eq!((brain.pages, brain.warm), (65546, Warm::Full));
     }
 

@@ -15,7 +15,7 @@
 //!
 //! All of them are descriptors that QEMU inherits: there is no path by which anybody else could
 //! reach the guest, and nothing to clean up but the process. They are in one epoll set, and
-//! [`crate::Vm::poll`] turns what they say into events.
+//! [`QemuVm::poll`] turns what they say into events.
 //!
 //! # Life
 //!
@@ -38,11 +38,11 @@
 pub(crate) mod agent_link;
 mod command_line;
 mod load;
+mod methods;
 mod order_link;
 mod orders;
 pub(crate) mod process;
 mod startup;
-mod vm;
 
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
@@ -163,7 +163,7 @@ impl QemuVm {
             ram: &ram,
             disks: disks.as_ref(),
         };
-        let loads = Loads::new(regions.pages());
+        let loads = Loads::new(regions.layout().pages());
         let state_file = StateFile::new()?;
         let nic = Nic::new(config.feed_frames)?;
         let console = Console::new()?;
@@ -264,11 +264,6 @@ impl QemuVm {
             None => format!("{why}{words}"),
         };
         self.events.push_back(VmEvent::Died(why));
-    }
-
-    /// Its disks, for work that takes as long as a disk takes.
-    pub fn disks(&self) -> Option<&Attachment> {
-        self.disks.as_ref()
     }
 
     /// RAM and disks, as pages with one numbering.

@@ -4,7 +4,7 @@
 
 use plover_disk::Attachment;
 use plover_types::{Frame, Mac, PAGE_BYTES, PageNo, PageSet};
-use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, Vm, VmCommand, VmEvent};
+use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::VecDeque;
@@ -94,7 +94,7 @@ impl Guest {
     pub fn start_with(config: QemuConfig, disks: Option<Attachment>) -> Self {
         let vm = QemuVm::spawn_with_disks(config, disks).expect("QEMU starts");
         let mut guest = Self {
-            by_load: PageSet::new(vm.pages()),
+            by_load: PageSet::new(vm.layout().pages()),
             vm,
             events: VecDeque::new(),
             console: String::new(),
@@ -265,7 +265,7 @@ pub struct Synced {
 /// Makes `b` what `a` is, both running before; both stand afterwards. With `full`, all pages are
 /// compared, as for the first sync of two guests.
 pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
-    let pages = a.vm.pages();
+    let pages = a.vm.layout().pages();
     a.order(VmCommand::Pause);
     b.order(VmCommand::Pause);
     let state = a.save();
@@ -308,8 +308,8 @@ pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
 /// view of its host's clock). Then the scan has seen that, and the next sync moves it.
 pub fn assert_equal(a: &Guest, b: &Guest) {
     let (mut left, mut right) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
-    let mut differing = PageSet::new(a.vm.pages());
-    for page in (0..a.vm.pages()).map(PageNo) {
+    let mut differing = PageSet::new(a.vm.layout().pages());
+    for page in (0..a.vm.layout().pages()).map(PageNo) {
         a.vm.read_page(page, &mut left);
         b.vm.read_page(page, &mut right);
         if left != right {

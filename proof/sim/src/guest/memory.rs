@@ -5,7 +5,7 @@ use super::FakeGuest;
 use crate::rng::mix;
 use plover_syncvm::blocks::{BlockMask, Divergent};
 use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
-use plover_types::{BLOCK_BYTES, Digest, PAGE_BYTES, PageNo, PageSet};
+use plover_types::{Digest, PAGE_BYTES, PageNo, PageSet, SUBPAGE_BYTES};
 use std::collections::BTreeMap;
 
 /// Where the second half of a page's word lies.
@@ -50,7 +50,7 @@ impl FakeGuest {
         let mut hashes = Vec::new();
         for page in pages {
             let bytes = self.page(*page);
-            let blocks = bytes.chunks_exact(BLOCK_BYTES);
+            let blocks = bytes.chunks_exact(SUBPAGE_BYTES);
             let word = |b: &[u8]| u64::from_le_bytes(b[..8].try_into().expect("a block is longer"));
             hashes.extend(blocks.map(|block| mix(key, word(block))));
         }

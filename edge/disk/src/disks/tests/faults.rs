@@ -30,7 +30,9 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     let image = scratch.dir.path().join("b");
     let file = File::options().write(true).open(&image).unwrap();
     file.set_len(0).unwrap();
-    attachment.direct().read(BlockNo(20), &mut [0; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .read(BlockNo(20), &mut [0; DISK_BLOCK_BYTES]);
     let why = attachment.failure().unwrap();
     assert!(
         why.contains("cannot read the disk image") && why.contains("mend"),
@@ -48,13 +50,15 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     assert!(seen.contains("0 bytes, not"), "{seen}");
     seen = disks.attach_to_boot().err().unwrap().to_string();
     assert!(seen.contains("0 bytes, not"), "{seen}");
-    file.set_len(8 * BLOCK_BYTES as u64).unwrap();
+    file.set_len(8 * DISK_BLOCK_BYTES as u64).unwrap();
     let attachment = attach_for_copy(&mut disks);
     assert!(
         disks.failure().is_some() && !disks.is_whole(),
         "a try is no cure"
     );
-    attachment.direct().write(BlockNo(20), &[5; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(20), &[5; DISK_BLOCK_BYTES]);
     complete(&mut disks, 1);
     assert_eq!(disks.failure(), None);
     assert_eq!(contents(&attachment)[20], 5);

@@ -5,8 +5,7 @@ mod slow;
 
 use super::*;
 use crate::nbd::Backing;
-use crate::{BLOCK_BYTES, BlockNo};
-use plover_types::PageSet;
+use plover_types::{BlockNo, DISK_BLOCK_BYTES, PageLayout, PageSet};
 use rustix::fd::BorrowedFd;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,11 +26,11 @@ impl Scratch {
         let spec = |name: &str, blocks: u32, read_only| DiskSpec {
             path: self.dir.path().join(name),
             read_only,
-            bytes: (!read_only).then_some(u64::from(blocks) * BLOCK_BYTES as u64),
+            bytes: (!read_only).then_some(u64::from(blocks) * DISK_BLOCK_BYTES as u64),
             delay: Duration::ZERO,
         };
         let cd = self.dir.path().join("cd");
-        std::fs::write(&cd, [3; BLOCK_BYTES]).unwrap();
+        std::fs::write(&cd, [3; DISK_BLOCK_BYTES]).unwrap();
         // Two writable disks with a read-only one between them.
         vec![
             spec("a", 16, false),
@@ -66,7 +65,7 @@ impl Scratch {
 fn contents(attachment: &Attachment) -> Vec<u8> {
     let mut all = Vec::new();
     for block in (0..BLOCKS).map(BlockNo) {
-        let mut bytes = [0; BLOCK_BYTES];
+        let mut bytes = [0; DISK_BLOCK_BYTES];
         attachment.direct().read(block, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a torn block");
         all.push(bytes[0]);
@@ -91,7 +90,7 @@ fn wait(disks: &mut Disks) -> DiskEvent {
 fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
     let mut batch = Batch::new();
     for (block, fill) in blocks {
-        batch.push(BlockNo(*block), &[*fill; BLOCK_BYTES]);
+        batch.push(BlockNo(*block), &[*fill; DISK_BLOCK_BYTES]);
     }
     batch
 }
@@ -104,7 +103,9 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
     for block in 0..BLOCKS {
-        attachment.direct().write(BlockNo(block), &[1; BLOCK_BYTES]);
+        attachment
+            .direct()
+            .write(BlockNo(block), &[1; DISK_BLOCK_BYTES]);
     }
     let before = contents(&attachment);
     let staged = BTreeMap::from([(0, 7), (15, 8), (16, 9), (23, 10)]);
@@ -125,7 +126,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     for (block, fill) in &staged {
         attachment
             .direct()
-            .write(BlockNo(*block), &[*fill; BLOCK_BYTES]);
+            .write(BlockNo(*block), &[*fill; DISK_BLOCK_BYTES]);
         after_crash(&after);
     }
     disks.settle();
@@ -136,7 +137,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
         life: disks.opened().inner.life.load(Ordering::Acquire),
     };
     server
-        .change(&mut || server.image().write(0, &[99; BLOCK_BYTES]))
+        .change(&mut || server.image().write(0, &[99; DISK_BLOCK_BYTES]))
         .unwrap();
     after[0] = 99;
     after_crash(&after);
@@ -165,7 +166,7 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
     disks.settle();
     server
-        .change(&mut || server.image().write(0, &[99; BLOCK_BYTES]))
+        .change(&mut || server.image().write(0, &[99; DISK_BLOCK_BYTES]))
         .unwrap();
     drop(attachment);
     let copy = scratch.crash();
@@ -189,13 +190,14 @@ fn the_next_guest_finds_what_was_staged() {
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
     std::thread::scope(|scope| {
         // It waits for the settling that never comes.
-        let late = scope.spawn(|| old.change(&mut || old.image().write(0, &[99; BLOCK_BYTES])));
+        let late =
+            scope.spawn(|| old.change(&mut || old.image().write(0, &[99; DISK_BLOCK_BYTES])));
         drop(attachment);
         assert!(late.join().unwrap().is_err());
     });
     let attachment = disks.attach().unwrap();
     assert_eq!(contents(&attachment)[..4], [0, 0, 0, 4]);
-    let stale = old.change(&mut || old.image().write(0, &[99; BLOCK_BYTES]));
+    let stale = old.change(&mut || old.image().write(0, &[99; DISK_BLOCK_BYTES]));
     assert!(stale.is_err());
     assert_eq!(contents(&attachment)[0], 0);
 }
@@ -207,7 +209,9 @@ fn a_copy_cut_short_is_no_copy() {
     assert!(disks.is_whole());
     disks.begin_copy().unwrap();
     let attachment = disks.attach().unwrap();
-    attachment.direct().write(BlockNo(20), &[1; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(20), &[1; DISK_BLOCK_BYTES]);
     assert!(!scratch.crash().open().is_whole());
     disks.stage(SyncNo(2), Batch::new());
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
@@ -223,12 +227,13 @@ fn scans_tell_what_the_guest_wrote() {
     let attachment = disks.attach().unwrap();
     disks.opened().inner.images[0].note(4096 + 100, 4096);
     disks.opened().inner.images[2].note(7 * 4096, 1);
-    let mut set = PageSet::new(1000 + BLOCKS);
-    attachment.scan(1000, &mut set);
+    let layout = PageLayout::new(1000, BLOCKS);
+    let mut set = PageSet::new(layout.pages());
+    attachment.scan(layout, &mut set);
     let found: Vec<u32> = set.iter().map(|page| page.0).collect();
     assert_eq!(found, [1001, 1002, 1023]);
     set.clear();
-    attachment.scan(1000, &mut set);
+    attachment.scan(layout, &mut set);
     assert!(set.is_empty());
     assert_eq!(disks.blocks(), BLOCKS);
 }
@@ -247,11 +252,19 @@ fn holes_are_known() {
         runs
     };
     assert_eq!(runs(&attachment), []);
-    attachment.direct().write(BlockNo(2), &[1; BLOCK_BYTES]);
-    attachment.direct().write(BlockNo(15), &[1; BLOCK_BYTES]);
-    attachment.direct().write(BlockNo(16), &[1; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(2), &[1; DISK_BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(15), &[1; DISK_BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(16), &[1; DISK_BLOCK_BYTES]);
     assert_eq!(runs(&attachment), [(2, 3), (15, 16), (16, 17)]);
-    attachment.direct().write(BlockNo(15), &[0; BLOCK_BYTES]);
+    attachment
+        .direct()
+        .write(BlockNo(15), &[0; DISK_BLOCK_BYTES]);
     assert_eq!(runs(&attachment), [(2, 3), (16, 17)]);
 }
 

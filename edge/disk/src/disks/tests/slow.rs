@@ -20,7 +20,7 @@ fn server(disks: &Disks, image: usize) -> Server {
 
 fn write_all(attachment: &Attachment, fill: u8) {
     attachment.begin_writing(move |blocks| {
-        (0..BLOCKS).for_each(|block| blocks.write(BlockNo(block), &[fill; BLOCK_BYTES]));
+        (0..BLOCKS).for_each(|block| blocks.write(BlockNo(block), &[fill; DISK_BLOCK_BYTES]));
     });
 }
 
@@ -38,7 +38,7 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     for number in 0..2 {
         let told = told.clone();
         attachment.begin(move |blocks| {
-            let mut bytes = [0; BLOCK_BYTES];
+            let mut bytes = [0; DISK_BLOCK_BYTES];
             blocks.read(BlockNo(BLOCKS - 1), &mut bytes);
             told.send((number, bytes[0])).unwrap();
         });
@@ -48,10 +48,10 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     // What the guest reads in the middle of it is what was written.
     let server = server(&disks, 2);
     server.before_read();
-    let mut bytes = [0; BLOCK_BYTES];
+    let mut bytes = [0; DISK_BLOCK_BYTES];
     server
         .image()
-        .read(7 * BLOCK_BYTES as u64, &mut bytes)
+        .read(7 * DISK_BLOCK_BYTES as u64, &mut bytes)
         .unwrap();
     assert_eq!(bytes[0], 7);
     assert!(begun.elapsed() >= DELAY * BLOCKS);

@@ -1,0 +1,74 @@
+/*
+ * What the files of the agent share. See agent.c for what the agent is.
+ *
+ * Everything is compiled with hidden visibility: a preloaded library that exported `memory`, say, would
+ * replace QEMU's.
+ */
+#ifndef PLOVER_AGENT_H
+#define PLOVER_AGENT_H
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { PAGE_BYTES = 4096, RUNS_MAX = 8192 };
+
+/* Consecutive guest pages. */
+struct run {
+    uint32_t page, pages;
+};
+
+struct request {
+    uint32_t op, runs;
+    uint64_t addr, len;
+    struct run run[RUNS_MAX];
+};
+
+struct reply {
+    int32_t status;
+    uint32_t value;
+};
+
+/* Looks up an exported function of QEMU or GLib. Returns whether it exists. */
+#define FIND(slot, name) ((*(void **)&(slot) = dlsym(RTLD_DEFAULT, name)))
+
+/* QEMU's functions for devices that access the machine's memory (DMA). TCG drops its translations of
+ * memory that is written through them. */
+extern struct dma {
+    void *(*map)(uint64_t addr, uint64_t *len, _Bool is_write);
+    void (*unmap)(void *buffer, uint64_t len, _Bool is_write, uint64_t access_len);
+} dma;
+
+/* The guest's RAM in this process: set by OP_TRACK. */
+extern struct guest_ram {
+    uintptr_t start, bytes;
+} ram;
+
+/* agent.c */
+_Bool is_whole(const struct request *request, ssize_t got);
+_Bool find_dma(void);
+_Bool find_yank(void);
+int arm_yank(void);
+
+/* orders.c: OP_ORDERS and the orders */
+_Bool find_monitor(void);
+int take_orders(int sock, int file);
+
+/* translations.c: TCG's translations across a load */
+_Bool find_translations(void);
+void hook_translations(void);
+void keep_translations(_Bool keep, const struct run *written, size_t runs);
+
+/* queues.c: virtio queues across a load */
+_Bool find_queues(void);
+void note_queues(void);
+_Bool restart_queues(void);
+_Bool is_microvm(void);
+
+/* firmware.c: a microvm's firmware memory across a load */
+void find_firmware(void);
+int save_firmware(int file);
+int load_firmware(int file);
+
+#endif

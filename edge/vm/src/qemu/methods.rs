@@ -1,0 +1,198 @@
+//! What can be done with a running guest. Each method goes to the part that it concerns.
+//!
+//! Every method returns at once, except that work on pages takes as long as the pages do.
+
+use super::{NIC, Phase, QemuVm};
+use crate::cpu_clock::CpuClock;
+use crate::thread_state::ThreadState;
+use crate::{VmCommand, VmError, VmEvent, hash};
+use plover_disk::Attachment;
+use plover_types::{Digest, Frame, PageLayout, PageNo, PageSet, Unconsumed};
+use rustix::event::epoll;
+use rustix::fd::AsRawFd;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// Orders and events.
+impl QemuVm {
+    /// Gives an order.
+    pub fn command(&mut self, command: VmCommand) {
+        if self.phase != Phase::Gone {
+            self.orders.push(command);
+            self.next_order();
+            // Some orders are answered on the spot.
+            if !self.events.is_empty() {
+                // Fails only if its counter is full, and then it is readable anyway.
+                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Collects what happened since the last call.
+    pub fn poll(&mut self, events: &mut Vec<VmEvent>) {
+        self.pump();
+        self.nic.refill();
+        self.console.flush();
+        events.extend(self.events.drain(..));
+    }
+
+    /// A descriptor that polls readable when `poll` or `console_read` has something; also when
+    /// `take_outputs` has, unless [`Self::hear_outputs`] says otherwise.
+    pub fn wait_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Whether something fed or typed waits for room in QEMU's queue. `poll` puts it there; `wait_fd`
+    /// does not say when there is room.
+    pub fn has_backlog(&self) -> bool {
+        self.nic.has_backlog() || self.console.has_backlog()
+    }
+
+    /// QEMU's process id, for people and fault tests.
+    pub fn pid(&self) -> Option<u32> {
+        (self.phase != Phase::Gone).then(|| self.process.pid())
+    }
+
+    /// Ends QEMU at once. Dropping does so, too.
+    pub fn kill(&mut self) {
+        self.end();
+        self.events.clear();
+    }
+}
+
+/// Memory and disks, as pages of one [`PageLayout`].
+impl QemuVm {
+    /// Which pages are RAM and which are blocks of disks.
+    pub fn layout(&self) -> PageLayout {
+        self.regions().layout()
+    }
+
+    /// Adds to `dirty` the pages that the guest or QEMU has written since the last scan, and
+    /// write-protects them again in the same step.
+    pub fn scan_dirty(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
+        let layout = self.layout();
+        if let Some(disks) = &self.disks {
+            disks.scan(layout, dirty);
+        }
+        match &mut self.tracker {
+            Some(tracker) => tracker.scan(dirty),
+            None => Err(VmError::Io {
+                what: "scanning for written pages before the guest has started".into(),
+                source: std::io::ErrorKind::NotConnected.into(),
+            }),
+        }
+    }
+
+    /// The keyed hash of each page, in order; all cores hash.
+    pub fn hash_pages(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
+        hash::hash_pages(self.regions(), key, pages, digests);
+    }
+
+    /// The keyed hash of each subpage of each page ([`plover_types::SUBPAGE_BYTES`]), in order.
+    pub fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo], hashes: &mut Vec<u64>) {
+        hash::hash_subpages(|page, to| self.read_page(page, to), key, pages, hashes);
+    }
+
+    /// Copies a page out; `to` has [`plover_types::PAGE_BYTES`].
+    pub fn read_page(&self, page: PageNo, to: &mut [u8]) {
+        self.regions().read(page, to);
+    }
+
+    /// Copies a page in. `scan_dirty` does not see it.
+    pub fn write_page(&mut self, page: PageNo, from: &[u8]) {
+        match (&self.disks, self.layout().block(page)) {
+            (Some(disks), Some(block)) => disks.direct().write(block, from),
+            _ => {
+                self.ram.write(page, from);
+                self.loads.overwrote(page);
+            }
+        }
+    }
+
+    /// The first page at or after `page` that may not be zero. Pages before it were never touched, and
+    /// reading them would allocate them.
+    pub fn first_data(&self, page: PageNo) -> PageNo {
+        self.regions().first_data(page)
+    }
+
+    /// Its disks, for work that takes as long as a disk takes.
+    pub fn disks(&self) -> Option<&Attachment> {
+        self.disks.as_ref()
+    }
+
+    /// Why a page of a disk could not be read or written, if that has happened. What was read or
+    /// written is void then, and so is the guest.
+    pub fn disk_failure(&self) -> Option<String> {
+        self.disks.as_ref()?.failure()
+    }
+}
+
+/// NIC, console and CPU time.
+impl QemuVm {
+    /// Puts a frame into the guest's NIC queue. `false` if the queue is full and the frame was not
+    /// taken.
+    pub fn feed(&mut self, frame: &Frame) -> bool {
+        self.nic.feed(frame)
+    }
+
+    /// Whether QEMU has consumed every frame fed and every byte typed, and its disks have answered
+    /// every request.
+    pub fn consumed_all(&self) -> bool {
+        let disks_idle = self.disks.as_ref().is_none_or(Attachment::is_idle);
+        self.nic.consumed_all() && self.console.consumed_all() && disks_idle
+    }
+
+    /// While paused: takes back the frames and typed bytes that QEMU has not consumed.
+    pub fn take_unconsumed(&mut self) -> Unconsumed {
+        let mut frames = Vec::new();
+        self.nic.take_unconsumed(&mut frames);
+        Unconsumed {
+            frames,
+            typed: self.console.take_unconsumed(),
+        }
+    }
+
+    /// Whether outputs make [`Self::wait_fd`] readable; at the start they do. A guest that does not
+    /// wake plover with each output has more of its CPU.
+    pub fn hear_outputs(&mut self, hear: bool) {
+        if hear == self.hears_outputs {
+            return;
+        }
+        let flags = match hear {
+            true => epoll::EventFlags::IN,
+            false => epoll::EventFlags::empty(),
+        };
+        let data = epoll::EventData::new_u64(NIC);
+        // If the kernel refuses the change, we keep receiving these events, which is harmless.
+        if epoll::modify(&self.epoll, self.nic.fd(), data, flags).is_ok() {
+            self.hears_outputs = hear;
+        }
+    }
+
+    /// Frames that the guest has sent since the last call; at most `max` a call.
+    pub fn take_outputs(&mut self, max: usize, frames: &mut Vec<Frame>) {
+        self.nic.take_outputs(max, frames);
+    }
+
+    /// Types on the guest's serial console.
+    pub fn console_write(&mut self, bytes: &[u8]) {
+        self.console.write(bytes);
+    }
+
+    /// What the guest printed on its serial console since the last call.
+    pub fn console_read(&mut self, bytes: &mut Vec<u8>) {
+        if !self.console.read(bytes) {
+            self.unwatch(self.console.fd());
+        }
+    }
+
+    /// CPU time of all vCPU threads since the start.
+    pub fn cpu_time(&self) -> Duration {
+        self.vcpu_clocks.iter().map(CpuClock::read).sum()
+    }
+
+    /// Whether a thread that runs the guest or its devices is running or waiting for a CPU.
+    pub fn has_work(&self) -> bool {
+        self.thread_states.iter().any(ThreadState::is_runnable)
+    }
+}
