@@ -1,10 +1,7 @@
 //! From events to the parts of the protocol that they concern.
 
-use crate::api::Command;
-use crate::election::Vote;
-use crate::merge::Suffix;
+use crate::Command;
 use crate::message::{self, Message};
-use crate::recovery::Ask;
 use crate::{Apus, Role};
 use plover_types::{Micros, ReplicaId, View};
 
@@ -16,7 +13,7 @@ impl Apus {
             Role::Electing(_) => self.tick_electing(now, out),
             Role::Leading(_) => self.tick_leading(now, out),
         }
-        if self.is_asking() && now >= self.bearings.ask_at {
+        if self.is_asking() && now >= self.recovery.ask_at {
             self.ask_all(now, out);
         }
     }
@@ -38,89 +35,18 @@ impl Apus {
         };
         match message {
             Message::Append(append) => self.on_append(now, from, append, entries, out),
-            Message::Ack {
-                view,
-                stamp,
-                matched,
-            } => {
-                self.on_ack(now, from, view, stamp, matched, out);
-            }
-            Message::Gap {
-                view,
-                stamp,
-                number,
-                last,
-                commit,
-            } => {
-                self.on_gap(now, from, view, (stamp, number), (last, commit), out);
-            }
+            Message::Ack(ack) => self.on_ack(now, from, ack, out),
+            Message::Gap(gap) => self.on_gap(now, from, gap, out),
             Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
             Message::PreVote { nonce, last } => self.on_pre_vote(now, from, (nonce, last), out),
-            Message::Grant {
-                nonce,
-                promised,
-                last,
-                members,
-                generation,
-            } => {
-                self.round_max = self.round_max.max(promised.round());
-                self.on_grant(now, from, nonce, (last, members), generation, out);
-            }
+            Message::Grant(grant) => self.on_grant(now, from, grant, out),
             Message::Prepare { view } => self.on_prepare(now, from, view, out),
-            Message::Promise {
-                view,
-                last,
-                commit,
-                base,
-                members,
-            } => {
-                let vote = Vote {
-                    last,
-                    commit,
-                    base,
-                    members,
-                };
-                self.on_promise(now, from, view, vote, out);
-            }
+            Message::Promise { view, vote } => self.on_promise(now, from, view, vote, out),
             Message::Fetch { view, after } => self.on_fetch(from, view, after, out),
-            Message::Suffix {
-                view,
-                after,
-                reclaimed,
-                ..
-            } => {
-                let suffix = Suffix {
-                    after,
-                    entries,
-                    reclaimed,
-                };
-                self.on_suffix(now, from, view, suffix, out);
-            }
-            Message::Ask {
-                incarnation,
-                round,
-                promised,
-                last,
-                commit,
-                restarted,
-            } => {
-                let ask = Ask {
-                    incarnation,
-                    round,
-                    promised,
-                    last,
-                    commit,
-                    restarted,
-                };
-                self.on_ask(now, from, ask, out);
-            }
-            Message::Stand {
-                incarnation,
-                round,
-                promised,
-                standing,
-            } => {
-                self.on_stand(now, from, (incarnation, round), promised, standing, out);
+            Message::Suffix(suffix) => self.on_suffix(now, from, suffix, entries, out),
+            Message::Recovery(request) => self.on_recovery(now, from, request, out),
+            Message::RecoveryResponse(response) => {
+                self.on_recovery_response(now, from, response, out);
             }
         }
     }

@@ -5,7 +5,8 @@
 //! copy included, only once storage has confirmed it.
 
 use crate::Apus;
-use crate::api::{Canary, Command, Configuration, Durability, DurableState};
+use crate::canary::canary;
+use crate::{Command, Configuration, Durability, DurableState};
 use plover_types::{Index, View, Viewstamp};
 
 /// The generation that a log on storage is of, where storage knew of `known`. They are two writes, and a
@@ -34,7 +35,7 @@ impl Apus {
         out.push(Command::PersistState(DurableState {
             promised: self.promised,
             generation: self.generation,
-            amnesiac: self.bearings.amnesiac,
+            amnesiac: self.recovery.amnesiac,
         }));
     }
 
@@ -62,9 +63,7 @@ impl Apus {
     /// Up to where our own copy of the log counts.
     pub(crate) fn counted(&self) -> Index {
         match self.config.durability {
-            Durability::Disk if self.config.canary != Canary::AcknowledgeBeforeDisk => {
-                self.log.stable()
-            }
+            Durability::Disk if !canary!(self.config, AcknowledgeBeforeDisk) => self.log.stable(),
             Durability::Memory | Durability::Disk => self.log.last().index,
         }
     }

@@ -12,20 +12,11 @@
 //! A voter's refusal while a leader lives is not politeness. The leader's lease rests on it
 //! ([`Apus::lease_until`]), so it is checked at `Prepare` as well, where a promise is made.
 
-use crate::api::{Command, Members};
-use crate::message::Message;
+use crate::Command;
+use crate::message::{Message, Vote};
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
-
-/// What a voter says of its log.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Vote {
-    pub last: Viewstamp,
-    pub commit: Viewstamp,
-    pub base: Index,
-    pub members: Members,
-}
 
 /// How far an election has come.
 #[derive(Clone, Debug)]
@@ -162,7 +153,7 @@ impl Apus {
         view: View,
         out: &mut Vec<Command>,
     ) {
-        if self.bearings.amnesiac {
+        if self.recovery.amnesiac {
             return;
         }
         if view == self.promised && self.durable == self.promised {
@@ -172,14 +163,8 @@ impl Apus {
         }
         let leads = matches!(self.role, Role::Leading(_)) && now < self.lease_until();
         if view < self.promised || leads || self.leader_is_alive(now) {
-            self.send(
-                from,
-                &Message::Refuse {
-                    view,
-                    promised: self.promised,
-                },
-                out,
-            );
+            let promised = self.promised;
+            self.send(from, &Message::Refuse { view, promised }, out);
             return;
         }
         if view > self.promised {
@@ -197,21 +182,15 @@ impl Apus {
             self.durable, self.promised,
             "a promise that a crash would break"
         );
-        let (view, log) = (self.promised, &self.log);
-        let (last, commit, base) = (log.last(), log.committed(), log.base().index);
-        let members = self.members();
+        let view = self.promised;
+        let vote = Vote {
+            last: self.log.last(),
+            commit: self.log.committed(),
+            base: self.log.base().index,
+            members: self.members(),
+        };
         if let Some(candidate) = view.leader() {
-            self.send(
-                candidate,
-                &Message::Promise {
-                    view,
-                    last,
-                    commit,
-                    base,
-                    members,
-                },
-                out,
-            );
+            self.send(candidate, &Message::Promise { view, vote }, out);
         }
     }
 

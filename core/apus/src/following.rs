@@ -12,9 +12,10 @@
 //! `matched` is how far our log is known to equal the leader's *in this view*. What lies beyond
 //! it may be the leavings of an older view and is neither acknowledged nor committed.
 
-use crate::api::{Command, Configuration, Durability};
-use crate::message::{Append, Batch, HEADER_BYTES_MAX, Message};
+use crate::log::{Accepted, Log};
+use crate::message::{Ack, Append, Batch, Gap, HEADER_BYTES_MAX, Message};
 use crate::{Apus, Role};
+use crate::{Command, Configuration, Durability};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 use std::fmt;
 
@@ -104,11 +105,11 @@ impl Apus {
         if append.generation < self.generation || !self.may_accept_from(append.view, out) {
             return;
         }
-        self.heed(now, from, &append, out);
+        self.hear_leader(now, from, &append, out);
         if append.generation > self.generation {
             self.adopt_generation(append.generation, out);
         }
-        if let Some(configuration) = append.jump {
+        if let Some(configuration) = append.snapshot {
             // An empty log may begin elsewhere in a pair, where a generation can begin with a log.
             let begins = self.log.last().index == Index(0);
             let is_ahead = append.prev.index > self.log.commit() || begins;
@@ -116,38 +117,28 @@ impl Apus {
             // leader's counts.
             let is_other = begins && self.log.configuration_at_base() != configuration;
             if is_ahead && (is_other || !self.log.has(append.prev)) {
-                self.jump(append.prev, configuration, out);
+                self.install_snapshot(append.prev, configuration, out);
             }
         }
         let matched = Index(append.prev.index.0 + entries.len());
         // First, so that what is given back can hold what comes.
         self.log.trim(append.trim, &mut self.pool);
         match self.log.accept(append.prev, entries, &mut self.pool) {
-            crate::log::Accepted::Gap => {
-                let (last, commit) = (self.log.last(), self.log.committed());
-                let Append {
-                    view,
-                    stamp,
-                    number,
-                    ..
-                } = append;
+            Accepted::Gap => {
+                let gap = Gap {
+                    view: append.view,
+                    stamp: append.stamp,
+                    number: append.number,
+                    last: self.log.last(),
+                    commit: self.log.committed(),
+                };
                 if self.durable == self.promised {
-                    self.send(
-                        from,
-                        &Message::Gap {
-                            view,
-                            stamp,
-                            number,
-                            last,
-                            commit,
-                        },
-                        out,
-                    );
+                    self.send(from, &Message::Gap(gap), out);
                 }
                 return;
             }
-            crate::log::Accepted::ChangedAfter(after) => self.persist_after(after, None, out),
-            crate::log::Accepted::Unchanged => {}
+            Accepted::ChangedAfter(after) => self.persist_after(after, None, out),
+            Accepted::Unchanged => {}
         }
         let follower = self.follower();
         follower.matched = follower.matched.max(matched);
@@ -163,7 +154,13 @@ impl Apus {
     }
 
     /// A message of a leader of our view or a higher one: follow it.
-    fn heed(&mut self, now: Micros, from: ReplicaId, append: &Append, out: &mut Vec<Command>) {
+    fn hear_leader(
+        &mut self,
+        now: Micros,
+        from: ReplicaId,
+        append: &Append,
+        out: &mut Vec<Command>,
+    ) {
         let newer = append.view > self.promised;
         if newer {
             self.promise(append.view, out);
@@ -174,7 +171,7 @@ impl Apus {
         self.follower().leader = Some(from);
         self.heard_at = now;
         self.arm_election(now);
-        self.bearings.not_empty();
+        self.recovery.not_empty();
         self.tell(Some(from), out);
     }
 
@@ -187,13 +184,13 @@ impl Apus {
 
     /// Skips to `base`, because the entries before it are gone from the leader's log. They are
     /// committed, so whatever we hold instead of them or after them is worth nothing.
-    pub(crate) fn jump(
+    pub(crate) fn install_snapshot(
         &mut self,
         base: Viewstamp,
         configuration: Configuration,
         out: &mut Vec<Command>,
     ) {
-        self.log = crate::log::Log::new(base, configuration);
+        self.log = Log::new(base, configuration);
         out.push(Command::InstallSnapshot {
             base,
             configuration,
@@ -245,11 +242,11 @@ impl Apus {
             return;
         }
         let matched = follower.matched.min(self.counted());
-        let ack = Message::Ack {
+        let ack = Message::Ack(Ack {
             view: self.promised,
             stamp,
             matched,
-        };
+        });
         if self.down.contains(leader) {
             return;
         }

@@ -13,10 +13,10 @@
 //! finds a log that begins in a lower view than the generation it knows of: that log is of no generation, and is
 //! dropped when a leader names one (`durable`).
 
-use crate::api::{BootstrapError, Command, Configuration, Durability, Members};
 use crate::election::{Election, Stage};
 use crate::log::Log;
 use crate::{Apus, Role};
+use crate::{BootstrapError, Command, Configuration, Durability, Members};
 use plover_types::{Index, Micros, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ impl Apus {
             return Err(BootstrapError::NotFirstLeader(self.config.first_leader));
         }
         match self.role {
-            Role::Following(_) if self.bearings.group_is_empty() => Ok(()),
+            Role::Following(_) if self.recovery.group_is_empty() => Ok(()),
             Role::Following(_) => Err(BootstrapError::NotEmpty),
             _ => Err(BootstrapError::Standing),
         }
@@ -54,7 +54,7 @@ impl Apus {
     /// every other replica has said that it has nothing to lose.
     pub(crate) fn begin_generation(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.adopt_generation(self.promised, out);
-        self.bearings.need_none();
+        self.recovery.need_none();
         self.persist_state(out);
         self.lead(now, &BTreeMap::new(), out);
     }

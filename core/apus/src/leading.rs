@@ -17,12 +17,12 @@
 //! together, and so does what gathers while the window is closed. Nothing waits for company: an
 //! idle group sends one entry at once.
 
-use crate::api::{Canary, Command, Entry, EntryKind, Members, ProposeError, VOTERS_MAX};
-use crate::election::Vote;
-use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX};
+use crate::canary::canary;
+use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX, Vote};
 use crate::peers::Peer;
 use crate::quorum_selection::QuorumSelection;
 use crate::{Apus, Role};
+use crate::{Command, Entry, EntryKind, Members, ProposeError, VOTERS_MAX};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
 
@@ -212,7 +212,7 @@ impl Apus {
                 None => Some(self.log.last().index),
             };
             let mut peer = Peer::new(believed.unwrap_or(Index(0)), now);
-            peer.jump = believed.is_none();
+            peer.needs_snapshot = believed.is_none();
             (id, peer)
         });
         let leadership = Leadership {
@@ -234,7 +234,7 @@ impl Apus {
 
     pub(crate) fn tick_leading(&mut self, now: Micros, out: &mut Vec<Command>) {
         let timeout = self.config.timeout;
-        let beats = match (self.config.pair, self.bearings.doubt) {
+        let beats = match (self.config.pair, self.recovery.doubt) {
             (false, _) => 0,
             (true, None) => self.beats_to_death(),
             (true, Some(_)) => u64::MAX,
@@ -292,7 +292,7 @@ impl Apus {
             self.held_by_quorum(leadership, members)
         };
         let before = self.log.commit();
-        let count_old_views = self.config.canary == Canary::CountOldViews;
+        let count_old_views = canary!(self.config, CountOldViews);
         if index > before
             && self
                 .log

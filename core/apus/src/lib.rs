@@ -60,9 +60,12 @@
 //! stands down.
 
 mod api;
+mod canary;
+mod config;
 mod dispatch;
 mod durable;
 mod election;
+mod entry;
 mod following;
 mod generation;
 mod leading;
@@ -79,12 +82,14 @@ mod quorum_selection;
 mod recovery;
 mod replicate;
 
-pub use api::{
-    BootstrapError, Canary, Command, Config, Configuration, Durability, DurableState, Entry,
-    EntryKind, Event, Members, MembersError, Phase, ProposeError, Start, Status,
-};
+pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
+pub use canary::Canary;
+pub use config::{Config, Durability, DurableState, Start};
+pub use entry::{Configuration, Entry, EntryKind, Members};
 
+use canary::canary;
 use election::Election;
+use entry::VOTERS_MAX;
 use following::{Acked, Follower};
 use leading::Leadership;
 use log::Log;
@@ -92,7 +97,7 @@ use message::Message;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
 use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
-use recovery::Bearings;
+use recovery::Recovery;
 
 /// The smallest useful `message_bytes_max`.
 const MESSAGE_BYTES_MIN: usize = 256;
@@ -100,7 +105,7 @@ const MESSAGE_BYTES_MIN: usize = 256;
 /// What a replica is doing, with what only matters while it does that.
 #[derive(Clone, Debug)]
 enum Role {
-    /// Also while recovering: then [`Bearings`] forbids voting.
+    /// Also while recovering: then [`Recovery`] forbids voting.
     Following(Follower),
     PreVoting(PreVote),
     Electing(Election),
@@ -113,7 +118,7 @@ pub struct Apus {
     config: Config,
     random: SplitMix64,
     role: Role,
-    bearings: Bearings,
+    recovery: Recovery,
     log: Log,
     /// The highest view promised. Nothing of an older view is accepted.
     promised: View,
@@ -165,7 +170,7 @@ impl Apus {
             members,
         };
         let mut random = SplitMix64::new(config.seed);
-        let bearings = Bearings::new(&config, &start, random.next_u64() ^ now.0, now);
+        let recovery = Recovery::new(&config, &start, random.next_u64() ^ now.0, now);
         let (log, promised, generation) = match start {
             Start::Restarted {
                 durable,
@@ -178,9 +183,10 @@ impl Apus {
                 let begun = base != Viewstamp::default();
                 let log =
                     Log::restored(base, if begun { configuration_at_base } else { first }, log);
-                let generation = match config.canary {
-                    Canary::TrustOldGeneration => durable.generation,
-                    _ => durable::generation_of(base, durable.generation),
+                let generation = if canary!(config, TrustOldGeneration) {
+                    durable.generation
+                } else {
+                    durable::generation_of(base, durable.generation)
                 };
                 // An entry of a view is as good as the promise of it.
                 let promised = durable.promised.max(log.last().view);
@@ -203,7 +209,7 @@ impl Apus {
         let mut core = Self {
             random,
             role: Role::Following(Follower::new(log.commit())),
-            bearings,
+            recovery,
             log,
             promised,
             durable: promised,
@@ -251,7 +257,7 @@ impl Apus {
     pub fn set_holds_state(&mut self, holds: bool) {
         self.holds_state = holds;
         if !holds {
-            self.bearings.doubt = None;
+            self.recovery.doubt = None;
         }
     }
 
@@ -293,7 +299,7 @@ impl Apus {
             Role::Leading(leadership) => leadership.deadline(self.config.timeout),
         };
         if self.is_asking() {
-            role.min(self.bearings.ask_at)
+            role.min(self.recovery.ask_at)
         } else {
             role
         }
@@ -302,7 +308,7 @@ impl Apus {
     /// Where it stands.
     pub fn status(&self) -> Status {
         let (phase, leader) = match &self.role {
-            Role::Following(follower) if self.bearings.amnesiac => {
+            Role::Following(follower) if self.recovery.amnesiac => {
                 (Phase::Recovering, follower.leader)
             }
             Role::Following(follower) => (Phase::Following, follower.leader),
@@ -320,7 +326,7 @@ impl Apus {
             commit: self.log.commit(),
             base: self.log.base().index,
             log_bytes: self.log.bytes(),
-            doubts: self.bearings.doubt.is_some(),
+            doubts: self.recovery.doubt.is_some(),
             rejected: self.rejected,
         }
     }

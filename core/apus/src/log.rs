@@ -12,9 +12,9 @@
 //! set and the newest group in the log are in force as soon as they are in the log, committed or
 //! not, and are reverted with their entries; so the log keeps them, as its *configuration*.
 
-use crate::api::{Configuration, Entry, EntryKind};
 use crate::message::Batch;
 use crate::pool::Pool;
+use crate::{Configuration, Entry, EntryKind};
 use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 
@@ -247,13 +247,13 @@ impl Log {
             reverted |= matches!(entry.kind, EntryKind::InSync(_) | EntryKind::Members(_));
         }
         if reverted {
-            self.take_roster_anew();
+            self.take_configuration_anew();
         }
         self.stable = self.stable.min(last);
     }
 
     /// Finds out who is who by what is left.
-    fn take_roster_anew(&mut self) {
+    fn take_configuration_anew(&mut self) {
         self.configuration = self.configuration_at_base;
         self.members_at = self.base.index;
         self.in_sync_at = self.base.index;

@@ -24,14 +24,15 @@
 //! follows. Whoever is removed is told so with a last message and does not stand any more; if it
 //! misses that, the pre-vote (see `pre_vote`) keeps it from disturbing the others.
 
-use crate::api::{Canary, Command, Members, MembersError};
+use crate::canary::canary;
 use crate::{Apus, Role};
+use crate::{Command, Members, MembersError};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 
 impl Apus {
     /// The group by the newest word in the log.
     pub(crate) fn members(&self) -> Members {
-        if self.config.canary == Canary::FirstMembersForEver {
+        if canary!(self.config, FirstMembersForEver) {
             return Members::of(self.config.members);
         }
         self.log.configuration().members
@@ -44,7 +45,7 @@ impl Apus {
 
     /// Those whose word a replica that is lost needs: the group as its log knows it, and as it
     /// was told, for its log may know nothing.
-    pub(crate) fn acquaintances(&self) -> ReplicaSet {
+    pub(crate) fn everyone_named(&self) -> ReplicaSet {
         let known = self.members().all().0 | self.config.members.0;
         self.without_me(ReplicaSet(known))
     }
@@ -90,7 +91,7 @@ impl Apus {
     /// the log.
     pub(crate) fn has_state(&self) -> bool {
         if self.config.any_voter_stands {
-            !self.bearings.amnesiac
+            !self.recovery.amnesiac
         } else {
             self.holds_state
         }

@@ -18,23 +18,16 @@
 //! and fetching it would be lost. A better log contains all that is committed, so a conflict
 //! with it proves that what goes was not.
 
-use crate::api::{Canary, Command};
+use crate::Command;
+use crate::canary::canary;
 use crate::election::Stage;
 use crate::log::Accepted;
-use crate::message::{Batch, Message};
+use crate::message::{Batch, Message, Suffix};
 use crate::pre_vote::StoodDown;
 use crate::replicate::fit;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 use std::cmp::Reverse;
-
-/// A piece of a better log.
-#[derive(Debug)]
-pub(crate) struct Suffix<'a> {
-    pub after: Viewstamp,
-    pub entries: Batch<'a>,
-    pub reclaimed: bool,
-}
 
 impl Apus {
     /// With a quorum of promises, our own included: take over the best log among them.
@@ -86,7 +79,7 @@ impl Apus {
     ) {
         // What we showed in our promise stands only while nothing higher is promised; a log
         // pieced together from before and after would be nobody's.
-        let promised = view == self.promised && self.durable == view && !self.bearings.amnesiac;
+        let promised = view == self.promised && self.durable == view && !self.recovery.amnesiac;
         if !promised || !matches!(self.role, Role::Following(_)) {
             return;
         }
@@ -98,12 +91,12 @@ impl Apus {
             entries = self.log.slice(first, end);
         }
         if !self.down.contains(from) {
-            let message = Message::Suffix {
+            let message = Message::Suffix(Suffix {
                 view,
                 after,
                 reclaimed,
                 count: entries.iter().len() as u64,
-            };
+            });
             let bytes = message.encode(entries.iter(), Vec::new());
             out.push(Command::Write { to: from, bytes });
         }
@@ -113,8 +106,8 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        view: View,
-        suffix: Suffix<'_>,
+        suffix: Suffix,
+        entries: Batch<'_>,
         out: &mut Vec<Command>,
     ) {
         let give_up_at = now + self.spread_timeout();
@@ -129,7 +122,7 @@ impl Apus {
         else {
             return;
         };
-        if view != self.promised || from != *source || suffix.after != *after {
+        if suffix.view != self.promised || from != *source || suffix.after != *after {
             return;
         }
         if suffix.reclaimed {
@@ -147,16 +140,13 @@ impl Apus {
             }
             return;
         }
-        let Some(last) = suffix.entries.iter().last().map(|entry| entry.viewstamp) else {
+        let Some(last) = entries.iter().last().map(|entry| entry.viewstamp) else {
             return;
         };
         let target = *target;
         *after = last;
         election.give_up_at = give_up_at;
-        match self
-            .log
-            .accept(suffix.after, suffix.entries, &mut self.pool)
-        {
+        match self.log.accept(suffix.after, entries, &mut self.pool) {
             Accepted::Gap => unreachable!("what precedes the suffix is committed or just merged"),
             Accepted::Unchanged => {}
             Accepted::ChangedAfter(changed) => self.persist_after(changed, None, out),
@@ -179,7 +169,7 @@ impl Apus {
         // The log that names us may be that of one who has not answered yet.
         let more_may_tell = !named && self.voters_without(promisers) > 0;
         // And the merged log may name another group, whose majority this is not.
-        let elected = self.is_quorum(promisers) || self.config.canary == Canary::OldMajorityElects;
+        let elected = self.is_quorum(promisers) || canary!(self.config, OldMajorityElects);
         if more_may_tell || !elected {
             self.collect_more(out);
             return;

@@ -37,7 +37,8 @@
 //! two hear of each other, the other one's log and guest are dropped, as if they were of a generation
 //! long ago (`generation`), and it comes back as a witness that gets a copy.
 
-use crate::api::{Canary, Command};
+use crate::Command;
+use crate::canary::canary;
 use crate::election::{Election, Stage};
 use crate::leading::Leadership;
 use crate::peers::Peer;
@@ -84,10 +85,10 @@ impl Apus {
     /// How many unanswered heartbeats make a partner dead: as many as fill the timeout of a leader
     /// that has only just begun to run again.
     pub(crate) fn beats_to_death(&self) -> u64 {
-        match self.config.canary {
-            Canary::ClockAlone => 0,
-            _ => self.config.timeout.0.div_ceil(self.config.heartbeat.0) + 1,
+        if canary!(self.config, ClockAlone) {
+            return 0;
         }
+        self.config.timeout.0.div_ceil(self.config.heartbeat.0) + 1
     }
 
     /// When a follower must look at the clock, to notice that it was stopped.
@@ -105,11 +106,11 @@ impl Apus {
         let slept_since = std::mem::replace(&mut self.awake_at, now);
         let slept = now.since(slept_since) >= self.config.timeout;
         if slept && self.config.pair && self.holds_state && self.heard_other_until(slept_since) {
-            self.bearings.doubt = Some(Doubt {
+            self.recovery.doubt = Some(Doubt {
                 since: now,
                 until: None,
             });
-            self.bearings.ask_at = now;
+            self.recovery.ask_at = now;
         }
     }
 
@@ -120,12 +121,12 @@ impl Apus {
                 let beats = Micros(self.config.heartbeat.0 * SILENT_BEATS);
                 follower.leader.is_some()
                     && then < self.heard_at + beats
-                    && self.config.canary != Canary::NeverDoubt
+                    && !canary!(self.config, NeverDoubt)
             }
             Role::Leading(leadership) => {
                 let partner = self.partner(leadership);
                 partner.is_some_and(|peer| peer.unanswered < SILENT_BEATS)
-                    && self.config.canary != Canary::ClockAlone
+                    && !canary!(self.config, ClockAlone)
             }
             Role::PreVoting(_) | Role::Electing(_) => false,
         }
@@ -134,11 +135,11 @@ impl Apus {
     /// The partner of this leader has answered what was sent at `stamp`: so it had not taken over.
     pub(crate) fn partner_answered(&mut self, stamp: Micros) {
         if self
-            .bearings
+            .recovery
             .doubt
             .is_some_and(|doubt| stamp >= doubt.since)
         {
-            self.bearings.doubt = None;
+            self.recovery.doubt = None;
         }
     }
 
@@ -146,13 +147,13 @@ impl Apus {
     /// never taken over, or it would have promised more.
     pub(crate) fn partner_restarted(&mut self, promised: View) {
         if promised == self.promised {
-            self.bearings.doubt = None;
+            self.recovery.doubt = None;
         }
     }
 
     /// The leader of `view` says that its log ends at `last`, to a question asked after any sleep.
     pub(crate) fn leader_told(&mut self, view: View, last: Index) {
-        if let Some(doubt) = &mut self.bearings.doubt {
+        if let Some(doubt) = &mut self.recovery.doubt {
             doubt.until = Some((view, last));
         }
         self.check_doubt();
@@ -163,9 +164,9 @@ impl Apus {
         let Role::Following(follower) = &self.role else {
             return;
         };
-        let until = self.bearings.doubt.and_then(|doubt| doubt.until);
+        let until = self.recovery.doubt.and_then(|doubt| doubt.until);
         if until.is_some_and(|(view, last)| view == self.promised && follower.matched >= last) {
-            self.bearings.doubt = None;
+            self.recovery.doubt = None;
         }
     }
 

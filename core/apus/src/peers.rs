@@ -22,7 +22,7 @@ pub(crate) struct Peer {
     /// The backup's log equals ours up to here.
     pub matched: Index,
     /// Its log ends before ours begins: the next message makes it jump to our base.
-    pub jump: bool,
+    pub needs_snapshot: bool,
     /// Messages with entries that are not acknowledged: their last index and their bytes.
     flights: VecDeque<(Index, usize)>,
     in_flight: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Peer {
     /// Heartbeats since then.
     pub unanswered: u64,
     alive: Option<bool>,
-    /// Which start of its process last asked us for its bearings.
+    /// Which start of its process last asked us for its recovery.
     incarnation: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ impl Peer {
             next: believed.next(),
             // Belief is enough to choose what to send; it does not count towards a quorum.
             matched: Index(0),
-            jump: false,
+            needs_snapshot: false,
             flights: VecDeque::new(),
             in_flight: 0,
             probing: false,
@@ -78,7 +78,7 @@ impl Peer {
     pub(crate) fn acknowledged(&mut self, matched: Index) {
         self.matched = self.matched.max(matched);
         self.next = self.next.max(self.matched.next());
-        self.jump = false;
+        self.needs_snapshot = false;
         while let Some(&(last, bytes)) = self.flights.front() {
             if last > matched {
                 break;
@@ -103,7 +103,7 @@ impl Peer {
     /// `matched` falls too when a backup has restarted without its memory. That is safe either
     /// way: it votes for nobody before it holds again what it had acknowledged.
     pub(crate) fn rewind(&mut self, held: Option<Index>, round: u64) {
-        self.jump = held.is_none();
+        self.needs_snapshot = held.is_none();
         let held = held.unwrap_or(Index(0));
         self.next = held.next();
         self.matched = self.matched.min(held);

@@ -11,7 +11,7 @@
 //! Buffers are kept by size, a power of two: one that once held a large message would otherwise
 //! come back to carry a few bytes and stay in the log for as long as the log is kept.
 
-use crate::api::Entry;
+use crate::Entry;
 use std::fmt;
 
 /// The smallest buffer, bytes.

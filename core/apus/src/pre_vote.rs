@@ -13,10 +13,11 @@
 //! A pre-vote changes no view. It costs a round trip and saves a healthy leader: a replica that
 //! was cut off comes back asking, not with a high view that everyone must yield to.
 
-use crate::api::{Canary, Command, Members};
+use crate::canary::canary;
 use crate::election::{Election, Stage};
-use crate::message::Message;
+use crate::message::{Grant, Message};
 use crate::{Apus, Role};
+use crate::{Command, Members};
 use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
 /// Asking whether an election would be won.
@@ -66,8 +67,8 @@ impl Apus {
     fn may_stand(&self, now: Micros) -> bool {
         self.generation > View::NONE
             && self.has_state()
-            && !self.bearings.amnesiac
-            && self.bearings.doubt.is_none()
+            && !self.recovery.amnesiac
+            && self.recovery.doubt.is_none()
             && (self.is_voter() || !self.config.any_voter_stands)
             && !self.leader_is_alive(now)
             && self
@@ -138,44 +139,40 @@ impl Apus {
         // One that has left and does not know it would be ruled out by our log, but the promises
         // that it collects until then would depose a leader that others hear.
         let has_left = last <= self.log.last() && !self.members().voters.contains(from);
-        if leads || self.bearings.amnesiac || self.leader_is_alive(now) || has_left {
+        if leads || self.recovery.amnesiac || self.leader_is_alive(now) || has_left {
             return;
         }
-        self.send(
-            from,
-            &Message::Grant {
-                nonce,
-                promised: self.promised,
-                last: self.log.last(),
-                members: self.members(),
-                generation: self.generation,
-            },
-            out,
-        );
+        let grant = Grant {
+            nonce,
+            promised: self.promised,
+            last: self.log.last(),
+            members: self.members(),
+            generation: self.generation,
+        };
+        self.send(from, &Message::Grant(grant), out);
     }
 
     pub(crate) fn on_grant(
         &mut self,
         now: Micros,
         from: ReplicaId,
-        nonce: u64,
-        (last, members): (Viewstamp, Members),
-        generation: View,
+        grant: Grant,
         out: &mut Vec<Command>,
     ) {
+        self.round_max = self.round_max.max(grant.promised.round());
         let Role::PreVoting(pre_vote) = &mut self.role else {
             return;
         };
-        if pre_vote.nonce != nonce {
+        if pre_vote.nonce != grant.nonce {
             return;
         }
-        if self.config.pair && generation > self.generation {
-            self.yield_to(now, generation, out);
+        if self.config.pair && grant.generation > self.generation {
+            self.yield_to(now, grant.generation, out);
             return;
         }
         pre_vote.granted.insert(from);
-        if last > pre_vote.best.0 {
-            pre_vote.best = (last, members);
+        if grant.last > pre_vote.best.0 {
+            pre_vote.best = (grant.last, grant.members);
         }
         self.elect_if_granted(now, out);
     }
@@ -188,7 +185,7 @@ impl Apus {
         // members, and merging its log is how we come to know them.
         let granted = self.is_quorum_by(pre_vote.best.1, pre_vote.granted)
             || self.is_quorum(pre_vote.granted)
-            || self.config.canary == Canary::SkipPreVote;
+            || canary!(self.config, SkipPreVote);
         if !granted || !self.may_stand(now) {
             return;
         }

@@ -22,7 +22,7 @@
 //! copies there are at first, exactly a majority. Groups of three or fewer are
 //! do without it: there the second backup costs little and hides a slow first one.
 
-use crate::api::Command;
+use crate::Command;
 use crate::leading::Leadership;
 use crate::{Apus, Role};
 use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};

@@ -30,16 +30,17 @@
 //! that one of them belongs to any quorum it could have been part of, and then follows only the
 //! highest of them. Restarted replicas count there too, for they have kept their promises.
 
-use crate::api::{Canary, Command, Config, Configuration, Durability, Members, Start};
-use crate::message::{Empty, Message, Standing};
+use crate::canary::canary;
+use crate::message::{Empty, Message, Request, Response, Standing};
 use crate::pair::Doubt;
 use crate::{Apus, Role};
+use crate::{Command, Config, Configuration, Durability, Members, Start};
 use plover_types::{Micros, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// What a replica knows of its own ignorance.
 #[derive(Clone, Debug)]
-pub(crate) struct Bearings {
+pub(crate) struct Recovery {
     /// Names this start of the process.
     incarnation: u64,
     /// It has forgotten what it acknowledged: it votes for nobody.
@@ -69,25 +70,14 @@ pub(crate) struct Bearings {
     reported: bool,
 }
 
-/// A question of a replica that has lost its way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask {
-    pub incarnation: u64,
-    pub round: u32,
-    pub promised: View,
-    pub last: Viewstamp,
-    pub commit: Viewstamp,
-    pub restarted: bool,
-}
-
-impl Bearings {
+impl Recovery {
     pub(crate) fn new(config: &Config, start: &Start, incarnation: u64, now: Micros) -> Self {
         let amnesiac = match start {
             Start::Fresh | Start::PromiseLost { .. } => true,
             Start::Restarted {
                 durable, forgotten, ..
             } => match config.durability {
-                Durability::Memory => config.canary != Canary::VoteAfterAmnesia,
+                Durability::Memory => !canary!(config, VoteAfterAmnesia),
                 Durability::Disk => *forgotten || durable.amnesiac,
             },
         };
@@ -144,8 +134,8 @@ impl Apus {
             return false;
         };
         let lost = follower.leader.is_none() && !self.holds_guest();
-        let unsure = self.bearings.amnesiac || self.bearings.doubt.is_some();
-        unsure || self.bearings.restarted || lost
+        let unsure = self.recovery.amnesiac || self.recovery.doubt.is_some();
+        unsure || self.recovery.restarted || lost
     }
 
     /// Whether its guest may be the one to go on with: it has one, in a generation that a leader has
@@ -155,73 +145,73 @@ impl Apus {
         let stood = self.stood_down.as_ref();
         let ruled_out =
             !self.is_eligible() && stood.is_some_and(|stood| stood.last == self.log.last());
-        let unsure = ruled_out || self.bearings.doubt.is_some();
+        let unsure = ruled_out || self.recovery.doubt.is_some();
         self.generation > View::NONE && self.has_state() && !unsure
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
     /// up to was true at nearly one time.
     pub(crate) fn ask_all(&mut self, now: Micros, out: &mut Vec<Command>) {
-        if std::mem::take(&mut self.bearings.unrecorded) {
+        if std::mem::take(&mut self.recovery.unrecorded) {
             // What is copied from now on may look like a whole log to the next start.
             self.persist_state(out);
         }
-        self.bearings.round = self.bearings.round.wrapping_add(1);
-        self.bearings.ask_at = now + self.config.timeout;
-        self.bearings.answers.clear();
-        self.bearings.asked_again = false;
-        for peer in self.acquaintances().iter() {
+        self.recovery.round = self.recovery.round.wrapping_add(1);
+        self.recovery.ask_at = now + self.config.timeout;
+        self.recovery.answers.clear();
+        self.recovery.asked_again = false;
+        for peer in self.everyone_named().iter() {
             self.ask(peer, out);
         }
         self.report_if_empty(out);
     }
 
     pub(crate) fn ask(&mut self, peer: ReplicaId, out: &mut Vec<Command>) {
-        let ask = Message::Ask {
-            incarnation: self.bearings.incarnation,
-            round: self.bearings.round,
+        let request = Request {
+            incarnation: self.recovery.incarnation,
+            round: self.recovery.round,
             promised: self.promised,
             last: self.log.last(),
             commit: self.log.committed(),
-            restarted: self.bearings.restarted,
+            restarted: self.recovery.restarted,
         };
-        self.send(peer, &ask, out);
+        self.send(peer, &Message::Recovery(request), out);
     }
 
-    pub(crate) fn on_ask(
+    pub(crate) fn on_recovery(
         &mut self,
         now: Micros,
         from: ReplicaId,
-        ask: Ask,
+        request: Request,
         out: &mut Vec<Command>,
     ) {
-        self.round_max = self.round_max.max(ask.promised.round());
-        if matches!(self.role, Role::Leading(_)) && ask.promised > self.promised {
+        self.round_max = self.round_max.max(request.promised.round());
+        if matches!(self.role, Role::Leading(_)) && request.promised > self.promised {
             // A member has promised a higher view and can only follow that or a newer one.
             self.follow(now, out);
         }
-        let answer = Message::Stand {
-            incarnation: ask.incarnation,
-            round: ask.round,
+        let response = Response {
+            incarnation: request.incarnation,
+            round: request.round,
             promised: self.promised,
             standing: self.standing(),
         };
-        self.send(from, &answer, out);
-        self.reintroduce(now, from, &ask, out);
+        self.send(from, &Message::RecoveryResponse(response), out);
+        self.resend_from_its_end(now, from, &request, out);
     }
 
     fn standing(&self) -> Standing {
         match &self.role {
             Role::Leading(_) => Standing::Leading(self.log.last()),
             Role::Following(follower) if follower.leader.is_none() && !self.holds_guest() => {
-                Standing::Empty(self.leavings())
+                Standing::Empty(self.what_is_left())
             }
             _ => Standing::Voting,
         }
     }
 
     /// What is left here when nobody leads.
-    fn leavings(&self) -> Empty {
+    fn what_is_left(&self) -> Empty {
         Empty {
             fresh: self.never_ran(),
             guest: self.generation > View::NONE && self.has_state(),
@@ -231,27 +221,26 @@ impl Apus {
     }
 
     fn never_ran(&self) -> bool {
-        let bearings = &self.bearings;
-        bearings.promise_unknown && !bearings.ran && self.promised == View::NONE
+        let recovery = &self.recovery;
+        recovery.promise_unknown && !recovery.ran && self.promised == View::NONE
     }
 
-    pub(crate) fn on_stand(
+    pub(crate) fn on_recovery_response(
         &mut self,
         now: Micros,
         from: ReplicaId,
-        (incarnation, round): (u64, u32),
-        promised: View,
-        standing: Standing,
+        response: Response,
         out: &mut Vec<Command>,
     ) {
-        let bearings = &mut self.bearings;
-        if incarnation != bearings.incarnation || round != bearings.round {
+        let recovery = &mut self.recovery;
+        if (response.incarnation, response.round) != (recovery.incarnation, recovery.round) {
             return;
         }
-        self.round_max = self.round_max.max(promised.round());
-        bearings.answers.insert(from, (promised, standing));
-        if !matches!(standing, Standing::Empty(_)) {
-            bearings.not_empty();
+        self.round_max = self.round_max.max(response.promised.round());
+        let answer = (response.promised, response.standing);
+        recovery.answers.insert(from, answer);
+        if !matches!(response.standing, Standing::Empty(_)) {
+            recovery.not_empty();
         }
         if self.is_asking() {
             self.find_leader(now, out);
@@ -261,7 +250,7 @@ impl Apus {
 
     /// Looks for a leader to recover from among the answers.
     fn find_leader(&mut self, now: Micros, out: &mut Vec<Command>) {
-        let answers = &self.bearings.answers;
+        let answers = &self.recovery.answers;
         let leading = answers
             .values()
             .filter_map(|(view, standing)| match standing {
@@ -271,7 +260,7 @@ impl Apus {
         let Some((view, last)) = leading.max().filter(|(view, _)| *view >= self.promised) else {
             return;
         };
-        if self.bearings.promise_unknown {
+        if self.recovery.promise_unknown {
             // Of any quorum that we may have been part of, one other has answered.
             let told = Members::of(self.config.members);
             let enough = told.voters.len() - told.quorum() + 1;
@@ -280,12 +269,12 @@ impl Apus {
                 return;
             }
         }
-        self.bearings.restarted = false;
+        self.recovery.restarted = false;
         if view == self.promised {
             self.leader_told(view, last.index);
         }
-        if self.bearings.amnesiac && self.bearings.source.is_none_or(|(old, _)| old != view) {
-            self.bearings.source = Some((view, last));
+        if self.recovery.amnesiac && self.recovery.source.is_none_or(|(old, _)| old != view) {
+            self.recovery.source = Some((view, last));
             if view > self.promised {
                 self.promise(view, out);
                 self.follow(now, out);
@@ -297,11 +286,11 @@ impl Apus {
     /// accepted before; then only from a leader that has answered this incarnation. One that
     /// has not is asked, without waiting for the next round.
     pub(crate) fn may_accept_from(&mut self, view: View, out: &mut Vec<Command>) -> bool {
-        if !self.bearings.amnesiac || self.bearings.source.is_some_and(|(known, _)| known == view) {
+        if !self.recovery.amnesiac || self.recovery.source.is_some_and(|(known, _)| known == view) {
             return true;
         }
         if let Some(leader) = view.leader() {
-            if !std::mem::replace(&mut self.bearings.asked_again, true) {
+            if !std::mem::replace(&mut self.recovery.asked_again, true) {
                 self.ask(leader, out);
             }
         }
@@ -314,16 +303,16 @@ impl Apus {
         let Role::Following(follower) = &self.role else {
             return;
         };
-        let Some((view, last)) = self.bearings.source else {
+        let Some((view, last)) = self.recovery.source else {
             return;
         };
         let held = follower.matched.min(self.counted());
         if view == self.promised && view == self.durable && held >= last.index {
-            self.bearings.amnesiac = false;
+            self.recovery.amnesiac = false;
             // A promise that was lost has been learnt; storage has none yet.
-            let had_none = std::mem::take(&mut self.bearings.promise_unknown);
-            self.bearings.source = None;
-            if (had_none && self.bearings.ran) || self.config.durability == Durability::Disk {
+            let had_none = std::mem::take(&mut self.recovery.promise_unknown);
+            self.recovery.source = None;
+            if (had_none && self.recovery.ran) || self.config.durability == Durability::Disk {
                 // The next start may trust the log that storage holds by now.
                 self.persist_state(out);
             }
@@ -334,15 +323,15 @@ impl Apus {
     /// guest that somebody still has is named by the best of all logs. A replica whose own log
     /// does not name it cannot tell that by itself.
     fn report_if_empty(&mut self, out: &mut Vec<Command>) {
-        let answers = &self.bearings.answers;
-        let mut left = vec![(self.config.me, self.leavings())];
+        let answers = &self.recovery.answers;
+        let mut left = vec![(self.config.me, self.what_is_left())];
         let empty = answers.iter().filter_map(|(id, (_, said))| match said {
             Standing::Empty(empty) => Some((*id, *empty)),
             _ => None,
         });
         left.extend(empty);
         let heard = |id: ReplicaId| left.iter().any(|(from, _)| *from == id);
-        if !self.acquaintances().iter().all(heard) || !self.is_voter() || self.holds_guest() {
+        if !self.everyone_named().iter().all(heard) || !self.is_voter() || self.holds_guest() {
             return;
         }
         let best = left
@@ -360,11 +349,11 @@ impl Apus {
             .any(|(id, empty)| empty.guest && named.contains(*id))
         {
             // It stands again before long, and merges that log.
-            return self.bearings.not_empty();
+            return self.recovery.not_empty();
         }
         let fresh = left.iter().all(|(_, empty)| empty.fresh);
-        self.bearings.empty = true;
-        if !std::mem::replace(&mut self.bearings.reported, true) {
+        self.recovery.empty = true;
+        if !std::mem::replace(&mut self.recovery.reported, true) {
             out.push(Command::GroupEmpty { fresh });
         }
     }

@@ -5,14 +5,13 @@
 //!   Ack{matched}              --> window opens, commit may advance, send on
 //!   Gap{last, commit}         --> fall back to where the logs agree, send again
 //!   Ask (a restart)           --> the same, and the caller learns of it
-//!   what is needed is gone    --> Append{prev = base, jump}
+//!   what is needed is gone    --> Append{prev = base, snapshot}
 //! ```
 
-use crate::api::Command;
+use crate::Command;
 use crate::leading::Leadership;
 use crate::log::Log;
-use crate::message::{Append, ENTRY_BYTES_MAX, HEADER_BYTES_MAX, Message};
-use crate::recovery::Ask;
+use crate::message::{Ack, Append, ENTRY_BYTES_MAX, Gap, HEADER_BYTES_MAX, Message, Request};
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 
@@ -62,7 +61,7 @@ impl Apus {
         let heartbeat = self.config.heartbeat;
         let selection = &mut leadership.selection;
         let lacked = self.log.last().index.next().0.saturating_sub(peer.next.0);
-        let lacks = peer.jump || lacked > 0;
+        let lacks = peer.needs_snapshot || lacked > 0;
         let mut is_due = || beat || lacks && selection.is_sent_now(to, lacked, now, heartbeat);
         if self.down.contains(to) || !is_due() {
             return;
@@ -72,8 +71,12 @@ impl Apus {
         let (base, last) = (self.log.base(), self.log.last().index);
         let mut beat = beat;
         loop {
-            let jump = peer.jump || peer.next <= base.index;
-            let first = if jump { base.index.next() } else { peer.next };
+            let snapshot = peer.needs_snapshot || peer.next <= base.index;
+            let first = if snapshot {
+                base.index.next()
+            } else {
+                peer.next
+            };
             // What a generation begins with names its group: a backup may have been told of another one.
             let begins = first == Index(1);
             let more = first <= last && peer.has_room(window, FLIGHTS_MAX);
@@ -91,7 +94,7 @@ impl Apus {
                 (end, bytes) = fit(&self.log, first, bytes_max);
                 entries = self.log.slice(first, end);
                 peer.sent(end, bytes);
-                peer.jump = false;
+                peer.needs_snapshot = false;
             }
             let append = Append {
                 view: self.promised,
@@ -101,7 +104,7 @@ impl Apus {
                 trim: leadership.trim,
                 stamp: now,
                 number: leadership.round,
-                jump: (jump || begins).then(|| self.log.configuration_at_base()),
+                snapshot: (snapshot || begins).then(|| self.log.configuration_at_base()),
                 count: entries.iter().len() as u64,
             };
             let bytes = match (&*twin, twin.as_ref().and_then(|(_, place)| out.get(*place))) {
@@ -143,28 +146,26 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        view: View,
-        stamp: Micros,
-        matched: Index,
+        ack: Ack,
         out: &mut Vec<Command>,
     ) {
-        let last = self.log.last().index;
-        if !self.heard_peer(now, from, view, stamp, matched <= last, out) {
+        let plausible = ack.matched <= self.log.last().index;
+        if !self.heard_peer(now, from, (ack.view, ack.stamp), plausible, out) {
             return;
         }
-        let Some(leadership) = self.leading(view) else {
+        let Some(leadership) = self.leading(ack.view) else {
             return;
         };
         let Some(peer) = leadership.peers.get_mut(&from) else {
             return;
         };
-        peer.acknowledged(matched);
+        peer.acknowledged(ack.matched);
         self.advance_commit(now, out);
         self.replicate(now, from, false, out);
     }
 
     /// Where the log of a peer equals ours, by what it says of itself: its end, or else what it
-    /// knows to be committed; or else it must jump.
+    /// knows to be committed; or else it needs a snapshot.
     pub(crate) fn held_by(&self, last: Viewstamp, commit: Viewstamp) -> Option<Index> {
         [last, commit]
             .iter()
@@ -176,22 +177,20 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        view: View,
-        (stamp, number): (Micros, u64),
-        (last, commit): (Viewstamp, Viewstamp),
+        gap: Gap,
         out: &mut Vec<Command>,
     ) {
-        if !self.heard_peer(now, from, view, stamp, true, out) {
+        if !self.heard_peer(now, from, (gap.view, gap.stamp), true, out) {
             return;
         }
-        let held = self.held_by(last, commit);
-        let Some(leadership) = self.leading(view) else {
+        let held = self.held_by(gap.last, gap.commit);
+        let Some(leadership) = self.leading(gap.view) else {
             return;
         };
         let Some(peer) = leadership.peers.get_mut(&from) else {
             return;
         };
-        if peer.is_news(number) {
+        if peer.is_news(gap.number) {
             peer.rewind(held, leadership.round);
             self.replicate(now, from, true, out);
         }
@@ -203,8 +202,7 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        view: View,
-        stamp: Micros,
+        (view, stamp): (View, Micros),
         plausible: bool,
         out: &mut Vec<Command>,
     ) -> bool {
@@ -229,14 +227,14 @@ impl Apus {
     }
 
     /// A peer asks where the group stands: show it, from where its log ends.
-    pub(crate) fn reintroduce(
+    pub(crate) fn resend_from_its_end(
         &mut self,
         now: Micros,
         from: ReplicaId,
-        ask: &Ask,
+        request: &Request,
         out: &mut Vec<Command>,
     ) {
-        let held = self.held_by(ask.last, ask.commit);
+        let held = self.held_by(request.last, request.commit);
         let view = self.promised;
         let Some(leadership) = self.leading(view) else {
             return;
@@ -244,10 +242,10 @@ impl Apus {
         let Some(peer) = leadership.peers.get_mut(&from) else {
             return;
         };
-        let restarted = ask.restarted && peer.restarted(ask.incarnation);
+        let restarted = request.restarted && peer.restarted(request.incarnation);
         peer.rewind(held, leadership.round);
         if restarted {
-            self.partner_restarted(ask.promised);
+            self.partner_restarted(request.promised);
             out.push(Command::PeerAlive {
                 peer: from,
                 alive: false,

@@ -48,15 +48,11 @@ fn on_disk_nothing_unwritten_is_acknowledged_nor_counted() {
     // Its own disk is one of three.
     let (own, theirs): (Vec<_>, Vec<_>) = std::mem::take(&mut group.unwritten)
         .into_iter()
-        .partition(|(core, _)| *core == 0);
-    for (core, last) in own {
-        group.apply(core, Event::EntriesPersisted(last));
-    }
+        .partition(|write| write.to == 0);
+    own.into_iter().for_each(|write| group.write(write));
     group.settle();
     assert_eq!(group.commit(0), before);
-    for (core, last) in theirs {
-        group.apply(core, Event::EntriesPersisted(last));
-    }
+    theirs.into_iter().for_each(|write| group.write(write));
     group.settle();
     assert_eq!(group.commit(0), index);
 }
@@ -93,8 +89,8 @@ fn everyone_delivers_everything_once_and_in_order() {
         group.settle();
         group.tick(HEARTBEAT);
         group.settle();
-        for delivered in &group.delivered {
-            assert_eq!(*delivered, (1..=101).collect::<Vec<_>>());
+        for core in 0..usize::from(size) {
+            assert_eq!(group.delivered_at(core), (1..=101).collect::<Vec<_>>());
         }
     }
 }
@@ -119,7 +115,7 @@ fn late_doubled_and_reordered_messages_are_harmless() {
     group.settle();
     for core in 0..3 {
         assert_eq!(group.commit(core), Index(21));
-        assert_eq!(group.delivered[core], (1..=21).collect::<Vec<_>>());
+        assert_eq!(group.delivered_at(core), (1..=21).collect::<Vec<_>>());
         assert_eq!(group.cores[core].status().rejected, 0);
     }
 }
@@ -195,7 +191,7 @@ fn a_full_log_refuses_the_application_but_not_the_group_itself() {
         group.propose(EntryKind::App, 800),
         Err(ProposeError::LogFull)
     );
-    assert!(group.cores[0].status().log_bytes <= 100_000);
+    assert!(group.status(0).log_bytes <= 100_000);
     let set = ReplicaSet::of([ReplicaId(0), ReplicaId(2)]);
     group
         .propose(EntryKind::InSync(set), 0)
@@ -205,16 +201,12 @@ fn a_full_log_refuses_the_application_but_not_the_group_itself() {
         .expect("no-ops always fit");
     group.settle();
     group.cores[0].trim(last.index);
-    assert_eq!(group.cores[0].status().base, last.index);
-    assert_eq!(group.cores[0].status().log_bytes, 0);
+    assert_eq!(group.status(0).base, last.index);
+    assert_eq!(group.status(0).log_bytes, 0);
     group.app(800);
     group.settle();
-    assert_eq!(
-        group.cores[1].status().base,
-        last.index,
-        "backups hear of it"
-    );
-    assert_eq!(group.cores[1].status().in_sync, set);
+    assert_eq!(group.status(1).base, last.index, "backups hear of it");
+    assert_eq!(group.status(1).in_sync, set);
 }
 
 #[test]
@@ -276,17 +268,17 @@ fn a_leader_with_a_lease_gives_no_vote_and_one_without_stops_leading_as_it_does(
     let lease = group.cores[0].lease_until();
     group.now = Micros(lease.0 - 1);
     group.carry(2, 0, &prepare);
-    assert_eq!(group.cores[0].status().phase, Phase::Leading);
+    assert_eq!(group.status(0).phase, Phase::Leading);
     group.now = lease;
     group.carry(2, 0, &prepare);
-    assert_eq!(group.cores[0].status().phase, Phase::Following);
+    assert_eq!(group.status(0).phase, Phase::Following);
     assert_eq!(group.cores[0].lease_until(), Micros::ZERO);
 }
 
 #[test]
 fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
     let mut group = Group::new(3, Durability::Memory);
-    let before = group.cores[1].status();
+    let before = group.status(1);
     for (from, bytes) in [
         (9, vec![1, 0]),
         (1, vec![1, 0]),
@@ -302,7 +294,7 @@ fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
             },
         );
     }
-    let after = group.cores[1].status();
+    let after = group.status(1);
     assert_eq!(after.rejected, before.rejected + 5);
     assert_eq!((after.last, after.phase), (before.last, before.phase));
 }

@@ -1,21 +1,15 @@
 //! Two replicas without a third: one test a fear.
 
-#[allow(dead_code)]
 mod group;
 
-use apus::{Canary, Command, Config, Durability, EntryKind, Event, Phase};
-use group::{Group, HEARTBEAT, TIMEOUT, config};
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
-
-fn set(ids: &[u8]) -> ReplicaSet {
-    ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
-}
+use apus::{Command, Config, Durability, EntryKind, Event, Phase};
+use group::{Group, HEARTBEAT, TIMEOUT, config, set};
+use plover_types::{Index, Micros};
 
 /// Replica 0 leads, and both are in sync.
-fn pair_with(durability: Durability, canary: Canary) -> Group {
+fn pair_with(durability: Durability) -> Group {
     let config = |me| Config {
         pair: true,
-        canary,
         ..config(me, 2, durability)
     };
     let mut group = Group::of(vec![config(0), config(1)]);
@@ -23,46 +17,35 @@ fn pair_with(durability: Durability, canary: Canary) -> Group {
     group
         .propose(EntryKind::InSync(set(&[0, 1])), 0)
         .expect("the leader proposes");
-    run(&mut group, 4, &[0, 1]);
-    assert_eq!(group.cores[1].status().in_sync, set(&[0, 1]));
+    run(&mut group, BRIEF, &[0, 1]);
+    assert_eq!(group.status(1).in_sync, set(&[0, 1]));
     group
 }
 
 fn pair() -> Group {
-    pair_with(Durability::Memory, Canary::None)
+    pair_with(Durability::Memory)
 }
 
-/// So many half heartbeats in which `awake` replicas run; messages pass between them if both do,
-/// and wait for those that do not.
-fn run(group: &mut Group, halves: u32, awake: &[usize]) {
-    run_linked(group, halves, awake, true);
+/// Time in which `awake` replicas run; messages pass between them if both do, and wait for those
+/// that do not.
+fn run(group: &mut Group, span: Micros, awake: &[usize]) {
+    group.stopped = (0..2).filter(|core| !awake.contains(core)).collect();
+    group.run(span);
+    group.stopped.clear();
 }
 
-fn run_linked(group: &mut Group, halves: u32, awake: &[usize], linked: bool) {
-    for _ in 0..halves {
-        group.now = group.now + Micros(HEARTBEAT.0 / 2);
-        for core in awake {
-            group.apply(*core, Event::Tick);
-        }
-        let mut later = Vec::new();
-        while let Some((from, to, bytes)) = group.wire.pop_front() {
-            match linked {
-                true if awake.contains(&to) => group.carry(from, to, &bytes),
-                true => later.push((from, to, bytes)),
-                false => {}
-            }
-        }
-        group.wire.extend(later);
-        group.write_all();
-    }
-}
-
-fn halves(span: Micros) -> u32 {
-    (2 * span.0).div_ceil(HEARTBEAT.0) as u32
+/// The same while all messages are lost.
+fn run_cut(group: &mut Group, span: Micros, awake: &[usize]) {
+    group.wire.clear();
+    group.cut(0, 1);
+    run(group, span, awake);
+    group.cut.clear();
 }
 
 /// Long enough for anyone to notice a silence and act on it.
 const LONG: Micros = Micros(TIMEOUT.0 * 4);
+/// Long enough for some messages.
+const BRIEF: Micros = Micros(HEARTBEAT.0 * 2);
 
 fn leads(group: &Group, core: usize) -> bool {
     group.cores[core].status().phase == Phase::Leading
@@ -81,21 +64,18 @@ fn drop_partner(group: &mut Group) -> Index {
 #[test]
 fn the_secondary_of_a_dead_leader_leads_alone() {
     for durability in [Durability::Memory, Durability::Disk] {
-        let mut group = pair_with(durability, Canary::None);
+        let mut group = pair_with(durability);
         let known = group.app(100);
-        run(&mut group, 4, &[0, 1]);
-        group.wire.clear();
-        run_linked(&mut group, halves(LONG), &[1], false);
+        run(&mut group, BRIEF, &[0, 1]);
+        run_cut(&mut group, LONG, &[1]);
         assert!(leads(&group, 1));
-        assert_eq!(group.cores[1].generation(), group.cores[1].status().view);
-        let (now, mut out) = (group.now, Vec::new());
-        let alone = EntryKind::InSync(set(&[1]));
-        group.cores[1].propose(now, alone, Vec::new()).unwrap();
-        group.cores[1].flush(now, &mut out);
-        group.obey(1, out);
-        run_linked(&mut group, 2, &[1], false);
-        assert_eq!(group.commit(1), group.cores[1].status().last.index);
-        assert!(group.delivered[1].contains(&known.0), "nothing is lost");
+        assert_eq!(group.cores[1].generation(), group.status(1).view);
+        group
+            .propose_on(1, EntryKind::InSync(set(&[1])), 0)
+            .unwrap();
+        run_cut(&mut group, HEARTBEAT, &[1]);
+        assert_eq!(group.commit(1), group.status(1).last.index);
+        assert!(group.delivered_at(1).contains(&known.0), "nothing is lost");
         assert_eq!(group.cores[1].lease_until(), Micros::NEVER);
     }
 }
@@ -104,8 +84,7 @@ fn the_secondary_of_a_dead_leader_leads_alone() {
 fn a_leader_commits_alone_only_without_a_partner_in_sync() {
     let mut group = pair();
     let first = group.app(10);
-    group.wire.clear();
-    run_linked(&mut group, halves(LONG), &[0], false);
+    run_cut(&mut group, LONG, &[0]);
     assert!(group.commit(0) < first, "its partner may lead without it");
     assert!(group.cores[0].lease_until() < group.now);
     let alone = drop_partner(&mut group);
@@ -121,9 +100,8 @@ fn one_that_is_not_in_sync_does_not_lead() {
     group
         .propose(EntryKind::InSync(set(&[0])), 0)
         .expect("it leads");
-    run(&mut group, 4, &[0, 1]);
-    group.wire.clear();
-    run_linked(&mut group, halves(LONG), &[1], false);
+    run(&mut group, BRIEF, &[0, 1]);
+    run_cut(&mut group, LONG, &[1]);
     assert!(!leads(&group, 1));
 }
 
@@ -132,18 +110,17 @@ fn one_that_is_not_in_sync_does_not_lead() {
 #[test]
 fn after_a_cut_the_lower_view_yields() {
     for durability in [Durability::Memory, Durability::Disk] {
-        let mut group = pair_with(durability, Canary::None);
-        group.wire.clear();
-        run_linked(&mut group, halves(LONG), &[0, 1], false);
+        let mut group = pair_with(durability);
+        run_cut(&mut group, LONG, &[0, 1]);
         assert!(leads(&group, 0) && leads(&group, 1), "both lead");
         drop_partner(&mut group);
         for _ in 0..3 {
             group.app(50);
         }
-        run_linked(&mut group, 2, &[0, 1], false);
+        run_cut(&mut group, HEARTBEAT, &[0, 1]);
         group.wire.clear();
         group.other.clear();
-        run(&mut group, halves(LONG), &[0, 1]);
+        run(&mut group, LONG, &[0, 1]);
         assert!(!leads(&group, 0) && leads(&group, 1));
         let new_generation = |(core, command): &(usize, Command)| {
             let base = match command {
@@ -157,11 +134,7 @@ fn after_a_cut_the_lower_view_yields() {
             "its guest is dropped"
         );
         assert_eq!(group.cores[0].generation(), group.cores[1].generation());
-        assert_eq!(
-            group.cores[0].status().last,
-            group.cores[1].status().last,
-            "one log"
-        );
+        assert_eq!(group.status(0).last, group.status(1).last, "one log");
     }
 }
 
@@ -169,14 +142,11 @@ fn after_a_cut_the_lower_view_yields() {
 #[test]
 fn a_candidate_of_an_older_generation_yields() {
     let mut group = pair();
-    group.wire.clear();
-    run_linked(&mut group, halves(LONG), &[0, 1], false);
+    run_cut(&mut group, LONG, &[0, 1]);
     drop_partner(&mut group);
-    let (now, mut out) = (group.now, Vec::new());
-    group.cores[1].resign(now, &mut out);
-    group.obey(1, out);
+    group.turn(1, |core, now, out| core.resign(now, out));
     group.wire.clear();
-    run(&mut group, halves(Micros(LONG.0 * 2)), &[0, 1]);
+    run(&mut group, Micros(LONG.0 * 2), &[0, 1]);
     assert!(!leads(&group, 0) && !leads(&group, 1));
     assert_eq!(group.cores[0].generation(), group.cores[1].generation());
 }
@@ -184,32 +154,25 @@ fn a_candidate_of_an_older_generation_yields() {
 /// A leader that was stopped hears of its successor before it has counted the other one dead.
 #[test]
 fn a_stopped_leader_does_not_go_on_alone() {
-    for (canary, deposed) in [(Canary::None, true), (Canary::ClockAlone, false)] {
-        let mut group = pair_with(Durability::Memory, canary);
-        run(&mut group, halves(LONG), &[1]);
-        assert!(leads(&group, 1), "it took over");
-        group.other.clear();
-        group.now = group.now + Micros(1);
-        group.apply(0, Event::Tick);
-        let silent = group
-            .other
-            .iter()
-            .any(|(core, command)| *core == 0 && matches!(command, Command::PeerAlive { .. }));
-        assert_eq!(!silent, deposed, "{canary:?}");
-        run(&mut group, 8, &[0, 1]);
-        assert!(!leads(&group, 0), "{canary:?}");
-    }
+    let mut group = pair();
+    run(&mut group, LONG, &[1]);
+    assert!(leads(&group, 1), "it took over");
+    group.other.clear();
+    group.now = group.now + Micros(1);
+    group.apply(0, Event::Tick);
+    assert_eq!(group.liveness(0), [], "it counts heartbeats, not time");
+    run(&mut group, BRIEF, &[0, 1]);
+    assert!(!leads(&group, 0));
 }
 
 /// A leader was stopped, its secondary took over and died: what the leader has is old.
 #[test]
 fn a_stopped_leader_doubts_what_it_has() {
     let mut group = pair();
-    run(&mut group, halves(LONG), &[1]);
+    run(&mut group, LONG, &[1]);
     assert!(leads(&group, 1), "it took over");
-    group.wire.clear();
-    run_linked(&mut group, halves(Micros(LONG.0 * 2)), &[0], false);
-    let status = group.cores[0].status();
+    run_cut(&mut group, Micros(LONG.0 * 2), &[0]);
+    let status = group.status(0);
     assert!(status.doubts);
     assert!(group.commit(0) < status.last.index || status.in_sync == set(&[0, 1]));
     assert!(group.cores[0].lease_until() < group.now);
@@ -221,25 +184,20 @@ fn a_stopped_leader_that_is_answered_leads_on() {
     let mut group = pair();
     group.now = group.now + TIMEOUT;
     group.apply(0, Event::Tick);
-    assert!(group.cores[0].status().doubts);
-    run(&mut group, 4, &[0, 1]);
-    assert!(leads(&group, 0) && !group.cores[0].status().doubts);
+    assert!(group.status(0).doubts);
+    run(&mut group, BRIEF, &[0, 1]);
+    assert!(leads(&group, 0) && !group.status(0).doubts);
 }
 
 /// The secondary was stopped, the leader went on alone and died: what the secondary has is old.
 #[test]
 fn a_stopped_secondary_doubts_what_it_has() {
-    for (canary, takes_over) in [(Canary::None, false), (Canary::NeverDoubt, true)] {
-        let mut group = pair_with(Durability::Memory, canary);
-        group.wire.clear();
-        run_linked(&mut group, halves(LONG), &[0], false);
-        drop_partner(&mut group);
-        group.app(10);
-        group.wire.clear();
-        run_linked(&mut group, halves(LONG), &[1], false);
-        assert_eq!(leads(&group, 1), takes_over, "{canary:?}");
-        assert_eq!(group.cores[1].status().doubts, !takes_over);
-    }
+    let mut group = pair();
+    run_cut(&mut group, LONG, &[0]);
+    drop_partner(&mut group);
+    group.app(10);
+    run_cut(&mut group, LONG, &[1]);
+    assert!(!leads(&group, 1) && group.status(1).doubts);
 }
 
 /// The doubt ends when the leader has told where its log ends, and not with a message of before.
@@ -255,11 +213,10 @@ fn a_stopped_secondary_counts_again_when_it_has_all() {
     for (from, to, bytes) in &old {
         group.carry(*from, *to, bytes);
     }
-    assert!(group.cores[1].status().doubts);
-    run(&mut group, 4, &[0, 1]);
-    assert!(!group.cores[1].status().doubts);
-    group.wire.clear();
-    run_linked(&mut group, halves(LONG), &[1], false);
+    assert!(group.status(1).doubts);
+    run(&mut group, BRIEF, &[0, 1]);
+    assert!(!group.status(1).doubts);
+    run_cut(&mut group, LONG, &[1]);
     assert!(leads(&group, 1));
 }
 
@@ -268,9 +225,8 @@ fn a_stopped_secondary_counts_again_when_it_has_all() {
 #[test]
 fn a_stall_after_the_leader_fell_silent_is_no_doubt() {
     let mut group = pair();
-    group.wire.clear();
-    run_linked(&mut group, 6, &[1], false);
+    run_cut(&mut group, Micros(HEARTBEAT.0 * 3), &[1]);
     group.now = group.now + TIMEOUT;
-    run_linked(&mut group, halves(LONG), &[1], false);
+    run_cut(&mut group, LONG, &[1]);
     assert!(leads(&group, 1));
 }

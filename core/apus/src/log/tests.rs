@@ -1,5 +1,5 @@
 use super::*;
-use crate::api::Members;
+use crate::Members;
 use plover_types::{ReplicaId, ReplicaSet, View};
 
 fn vs(view: u64, index: u64) -> Viewstamp {

@@ -1,6 +1,7 @@
-//! What replicas say, one example of each thing, every number another: a change is noticed.
+//! One example of each message, each number different, so that a changed form is noticed.
 
 use super::*;
+use crate::EntryKind;
 use plover_types::ReplicaSet;
 use plover_types::forms::{assert_every_kind, assert_form};
 
@@ -31,18 +32,18 @@ fn append() -> Append {
         trim: Index(1008),
         stamp: Micros(1009),
         number: 1010,
-        jump: None,
+        snapshot: None,
         count: 1011,
     }
 }
 
 fn stand(standing: Standing) -> Message {
-    Message::Stand {
+    Message::RecoveryResponse(Response {
         incarnation: 1012,
         round: 1013,
         promised: VIEW,
         standing,
-    }
+    })
 }
 
 fn messages() -> Vec<Message> {
@@ -55,21 +56,21 @@ fn messages() -> Vec<Message> {
     vec![
         Message::Append(append()),
         Message::Append(Append {
-            jump: Some(CONFIGURATION),
+            snapshot: Some(CONFIGURATION),
             ..append()
         }),
-        Message::Ack {
+        Message::Ack(Ack {
             view: VIEW,
             stamp: Micros(1014),
             matched: Index(1015),
-        },
-        Message::Gap {
+        }),
+        Message::Gap(Gap {
             view: VIEW,
             stamp: Micros(1016),
             number: 1017,
             last: LAST,
             commit: COMMIT,
-        },
+        }),
         Message::Refuse {
             view: VIEW,
             promised: View(1018),
@@ -78,39 +79,41 @@ fn messages() -> Vec<Message> {
             nonce: 1019,
             last: LAST,
         },
-        Message::Grant {
+        Message::Grant(Grant {
             nonce: 1020,
             promised: VIEW,
             last: LAST,
             members: MEMBERS,
             generation: View(1021),
-        },
+        }),
         Message::Prepare { view: VIEW },
         Message::Promise {
             view: VIEW,
-            last: LAST,
-            commit: COMMIT,
-            base: Index(1022),
-            members: MEMBERS,
+            vote: Vote {
+                last: LAST,
+                commit: COMMIT,
+                base: Index(1022),
+                members: MEMBERS,
+            },
         },
         Message::Fetch {
             view: VIEW,
             after: LAST,
         },
-        Message::Suffix {
+        Message::Suffix(Suffix {
             view: VIEW,
             after: LAST,
             reclaimed: true,
             count: 1023,
-        },
-        Message::Ask {
+        }),
+        Message::Recovery(Request {
             incarnation: 1024,
             round: 1025,
             promised: VIEW,
             last: LAST,
             commit: COMMIT,
             restarted: true,
-        },
+        }),
         stand(Standing::Leading(LAST)),
         stand(Standing::Voting),
         stand(Standing::Empty(empty)),

@@ -1,6 +1,8 @@
+use super::decode::ROUND_MAX;
 use super::*;
+use crate::EntryKind;
 use crate::log::entry;
-use plover_types::ReplicaSet;
+use plover_types::{ReplicaId, ReplicaSet};
 use proptest::prelude::*;
 
 const LEADER: ReplicaId = ReplicaId(1);
@@ -14,7 +16,7 @@ fn append(view: View, prev: Viewstamp, entries: Vec<Entry>) -> Vec<u8> {
         trim: Index(0),
         stamp: Micros(5),
         number: 0,
-        jump: None,
+        snapshot: None,
         count: entries.len() as u64,
     });
     message.encode(entries.iter(), Vec::new())
@@ -91,7 +93,7 @@ fn no_message_is_larger_than_its_bound() {
             trim: big.index,
             stamp: Micros::NEVER,
             number: u64::MAX,
-            jump: Some(configuration),
+            snapshot: Some(configuration),
             count: u64::MAX,
         });
         message.encode(entries.iter(), Vec::new()).len()

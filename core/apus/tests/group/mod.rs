@@ -1,137 +1,420 @@
-//! A group driven by hand.
+//! A group in lockstep: no chance, no clock but the test's, and what a replica asks for is done
+//! at once, unless the test holds it back.
+//!
+//! ```text
+//!   run(span):   every half heartbeat   tick everyone -> carry all messages -> write all disks
+//!   dead         no tick, no message; `restart` starts it with what its disk holds
+//!   stopped      no tick, and its messages wait
+//!   cut          messages between two replicas are lost
+//! ```
+//!
+//! Random misfortune is simulated in `proof/consensus`.
+
+// Each test file uses a part of this.
+#![allow(dead_code)]
 
 use apus::{
-    Apus, Canary, Command, Config, Durability, DurableState, EntryKind, Event, Phase, ProposeError,
-    Start,
+    Apus, Canary, Command, Config, Configuration, Durability, DurableState, Entry, EntryKind,
+    Event, Members, Phase, ProposeError, Start, Status,
 };
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
-use std::collections::VecDeque;
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use std::collections::{BTreeSet, VecDeque};
 
 pub const HEARTBEAT: Micros = Micros::from_ms(20);
 pub const TIMEOUT: Micros = Micros::from_ms(100);
 pub const MESSAGE_BYTES_MAX: usize = 1000;
+/// Long enough for anyone to notice a silence and act on it.
+pub const LONG: Micros = Micros::from_ms(1000);
 
-/// A group whose commands are carried out at once, but for those that a test holds back.
+/// Whether a message is lost: from, to, bytes.
+type Filter = Box<dyn Fn(usize, usize, &[u8]) -> bool>;
+
+/// What a replica finds again after a crash.
+#[derive(Default)]
+pub struct Disk {
+    state: Option<DurableState>,
+    /// The promise is lost, and something tells of this view.
+    lost: Option<View>,
+    base: Viewstamp,
+    configuration: Configuration,
+    log: Vec<Entry>,
+}
+
+impl Disk {
+    /// Its promise, of this view or a later one, is lost with the log.
+    pub fn lost(least: View) -> Self {
+        Self {
+            lost: Some(least),
+            ..Self::default()
+        }
+    }
+}
+
+/// A write that a disk has been given and not confirmed.
+pub struct Write {
+    pub to: usize,
+    pub last: Viewstamp,
+    after: Viewstamp,
+    anew: Option<Configuration>,
+    entries: Vec<Entry>,
+}
+
 pub struct Group {
     pub now: Micros,
+    pub configs: Vec<Config>,
     pub cores: Vec<Apus>,
-    pub delivered: Vec<Vec<u64>>,
+    pub disks: Vec<Disk>,
+    pub dead: BTreeSet<usize>,
+    pub stopped: BTreeSet<usize>,
+    pub cut: BTreeSet<(usize, usize)>,
+    pub filter: Option<Filter>,
+    pub delivered: Vec<Vec<Entry>>,
     /// Messages on their way: from, to, bytes.
     pub wire: VecDeque<(usize, usize, Vec<u8>)>,
-    /// Entries that disks have been given and not confirmed.
-    pub unwritten: Vec<(usize, Viewstamp)>,
+    pub unwritten: Vec<Write>,
+    /// Everything else that was commanded.
     pub other: Vec<(usize, Command)>,
+    pub writes: usize,
 }
 
 impl Group {
+    /// A group that is led by its first replica.
     pub fn new(size: u8, durability: Durability) -> Self {
         Self::of((0..size).map(|me| config(me, size, durability)).collect())
     }
 
-    /// A group that is led by its first replica.
+    /// The same, with these configurations.
     pub fn of(configs: Vec<Config>) -> Self {
-        let size = configs.len();
-        let cores = configs.into_iter();
-        let cores = cores.map(|config| Apus::new(config, Start::Fresh, Micros(1)));
-        let mut group = Self {
-            now: Micros(1),
-            cores: cores.collect(),
-            delivered: vec![Vec::new(); size],
-            wire: VecDeque::new(),
-            unwritten: Vec::new(),
-            other: Vec::new(),
-        };
-        for core in 0..group.cores.len() {
-            group.apply(core, Event::Tick);
-        }
+        let mut group = Self::unled(configs);
         group.settle();
-        let mut out = Vec::new();
-        group.cores[0].bootstrap(group.now, &mut out);
-        group.obey(0, out);
+        group.bootstrap(0);
         for _ in 0..8 {
             group.settle();
             group.write_all();
             group.tick(HEARTBEAT);
         }
         group.settle();
-        assert_eq!(group.cores[0].status().phase, Phase::Leading);
+        assert_eq!(group.phase(0), Phase::Leading);
         group
     }
 
-    pub fn apply(&mut self, core: usize, event: Event<'_>) {
-        let mut out = Vec::new();
-        self.cores[core].apply(self.now, event, &mut out);
-        self.obey(core, out);
+    /// A group that has never run, and whose replicas have just started.
+    pub fn unled(configs: Vec<Config>) -> Self {
+        let size = configs.len();
+        let now = Micros(1);
+        let fresh = |config: &Config| Apus::new(config.clone(), Start::Fresh, now);
+        let mut group = Self {
+            now,
+            cores: configs.iter().map(fresh).collect(),
+            configs,
+            disks: (0..size).map(|_| Disk::default()).collect(),
+            dead: BTreeSet::new(),
+            stopped: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            filter: None,
+            delivered: vec![Vec::new(); size],
+            wire: VecDeque::new(),
+            unwritten: Vec::new(),
+            other: Vec::new(),
+            writes: 0,
+        };
+        for core in 0..size {
+            group.apply(core, Event::Tick);
+        }
+        group
     }
 
-    pub fn obey(&mut self, core: usize, out: Vec<Command>) {
-        for command in out {
-            match command {
-                Command::Write { to, bytes } => {
-                    assert!(bytes.len() <= MESSAGE_BYTES_MAX);
-                    self.wire.push_back((core, usize::from(to.0), bytes));
-                }
-                Command::PersistState(DurableState { promised, .. }) => {
-                    self.apply(core, Event::StatePersisted(promised));
-                }
-                Command::PersistEntries { after, entries, .. } => {
-                    let last = entries.last().map_or(after, |entry| entry.viewstamp);
-                    self.unwritten.push((core, last));
-                }
-                Command::Deliver(entry) => self.delivered[core].push(entry.viewstamp.index.0),
-                other => self.other.push((core, other)),
-            }
-        }
+    // ---- misfortune and luck
+
+    pub fn crash(&mut self, core: usize) {
+        self.dead.insert(core);
+        self.wire
+            .retain(|(from, to, _)| *from != core && *to != core);
+        self.unwritten.retain(|write| write.to != core);
     }
+
+    /// A process starts with what the disk holds.
+    pub fn start(&mut self, core: usize) {
+        let disk = &self.disks[core];
+        let memory = self.configs[core].durability == Durability::Memory;
+        let start = match (disk.state, disk.lost) {
+            (None, None) => Start::Fresh,
+            (None, Some(least)) => Start::PromiseLost { least },
+            (Some(durable), _) if memory => Start::Restarted {
+                durable,
+                log: Vec::new(),
+                base: Viewstamp::default(),
+                configuration_at_base: Configuration::default(),
+                forgotten: false,
+            },
+            (Some(durable), _) => Start::Restarted {
+                durable,
+                log: disk.log.clone(),
+                base: disk.base,
+                configuration_at_base: disk.configuration,
+                forgotten: false,
+            },
+        };
+        self.start_with(core, start);
+    }
+
+    pub fn start_with(&mut self, core: usize, start: Start) {
+        self.dead.remove(&core);
+        self.configs[core].seed += 1000;
+        self.delivered[core].clear();
+        self.cores[core] = Apus::new(self.configs[core].clone(), start, self.now);
+    }
+
+    pub fn restart(&mut self, core: usize) {
+        self.crash(core);
+        self.start(core);
+    }
+
+    pub fn cut(&mut self, a: usize, b: usize) {
+        self.cut.extend([(a, b), (b, a)]);
+    }
+
+    pub fn isolate(&mut self, core: usize) {
+        (0..self.cores.len()).for_each(|other| self.cut(core, other));
+    }
+
+    // ---- time
 
     /// Lets time pass and everyone notice.
     pub fn tick(&mut self, span: Micros) {
         self.now = self.now + span;
         for core in 0..self.cores.len() {
-            self.apply(core, Event::Tick);
+            if !self.stopped.contains(&core) {
+                self.apply(core, Event::Tick);
+            }
         }
     }
 
-    /// Carries messages until none is left.
+    pub fn run(&mut self, span: Micros) {
+        let until = self.now + span;
+        while self.now < until {
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        self.tick(Micros(HEARTBEAT.0 / 2));
+        self.settle();
+        self.write_all();
+        self.settle();
+    }
+
+    /// Runs until `done`; whether that came true within `span`.
+    pub fn run_until(&mut self, span: Micros, done: impl Fn(&Self) -> bool) -> bool {
+        let until = self.now + span;
+        while !done(self) && self.now < until {
+            self.step();
+        }
+        done(self)
+    }
+
+    /// Carries messages until none is left that can arrive.
     pub fn settle(&mut self) {
+        let mut waiting = VecDeque::new();
         while let Some((from, to, bytes)) = self.wire.pop_front() {
-            self.carry(from, to, &bytes);
+            if self.stopped.contains(&to) {
+                waiting.push_back((from, to, bytes));
+            } else {
+                self.carry(from, to, &bytes);
+            }
         }
+        self.wire = waiting;
     }
 
+    /// A message arrives, whatever is cut.
     pub fn carry(&mut self, from: usize, to: usize, bytes: &[u8]) {
-        self.apply(
-            to,
-            Event::Received {
-                from: ReplicaId(from as u8),
-                bytes,
-            },
-        );
+        let from = ReplicaId(from as u8);
+        self.apply(to, Event::Received { from, bytes });
     }
 
+    /// Disks confirm what they were given.
     pub fn write_all(&mut self) {
-        for (core, last) in std::mem::take(&mut self.unwritten) {
-            self.apply(core, Event::EntriesPersisted(last));
+        for write in std::mem::take(&mut self.unwritten) {
+            self.write(write);
         }
+    }
+
+    pub fn write(&mut self, write: Write) {
+        let disk = &mut self.disks[write.to];
+        if let Some(configuration) = write.anew {
+            (disk.base, disk.configuration) = (write.after, configuration);
+        }
+        let after = write.after.index;
+        disk.log
+            .retain(|entry| write.anew.is_none() && entry.viewstamp.index <= after);
+        disk.log.extend(write.entries);
+        self.apply(write.to, Event::EntriesPersisted(write.last));
+    }
+
+    // ---- acting
+
+    pub fn apply(&mut self, core: usize, event: Event<'_>) {
+        self.turn(core, |core, now, out| core.apply(now, event, out));
+    }
+
+    pub fn bootstrap(&mut self, core: usize) {
+        self.turn(core, |core, now, out| core.bootstrap(now, out));
+    }
+
+    pub fn turn<T>(
+        &mut self,
+        core: usize,
+        act: impl FnOnce(&mut Apus, Micros, &mut Vec<Command>) -> T,
+    ) -> Option<T> {
+        if self.dead.contains(&core) || core >= self.cores.len() {
+            return None;
+        }
+        let mut out = Vec::new();
+        let result = act(&mut self.cores[core], self.now, &mut out);
+        for command in out {
+            self.obey(core, command);
+        }
+        Some(result)
+    }
+
+    fn obey(&mut self, core: usize, command: Command) {
+        match command {
+            Command::Write { to, bytes } => {
+                assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+                self.writes += 1;
+                let to = usize::from(to.0);
+                let filtered = self
+                    .filter
+                    .as_ref()
+                    .is_some_and(|lost| lost(core, to, &bytes));
+                if !(filtered || self.cut.contains(&(core, to)) || self.dead.contains(&to)) {
+                    self.wire.push_back((core, to, bytes));
+                }
+            }
+            Command::PersistState(state) => {
+                self.disks[core].state = Some(state);
+                self.apply(core, Event::StatePersisted(state.promised));
+            }
+            Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => self.unwritten.push(Write {
+                to: core,
+                last: entries.last().map_or(after, |entry| entry.viewstamp),
+                after,
+                anew,
+                entries,
+            }),
+            Command::Deliver(entry) => self.delivered[core].push(entry),
+            other => self.other.push((core, other)),
+        }
+    }
+
+    pub fn propose_on(
+        &mut self,
+        core: usize,
+        kind: EntryKind,
+        bytes: usize,
+    ) -> Result<Viewstamp, ProposeError> {
+        let proposed = self.turn(core, |core, now, out| {
+            let proposed = core.propose(now, kind, vec![7; bytes]);
+            core.flush(now, out);
+            proposed
+        });
+        proposed.expect("it runs")
     }
 
     pub fn propose(&mut self, kind: EntryKind, bytes: usize) -> Result<Viewstamp, ProposeError> {
-        let mut out = Vec::new();
-        let result = self.cores[0].propose(self.now, kind, vec![7; bytes]);
-        self.cores[0].flush(self.now, &mut out);
-        self.obey(0, out);
-        result
+        self.propose_on(0, kind, bytes)
     }
 
+    /// The first replica proposes an entry of so many bytes.
     pub fn app(&mut self, bytes: usize) -> Index {
-        self.propose(EntryKind::App, bytes)
-            .expect("the leader proposes")
-            .index
+        let proposed = self.propose(EntryKind::App, bytes);
+        proposed.expect("the leader proposes").index
+    }
+
+    /// The leader names this in-sync set, and has that committed.
+    pub fn in_sync(&mut self, ids: &[u8]) {
+        let leader = self.leader().expect("someone leads");
+        let named = self.propose_on(leader, EntryKind::InSync(set(ids)), 0);
+        let index = named.expect("the leader proposes").index;
+        assert!(self.run_until(LONG, |group| group.commit(leader) >= index));
+    }
+
+    /// The leader changes the members.
+    pub fn members(&mut self, voters: &[u8], learners: &[u8]) -> Result<Viewstamp, ProposeError> {
+        let members = Members {
+            voters: set(voters),
+            learners: set(learners),
+        };
+        let leader = self.leader().expect("someone leads");
+        self.propose_on(leader, EntryKind::Members(members), 4)
+    }
+
+    // ---- looking
+
+    pub fn status(&self, core: usize) -> Status {
+        self.cores[core].status()
     }
 
     pub fn commit(&self, core: usize) -> Index {
-        self.cores[core].status().commit
+        self.status(core).commit
     }
+
+    pub fn phase(&self, core: usize) -> Phase {
+        self.status(core).phase
+    }
+
+    /// The leader of the highest view.
+    pub fn leader(&self) -> Option<usize> {
+        let leads = |core: &usize| !self.dead.contains(core) && self.phase(*core) == Phase::Leading;
+        let leaders = (0..self.cores.len()).filter(leads);
+        leaders.max_by_key(|core| self.status(*core).view)
+    }
+
+    /// Whether `core` comes to lead.
+    pub fn leads_soon(&mut self, core: usize) -> bool {
+        self.run_until(LONG, |group| group.leader() == Some(core))
+    }
+
+    /// The places of what `core` has delivered.
+    pub fn delivered_at(&self, core: usize) -> Vec<u64> {
+        let delivered = self.delivered[core].iter();
+        delivered.map(|entry| entry.viewstamp.index.0).collect()
+    }
+
+    /// Up to where `core` has delivered.
+    pub fn delivered_to(&self, core: usize) -> Index {
+        let last = self.delivered[core].last();
+        last.map_or(Index(0), |entry| entry.viewstamp.index)
+    }
+
+    /// Whether the group was last found empty, and as one that never ran, by `core`.
+    pub fn found_empty(&self, core: usize) -> Option<bool> {
+        let found = |(from, command): &(usize, Command)| match command {
+            Command::GroupEmpty { fresh } if *from == core => Some(*fresh),
+            _ => None,
+        };
+        self.other.iter().rev().find_map(found)
+    }
+
+    /// What `core` was told of the liveness of others, in order.
+    pub fn liveness(&self, core: usize) -> Vec<(u8, bool)> {
+        let told = self
+            .other
+            .iter()
+            .filter_map(|(from, command)| match command {
+                Command::PeerAlive { peer, alive } if *from == core => Some((peer.0, *alive)),
+                _ => None,
+            });
+        told.collect()
+    }
+}
+
+pub fn set(ids: &[u8]) -> ReplicaSet {
+    ReplicaSet::of(ids.iter().copied().map(ReplicaId))
 }
 
 pub fn config(me: u8, size: u8, durability: Durability) -> Config {

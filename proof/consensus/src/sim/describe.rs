@@ -4,8 +4,18 @@ use apus::Start;
 
 /// The kinds of messages in the order of their tags on the wire. Only traces depend on it.
 const KINDS: [&str; 12] = [
-    "Append", "Ack", "Gap", "Refuse", "PreVote", "Grant", "Prepare", "Promise", "Fetch", "Suffix",
-    "Ask", "Stand",
+    "Append",
+    "Ack",
+    "Gap",
+    "Refuse",
+    "PreVote",
+    "Grant",
+    "Prepare",
+    "Promise",
+    "Fetch",
+    "Suffix",
+    "Recovery",
+    "RecoveryResponse",
 ];
 
 /// A record: its kind, its length, and a sum that tells it from others.

@@ -1,0 +1,57 @@
+//! Known bugs that tests put back, so that a simulator that cannot find them is noticed. They exist
+//! only with the feature `canary`, which proofs and tests turn on.
+
+/// A known bug; without the feature `canary` there is none.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Canary {
+    /// No bug.
+    #[default]
+    None,
+    /// A restarted replica whose memory was its log votes with an empty log instead of
+    /// recovering it first.
+    #[cfg(feature = "canary")]
+    VoteAfterAmnesia,
+    /// An acceptor in disk mode acknowledges what only its memory holds.
+    #[cfg(feature = "canary")]
+    AcknowledgeBeforeDisk,
+    /// Majorities are those of the group's first members, whatever the log says.
+    #[cfg(feature = "canary")]
+    FirstMembersForEver,
+    /// A candidate leads with the votes of a majority of the group that its own log knew,
+    /// though the log it merged names another.
+    #[cfg(feature = "canary")]
+    OldMajorityElects,
+    /// A leader commits entries of older views by counting their copies.
+    #[cfg(feature = "canary")]
+    CountOldViews,
+    /// A follower stands for election at once, without asking whether others would elect it.
+    #[cfg(feature = "canary")]
+    SkipPreVote,
+    /// A replica that died as a new generation of the guest began takes the old generation's log on its disk
+    /// for the new one's.
+    #[cfg(feature = "canary")]
+    TrustOldGeneration,
+    /// A backup of a pair that was stopped for long trusts its guest as before.
+    #[cfg(feature = "canary")]
+    NeverDoubt,
+    /// A leader of a pair takes its own standstill for the other's silence.
+    #[cfg(feature = "canary")]
+    ClockAlone,
+}
+
+/// Whether the bug is put back: `canary!(config, CountOldViews)`.
+#[cfg(feature = "canary")]
+macro_rules! canary {
+    ($config:expr, $bug:ident) => {
+        $config.canary == $crate::Canary::$bug
+    };
+}
+#[cfg(not(feature = "canary"))]
+macro_rules! canary {
+    ($config:expr, $bug:ident) => {
+        false
+    };
+}
+
+pub(crate) use canary;

@@ -1,0 +1,87 @@
+//! Log entries, and what they say of the group.
+
+use plover_types::{ReplicaSet, Viewstamp};
+use serde::{Deserialize, Serialize};
+
+/// What a log entry is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryKind {
+    /// Starts a view; carries nothing.
+    Noop,
+    /// Bytes of the application.
+    App,
+    /// From here on these are the in-sync set: the only replicas that may stand for election
+    /// (`paxos_second`, PLOVER §4.2). In force as soon as a replica has the entry in its log.
+    InSync(ReplicaSet),
+    /// From here on these are the group's replicas. In force as soon as a replica has the entry
+    /// in its log. The payload is the caller's, such as the addresses of newcomers.
+    Members(Members),
+}
+
+/// Who belongs to the group, and as what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    /// They vote, and a majority of them commits; 1 to 9.
+    pub voters: ReplicaSet,
+    /// They are sent the log and count for nothing: replicas that catch up before they vote.
+    pub learners: ReplicaSet,
+}
+
+impl Members {
+    /// A group of voters alone.
+    pub fn of(voters: ReplicaSet) -> Self {
+        let learners = ReplicaSet::EMPTY;
+        Self { voters, learners }
+    }
+
+    /// Voters and learners.
+    pub fn all(self) -> ReplicaSet {
+        ReplicaSet(self.voters.0 | self.learners.0)
+    }
+
+    /// How many voters are a majority.
+    pub fn quorum(self) -> usize {
+        self.voters.len() / 2 + 1
+    }
+
+    /// Whether a group can be this: voters enough and not too many, and nobody is both.
+    pub(crate) fn are_sane(self) -> bool {
+        (1..=VOTERS_MAX).contains(&self.voters.len()) && self.voters.0 & self.learners.0 == 0
+    }
+}
+
+/// The most voters of a group.
+pub(crate) const VOTERS_MAX: usize = 9;
+
+/// Who is who at one place of the log: the newest words of [`EntryKind::InSync`] and
+/// [`EntryKind::Members`] up to there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// The in-sync set.
+    pub in_sync: ReplicaSet,
+    /// The group.
+    pub members: Members,
+}
+
+impl Configuration {
+    /// The configuration after an entry of this kind.
+    pub fn note(&mut self, kind: EntryKind) {
+        match kind {
+            EntryKind::InSync(set) => self.in_sync = set,
+            EntryKind::Members(members) => self.members = members,
+            EntryKind::Noop | EntryKind::App => {}
+        }
+    }
+}
+
+/// One log entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its name and place.
+    pub viewstamp: Viewstamp,
+    /// What it is for.
+    pub kind: EntryKind,
+    /// The application's bytes, empty unless `kind` is [`EntryKind::App`].
+    #[serde(with = "serde_bytes")]
+    pub payload: Vec<u8>,
+}

@@ -1,0 +1,156 @@
+//! Bytes from a ring become a message, or are refused.
+
+use super::{Gap, Grant, Message, Request, Response, Standing, Suffix, Vote};
+use crate::{Configuration, EntryKind};
+use plover_types::{ReplicaId, View, Viewstamp, wire};
+use serde::Deserialize;
+
+/// No replica gets here by counting rounds; beyond it, adding one might overflow.
+pub(super) const ROUND_MAX: u64 = 1 << 56;
+/// No log gets here by counting entries.
+const INDEX_MAX: u64 = 1 << 56;
+
+/// One entry where it lies in a message.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct EntryRef<'a> {
+    pub viewstamp: Viewstamp,
+    pub kind: EntryKind,
+    #[serde(borrow, with = "serde_bytes")]
+    pub payload: &'a [u8],
+}
+
+/// The entries of a message, read where they lie. [`decode`] has checked that they decode and
+/// follow each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch<'a> {
+    count: u64,
+    bytes: &'a [u8],
+}
+
+impl<'a> Batch<'a> {
+    /// How many there are.
+    pub(crate) fn len(&self) -> u64 {
+        self.count
+    }
+
+    /// The entries in turn.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = EntryRef<'a>> + use<'a> {
+        let mut rest = self.bytes;
+        (0..self.count).map(move |_| {
+            let (entry, after) = wire::decode_part(rest).expect("the entries were checked");
+            rest = after;
+            entry
+        })
+    }
+
+    /// Entries that need no check.
+    #[cfg(test)]
+    pub(crate) fn unchecked(count: u64, bytes: &'a [u8]) -> Self {
+        Self { count, bytes }
+    }
+
+    /// Checks the entries: they fill `bytes` and follow `prev` without gaps, views never falling
+    /// and none above `view`.
+    fn check(bytes: &'a [u8], (count, prev, view): (u64, Viewstamp, View)) -> Option<Self> {
+        let mut before = prev;
+        let mut rest = bytes;
+        for _ in 0..count {
+            let (entry, after) = wire::decode_part::<EntryRef<'_>>(rest).ok()?;
+            let follows = entry.viewstamp.index == before.index.next()
+                && entry.viewstamp.view >= before.view
+                && entry.viewstamp.view <= view;
+            if !follows || !sane_kind(entry.kind, entry.payload) {
+                return None;
+            }
+            before = entry.viewstamp;
+            rest = after;
+        }
+        (sane(prev) && rest.is_empty()).then_some(Self { count, bytes })
+    }
+}
+
+/// The message in `bytes` and its entries, if a correct replica `from` may send it.
+pub(crate) fn decode(bytes: &[u8], from: ReplicaId) -> Option<(Message, Batch<'_>)> {
+    let (message, rest) = wire::decode_front::<Message>(bytes).ok()?;
+    let announced = match &message {
+        Message::Append(append) => (append.count, append.prev, append.view),
+        Message::Suffix(suffix) => (suffix.count, suffix.after, suffix.view),
+        _ => (0, Viewstamp::default(), View::NONE),
+    };
+    let entries = Batch::check(rest, announced)?;
+    is_sane(&message, from).then_some((message, entries))
+}
+
+/// Whether a correct replica `from` may send this message, apart from its entries.
+fn is_sane(message: &Message, from: ReplicaId) -> bool {
+    let led = |view: View| view.leader() == Some(from) && sane_view(view);
+    match *message {
+        Message::Append(ref append) => {
+            led(append.view)
+                && append.generation <= append.view
+                && append.prev.view <= append.view
+                && append.commit.0 <= INDEX_MAX
+                && append.snapshot.is_none_or(sane_configuration)
+        }
+        Message::Ack(ack) => sane_view(ack.view) && ack.matched.0 <= INDEX_MAX,
+        Message::Gap(Gap {
+            view, last, commit, ..
+        }) => sane_view(view) && sane(last) && sane(commit) && commit.index <= last.index,
+        Message::Refuse { view, promised } => sane_view(view) && sane_view(promised),
+        Message::PreVote { last, .. } => sane(last),
+        Message::Grant(Grant {
+            promised,
+            last,
+            members,
+            ..
+        }) => sane_view(promised) && sane(last) && members.are_sane(),
+        Message::Prepare { view } => led(view),
+        Message::Promise { view, vote } => sane_view(view) && sane_vote(view, vote),
+        Message::Fetch { view, after } => led(view) && sane(after),
+        Message::Suffix(Suffix { view, .. }) => sane_view(view),
+        Message::Recovery(Request {
+            promised,
+            last,
+            commit,
+            ..
+        }) => sane_view(promised) && sane(last) && commit.index <= last.index,
+        Message::RecoveryResponse(Response {
+            promised, standing, ..
+        }) => match standing {
+            Standing::Leading(last) => led(promised) && sane(last),
+            Standing::Voting | Standing::Empty(_) => sane_view(promised),
+        },
+    }
+}
+
+fn sane_vote(view: View, vote: Vote) -> bool {
+    vote.members.are_sane()
+        && sane(vote.last)
+        && vote.last.view <= view
+        && vote.commit.index <= vote.last.index
+        && vote.base <= vote.commit.index
+}
+
+/// A view that counting could have reached: none at all, or one with a round.
+fn sane_view(view: View) -> bool {
+    view.round() <= ROUND_MAX && (view.round() > 0 || view == View::NONE)
+}
+
+fn sane(viewstamp: Viewstamp) -> bool {
+    sane_view(viewstamp.view) && viewstamp.index.0 <= INDEX_MAX
+}
+
+/// An in-sync set names at least one replica, and the members can be a group.
+fn sane_configuration(configuration: Configuration) -> bool {
+    !configuration.in_sync.is_empty() && configuration.members.are_sane()
+}
+
+/// Whether an entry of this kind may carry this payload.
+fn sane_kind(kind: EntryKind, payload: &[u8]) -> bool {
+    match kind {
+        EntryKind::App => true,
+        EntryKind::Noop => payload.is_empty(),
+        EntryKind::InSync(set) => payload.is_empty() && !set.is_empty(),
+        EntryKind::Members(members) => members.are_sane(),
+    }
+}
