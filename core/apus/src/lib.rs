@@ -73,7 +73,6 @@ mod log;
 mod members;
 mod merge;
 mod message;
-pub mod outputs;
 mod pair;
 mod peers;
 mod pool;

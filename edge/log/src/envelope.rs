@@ -6,7 +6,7 @@
 //!   2  replica (1)  pieces                    what a replica has sent, for the output check
 //! ```
 
-use apus::outputs::Piece;
+use crate::outputs::Piece;
 use plover_types::{ReplicaId, wire};
 
 /// The most bytes that an envelope adds.

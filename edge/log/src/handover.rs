@@ -3,9 +3,9 @@
 
 use crate::envelope;
 use crate::mail::Mail;
+use crate::outputs::Verdict;
 use crate::pending::Origin;
 use crate::{Server, ServerError, StateMachine};
-use apus::outputs::Verdict;
 use plover_fabric::Lane;
 use plover_types::{Index, Micros, ReplicaId, wire};
 

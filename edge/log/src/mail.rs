@@ -10,7 +10,7 @@
 //!
 //! Nothing here decides anything: mail may be lost, and is asked for again.
 
-use apus::outputs::Piece;
+use crate::outputs::Piece;
 use plover_types::{Index, Micros, ReplicaId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

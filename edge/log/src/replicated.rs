@@ -3,8 +3,8 @@
 
 use crate::envelope::{self, Envelope, SessionRequest};
 use crate::members::Group;
+use crate::outputs::{OutputCheck, OutputHasher, Piece, Verdict};
 use crate::{Error, StateMachine};
-use apus::outputs::{OutputCheck, OutputHasher, Piece, Verdict};
 use plover_types::{View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

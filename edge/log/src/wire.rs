@@ -8,7 +8,7 @@
 //! frame that does not fit, check or decode ends the connection: there is no way to find the
 //! next one. Decoding never panics and allocates nothing for the bytes that it borrows.
 
-use apus::outputs::Verdict;
+use crate::outputs::Verdict;
 use apus::{Durability, Phase};
 use plover_types::wire::WIRE_VERSION;
 use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};

@@ -1,7 +1,7 @@
 //! What clients and servers say, one example of each thing, every number another: a change is noticed.
 
 use super::*;
-use apus::outputs::Divergence;
+use crate::outputs::Divergence;
 use plover_types::forms::{assert_every_kind, assert_form};
 use plover_types::wire;
 

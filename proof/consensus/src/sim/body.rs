@@ -222,9 +222,9 @@ impl World {
         self.check(deliveries_in_order::jumped(host, cursor, base));
         self.hosts[host].cursor = base.index;
         let what = if base.index > Index(0) {
-            "follower: jumped to a base"
+            "follower: installed a snapshot"
         } else {
-            "follower: jumped to a new generation"
+            "follower: began a new generation"
         };
         self.coverage.hit(what);
     }
