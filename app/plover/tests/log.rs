@@ -1,5 +1,6 @@
 //! `plover log`, as an operator uses it.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -109,8 +110,7 @@ impl Group {
     /// Ends replica `id` with SIGTERM, which it must obey.
     fn stop(&mut self, id: usize) {
         let mut child = self.replicas[id].take().expect("it runs");
-        let term = Command::new("kill").arg(child.id().to_string()).status();
-        assert!(term.expect("kill runs").success());
+        kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
         let status = child.wait().expect("it ends");
         assert!(status.success(), "{status}");
         assert!(
