@@ -3,6 +3,7 @@
 //! One JSON object a line there, one a line back. A daemon answers within a turn of its loop,
 //! so one that does not answer within a second or so is stopped, overloaded or gone.
 
+use plover_node::newest::DiskCopy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -196,6 +197,11 @@ impl DaemonStatus {
         says(&self.more, "can_split")
     }
 
+    /// Its copy of the guest's disks, if the guest has some.
+    pub fn disk_copy(&self) -> Option<DiskCopy> {
+        disk_copy(self.id, &self.more)
+    }
+
     /// The replicas that it and they refuse each other, and why: a sentence for each.
     pub fn refused(&self) -> Vec<String> {
         let peers = self.more.get("refused").and_then(Value::as_object);
@@ -211,6 +217,16 @@ impl DaemonStatus {
         let (number, leader) = self.view.split_once("@r")?;
         Some((number.parse().ok()?, leader.parse().ok()?))
     }
+}
+
+/// What a daemon said of its copy of the guest's disks.
+pub(crate) fn disk_copy(id: u8, said: &serde_json::Map<String, Value>) -> Option<DiskCopy> {
+    let copy = json!({
+        "id": id,
+        "last_in_sync": said.get("last_in_sync")?,
+        "disks_whole": said.get("disks_whole")?,
+    });
+    serde_json::from_value(copy).ok()
 }
 
 /// Whether `key` is true among what a daemon said.

@@ -1,38 +1,20 @@
-//! Which replica's copy of the disks a guest may go on from, after all replicas have lost it.
-//!
-//! Every replica keeps on its disk the newest in-sync set that it heard of. A leader writes that
-//! down before it serves on the strength of it, so with all replicas asked the newest of these sets
-//! is the last there was, and each of its members has a copy that explains what clients have seen.
+//! Booting the guest from the newest copy of its disks, after all replicas have lost it. Which copy that
+//! is the product decides ([`plover_node::newest`]).
 
 use crate::Fault;
+use crate::control::disk_copy;
 use crate::lab::Lab;
 use crate::progress::Progress;
-use crate::status::{LabStatus, ReplicaStatus};
+use crate::status::LabStatus;
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use plover_node::newest::{self, DiskCopy};
 use toml::{Table, Value};
-
-/// What a replica remembers of the last in-sync set, as its status tells it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-struct Remembered {
-    isr: Vec<u8>,
-    generation: u64,
-    index: u64,
-}
-
-/// What one replica's disks are worth.
-#[derive(Clone, Debug)]
-struct Copy {
-    id: u8,
-    remembered: Remembered,
-    whole: bool,
-}
 
 impl Lab {
     /// Lets a replica that has the newest copy of the guest's disks be the one that boots it. The
     /// replicas are started again for it, if that is another one than configured.
     pub(crate) fn choose_disks(&mut self, status: &LabStatus, progress: &Progress) -> Result<()> {
-        let copies = copies(status);
+        let copies = status.disk_copies();
         if copies.is_empty() {
             return Ok(());
         }
@@ -40,7 +22,7 @@ impl Lab {
             bail!("all replicas must be up to say who has the newest copy of the guest's disks");
         }
         let configured = first_leader(&self.read_config(0)?);
-        let holder = newest(&copies, configured).context(
+        let holder = status.newest_disks_or(configured).context(
             "no replica that was in sync last has a whole copy of the guest's disks; what the \
              others have is older than what clients have seen",
         )?;
@@ -77,91 +59,39 @@ impl Lab {
 }
 
 impl LabStatus {
+    /// What each replica that answers says of its copy of the guest's disks.
+    fn disk_copies(&self) -> Vec<DiskCopy> {
+        let copies = self.replicas.iter();
+        copies
+            .filter_map(|replica| disk_copy(replica.id, &replica.more))
+            .collect()
+    }
+
     /// Whether the guest had disks, which outlive it.
     pub fn had_disks(&self) -> bool {
-        let used = |copy: &Copy| !copy.remembered.isr.is_empty();
-        copies(self).iter().any(used)
+        self.disk_copies().iter().any(DiskCopy::was_used)
     }
 
     /// The replica whose copy of the guest's disks explains all that clients have seen; none while
     /// not all replicas have said what they remember, and if no such copy is whole.
     pub fn newest_disks(&self) -> Option<u8> {
-        let copies = copies(self);
-        let preferred = copies.first()?.id;
-        let all = copies.len() == self.replicas.len();
-        all.then(|| newest(&copies, preferred)).flatten()
+        self.newest_disks_or(0)
     }
-}
 
-fn copies(status: &LabStatus) -> Vec<Copy> {
-    let of = |replica: &ReplicaStatus| {
-        let remembered = replica.more.get("last_in_sync")?.clone();
-        Some(Copy {
-            id: replica.id,
-            remembered: serde_json::from_value(remembered).ok()?,
-            whole: replica.more.get("disks_whole")?.as_bool()?,
-        })
-    };
-    status.replicas.iter().filter_map(of).collect()
+    /// The same, and `preferred` if there are several and it is one of them.
+    fn newest_disks_or(&self, preferred: u8) -> Option<u8> {
+        let copies = self.disk_copies();
+        if copies.len() < self.replicas.len() {
+            return None;
+        }
+        newest::newest(&copies)
+            .map(|id| id.0)
+            .min_by_key(|id| *id != preferred)
+    }
 }
 
 fn first_leader(config: &Table) -> u8 {
     let group = config.get("group").and_then(Value::as_table);
     let configured = group.and_then(|group| group.get("first_leader")?.as_integer());
     configured.and_then(|id| u8::try_from(id).ok()).unwrap_or(0)
-}
-
-/// Of those that were in sync last and have a whole copy, `preferred` if it is one of them.
-fn newest(copies: &[Copy], preferred: u8) -> Option<u8> {
-    let last = copies
-        .iter()
-        .max_by_key(|copy| (copy.remembered.generation, copy.remembered.index))?;
-    let isr = &last.remembered.isr;
-    let good = |copy: &&Copy| copy.whole && isr.contains(&copy.id);
-    copies
-        .iter()
-        .filter(good)
-        .map(|copy| copy.id)
-        .min_by_key(|id| *id != preferred)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn copy(id: u8, isr: &[u8], generation: u64, index: u64, whole: bool) -> Copy {
-        let remembered = Remembered {
-            isr: isr.to_vec(),
-            generation,
-            index,
-        };
-        Copy {
-            id,
-            remembered,
-            whole,
-        }
-    }
-
-    #[test]
-    fn the_last_in_sync_set_decides() {
-        let old = copy(0, &[0, 1], 16, 3, true);
-        let alone = copy(1, &[1], 16, 90, true);
-        let witness = copy(2, &[0, 1], 16, 3, true);
-        let all = [old.clone(), alone, witness.clone()];
-        assert_eq!(newest(&all, 0), Some(1), "0 was left behind");
-        let both = [old.clone(), copy(1, &[0, 1], 16, 3, true), witness.clone()];
-        assert_eq!(newest(&both, 0), Some(0));
-        assert_eq!(newest(&both, 2), Some(0));
-        let torn = [
-            copy(0, &[0, 1], 16, 3, false),
-            copy(1, &[0, 1], 16, 3, true),
-        ];
-        assert_eq!(newest(&torn, 0), Some(1));
-        let reborn = [copy(0, &[0], 33, 1, false), copy(1, &[1], 16, 90, true)];
-        assert_eq!(
-            newest(&reborn, 1),
-            None,
-            "an older generation is no substitute"
-        );
-    }
 }

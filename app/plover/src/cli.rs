@@ -9,7 +9,6 @@ use plover_lab::options::{DiskImage, Firmware, Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
-use std::net::SocketAddrV4;
 use std::path::PathBuf;
 
 /// Keeps a virtual machine alive when the host under it dies.
@@ -38,8 +37,13 @@ pub enum Command {
         run_dir: PathBuf,
     },
     /// Boot a new guest after all replicas of a group have lost the old one's state. To be said
-    /// to each of them; the group's first leader acts on it.
+    /// to each of them; the group's first leader acts on it, and refuses if its copy of the guest's
+    /// disks is not the newest.
     Bootstrap {
+        /// What `plover status --json` printed on another host. Named once for each, this makes sure
+        /// that the guest boots from the newest of all copies, not from the newest known here.
+        #[arg(long = "other", value_name = "FILE")]
+        others: Vec<PathBuf>,
         /// The replica's `paths.run_dir`.
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
@@ -66,19 +70,6 @@ pub enum Command {
         name: LabName,
         #[command(subcommand)]
         command: LabCommand,
-    },
-    /// Show it: clients write to a replicated Redis, and two leaders are killed under them.
-    Demo {
-        /// The result as one JSON object on the last line.
-        #[arg(long)]
-        json: bool,
-    },
-    /// The demo's client, which runs in the lab's client namespace.
-    #[command(hide = true)]
-    LabClient {
-        address: SocketAddrV4,
-        connections: u32,
-        writes_per_second: u32,
     },
 }
 

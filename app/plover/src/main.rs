@@ -8,7 +8,6 @@
 //!  plover bench consensus           what an entry of such a log costs
 //!  plover policy list               the ways to protect a guest
 //!  plover lab …                     three replicas on one machine, to try and to break
-//!  plover demo                      the main job, shown
 //! ```
 //!
 //! Exit codes: 0 done, 1 failed, 2 this machine lacks something (one sentence says what to do),
@@ -54,22 +53,13 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
-        cli::Command::Bootstrap { run_dir } => replica::bootstrap(&run_dir),
+        cli::Command::Bootstrap { others, run_dir } => replica::bootstrap(&run_dir, &others),
         cli::Command::Log { command } => log::run(command),
         cli::Command::Bench { command } => match command {
             cli::BenchCommand::Consensus(options) => bench::consensus(&options),
         },
         cli::Command::Policy { command } => policy::run(command),
         cli::Command::Lab { name, command } => lab::run(name, command),
-        cli::Command::Demo { json } => lab::demo(json),
-        cli::Command::LabClient {
-            address,
-            connections,
-            writes_per_second,
-        } => {
-            plover_lab::load::serve(address, connections, writes_per_second)?;
-            Ok(ExitCode::SUCCESS)
-        }
     }
 }
 

@@ -1,15 +1,16 @@
 //! `plover replica` and `plover status`.
 
 use crate::output;
-use anyhow::{Result, anyhow, bail};
-use plover_lab::control::Control;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
+use plover_node::newest::DiskCopy;
 use plover_node::{ReplicaConfig, SPLIT_WARNING};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Runs one replica until it is told to end.
@@ -37,21 +38,39 @@ pub fn run(config: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Passes on the operator's word that a new guest may be booted.
-pub fn bootstrap(run_dir: &Path) -> Result<ExitCode> {
+/// Passes on the operator's word that a new guest may be booted. `others` hold what `plover status
+/// --json` printed for the other replicas.
+pub fn bootstrap(run_dir: &Path, others: &[PathBuf]) -> Result<ExitCode> {
     let control = Control::in_run_dir(run_dir);
     let status = control.status()?;
-    if status.holds_state() {
-        bail!(
+    let others = others
+        .iter()
+        .map(|file| read_status(file))
+        .collect::<Result<Vec<_>>>()?;
+    for status in others.iter().chain([&status]) {
+        ensure!(
+            !status.holds_state(),
             "replica {} holds the guest's state: nothing is lost",
             status.id
         );
     }
-    let answer = control.request(&json!({"op": "bootstrap"}))?;
+    let copies: Vec<DiskCopy> = others.iter().filter_map(DaemonStatus::disk_copy).collect();
+    let answer = control.request(&json!({"op": "bootstrap", "others": copies}))?;
     if let Some(why) = answer["in_vain"].as_str() {
         bail!("no new guest is booted: {why}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn read_status(file: &Path) -> Result<DaemonStatus> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the status {}", file.display()))?;
+    serde_json::from_str(&text).with_context(|| {
+        format!(
+            "{} is no status: write it with `plover status --json`",
+            file.display()
+        )
+    })
 }
 
 /// Prints what a replica says of itself.

@@ -52,6 +52,7 @@ mod join;
 mod lead_sync;
 mod log_ops;
 mod matching;
+pub mod newest;
 mod outputs;
 mod pace;
 mod refusals;

@@ -3,6 +3,7 @@
 //! `control.sock` in the run directory, mode 0600. One JSON object a line in, one a line out;
 //! `{"op":"console"}` turns its connection into a raw byte stream after the reply.
 
+use plover_replica::newest::DiskCopy;
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -27,8 +28,12 @@ pub(crate) enum Op {
     Status,
     /// Press the guest's power button.
     Power,
-    /// The operator's word that a group which has forgotten its guest may boot a new one.
-    Bootstrap,
+    /// The operator's word that a group which has forgotten its guest may boot a new one. `others`:
+    /// what the other replicas' status says of their copies of the guest's disks, if it is known.
+    Bootstrap {
+        #[serde(default)]
+        others: Vec<DiskCopy>,
+    },
     /// End this replica.
     Shutdown,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads

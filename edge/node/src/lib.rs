@@ -33,4 +33,5 @@ pub use config::{ConfigError, ReplicaConfig};
 pub use control::StopHandle;
 pub use fabric::FabricName;
 pub use host::{CpuConfig, HostConfig, usable_cpus};
+pub use plover_replica::newest;
 pub use policy::{PolicyConfig, PolicyName, SyncName};

@@ -3,8 +3,9 @@
 use super::{Body, BoxError};
 use crate::clock;
 use crate::control::{Op, Request};
-use plover_disk::{DiskError, Disks};
+use plover_disk::Disks;
 use plover_fabric::Fabric;
+use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
 use plover_replica::{Event, OperatorInput};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
@@ -28,7 +29,7 @@ impl Body {
                             self.apply(Event::Operator(OperatorInput::PowerButton))?;
                             json!({"ok": true})
                         }
-                        Op::Bootstrap => match self.why_not_bootstrap() {
+                        Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
                             Some(why) => json!({"error": why}),
                             None => {
                                 let vain = self.replica.consensus_core().check_bootstrap().err();
@@ -57,25 +58,22 @@ impl Body {
         Ok(())
     }
 
-    /// Why the guest must not start from this replica's disks, as far as it knows by itself.
-    fn why_not_bootstrap(&self) -> Option<String> {
-        let (me, disks) = (ReplicaId(self.config.group.me), self.disks.as_ref()?);
-        let known = self.storage.guest().in_sync;
-        if self.config.group.first_leader != me.0 {
-            None
-        } else if !disks.is_whole() {
-            Some(
-                disks
-                    .failure()
-                    .unwrap_or_else(|| DiskError::Incomplete.to_string()),
-            )
-        } else if !known.is_empty() && !known.contains(me) {
-            Some(format!(
-                "this replica's copy of the guest's disks is old: replicas {known} were in sync when \
-                 it last heard; make one of them group.first_leader on all hosts and start them again"
-            ))
-        } else {
-            None
+    /// Why the guest must not start from this replica's disks, as far as it and what the operator says
+    /// of the other replicas know.
+    fn why_not_bootstrap(&self, others: &[DiskCopy]) -> Option<String> {
+        let disks = self.disks.as_ref()?;
+        if self.config.group.first_leader != self.config.group.me {
+            return None;
+        }
+        let own = DiskCopy {
+            id: ReplicaId(self.config.group.me),
+            last_in_sync: self.storage.guest().into(),
+            disks_whole: disks.is_whole(),
+        };
+        match newest::may_boot(&own, others) {
+            Ok(()) => None,
+            Err(BootRefused::NotWhole) if disks.failure().is_some() => disks.failure(),
+            Err(refused) => Some(refused.to_string()),
         }
     }
 
@@ -110,7 +108,6 @@ impl Body {
     }
 
     fn status(&self) -> serde_json::Value {
-        let known = self.storage.guest();
         let status = self.replica.status();
         json!({
             "id": status.id.0,
@@ -133,11 +130,7 @@ impl Body {
             "rejected": status.rejected,
             "refused": self.refused(),
             "plover_pid": std::process::id(),
-            "last_in_sync": {
-                "isr": known.in_sync.iter().map(|r| r.0).collect::<Vec<_>>(),
-                "generation": known.generation.0,
-                "index": known.index.0,
-            },
+            "last_in_sync": LastInSync::from(self.storage.guest()),
             "disks_whole": self.disks.as_ref().map(Disks::is_whole),
             "disk_failure": self.disks.as_ref().and_then(Disks::failure),
             "copy": status.warm.map(|copy| json!({
