@@ -96,9 +96,8 @@ fn run(task: Task) -> Result<ExitCode> {
     match task {
         Task::Demo(rest) => {
             packages::ensure(&[LAB, GUEST])?;
-            Cargo::run("plover")
+            Cargo::run_of("plover-lab-proof", "plover-demo")
                 .with_guest()?
-                .args(["demo"])
                 .args(rest.arguments)
                 .become_it()
         }

@@ -49,13 +49,20 @@ impl Cargo {
     /// `cargo run` of a package's program, which has the package's name; further arguments are
     /// the program's.
     pub(crate) fn run(package: &str) -> Self {
+        Self::run_of(package, package)
+    }
+
+    /// The same for one of several programs of a package.
+    pub(crate) fn run_of(package: &str, program: &str) -> Self {
         // The first build takes minutes and shows its progress; later ones only their errors.
-        let built = std::env::current_exe().is_ok_and(|me| me.with_file_name(package).exists());
+        let built = std::env::current_exe().is_ok_and(|me| me.with_file_name(program).exists());
         if !built {
-            eprintln!("x: building {package}; the first time this takes minutes");
+            eprintln!("x: building {program}; the first time this takes minutes");
         }
         let quiet = built.then_some("--quiet");
-        Self::new("run").args(quiet).args(["-p", package, "--"])
+        Self::new("run")
+            .args(quiet)
+            .args(["-p", package, "--bin", program, "--"])
     }
 
     /// `cargo bench` of one of a package's benchmarks; further arguments are criterion's.

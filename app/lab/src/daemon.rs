@@ -92,7 +92,7 @@ impl Lab {
     }
 
     /// Fails if a daemon that was started has ended.
-    pub(crate) fn check_daemon(&self, id: u8) -> Result<()> {
+    pub fn check_daemon(&self, id: u8) -> Result<()> {
         match self.state.replica(id)?.daemon.map(Process::life) {
             Some(Life::Gone) => bail!(self.last_words(id, "has ended")),
             _ => Ok(()),

@@ -3,22 +3,16 @@
 //! A replica's namespace stands for its host, so what is done is done to everything that runs
 //! there: a kill ends `plover` and QEMU in the same instant, as a power cut would.
 
-use crate::control::ControlError;
 use crate::lab::Lab;
 use crate::process::{self, Process};
-use crate::progress::Progress;
 use crate::trace::now_us;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
-use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer
 /// to give back.
 const DEATH_WITHIN: Duration = Duration::from_secs(10);
-
-/// Under load a syncvm comes every few milliseconds, without any every half a second.
-const CRASH_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whom an operation is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,46 +112,6 @@ impl Lab {
             }
         }
         Ok(began_us)
-    }
-
-    /// Lets a replica crash as soon as a syncvm enters `phase`, the leader, or in `apply` the
-    /// secondary, and waits until it has. A host that is dead is dead as a whole.
-    ///
-    /// # Errors
-    /// It refused, or no syncvm came to that phase.
-    pub fn crash_in_phase(&self, id: u8, phase: &str, progress: &Progress) -> Result<()> {
-        let request = json!({"op": "crash_in_phase", "phase": phase});
-        self.crash_when(id, &request, &format!("phase {phase}"), progress)
-    }
-
-    /// Lets a leader crash in an area of COLO's figure 4, and waits until it has: `a`, `b`, `c` or
-    /// `d`, in the life of an output that is released on a match.
-    ///
-    /// # Errors
-    /// It refused, or no output came to that.
-    pub fn crash_in_area(&self, id: u8, area: &str, progress: &Progress) -> Result<()> {
-        let request = json!({"op": "crash_in_area", "area": area});
-        self.crash_when(id, &request, &format!("area {area}"), progress)
-    }
-
-    fn crash_when(&self, id: u8, request: &Value, when: &str, progress: &Progress) -> Result<()> {
-        match self.control(id).request(request) {
-            // It may crash before it has said that it will.
-            Ok(_) | Err(ControlError::Silent { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let deadline = Instant::now() + CRASH_WITHIN;
-        while self.check_daemon(id).is_ok() {
-            if Instant::now() > deadline {
-                bail!("replica {id} has not come to {when}");
-            }
-            progress.sleep(Duration::from_millis(10))?;
-        }
-        for process in process::in_namespace(&self.host(id).path()) {
-            process.signal(Signal::KILL);
-        }
-        progress.say(format!("replica {id}: crashed in {when}"));
-        Ok(())
     }
 
     /// Signals everything on a replica's host.

@@ -2,15 +2,11 @@
 //!
 //! Three replicas need three hosts. A lab makes them out of one: each host is a network
 //! namespace with one `plover replica` and its QEMU, a switch connects them, and a client lives
-//! on a host of its own. It is a tool for people who want to see a failover, and the ground on
-//! which the tests of real replicas stand.
+//! on a host of its own. It is a tool for people who want to see a failover; `proof/lab` builds the
+//! demo and the tests on real replicas on it.
 //!
 //! ```text
 //!  Lab::up ──▶ Lab ──▶ status, fault, restart, exec, console, logs ──▶ down
-//!               │
-//!               └── Experiment: a lab under load (Client) and under watch (Capture, Tail)
-//!                     ├── demo: kills two leaders and tells the story
-//!                     └── the fault tests of proof/lab
 //! ```
 //!
 //! | question | module |
@@ -19,10 +15,9 @@
 //! | what must be there | [`prerequisites`] |
 //! | making and removing | [`up`], [`down`] |
 //! | what exists, across commands and crashes | [`state`], [`process`] |
-//! | hosts, switch, cuts, capture | [`net`] |
+//! | hosts, switch, cuts | [`net`] |
 //! | talking to daemons, reading what they did | [`control`], [`status`], [`trace`], [`logs`] |
-//! | the guest's clients and its console | [`load`], [`redis`], [`console`] |
-//! | what must hold | [`experiment`], [`senders`], [`demo`] |
+//! | the guest's console | [`console`] |
 //!
 //! Two rules keep a lab from doing harm. A process is only ever signalled if it is in one of the
 //! lab's namespaces or was started by it and has the same start time ([`process`]); and a lab is
@@ -34,15 +29,12 @@ pub mod console;
 pub mod control;
 mod cpus;
 mod daemon;
-pub mod demo;
 mod disks;
 pub mod down;
-pub mod experiment;
 mod fault;
 pub mod guests;
 pub mod image;
 mod lab;
-pub mod load;
 pub mod logs;
 pub mod net;
 mod newest;
@@ -50,8 +42,6 @@ pub mod options;
 pub mod prerequisites;
 pub mod process;
 pub mod progress;
-pub mod redis;
-pub mod senders;
 pub mod state;
 pub mod status;
 pub mod trace;

@@ -35,12 +35,10 @@
 //! takes a tenth of a second, and a person can type the same commands to look at it or to
 //! repeat the one that failed.
 
-mod capture;
 mod cut;
 mod namespace;
 mod tool;
 
-pub use capture::{Capture, Captured, Seen};
 pub use namespace::Namespace;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -187,12 +185,6 @@ impl Topology {
         namespace(&self.name, &format!("r{replica}"))
     }
 
-    /// Notes every frame that any replica sends as the guest, from now on.
-    pub fn capture_guest(&self, guest: Mac) -> Result<Capture> {
-        let ports: Vec<_> = (0..self.replicas).map(edge_port).collect();
-        Capture::start(&self.switch(), &ports, Some(guest))
-    }
-
     fn build(&self) -> Result<()> {
         let mut namespaces = vec![self.switch(), self.client()];
         namespaces.extend((0..self.replicas).map(|i| self.replica(i)));
@@ -304,7 +296,7 @@ impl Topology {
 }
 
 /// The switch's port to which a replica's `guest0` leads.
-fn edge_port(replica: usize) -> String {
+pub fn edge_port(replica: usize) -> String {
     format!("r{replica}-edge")
 }
 

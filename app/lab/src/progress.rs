@@ -1,5 +1,6 @@
 //! What a long command says while it works, and how it notices that it shall stop.
 
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt;
 use std::io::Write;
 use std::sync::Arc;
@@ -15,8 +16,7 @@ pub struct Interrupted;
 /// Where progress lines go.
 type Voice = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Progress lines with the time since the start, and the wish of whoever started the command
-/// that it stop.
+/// Progress lines with the time since the start, and whether the command was asked to stop.
 #[derive(Clone)]
 pub struct Progress {
     start: Instant,
@@ -25,6 +25,23 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Stops when somebody presses Ctrl-C, closes the terminal or asks the process to end. Speaks on
+    /// the error output unless it is to be `quiet`.
+    ///
+    /// # Errors
+    /// The signals cannot be watched.
+    pub fn interruptible(quiet: bool) -> std::io::Result<Self> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+        }
+        Ok(if quiet {
+            Self::silent(interrupted)
+        } else {
+            Self::on_stderr(interrupted)
+        })
+    }
+
     /// Speaks on the error output, so that the result on the standard output stays alone;
     /// stops when `interrupted` becomes true.
     pub fn on_stderr(interrupted: Arc<AtomicBool>) -> Self {

@@ -1,4 +1,4 @@
-//! `plover lab` and `plover demo`.
+//! `plover lab`.
 
 use crate::cli::LabCommand;
 use crate::output;
@@ -7,18 +7,14 @@ use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
 use plover_lab::state::LabName;
 use plover_lab::{Lab, Target, console, down, logs};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Runs one of the lab's commands.
 pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
     prerequisites::check_root()?;
     match command {
         LabCommand::Up(up) => {
-            let (json, progress) = (up.json, interruptible(up.quiet)?);
+            let (json, progress) = (up.json, Progress::interruptible(up.quiet)?);
             let lab = Lab::up(&up.options(name), &progress)?;
             progress.say("the lab is up");
             show(&lab, json)?;
@@ -45,7 +41,7 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             output::line(format_args!("replica {id}{role}: {fault}"))?;
         }
         LabCommand::Restart { replica } => {
-            let (mut lab, progress) = (Lab::open(&name)?, interruptible(false)?);
+            let (mut lab, progress) = (Lab::open(&name)?, Progress::interruptible(false)?);
             let daemon = lab.restart(replica, &progress)?;
             output::line(format_args!(
                 "replica {replica} runs again, as process {}",
@@ -56,7 +52,7 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             }
         }
         LabCommand::Bootstrap => {
-            let (mut lab, progress) = (Lab::open(&name)?, interruptible(false)?);
+            let (mut lab, progress) = (Lab::open(&name)?, Progress::interruptible(false)?);
             lab.bootstrap(&progress)?;
             show(&lab, false)?;
         }
@@ -87,23 +83,6 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The main job, shown. Fails when it did not hold.
-pub fn demo(json: bool) -> Result<ExitCode> {
-    let report = plover_lab::demo::run(&interruptible(false)?)?;
-    if json {
-        // For people all the same, but apart from the one line that programs read.
-        let _ = writeln!(std::io::stderr(), "{report}");
-        output::line(serde_json::to_string(&report)?)?;
-    } else {
-        output::print(&report)?;
-    }
-    Ok(if report.ok {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
-}
-
 fn show(lab: &Lab, json: bool) -> Result<()> {
     let status = lab.status();
     if json {
@@ -111,18 +90,4 @@ fn show(lab: &Lab, json: bool) -> Result<()> {
     } else {
         output::print(status)
     }
-}
-
-/// Progress that ends when somebody presses Ctrl-C, closes the terminal or asks the process to
-/// end.
-fn interruptible(quiet: bool) -> Result<Progress> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
-    Ok(if quiet {
-        Progress::silent(interrupted)
-    } else {
-        Progress::on_stderr(interrupted)
-    })
 }

@@ -1,16 +1,19 @@
 //! `./x bench failover`: the client's gap when the leader is killed, by parts.
 //!
-//! Each round is one run of `plover demo --json`, which kills two leaders under load; so the
-//! figures come with the demo's own audit of every acknowledged write.
+//! Each round is one run of the demo, which kills two leaders under load; so the figures come with
+//! the demo's own audit of every acknowledged write.
 
 mod warm;
 
 use crate::lab::plover;
 use crate::machine::Machine;
 use crate::stats::Sample;
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
-use std::process::{Command, Stdio};
+use anyhow::{Result, ensure};
+use plover_lab::progress::Progress;
+use plover_lab_proof::demo;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -23,7 +26,7 @@ pub(crate) struct Options {
     warm: bool,
 }
 
-const PARTS: [&str; 4] = ["detect_ms", "elect_ms", "client_gap_ms", "reprotect_ms"];
+const PARTS: [&str; 4] = ["detect", "elect", "client gap", "protected again"];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.warm {
@@ -31,27 +34,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let mut parts: Vec<Sample> = PARTS.iter().map(|_| Sample::default()).collect();
     let (mut acked, mut failovers) = (0, 0);
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
     for round in 0..options.rounds {
-        eprintln!("round {}/{}: plover demo", round + 1, options.rounds);
-        let output = Command::new(plover())
-            .args(["demo", "--json"])
-            .stderr(Stdio::null())
-            .output()
-            .context("cannot run plover; build it with ./x")?;
-        let printed = String::from_utf8_lossy(&output.stdout);
-        let last = printed.lines().last().unwrap_or_default();
-        let result: Value = serde_json::from_str(last)
-            .with_context(|| format!("the demo's last line is no JSON: {last}"))?;
-        if result["ok"] != true {
-            bail!("the demo failed: {last}");
-        }
-        acked += result["acked_writes"].as_u64().unwrap_or(0);
-        for failover in result["failovers"].as_array().into_iter().flatten() {
+        eprintln!("round {}/{}: the demo", round + 1, options.rounds);
+        let report = demo::run(plover(), &Progress::silent(Arc::clone(&interrupted)))?;
+        ensure!(report.ok, "the demo failed:\n{report}");
+        acked += report.acked_writes;
+        for failover in &report.failovers {
             failovers += 1;
-            for (part, sample) in PARTS.iter().zip(&mut parts) {
-                if let Some(value) = failover[*part].as_f64() {
-                    sample.push(value);
-                }
+            let of = [
+                failover.detect_ms,
+                failover.elect_ms,
+                failover.client_gap_ms,
+                failover.reprotect_ms,
+            ];
+            for (value, sample) in of.into_iter().zip(&mut parts) {
+                sample.push(value);
             }
         }
     }

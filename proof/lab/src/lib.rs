@@ -8,15 +8,22 @@
 //! tests are run. No test asserts a time: they wait for what must come about, and fail when it
 //! does not come about at all.
 
+pub mod capture;
+pub mod crash;
+pub mod demo;
+pub mod experiment;
 pub mod filesystem;
+pub mod load;
 pub mod pgbench;
+mod redis;
 pub mod script;
+pub mod senders;
 pub mod small;
 pub mod storm;
 
+use crate::experiment::{Experiment, Verdict};
+use crate::load::Pressure;
 use anyhow::{Context, Result, ensure};
-use plover_lab::experiment::{Experiment, Verdict};
-use plover_lab::load::Pressure;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::trace::{TraceEvent, now_us};
@@ -56,7 +63,7 @@ pub fn program() -> &'static Path {
         if let Some(given) = std::env::var_os("PLOVER_BIN") {
             return given.into();
         }
-        // Tests of one package do not make cargo build another's program.
+        // Cargo builds a package's program for that package's own tests only.
         let release = if cfg!(debug_assertions) {
             &[][..]
         } else {
@@ -71,10 +78,13 @@ pub fn program() -> &'static Path {
             built.is_ok_and(|status| status.success()),
             "plover does not build"
         );
-        // A test runs as target/PROFILE/deps/NAME-HASH.
-        let test = std::env::current_exe().expect("a running program has a path");
-        let profile = test.ancestors().nth(2).expect("tests lie two folders deep");
-        profile.join("plover")
+        // A program runs as target/PROFILE/NAME, a test as target/PROFILE/deps/NAME-HASH.
+        let me = std::env::current_exe().expect("a running program has a path");
+        let folder = me.parent().expect("a program lies in a folder");
+        match folder.parent() {
+            Some(profile) if folder.ends_with("deps") => profile.join("plover"),
+            _ => folder.join("plover"),
+        }
     })
 }
 

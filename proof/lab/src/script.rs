@@ -1,9 +1,10 @@
 //! What a lab is put through, one fault after the other: the scripts that the default is tested with,
 //! for every policy and setting.
 
+use crate::crash::Moment;
+use crate::experiment::Experiment;
 use crate::{recover, role};
 use anyhow::Result;
-use plover_lab::experiment::Experiment;
 use plover_lab::options::PolicyName;
 use plover_lab::{Fault, Target};
 use plover_policy::{Secondary, Sent};
@@ -47,8 +48,7 @@ pub fn one_of_two_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
 }
 
 fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
-    let name = serde_json::to_value(phase)?;
-    let (leader, at) = lab.crash_in_phase(&role("leader"), name.as_str().unwrap_or_default())?;
+    let (leader, at) = lab.crash_at(&role("leader"), &Moment::Phase(phase))?;
     lab.wait_for_failover(leader, at)?;
     Ok((leader, at))
 }

@@ -2,15 +2,17 @@
 //! leaves the leader's and the secondary's equal, whoever dies.
 
 use anyhow::{Result, ensure};
-use plover_lab::experiment::Experiment;
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::{Fault, Lab};
+use plover_lab_proof::crash::{Moment, crash_at};
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::storm::audit::{Audit, audit};
 use plover_lab_proof::storm::record::State;
 use plover_lab_proof::storm::writers::{Link, Storm};
 use plover_lab_proof::{Turn, checksums, kill_leader, program, prove, role};
+use plover_syncvm::Phase;
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -77,7 +79,7 @@ fn disks_under_load(lab: &mut Experiment) -> Result<()> {
     // What the first leader has of the disk is old now; it becomes warm from there.
     lab.restart(leader)?;
     witness_is_warm(lab, at)?;
-    let (secondary, at) = lab.crash_in_phase(&role("secondary"), "apply")?;
+    let (secondary, at) = lab.crash_at(&role("secondary"), &Moment::Phase(Phase::Apply))?;
     lab.wait_for_answers(at)?;
     // It is not the leader's own copy that the witness has: they are compared.
     lab.wait_until_protected_again(at)?;
@@ -98,7 +100,7 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     let storm = Storm::start(links, &record, 1)?;
     storm.wait_for(ENOUGH);
     let secondary = lab.find(&role("secondary"))?;
-    lab.crash_in_phase(secondary, "apply", progress)?;
+    crash_at(lab, secondary, &Moment::Phase(Phase::Apply), progress)?;
     lab.restart(secondary, progress)?;
     storm.wait_for(storm.durable() + ENOUGH);
     let first = lab.find(&role("leader"))?;

@@ -2,12 +2,12 @@
 //! the others; the guest goes on where a good copy is; who is mended gets a copy again by itself.
 
 use anyhow::{Context, Result, ensure};
-use plover_lab::experiment::Experiment;
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
 use plover_lab::{Fault, Lab, Target};
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::small::SmallDisk;
 use plover_lab_proof::storm::audit::{Audit, audit};
 use plover_lab_proof::storm::writers::{Link, Storm};

@@ -2,11 +2,11 @@
 //! hash, and not sent anew.
 
 use anyhow::{Context, Result, ensure};
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::state::LabDir;
 use plover_lab::trace::now_us;
 use plover_lab::{Fault, Target};
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, role};
 use std::io::Read;
 

@@ -2,9 +2,9 @@
 //! silent over them.
 
 use anyhow::{Result, ensure};
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{ask_guest, prove};
 use std::time::Duration;
 

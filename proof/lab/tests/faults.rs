@@ -2,9 +2,9 @@
 //! them; in between, the scripts assert that the guest is protected again by itself.
 
 use anyhow::{Context, Result, ensure};
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::{Fault, Target};
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, recover, role, script};
 use std::time::Duration;
 

@@ -10,10 +10,11 @@
 //! ```
 
 use anyhow::{Result, ensure};
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::{Fault, Lab};
+use plover_lab_proof::crash::Moment;
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::script::{
     phases, the_leader_dies, the_leader_dies_in, the_leader_is_cut_off, the_leader_stands_still,
     the_secondary_dies, three_survive, two_survive,
@@ -139,7 +140,7 @@ fn a_leader_dies_in_each_area_of_figure_4() {
     prove("t-areas", under("colo"), |lab| {
         for area in ["a", "b", "c", "d"] {
             outputs_match(lab)?;
-            let (leader, at) = lab.crash_in_area(area)?;
+            let (leader, at) = lab.crash_at(&role("leader"), &Moment::Area(area))?;
             lab.wait_for_failover(leader, at)?;
             lab.wait_until_protected_again(at)?;
             recover(lab, leader)?;

@@ -3,8 +3,8 @@
 
 use anyhow::{Result, ensure};
 use plover_lab::Target;
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{checksums, prove};
 use std::io::Write;
 

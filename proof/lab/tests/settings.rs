@@ -1,8 +1,8 @@
 //! `vsmr` without compression, under the faults of `faults.rs`: the same must hold.
 
 use anyhow::Result;
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::prove;
 use plover_lab_proof::script::three_survive;
 use std::io::Write;

@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::Fault;
-use plover_lab::experiment::Experiment;
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
+use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::small::SmallDisk;
 use plover_lab_proof::{prove, role};
 use std::process::{Child, Command, Stdio};

@@ -1,49 +1,28 @@
-//! Watching the switch: which replica sent what as the guest, and when.
+//! Watching the switch: which replica sends as the guest, frame by frame.
 //!
-//! Two replicas that both send as the guest would be the worst failure of all. The capture is
-//! the witness from outside: a packet socket in the switch's namespace notes every frame that
-//! *enters* one of the watched ports, before the switch does anything with it. A filter in the
-//! kernel passes only frames from the guest's address, so that the rest of the traffic costs
-//! nothing and the buffer does not overflow; should it, [`Captured::lost`] says so, and a proof
-//! that rests on the capture must check that it is zero.
+//! Two replicas that both send as the guest would be the worst failure of all. The capture observes
+//! it from outside: a packet socket in the switch's namespace notes every frame that *enters* a
+//! replica's port, before the switch does anything with it. A filter in the kernel passes only
+//! frames from the guest's address, so that other traffic does not fill the buffer. If the buffer
+//! overflows all the same, [`Captured::lost`] is not zero and the capture proves nothing.
 
-use super::Namespace;
 use anyhow::{Context, Result, anyhow};
+use plover_lab::net::{GUEST_MAC, Topology, edge_port};
 use plover_types::Mac;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::collections::HashMap;
 use std::io;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
 
-/// How much of each frame is kept: enough for the Ethernet, IPv4 and TCP headers.
-const HEAD_BYTES: usize = 64;
 /// What the kernel keeps for us while this thread does not run.
 const BUFFER_BYTES: libc::c_int = 32 << 20;
 
-/// One frame that entered the switch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// When, by the kernel's clock at arrival.
-    pub at: SystemTime,
-    /// The port of the switch.
-    pub port: String,
-    /// The replica behind that port, for `rN-…` ports.
-    pub replica: Option<usize>,
-    /// What it carries: 0x0800 IPv4, 0x0806 ARP ….
-    pub ethertype: u16,
-    /// Its length in bytes.
-    pub len: usize,
-    /// Its first 64 bytes, or all of a shorter one.
-    pub head: Vec<u8>,
-}
-
-/// All that a capture saw, in the order of arrival.
+/// All that a capture saw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// The frames.
-    pub frames: Vec<Seen>,
+    /// Which replica sent each frame, in the order of arrival.
+    pub senders: Vec<u8>,
     /// How many frames the kernel dropped because this process did not keep up.
     pub lost: u32,
 }
@@ -57,16 +36,17 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Notes, from now on, the frames that enter `ports` of `namespace`; those from `source`
-    /// only, if one is given.
-    pub fn start(namespace: &Namespace, ports: &[String], source: Option<Mac>) -> Result<Self> {
-        let (socket, ports) = namespace.run(|| {
-            let socket = packet_socket(source).context("cannot open a packet socket")?;
+    /// Notes, from now on, every frame that a replica of a lab sends as the guest.
+    pub fn start(network: &Topology) -> Result<Self> {
+        let switch = network.switch();
+        let (socket, ports) = switch.run(|| {
+            let socket = packet_socket(GUEST_MAC).context("cannot open a packet socket")?;
             let mut by_index = HashMap::new();
-            for port in ports {
-                let index = rustix::net::netdevice::name_to_index(&socket, port)
-                    .with_context(|| format!("no device {port} in {}", namespace.name()))?;
-                by_index.insert(index, port.clone());
+            for replica in 0..network.replicas() {
+                let port = edge_port(replica);
+                let index = rustix::net::netdevice::name_to_index(&socket, &port)
+                    .with_context(|| format!("no device {port} in {}", switch.name()))?;
+                by_index.insert(index, replica as u8);
             }
             Ok((socket, by_index))
         })?;
@@ -105,7 +85,7 @@ impl Drop for Capture {
 }
 
 /// Reads until `wake` is closed and nothing is left to read.
-fn collect(socket: &OwnedFd, wake: &OwnedFd, ports: &HashMap<u32, String>) -> Result<Captured> {
+fn collect(socket: &OwnedFd, wake: &OwnedFd, ports: &HashMap<u32, u8>) -> Result<Captured> {
     let mut captured = Captured::default();
     loop {
         let mut fds = [
@@ -117,8 +97,8 @@ fn collect(socket: &OwnedFd, wake: &OwnedFd, ports: &HashMap<u32, String>) -> Re
             Err(error) => return Err(error).context("cannot wait for frames"),
         }
         let stopping = !fds[1].revents().is_empty();
-        while let Some(frame) = receive(socket, ports)? {
-            captured.frames.extend(frame);
+        while let Some(sender) = receive(socket, ports)? {
+            captured.senders.extend(sender);
         }
         if stopping {
             captured.lost = lost(socket)?;
@@ -127,29 +107,23 @@ fn collect(socket: &OwnedFd, wake: &OwnedFd, ports: &HashMap<u32, String>) -> Re
     }
 }
 
-/// The next frame: `None` if there is none, `Some(None)` if it is not one to note.
-fn receive(socket: &OwnedFd, ports: &HashMap<u32, String>) -> Result<Option<Option<Seen>>> {
-    let mut head = [0_u8; HEAD_BYTES];
-    // A control message with one timespec takes 32 bytes; u64 gives its alignment.
-    let mut control = [0_u64; 16];
-    // SAFETY: all-zero is a valid value of these plain C structs.
-    let (mut from, mut message): (libc::sockaddr_ll, libc::msghdr) =
-        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    let mut part = libc::iovec {
-        iov_base: head.as_mut_ptr().cast(),
-        iov_len: head.len(),
+/// The sender of the next frame: `None` if there is no frame, `Some(None)` if it is not to be noted.
+fn receive(socket: &OwnedFd, ports: &HashMap<u32, u8>) -> Result<Option<Option<u8>>> {
+    // SAFETY: all-zero is a valid value of this plain C struct.
+    let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut from_len = size_of_val(&from) as libc::socklen_t;
+    // SAFETY: the buffer is empty, so that nothing is written to it: only the address is asked for.
+    // `from` and `from_len` belong together and outlive the call.
+    let len = unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            std::ptr::null_mut(),
+            0,
+            libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+            (&raw mut from).cast(),
+            &raw mut from_len,
+        )
     };
-    message.msg_name = (&raw mut from).cast();
-    message.msg_namelen = size_of_val(&from) as libc::socklen_t;
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control);
-    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
-    // SAFETY: `message` points to buffers on this stack frame with their true lengths; all of
-    // them outlive the call. MSG_TRUNC makes the call return the frame's full length, and never
-    // write more than `iov_len`.
-    let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     if len < 0 {
         let error = io::Error::last_os_error();
         return match error.kind() {
@@ -160,51 +134,18 @@ fn receive(socket: &OwnedFd, ports: &HashMap<u32, String>) -> Result<Option<Opti
             _ => Err(error).context("cannot read a frame"),
         };
     }
-    let port = u32::try_from(from.sll_ifindex)
+    let replica = u32::try_from(from.sll_ifindex)
         .ok()
         .and_then(|index| ports.get(&index));
-    let Some(port) = port.filter(|_| from.sll_pkttype != libc::PACKET_OUTGOING) else {
-        return Ok(Some(None));
-    };
-    let len = len as usize;
-    Ok(Some(Some(Seen {
-        at: timestamp(&message).unwrap_or_else(SystemTime::now),
-        port: port.clone(),
-        replica: replica_of(port),
-        ethertype: u16::from_be_bytes([head[12], head[13]]),
-        len,
-        head: head[..len.min(HEAD_BYTES)].to_vec(),
-    })))
+    Ok(Some(
+        replica
+            .filter(|_| from.sll_pkttype != libc::PACKET_OUTGOING)
+            .copied(),
+    ))
 }
 
-/// The kernel's time of arrival.
-fn timestamp(message: &libc::msghdr) -> Option<SystemTime> {
-    // SAFETY: `message` was filled in by a successful recvmsg, and its control buffer is alive;
-    // the CMSG functions stay within `msg_controllen`. The payload of SCM_TIMESTAMPNS is a
-    // timespec, read unaligned as it carries no promise of alignment.
-    let time = unsafe {
-        let header = libc::CMSG_FIRSTHDR(message);
-        if header.is_null()
-            || (*header).cmsg_level != libc::SOL_SOCKET
-            || (*header).cmsg_type != libc::SCM_TIMESTAMPNS
-        {
-            return None;
-        }
-        libc::CMSG_DATA(header)
-            .cast::<libc::timespec>()
-            .read_unaligned()
-    };
-    let since = Duration::new(time.tv_sec.try_into().ok()?, time.tv_nsec.try_into().ok()?);
-    Some(SystemTime::UNIX_EPOCH + since)
-}
-
-/// `r2-edge` is replica 2's.
-fn replica_of(port: &str) -> Option<usize> {
-    port.strip_prefix('r')?.split_once('-')?.0.parse().ok()
-}
-
-/// A packet socket that sees every frame of its namespace, or those from `source`.
-fn packet_socket(source: Option<Mac>) -> io::Result<OwnedFd> {
+/// A packet socket that sees every frame of its namespace from one address.
+fn packet_socket(source: Mac) -> io::Result<OwnedFd> {
     // No protocol yet: the socket receives nothing before the filter is in place.
     // SAFETY: plain system call without pointers; the result is checked below.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
@@ -220,15 +161,12 @@ fn packet_socket(source: Option<Mac>) -> io::Result<OwnedFd> {
         libc::SO_RCVBUFFORCE,
         &BUFFER_BYTES,
     )?;
-    set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &1_i32)?;
-    if let Some(mac) = source {
-        let mut code = from_only(mac);
-        let program = libc::sock_fprog {
-            len: code.len() as u16,
-            filter: code.as_mut_ptr(),
-        };
-        set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
-    }
+    let mut code = from_only(source);
+    let program = libc::sock_fprog {
+        len: code.len() as u16,
+        filter: code.as_mut_ptr(),
+    };
+    set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
     // SAFETY: all-zero is a valid value of this plain C struct.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;

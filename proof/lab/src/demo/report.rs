@@ -1,13 +1,13 @@
 //! What the demo ends with, for people and for programs.
 
 use super::timeline::Timeline;
-use crate::control::SyncStatus;
 use crate::experiment::Verdict;
-use crate::status::milliseconds;
+use plover_lab::control::SyncStatus;
+use plover_lab::status::milliseconds;
 use serde::Serialize;
 use std::fmt;
 
-/// The demo's result; `plover demo --json` prints it as its last line.
+/// The demo's result; `./x demo --json` prints it as its last line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Whether no write was lost, no connection was reset, and nobody else sent as the guest.

@@ -5,16 +5,16 @@
 //! client, reads every acknowledged write back, and gives the [`Verdict`]. Dropping an
 //! experiment at any point takes its lab down.
 
-use crate::control::SyncStatus;
-use crate::fault::{Fault, Target};
-use crate::lab::Lab;
+use crate::capture::Capture;
+use crate::crash::{self, Moment};
 use crate::load::{Audit, Client, Counts, Gap, Pressure};
-use crate::net::{Capture, GUEST_MAC};
-use crate::options::Options;
-use crate::progress::Progress;
 use crate::senders::Senders;
-use crate::trace::{Tail, TraceEvent};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use plover_lab::control::SyncStatus;
+use plover_lab::options::Options;
+use plover_lab::progress::Progress;
+use plover_lab::trace::{Tail, TraceEvent, now_us};
+use plover_lab::{Fault, Lab, Target};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -84,10 +84,9 @@ impl Experiment {
 
     /// The capture first: it must see the client's first answer.
     fn load(&mut self) -> Result<()> {
-        let capture = self.lab().topology().capture_guest(GUEST_MAC)?;
-        let lab = self.lab();
-        let (program, client_host) = (lab.program(), lab.topology().client());
-        let client = Client::start(program, &client_host, lab.service(), self.pressure)?;
+        let (network, service) = (self.lab().topology(), self.lab().service());
+        let capture = Capture::start(network)?;
+        let client = Client::start(Some(network.client()), service, self.pressure)?;
         self.capture = Some(capture);
         self.client = Some(client);
         self.progress.say(format!(
@@ -130,20 +129,18 @@ impl Experiment {
         self.events.sort_by_key(|event| event.mono_us);
     }
 
+    fn client(&self) -> Result<&Client> {
+        self.client.as_ref().context("there is no client yet")
+    }
+
     /// How far the client is.
-    pub fn counts(&mut self) -> Result<Counts> {
-        match &mut self.client {
-            Some(client) => client.counts(),
-            None => bail!("there is no client yet"),
-        }
+    pub fn counts(&self) -> Result<Counts> {
+        Ok(self.client()?.counts())
     }
 
     /// The silence that the client heard since a moment.
-    pub fn gap(&mut self, since_us: u64) -> Result<Gap> {
-        match &mut self.client {
-            Some(client) => client.gap(since_us),
-            None => bail!("there is no client yet"),
-        }
+    pub fn gap(&self, since_us: u64) -> Result<Gap> {
+        Ok(self.client()?.gap(since_us))
     }
 
     /// Does something to a replica. Returns which one, and the moment.
@@ -162,25 +159,13 @@ impl Experiment {
         Ok((id, at_us))
     }
 
-    /// Lets a replica crash as soon as a syncvm enters `phase`: the leader, or in `apply` the
-    /// secondary. Returns which one it was, and a moment before its death.
-    pub fn crash_in_phase(&mut self, target: &Target, phase: &str) -> Result<(u8, u64)> {
+    /// Lets a replica crash at a [`Moment`]. Returns which one it was, and a moment before its death.
+    pub fn crash_at(&mut self, target: &Target, moment: &Moment) -> Result<(u8, u64)> {
         self.wait_until_protected()?;
         self.note_syncs();
         let id = self.lab().find(target)?;
-        let before_us = crate::trace::now_us();
-        self.lab().crash_in_phase(id, phase, &self.progress)?;
-        Ok((id, before_us))
-    }
-
-    /// Lets the leader crash in an area of COLO's figure 4. Returns which one it was, and a moment
-    /// before its death.
-    pub fn crash_in_area(&mut self, area: &str) -> Result<(u8, u64)> {
-        self.wait_until_protected()?;
-        self.note_syncs();
-        let id = self.lab().find(&Target::Role("leader".into()))?;
-        let before_us = crate::trace::now_us();
-        self.lab().crash_in_area(id, area, &self.progress)?;
+        let before_us = now_us();
+        crash::crash_at(self.lab(), id, moment, &self.progress)?;
         Ok((id, before_us))
     }
 
@@ -241,7 +226,7 @@ impl Experiment {
         Ok(())
     }
 
-    /// Waits until the guest is protected, by whomever.
+    /// Waits until the guest is protected, by any two replicas.
     pub fn wait_until_protected(&mut self) -> Result<()> {
         self.wait("protected", |this| Ok(this.lab().status().protected))
     }
@@ -273,7 +258,7 @@ impl Experiment {
         }
     }
 
-    /// Keeps the medians of whoever has led most syncs: a replica forgets its own when it dies.
+    /// Keeps the medians of the leader that led most syncs: a replica forgets its own when it dies.
     fn note_syncs(&mut self) {
         for replica in self.lab().status().replicas {
             if replica.sync.count > self.sync.count {

@@ -1,22 +1,21 @@
 //! Whether two replicas ever sent as the guest at the same time.
 //!
-//! The worst that can happen to a replicated guest is that two hosts are it. The witness from
-//! outside is a capture at the switch ([`crate::net::Capture`]): which host's port each frame
-//! with the guest's address came in through, in the order of arrival. A failover changes the
-//! sender, once, and there is no way back: a host that sends again after another has begun must
-//! have been elected anew. So the senders, in order, must follow the reigns, in order; a reign
-//! without a frame is no fault, a frame without a reign is.
+//! That is the worst that can happen to a replicated guest. A capture at the switch
+//! ([`crate::capture::Capture`]) tells which replica sent each frame of the guest, in order. The
+//! traces tell which replicas began to serve, in order: each such event begins a *reign*. A failover
+//! changes the sender once. A replica that sends again after another one has begun must have been
+//! elected again. So the senders must follow the reigns; a reign may have no frame, but a frame
+//! outside its sender's reign is a violation.
 
-use crate::net::Captured;
-use crate::trace::TraceEvent;
-use serde::Serialize;
+use crate::capture::Captured;
+use plover_lab::trace::TraceEvent;
 
 /// What a capture showed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
     /// Frames that were sent as the guest.
     pub frames: u64,
-    /// Who sent, in order, without repetitions.
+    /// The senders in order, without repetitions.
     pub order: Vec<u8>,
     /// Frames of a host whose reign was over or had not begun.
     pub out_of_turn: u64,
@@ -27,27 +26,26 @@ pub struct Senders {
 impl Senders {
     /// Compares what was captured with the reigns that the traces tell of.
     pub fn judge(captured: &Captured, events: &[TraceEvent]) -> Self {
-        let senders = captured.frames.iter().filter_map(|frame| frame.replica);
         let reigns = events
             .iter()
             .filter(|event| event.what == "serving")
             .map(|e| e.replica);
-        let mut judged = Self::follow(senders.map(|id| id as u8), &reigns.collect::<Vec<_>>());
+        let mut judged = Self::follow(&captured.senders, &reigns.collect::<Vec<_>>());
         judged.missed = captured.lost.into();
         judged
     }
 
-    fn follow(senders: impl Iterator<Item = u8>, reigns: &[u8]) -> Self {
+    fn follow(senders: &[u8], reigns: &[u8]) -> Self {
         let mut judged = Self::default();
         let mut reign = 0;
         for sender in senders {
             judged.frames += 1;
-            if judged.order.last() != Some(&sender) {
-                judged.order.push(sender);
+            if judged.order.last() != Some(sender) {
+                judged.order.push(*sender);
             }
             match reigns[reign.min(reigns.len())..]
                 .iter()
-                .position(|ruler| *ruler == sender)
+                .position(|ruler| ruler == sender)
             {
                 Some(later) => reign += later,
                 None => judged.out_of_turn += 1,
@@ -67,7 +65,7 @@ mod tests {
     use super::*;
 
     fn out_of_turn(senders: &[u8], reigns: &[u8]) -> u64 {
-        Senders::follow(senders.iter().copied(), reigns).out_of_turn
+        Senders::follow(senders, reigns).out_of_turn
     }
 
     #[test]
@@ -78,10 +76,7 @@ mod tests {
             0,
             "a reign without a frame"
         );
-        assert_eq!(
-            Senders::follow([0, 0, 1].into_iter(), &[0, 1]).order,
-            [0, 1]
-        );
+        assert_eq!(Senders::follow(&[0, 0, 1], &[0, 1]).order, [0, 1]);
     }
 
     /// The fear: the old leader still sends when the new one has begun.
@@ -90,7 +85,7 @@ mod tests {
         assert_eq!(out_of_turn(&[0, 0, 1, 0, 1], &[0, 1]), 1);
         assert_eq!(out_of_turn(&[0, 2], &[0, 1]), 1, "never elected");
         assert_eq!(out_of_turn(&[0], &[]), 1);
-        assert!(!Senders::follow([0, 1, 0].into_iter(), &[0, 1]).is_proof());
+        assert!(!Senders::follow(&[0, 1, 0], &[0, 1]).is_proof());
         assert!(!Senders::default().is_proof(), "no frame proves nothing");
     }
 }

@@ -6,7 +6,7 @@
 //!  audit ◀─ the clients stop ◀─ protected ◀─ kill the new leader ◀─ the first comes back
 //! ```
 //!
-//! The result says yes only if every acknowledged write is there, no connection was reset, and
+//! The result is good only if every acknowledged write is there, no connection was reset, and
 //! the switch never saw two hosts send as the guest.
 
 mod report;
@@ -15,13 +15,14 @@ mod timeline;
 pub use report::{Failover, Report};
 
 use crate::experiment::Experiment;
-use crate::fault::{Fault, Target};
 use crate::load::Pressure;
-use crate::options::Options;
-use crate::progress::Progress;
-use crate::up::is_interruption;
 use anyhow::Result;
+use plover_lab::options::Options;
+use plover_lab::progress::Progress;
+use plover_lab::up::is_interruption;
+use plover_lab::{Fault, Target};
 use plover_types::SplitMix64;
+use std::path::PathBuf;
 use std::time::Duration;
 use timeline::Timeline;
 
@@ -29,14 +30,15 @@ use timeline::Timeline;
 /// hundred slots pass meanwhile.
 const MOMENT_MS: (u64, u64) = (3000, 6000);
 
-/// Shows it, in a lab called `demo`.
+/// Shows it, in a lab called `demo` whose daemons run `program`.
 ///
 /// # Errors
 /// When the lab cannot be made, something does not come about in time, or on Ctrl-C. That a
 /// write was lost is no error but a [`Report`] that says so.
-pub fn run(progress: &Progress) -> Result<Report> {
+pub fn run(program: PathBuf, progress: &Progress) -> Result<Report> {
     let options = Options {
         name: "demo".parse().unwrap_or_default(),
+        program: Some(program),
         ..Options::default()
     };
     let mut experiment = Experiment::begin(&options, Pressure::default(), progress)?;
@@ -51,7 +53,7 @@ pub fn run(progress: &Progress) -> Result<Report> {
 }
 
 fn script(experiment: &mut Experiment) -> Result<Vec<Failover>> {
-    let mut random = SplitMix64::new(crate::trace::now_us());
+    let mut random = SplitMix64::new(plover_lab::trace::now_us());
     let (first, killed) = fail_over(experiment, &mut random)?;
     experiment.restart(killed)?;
     let (second, _) = fail_over(experiment, &mut random)?;

@@ -1,7 +1,7 @@
 //! When what happened, from the traces and from the client.
 
 use crate::load::Gap;
-use crate::trace::TraceEvent;
+use plover_lab::trace::TraceEvent;
 
 /// One failover. Moments are µs after the fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

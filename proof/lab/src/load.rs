@@ -1,10 +1,15 @@
-//! The writers at work, their accounts, and the audit.
+//! The client that judges a Redis guest: it writes numbered values over connections that it never
+//! renews, notes which writes were acknowledged, and at the end reads every one of them back.
+//!
+//! Connection *c* sets `plover:c:0` to 0, then `plover:c:1` to 1, and so on, each after the
+//! acknowledgement of the one before. So the number of acknowledgements says exactly which writes
+//! must be there. A write that was sent and not acknowledged is not among them.
 
-use super::{Audit, Counts, Gap};
 use crate::redis::Connection;
-use crate::trace::now_us;
 use anyhow::{Context, Result};
-use std::net::SocketAddrV4;
+use plover_lab::net::Namespace;
+use plover_lab::trace::now_us;
+use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -17,6 +22,62 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Keys that are read back in one go.
 const AUDIT_KEYS: u64 = 256;
 
+/// How hard the client writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pressure {
+    /// Connections, all open from the beginning to the end.
+    pub connections: u32,
+    /// At most this many writes a second on each: enough to keep an emulated guest busy, and
+    /// few enough that all values of a run fit into the guest's memory on a fast machine.
+    pub writes_per_second: u32,
+}
+
+impl Default for Pressure {
+    fn default() -> Self {
+        Self {
+            connections: 10,
+            writes_per_second: 100,
+        }
+    }
+}
+
+/// How far the client is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Writes that were acknowledged.
+    pub acked: u64,
+    /// The fewest acknowledged on any one connection.
+    pub acked_min: u64,
+    /// Connections that were lost, and what was seen.
+    pub resets: Vec<String>,
+}
+
+/// The silence around a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gap {
+    /// The longest time without any acknowledgement on any connection.
+    pub silence_us: u64,
+    /// The acknowledgement that ended it, on the clock of the traces.
+    pub first_reply_us: u64,
+    /// The longest time without one on the connection that waited longest.
+    pub slowest_us: u64,
+    /// Whether every connection has had an acknowledgement since.
+    pub all_replied: bool,
+}
+
+/// What reading everything back found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// Writes that were acknowledged.
+    pub acked: u64,
+    /// Of those, not there or with another value.
+    pub lost: u64,
+    /// The first few of them.
+    pub lost_keys: Vec<String>,
+    /// Connections that were lost, and what was seen.
+    pub resets: Vec<String>,
+}
+
 /// One connection's account.
 #[derive(Debug, Default)]
 struct Account {
@@ -28,6 +89,7 @@ struct Account {
 #[derive(Debug)]
 struct Writer {
     account: Mutex<Account>,
+    stream: TcpStream,
 }
 
 impl Writer {
@@ -36,39 +98,62 @@ impl Writer {
     }
 }
 
-/// Writers at work.
-pub(super) struct Load {
+/// Writers at work, one thread a connection. Dropping it closes the connections.
+#[derive(Debug)]
+pub struct Client {
+    namespace: Option<Namespace>,
     address: SocketAddrV4,
     writers: Vec<Arc<Writer>>,
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
 }
 
-impl Load {
-    pub fn start(address: SocketAddrV4, connections: u32, writes_per_second: u32) -> Result<Self> {
-        let pace = Duration::from_secs(1) / writes_per_second.max(1);
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut load = Self {
+impl Client {
+    /// Opens the connections from a host of a lab (or from here) and begins to write.
+    ///
+    /// # Errors
+    /// Not all connections could be opened.
+    pub fn start(
+        namespace: Option<Namespace>,
+        address: SocketAddrV4,
+        pressure: Pressure,
+    ) -> Result<Self> {
+        let pace = Duration::from_secs(1) / pressure.writes_per_second.max(1);
+        let mut client = Self {
+            namespace,
             address,
             writers: Vec::new(),
             threads: Vec::new(),
-            stop,
+            stop: Arc::default(),
         };
-        for number in 0..connections {
-            let connection = Connection::open(address, PATIENCE)
-                .with_context(|| format!("cannot connect to {address}"))?;
+        for number in 0..pressure.connections {
+            let connection = client.connect()?;
             let writer = Arc::new(Writer {
                 account: Mutex::default(),
+                stream: connection.stream()?,
             });
-            load.writers.push(Arc::clone(&writer));
-            let stop = Arc::clone(&load.stop);
-            load.threads.push(std::thread::spawn(move || {
+            client.writers.push(Arc::clone(&writer));
+            let stop = Arc::clone(&client.stop);
+            client.threads.push(std::thread::spawn(move || {
                 write_until(&stop, connection, number, pace, &writer);
             }));
         }
-        Ok(load)
+        Ok(client)
     }
 
+    fn connect(&self) -> Result<Connection> {
+        let address = self.address;
+        let open = || {
+            Connection::open(address, PATIENCE)
+                .with_context(|| format!("cannot connect to {address}"))
+        };
+        match &self.namespace {
+            Some(namespace) => namespace.run(open),
+            None => open(),
+        }
+    }
+
+    /// How far it is.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts {
             acked_min: u64::MAX,
@@ -84,6 +169,7 @@ impl Load {
         counts
     }
 
+    /// How long it heard nothing, from `since_us` on.
     pub fn gap(&self, since_us: u64) -> Gap {
         let all: Vec<Vec<u64>> = self
             .writers
@@ -93,9 +179,9 @@ impl Load {
         gap_of(&all, since_us)
     }
 
-    /// Over a fresh connection: what counts is what the guest holds, not what an old connection
-    /// may still have in flight.
-    pub fn audit(&mut self) -> Result<Audit> {
+    /// Stops the writers and reads everything back, over a fresh connection: what counts is what
+    /// the guest holds, not what an old connection may still have in flight.
+    pub fn audit(mut self) -> Result<Audit> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -106,8 +192,7 @@ impl Load {
             resets,
             ..Audit::default()
         };
-        let mut connection = Connection::open(self.address, PATIENCE)
-            .context("the audit's connection was refused")?;
+        let mut connection = self.connect().context("the audit")?;
         for (number, writer) in self.writers.iter().enumerate() {
             let written = writer.account().acks_us.len() as u64;
             for from in (0..written).step_by(AUDIT_KEYS as usize) {
@@ -127,6 +212,19 @@ impl Load {
             }
         }
         Ok(audit)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for writer in &self.writers {
+            // A writer that waits for an answer ends at once. A lost connection is closed already.
+            let _ = writer.stream.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -247,14 +345,22 @@ mod tests {
         SocketAddrV4::new([127, 0, 0, 1].into(), port)
     }
 
+    fn client(address: SocketAddrV4, connections: u32, writes_per_second: u32) -> Client {
+        let pressure = Pressure {
+            connections,
+            writes_per_second,
+        };
+        Client::start(None, address, pressure).unwrap()
+    }
+
     fn audit_after(address: SocketAddrV4, writes: u64) -> Audit {
-        let mut load = Load::start(address, 3, 10_000).unwrap();
+        let client = client(address, 3, 10_000);
         let deadline = Instant::now() + Duration::from_secs(30);
-        while load.counts().acked_min < writes {
-            assert!(Instant::now() < deadline, "{:?}", load.counts());
+        while client.counts().acked_min < writes {
+            assert!(Instant::now() < deadline, "{:?}", client.counts());
             std::thread::sleep(Duration::from_millis(5));
         }
-        load.audit().unwrap()
+        client.audit().unwrap()
     }
 
     #[test]
@@ -275,13 +381,13 @@ mod tests {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address =
             SocketAddrV4::new([127, 0, 0, 1].into(), listener.local_addr().unwrap().port());
-        let load = Load::start(address, 1, 10).unwrap();
+        let client = client(address, 1, 10);
         drop(listener.accept().unwrap());
         let deadline = Instant::now() + Duration::from_secs(30);
-        while load.counts().resets.is_empty() {
+        while client.counts().resets.is_empty() {
             assert!(Instant::now() < deadline);
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(load.counts().resets[0].starts_with("connection 0"));
+        assert!(client.counts().resets[0].starts_with("connection 0"));
     }
 }
