@@ -7,6 +7,7 @@
 
 mod keys;
 mod links;
+mod messages;
 mod names;
 mod source;
 
@@ -44,6 +45,7 @@ fn main() -> Result<ExitCode> {
     let pages = pages()?;
     let mut wrong = links::check(&pages);
     wrong.extend(names::check(&pages, &source));
+    wrong.extend(messages::check(&pages, &source)?);
     if pages.get(KEYS) != Some(&keys) {
         wrong.push(format!(
             "{KEYS} is not what the code says: run 'cargo run --release -p xtask --features book \
