@@ -10,163 +10,163 @@ use serde::{Deserialize, Serialize};
 pub enum Event<'a> {
     /// Time has passed.
     Tick,
-    /// The fabric's link to `peer` came up anew (whatever was in flight before is lost) or
-    /// went down.
+    /// The fabric's link to `peer` came up (messages that were in flight before are lost) or went
+    /// down.
     Link {
         /// The other end.
         peer: ReplicaId,
         /// Whether it is up.
         up: bool,
     },
-    /// `peer` wrote these bytes into our ring.
+    /// A peer wrote these bytes into this replica's ring.
     Received {
-        /// The writer.
+        /// The peer.
         from: ReplicaId,
         /// One whole record.
         bytes: &'a [u8],
     },
     /// Stable storage holds the state of [`Command::PersistState`] with this view.
     StatePersisted(View),
-    /// Stable storage holds every entry up to this viewstamp (disk mode only). Not to be said
-    /// once a later [`Command::PersistEntries`] has cut that entry.
+    /// Stable storage holds every entry up to this viewstamp (disk mode only). The caller does not
+    /// report this after a later [`Command::PersistEntries`] has cut that entry.
     EntriesPersisted(Viewstamp),
 }
 
 /// What the consensus core asks of the world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Write these bytes at the next place of our ring at `to`. May be lost with the link or
-    /// when the ring is full; the core repeats what matters. A peer that the caller has no link
-    /// to yet is learnt of from the [`EntryKind::Members`] that was delivered or jumped to.
+    /// Write these bytes into this replica's ring at `to`. They may be lost with the link or when
+    /// the ring is full: the core repeats what matters. The caller learns of a new peer from the
+    /// [`EntryKind::Members`](crate::EntryKind::Members) or the snapshot that names it.
     Write {
         /// The ring's owner.
         to: ReplicaId,
         /// One whole record.
         bytes: Vec<u8>,
     },
-    /// Make this durable, then say [`Event::StatePersisted`]. Until then nothing that rests
-    /// on the promise is sent.
+    /// Make this durable, then report [`Event::StatePersisted`]. Until then the core sends nothing
+    /// that rests on the promise.
     PersistState(DurableState),
-    /// Disk mode: the log after `after` is now these entries (what stood there is
-    /// truncated); make it durable, in the order of the commands, then say
+    /// Disk mode: the log after `after` now consists of these entries, and what was there is
+    /// truncated. Make that durable, in the order of the commands, then report
     /// [`Event::EntriesPersisted`] with the last of them (with `after` if there is none).
     PersistEntries {
         /// The viewstamp before the first entry.
         after: Viewstamp,
-        /// Given when the log begins anew at `after`: nothing of what storage holds is part of it,
-        /// and this is who is who there.
+        /// Given when the log begins anew at `after`: nothing that storage holds belongs to it, and
+        /// this is the configuration there.
         anew: Option<Configuration>,
         /// The entries.
         entries: Vec<Entry>,
     },
-    /// This entry is committed; entries are delivered once each, in order, without gaps
-    /// except after [`Command::InstallSnapshot`]. Give the payload back ([`crate::Apus::recycle`]) where
-    /// allocations matter.
+    /// This entry is committed. Entries are delivered once each, in order, without gaps except
+    /// after [`Command::InstallSnapshot`]. A caller for which allocations matter gives the payload
+    /// back ([`crate::Apus::recycle`]).
     Deliver(Entry),
-    /// The log was replaced from a peer's; entries up to `base` are not delivered here. With a
-    /// `base` of index 0 a new generation of the guest begins (see [`crate::Apus::bootstrap`]) and
-    /// deliveries start again at 1.
+    /// The log begins anew at `base`, because the entries before are gone from the leader's log:
+    /// get the state at `base` from a peer. Entries up to `base` are not delivered here. A `base`
+    /// of index 0 is the beginning of a new generation of the group (see
+    /// [`crate::Apus::bootstrap`]), and deliveries start again at 1.
     InstallSnapshot {
-        /// The last viewstamp that is skipped.
+        /// The last entry that the snapshot contains.
         base: Viewstamp,
-        /// Who is who there.
+        /// The configuration there.
         configuration: Configuration,
     },
-    /// This replica leads `view`. The merged log's uncommitted tail will be committed and
-    /// delivered first, then what is proposed from now on.
+    /// This replica leads `view`. The uncommitted tail of the merged log is committed and delivered
+    /// first, then what is proposed from now on.
     Lead {
         /// The view.
         view: View,
     },
-    /// This replica follows: the leader of `view`, or nobody yet while an election runs.
+    /// This replica follows the leader of `view`, or no leader while an election runs.
     Follow {
         /// The highest view known.
         view: View,
         /// Its leader, once heard from.
         leader: Option<ReplicaId>,
     },
-    /// A peer's liveness as seen by the leader changed: it has (or has not) acknowledged
-    /// anything within the timeout.
+    /// The leader's view of a peer's liveness changed: the peer has (or has not) answered within
+    /// the timeout.
     PeerAlive {
         /// The peer.
         peer: ReplicaId,
         /// Whether it answers.
         alive: bool,
     },
-    /// No replica of the group holds the guest (all that did were restarted, or the group
-    /// never ran), by the word of every one of them: nobody may lead until `bootstrap` is called
-    /// on the first leader. `fresh` is true when no replica has ever run, which needs no
-    /// operator's word. Said once, and again only after it ceased to be true in between.
+    /// Every replica has answered that it does not hold the guest (all that did were restarted, or
+    /// the group never ran): no replica leads until `bootstrap` is called on the first leader.
+    /// Reported once, and again only after it ceased to be true in between.
     GroupEmpty {
-        /// Whether this is the first start of all.
+        /// No replica has ever run: then the group may begin without the operator's word.
         fresh: bool,
     },
 }
 
-/// Why a proposal was not taken.
+/// Why a proposal was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposeError {
-    /// Only the leader proposes.
-    #[error("this replica does not lead")]
+    /// Propose on the leader.
+    #[error("this replica does not lead: propose on the leader")]
     NotLeader,
     /// The log holds `log_bytes_max`: wait for commits and a trim.
-    #[error("the log is full")]
+    #[error("the log is full: wait until entries are committed and trimmed")]
     LogFull,
     /// The payload cannot fit one message (`message_bytes_max`): split it before proposing.
-    #[error("a payload of {0} bytes does not fit one message")]
+    #[error("a payload of {0} bytes does not fit one message: split it")]
     TooLarge(usize),
-    /// The group cannot become that now; the reason says whether later may do.
+    /// The members cannot change to these now; the reason says whether to wait.
     #[error("the group's members cannot change: {0}")]
     Members(MembersError),
 }
 
-/// Why no new generation of the group begins.
+/// Why [`Apus::bootstrap`](crate::Apus::bootstrap) would begin no new generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BootstrapError {
-    /// Say it to that replica.
-    #[error("only the group's first leader begins one: say it to replica {0}")]
+    /// Bootstrap that replica instead.
+    #[error("only the group's first leader begins a new generation: bootstrap replica {0}")]
     NotFirstLeader(ReplicaId),
-    /// Start the replicas that are down; if all are up, one of them still holds the state, or the
-    /// last word of one is a moment away.
+    /// Start the replicas that are down. If all are up, one of them still holds the state, or an
+    /// answer is still on its way.
     #[error(
-        "not every replica has said that it holds nothing to go on from: start those that are down, \
-         and say it again in a moment"
+        "not every replica has answered that it holds no state to go on from: start those that are \
+         down, and try again in a moment"
     )]
     NotEmpty,
     /// It holds the state, or begins a generation already: wait.
-    #[error("this replica leads, or stands for election")]
+    #[error("this replica leads or stands for election: wait")]
     Standing,
 }
 
 /// Why the group's members cannot change.
 ///
-/// Majorities of two groups that differ by one voter always meet, and that is all that keeps
-/// two leaders apart while replicas do not agree yet who belongs to the group. Hence one voter at
-/// a time, and one change after the other.
+/// Majorities of two groups that differ by one voter always overlap, and nothing else prevents two
+/// leaders while replicas do not agree yet on the members. Hence one voter at a time, and one
+/// change after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MembersError {
-    /// Not 1 to 9 voters, or somebody is voter and learner: ask for something else.
-    #[error("a group has 1 to {VOTERS_MAX} voters, and nobody is voter and learner at once")]
+    /// Name 1 to 9 voters, and no replica as both voter and learner.
+    #[error("a group has 1 to {VOTERS_MAX} voters, and no replica is voter and learner at once")]
     NoGroup,
-    /// Add or remove one voter, wait until that is delivered, then the next.
-    #[error("only one voter may come or go at a time")]
+    /// Add or remove one voter, wait until that is delivered, then change the next.
+    #[error("only one voter may be added or removed at a time")]
     MoreThanOne,
     /// The last change is not committed yet: wait for its delivery.
-    #[error("the change before this one is not committed yet")]
+    #[error("the change before this one is not committed yet: wait")]
     ChangePending,
     /// The leader has committed nothing in its view yet: wait for the delivery of its no-op.
-    #[error("the leader's view has only just begun")]
+    #[error("the leader has committed nothing in its view yet: wait")]
     ViewTooYoung,
 }
 
-/// Where a core stands.
+/// What a core does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// It has forgotten what it accepted and takes no part until it has recovered.
+    /// It has forgotten what it accepted, and does not vote until it has recovered.
     Recovering,
     /// It accepts from the leader of its view.
     Following,
-    /// It asks whether others would elect it (pre-vote); its view is unchanged.
+    /// It asks whether the others would elect it; its view is unchanged.
     PreVoting,
     /// It has promised its own new view and collects promises, then the best log.
     Electing,
@@ -177,7 +177,7 @@ pub enum Phase {
 /// A snapshot for people and tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Where it stands.
+    /// What it does.
     pub phase: Phase,
     /// The highest promised view.
     pub view: View,
@@ -195,9 +195,9 @@ pub struct Status {
     pub base: Index,
     /// Payload bytes held.
     pub log_bytes: usize,
-    /// It was stopped for so long that the other one of a pair may have gone on without it, and has
-    /// not been told yet that it has not: it may not lead.
+    /// One of a pair was stopped for so long that the other may have gone on alone, and has not
+    /// learned yet that it did not: it may not lead.
     pub doubts: bool,
-    /// Messages that did not decode or came from nowhere.
+    /// Messages that were refused: they did not decode, or no correct replica sends them.
     pub rejected: u64,
 }

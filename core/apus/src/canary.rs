@@ -12,24 +12,24 @@ pub enum Canary {
     /// recovering it first.
     #[cfg(feature = "canary")]
     VoteAfterAmnesia,
-    /// An acceptor in disk mode acknowledges what only its memory holds.
+    /// In disk mode an acceptor acknowledges entries that only its memory holds.
     #[cfg(feature = "canary")]
     AcknowledgeBeforeDisk,
-    /// Majorities are those of the group's first members, whatever the log says.
+    /// Majorities are those of the group's first members, although the log names others.
     #[cfg(feature = "canary")]
     FirstMembersForEver,
-    /// A candidate leads with the votes of a majority of the group that its own log knew,
-    /// though the log it merged names another.
+    /// A candidate leads with a majority of the members that its own log named, although the merged
+    /// log names others.
     #[cfg(feature = "canary")]
     OldMajorityElects,
     /// A leader commits entries of older views by counting their copies.
     #[cfg(feature = "canary")]
     CountOldViews,
-    /// A follower stands for election at once, without asking whether others would elect it.
+    /// A follower stands for election without pre-votes.
     #[cfg(feature = "canary")]
     SkipPreVote,
-    /// A replica that died as a new generation of the guest began takes the old generation's log on its disk
-    /// for the new one's.
+    /// A replica that died as a new generation began takes the old generation's log on its disk for
+    /// the new one's.
     #[cfg(feature = "canary")]
     TrustOldGeneration,
     /// A backup of a pair that was stopped for long trusts its guest as before.

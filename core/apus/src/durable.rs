@@ -1,36 +1,16 @@
-//! What outlives the process, and what counts because it does.
+//! What is durable, and what counts once it is.
 //!
 //! The promise of a view is durable before anything rests on it, in either mode. With
-//! [`Durability::Disk`] the log is too, and an entry counts towards a majority, this replica's own
-//! copy included, only once storage has confirmed it.
+//! [`Durability::Disk`] the log is durable too, and an entry counts towards a majority, this
+//! replica's own copy included, only once storage has confirmed it.
 
 use crate::Apus;
 use crate::canary::canary;
 use crate::{Command, Configuration, Durability, DurableState};
-use plover_types::{Index, View, Viewstamp};
-
-/// The generation that a log on storage is of, where storage knew of `known`. They are two writes, and a
-/// crash may come between them. Every viewstamp of a generation is at least its view:
-///
-/// ```text
-///   known, but the log begins in a lower view    of an older generation: the new generation's log was not
-///                                                written. Of none that counts, so that the next
-///                                                leader's word replaces it (`generation`)
-///   a log that begins at index 0                 of the generation that its base names
-///   a log whose beginning is reclaimed           of the generation that is known
-/// ```
-pub(crate) fn generation_of(base: Viewstamp, known: View) -> View {
-    if base.view < known {
-        View::NONE
-    } else if base.index == Index(0) {
-        base.view
-    } else {
-        known
-    }
-}
+use plover_types::{Index, Viewstamp};
 
 impl Apus {
-    /// What must outlive the process has changed.
+    /// Stores the state that outlives the process, after a change.
     pub(crate) fn persist_state(&self, out: &mut Vec<Command>) {
         out.push(Command::PersistState(DurableState {
             promised: self.promised,
@@ -39,7 +19,7 @@ impl Apus {
         }));
     }
 
-    /// Disk mode: the log after `after` is new.
+    /// Disk mode: stores the log after `after`, which is new.
     pub(crate) fn persist_after(
         &mut self,
         after: Viewstamp,
@@ -60,7 +40,7 @@ impl Apus {
         }
     }
 
-    /// Up to where our own copy of the log counts.
+    /// Up to where this replica's own copy of the log counts.
     pub(crate) fn counted(&self) -> Index {
         match self.config.durability {
             Durability::Disk if !canary!(self.config, AcknowledgeBeforeDisk) => self.log.stable(),

@@ -4,13 +4,13 @@
 //!   candidate                                     voter
 //!   ELECTING: promise own view durably
 //!               -- Prepare{view} -->              refuses a view not above its promise, and
-//!               <-- Promise{last, commit, base}   while a leader lives; else promises durably
+//!               <-- Promise{last, commit, base}   while a leader is alive; else promises durably
 //!   a quorum has: take over the best log among them (see `merge`)
 //!   LEADING     -- Append{Noop} -->
 //! ```
 //!
-//! A voter's refusal while a leader lives is not politeness. The leader's lease rests on it
-//! ([`Apus::lease_until`]), so it is checked at `Prepare` as well, where a promise is made.
+//! The leader's lease rests on a voter's refusal while a leader is alive ([`Apus::lease_until`]).
+//! So a voter checks it at `Prepare` as well, where it makes a promise, and not only in a pre-vote.
 
 use crate::Command;
 use crate::message::{Message, Vote};
@@ -21,21 +21,21 @@ use std::collections::BTreeMap;
 /// How far an election has come.
 #[derive(Clone, Debug)]
 pub(crate) enum Stage {
-    /// Storage does not have our own promise yet.
+    /// Storage does not have the candidate's own promise yet.
     Promising,
-    /// The same, for the first view of a group without a guest, which needs no votes.
+    /// The same, for the first view of a generation, which needs no votes.
     Beginning,
     /// The same, for a view that one of a pair leads without the other's vote.
     Alone,
     /// Votes come in.
     Collecting,
-    /// A voter's log is better than ours.
+    /// A voter's log is better than the candidate's.
     Merging {
         /// The voter.
         from: ReplicaId,
         /// The end of its log.
         target: Viewstamp,
-        /// What we have of it.
+        /// The last entry that the candidate has of it.
         after: Viewstamp,
     },
 }
@@ -64,7 +64,7 @@ impl Election {
         self.repeat_at.min(self.give_up_at)
     }
 
-    /// Those who have promised, whether they vote or not.
+    /// The replicas that have promised, voters of the group or not.
     pub(crate) fn voters(&self) -> ReplicaSet {
         ReplicaSet::of(self.votes.keys().copied())
     }
@@ -77,7 +77,7 @@ impl Apus {
         }
     }
 
-    /// Says again what `peer` has not answered yet.
+    /// Repeats the question that `peer` has not answered yet.
     pub(crate) fn repeat_to(&mut self, peer: ReplicaId, out: &mut Vec<Command>) {
         let view = self.promised;
         let message = match &self.role {
@@ -99,7 +99,7 @@ impl Apus {
         self.send(peer, &message, out);
     }
 
-    /// Storage has the promise of our own view: now others may be asked for theirs.
+    /// Storage has the promise of this replica's own view: it may ask the others for theirs.
     pub(crate) fn candidacy_is_durable(&mut self, now: Micros, out: &mut Vec<Command>) {
         let give_up_at = now + self.spread_timeout();
         let repeat_at = now + self.config.heartbeat;
@@ -138,8 +138,8 @@ impl Apus {
         }
     }
 
-    /// Lets the attempt go and tries again before long; whoever may be in the way is given a
-    /// random head start.
+    /// Gives up the attempt and tries again soon, after a random time so that another candidate can
+    /// win meanwhile.
     fn give_up(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.follow(now, out);
         let timeout = self.config.timeout.0;
@@ -157,7 +157,7 @@ impl Apus {
             return;
         }
         if view == self.promised && self.durable == self.promised {
-            // Our answer was lost.
+            // The answer was lost.
             self.send_promise(out);
             return;
         }
@@ -176,7 +176,7 @@ impl Apus {
         }
     }
 
-    /// Gives the candidate our vote for the view that we have promised it.
+    /// Votes for the candidate whose view is promised.
     pub(crate) fn send_promise(&mut self, out: &mut Vec<Command>) {
         assert_eq!(
             self.durable, self.promised,
@@ -206,7 +206,7 @@ impl Apus {
             return;
         }
         match self.role {
-            // A member has promised a higher view and will never acknowledge us again.
+            // That member has promised a higher view and acknowledges nothing of this one any more.
             Role::Leading(_) => self.follow(now, out),
             Role::Electing(_) => self.give_up(now, out),
             Role::Following(_) | Role::PreVoting(_) => {}

@@ -10,20 +10,20 @@ pub enum EntryKind {
     Noop,
     /// Bytes of the application.
     App,
-    /// From here on these are the in-sync set: the only replicas that may stand for election
-    /// (`paxos_second`, PLOVER §4.2). In force as soon as a replica has the entry in its log.
+    /// The in-sync set from here on: the only replicas that may lead (PLOVER §4.2). In force as soon
+    /// as a replica has the entry in its log.
     InSync(ReplicaSet),
-    /// From here on these are the group's replicas. In force as soon as a replica has the entry
-    /// in its log. The payload is the caller's, such as the addresses of newcomers.
+    /// The group's members from here on. In force as soon as a replica has the entry in its log.
+    /// The payload is the caller's, such as the addresses of newcomers.
     Members(Members),
 }
 
-/// Who belongs to the group, and as what.
+/// The replicas of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
-    /// They vote, and a majority of them commits; 1 to 9.
+    /// A majority of them elects and commits; 1 to 9.
     pub voters: ReplicaSet,
-    /// They are sent the log and count for nothing: replicas that catch up before they vote.
+    /// They are sent the log, but do not vote or count: replicas that catch up before they vote.
     pub learners: ReplicaSet,
 }
 
@@ -44,7 +44,7 @@ impl Members {
         self.voters.len() / 2 + 1
     }
 
-    /// Whether a group can be this: voters enough and not too many, and nobody is both.
+    /// Whether these can be a group: 1 to 9 voters, and no replica is voter and learner.
     pub(crate) fn are_sane(self) -> bool {
         (1..=VOTERS_MAX).contains(&self.voters.len()) && self.voters.0 & self.learners.0 == 0
     }
@@ -53,18 +53,18 @@ impl Members {
 /// The most voters of a group.
 pub(crate) const VOTERS_MAX: usize = 9;
 
-/// Who is who at one place of the log: the newest words of [`EntryKind::InSync`] and
+/// The configuration at one place of the log: the newest [`EntryKind::InSync`] and
 /// [`EntryKind::Members`] up to there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     /// The in-sync set.
     pub in_sync: ReplicaSet,
-    /// The group.
+    /// The members.
     pub members: Members,
 }
 
 impl Configuration {
-    /// The configuration after an entry of this kind.
+    /// Takes in an entry of this kind.
     pub fn note(&mut self, kind: EntryKind) {
         match kind {
             EntryKind::InSync(set) => self.in_sync = set,

@@ -3,14 +3,14 @@
 //! ```text
 //!   Append{prev, entries, commit} --> have prev? --no--> Gap{where my log ends}
 //!                                        | yes
-//!                     skip what is there, replace what differs, append the rest
+//!                     skip entries that are there, replace those that differ, append the rest
 //!                                        |
 //!                     memory: at once;   |   disk: once stable
 //!                                     Ack{matched}
 //! ```
 //!
-//! `matched` is how far our log is known to equal the leader's *in this view*. What lies beyond
-//! it may be the leavings of an older view and is neither acknowledged nor committed.
+//! `matched` is how far this log is known to equal the leader's *in this view*. Entries beyond it
+//! may be left over from an older view, and are neither acknowledged nor committed.
 
 use crate::log::{Accepted, Log};
 use crate::message::{Ack, Append, Batch, Gap, HEADER_BYTES_MAX, Message};
@@ -24,17 +24,17 @@ use std::fmt;
 pub(crate) struct Follower {
     /// The leader, once heard from, until suspected.
     pub leader: Option<ReplicaId>,
-    /// Our log equals the leader's up to here.
+    /// This log equals the leader's up to here.
     pub matched: Index,
-    /// The leader's clock in its newest message, to be echoed.
+    /// The leader's clock in its newest message; the acknowledgement returns it.
     stamp: Option<Micros>,
-    /// A candidate waits for our promise of this view, which storage does not have yet.
+    /// A candidate waits for the promise of this view, which storage does not have yet.
     pub owes_promise: bool,
 }
 
 impl Follower {
-    /// A follower that has heard nothing in its view yet: only what is committed is sure to be
-    /// in a leader's log.
+    /// A follower that has heard nothing in its view yet: only committed entries are certainly in the
+    /// leader's log.
     pub(crate) fn new(commit: Index) -> Self {
         Self {
             leader: None,
@@ -45,7 +45,7 @@ impl Follower {
     }
 }
 
-/// The newest acknowledgement: where it was put among the commands, and its bytes.
+/// The newest acknowledgement: its place among the commands, and its bytes.
 #[derive(Clone, Default)]
 pub(crate) struct Acked {
     view: View,
@@ -53,7 +53,7 @@ pub(crate) struct Acked {
     bytes: Vec<u8>,
 }
 
-/// Whether it can still be taken back is the caller's doing, and no part of a replica's state.
+/// No part of a replica's state: whether it can still be taken back depends on the caller.
 impl fmt::Debug for Acked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Acked")
@@ -68,8 +68,8 @@ impl Acked {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Takes it out of `out` if it is of `view` and still there: to the others that is the same as
-    /// if it had been lost. Nothing else to a leader has the same bytes but the same word to it.
+    /// Removes it from `out` if it is of `view` and still there. For the others that is the same as a
+    /// lost message.
     fn take_back(&self, view: View, out: &mut Vec<Command>) -> Option<Vec<u8>> {
         let is_there = matches!(
             out.get(self.place),
@@ -110,18 +110,18 @@ impl Apus {
             self.adopt_generation(append.generation, out);
         }
         if let Some(configuration) = append.snapshot {
-            // An empty log may begin elsewhere in a pair, where a generation can begin with a log.
+            // In a pair a generation can begin with a log, so an empty log may have another base.
             let begins = self.log.last().index == Index(0);
             let is_ahead = append.prev.index > self.log.commit() || begins;
-            // Those who are in a generation from its beginning may have been told of different groups: its
-            // leader's counts.
+            // Replicas may have been started with different members; those of the leader that
+            // began the generation count.
             let is_other = begins && self.log.configuration_at_base() != configuration;
             if is_ahead && (is_other || !self.log.has(append.prev)) {
                 self.install_snapshot(append.prev, configuration, out);
             }
         }
         let matched = Index(append.prev.index.0 + entries.len());
-        // First, so that what is given back can hold what comes.
+        // Trimmed first, so that the spare buffers can hold the new entries.
         self.log.trim(append.trim, &mut self.pool);
         match self.log.accept(append.prev, entries, &mut self.pool) {
             Accepted::Gap => {
@@ -153,7 +153,7 @@ impl Apus {
         self.check_recovered(out);
     }
 
-    /// A message of a leader of our view or a higher one: follow it.
+    /// A leader of the promised view or a higher one sent a message: follows it.
     fn hear_leader(
         &mut self,
         now: Micros,
@@ -182,8 +182,8 @@ impl Apus {
         }
     }
 
-    /// Skips to `base`, because the entries before it are gone from the leader's log. They are
-    /// committed, so whatever we hold instead of them or after them is worth nothing.
+    /// Begins the log anew at `base`, because the leader's log does not reach back farther. The
+    /// entries up to `base` are committed, so nothing of this log is needed any more.
     pub(crate) fn install_snapshot(
         &mut self,
         base: Viewstamp,
@@ -199,16 +199,16 @@ impl Apus {
         self.follower().matched = base.index;
     }
 
-    /// Where a quorum is two replicas, a backup need not be told that what it has accepted is
-    /// committed: the leader holds it, and so does the backup, and that is a quorum. This saves
-    /// the secondary half a round trip before it feeds its guest.
+    /// Where a quorum is two replicas, a backup commits what it has accepted without being told: the
+    /// leader and the backup hold it, and that is a quorum. This saves the secondary half a round
+    /// trip before it feeds its guest.
     ///
-    /// Sound because the last entry is of the leader's own view: by the same rule the leader
-    /// itself commits when our acknowledgement arrives, and nothing but a loss of that message
-    /// can prevent it; elections see the two copies, not the message. The promise of the view
-    /// must be durable, as for an acknowledgement. Not on disk: the leader sends before its own
-    /// storage has the entry, so two copies in memory prove nothing there. And our log must end
-    /// there: what an older view left behind it could name another group.
+    /// This is sound because the last entry is of the leader's own view: the leader commits it by
+    /// the same rule when the acknowledgement arrives. Only the loss of that message can prevent
+    /// this, and elections see the two copies, not the message. The promise of the view has to be
+    /// durable, as for an acknowledgement. It does not apply in disk mode, where the leader sends an
+    /// entry before its own storage has it. And the log has to end there: entries left over from an
+    /// older view could name other members.
     pub(crate) fn commit_with_leader(&mut self, out: &mut Vec<Command>) {
         let Role::Following(follower) = &self.role else {
             return;
@@ -229,8 +229,7 @@ impl Apus {
         }
     }
 
-    /// Acknowledges everything that counts, if there is a leader to tell and our promise of its
-    /// view is durable.
+    /// Acknowledges all that counts, if there is a leader and the promise of its view is durable.
     pub(crate) fn acknowledge(&mut self, out: &mut Vec<Command>) {
         let Role::Following(follower) = &self.role else {
             return;
@@ -250,7 +249,7 @@ impl Apus {
         if self.down.contains(leader) {
             return;
         }
-        // One for all that came in a turn: an earlier one that has not left yet says less.
+        // One acknowledgement is enough for a turn: an earlier one says less.
         if let Some(bytes) = self.acked.take_back(self.promised, out) {
             self.pool.give(bytes);
         }
@@ -260,7 +259,7 @@ impl Apus {
         out.push(Command::Write { to: leader, bytes });
     }
 
-    /// Storage has our promise: keep it towards the candidate, or the leader that came of it.
+    /// Storage has the promise: sends it to the candidate, and acknowledges to the leader.
     pub(crate) fn promise_is_durable(&mut self, out: &mut Vec<Command>) {
         let follower = self.follower();
         if std::mem::take(&mut follower.owes_promise) {

@@ -1,17 +1,18 @@
-//! How a group without a guest gets a new one.
+//! Generations: how a group without a guest gets a new one.
 //!
-//! When nobody holds the guest, the operator (or, if the group never ran, nobody) may let it
-//! boot afresh: [`Apus::bootstrap`]. The view in which that happens is higher than any promise, and
-//! it names a new *generation*: its log begins at the viewstamp `(generation, 0)`, so every viewstamp in it is
-//! higher than any of the generation before. A replica that hears of a generation newer than its committed log
-//! drops that log: what it describes died with the last guest.
+//! When no replica holds the guest, the operator may let it boot anew ([`Apus::bootstrap`]); a group
+//! that has never run needs no operator for that. The view in which this happens is higher than any
+//! promise, and it names a new *generation* of the group. The log of a generation begins at the
+//! viewstamp `(generation, 0)`, so each of its viewstamps is higher than all of the generation
+//! before. A replica that hears of a generation newer than its committed log drops that log: the
+//! log describes a guest that is gone.
 //!
-//! One of a pair that goes on without the other begins a new generation, too, with the log and the guest that
-//! it has (`pair`): so what the other one does meanwhile is dropped when they meet.
+//! One of a pair that goes on without the other begins a new generation, too, with the log and the
+//! guest that it has (`pair`). So what the other one does meanwhile is dropped when they meet.
 //!
-//! On disk the word of a new generation and its empty log are two writes. A replica that died between them
-//! finds a log that begins in a lower view than the generation it knows of: that log is of no generation, and is
-//! dropped when a leader names one (`durable`).
+//! On disk a new generation and its empty log are two writes. A replica that died between them finds
+//! a log that begins in a lower view than the generation that it knows of. That log belongs to no
+//! generation, and is dropped when a leader names one (`start`).
 
 use crate::election::{Election, Stage};
 use crate::log::Log;
@@ -21,10 +22,9 @@ use plover_types::{Index, Micros, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 impl Apus {
-    /// Begins the generation of a group that [`Command::GroupEmpty`] reported. Only the configured
-    /// first leader acts on it, and only while that report still stands
-    /// ([`Apus::check_bootstrap`]). It implies [`Apus::set_holds_state`]: the first leader boots the
-    /// guest.
+    /// Begins a new generation after [`Command::GroupEmpty`]. Only the configured first leader acts
+    /// on this, and only while that report still holds ([`Apus::check_bootstrap`]). It implies
+    /// [`Apus::set_holds_state`]: the first leader boots the guest.
     pub fn bootstrap(&mut self, _now: Micros, out: &mut Vec<Command>) {
         if self.check_bootstrap().is_err() {
             return;
@@ -38,7 +38,7 @@ impl Apus {
     /// Whether [`Apus::bootstrap`] would begin a new generation now.
     ///
     /// # Errors
-    /// Why not, and what the operator can do about it.
+    /// The reason why not, and what the operator can do.
     pub fn check_bootstrap(&self) -> Result<(), BootstrapError> {
         if self.config.me != self.config.first_leader {
             return Err(BootstrapError::NotFirstLeader(self.config.first_leader));
@@ -50,8 +50,8 @@ impl Apus {
         }
     }
 
-    /// Storage has the promise of a new generation's first view: lead it. No votes are needed, for
-    /// every other replica has said that it has nothing to lose.
+    /// Storage has the promise of a new generation's first view: leads it. No votes are needed, for
+    /// every other replica has answered that it has nothing to lose.
     pub(crate) fn begin_generation(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.adopt_generation(self.promised, out);
         self.recovery.need_none();
@@ -59,8 +59,8 @@ impl Apus {
         self.lead(now, &BTreeMap::new(), out);
     }
 
-    /// Learns in which generation the group is. If our log is of an older one, or of none, it is
-    /// replaced by the empty log of this generation.
+    /// Learns in which generation the group is. A log of an older one, or of none, is replaced by
+    /// the empty log of this generation.
     pub(crate) fn adopt_generation(&mut self, generation: View, out: &mut Vec<Command>) {
         if self.generation < generation {
             self.generation = generation;
@@ -90,7 +90,7 @@ impl Apus {
         }
         self.persist_after(base, Some(configuration), out);
         match &mut self.role {
-            // Our guest, if any, lived the older generation.
+            // This replica's guest, if any, is of the older generation.
             Role::Following(follower) => {
                 follower.matched = base.index;
                 self.set_holds_state(false);

@@ -1,4 +1,4 @@
-//! The leader's half of the normal case: put in order, send, count, commit.
+//! The leader's half of the normal case: order, send, count, commit.
 //!
 //! ```text
 //!   propose, propose, ... --> log
@@ -6,16 +6,16 @@
 //!                          |
 //!     (`replicate`) Ack{matched} from peers, own copy counted once durable
 //!                          |
-//!          a quorum holds an entry of *this* view --> it and all before it are committed
+//!          a quorum holds an entry of *this* view --> it and all entries before are committed
 //! ```
 //!
-//! Entries of older views are never committed by counting: a majority may hold one and a
-//! later leader still replace it (figure 8 of the Raft paper). They are committed by an entry
-//! of this view that follows them, which is why a leader begins with a no-op.
+//! Entries of older views are never committed by counting copies: a majority may hold one, and a
+//! later leader still replaces it (figure 8 of the Raft paper). They are committed with the first
+//! entry of this view that follows them, which is why a leader begins with a no-op.
 //!
-//! Batches form by themselves (APUS §4): what is proposed in one turn of the caller's loop goes
-//! together, and so does what gathers while the window is closed. Nothing waits for company: an
-//! idle group sends one entry at once.
+//! Batches form by themselves (APUS §4): entries that are proposed in one turn of the caller's loop
+//! go together, and so do those that gather while the window is closed. An idle group sends an entry
+//! at once.
 
 use crate::canary::canary;
 use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX, Vote};
@@ -31,9 +31,9 @@ use std::collections::BTreeMap;
 pub(crate) struct Leadership {
     pub peers: BTreeMap<ReplicaId, Peer>,
     heartbeat_at: Micros,
-    /// Nobody needs entries up to here.
+    /// No replica needs entries up to here.
     pub trim: Index,
-    /// Who is sent entries at once.
+    /// Which backups are sent entries at once.
     pub selection: QuorumSelection,
     /// Counts the times that something was sent.
     pub round: u64,
@@ -51,18 +51,18 @@ impl Leadership {
         dead_at.map_or(Micros::NEVER, |at| at.min(due))
     }
 
-    /// Those who are sent the log.
+    /// The replicas that are sent the log.
     pub(crate) fn audience(&self) -> ReplicaSet {
         ReplicaSet::of(self.peers.keys().copied())
     }
 
-    /// What is known of those among `voters` that are peers.
+    /// The peers among `voters`.
     fn voters(&self, voters: ReplicaSet) -> impl Iterator<Item = &Peer> {
         let peers = self.peers.iter();
         peers.filter_map(move |(id, peer)| voters.contains(*id).then_some(peer))
     }
 
-    /// Sends the log to `id` from now on, if that is news.
+    /// Sends the log to `id` from now on, if it was not sent before.
     pub(crate) fn welcome(&mut self, id: ReplicaId, now: Micros) {
         let newcomer = || Peer::new(Index(0), now);
         self.peers.entry(id).or_insert_with(newcomer);
@@ -70,12 +70,15 @@ impl Leadership {
 }
 
 impl Apus {
-    /// Appends an entry to the leader's log. It is sent by the next [`flush`](Self::flush), with
-    /// whatever else was proposed until then. The entry's viewstamp comes back at once;
-    /// [`Command::Deliver`] says when it is committed.
+    /// Appends an entry to the leader's log. The next [`flush`](Self::flush) sends it, with all
+    /// others that were proposed until then. [`Command::Deliver`] says when it is committed.
     ///
-    /// Entries of the group itself (all but [`EntryKind::App`]) are taken even when the log is
-    /// full: they may be what empties it.
+    /// Entries about the group (all but [`EntryKind::App`]) are taken even when the log is full:
+    /// they may be what allows it to be trimmed.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the entry was not taken, and what the caller can do.
     pub fn propose(
         &mut self,
         now: Micros,
@@ -129,15 +132,15 @@ impl Apus {
         if let Role::Leading(leadership) = &mut self.role {
             leadership.unsent.get_or_insert(prev);
             if matches!(kind, EntryKind::Members(_)) {
-                // It may take more to make a majority.
+                // A majority may take more voters now.
                 leadership.selection.suspend();
             }
         }
         viewstamp
     }
 
-    /// Sends what was proposed since the last time, and makes it durable. To be called at the
-    /// end of each turn in which something was proposed.
+    /// Sends what was proposed since the last time, and makes it durable. Call it at the end of each
+    /// turn in which something was proposed.
     pub fn flush(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &mut self.role else {
             return;
@@ -145,14 +148,14 @@ impl Apus {
         let Some(prev) = leadership.unsent.take() else {
             return;
         };
-        // First the others, so that their storage works while ours does.
+        // The others first, so that their storage works at the same time as this replica's.
         self.replicate_to_all(now, false, out);
         self.persist_after(prev, None, out);
         self.advance_commit(now, out);
     }
 
-    /// The leader's word that no replica needs entries up to `index` any more. Only what is
-    /// committed goes; backups learn of it with the next message. Ignored unless leading.
+    /// Reclaims committed entries up to `index`, because no replica needs them any more. Backups
+    /// learn of it with the next message. Ignored unless leading.
     pub fn trim(&mut self, index: Index) {
         if let Role::Leading(leadership) = &mut self.role {
             self.log.trim(index, &mut self.pool);
@@ -160,14 +163,14 @@ impl Apus {
         }
     }
 
-    /// Until when no other replica can have been elected, by acknowledged heartbeats: the
-    /// send time of the newest heartbeat that a quorum has acknowledged, plus the timeout less
-    /// an eighth for clock drift. Zero unless leading; never for a group of one,
-    /// and for a leader of a pair that has no partner in sync.
+    /// Until when no other replica can have been elected: the send time of the newest heartbeat that
+    /// a quorum has acknowledged, plus the timeout less an eighth for clock drift. Zero unless
+    /// leading; [`Micros::NEVER`] for a group of one, and for a leader of a pair that has no partner
+    /// in sync.
     ///
-    /// Sound because whoever answered refuses its vote for a timeout after it *received* what
-    /// was sent at that time, a candidate needs one of them, and a leader that gives its own
-    /// vote away stops leading in the same step.
+    /// This is sound because a replica that answered refuses its vote for a timeout after it
+    /// *received* the heartbeat, a candidate needs the vote of one of them, and a leader that gives
+    /// its own vote to a candidate stops leading in the same step.
     pub fn lease_until(&self) -> Micros {
         let Role::Leading(leadership) = &self.role else {
             return Micros::ZERO;
@@ -193,7 +196,7 @@ impl Apus {
         echoes[peers_needed - 1].map_or(Micros::ZERO, |echo| echo + span)
     }
 
-    /// Begins to lead the view that was won. `votes` tell where each voter's log stands.
+    /// Begins to lead the view that was won. `votes` say where each voter's log ends.
     pub(crate) fn lead(
         &mut self,
         now: Micros,
@@ -266,7 +269,7 @@ impl Apus {
         }
     }
 
-    /// Up to where a quorum holds the log.
+    /// Up to where a quorum holds this log.
     fn held_by_quorum(&self, leadership: &Leadership, members: Members) -> Index {
         let mut held = [Index(0); VOTERS_MAX + 1];
         if self.is_voter() {

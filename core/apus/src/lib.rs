@@ -1,16 +1,48 @@
 //! Viewstamped Multi-Paxos as a pure state machine: event in, commands out.
 //!
-//! # The problem
+//! One replica, the leader of a [`View`], puts entries in one order. An entry is *committed* once
+//! a majority of the voters holds it. Committed entries are delivered everywhere in the same order
+//! and survive the loss of any minority ("Paxos made practical"; APUS §4).
 //!
-//! Every input of the guest takes one place in one order, and that order survives the loss of
-//! any minority of replicas. One replica, the leader of a [`View`], puts entries in order; an
-//! entry is *committed* once a majority holds it; committed entries are delivered everywhere in
-//! the same order ("Paxos made practical"; APUS §4).
+//! This crate does no I/O, reads no clock and owns no thread. [`Apus::apply`] takes one [`Event`]
+//! and appends [`Command`]s; a caller that feeds the same events gets the same commands. With a
+//! fabric, a disk and clients it is `plover-log`; with a guest it is the core of `plover-replica`.
 //!
-//! This crate does no I/O, reads no clock and owns no thread. [`Apus::apply`] takes one
-//! [`Event`] and appends [`Command`]s; a caller that feeds the same events gets the same
-//! commands. With a fabric, a disk and clients it is `plover-log`, whose docs replicate a counter over
-//! three threads and three processes.
+//! ```
+//! use apus::{Apus, Canary, Command, Config, Durability, EntryKind, Event, Start};
+//! use plover_types::{Micros, ReplicaId, ReplicaSet};
+//!
+//! let (now, mut out) = (Micros(1), Vec::new());
+//! let config = Config {
+//!     me: ReplicaId(0),
+//!     members: ReplicaSet::of([ReplicaId(0)]), // a group of one
+//!     first_leader: ReplicaId(0),
+//!     any_voter_stands: true,
+//!     pair: false,
+//!     quorum_selection: false,
+//!     heartbeat: Micros::from_ms(20),
+//!     timeout: Micros::from_ms(100),
+//!     durability: Durability::Memory,
+//!     log_bytes_max: 1 << 20,
+//!     message_bytes_max: 1 << 16,
+//!     seed: 7,
+//!     canary: Canary::None,
+//! };
+//! let mut core = Apus::new(config, Start::Fresh, now);
+//! core.apply(now, Event::Tick, &mut out);
+//! assert_eq!(out, [Command::GroupEmpty { fresh: true }]);
+//! core.bootstrap(now, &mut out);
+//! // The core waits until storage has its promise of the first view.
+//! let stored = out.iter().find_map(|command| match command {
+//!     Command::PersistState(state) => Some(state.promised),
+//!     _ => None,
+//! });
+//! core.apply(now, Event::StatePersisted(stored.unwrap()), &mut out);
+//! core.propose(now, EntryKind::App, b"hello".to_vec()).unwrap();
+//! core.flush(now, &mut out);
+//! let delivered = |command: &Command| matches!(command, Command::Deliver(it) if it.payload == b"hello");
+//! assert!(out.iter().any(delivered));
+//! ```
 //!
 //! # The states
 //!
@@ -24,14 +56,14 @@
 //!   |  an empty      |             and holds the guest        |      | heard            |
 //!   |  group         |                                        v      |                  |
 //!   |                |                                      PRE-VOTING                  |
-//!   |                |              a quorum would elect me   |                         |
+//!   |                |              a quorum would elect it   |                         |
 //!   |                |                                        v                         |
 //!   |                +--------------------------------->  ELECTING ---------------------+
-//!   |                     (no votes needed: nobody            |   refused, out of time, |
+//!   |                     (no votes needed: no replica        |   refused, out of time, |
 //!   |                      has anything to lose)              |   or the merged log     |
-//!   |                                                         |   rules me out          |
+//!   |                                                         |   rules it out          |
 //!   |                              a quorum has promised; its |                         |
-//!   |                              best log names me          v                         |
+//!   |                              best log names the replica v                         |
 //! process dies                                             LEADING ---------------------+
 //!                                                              a higher view was promised
 //! ```
@@ -40,24 +72,24 @@
 //!
 //! | what fails | what saves it |
 //! |---|---|
-//! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat (`replicate`, `following`) |
+//! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat (`message`, `replicate`, `following`) |
 //! | the leader dies | a member of the in-sync set asks for pre-votes, collects promises, merges the best log of its quorum and leads a higher view (`pre_vote`, `election`, `merge`) |
-//! | the leader is cut off | it commits nothing without a quorum; its lease runs out before anyone else can be elected ([`Apus::lease_until`]) |
+//! | the leader is cut off | it commits nothing without a quorum; its lease runs out before another replica can be elected ([`Apus::lease_until`]) |
 //! | a replica comes back after a cut | it asks for pre-votes before it raises its view, so it cannot depose a leader that the others hear |
-//! | a replica restarts and has forgotten its log | it takes no part until a leader has told it what it might have acknowledged (`recovery`) |
-//! | a backup falls behind what is still in the log | it jumps to the leader's base |
-//! | everyone restarts | nobody leads until [`Apus::bootstrap`], because nobody holds the guest; unless the log, on disk, is all there is |
+//! | a replica restarts and has forgotten its log | it does not vote until a leader has told it what it may have acknowledged (`recovery`) |
+//! | a backup lacks entries that are reclaimed | it continues from the leader's base ([`Command::InstallSnapshot`]) |
+//! | all replicas restart | none leads until [`Apus::bootstrap`], because none holds the guest; where the log on disk is all there is, an election follows |
 //! | a replica is gone for good | another takes its place, through the log (`members`) |
-//! | one of two, and there is no third | the other goes on alone (`pair`) |
+//! | one of two fails, and there is no third | the other goes on alone (`pair`) |
 //!
-//! # Two words that decide who may lead
+//! # Who may lead
 //!
-//! The *in-sync set* lives in the log and names the replicas whose guest explains everything
+//! The *in-sync set* is in the log and names the replicas whose guest explains everything that
 //! clients have seen. A replica stands for election only if it [holds the
 //! guest](Apus::set_holds_state); the witness votes but never stands. And it leads only if the
-//! newest in-sync set names it once it has merged the best log of its quorum: its own may end
-//! before the entry that took it in, or before the one that went on without it. Otherwise it
-//! stands down.
+//! newest in-sync set names it once it has merged the best log of its quorum: its own log may end
+//! before the entry that took it in, or before the entry with which the others went on without
+//! it. Otherwise it stands down.
 
 mod api;
 mod canary;
@@ -80,31 +112,28 @@ mod pre_vote;
 mod quorum_selection;
 mod recovery;
 mod replicate;
+mod start;
 
 pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
 pub use canary::Canary;
 pub use config::{Config, Durability, DurableState, Start};
 pub use entry::{Configuration, Entry, EntryKind, Members};
 
-use canary::canary;
 use election::Election;
 use entry::VOTERS_MAX;
 use following::{Acked, Follower};
 use leading::Leadership;
 use log::Log;
 use message::Message;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View};
 use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
 use recovery::Recovery;
 
-/// The smallest useful `message_bytes_max`.
-const MESSAGE_BYTES_MIN: usize = 256;
-
-/// What a replica is doing, with what only matters while it does that.
+/// What a replica does, with the data that exists only while it does that.
 #[derive(Clone, Debug)]
 enum Role {
-    /// Also while recovering: then [`Recovery`] forbids voting.
+    /// Also while it recovers: then [`Recovery`] forbids voting.
     Following(Follower),
     PreVoting(PreVote),
     Electing(Election),
@@ -121,25 +150,25 @@ pub struct Apus {
     log: Log,
     /// The highest view promised. Nothing of an older view is accepted.
     promised: View,
-    /// The highest view of which storage has confirmed the promise. What rests on a promise
-    /// waits until this reaches `promised`.
+    /// The highest view whose promise storage has confirmed. Nothing that rests on a promise is
+    /// sent until this reaches `promised`.
     durable: View,
-    /// The view in which this generation of the guest began.
+    /// The view in which this generation of the group began.
     generation: View,
-    /// The highest round heard of, for choosing the next.
+    /// The highest round heard of; the next view takes a higher one.
     round_max: u64,
     holds_state: bool,
-    /// When a leader was last heard, or the start: a restarted replica may have answered one
-    /// just before, and a lease may rest on that.
+    /// When a leader was last heard, or when the process started: the process before it may have
+    /// answered a leader just then, and the leader's lease may rest on that answer.
     heard_at: Micros,
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
     /// When something was last applied.
     awake_at: Micros,
-    /// Peers whose link is down. What is written to them would be lost.
+    /// Peers whose link is down: a message to them would be lost.
     down: ReplicaSet,
-    /// What the caller believes by the last [`Command::Follow`].
+    /// The last [`Command::Follow`].
     told: Option<(View, Option<ReplicaId>)>,
     rejected: u64,
     pool: Pool,
@@ -147,92 +176,9 @@ pub struct Apus {
 }
 
 impl Apus {
-    /// A core that starts at `now` with what `start` says it remembers.
-    pub fn new(config: Config, start: Start, now: Micros) -> Self {
-        let members = Members::of(config.members);
-        assert!(members.are_sane(), "a group of 1 to 9 replicas");
-        assert!(
-            config.members.contains(config.first_leader),
-            "the first leader is no member"
-        );
-        assert!(
-            !config.pair || (config.members.len() == 2 && !config.any_voter_stands),
-            "a pair has two members and a guest"
-        );
-        assert!(config.heartbeat > Micros::ZERO && config.heartbeat < config.timeout);
-        assert!(
-            config.message_bytes_max >= MESSAGE_BYTES_MIN,
-            "messages of a few bytes"
-        );
-        let first = Configuration {
-            in_sync: ReplicaSet::of([config.first_leader]),
-            members,
-        };
-        let mut random = SplitMix64::new(config.seed);
-        let recovery = Recovery::new(&config, &start, random.next_u64() ^ now.0, now);
-        let (log, promised, generation) = match start {
-            Start::Restarted {
-                durable,
-                log,
-                base,
-                configuration_at_base,
-                forgotten: false,
-            } if config.durability == Durability::Disk => {
-                // Storage that was never told of a log has one from the beginning.
-                let begun = base != Viewstamp::default();
-                let log =
-                    Log::restored(base, if begun { configuration_at_base } else { first }, log);
-                let generation = if canary!(config, TrustOldGeneration) {
-                    durable.generation
-                } else {
-                    durable::generation_of(base, durable.generation)
-                };
-                // An entry of a view is as good as the promise of it.
-                let promised = durable.promised.max(log.last().view);
-                (log, promised, generation)
-            }
-            Start::Restarted { durable, .. } => {
-                let log = Log::new(Viewstamp::default(), first);
-                (log, durable.promised, View::NONE)
-            }
-            Start::PromiseLost { least } => {
-                let log = Log::new(Viewstamp::default(), first);
-                (log, least, View::NONE)
-            }
-            Start::Fresh => (
-                Log::new(Viewstamp::default(), first),
-                View::NONE,
-                View::NONE,
-            ),
-        };
-        let mut core = Self {
-            random,
-            role: Role::Following(Follower::new(log.commit())),
-            recovery,
-            log,
-            promised,
-            durable: promised,
-            generation,
-            round_max: promised.round(),
-            holds_state: false,
-            heard_at: now,
-            election_at: now,
-            stood_down: None,
-            awake_at: now,
-            down: ReplicaSet::EMPTY,
-            told: None,
-            rejected: 0,
-            pool: Pool::default(),
-            acked: Acked::default(),
-            config,
-        };
-        core.arm_election(now);
-        core
-    }
-
-    /// Applies one event and appends what is to be done to `out`.
+    /// Applies one event and appends the commands that follow from it to `out`.
     pub fn apply(&mut self, now: Micros, event: Event<'_>, out: &mut Vec<Command>) {
-        // What an event changes must not meet entries that storage has not been told of.
+        // An event may change the log, so entries that were proposed before it are sent first.
         self.flush(now, out);
         self.wake(now);
         match event {
@@ -251,8 +197,8 @@ impl Apus {
         }
     }
 
-    /// Says whether this replica holds the guest's state and so may stand for election when
-    /// the in-sync set names it. False after a start.
+    /// Sets whether this replica holds the guest's state, and so may stand for election when the
+    /// in-sync set names it. It does not after a start.
     pub fn set_holds_state(&mut self, holds: bool) {
         self.holds_state = holds;
         if !holds {
@@ -260,9 +206,9 @@ impl Apus {
         }
     }
 
-    /// Takes back the bytes of a [`Command::Write`] that was carried out, or the payload of an
-    /// entry that was delivered, for use in later ones. A caller that does so with them and with
-    /// [entries](Self::recycle_entries), and keeps `out`, allocates nothing in the steady state.
+    /// Takes back the bytes of a [`Command::Write`] that was carried out, or the payload of a
+    /// delivered entry, as a spare buffer. A caller that gives back these and the
+    /// [entries](Self::recycle_entries), and reuses `out`, causes no allocation in the steady state.
     pub fn recycle(&mut self, bytes: Vec<u8>) {
         self.pool.give(bytes);
     }
@@ -272,14 +218,14 @@ impl Apus {
         self.pool.give_list(entries);
     }
 
-    /// An empty buffer with room for a payload of `bytes`, out of those that were given back.
+    /// An empty buffer with room for a payload of `bytes`, a spare one if there is one.
     pub fn buffer(&mut self, bytes: usize) -> Vec<u8> {
         self.pool.lend(bytes)
     }
 
-    /// Stops leading, because this replica has lost what a leader needs (its guest). It sends
-    /// no heartbeat any more, so a member of the in-sync set that still holds the state is
-    /// elected after the timeout; this replica votes, but does not stand.
+    /// Stops leading, because this replica has lost its guest. It sends no more heartbeats, so
+    /// after the timeout a member of the in-sync set that holds the guest is elected. This replica
+    /// votes, but does not stand.
     pub fn resign(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.set_holds_state(false);
         self.flush(now, out);
@@ -304,7 +250,7 @@ impl Apus {
         }
     }
 
-    /// Where it stands.
+    /// A snapshot of where it stands.
     pub fn status(&self) -> Status {
         let (phase, leader) = match &self.role {
             Role::Following(follower) if self.recovery.amnesiac => {
@@ -330,17 +276,17 @@ impl Apus {
         }
     }
 
-    /// The entry at `index`, while the log holds it. For those who check logs from outside.
+    /// The entry at `index`, while the log holds it. For tests that compare logs.
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.log.get(index)
     }
 
-    /// The view in which the guest's present generation began, as far as this replica knows.
+    /// The view in which the group's present generation began, as far as this replica knows.
     pub fn generation(&self) -> View {
         self.generation
     }
 
-    /// Promises `view`: from here on everything older is refused.
+    /// Promises `view`: from here on everything of an older view is refused.
     fn promise(&mut self, view: View, out: &mut Vec<Command>) {
         assert!(
             view > self.promised,
@@ -352,8 +298,8 @@ impl Apus {
         self.persist_state(out);
     }
 
-    /// The one place where the role changes. Edges that the picture in the crate's doc lacks
-    /// are bugs.
+    /// The one place where the role changes. A transition that the picture in the crate's doc
+    /// lacks is a bug.
     fn transition(&mut self, role: Role) {
         let allowed = matches!(
             (&self.role, &role),
@@ -366,14 +312,15 @@ impl Apus {
         self.role = role;
     }
 
-    /// Becomes a follower without a leader: of a view just promised, or after an attempt.
+    /// Becomes a follower without a leader: of a view just promised, or after a failed attempt to
+    /// lead.
     fn follow(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.transition(Role::Following(Follower::new(self.log.commit())));
         self.arm_election(now);
         self.tell(None, out);
     }
 
-    /// Tells the caller whom this replica follows, if that is news.
+    /// Tells the caller which leader this replica follows, if that has changed.
     fn tell(&mut self, leader: Option<ReplicaId>, out: &mut Vec<Command>) {
         let news = (self.promised, leader);
         if self.told != Some(news) {
@@ -385,7 +332,7 @@ impl Apus {
         }
     }
 
-    /// Commits up to `index` and delivers what that adds.
+    /// Commits up to `index` and delivers the entries that this adds.
     fn commit_to(&mut self, index: Index, out: &mut Vec<Command>) {
         let mut next = self.log.commit().next();
         self.log.commit_to(index);

@@ -4,13 +4,13 @@
 //!          base             commit              last
 //!   reclaimed | delivered, kept | not yet chosen  |
 //!   ----------+-----------------+-----------------+
-//!             ^ configuration_at_base    ^ may be truncated by a new leader
+//!             ^ configuration_at_base     ^ may be truncated by a new leader
 //! ```
 //!
-//! What lies at or below `commit` is chosen for ever: truncating it would be the one thing
-//! consensus exists to prevent, so that is asserted in release builds too. The newest in-sync
-//! set and the newest group in the log are in force as soon as they are in the log, committed or
-//! not, and are reverted with their entries; so the log keeps them, as its *configuration*.
+//! Entries at or below `commit` are chosen for ever. Consensus exists so that they are never
+//! truncated, so that is asserted in release builds too. The newest in-sync set and the newest
+//! members in the log are in force as soon as they are in the log, committed or not, and are
+//! reverted with their entries. So the log keeps them, as its *configuration*.
 
 use crate::message::Batch;
 use crate::pool::Pool;
@@ -18,7 +18,7 @@ use crate::{Configuration, Entry, EntryKind};
 use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 
-/// What became of entries that a leader sent.
+/// What happened with entries that a leader sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
     /// The log does not hold the entry before the first of them.
@@ -37,13 +37,13 @@ pub(crate) struct Log {
     entries: VecDeque<Entry>,
     commit: Index,
     configuration: Configuration,
-    /// The newest entry that named a group.
+    /// The newest entry that named members.
     members_at: Index,
     /// The newest entry that named an in-sync set.
     in_sync_at: Index,
     bytes: usize,
-    /// Disk mode: stable storage holds the log up to here, as it stands now. Never below
-    /// `base`: what is reclaimed is committed without our vote.
+    /// Disk mode: stable storage holds the present log up to here. Never below `base`: reclaimed
+    /// entries are committed without this replica's copy.
     stable: Index,
 }
 
@@ -63,7 +63,7 @@ impl Log {
         }
     }
 
-    /// The log that stable storage held.
+    /// The log that stable storage holds.
     pub(crate) fn restored(
         base: Viewstamp,
         configuration: Configuration,
@@ -89,7 +89,7 @@ impl Log {
         self.configuration
     }
 
-    /// The place of the newest entry that named a group, or at most `base`.
+    /// The place of the newest entry that named members, or at most `base`.
     pub(crate) fn members_at(&self) -> Index {
         self.members_at
     }
@@ -111,14 +111,15 @@ impl Log {
         self.stable
     }
 
-    /// The viewstamp of the last entry, or `base`. Logs are as up to date as this is high.
+    /// The viewstamp of the last entry, or `base`. Of two logs, the one in which this is higher is
+    /// the better one.
     pub(crate) fn last(&self) -> Viewstamp {
         self.entries
             .back()
             .map_or(self.base, |entry| entry.viewstamp)
     }
 
-    /// The viewstamp at `index`, if the log still and already reaches there.
+    /// The viewstamp at `index`, if that is neither reclaimed nor after the end.
     pub(crate) fn at(&self, index: Index) -> Option<Viewstamp> {
         if index == self.base.index {
             return Some(self.base);
@@ -132,8 +133,8 @@ impl Log {
             .expect("commit lies between base and last")
     }
 
-    /// Whether the log holds this entry or ends its reclaimed part with it. By the log
-    /// matching property two logs that hold it are equal up to it.
+    /// Whether the log holds this entry, or it is the last reclaimed one. Two logs for which this is
+    /// true are equal up to it (the log matching property, Raft §5.3).
     pub(crate) fn has(&self, viewstamp: Viewstamp) -> bool {
         self.at(viewstamp.index) == Some(viewstamp)
     }
@@ -143,7 +144,7 @@ impl Log {
         self.entries.get(usize::try_from(offset).ok()?)
     }
 
-    /// The entries `from..=to`, which must lie in the log.
+    /// The entries `from..=to`, which are in the log.
     pub(crate) fn slice(&self, from: Index, to: Index) -> Slice<'_> {
         assert!(
             from > self.base.index && to <= self.last().index,
@@ -179,21 +180,26 @@ impl Log {
             entry.viewstamp.view >= last.view,
             "views never fall along a log"
         );
-        self.configuration.note(entry.kind);
-        match entry.kind {
-            EntryKind::Members(_) => self.members_at = entry.viewstamp.index,
-            EntryKind::InSync(_) => self.in_sync_at = entry.viewstamp.index,
-            EntryKind::Noop | EntryKind::App => {}
-        }
+        self.note(entry.kind, entry.viewstamp.index);
         self.bytes += entry.payload.len();
         self.entries.push_back(entry);
     }
 
-    /// Takes what a leader says follows `prev`: entries that are there already are skipped,
-    /// and the first that differs takes the place of everything from there on.
+    /// Takes an entry of this kind into the configuration.
+    fn note(&mut self, kind: EntryKind, at: Index) {
+        self.configuration.note(kind);
+        match kind {
+            EntryKind::Members(_) => self.members_at = at,
+            EntryKind::InSync(_) => self.in_sync_at = at,
+            EntryKind::Noop | EntryKind::App => {}
+        }
+    }
+
+    /// Takes the entries that follow `prev` in a leader's log: entries that are there already are
+    /// skipped, and the first that differs replaces everything from there on.
     ///
-    /// Only a conflict truncates. An older message of the same leader may end before our log
-    /// does, and cutting there could take back what we have acknowledged.
+    /// Only a conflict truncates. An older message of the same leader may end before this log does,
+    /// and a cut there could remove entries that were acknowledged.
     pub(crate) fn accept(
         &mut self,
         prev: Viewstamp,
@@ -252,23 +258,21 @@ impl Log {
         self.stable = self.stable.min(last);
     }
 
-    /// Finds out who is who by what is left.
+    /// Computes the configuration from the entries that are left.
     fn take_configuration_anew(&mut self) {
         self.configuration = self.configuration_at_base;
         self.members_at = self.base.index;
         self.in_sync_at = self.base.index;
-        for entry in &self.entries {
-            self.configuration.note(entry.kind);
-            match entry.kind {
-                EntryKind::Members(_) => self.members_at = entry.viewstamp.index,
-                EntryKind::InSync(_) => self.in_sync_at = entry.viewstamp.index,
-                EntryKind::Noop | EntryKind::App => {}
-            }
+        for place in 0..self.entries.len() {
+            let Entry {
+                kind, viewstamp, ..
+            } = self.entries[place];
+            self.note(kind, viewstamp.index);
         }
     }
 
-    /// Marks everything up to `index` as committed. What the caller has to deliver is what
-    /// lies between the old commit and the new one.
+    /// Marks everything up to `index` as committed. The caller delivers the entries after the old
+    /// commit index.
     pub(crate) fn commit_to(&mut self, index: Index) {
         assert!(
             index >= self.commit && index <= self.last().index,
@@ -290,8 +294,7 @@ impl Log {
         self.stable = self.stable.max(self.base.index);
     }
 
-    /// Says that storage holds the log up to `viewstamp`. Word of an entry that has been cut
-    /// since is stale and changes nothing.
+    /// Storage holds the log up to `viewstamp`. Ignored if that entry has been cut since.
     pub(crate) fn mark_stable(&mut self, viewstamp: Viewstamp) {
         if self.has(viewstamp) {
             self.stable = self.stable.max(viewstamp.index);

@@ -1,22 +1,22 @@
 //! Taking over the best log of a quorum before leading.
 //!
 //! ```text
-//!   a quorum has promised: is some log better than mine? --no--> LEADING, or stand down
+//!   a quorum has promised: is another log better? --no--> LEADING, or stand down
 //!               | yes
-//!               -- Fetch{after} -->               (only while it has promised nothing higher)
+//!               -- Fetch{after} -->               (only while the voter has promised nothing higher)
 //!               <-- Suffix{entries} --
-//!               ... until my log ends where that log ends
-//!   am I in the in-sync set that it names? --no--> wait for the votes of the others as well;
-//!               | yes                              then FOLLOWING, until the log changes
-//!   is that quorum one of the group that it names? --no--> ask on
+//!               ... until the candidate's log ends where that log ends
+//!   does its in-sync set name the candidate? --no--> wait for the votes of the others as well;
+//!               | yes                                then FOLLOWING, until the log changes
+//!   is the quorum one of the members that it names? --no--> ask on
 //!               | yes
 //!   LEADING
 //! ```
 //!
-//! Merging truncates only where the better log differs, never back to the commit index first:
-//! what this replica has acknowledged may be committed without its knowing, and between cutting
-//! and fetching it would be lost. A better log contains all that is committed, so a conflict
-//! with it proves that what goes was not.
+//! Merging truncates only where the better log differs. It does not cut back to the commit index
+//! first: entries that this replica has acknowledged may be committed although it does not know
+//! that yet, and would be lost between the cut and the fetch. A better log contains all committed
+//! entries, so an entry that conflicts with it is not committed.
 
 use crate::Command;
 use crate::canary::canary;
@@ -30,21 +30,20 @@ use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 use std::cmp::Reverse;
 
 impl Apus {
-    /// With a quorum of promises, our own included: take over the best log among them.
+    /// With a quorum of promises, this replica's own included, takes over the best log among them.
     pub(crate) fn merge_if_promised(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Electing(election) = &self.role else {
             return;
         };
         let voters = election.voters();
-        // Of equally good logs the one that reaches back farthest.
+        // Of equally good logs, the one that reaches back farthest.
         let best = election
             .votes
             .iter()
             .max_by_key(|(_, vote)| (vote.last, Reverse(vote.base)));
         let better = best.filter(|(_, vote)| vote.last > self.log.last());
         let better = better.map(|(from, vote)| (*from, *vote));
-        // Our own majority may show us a newer group; and the newer group's majority is enough,
-        // for ours may be gone for good.
+        // A majority of the newer members is enough: that of the older ones may be gone for good.
         let newer = better.is_some_and(|(_, vote)| self.is_quorum_by(vote.members, voters));
         if !newer && !self.is_quorum(voters) {
             return;
@@ -53,8 +52,8 @@ impl Apus {
             self.lead_if_in_sync(now, out);
             return;
         };
-        // Where an attempt that a rival cut short had come to, or any other place up to which the
-        // logs may agree; if they do not, from what is sure to be common.
+        // The logs may agree up to the end of this one. If they do not, `on_suffix` falls back to
+        // what is certainly common.
         let after = self.log.last();
         if vote.base > after.index {
             self.stand_down(now, out);
@@ -77,8 +76,8 @@ impl Apus {
         after: Viewstamp,
         out: &mut Vec<Command>,
     ) {
-        // What we showed in our promise stands only while nothing higher is promised; a log
-        // pieced together from before and after would be nobody's.
+        // The log that the promise described is the candidate's only while nothing higher is
+        // promised: afterwards it may change, and a mixture would be no replica's log.
         let promised = view == self.promised && self.durable == view && !self.recovery.amnesiac;
         if !promised || !matches!(self.role, Role::Following(_)) {
             return;
@@ -126,8 +125,8 @@ impl Apus {
             return;
         }
         if suffix.reclaimed {
-            // What is committed is common, and so is, if we hold it, the entry where that log begins,
-            // which is committed, too. Its owner looks whether it is.
+            // Committed entries are common to both logs. The entry at which that log begins is
+            // committed as well, so it is common if this log holds it; the voter checks that.
             let base = election.votes.get(&from).map_or(Index(0), |vote| vote.base);
             let committed = self.log.committed();
             let latest = self.log.at(base.max(committed.index));
@@ -147,7 +146,9 @@ impl Apus {
         *after = last;
         election.give_up_at = give_up_at;
         match self.log.accept(suffix.after, entries, &mut self.pool) {
-            Accepted::Gap => unreachable!("what precedes the suffix is committed or just merged"),
+            Accepted::Gap => {
+                unreachable!("the entry before the suffix is committed or just merged")
+            }
             Accepted::Unchanged => {}
             Accepted::ChangedAfter(changed) => self.persist_after(changed, None, out),
         }
@@ -158,23 +159,23 @@ impl Apus {
         }
     }
 
-    /// Our log is as good as any of the quorum's. Leads, unless the log says that others have
-    /// gone on without our guest.
+    /// This log is as good as any of the quorum's. Leads, unless the log says that others have gone
+    /// on without this replica's guest.
     fn lead_if_in_sync(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Electing(election) = &self.role else {
             return;
         };
         let promisers = election.voters();
         let named = self.is_eligible();
-        // The log that names us may be that of one who has not answered yet.
+        // The log that names this replica may be that of a voter that has not answered yet.
         let more_may_tell = !named && self.voters_without(promisers) > 0;
-        // And the merged log may name another group, whose majority this is not.
+        // And these may be no majority of the members that the merged log names.
         let elected = self.is_quorum(promisers) || canary!(self.config, OldMajorityElects);
         if more_may_tell || !elected {
             self.collect_more(out);
             return;
         }
-        // The guest may have been lost since we stood.
+        // The guest may have been lost since the election began.
         if !named || !self.has_state() {
             self.stand_down(now, out);
             return;
@@ -183,7 +184,7 @@ impl Apus {
             return;
         };
         let votes = std::mem::take(&mut election.votes);
-        // A merged log contains whatever any voter knows to be committed.
+        // The merged log contains every entry that a voter knows to be committed.
         let known = votes
             .values()
             .map(|vote| vote.commit)
@@ -195,7 +196,7 @@ impl Apus {
         }
     }
 
-    /// Asks those of the group for their promise that have not given it.
+    /// Asks the members for their promise that have not given it.
     fn collect_more(&mut self, out: &mut Vec<Command>) {
         if let Role::Electing(election) = &mut self.role {
             let merged = matches!(election.stage, Stage::Merging { .. });

@@ -1,41 +1,41 @@
-//! Two replicas and nobody to decide between them (docs/decisions/0018).
+//! Two replicas without a third to decide between them (docs/decisions/0018).
 //!
-//! A majority of two is both, so a group of two that asked for one would stop with either. The
-//! systems of the papers have two hosts and go on with one (Remus, MC; COLO §3), at the price that
-//! a cut between them makes two leaders. A *pair* does the same, and keeps every promise while
-//! nothing is cut:
+//! A majority of two is both, so a group of two that needed a majority would stop with either. The
+//! systems of the papers have two hosts and go on with one (Remus, MC; COLO §3); the price is that a
+//! cut between them makes two leaders. A *pair* does the same, and keeps every promise while the
+//! link is not cut:
 //!
 //! ```text
 //!   the leader                             its backup, in the in-sync set
 //!   commits what all of the in-sync        hears nothing for a timeout: pre-vote
 //!   set holds                                |  the other grants: an ordinary election
 //!     |  heartbeats unanswered               |  silence for a heartbeat more
-//!   in-sync set = itself:                  begins a new *generation* of the log, and leads it
+//!   in-sync set = itself:                  begins a new *generation* with its log, and leads it
 //!   commits alone
 //! ```
 //!
 //! # Why nothing is lost without a cut
 //!
-//! * *The backup takes over* only if its log names it, so it holds whatever the leader needed its
-//!   acknowledgement for. The leader was silent to a backup that ran: it is dead, or stopped. If it
-//!   was stopped, its lease has run out (it rests on the backup's answers), and it counts its own
-//!   unanswered heartbeats, not the time, before it goes on alone: when it wakes, it hears of the
-//!   new leader before it has counted enough.
-//!   A leader that was stopped for that long *doubts*, for the backup may have taken over, and died:
-//!   it takes it for dead only after it has heard it once more.
-//! * *Whoever drops the other one from the in-sync set while that lives* needs its word for it, and commits
-//!   nothing before.
+//! * *The backup takes over* only if its log names it, so it holds everything that the leader needed
+//!   its acknowledgement for. The leader was silent while the backup ran, so it is dead or stopped.
+//!   If it was stopped, its lease has run out, for the lease rests on the backup's answers. And it
+//!   counts its own unanswered heartbeats, not the time, before it goes on alone: when it wakes, it
+//!   hears of the new leader before it has counted enough. A leader that was stopped for that long
+//!   *doubts*, for the backup may have taken over and died: it takes the backup for dead only after
+//!   it has heard from it once more.
+//! * *Removing a live peer from the in-sync set* takes that peer's acknowledgement. Until then the
+//!   leader commits nothing.
 //! * *The leader goes on alone* after as many unanswered heartbeats as fill a timeout. A backup that
-//!   was only stopped must not take over later, from what is old by then. A backup that did not run
-//!   for a timeout, and had heard its leader right before, doubts as well: it neither stands nor counts as
-//!   holding the guest until the leader has told it where its log ends, and it has all of that.
-//!   If that leader is gone, too, both failed at once, and nobody serves.
+//!   was only stopped must not take over afterwards, with old state. A backup that did not run for a
+//!   timeout, and had heard its leader right before, doubts as well: it neither stands for election
+//!   nor counts as holding the guest until the leader has told it where its log ends, and it has
+//!   all of that. If that leader is gone, too, both have failed at once, and none serves.
 //!
 //! # After a cut
 //!
-//! Both lead. The one that took over leads the higher view, and its log is of a newer generation: when the
-//! two hear of each other, the other one's log and guest are dropped, as if they were of a generation
-//! long ago (`generation`), and it comes back as a witness that gets a copy.
+//! Both lead. The replica that took over leads the higher view, and its log is of a newer generation.
+//! When the two hear of each other, the other one drops its log and guest, as of any older generation
+//! (`generation`), and comes back as a witness that gets a copy.
 
 use crate::Command;
 use crate::canary::canary;
@@ -46,22 +46,22 @@ use crate::{Apus, Role};
 use plover_types::{Index, Micros, View};
 use std::collections::BTreeMap;
 
-/// Heartbeats after which a leader is plainly silent, whatever comes then.
+/// After so many heartbeats without a message a leader counts as silent.
 const SILENT_BEATS: u64 = 2;
 
-/// A replica was stopped for so long that the other one may have gone on without it.
+/// The replica was stopped for so long that the other one may have gone on without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Doubt {
-    /// When it ran again. An answer to what a leader has sent since removes its doubt.
+    /// When it ran again. A leader's doubt ends with an answer to what it has sent since.
     since: Micros,
-    /// What removes a backup's: to have all of the log that the leader of this view has named since.
+    /// A backup's doubt ends when it has the log of the leader of this view up to here.
     until: Option<(View, Index)>,
 }
 
 impl Apus {
-    /// What this leader knows of the other one, if it needs its word: the in-sync set names it, or
-    /// has just ceased to, and it may have taken over instead of agreeing. A brain may drop one that
-    /// lives, because it is slow, say; only one that is dead need not be asked.
+    /// The other replica, if this leader needs its acknowledgement: the in-sync set names it, or has
+    /// just ceased to, and it may have taken over instead of agreeing. A live peer may be removed,
+    /// because it is slow, for example; only a dead one is not asked.
     fn partner<'a>(&self, leadership: &'a Leadership) -> Option<&'a Peer> {
         let in_sync = self.log.configuration().in_sync;
         let (id, peer) = leadership.peers.iter().next()?;
@@ -71,19 +71,19 @@ impl Apus {
         (in_sync.contains(*id) || asked).then_some(peer)
     }
 
-    /// Up to where all whose word this leader of a pair needs hold its log.
+    /// Up to where all that this leader of a pair needs hold its log.
     pub(crate) fn held_by_pair(&self, leadership: &Leadership) -> Index {
         let partner = self.partner(leadership);
         partner.map_or(self.counted(), |peer| peer.matched.min(self.counted()))
     }
 
-    /// The heartbeat of this leader that its partner answered last; `None` if it needs none.
+    /// The heartbeat of this leader that its partner answered last; `None` without a partner.
     pub(crate) fn partner_echo(&self, leadership: &Leadership) -> Option<Option<Micros>> {
         self.partner(leadership).map(|peer| peer.echo)
     }
 
-    /// How many unanswered heartbeats make a partner dead: as many as fill the timeout of a leader
-    /// that has only just begun to run again.
+    /// After how many unanswered heartbeats the partner counts as dead: as many as fill the timeout
+    /// of a leader that has only just begun to run again.
     pub(crate) fn beats_to_death(&self) -> u64 {
         if canary!(self.config, ClockAlone) {
             return 0;
@@ -91,7 +91,7 @@ impl Apus {
         self.config.timeout.0.div_ceil(self.config.heartbeat.0) + 1
     }
 
-    /// When a follower must look at the clock, to notice that it was stopped.
+    /// When a follower looks at the clock, to notice whether it was stopped.
     pub(crate) fn look_at(&self) -> Micros {
         if self.config.pair && self.holds_state {
             self.awake_at + self.config.heartbeat
@@ -100,8 +100,8 @@ impl Apus {
         }
     }
 
-    /// Something happens at `now`: was this replica stopped in between, for as long as the other one
-    /// needs to go on without it?
+    /// An event comes at `now`. Doubts if this replica was stopped since the last one for as long as
+    /// the other needs to go on without it.
     pub(crate) fn wake(&mut self, now: Micros) {
         let slept_since = std::mem::replace(&mut self.awake_at, now);
         let slept = now.since(slept_since) >= self.config.timeout;
@@ -132,7 +132,7 @@ impl Apus {
         }
     }
 
-    /// The partner of this leader has answered what was sent at `stamp`: so it had not taken over.
+    /// The partner of this leader has answered what was sent at `stamp`, so it had not taken over.
     pub(crate) fn partner_answered(&mut self, stamp: Micros) {
         if self
             .recovery
@@ -143,7 +143,7 @@ impl Apus {
         }
     }
 
-    /// The partner of this leader has started again, with a promise of the leader's own view: it has
+    /// The partner of this leader has started again. With a promise of the leader's own view it has
     /// never taken over, or it would have promised more.
     pub(crate) fn partner_restarted(&mut self, promised: View) {
         if promised == self.promised {
@@ -151,7 +151,8 @@ impl Apus {
         }
     }
 
-    /// The leader of `view` says that its log ends at `last`, to a question asked after any sleep.
+    /// The leader of `view` has answered, after any stop of this replica, that its log ends at
+    /// `last`.
     pub(crate) fn leader_told(&mut self, view: View, last: Index) {
         if let Some(doubt) = &mut self.recovery.doubt {
             doubt.until = Some((view, last));
@@ -170,7 +171,7 @@ impl Apus {
         }
     }
 
-    /// A pre-vote of a pair had no answer: goes on alone, if the log lets it.
+    /// A pre-vote in a pair had no answer: goes on alone, if the log allows it.
     pub(crate) fn go_alone(&mut self, now: Micros, out: &mut Vec<Command>) {
         if !self.is_eligible() {
             self.stand_down(now, out);
@@ -181,7 +182,7 @@ impl Apus {
         self.tell(None, out);
     }
 
-    /// Storage has the promise of the view that is led without the other's vote.
+    /// Storage has the promise of the view that this replica leads without the other's vote.
     pub(crate) fn begin_alone(&mut self, now: Micros, out: &mut Vec<Command>) {
         if !self.is_eligible() || !self.has_state() {
             self.stand_down(now, out);
@@ -192,7 +193,7 @@ impl Apus {
         self.lead(now, &BTreeMap::new(), out);
     }
 
-    /// The other one of a pair lives a newer generation: what this one has is of the past.
+    /// The other one of a pair is in a newer generation: drops what this one has.
     pub(crate) fn yield_to(&mut self, now: Micros, generation: View, out: &mut Vec<Command>) {
         self.follow(now, out);
         self.adopt_generation(generation, out);

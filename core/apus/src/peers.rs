@@ -1,9 +1,9 @@
 //! What a leader knows of one backup.
 //!
-//! `next` runs ahead of `matched`: entries are sent as soon as they are proposed, many messages
-//! in flight, and `next` assumes that all of them arrive. When the backup reports a gap, or its
-//! link comes up anew, `next` falls back and the rest is sent again: one message first, and the
-//! stream once that is acknowledged, so that a bad guess costs one message and not a window.
+//! `next` runs ahead of `matched`: entries are sent as soon as they are proposed, with many
+//! messages in flight, and `next` assumes that all of them arrive. When the backup reports a gap or
+//! its link comes up again, `next` falls back and the rest is sent again: first one message, then
+//! the stream once that is acknowledged. So a wrong guess costs one message and not a window.
 //!
 //! ```text
 //!       matched           next            last
@@ -19,33 +19,34 @@ use std::collections::VecDeque;
 pub(crate) struct Peer {
     /// The next entry to send.
     pub next: Index,
-    /// The backup's log equals ours up to here.
+    /// The backup's log equals the leader's up to here.
     pub matched: Index,
-    /// Its log ends before ours begins: the next message makes it jump to our base.
+    /// Its log ends before the leader's begins: the next message makes it begin at the leader's
+    /// base.
     pub needs_snapshot: bool,
     /// Messages with entries that are not acknowledged: their last index and their bytes.
     flights: VecDeque<(Index, usize)>,
     in_flight: usize,
-    /// It has fallen back, and no message has been acknowledged since.
+    /// `next` has fallen back, and no message has been acknowledged since.
     probing: bool,
-    /// Messages of this round or later were sent since we last fell back.
+    /// Messages of this round or later were sent after `next` last fell back.
     rewound_at: u64,
-    /// Our clock when we sent the newest message that it has answered.
+    /// The leader's clock when it sent the newest message that the backup has answered.
     pub echo: Option<Micros>,
     heard_at: Micros,
     /// Heartbeats since then.
     pub unanswered: u64,
     alive: Option<bool>,
-    /// Which start of its process last asked us for its recovery.
+    /// The start of its process that last sent a `Recovery`.
     incarnation: Option<u64>,
 }
 
 impl Peer {
-    /// A backup that is believed to hold our log up to `matched`, at the start of a view.
+    /// A backup at the start of a view, believed to hold the leader's log up to `believed`.
     pub(crate) fn new(believed: Index, now: Micros) -> Self {
         Self {
             next: believed.next(),
-            // Belief is enough to choose what to send; it does not count towards a quorum.
+            // The belief decides what to send. It does not count towards a quorum.
             matched: Index(0),
             needs_snapshot: false,
             flights: VecDeque::new(),
@@ -89,19 +90,19 @@ impl Peer {
         }
     }
 
-    /// Whether a report of a gap in answer to a message of this round tells anything new. One
-    /// lost message makes a gap before every later one in flight; only the first report counts,
-    /// or repeats would breed repeats.
+    /// Whether a gap that is reported for a message of this round is news. One lost message makes a
+    /// gap before every later one in flight. Only the first report counts; otherwise each repeat
+    /// would cause more repeats.
     pub(crate) fn is_news(&self, number: u64) -> bool {
         number >= self.rewound_at
     }
 
-    /// Sends everything after `held` again: what was in flight is taken for lost. `held` is
-    /// `None` when the backup lacks entries that we do not have any more. `round` is the last in
-    /// which it was sent anything.
+    /// Sends everything after `held` again, as if what was in flight were lost. `held` is `None` when
+    /// the backup lacks entries that the leader has reclaimed. `round` is the last in which it was
+    /// sent anything.
     ///
-    /// `matched` falls too when a backup has restarted without its memory. That is safe either
-    /// way: it votes for nobody before it holds again what it had acknowledged.
+    /// `matched` falls too when a backup has restarted without its memory. That is safe: it does not
+    /// vote before it holds again what it had acknowledged.
     pub(crate) fn rewind(&mut self, held: Option<Index>, round: u64) {
         self.needs_snapshot = held.is_none();
         let held = held.unwrap_or(Index(0));
@@ -113,7 +114,7 @@ impl Peer {
         self.rewound_at = round + 1;
     }
 
-    /// The backup answered what we sent at `stamp`. True if it was not known to be alive.
+    /// The backup answered what was sent at `stamp`. True if it was not known to be alive.
     pub(crate) fn heard(&mut self, stamp: Micros, now: Micros) -> bool {
         self.echo = self.echo.max(Some(stamp));
         self.heard_at = now;
@@ -145,8 +146,8 @@ impl Peer {
         self.alive = Some(false);
     }
 
-    /// Its process has started (again) as `incarnation`. True if that ends a generation that we
-    /// believed in: a restart may be shorter than the timeout, yet it forgets the guest.
+    /// Its process has started (again) as `incarnation`. True if the leader believed it to be alive:
+    /// a restart may be shorter than the timeout, yet it forgets the guest.
     pub(crate) fn restarted(&mut self, incarnation: u64) -> bool {
         let new = self.incarnation.replace(incarnation) != Some(incarnation);
         if new && self.alive == Some(true) {

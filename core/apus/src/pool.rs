@@ -1,4 +1,4 @@
-//! Buffers that go round, so that the steady state allocates nothing.
+//! Spare buffers, so that the steady state allocates nothing.
 //!
 //! ```text
 //!   received bytes --copy--> log --copy--> Deliver(entry) --caller--> recycle
@@ -8,21 +8,21 @@
 //!                          Write{bytes} <---lend----+
 //! ```
 //!
-//! Buffers are kept by size, a power of two: one that once held a large message would otherwise
-//! come back to carry a few bytes and stay in the log for as long as the log is kept.
+//! Buffers are kept by size, a power of two. Otherwise a buffer that once held a large message
+//! could come back with a few bytes, and keep its memory for as long as the log keeps the entry.
 
 use crate::Entry;
 use std::fmt;
 
 /// The smallest buffer, bytes.
 const BYTES_MIN: usize = 64;
-/// Sizes kept: 64 B, doubling, up to 1 MiB. Larger ones are worth an allocation.
+/// Sizes kept: 64 B, doubling, up to 1 MiB. Larger buffers are allocated each time.
 const SIZES: usize = 15;
-/// Bytes kept in all: what one trim of a log of the usual size gives back at once, and a window
-/// of messages to each of eight peers.
+/// Bytes kept in all: what one trim of a log of the usual size gives back at once, and a window of
+/// messages to each of eight peers.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Lists of entries kept, and how long they may be: a turn persists one batch, rarely more.
+/// Lists of entries kept, and their longest length: a turn persists one batch, rarely more.
 const LISTS_MAX: usize = 4;
 const LIST_ENTRIES_MAX: usize = 4096;
 
@@ -34,7 +34,8 @@ pub(crate) struct Pool {
     lists: Vec<Vec<Entry>>,
 }
 
-/// What is spare is no part of a replica's state: two that differ in it are the same.
+/// Spare buffers are no part of a replica's state: the model checker compares states by their
+/// `Debug` form.
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Pool")
@@ -71,7 +72,7 @@ impl Pool {
         if capacity < BYTES_MIN {
             return;
         }
-        // What it can hold for certain: the power of two at or below its capacity.
+        // The power of two at or below its capacity is what it can hold for certain.
         let room = 1 << capacity.ilog2();
         if let Some(spare) = self.spare.get_mut(size_of(room)) {
             if self.kept_bytes + room <= KEPT_BYTES_MAX {
@@ -87,7 +88,7 @@ impl Pool {
         self.lists.pop().unwrap_or_default()
     }
 
-    /// Takes a list back, with what its entries held.
+    /// Takes a list back, with the payloads of its entries.
     pub(crate) fn give_list(&mut self, mut list: Vec<Entry>) {
         for entry in list.drain(..) {
             self.give(entry.payload);

@@ -1,4 +1,4 @@
-//! Whether to stand for election, and asking the others first.
+//! Pre-vote: a replica asks whether the others would elect it, before it stands for election.
 //!
 //! ```text
 //!   FOLLOWING, silence for 1 to 2 timeouts, may stand
@@ -7,11 +7,11 @@
 //!               <-- Grant --                      within the timeout, or knows of a later group
 //!                                                 that the candidate has left
 //!       |
-//!   a quorum would elect me: ELECTING (see `election`)
+//!   a quorum would elect it: ELECTING (see `election`)
 //! ```
 //!
-//! A pre-vote changes no view. It costs a round trip and saves a healthy leader: a replica that
-//! was cut off comes back asking, not with a high view that everyone must yield to.
+//! A pre-vote changes no view. It costs a round trip and protects a healthy leader: a replica that
+//! was cut off comes back with a question, not with a high view that deposes the leader.
 
 use crate::canary::canary;
 use crate::election::{Election, Stage};
@@ -20,12 +20,12 @@ use crate::{Apus, Role};
 use crate::{Command, Members};
 use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 
-/// Asking whether an election would be won.
+/// A round of asking.
 #[derive(Clone, Debug)]
 pub(crate) struct PreVote {
     pub nonce: u64,
     pub granted: ReplicaSet,
-    /// The end of the best log that was heard of, and the group that it names.
+    /// The end of the best log that was heard of, and the members that it names.
     best: (Viewstamp, Members),
     repeat_at: Micros,
     give_up_at: Micros,
@@ -37,17 +37,18 @@ impl PreVote {
     }
 }
 
-/// The memory of an election that was won and not taken up.
+/// A replica won an election, but the merged log did not allow it to lead.
 #[derive(Clone, Debug)]
 pub(crate) struct StoodDown {
-    /// The log that ruled us out; another may not.
+    /// Where that log ended. With another log it may stand again.
     pub last: Viewstamp,
     /// When to try again with the same log.
     pub until: Micros,
 }
 
 impl Apus {
-    /// Sets the next look for a leader: after the timeout, spread so that rivals rarely meet.
+    /// Sets when to look for a leader again: after the timeout, spread so that two candidates rarely
+    /// collide.
     pub(crate) fn arm_election(&mut self, now: Micros) {
         self.election_at = now + self.spread_timeout();
     }
@@ -61,9 +62,10 @@ impl Apus {
         now < self.heard_at + self.config.timeout
     }
 
-    /// Our own log need not name us: it may end before the in-sync set or the group that does (a
-    /// secondary that has just joined). The merged log has the last word (`merge`). Where every
-    /// voter may stand, those whose logs do name them are enough.
+    /// Whether this replica may stand for election. Its own log need not name it: it may end before
+    /// the in-sync set that does (a secondary that has just joined), and the merged log decides
+    /// (`merge`). Where every voter may lead, the log has to name it: those that it names are
+    /// enough.
     fn may_stand(&self, now: Micros) -> bool {
         self.generation > View::NONE
             && self.has_state()
@@ -112,7 +114,7 @@ impl Apus {
             return;
         };
         if now >= pre_vote.give_up_at {
-            // Grants age: ask anew rather than add old ones to new ones.
+            // Old grants are not added to new ones: ask again.
             if self.may_stand(now) {
                 self.begin_pre_vote(now, out);
             } else {
@@ -136,8 +138,8 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         let leads = matches!(self.role, Role::Leading(_));
-        // One that has left and does not know it would be ruled out by our log, but the promises
-        // that it collects until then would depose a leader that others hear.
+        // A replica that has left the group and does not know it could not lead in the end, but
+        // the promises that it collects until then would depose a leader that others hear.
         let has_left = last <= self.log.last() && !self.members().voters.contains(from);
         if leads || self.recovery.amnesiac || self.leader_is_alive(now) || has_left {
             return;
@@ -181,8 +183,8 @@ impl Apus {
         let Role::PreVoting(pre_vote) = &self.role else {
             return;
         };
-        // By the best log's group, or by our own: a majority of ours may not know a newer one's
-        // members, and merging its log is how we come to know them.
+        // A majority of the members by the best log, or by this replica's own: it may not know newer
+        // members yet, and learns of them when it merges that log.
         let granted = self.is_quorum_by(pre_vote.best.1, pre_vote.granted)
             || self.is_quorum(pre_vote.granted)
             || canary!(self.config, SkipPreVote);

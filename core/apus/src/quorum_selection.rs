@@ -1,71 +1,73 @@
-//! Whom the leader sends an entry at once, and who may get it a little later.
+//! Commit quorum selection: which backups are sent an entry at once, and which a little later.
 //!
-//! An entry is committed when a majority has it; the copies beyond that make the group safer
-//! against the next failure, but nobody waits for them. In a group of nine every entry would wake
-//! eight backups, though four answers are enough. A leader with quorum selection (EPaxos calls it thrifty,
-//! SOSP'13, §6.1) wakes those four, and the others some times in a heartbeat, with all that has
-//! gathered:
+//! An entry is committed when a majority has it. More copies make the group safer against the next
+//! failure, but no client waits for them. In a group of nine every entry would wake eight backups,
+//! though four answers are enough. A leader with quorum selection (EPaxos, SOSP'13, §6.1, calls it
+//! thrifty) wakes those four at once, the *fast set*, and sends the *slow followers* all that has
+//! gathered some times in a heartbeat:
 //!
 //! ```text
-//!   commit by {2 3 5 7}: they are eager       entries ──▶ 2 3 5 7     at once
-//!                                                     ──▶ 1 4 6 8     within an eighth of a heartbeat,
-//!                                                                     or once they lack 1024
-//!   an eager one dies, or nothing was committed
-//!   between two times that the others were sent to:  everyone is eager for the next commits
-//!   some heartbeats later:                           the same, to see who is fast now
+//!   {2 3 5 7} is the fast set                    entries ──▶ 2 3 5 7     at once
+//!                                                        ──▶ 1 4 6 8     within an eighth of a heartbeat,
+//!                                                                        or once they lack 1024
+//!   one of the fast set dies, or nothing was
+//!   committed between two sends to the others    entries ──▶ all, for the next commits
+//!   some heartbeats later                        the same, to see which are fast now
 //! ```
 //!
-//! Those are chosen who were in most of the majorities while everyone was eager. Who is fast changes: with
-//! what else a host does, and where replicas share cores, with which of them run on the leader's.
+//! The fast set consists of those that were in most of the majorities while all were sent
+//! everything. It changes with what else a host does and, where replicas share cores, with which of
+//! them run on the leader's core.
 //!
-//! Nothing rests on who is eager: a majority commits, whoever is in it. What changes is how many
-//! copies there are at first, exactly a majority. Groups of three or fewer are
-//! do without it: there the second backup costs little and hides a slow first one.
+//! Safety does not depend on the fast set: any majority commits. Only the number of copies changes,
+//! which is exactly a majority at first. Groups of three or fewer do without selection: there the
+//! second backup costs little and hides a slow first one.
 
 use crate::Command;
 use crate::leading::Leadership;
 use crate::{Apus, Role};
 use plover_types::{Awaited, Index, Micros, ReplicaId, ReplicaSet};
 
-/// How long an entry may wait for the backups that a majority does not need, as a part of the
-/// heartbeat. Long against a round trip, so that their share of the work is small; short against
-/// the heartbeat, so that a failover finds them nearly up to date.
+/// How long an entry may wait before it is sent to slow followers, as a part of the heartbeat. Long
+/// against a round trip, so that their share of the work is small; short against the heartbeat, so
+/// that a failover finds them nearly up to date.
 const SLOW_PART: u64 = 8;
-/// Nor do they wait once they lack so many. A few times in a thousand entries, their share of the
-/// work is still small; more at once would hold up those that come after, and need as many buffers.
+/// A slow follower that lacks so many entries is sent them at once. That keeps its share of the work
+/// small; more at once would delay the entries that come after, and need as many buffers.
 const SLOW_ENTRIES: u64 = 1024;
-/// The smallest group in which it is worth it.
+/// The smallest group in which selection pays.
 const VOTERS_MIN: usize = 4;
 
-/// How many commits with everyone show who is fast.
+/// How many commits with all backups decide which are fast.
 const LOOK_COMMITS: u32 = 16;
-/// How many of them whoever was eager before has for nothing: others have to be clearly faster.
+/// Head start, in commits, for the backups that are already in the fast set, so that the set changes
+/// only when others are clearly faster.
 const LOOK_BONUS: u32 = LOOK_COMMITS / 4;
-/// After how many heartbeats that is looked at again. Sixteen commits with all are little work
-/// beside those of so long a time.
+/// After how many heartbeats the fast set is chosen again. Sixteen commits with all backups are
+/// little work compared with those of so long a time.
 const LOOK_BEATS: u64 = 5;
 
-/// What a leader keeps about it.
+/// What a leader keeps for the selection.
 #[derive(Clone, Debug)]
 pub(crate) struct QuorumSelection {
-    /// Those who are sent everything at once; `None` for everyone.
-    eager: Option<ReplicaSet>,
-    /// When it is to be looked at again who they should be.
+    /// The backups that are sent everything at once; `None` for all of them.
+    fast: Option<ReplicaSet>,
+    /// When to choose them again.
     look_at: Micros,
-    /// While everyone is eager: how many commits there have been, and of how many each replica has
-    /// been a part; some more for who was eager before.
+    /// While all are sent everything: how many commits there have been, and of how many each backup
+    /// has been a part, with the head start.
     commits: u32,
     parts: [u32; u16::BITS as usize],
-    /// When the others are sent what they lack.
+    /// When slow followers are sent what they lack.
     slow_at: Micros,
-    /// What was committed when they last were.
+    /// What was committed when they last were sent something.
     commit: Index,
 }
 
 impl QuorumSelection {
     pub(crate) fn new() -> Self {
         Self {
-            eager: None,
+            fast: None,
             look_at: Micros::NEVER,
             commits: 0,
             parts: [0; u16::BITS as usize],
@@ -78,7 +80,7 @@ impl QuorumSelection {
         self.slow_at
     }
 
-    /// Whether `peer`, which lacks so many entries, is sent them at once. If not, its time is not far.
+    /// Whether `peer`, which lacks so many entries, is sent them at once. If not, sets when it is.
     pub(crate) fn is_sent_now(
         &mut self,
         peer: ReplicaId,
@@ -86,10 +88,10 @@ impl QuorumSelection {
         now: Micros,
         heartbeat: Micros,
     ) -> bool {
-        let Some(eager) = self.eager else {
+        let Some(fast) = self.fast else {
             return true;
         };
-        if eager.contains(peer) || now >= self.slow_at || lacks >= SLOW_ENTRIES {
+        if fast.contains(peer) || now >= self.slow_at || lacks >= SLOW_ENTRIES {
             return true;
         }
         if self.slow_at == Micros::NEVER {
@@ -98,11 +100,11 @@ impl QuorumSelection {
         false
     }
 
-    /// Something is amiss: everyone is eager until the next commits show who is fast.
+    /// Sends everything to all until the next commits show which are fast: a backup may have failed.
     pub(crate) fn suspend(&mut self) {
-        let eager = self.eager.take();
+        let fast = self.fast.take();
         self.parts = [0; u16::BITS as usize];
-        for id in eager.iter().flat_map(|eager| eager.iter()) {
+        for id in fast.iter().flat_map(|fast| fast.iter()) {
             self.parts[usize::from(id.0)] = LOOK_BONUS;
         }
         self.commits = 0;
@@ -110,13 +112,13 @@ impl QuorumSelection {
 }
 
 impl Apus {
-    /// For whose messages a leader need wake up: those to whom something uncommitted is on its way,
-    /// once so many of them have written as nothing more can be committed without. `None` for everyone:
-    /// it does not lead, nothing is on its way, or not to enough.
+    /// The backups whose answers a leader waits for: those with uncommitted entries on their way, and
+    /// how many of them have to answer before anything more can be committed. `None` if any message
+    /// may matter: it does not lead, nothing is on its way, or to too few.
     ///
-    /// A hint for a caller that can sleep so. It holds until the leader sends something, and what
-    /// others write must be found soon all the same: at the [`deadline`](Self::deadline) at the
-    /// latest.
+    /// A hint for a caller that can sleep until so many have written. It holds until the leader
+    /// sends something. Messages of others are to be read soon all the same: at the
+    /// [`deadline`](Self::deadline) at the latest.
     pub fn awaited(&self) -> Option<Awaited> {
         let Role::Leading(leadership) = &self.role else {
             return None;
@@ -145,10 +147,10 @@ impl Apus {
         })
     }
 
-    /// A majority has just committed up to `index`: those who mostly make it are the eager ones.
+    /// A majority has just committed up to `index`: chooses those that mostly make it.
     pub(crate) fn select_quorum(&mut self, now: Micros, index: Index) {
         let members = self.members();
-        let quorum_selection = self.config.quorum_selection && members.voters.len() >= VOTERS_MIN;
+        let selects = self.config.quorum_selection && members.voters.len() >= VOTERS_MIN;
         let others = members.quorum() - usize::from(self.is_voter());
         let Role::Leading(Leadership {
             peers, selection, ..
@@ -156,11 +158,11 @@ impl Apus {
         else {
             return;
         };
-        if !quorum_selection {
+        if !selects {
             return;
         }
-        if selection.eager.is_some() {
-            // This one was sent to the eager ones alone, and says nothing.
+        if selection.fast.is_some() {
+            // Only the fast set was sent this entry, so it does not show which are fast.
             if now >= selection.look_at {
                 selection.suspend();
             }
@@ -174,19 +176,19 @@ impl Apus {
         if selection.commits < LOOK_COMMITS {
             return;
         }
-        let mut eager = ReplicaSet::EMPTY;
+        let mut fast = ReplicaSet::EMPTY;
         for _ in 0..others {
-            let left = voters().filter(|(id, _)| !eager.contains(**id));
+            let left = voters().filter(|(id, _)| !fast.contains(**id));
             if let Some((id, _)) = left.max_by_key(|(id, _)| selection.parts[usize::from(id.0)]) {
-                eager.insert(*id);
+                fast.insert(*id);
             }
         }
-        selection.eager = Some(eager);
+        selection.fast = Some(fast);
         selection.look_at = now + Micros(self.config.heartbeat.0 * LOOK_BEATS);
     }
 
-    /// Sends the others what they lack, when it is time. If nothing was committed since the
-    /// last time although something was proposed, the eager ones are not a majority any more.
+    /// Sends slow followers what they lack, when it is time. If nothing was committed since the last
+    /// time although something was proposed, the fast set is not a majority any more.
     pub(crate) fn tick_slow_followers(&mut self, now: Micros, out: &mut Vec<Command>) {
         let (commit, last) = (self.log.commit(), self.log.last().index);
         let Role::Leading(leadership) = &mut self.role else {

@@ -1,34 +1,34 @@
-//! How a replica that has lost its way finds it again.
+//! Recovery: a replica that does not know where the group stands asks the others.
 //!
-//! Memory is the log (design §6): a replica that restarts has forgotten what it acknowledged.
-//! If it voted, a candidate could win with its vote and without the entries that are
+//! In memory mode the log is in memory only, so a replica that restarts has forgotten what it
+//! acknowledged. If it voted, a candidate could win with its vote and without the entries that are
 //! committed only because it once acknowledged them. So it recovers first:
 //!
 //! ```text
-//!   amnesiac -- Ask{incarnation, round} to all, every timeout -->
-//!            <-- Stand{promised, Leading(last) | Voting | Empty{fresh}} --
+//!   amnesiac -- Recovery{incarnation, round} to all, every timeout -->
+//!            <-- RecoveryResponse{promised, Leading(last) | Voting | Empty{fresh}} --
 //!
-//!   Leading(last) of a view not below our durable promise:
-//!            accept from that leader; once our log reaches `last`: FOLLOWING
-//!   Empty from everyone: nobody holds the guest: GroupEmpty, once
+//!   Leading(last) of a view not below its durable promise:
+//!            it accepts from that leader; once its log reaches `last`: FOLLOWING
+//!   Empty from all: no replica holds the guest: GroupEmpty, once
 //! ```
 //!
 //! # Why one leader's answer is enough
 //!
-//! Viewstamped replication (VR Revisited §4.3) asks f+1 others, because there a replica
-//! forgets its view as well. Here the promise outlives the process: whatever we acknowledged, we
-//! acknowledged in views up to our promise `p`, and nothing above it. Take a leader of view
-//! `v >= p` that answers *this* incarnation. What was committed in views below `v` is in its log,
-//! or it would not lead. What we acknowledged in `v` itself it had proposed before it answered, so
-//! it lies at or below `last`. Hence our log, once equal to the leader's up to `last`, holds
-//! everything that our lost acknowledgements could have helped to commit, and we may vote. If the
-//! leader is in truth deposed, we are its backup like any other that has not noticed.
-//! A leader and an amnesiac can thus go on without the third, who may be gone for good.
+//! In viewstamped replication (VR Revisited §4.3) a recovering replica asks f+1 others, because it
+//! forgets its view as well. Here the promise outlives the process. All that replica R acknowledged,
+//! it acknowledged in views up to its promise `p`. Take a leader of a view `v >= p` that answers
+//! *this* incarnation of R. Entries that were committed in views below `v` are in its log, or it
+//! would not lead. Entries that R acknowledged in `v` itself were proposed before the leader
+//! answered, so they lie at or below `last`. Hence the log of R, once equal to the leader's up to
+//! `last`, holds everything that R's lost acknowledgements could have helped to commit, and R may
+//! vote. If the leader is already deposed, R is its backup like any other that has not noticed.
+//! So a leader and an amnesiac replica can go on without the third, which may be gone for good.
 //!
-//! A replica whose state directory is empty may have lost its promise with it (a new disk), so
-//! it does not get this shortcut: it waits until so many others have told what they promised
-//! that one of them belongs to any quorum it could have been part of, and then follows only the
-//! highest of them. Restarted replicas count there too, for they have kept their promises.
+//! A replica whose state directory is empty may have lost its promise with it (a new disk), so one
+//! answer is not enough. It waits for so many answers that one of them comes from any quorum that
+//! it may have been part of, and then follows only the highest of the views that they promised.
+//! Restarted replicas count there too, for they have kept their promises.
 
 use crate::canary::canary;
 use crate::message::{Empty, Message, Request, Response, Standing};
@@ -38,35 +38,35 @@ use crate::{Command, Config, Configuration, Durability, Members, Start};
 use plover_types::{Micros, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
 
-/// What a replica knows of its own ignorance.
+/// What a replica knows of its own recovery.
 #[derive(Clone, Debug)]
 pub(crate) struct Recovery {
     /// Names this start of the process.
     incarnation: u64,
-    /// It has forgotten what it acknowledged: it votes for nobody.
+    /// It has forgotten what it acknowledged: it does not vote.
     pub amnesiac: bool,
     /// It found no promise when it started, and may have made one.
     promise_unknown: bool,
     /// It knows that it has run before.
     ran: bool,
-    /// Storage has forgotten, and does not know that yet.
+    /// Storage has lost entries, and its state does not say so yet.
     unrecorded: bool,
     /// No leader has heard of this start yet.
     restarted: bool,
     round: u32,
-    /// A leader that spoke up in this round has been asked again.
+    /// A leader that sent something in this round has been asked again.
     asked_again: bool,
     /// When to ask next.
     pub ask_at: Micros,
     /// Answers of this round.
     answers: BTreeMap<ReplicaId, (View, Standing)>,
-    /// Amnesiac: the view to recover from, and how far its leader's log reached.
+    /// Amnesiac: the view to recover from, and where its leader's log ended.
     source: Option<(View, Viewstamp)>,
     /// It was stopped, and may have missed that its leader went on alone (see `pair`).
     pub doubt: Option<Doubt>,
-    /// By the newest answers, nobody holds the guest.
+    /// By the newest answers, no replica holds the guest.
     empty: bool,
-    /// And the caller knows.
+    /// And that was reported to the caller.
     reported: bool,
 }
 
@@ -105,19 +105,19 @@ impl Recovery {
         }
     }
 
-    /// A leader was heard, or someone who holds the guest: a report of an empty group no longer
-    /// stands, and if it should come true again it is worth repeating.
+    /// A leader was heard, or a replica that holds the guest: a report of an empty group no longer
+    /// holds, and would be repeated.
     pub(crate) fn not_empty(&mut self) {
         self.empty = false;
         self.reported = false;
     }
 
-    /// Whether nobody holds the guest, by the newest answers.
+    /// Whether no replica holds the guest, by the newest answers.
     pub(crate) fn group_is_empty(&self) -> bool {
         self.empty
     }
 
-    /// This replica begins the group anew: there is nothing to be found out.
+    /// This replica begins a new generation: there is nothing to recover.
     pub(crate) fn need_none(&mut self) {
         self.amnesiac = false;
         self.promise_unknown = false;
@@ -138,9 +138,9 @@ impl Apus {
         unsure || self.recovery.restarted || lost
     }
 
-    /// Whether its guest may be the one to go on with: it has one, in a generation that a leader has
-    /// named, and has not just been told by a quorum's best log that others went on without it,
-    /// nor, as one of two, was stopped for so long that the other may have.
+    /// Whether the group may go on with this replica's guest: it has one, in a generation that a leader
+    /// has named; the best log of a quorum did not just say that others went on without it; and it
+    /// was not stopped, as one of a pair, for so long that the other may have.
     pub(crate) fn holds_guest(&self) -> bool {
         let stood = self.stood_down.as_ref();
         let ruled_out =
@@ -149,11 +149,11 @@ impl Apus {
         self.generation > View::NONE && self.has_state() && !unsure
     }
 
-    /// Begins a round of asking. Answers of earlier rounds are dropped, so that what they add
-    /// up to was true at nearly one time.
+    /// Begins a round of asking. Answers of earlier rounds are dropped, so that all answers together
+    /// describe nearly one moment.
     pub(crate) fn ask_all(&mut self, now: Micros, out: &mut Vec<Command>) {
         if std::mem::take(&mut self.recovery.unrecorded) {
-            // What is copied from now on may look like a whole log to the next start.
+            // From now on entries are copied, which the next start could take for a whole log.
             self.persist_state(out);
         }
         self.recovery.round = self.recovery.round.wrapping_add(1);
@@ -210,7 +210,7 @@ impl Apus {
         }
     }
 
-    /// What is left here when nobody leads.
+    /// What this replica has when there is no leader.
     fn what_is_left(&self) -> Empty {
         Empty {
             fresh: self.never_ran(),
@@ -261,7 +261,7 @@ impl Apus {
             return;
         };
         if self.recovery.promise_unknown {
-            // Of any quorum that we may have been part of, one other has answered.
+            // One member of any quorum that this replica may have been part of has answered.
             let told = Members::of(self.config.members);
             let enough = told.voters.len() - told.quorum() + 1;
             let highest = answers.values().map(|(promised, _)| *promised).max();
@@ -282,9 +282,9 @@ impl Apus {
         }
     }
 
-    /// Whether entries of `view` may be accepted: always, unless we have forgotten what we
-    /// accepted before; then only from a leader that has answered this incarnation. One that
-    /// has not is asked, without waiting for the next round.
+    /// Whether entries of `view` may be accepted: always, unless this replica has forgotten what it
+    /// accepted before. Then only from a leader that has answered this incarnation; another one is
+    /// asked at once, without waiting for the next round.
     pub(crate) fn may_accept_from(&mut self, view: View, out: &mut Vec<Command>) -> bool {
         if !self.recovery.amnesiac || self.recovery.source.is_some_and(|(known, _)| known == view) {
             return true;
@@ -297,7 +297,7 @@ impl Apus {
         false
     }
 
-    /// Ends the amnesia once the log holds everything that we may have acknowledged.
+    /// Ends the amnesia once the log holds everything that this replica may have acknowledged.
     pub(crate) fn check_recovered(&mut self, out: &mut Vec<Command>) {
         self.check_doubt();
         let Role::Following(follower) = &self.role else {
@@ -309,19 +309,19 @@ impl Apus {
         let held = follower.matched.min(self.counted());
         if view == self.promised && view == self.durable && held >= last.index {
             self.recovery.amnesiac = false;
-            // A promise that was lost has been learnt; storage has none yet.
+            // A lost promise is known again; storage does not have it yet.
             let had_none = std::mem::take(&mut self.recovery.promise_unknown);
             self.recovery.source = None;
             if (had_none && self.recovery.ran) || self.config.durability == Durability::Disk {
-                // The next start may trust the log that storage holds by now.
+                // The next start may trust the log on storage.
                 self.persist_state(out);
             }
         }
     }
 
-    /// Tells the caller if nobody has a guest to go on with: everybody has answered, and no
-    /// guest that somebody still has is named by the best of all logs. A replica whose own log
-    /// does not name it cannot tell that by itself.
+    /// Tells the caller if there is no guest to go on with: all replicas have answered, and the best
+    /// of all logs names no replica that still has a guest. A replica whose own log does not name it
+    /// cannot know that without the others.
     fn report_if_empty(&mut self, out: &mut Vec<Command>) {
         let answers = &self.recovery.answers;
         let mut left = vec![(self.config.me, self.what_is_left())];
@@ -348,7 +348,7 @@ impl Apus {
             .iter()
             .any(|(id, empty)| empty.guest && named.contains(*id))
         {
-            // It stands again before long, and merges that log.
+            // That replica will stand for election again, and merge that log.
             return self.recovery.not_empty();
         }
         let fresh = left.iter().all(|(_, empty)| empty.fresh);

@@ -1,11 +1,11 @@
-//! The leader's sending half: bringing every backup's log to where its own is.
+//! Replication: the leader brings every backup's log to where its own is.
 //!
 //! ```text
 //!   next <= last, window open --> Append{prev = next - 1, entries}, next moves on
 //!   Ack{matched}              --> window opens, commit may advance, send on
 //!   Gap{last, commit}         --> fall back to where the logs agree, send again
-//!   Ask (a restart)           --> the same, and the caller learns of it
-//!   what is needed is gone    --> Append{prev = base, snapshot}
+//!   Recovery (a restart)      --> the same, and the caller learns of it
+//!   the entries are reclaimed --> Append{prev = base, snapshot}
 //! ```
 
 use crate::Command;
@@ -15,20 +15,21 @@ use crate::message::{Ack, Append, ENTRY_BYTES_MAX, Gap, HEADER_BYTES_MAX, Messag
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 
-/// How many messages with entries may be in flight to one peer. Under load this is what makes
-/// batches: what is proposed while these are on their way goes together when the first comes back.
-/// More than one, so that on a link with a real round trip an entry waits for a part of it only
-/// before it leaves. With 24 proposers that each wait for their last entry, over `shm` on 2 cores, 3
-/// and 9 replicas, one, two and four were measured in turns, and differed by less than one run
-/// from the next: what is committed together is proposed together, and goes in one message anyway.
+/// How many messages with entries may be in flight to one peer. Under load this makes batches:
+/// entries that are proposed while these are on their way go together when the first is
+/// acknowledged. More than one, so that on a link with a real round trip an entry waits only for a
+/// part of it. One, two and four were measured in turns, with 24 proposers that each wait for their
+/// last entry, over `shm` on 2 cores, with 3 and 9 replicas. They differed by less than one run from
+/// the next: entries that are committed together are proposed together, and share a message anyway.
 const FLIGHTS_MAX: usize = 4;
-/// How many messages' worth of bytes may be in flight to one peer. Eight cover a round trip in
-/// which the leader fills messages as fast as it can encode them, and a ring that holds eight
-/// of the largest messages never overflows.
+/// How many of the largest messages' bytes may be in flight to one peer. Eight cover a round trip
+/// in which the leader fills messages as fast as it can encode them, and a ring that holds eight
+/// of them never overflows.
 const WINDOW_MESSAGES: usize = 8;
 
 impl Apus {
-    /// Sends `to` what it lacks, as far as its window allows; if `beat`, at least a heartbeat.
+    /// Sends `to` the entries that it lacks, as far as its window allows; if `beat`, at least a
+    /// heartbeat.
     pub(crate) fn replicate(
         &mut self,
         now: Micros,
@@ -42,8 +43,9 @@ impl Apus {
         self.replicate_like(now, to, beat, &mut None, out);
     }
 
-    /// The same in a round that others are part of. Backups mostly lack the same: `twin` is what
-    /// was last written in this round, and its place in `out`; bytes that are equal are copied.
+    /// The same as part of a round. Backups mostly lack the same entries: `twin` is the message that
+    /// was last encoded in this round, and its place in `out`. If the next one equals it, its bytes
+    /// are copied.
     fn replicate_like(
         &mut self,
         now: Micros,
@@ -77,7 +79,8 @@ impl Apus {
             } else {
                 peer.next
             };
-            // What a generation begins with names its group: a backup may have been told of another one.
+            // The first message of a generation names its members: a backup may have been started
+            // with others.
             let begins = first == Index(1);
             let more = first <= last && peer.has_room(window, FLIGHTS_MAX);
             if !(more || beat) {
@@ -122,7 +125,7 @@ impl Apus {
         }
     }
 
-    /// The same, to everyone who is sent the log.
+    /// The same, to all that are sent the log.
     pub(crate) fn replicate_to_all(&mut self, now: Micros, beat: bool, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &mut self.role else {
             return;
@@ -134,7 +137,7 @@ impl Apus {
         }
     }
 
-    /// The leadership, if this replica leads `view`; answers to an older view come late.
+    /// The leadership, if this replica leads `view`; answers to an older view are ignored.
     fn leading(&mut self, view: View) -> Option<&mut Leadership> {
         match &mut self.role {
             Role::Leading(leadership) if view == self.promised => Some(leadership),
@@ -164,8 +167,8 @@ impl Apus {
         self.replicate(now, from, false, out);
     }
 
-    /// Where the log of a peer equals ours, by what it says of itself: its end, or else what it
-    /// knows to be committed; or else it needs a snapshot.
+    /// Up to where the log of a peer equals this one, by where it ends or up to where it is committed.
+    /// `None` if it needs a snapshot.
     pub(crate) fn held_by(&self, last: Viewstamp, commit: Viewstamp) -> Option<Index> {
         [last, commit]
             .iter()
@@ -196,8 +199,8 @@ impl Apus {
         }
     }
 
-    /// Notes that a peer answered what was sent to it at `stamp`. False if the answer is of no
-    /// use: late, or nothing that a correct replica says.
+    /// Notes that a peer answered what was sent to it at `stamp`. False if the answer is to be
+    /// ignored: it is late, or no correct replica sends it.
     fn heard_peer(
         &mut self,
         now: Micros,
@@ -226,7 +229,7 @@ impl Apus {
         true
     }
 
-    /// A peer asks where the group stands: show it, from where its log ends.
+    /// A peer has asked where the group stands: sends it the log from where its own ends.
     pub(crate) fn resend_from_its_end(
         &mut self,
         now: Micros,
@@ -254,7 +257,7 @@ impl Apus {
         self.replicate(now, from, true, out);
     }
 
-    /// The link to `peer` came up anew: whatever was in flight is lost.
+    /// The link to `peer` came up again: what was in flight is lost.
     pub(crate) fn resend_after_cut(
         &mut self,
         now: Micros,
@@ -274,8 +277,8 @@ impl Apus {
     }
 }
 
-/// How many entries from `first` on fit one message of `bytes_max`, at least one: the last of
-/// them, and their bytes.
+/// The entries from `first` on that fit one message of `bytes_max`, at least one: the last of them,
+/// and their bytes.
 pub(crate) fn fit(log: &Log, first: Index, bytes_max: usize) -> (Index, usize) {
     let room = bytes_max - HEADER_BYTES_MAX;
     let mut last = first;

@@ -84,7 +84,7 @@ fn a_leader_and_replicas_without_memory_go_on() {
         let mut group = protected(Durability::Memory);
         group.app(10);
         group.run(TIMEOUT);
-        dead.map(|core| group.crash(core));
+        dead.into_iter().for_each(|core| group.crash(core));
         for core in &restarted {
             group.restart(*core);
             assert_eq!(group.phase(*core), Phase::Recovering);
