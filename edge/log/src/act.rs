@@ -13,14 +13,14 @@ use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 const ENTRY_WEIGHT: usize = 64;
 
 impl<M: StateMachine> Server<M> {
-    /// Does all that consensus has asked for, and what follows from it, until nothing is left;
-    /// then lets it leave.
+    /// Does all that consensus has asked for, and what follows from it, until nothing is left.
+    /// Then sends what the turn has written.
     pub(crate) fn settle(&mut self) -> Result<(), ServerError> {
         self.drive()?;
         self.catch_up()?;
         self.report_outputs();
         self.advance_change();
-        self.part();
+        self.end_links();
         self.drive()?;
         self.send_snapshots();
         self.trim();
@@ -29,9 +29,7 @@ impl<M: StateMachine> Server<M> {
         self.stable
             .trim(begins, state.applied, || state.snapshot())?;
         self.feed_tails();
-        if let Some(door) = &mut self.door {
-            door.flush();
-        }
+        self.clients.flush();
         self.fabric.flush();
         Ok(())
     }
@@ -40,7 +38,7 @@ impl<M: StateMachine> Server<M> {
     fn drive(&mut self) -> Result<(), ServerError> {
         self.carry_out()?;
         while self.stable.is_queued() {
-            // What is written to the others goes first, so that their disks work while ours does.
+            // The others' messages leave first, so that their disks work while ours does.
             self.fabric.flush();
             self.stable.write();
             self.take_stored()?;
@@ -74,12 +72,12 @@ impl<M: StateMachine> Server<M> {
             .completions(|event| core.apply(now, event, commands))
     }
 
-    /// Does one thing. The clock was read once for all that is to be done: under load there are
+    /// Carries out one command. The clock was read once for all of them: under load there are
     /// thousands in a millisecond.
     fn act(&mut self, now: Micros, command: Command) -> Result<(), ServerError> {
         match command {
             Command::Write { to, bytes } => {
-                // What is lost with a link or refused by a full ring, the core repeats.
+                // The core repeats what a lost link or a full ring has swallowed.
                 let _ = self.fabric.write(to, Lane::Log, &bytes);
                 self.core.recycle(bytes);
             }
@@ -105,7 +103,7 @@ impl<M: StateMachine> Server<M> {
             Command::InstallSnapshot {
                 base,
                 configuration,
-            } => self.jump(base, configuration)?,
+            } => self.install_snapshot(base, configuration)?,
             Command::Lead { view } => {
                 tracing::info!(%view, "leading");
                 self.lost = false;
@@ -115,8 +113,7 @@ impl<M: StateMachine> Server<M> {
                 self.lost &= leader.is_none();
                 self.give_up();
             }
-            Command::PeerAlive { peer, alive: true } => self.alive.insert(peer),
-            Command::PeerAlive { peer, alive: false } => self.alive.remove(peer),
+            Command::PeerAlive { .. } => {}
             Command::GroupEmpty { fresh: true } => self.core.bootstrap(now, &mut self.commands),
             Command::GroupEmpty { fresh: false } => {
                 tracing::warn!(
@@ -128,12 +125,12 @@ impl<M: StateMachine> Server<M> {
         Ok(())
     }
 
-    /// A committed entry: applies it and tells whoever waits for it.
+    /// Applies a committed entry and answers its proposer.
     fn deliver(&mut self, entry: &Entry) {
         let at = entry.viewstamp;
         self.commit = at;
         let origin = self.proposals.settle(at);
-        // Otherwise this replica waits for a snapshot, or already has one that reflects it.
+        // Otherwise this replica waits for a snapshot, or has one that reflects the entry.
         if at.index == self.state.applied.index.next() {
             self.apply(entry, origin);
         } else if let Some(origin) = origin {
@@ -144,7 +141,7 @@ impl<M: StateMachine> Server<M> {
     fn apply(&mut self, entry: &Entry, origin: Option<Origin>) {
         let at = entry.viewstamp;
         if entry.kind != EntryKind::App {
-            self.state.pass(at);
+            self.state.applied = at;
             if let EntryKind::Members(members) = entry.kind {
                 match Group::decode(members, &entry.payload) {
                     Some(group) => self.regroup(group),
@@ -155,17 +152,12 @@ impl<M: StateMachine> Server<M> {
         }
         match (self.state.apply(at, &entry.payload), origin) {
             (_, None | Some(Origin::Server)) => {}
-            (Ok((at, answer)), Some(Origin::Inline(ticket))) => {
-                self.inline.complete(ticket, Ok(at), answer);
-            }
-            (Ok((at, answer)), Some(Origin::Client(slot, ticket))) => {
-                slot.complete(ticket, Ok(at), answer);
+            (Ok((at, answer)), Some(Origin::Submitted(ticket))) => {
+                self.submitted.complete(ticket, Ok(at), answer);
             }
             (Ok((at, answer)), Some(Origin::Remote(connection, number))) => {
-                if let Some(door) = &mut self.door {
-                    let reply = Reply::Appended { number, at, answer };
-                    door.reply(connection, &reply);
-                }
+                let reply = Reply::Appended { number, at, answer };
+                self.clients.reply(connection, &reply);
             }
             (Err(error), Some(origin)) => self.refuse(origin, error),
         }
@@ -174,34 +166,34 @@ impl<M: StateMachine> Server<M> {
     /// Tells `origin` that its entry was not appended, or not known to be.
     pub(crate) fn refuse(&mut self, origin: Origin, error: Error) {
         match origin {
-            Origin::Inline(ticket) => self.inline.complete(ticket, Err(error), &[]),
-            Origin::Client(slot, ticket) => slot.complete(ticket, Err(error), &[]),
+            Origin::Submitted(ticket) => self.submitted.complete(ticket, Err(error), &[]),
             Origin::Server => {}
             Origin::Remote(connection, number) => {
                 let reply = self.refusal(number, error);
-                if let Some(door) = &mut self.door {
-                    door.reply(connection, &reply);
-                }
+                self.clients.reply(connection, &reply);
             }
         }
     }
 
     fn give_up(&mut self) {
-        let origins: Vec<_> = self.proposals.give_up().collect();
-        for origin in origins {
+        for (_, origin) in self.proposals.give_up() {
             self.refuse(origin, Error::Unknown);
         }
     }
 
     /// The log begins after `base` now, where the group is what `configuration` says.
-    fn jump(&mut self, base: Viewstamp, configuration: Configuration) -> Result<(), ServerError> {
+    fn install_snapshot(
+        &mut self,
+        base: Viewstamp,
+        configuration: Configuration,
+    ) -> Result<(), ServerError> {
         tracing::info!(%base, "the log was replaced by a newer one");
         self.give_up();
         self.commit = base;
         if base.index == Index(0) {
             self.incoming = None;
             self.state.reset(base).map_err(ServerError::Restore)?;
-            // A generation begins, perhaps of another group than we were told of.
+            // A new log begins, perhaps with another group than our configuration names.
             let mut group = self.config.group();
             group.members = configuration.members;
             let all = configuration.members.all();
@@ -216,9 +208,8 @@ impl<M: StateMachine> Server<M> {
     pub(crate) fn catch_up(&mut self) -> Result<(), ServerError> {
         while self.state.applied.index < self.commit.index {
             let Some(entry) = self.core.entry(self.state.applied.index.next()) else {
-                let now = self.now();
-                self.incoming.get_or_insert_with(|| Incoming::new(now));
-                self.ask_for_state(now);
+                self.incoming.get_or_insert_with(Incoming::default);
+                self.ask_for_state(self.now());
                 return Ok(());
             };
             let entry = entry.clone();
@@ -234,7 +225,7 @@ impl<M: StateMachine> Server<M> {
         let retain = self.config.retain_bytes;
         let held = (status.last.index.0 - status.base.0) as usize;
         let mut weight = status.log_bytes + held * ENTRY_WEIGHT;
-        // Not for each entry: an eighth at a time.
+        // In steps of an eighth, not for each entry.
         if status.phase != Phase::Leading || weight <= retain + retain / 8 {
             return;
         }
@@ -281,7 +272,7 @@ impl<M: StateMachine> Server<M> {
         self.state.applied.index
     }
 
-    /// What stable storage has written since this replica started: nothing in memory.
+    /// What stable storage has written since this replica started; nothing in memory.
     pub fn stored(&self) -> Counters {
         self.stable.counters()
     }
@@ -291,8 +282,8 @@ impl<M: StateMachine> Server<M> {
         self.linked
     }
 
-    /// Begins a new log after every replica has lost the old one's entries. Acts on the group's
-    /// first leader only, and only while no replica knows better. False if it does not act.
+    /// Begins a new log after every replica has lost the entries of the old one. Only the group's
+    /// first leader can, and only while no replica still holds the log. False if it has not.
     pub fn begin(&mut self) -> bool {
         let now = self.now();
         let before = self.commands.len();

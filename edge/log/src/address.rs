@@ -1,14 +1,13 @@
 //! Where clients reach a server: over TCP, or through a socket in the file system.
 
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// An address of the form `HOST:PORT` or, with a slash in it, the path of a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,12 +26,13 @@ impl FromStr for Address {
             return Ok(Self::Unix(text.into()));
         }
         let mut found = text.to_socket_addrs().map_err(|error| {
-            format!("'{text}' is no HOST:PORT and no path of a socket, which has a '/': {error}")
+            format!(
+                "'{text}' is not an address: give HOST:PORT, or the path of a unix socket with a \
+                 '/' in it ({error})"
+            )
         })?;
-        found
-            .next()
-            .map(Self::Tcp)
-            .ok_or_else(|| format!("'{text}' names no host"))
+        let first = found.next().map(Self::Tcp);
+        first.ok_or_else(|| format!("'{text}' names no host: correct it"))
     }
 }
 
@@ -53,8 +53,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens. A socket file on which nobody listens any more, as a killed server leaves it,
-    /// is replaced.
+    /// Listens. Replaces a socket file that a killed server has left.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let (socket, address): (OwnedFd, _) = match address {
             Address::Tcp(wanted) => {
@@ -67,7 +66,7 @@ impl Listener {
                 let listener = match UnixListener::bind(path) {
                     Err(error)
                         if error.kind() == io::ErrorKind::AddrInUse
-                            && connect(address, Duration::ZERO).is_err() =>
+                            && UnixStream::connect(path).is_err() =>
                     {
                         std::fs::remove_file(path)?;
                         UnixListener::bind(path)?
@@ -90,38 +89,16 @@ impl Drop for Listener {
     }
 }
 
-/// A blocking connection to `address`. Over TCP it gives up after `patience`, if that is not
-/// zero.
+/// A blocking connection to `address`. Over TCP the attempt ends after `patience`.
 pub(crate) fn connect(address: &Address, patience: Duration) -> io::Result<OwnedFd> {
     match address {
-        Address::Unix(path) => {
-            let flags = SocketFlags::CLOEXEC;
-            let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-            Ok(socket)
-        }
+        Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
         Address::Tcp(address) => {
-            let stream = if patience.is_zero() {
-                std::net::TcpStream::connect(address)?
-            } else {
-                std::net::TcpStream::connect_timeout(address, patience)?
-            };
+            let stream = TcpStream::connect_timeout(address, patience)?;
             stream.set_nodelay(true)?;
             Ok(stream.into())
         }
     }
-}
-
-/// Bounds how long a read of `socket` may take.
-pub(crate) fn read_until(socket: &OwnedFd, until: Instant) -> io::Result<()> {
-    let left = until.saturating_duration_since(Instant::now());
-    // Zero would mean for ever.
-    let left = left.max(Duration::from_millis(1));
-    Ok(sockopt::set_socket_timeout(
-        socket,
-        sockopt::Timeout::Recv,
-        Some(left),
-    )?)
 }
 
 #[cfg(test)]
@@ -145,7 +122,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         // A killed process closes its socket and removes nothing.
         let killed = std::mem::ManuallyDrop::new(first);
-        rustix::net::shutdown(&killed.socket, net::Shutdown::Both).unwrap();
+        rustix::net::shutdown(&killed.socket, rustix::net::Shutdown::Both).unwrap();
         let second = Listener::bind(&address).unwrap();
         connect(&address, Duration::ZERO).unwrap();
         drop(second);

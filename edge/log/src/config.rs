@@ -11,32 +11,32 @@ use std::collections::BTreeMap;
 pub struct Config {
     /// This replica.
     pub me: ReplicaId,
-    /// The voters with which the group began, 1 to 9. The lowest of them leads first. A newcomer
-    /// names those that it is to join, and is none of them.
+    /// The voters with which the group began, 1 to 9. The lowest of them leads first. For a replica
+    /// that joins later: the voters of the group, without itself.
     pub members: ReplicaSet,
-    /// Where the replicas of the group reach each other, this one included, as text that the
-    /// fabric understands. Only for a group whose members are to change; empty otherwise.
+    /// The addresses of all replicas, this one included, as text that the fabric understands. Empty
+    /// for a group whose members never change.
     pub addresses: BTreeMap<ReplicaId, String>,
     /// The leader's heartbeat period; shorter than `timeout`.
     pub heartbeat: Micros,
-    /// Silence of the leader after which another may be elected (APUS: 100 ms).
+    /// Silence of the leader after which another replica may be elected (APUS: 100 ms).
     pub timeout: Micros,
     /// When an acknowledgement counts.
     pub durability: Durability,
-    /// Payload bytes the log may hold; proposals wait when it is full. A proposer that is
-    /// faster than the slowest of the quorum fills it.
+    /// Payload bytes the log may hold; proposals wait when it is full, as happens when a proposer
+    /// is faster than the slowest of the quorum.
     pub log_bytes_max: usize,
-    /// Payload bytes the leader keeps of what is committed, for replicas that come late and for
-    /// readers. At most half of `log_bytes_max` is of use.
+    /// Payload bytes of committed entries that the leader keeps, for replicas that come late and
+    /// for readers. At most half of `log_bytes_max` is of use.
     pub retain_bytes: usize,
-    /// Whether answers of the state machine are hashed and compared between replicas (APUS §3):
-    /// a stream for each session, and stream 0 for all proposers without one.
+    /// Whether replicas compare hashes of the state machine's answers (APUS §3): a stream for each
+    /// session, and stream 0 for all proposers without one.
     pub check_outputs: bool,
 }
 
 impl Config {
-    /// The defaults for everything but who is who: 20 ms heartbeats, 100 ms timeout, memory, a
-    /// log of 64 MiB of which 32 MiB are retained, outputs not checked.
+    /// The defaults: heartbeats of 20 ms, a timeout of 100 ms, a log in memory of 64 MiB of which 32
+    /// MiB are retained, outputs not checked.
     pub fn new(me: ReplicaId, members: ReplicaSet) -> Self {
         Self {
             me,
@@ -51,7 +51,7 @@ impl Config {
         }
     }
 
-    /// The group before the log has named another.
+    /// The group until the log names another.
     pub(crate) fn group(&self) -> Group {
         Group {
             members: Members::of(self.members),
@@ -59,7 +59,7 @@ impl Config {
         }
     }
 
-    /// Who leads a group that has never run.
+    /// The leader of a group that has never run.
     pub(crate) fn first_leader(&self) -> ReplicaId {
         self.members.iter().next().unwrap_or(self.me)
     }

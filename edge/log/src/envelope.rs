@@ -1,75 +1,47 @@
-//! What a log entry of this server holds: whose it is, then the bytes.
-//!
-//! ```text
-//!   0  bytes                                  an entry without a session
-//!   1  session (8)  number (8)  bytes         an entry of a session, applied once
-//!   2  replica (1)  pieces                    what a replica has sent, for the output check
-//! ```
+//! What a log entry of this server holds: the application's bytes and whose they are, or a report
+//! for the output check.
 
 use crate::outputs::Piece;
 use plover_types::{ReplicaId, wire};
+use serde::{Deserialize, Serialize};
 
-/// The most bytes that an envelope adds.
-pub(crate) const ENVELOPE_BYTES_MAX: usize = 17;
+/// The most bytes that an envelope adds to an entry: its kind, the session, the number, the length.
+pub(crate) const ENVELOPE_BYTES_MAX: usize = 26;
 
-/// Names a request of a session, so that repeating it is harmless.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SessionRequest {
-    /// Which session: a random name that its owner drew.
-    pub session: u64,
-    /// The request's number. A session has one request under way at a time; the next has a
-    /// higher number, the same number asks for the answer again.
-    pub number: u64,
-}
-
-/// A decoded entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The payload of a log entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Envelope<'a> {
-    Plain(&'a [u8]),
-    Session(SessionRequest, &'a [u8]),
+    /// An entry without a session.
+    Plain(#[serde(borrow, with = "serde_bytes")] &'a [u8]),
+    /// An entry of a session, applied once.
+    Session(SessionRequest, #[serde(with = "serde_bytes")] &'a [u8]),
+    /// What a replica has sent.
     Outputs(ReplicaId, Vec<Piece>),
 }
 
-/// Appends an entry of the application to `out`.
-pub(crate) fn put(session: Option<SessionRequest>, bytes: &[u8], out: &mut Vec<u8>) {
-    match session {
-        None => out.push(0),
-        Some(SessionRequest { session, number }) => {
-            out.push(1);
-            out.extend_from_slice(&session.to_le_bytes());
-            out.extend_from_slice(&number.to_le_bytes());
-        }
+/// Names a request of a session, so that repeating it is harmless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SessionRequest {
+    /// Random; drawn by the session's owner.
+    pub session: u64,
+    /// A session has one request under way at a time. The next one has a higher number; the same
+    /// number asks for the answer again.
+    pub number: u64,
+}
+
+impl<'a> Envelope<'a> {
+    /// Appends the encoded envelope to `payload`.
+    pub fn put(&self, payload: Vec<u8>) -> Vec<u8> {
+        wire::encode_part(self, payload)
     }
-    out.extend_from_slice(bytes);
-}
 
-/// Appends a report for the output check to `out`.
-pub(crate) fn put_outputs(replica: ReplicaId, pieces: &[Piece], out: &mut Vec<u8>) {
-    out.extend_from_slice(&[2, replica.0]);
-    out.extend_from_slice(&wire::encode(&pieces));
-}
-
-/// Takes an entry apart. `None` for what this version does not know: every replica runs the
-/// same release, so all of them skip the same entries.
-pub(crate) fn take(entry: &[u8]) -> Option<Envelope<'_>> {
-    let (kind, rest) = entry.split_first()?;
-    match kind {
-        0 => Some(Envelope::Plain(rest)),
-        1 => {
-            let (session, rest) = rest.split_first_chunk()?;
-            let (number, bytes) = rest.split_first_chunk()?;
-            let request = SessionRequest {
-                session: u64::from_le_bytes(*session),
-                number: u64::from_le_bytes(*number),
-            };
-            Some(Envelope::Session(request, bytes))
+    /// Decodes an entry. `None` for what this release does not know: every replica runs the same
+    /// release, so all of them skip the same entries.
+    pub fn take(payload: &'a [u8]) -> Option<Self> {
+        match wire::decode_part(payload) {
+            Ok((envelope, [])) => Some(envelope),
+            _ => None,
         }
-        2 => {
-            let (replica, pieces) = rest.split_first()?;
-            let pieces = wire::decode(pieces).ok()?;
-            Some(Envelope::Outputs(ReplicaId(*replica), pieces))
-        }
-        _ => None,
     }
 }
 
@@ -79,34 +51,17 @@ mod tests {
 
     #[test]
     fn what_is_put_is_taken() {
-        let request = SessionRequest {
-            session: 3,
-            number: u64::MAX,
-        };
-        let piece = Piece {
-            stream: 1,
-            number: 2,
-            end: 3000,
-            hash: 9,
-        };
-        let mut out = Vec::new();
-        put(None, b"x", &mut out);
-        assert_eq!(take(&out), Some(Envelope::Plain(b"x")));
-        out.clear();
-        put(Some(request), b"yz", &mut out);
-        assert_eq!(out.len(), ENVELOPE_BYTES_MAX + 2);
-        assert_eq!(take(&out), Some(Envelope::Session(request, b"yz")));
-        for cut in 1..ENVELOPE_BYTES_MAX {
-            assert_eq!(take(&out[..cut]), None);
+        let (session, number) = (u64::MAX, u64::MAX);
+        let request = SessionRequest { session, number };
+        let bytes = [7; 1 << 14];
+        for envelope in [Envelope::Plain(b"x"), Envelope::Session(request, &bytes)] {
+            let payload = envelope.put(Vec::new());
+            assert_eq!(Envelope::take(&payload), Some(envelope));
+            assert!(payload.len() <= bytes.len() + ENVELOPE_BYTES_MAX);
+            for cut in 0..20.min(payload.len()) {
+                assert_eq!(Envelope::take(&payload[..cut]), None);
+            }
         }
-        out.clear();
-        put_outputs(ReplicaId(2), &[piece], &mut out);
-        assert_eq!(
-            take(&out),
-            Some(Envelope::Outputs(ReplicaId(2), vec![piece]))
-        );
-        assert_eq!(take(&out[..out.len() - 1]), None);
-        assert_eq!(take(&[]), None);
-        assert_eq!(take(&[9, 1]), None);
+        assert_eq!(Envelope::take(&[9, 1]), None);
     }
 }

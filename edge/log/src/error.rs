@@ -1,4 +1,4 @@
-//! What can go wrong, for those who propose and for those who run a replica.
+//! The errors of proposers and of those who run a replica.
 
 use plover_types::ReplicaId;
 use std::io;
@@ -8,77 +8,78 @@ use std::path::PathBuf;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Ask the named replica, or another one a little later.
-    #[error("this replica does not lead ({})", leader_text(*.leader))]
+    #[error("the entry was not appended: this replica does not lead, {}", leader_text(*.leader))]
     NotLeader {
-        /// Who leads, if this replica knows.
+        /// The leader, if this replica knows it.
         leader: Option<ReplicaId>,
     },
     /// This replica stopped leading before it knew: the entry may be in the log or not. Repeat
     /// it only if that does no harm, or use a session, which makes repeating harmless.
-    #[error("leadership was lost before the entry was committed; it may be in the log or not")]
+    #[error(
+        "this replica stopped leading before the entry was committed: it may be in the log or not; \
+         repeat it with its session, or only if repeating does no harm"
+    )]
     Unknown,
-    /// Too much is waiting: take completions, then try again.
-    #[error("too many entries are waiting for the log")]
+    /// Take turns until entries complete, then try again.
+    #[error("the entry was not appended: the log is full; try again when entries have completed")]
     Full,
     /// Split the entry.
-    #[error("an entry of {bytes} bytes exceeds the largest of {max}")]
+    #[error("an entry of {bytes} bytes was not appended: the largest has {max}, split it")]
     TooLarge {
-        /// What was asked.
+        /// Its size.
         bytes: usize,
-        /// The most.
+        /// The largest size.
         max: usize,
     },
-    /// A session's earlier number came after a later one: its answer is gone, so this is a
-    /// mistake of the session's owner, such as two owners of one name.
-    #[error("the session has gone on past this number")]
+    /// A session's earlier number came after a later one, whose answer has replaced its own: two
+    /// owners use one session.
+    #[error("the entry was not appended: its session has used a later number")]
     Stale,
-    /// The server has ended; what was not completed may be in the log or not.
-    #[error("the log server has stopped")]
-    Stopped,
 }
 
 fn leader_text(leader: Option<ReplicaId>) -> String {
-    leader.map_or("nobody is known to".into(), |leader| {
-        format!("{leader} does")
+    leader.map_or("and it knows no leader; try again later".into(), |leader| {
+        format!("ask {leader}")
     })
 }
 
-/// Why a replica cannot start or go on. What was acknowledged stands.
+/// Why a replica cannot start or continue. Acknowledged entries are not affected.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The kernel refuses something basic, such as another descriptor.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {source}; remove the cause, then restart the replica")]
     System {
         /// What was tried.
         what: &'static str,
         /// What the kernel said.
         source: io::Error,
     },
-    /// Clients cannot be let in: correct the address, or end what holds it.
+    /// Clients cannot connect: correct the address, or end the process that holds it.
     #[error("cannot listen for clients on {address}: {source}{}", advice(source))]
     Listen {
-        /// What was asked.
+        /// The address.
         address: String,
         /// What the kernel said.
         source: io::Error,
     },
-    /// The state machine refuses the state that the group handed over: run the same release on
-    /// all replicas.
-    #[error("the state of another replica cannot be taken over: {0}")]
-    Restore(String),
-    /// This replica's own state from before the log on its disk is whole, and the state machine or this
-    /// release refuses it: start the program that wrote it.
+    /// The state machine refuses another replica's state: run the same release on all replicas.
     #[error(
-        "the snapshot in {} cannot be used: {why}. Start the release that wrote it, or move the directory \
-         away to recover from the others", dir.display()
+        "the state of another replica cannot be used ({0}): run the same release on all replicas"
+    )]
+    Restore(String),
+    /// The snapshot on this replica's disk is whole, and the state machine or this release refuses it:
+    /// start the program that wrote it.
+    #[error(
+        "the snapshot in {} cannot be used ({why}): start the release that wrote it, or move the \
+         directory away to recover from the others", dir.display()
     )]
     Snapshot {
-        /// Where it is.
+        /// The directory.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the snapshot.
         why: String,
     },
-    /// Stable storage failed, or is not ours; its own words say what to do.
+    /// Stable storage failed, or another process uses it; the text says what to do.
     #[error("{0}")]
     Store(String),
 }
@@ -86,9 +87,9 @@ pub enum ServerError {
 /// What to do about an address that cannot be listened on.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
-        io::ErrorKind::AddrInUse => "; is this replica running already?",
-        io::ErrorKind::NotFound => "; a unix socket needs its directory to exist",
-        _ => "",
+        io::ErrorKind::AddrInUse => "; end the process that listens there, perhaps this replica",
+        io::ErrorKind::NotFound => "; make the directory of the unix socket",
+        _ => "; correct the address",
     }
 }
 

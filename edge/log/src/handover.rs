@@ -1,9 +1,9 @@
-//! Mail between the servers of a group: introductions, outputs to compare, and state for a
-//! replica that is too far behind for the log.
+//! Sends and takes [`Mail`]: introductions, outputs to compare, and state for a replica that is too
+//! far behind for the log.
 
-use crate::envelope;
+use crate::envelope::Envelope;
 use crate::mail::Mail;
-use crate::outputs::Verdict;
+use crate::outputs::Piece;
 use crate::pending::Origin;
 use crate::{Server, ServerError, StateMachine};
 use plover_fabric::Lane;
@@ -13,16 +13,10 @@ impl<M: StateMachine> Server<M> {
     pub(crate) fn take_mail(&mut self, from: ReplicaId, bytes: &[u8]) -> Result<(), ServerError> {
         match wire::decode(bytes) {
             Ok(Mail::Hello { clients }) => match clients {
-                Some(address) => drop(self.book.insert(from, address)),
-                None => drop(self.book.remove(&from)),
+                Some(address) => drop(self.client_addresses.insert(from, address)),
+                None => drop(self.client_addresses.remove(&from)),
             },
-            Ok(Mail::Outputs(pieces)) => {
-                let mut payload = Vec::new();
-                envelope::put_outputs(from, &pieces, &mut payload);
-                // If this replica does not lead, or the log is full, the sender's next report
-                // says as much: each hash takes in all before it.
-                let _ = self.propose_payload(payload, Origin::Server);
-            }
+            Ok(Mail::Outputs(pieces)) => self.propose_report(from, pieces),
             Ok(Mail::Want { least }) => self.hand_over(from, least),
             Ok(Mail::Part {
                 applied,
@@ -45,11 +39,11 @@ impl<M: StateMachine> Server<M> {
 
     /// Tells a peer whose link has come up where this replica serves clients.
     pub(crate) fn introduce(&mut self, peer: ReplicaId) {
-        let clients = self.door.as_ref().map(|door| door.address().to_string());
+        let clients = self.clients.address().map(ToString::to_string);
         self.send(peer, &Mail::Hello { clients });
     }
 
-    /// Asks the leader, or else anyone, for a state that the log goes on from.
+    /// Asks the leader, or else any peer, for a state that the log continues.
     pub(crate) fn ask_for_state(&mut self, now: Micros) {
         let Some(incoming) = &mut self.incoming else {
             return;
@@ -66,7 +60,7 @@ impl<M: StateMachine> Server<M> {
             .iter()
             .nth(now.0 as usize % self.linked.len().max(1));
         if let Some(peer) = leader.or(anyone) {
-            tracing::info!(%peer, %least, "asking for a state that the log goes on from");
+            tracing::info!(%peer, %least, "asking for a state that the log continues");
             self.send(peer, &Mail::Want { least });
         }
     }
@@ -74,7 +68,7 @@ impl<M: StateMachine> Server<M> {
     fn hand_over(&mut self, to: ReplicaId, least: Index) {
         let state = &self.state;
         if self.incoming.is_some() || state.applied.index < least {
-            // It asks again, and by then this replica may have caught up itself.
+            // The peer asks again, and this replica may have caught up by then.
             return;
         }
         self.outgoing
@@ -118,7 +112,7 @@ impl<M: StateMachine> Server<M> {
         self.catch_up()
     }
 
-    /// Sends the hashes of this replica's outputs into the log.
+    /// Has the hashes of this replica's outputs put into the log.
     pub(crate) fn report_outputs(&mut self) {
         if self.state.pieces.is_empty() {
             return;
@@ -126,25 +120,16 @@ impl<M: StateMachine> Server<M> {
         let pieces = std::mem::take(&mut self.state.pieces);
         let me = self.config.me;
         match self.core.status().leader {
-            Some(leader) if leader == me => {
-                let mut payload = Vec::new();
-                envelope::put_outputs(me, &pieces, &mut payload);
-                let _ = self.propose_payload(payload, Origin::Server);
-            }
+            Some(leader) if leader == me => self.propose_report(me, pieces),
             Some(leader) => self.send(leader, &Mail::Outputs(pieces)),
             None => {}
         }
     }
 
-    /// Hashes what the program has sent on `stream`, for the output check (APUS §3). Every
-    /// replica calls it with what it sends itself; streams of sessions are taken by their
-    /// answers when [`Config::check_outputs`](crate::Config) is on.
-    pub fn record_output(&mut self, stream: u64, bytes: &[u8]) {
-        self.state.record_output(stream, bytes);
-    }
-
-    /// What the output check has found, for each stream.
-    pub fn output_verdicts(&self) -> Vec<Verdict> {
-        self.state.verdicts()
+    /// If this replica does not lead, or the log is full, the report is lost. The next one makes up
+    /// for it: each hash includes all before it.
+    fn propose_report(&mut self, replica: ReplicaId, pieces: Vec<Piece>) {
+        let payload = Envelope::Outputs(replica, pieces).put(Vec::new());
+        let _ = self.propose_payload(payload, Origin::Server);
     }
 }

@@ -1,33 +1,42 @@
-//! A replicated log of its own: consensus over any fabric, with proposers near and far.
+//! A replicated log: consensus over any fabric, with proposers near and far.
 //!
 //! ```text
-//!   Client (thread) ──┐                                ┌── Remote (process) ── plover log append
-//!   Server::append ───┤                                ├── remote::tail
-//!                     ▼                                ▼
+//!   Server::append (this thread) ──┐                 ┌── Remote (other threads and processes)
+//!                                  ▼                 ▼
 //!   ┌─ Server: one thread's loop ──────────────────────────────────────────────┐
 //!   │ proposals ─► apus ─► commands ─► fabric, disk ─► committed ─► StateMachine│──► answers
 //!   └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! [`Server`] owns a consensus core (`apus`), a fabric (`tcp`, `shm`, or a mix) and a
-//! [`StateMachine`], to which every replica applies the same entries in the same order. Only the
-//! leader appends; the others say who leads.
+//! [`StateMachine`]. Every replica applies the same entries to it in the same order. Only the
+//! leader appends; the others name the leader.
 //!
-//! * **Proposers** in the same process use a [`Client`] each, or drive the server's turns
-//!   themselves ([`Server::append`]): then one proposer pays for no hand-over between threads.
-//!   Those in other processes use [`Remote`], which follows the leader and repeats without doing
-//!   twice: its session and number are in the log, and every replica remembers the last answer.
-//! * **What a turn gathers goes together**: entries of all proposers in one message, all messages
-//!   in one system call, all entries in one sync.
-//! * **Nothing grows without bound.** The log has a size; when it is full proposals wait, then
-//!   their proposers do. The leader keeps the newest [`Config::retain_bytes`] of what is committed
-//!   and trims the rest; a replica that comes later than that is handed the state over.
-//! * **What survives**: in memory, the loss of any minority at a time ([`Server::in_memory`], and
-//!   with less to ask after a restart [`Server::in_directory`]); on disk, the end of all of them.
-//! * **The group can change** while it runs: a replica goes, another learns the log, then votes
-//!   ([`wire::MemberChange`]; `plover log member`).
-//! * **Outputs are compared** between replicas, through the log (APUS §3,
-//!   [`Server::output_verdicts`]).
+//! A server is in one of these states ([`Server::status`]); `apus` draws the transitions in full:
+//!
+//! ```text
+//!   start ─► Recovering ─► Following ──── silence of the leader ───► Electing ─► Leading
+//!                            ▲  └─ asks for a state that the             │           │
+//!                            │     log continues, if it is far behind    │           │
+//!                            └───────────── another replica leads ◄──────┴───────────┘
+//! ```
+//!
+//! * **Proposers.** The thread that owns the server can append by itself ([`Server::append`]); then
+//!   no thread hands anything over. All others, in this process or elsewhere, use a [`Remote`] each
+//!   over TCP or a unix socket. It follows the leader and repeats requests without doing them
+//!   twice: the log holds its session and number, and every replica remembers the last answer.
+//! * **Batches.** Entries of all proposers go in one message, all messages of a turn in one system
+//!   call, all entries in one sync.
+//! * **Bounds.** The log has a size; when it is full, proposals wait. The leader keeps the newest
+//!   [`Config::retain_bytes`] of the committed entries and trims the rest. A replica that is further
+//!   behind gets the state of another one.
+//! * **What survives.** In memory, the loss of a minority at a time ([`Server::in_memory`]; with a
+//!   promise on disk, [`Server::in_directory`], a restarted replica needs only the leader to
+//!   recover). On disk, the end of all replicas.
+//! * **Members.** The group can change while it runs: a replica is removed, another learns the log,
+//!   then votes ([`wire::MemberChange`]; `plover log member`).
+//! * **Output check.** Replicas compare hashes of their answers through the log (APUS §3,
+//!   [`Config::check_outputs`]).
 //!
 //! # A counter in three threads, over shared memory
 //!
@@ -38,20 +47,21 @@
 //! use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 //! # use std::time::Duration;
 //! # const PATIENCE: Duration = Duration::from_secs(60);
-//! # #[derive(Default)]
-//! # struct Counter(u64);
-//! # impl StateMachine for Counter {
-//! #     fn apply(&mut self, _: Viewstamp, entry: &[u8], answer: &mut Vec<u8>) {
-//! #         self.0 += u64::from(entry[0]);
-//! #         answer.extend(self.0.to_le_bytes());
-//! #     }
-//! #     fn snapshot(&self, out: &mut Vec<u8>) { out.extend(self.0.to_le_bytes()) }
-//! #     fn restore(&mut self, snapshot: Option<&[u8]>) -> Result<(), String> {
-//! #         let bytes = snapshot.unwrap_or(&[0; 8]).try_into();
-//! #         self.0 = u64::from_le_bytes(bytes.map_err(|_| "not eight bytes")?);
-//! #         Ok(())
-//! #     }
-//! # }
+//!
+//! #[derive(Default)]
+//! struct Counter(u64);
+//! impl StateMachine for Counter {
+//!     fn apply(&mut self, _: Viewstamp, entry: &[u8], answer: &mut Vec<u8>) {
+//!         self.0 += u64::from(entry[0]);
+//!         answer.extend(self.0.to_le_bytes());
+//!     }
+//!     fn snapshot(&self, out: &mut Vec<u8>) { out.extend(self.0.to_le_bytes()) }
+//!     fn restore(&mut self, snapshot: Option<&[u8]>) -> Result<(), String> {
+//!         let bytes = snapshot.unwrap_or(&[0; 8]).try_into();
+//!         self.0 = u64::from_le_bytes(bytes.map_err(|_| "not eight bytes")?);
+//!         Ok(())
+//!     }
+//! }
 //! # let group = format!("doctest-{}", std::process::id());
 //! # let group = &group;
 //!
@@ -73,22 +83,19 @@
 //! std::thread::scope(|threads| ids.map(|me| drop(threads.spawn(move || replica(me)))));
 //! # assert_eq!(finished.load(SeqCst), 3);
 //! ```
-//!
-//! `examples/counter.rs` is the same in three processes, over TCP.
 
 mod act;
 mod address;
-mod client;
+mod append;
+mod clients;
 mod config;
-mod door;
 mod envelope;
 mod error;
+mod framed;
 mod handover;
-mod inline;
 mod machine;
 mod mail;
 mod members;
-mod nap;
 mod outputs;
 mod pending;
 mod questions;
@@ -96,14 +103,14 @@ pub mod remote;
 mod replicated;
 mod serve;
 mod server;
+mod sleep;
 mod stable;
 pub mod wire;
 
 pub use address::Address;
+pub use append::{Completion, Ticket};
 pub use apus::{Durability, Phase};
-pub use client::{Client, Completion, Ticket};
 pub use config::Config;
-pub use envelope::SessionRequest;
 pub use error::{Error, ServerError};
 pub use machine::{LogOnly, StateMachine};
 pub use outputs::{Divergence, Verdict};

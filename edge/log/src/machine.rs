@@ -1,31 +1,32 @@
-//! What the log is for: the state that its entries change.
+//! The state that the entries of the log change.
 
 use plover_types::Viewstamp;
 
 /// State that is replicated by applying the same entries in the same order everywhere.
 ///
 /// `apply` must be deterministic: the same entries make the same state and the same answers on
-/// every replica, so no clock, no randomness, no order of a hash table. Whether that holds is
-/// what the output check sees ([`Config::check_outputs`](crate::Config)).
+/// every replica. So it uses no clock, no randomness, no order of a hash table. The output check
+/// finds replicas that answer differently ([`Config::check_outputs`](crate::Config)).
 pub trait StateMachine {
-    /// Applies one committed entry, on every replica, in order, once in the life of the state.
-    /// What it appends to `answer` goes to the proposer; `answer` comes empty.
+    /// Applies one committed entry: on every replica, in order, once. `answer` is empty; what is
+    /// appended to it goes to the proposer.
     fn apply(&mut self, at: Viewstamp, entry: &[u8], answer: &mut Vec<u8>);
 
-    /// Appends the whole state to `out`. A replica that is too far behind for the log gets it,
-    /// and so does the disk before the log is trimmed.
+    /// Appends the whole state to `out`. It is written to disk before the log is trimmed, and
+    /// sent to a replica that is too far behind for the log.
     fn snapshot(&self, out: &mut Vec<u8>);
 
-    /// Becomes what [`snapshot`](Self::snapshot) wrote, or the state before the first entry
-    /// when `snapshot` is `None`. What came out of another version of the program may be
-    /// refused, with a sentence that says why; the replica then stops.
+    /// Becomes what [`snapshot`](Self::snapshot) wrote, or with `None` the state before the first
+    /// entry.
+    ///
+    /// # Errors
+    /// Why the snapshot is refused, such as being of another version of the program. The replica
+    /// then stops.
     fn restore(&mut self, snapshot: Option<&[u8]>) -> Result<(), String>;
 }
 
-/// No state: the log itself is what is kept. Answers are empty.
-///
-/// A log that is trimmed forgets its oldest entries then, on purpose: it keeps the newest
-/// [`Config::retain_bytes`](crate::Config).
+/// No state: only the log itself is kept, its newest [`Config::retain_bytes`](crate::Config).
+/// Answers are empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogOnly;
 

@@ -1,14 +1,14 @@
-//! What servers say to each other beside consensus, on the bulk lane: where they serve clients,
-//! what they have sent (for the output check), and their state for one that is far behind.
+//! Messages between servers beside consensus, on the bulk lane: where they serve clients, hashes of
+//! their outputs (for the output check), and their state for a replica that is far behind.
 //!
 //! ```text
-//!   far behind                              anyone ahead
+//!   far behind                              any replica ahead
 //!      Want ────────────────────────────────►  snapshot taken once
 //!      ◄──────────── Part{0} Part{1} … (as the ring has room)
-//!      restored; goes on with the log from there
+//!      restored; continues with the log from there
 //! ```
 //!
-//! Nothing here decides anything: mail may be lost, and is asked for again.
+//! Mail may be lost: the receiver asks for it again.
 
 use crate::outputs::Piece;
 use plover_types::{Index, Micros, ReplicaId};
@@ -19,18 +19,18 @@ use std::collections::BTreeMap;
 const PART_BYTES: usize = 64 << 10;
 /// The largest state that is taken over.
 const STATE_BYTES_MAX: u64 = 1 << 30;
-/// When nothing has come for so long, it is asked again, perhaps someone else.
+/// After this time without a part the replica asks again, perhaps another peer.
 const ASK_EVERY: Micros = Micros::from_ms(300);
 
 /// One record on the bulk lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Mail {
-    /// Said when a link comes up: where this replica serves clients.
+    /// From each side of a link that comes up: where this replica serves clients.
     Hello { clients: Option<String> },
-    /// What this replica has sent, for the leader to propose.
+    /// To the leader, which proposes it: hashes of what this replica has sent.
     Outputs(Vec<Piece>),
-    /// This replica's state ends before the log begins: it wants one that reflects at least
-    /// `least`.
+    /// From a replica whose state ends before the log begins: it needs one that reflects at least
+    /// `least`. The answer is the parts of a snapshot.
     Want { least: Index },
     /// Part of a snapshot that reflects `applied`.
     Part {
@@ -55,7 +55,7 @@ struct Sending {
 pub(crate) struct Outgoing(BTreeMap<ReplicaId, Sending>);
 
 impl Outgoing {
-    /// Begins to send a snapshot to `peer`, unless one is on its way that will do.
+    /// Begins to send a snapshot to `peer`, unless a new enough one is on its way.
     pub fn begin(
         &mut self,
         peer: ReplicaId,
@@ -74,7 +74,7 @@ impl Outgoing {
         }
     }
 
-    /// The link was lost, and all on its way with it.
+    /// The link was lost, and what was on its way with it.
     pub fn forget(&mut self, peer: ReplicaId) {
         self.0.remove(&peer);
     }
@@ -105,7 +105,7 @@ impl Outgoing {
 }
 
 /// A snapshot that this replica waits for.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Incoming {
     from: Option<(ReplicaId, Index)>,
     bytes: Vec<u8>,
@@ -113,15 +113,7 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    pub fn new(now: Micros) -> Self {
-        Self {
-            from: None,
-            bytes: Vec::new(),
-            ask_at: now,
-        }
-    }
-
-    /// It has asked.
+    /// This replica has asked a peer.
     pub fn asked(&mut self, now: Micros) {
         self.from = None;
         self.bytes.clear();
@@ -163,7 +155,7 @@ mod tests {
     /// `lost` is true do not arrive.
     fn carry(bytes: &[u8], room: usize, lost: impl Fn(usize) -> bool) -> Option<Vec<u8>> {
         let mut outgoing = Outgoing::default();
-        let mut incoming = Incoming::new(Micros::ZERO);
+        let mut incoming = Incoming::default();
         outgoing.begin(B, Index(1), || (Index(9), bytes.to_vec()));
         outgoing.begin(B, Index(9), || panic!("one that will do is on its way"));
         let (mut result, mut number) = (None, 0);
@@ -176,16 +168,16 @@ mod tests {
                 }
                 left -= 1;
                 number += 1;
-                if let (
-                    false,
-                    Mail::Part {
-                        applied,
-                        total,
-                        offset,
-                        bytes,
-                    },
-                ) = (lost(number), mail)
-                {
+                let Mail::Part {
+                    applied,
+                    total,
+                    offset,
+                    bytes,
+                } = mail
+                else {
+                    panic!("{mail:?}");
+                };
+                if !lost(number) {
                     let whole = incoming.part(Micros(1), (A, *applied), (*total, *offset), bytes);
                     result = result.take().or(whole.map(<[u8]>::to_vec));
                 }
@@ -207,7 +199,7 @@ mod tests {
 
     #[test]
     fn parts_that_do_not_fit_are_dropped() {
-        let mut incoming = Incoming::new(Micros::ZERO);
+        let mut incoming = Incoming::default();
         let mut part = |from, total, offset| {
             incoming
                 .part(Micros(1), (from, Index(1)), (total, offset), b"xy")

@@ -1,16 +1,16 @@
-//! Changing the group while it runs: a replica goes, another catches up and then votes.
+//! Changing the group while it runs: a replica is removed, another catches up and then votes.
 //!
 //! ```text
 //!   add:     Members{learners + id} ─► it is sent the log ─► caught up ─► Members{voters + id}
 //!   remove:  Members{voters - id}
 //! ```
 //!
-//! Each step is an entry of the log, with the addresses of all replicas as its payload; every
-//! replica links to whom the committed entry names. One change at a time, carried out by the
-//! leader. If it stops leading, the client asks the next leader, which finds what is left to do:
-//! a change that has been made already is done.
+//! Each step is an entry of the log whose payload holds the addresses of all replicas; every
+//! replica links to the ones that the committed entry names. The leader carries out one change at a
+//! time. If it stops leading, the client asks the next leader, which does what is left to do. A
+//! change that has been made already succeeds at once.
 
-use crate::door::ConnectionId;
+use crate::clients::ConnectionId;
 use crate::wire::{MemberChange, Reply};
 use crate::{Server, StateMachine};
 use apus::{EntryKind, Members, MembersError, ProposeError};
@@ -18,15 +18,15 @@ use plover_types::{Micros, ReplicaId, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A learner may vote when it lacks at most so many entries: what a busy leader sends in a
-/// fraction of a round trip, so that the group hardly waits for it.
+/// A learner may vote when it lacks at most this many entries: a busy leader sends them in a
+/// fraction of a round trip, so that the group hardly waits.
 const CAUGHT_UP: u64 = 256;
 /// How often the client hears how far a learner has come.
 const REPORT_EVERY: Micros = Micros::from_ms(500);
-/// How long the link of a replica that was let go stays, so that it hears of it.
+/// How long the link of a removed replica stays, so that it learns of its removal.
 const FAREWELL: Micros = Micros::from_ms(1000);
 
-/// The group by the last committed word of the log.
+/// The group that the last committed entry of that kind names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Group {
     pub members: Members,
@@ -86,7 +86,7 @@ impl Group {
     }
 }
 
-/// A change under way, and who asked for it.
+/// A change under way, for the client at `connection`.
 #[derive(Debug)]
 pub(crate) struct Change {
     connection: ConnectionId,
@@ -97,7 +97,7 @@ pub(crate) struct Change {
 }
 
 impl<M: StateMachine> Server<M> {
-    /// Begins a change for a remote client; the reply if it cannot begin.
+    /// Begins a change for a remote client. Returns the reply if it cannot begin.
     pub(crate) fn begin_change(
         &mut self,
         connection: ConnectionId,
@@ -108,21 +108,24 @@ impl<M: StateMachine> Server<M> {
         }
         let failed = |why: &str| Some(Reply::Failed(why.into()));
         if self.change.is_some() {
-            return failed("another change of the group is under way: wait for it");
+            return failed("another change of the group is under way: try again when it is done");
         }
         if let MemberChange::Add { id, address } = &wanted {
             let known = self.state.group.addresses.get(id);
             if self.state.group.members.voters.contains(*id) && known != Some(address) {
-                return failed("that id votes already, elsewhere: remove it first");
+                let known = known.map_or("an unknown address", String::as_str);
+                return failed(&format!("{id} votes already, at {known}: remove it first"));
             }
             if id.0 > 15 {
-                return failed("ids are 0 to 15");
+                return failed(&format!("{id} cannot join: give it an id from 0 to 15"));
             }
             // Over shared memory replicas may have none, the newcomer included.
             let own = self.state.group.addresses.get(&self.config.me);
             let is_none = address.is_empty() && own.is_some_and(String::is_empty);
             if !is_none && address.parse::<std::net::SocketAddr>().is_err() {
-                return failed("the newcomer needs an address of the form HOST:PORT");
+                return failed(&format!(
+                    "{id} cannot join at '{address}': give it an address of the form HOST:PORT"
+                ));
             }
         }
         self.change = Some(Change {
@@ -134,15 +137,15 @@ impl<M: StateMachine> Server<M> {
         None
     }
 
-    /// Goes on with the change under way.
+    /// Continues the change under way.
     pub(crate) fn advance_change(&mut self) {
         let Some(mut change) = self.change.take() else {
             return;
         };
         let reply = self.next_step(&mut change);
         let over = !matches!(reply, None | Some(Reply::Progress(_)));
-        if let (Some(reply), Some(door)) = (reply, &mut self.door) {
-            door.reply(change.connection, &reply);
+        if let Some(reply) = reply {
+            self.clients.reply(change.connection, &reply);
         }
         if !over {
             self.change = Some(change);
@@ -207,7 +210,7 @@ impl<M: StateMachine> Server<M> {
         Some(Reply::Progress(text))
     }
 
-    /// The log has named a group: links follow.
+    /// The log names this group: opens the links to its replicas.
     pub(crate) fn regroup(&mut self, group: Group) {
         let me = self.config.me;
         let now = self.now();
@@ -218,7 +221,7 @@ impl<M: StateMachine> Server<M> {
             self.departing.retain(|(gone, _)| *gone != id);
             if before.addresses.get(&id) != Some(address) {
                 if let Err(error) = self.fabric.set_peer(id, Some(address)) {
-                    tracing::error!(%id, %address, %error, "a newcomer cannot be reached");
+                    tracing::error!(%id, %address, %error, "no link can be opened to a newcomer");
                 }
             }
         }
@@ -227,15 +230,15 @@ impl<M: StateMachine> Server<M> {
         self.departing.extend(gone.map(|id| (*id, now + FAREWELL)));
     }
 
-    /// Ends the links of replicas that were let go a while ago.
-    pub(crate) fn part(&mut self) {
+    /// Ends the links of replicas that were removed a while ago.
+    pub(crate) fn end_links(&mut self) {
         let now = self.now();
         while let Some(place) = self.departing.iter().position(|(_, at)| *at <= now) {
             let (id, _) = self.departing.swap_remove(place);
-            // A fabric whose peers are fixed has not let it in either.
+            // Fails with a fabric whose peers are fixed, which has no newcomers either.
             let _ = self.fabric.set_peer(id, None);
             self.linked(id, false);
-            self.book.remove(&id);
+            self.client_addresses.remove(&id);
         }
     }
 }
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_goes_is_forgotten() {
+    fn a_removed_replica_is_forgotten() {
         let change = MemberChange::Remove { id: ReplicaId(1) };
         let left = group(&[0, 1, 2]).step(&change, false).unwrap();
         assert_eq!(left, group(&[0, 2]));
@@ -296,7 +299,7 @@ mod tests {
         assert!(left.is_done(&change));
     }
 
-    /// What the operator changes later starts from that group, whoever leads then.
+    /// Later changes start from that group, under any leader.
     #[test]
     fn the_group_of_a_generation_is_that_of_its_first_leader() {
         let name = format!("log-generation-{}", std::process::id());

@@ -1,44 +1,43 @@
-//! The output check: do the replicas say the same? (APUS §3)
+//! The output check: whether all replicas send the same (APUS §3).
 //!
-//! Replicas that apply one order of inputs should send one order of outputs. Whether they do
-//! shows a program that is not deterministic, a replica whose memory has rotted, or a bug of
-//! ours, and none of these shows in the log of inputs. So every replica hashes what it sends,
-//! and the hashes are compared through the log of inputs itself:
+//! Replicas that apply the same inputs in the same order should send the same outputs. A difference
+//! shows a program that is not deterministic, corrupted memory, or a bug in Plover; the log of
+//! inputs shows none of these. So every replica hashes what it sends, and the hashes are compared
+//! through the log itself:
 //!
 //! ```text
-//!   replica                                     log                     every replica
-//!   outputs of a stream ─► OutputHasher ─► Piece ─► (proposed) ─► OutputCheck ─► Verdict
+//!   replica                                    log                     every replica
+//!   outputs of a stream ─► OutputHash ─► Piece ─► (proposed) ─► OutputCheck ─► Verdict
 //!                          one hash per 1500 bytes                per stream
 //! ```
 //!
-//! * A stream is what must come in one order: one client connection, say. Different streams may
-//!   interleave differently on each replica.
-//! * Each hash takes in the one before it, as in the paper. Hence equal hashes at piece `k` mean
-//!   equal streams up to there, a lost report costs nothing once a later one arrives, and a
-//!   replica that has diverged differs in every piece from then on; the first is reported.
-//! * The reports come out of the log in one order, so every replica reaches the same verdict.
+//! * A stream has one order: the answers to one session, say. Different streams may interleave
+//!   differently on each replica.
+//! * Each hash includes the one before it, as in the paper. So equal hashes at piece `k` mean equal
+//!   streams up to there, and a later report makes up for a lost one. A replica that has diverged
+//!   differs in every later piece; the first one is reported.
+//! * All replicas read the reports from the log in one order and reach the same verdict.
 //!
-//! The hash is a CRC64, as in the paper: it finds accidents and is no defence against someone
-//! who forges outputs.
+//! The hash is a CRC64, as in the paper. It finds accidents; it does not stop forgery.
 
 use plover_types::{ReplicaId, ReplicaSet};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// Bytes of a stream that one hash adds: what fits one Ethernet frame (APUS §3: "MTU size").
-pub const PIECE_BYTES: usize = 1500;
+const PIECE_BYTES: u64 = 1500;
 
 /// Pieces of a stream whose hashes are kept for replicas that report late. A replica that is
 /// further behind is compared again once it has caught up.
 const PIECES_KEPT: usize = 64;
 
-/// Streams that are followed at once, those used last.
+/// Streams that are compared at a time: those used last.
 const STREAMS_MAX: usize = 1024;
 
 /// The hash of a stream up to the end of one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
-    /// Which stream; the caller names them.
+pub(crate) struct Piece {
+    /// The name of the stream.
     pub stream: u64,
     /// The piece's place in the stream, from 0.
     pub number: u64,
@@ -48,93 +47,64 @@ pub struct Piece {
     pub hash: u64,
 }
 
-/// What one replica has sent, hashed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OutputHasher {
-    streams: BTreeMap<u64, Hashed>,
-    clock: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Hashed {
+/// What one replica has sent on one stream, hashed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OutputHash {
+    /// Of the piece under way, which begins with the hash of the piece before.
     crc: u64,
     bytes: u64,
-    number: u64,
-    in_piece: usize,
-    used: u64,
 }
 
-impl OutputHasher {
-    /// Takes in what was sent on `stream` and appends the pieces that this completes.
+impl OutputHash {
+    /// Adds what was sent on `stream`; appends the pieces that this completes.
     pub fn record(&mut self, stream: u64, mut bytes: &[u8], pieces: &mut Vec<Piece>) {
-        self.clock += 1;
-        if !self.streams.contains_key(&stream) {
-            forget_oldest(&mut self.streams, |hashed| hashed.used);
-        }
-        let hashed = self.streams.entry(stream).or_insert(Hashed {
-            crc: CRC_START,
-            bytes: 0,
-            number: 0,
-            in_piece: 0,
-            used: 0,
-        });
-        hashed.used = self.clock;
         while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min(PIECE_BYTES - hashed.in_piece));
-            hashed.crc = crc64(hashed.crc, now);
-            hashed.bytes += now.len() as u64;
-            hashed.in_piece += now.len();
-            if hashed.in_piece == PIECE_BYTES {
-                pieces.push(hashed.close(stream));
+            let room = (PIECE_BYTES - self.bytes % PIECE_BYTES) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.crc = crc64(self.crc, now);
+            self.bytes += now.len() as u64;
+            if now.len() == room {
+                pieces.push(self.piece(stream));
+                self.crc = crc64(0, &self.crc.to_le_bytes());
             }
             bytes = later;
         }
     }
 
-    /// Ends `stream`: what it sent after its last whole piece is a short piece. Nothing if the
-    /// stream is not known or ends with a whole piece.
-    pub fn finish(&mut self, stream: u64) -> Option<Piece> {
-        let mut hashed = self.streams.remove(&stream)?;
-        (hashed.in_piece > 0).then(|| hashed.close(stream))
+    /// The short piece at the end of `stream`. `None` if it ends with a whole piece.
+    pub fn finish(&self, stream: u64) -> Option<Piece> {
+        (self.bytes % PIECE_BYTES > 0).then(|| self.piece(stream))
     }
-}
 
-impl Hashed {
-    /// Ends a piece; its hash is the first thing that the next one takes in.
-    fn close(&mut self, stream: u64) -> Piece {
-        let piece = Piece {
+    fn piece(&self, stream: u64) -> Piece {
+        Piece {
             stream,
-            number: self.number,
+            number: self.bytes.div_ceil(PIECE_BYTES) - 1,
             end: self.bytes,
-            hash: !self.crc,
-        };
-        self.crc = crc64(CRC_START, &piece.hash.to_le_bytes());
-        self.number += 1;
-        self.in_piece = 0;
-        piece
+            hash: self.crc,
+        }
     }
 }
 
-/// What the log has told of all replicas' outputs. To be fed in the order of the log.
+/// The reports of all replicas, in the order of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OutputCheck {
+pub(crate) struct OutputCheck {
     streams: BTreeMap<u64, Compared>,
     clock: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Compared {
-    /// The newest pieces, in order; the last has the highest number reported by anyone.
-    pieces: VecDeque<Reports>,
+    /// The newest pieces by their number.
+    pieces: BTreeMap<u64, Reports>,
     reported_by: ReplicaSet,
     agreed: u64,
     diverged: Option<Divergence>,
     used: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Reports {
-    number: u64,
     end: u64,
     hashes: BTreeMap<ReplicaId, u64>,
 }
@@ -144,37 +114,38 @@ struct Reports {
 pub struct Divergence {
     /// The first piece that differs, of those that were compared.
     pub piece: u64,
-    /// Who differs from the majority there; without a majority, who differs from the lowest id.
+    /// The replicas that differ from the majority there; without a majority, from the lowest id.
     pub replicas: ReplicaSet,
 }
 
 /// What is known of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Which.
+    /// The name of the stream.
     pub stream: u64,
-    /// Whoever reported it up to here reported the same, and they were two or more; bytes. Never
-    /// past the first piece that differs.
+    /// Two or more replicas reported the same up to here, bytes. Never past the first piece that
+    /// differs.
     pub agreed: u64,
-    /// Who has reported anything.
+    /// The replicas that have reported anything.
     pub reported_by: ReplicaSet,
-    /// Who has sent something else, and from where on. Stays until the stream is forgotten.
+    /// The replicas that have sent something else, and from where on. Stays until the stream is
+    /// forgotten.
     pub diverged: Option<Divergence>,
 }
 
 impl OutputCheck {
-    /// Takes in that `replica` reported `piece`.
+    /// `replica` has reported `piece`.
     pub fn report(&mut self, replica: ReplicaId, piece: Piece) {
         self.clock += 1;
         if !self.streams.contains_key(&piece.stream) {
-            forget_oldest(&mut self.streams, |compared| compared.used);
+            make_room(&mut self.streams, STREAMS_MAX, |it| it.used);
         }
         let compared = self.streams.entry(piece.stream).or_default();
         compared.used = self.clock;
         compared.report(replica, piece);
     }
 
-    /// What is known of every stream, lowest number first.
+    /// What is known of every stream, lowest name first.
     pub fn verdicts(&self) -> impl Iterator<Item = Verdict> {
         self.streams
             .iter()
@@ -185,53 +156,39 @@ impl OutputCheck {
 impl Compared {
     fn report(&mut self, replica: ReplicaId, piece: Piece) {
         self.reported_by.insert(replica);
-        let place = self
-            .pieces
-            .partition_point(|reports| reports.number < piece.number);
-        let known = self
-            .pieces
-            .get(place)
-            .is_some_and(|reports| reports.number == piece.number);
-        if !known {
-            let too_old = place == 0 && self.pieces.len() >= PIECES_KEPT;
-            if too_old {
-                return;
-            }
-            let reports = Reports {
-                number: piece.number,
-                end: piece.end,
-                hashes: BTreeMap::new(),
-            };
-            self.pieces.insert(place, reports);
+        let oldest = self.pieces.keys().next();
+        if self.pieces.len() >= PIECES_KEPT && oldest.is_some_and(|it| piece.number < *it) {
+            return;
         }
-        // A restarted replica reports again what it has sent before; its last word counts.
-        self.pieces[place].hashes.insert(replica, piece.hash);
-        self.judge(place);
+        let reports = self.pieces.entry(piece.number).or_default();
+        reports.end = piece.end;
+        // A restarted replica reports again what it has sent before; its last report counts.
+        reports.hashes.insert(replica, piece.hash);
+        let (odd, count, end) = (reports.odd_ones(), reports.hashes.len(), reports.end);
+        self.judge(piece.number, odd, count, end);
         while self.pieces.len() > PIECES_KEPT {
-            self.pieces.pop_front();
+            self.pieces.pop_first();
         }
     }
 
-    fn judge(&mut self, place: usize) {
-        let reports = &self.pieces[place];
-        let odd = reports.odd_ones();
+    fn judge(&mut self, number: u64, odd: ReplicaSet, count: usize, end: u64) {
         if odd.is_empty() {
-            if reports.hashes.len() > 1 {
-                self.agreed = self.agreed.max(reports.end);
+            if count > 1 {
+                self.agreed = self.agreed.max(end);
             }
             return;
         }
         match &mut self.diverged {
-            // Whoever has parted from the others stays apart. A second one may part only now,
-            // but of two that differ nobody can tell which.
-            Some(known) if known.piece < reports.number => {
-                if reports.hashes.len() > 2 {
+            // A replica that has diverged stays so. A second one may diverge only now, but with
+            // two reports that differ nobody can tell which of them is wrong.
+            Some(known) if known.piece < number => {
+                if count > 2 {
                     known.replicas.0 |= odd.0;
                 }
             }
             _ => {
                 self.diverged = Some(Divergence {
-                    piece: reports.number,
+                    piece: number,
                     replicas: odd,
                 });
             }
@@ -239,9 +196,7 @@ impl Compared {
     }
 
     fn verdict(&self, stream: u64) -> Verdict {
-        let same = self
-            .diverged
-            .map_or(u64::MAX, |it| it.piece * PIECE_BYTES as u64);
+        let same = self.diverged.map_or(u64::MAX, |it| it.piece * PIECE_BYTES);
         Verdict {
             stream,
             agreed: self.agreed.min(same),
@@ -252,38 +207,33 @@ impl Compared {
 }
 
 impl Reports {
-    /// Whose hash is not that of the majority of those who reported.
+    /// The replicas whose hash is not that of the majority.
     fn odd_ones(&self) -> ReplicaSet {
-        let votes = |hash: u64| self.hashes.values().filter(|it| **it == hash).count();
-        let Some(&first) = self.hashes.values().next() else {
-            return ReplicaSet::EMPTY;
-        };
-        let mut usual = first;
-        for &hash in self.hashes.values() {
-            if votes(hash) > votes(usual) {
-                usual = hash;
-            }
-        }
-        let odd = self.hashes.iter().filter(|(_, hash)| **hash != usual);
+        let votes = |hash: &u64| self.hashes.values().filter(|it| *it == hash).count();
+        // Of several with most votes, the last: the hash of the lowest id.
+        let usual = self.hashes.values().rev().max_by_key(|hash| votes(hash));
+        let odd = self.hashes.iter().filter(|(_, hash)| Some(*hash) != usual);
         ReplicaSet::of(odd.map(|(replica, _)| *replica))
     }
 }
 
-/// Makes room for one more stream.
-fn forget_oldest<T>(streams: &mut BTreeMap<u64, T>, used: impl Fn(&T) -> u64) {
-    if streams.len() >= STREAMS_MAX {
-        let oldest = streams.iter().min_by_key(|(_, it)| used(it));
-        if let Some(stream) = oldest.map(|(stream, _)| *stream) {
-            streams.remove(&stream);
-        }
+/// Removes the entry that was used longest ago if `map` has `max` of them: there is room for one
+/// more then.
+pub(crate) fn make_room<T>(
+    map: &mut BTreeMap<u64, T>,
+    max: usize,
+    used: impl Fn(&T) -> u64,
+) -> Option<(u64, T)> {
+    if map.len() < max {
+        return None;
     }
+    let oldest = *map.iter().min_by_key(|(_, it)| used(it))?.0;
+    map.remove_entry(&oldest)
 }
 
-const CRC_START: u64 = u64::MAX;
-
-/// CRC-64/XZ (the ECMA-182 polynomial, reflected), without the final inversion.
+/// CRC-64/XZ (the ECMA-182 polynomial, reflected) of what `crc` is of, and `bytes`.
 fn crc64(crc: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(crc, |crc, byte| {
+    !bytes.iter().fold(!crc, |crc, byte| {
         CRC_TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8)
     })
 }
@@ -310,4 +260,128 @@ const CRC_TABLE: [u64; 256] = {
 };
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const R: [ReplicaId; 3] = [ReplicaId(0), ReplicaId(1), ReplicaId(2)];
+
+    /// The pieces of one stream sent in parts of `part` bytes.
+    fn pieces(bytes: &[u8], part: usize) -> Vec<Piece> {
+        let mut hash = OutputHash::default();
+        let mut pieces = Vec::new();
+        for part in bytes.chunks(part) {
+            hash.record(7, part, &mut pieces);
+        }
+        pieces.extend(hash.finish(7));
+        pieces
+    }
+
+    fn verdict(check: &OutputCheck) -> Verdict {
+        check.verdicts().next().expect("stream 7 was reported")
+    }
+
+    #[test]
+    fn the_hash_is_the_standard_one() {
+        assert_eq!(crc64(0, b"123456789"), 0x995d_c9bb_df19_39fa);
+    }
+
+    #[test]
+    fn three_that_say_the_same_agree_to_the_last_byte() {
+        let sent = vec![1; 4000];
+        let mut check = OutputCheck::default();
+        for replica in R {
+            for piece in pieces(&sent, 100) {
+                check.report(replica, piece);
+            }
+        }
+        let verdict = verdict(&check);
+        assert_eq!((verdict.agreed, verdict.diverged), (4000, None));
+        assert_eq!(verdict.reported_by, ReplicaSet::of(R));
+    }
+
+    #[test]
+    fn one_wrong_byte_is_found_in_its_piece_whoever_reports_first() {
+        let right = vec![1; 6000];
+        let mut wrong = right.clone();
+        wrong[3210] = 2;
+        for odd in R {
+            for first in 0..3 {
+                let mut check = OutputCheck::default();
+                for turn in 0..3 {
+                    let replica = R[(first + turn) % 3];
+                    let sent = if replica == odd { &wrong } else { &right };
+                    for piece in pieces(sent, 999) {
+                        check.report(replica, piece);
+                    }
+                }
+                let verdict = verdict(&check);
+                let diverged = verdict.diverged.expect("the byte is found");
+                assert_eq!(diverged.piece, 3210 / PIECE_BYTES);
+                assert_eq!(diverged.replicas, ReplicaSet::of([odd]));
+                assert_eq!(verdict.agreed, 3000);
+            }
+        }
+    }
+
+    #[test]
+    fn a_replica_far_behind_is_compared_when_it_has_caught_up() {
+        let sent = vec![3; PIECE_BYTES as usize * (PIECES_KEPT + 10)];
+        let mut check = OutputCheck::default();
+        let reports = pieces(&sent, PIECE_BYTES as usize);
+        for piece in &reports {
+            check.report(R[0], *piece);
+        }
+        check.report(R[1], reports[0]);
+        assert_eq!(verdict(&check).agreed, 0, "too long ago");
+        check.report(R[1], *reports.last().unwrap());
+        assert_eq!(verdict(&check).agreed, sent.len() as u64);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut check = OutputCheck::default();
+        for stream in 0..3 * STREAMS_MAX as u64 {
+            let (number, end, hash) = (0, PIECE_BYTES, 0);
+            let piece = Piece {
+                stream,
+                number,
+                end,
+                hash,
+            };
+            check.report(R[0], piece);
+        }
+        assert_eq!(check.streams.len(), STREAMS_MAX);
+        assert!(!check.streams.contains_key(&0), "the oldest went first");
+    }
+
+    proptest! {
+        /// However the bytes were cut into calls, and whatever stands elsewhere.
+        #[test]
+        fn equal_streams_agree_and_others_do_not(
+            bytes in proptest::collection::vec(any::<u8>(), 1..5000),
+            part_a in 1usize..3000,
+            part_b in 1usize..3000,
+            flip in any::<Option<(proptest::sample::Index, u8)>>(),
+        ) {
+            let mut other = bytes.clone();
+            if let Some((at, mask)) = flip {
+                let at = at.index(other.len());
+                other[at] ^= mask;
+            }
+            let mut check = OutputCheck::default();
+            for piece in pieces(&bytes, part_a) {
+                check.report(R[0], piece);
+            }
+            for piece in pieces(&other, part_b) {
+                check.report(R[1], piece);
+            }
+            let verdict = verdict(&check);
+            let first = bytes.iter().zip(&other).position(|(a, b)| a != b);
+            let found = verdict.diverged.map(|it| it.piece);
+            prop_assert_eq!(found, first.map(|at| at as u64 / PIECE_BYTES));
+            let agreed = first.map_or(bytes.len() as u64, |at| at as u64 / PIECE_BYTES * PIECE_BYTES);
+            prop_assert_eq!(verdict.agreed, agreed);
+        }
+    }
+}

@@ -1,58 +1,47 @@
-//! Proposals that are not committed yet, and who waits for each.
+//! Proposals that are not committed yet, and the proposer of each.
 
-use crate::client::{Slot, Ticket};
-use crate::door::ConnectionId;
+use crate::append::Ticket;
+use crate::clients::ConnectionId;
 use plover_types::Viewstamp;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-/// Who waits for an entry.
-#[derive(Debug)]
+/// The proposer of an entry.
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Origin {
-    /// Whoever drives the server's turns.
-    Inline(Ticket),
-    /// A client in another thread.
-    Client(Arc<Slot>, Ticket),
+    /// The thread that drives the server's turns.
+    Submitted(Ticket),
     /// A remote client, and its number for the request.
     Remote(ConnectionId, u64),
-    /// Nobody.
+    /// The server itself, which does not wait for it.
     Server,
-}
-
-#[derive(Debug)]
-struct Pending {
-    at: Viewstamp,
-    origin: Origin,
 }
 
 /// Proposals in the order of the log.
 #[derive(Debug, Default)]
-pub(crate) struct Proposals(VecDeque<Pending>);
+pub(crate) struct Proposals(VecDeque<(Viewstamp, Origin)>);
 
 impl Proposals {
-    /// Notes that `origin` waits for the entry at `at`, the newest of the log.
+    /// `origin` has proposed the entry at `at`, the newest of the log.
     pub fn push(&mut self, at: Viewstamp, origin: Origin) {
-        if let Some(last) = self.0.back() {
-            assert!(last.at < at, "{at} was proposed after {}", last.at);
+        if let Some((last, _)) = self.0.back() {
+            assert!(*last < at, "{at} was proposed after {last}");
         }
-        self.0.push_back(Pending { at, origin });
+        self.0.push_back((at, origin));
     }
 
-    /// Who waits for the committed entry at `at`. Entries of the log before it are settled too,
-    /// so nobody can be waiting for them.
+    /// The proposer of the committed entry at `at`, if it was proposed here. All entries before it
+    /// have been settled.
     pub fn settle(&mut self, at: Viewstamp) -> Option<Origin> {
-        let first = self.0.front()?;
-        assert!(
-            first.at.index >= at.index,
-            "{} was committed and never settled",
-            first.at
-        );
-        (first.at == at).then(|| self.0.pop_front().expect("there is a first").origin)
+        let (first, _) = self.0.front()?;
+        let is_settled = first.index < at.index;
+        assert!(!is_settled, "{first} was committed and never settled");
+        let is_ours = *first == at;
+        is_ours.then(|| self.0.pop_front()).flatten().map(|it| it.1)
     }
 
-    /// All who wait, because this replica will not learn what they wait for.
-    pub fn give_up(&mut self) -> impl Iterator<Item = Origin> {
-        self.0.drain(..).map(|pending| pending.origin)
+    /// All proposers, because this replica will not learn what became of their entries.
+    pub fn give_up(&mut self) -> VecDeque<(Viewstamp, Origin)> {
+        std::mem::take(&mut self.0)
     }
 
     pub fn len(&self) -> usize {

@@ -3,37 +3,37 @@
 //! ```text
 //!   request ─► some replica ──► Appended
 //!                 │ Elsewhere{leader} ─► that one
-//!                 │ silence, a cut, nobody leads ─► the next address, after a pause
+//!                 │ silence, a lost connection, no leader ─► the next address, after a pause
 //! ```
 //!
 //! Every append belongs to the client's session, whose name is drawn at random, and has a number.
-//! The replicas remember a session's last number and answer, so a repetition after a lost reply
-//! is answered and not applied again.
+//! The replicas remember a session's last number and answer, so a request that is repeated after a
+//! lost reply is answered and not applied again.
 
 use crate::address::{self, Address};
+use crate::framed::Framed;
 pub use crate::questions::{TailEvent, begin, status, tail};
 use crate::wire::{self, FrameError, MemberChange, Refusal, Reply, Request};
-use plover_types::{ReplicaId, Viewstamp};
-use rustix::buffer::spare_capacity;
+use plover_types::Viewstamp;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::sockopt;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// How long one connection attempt may take, and one reply, before another replica is tried.
-/// Longer than an election takes, so that a leader under way is not left.
+/// Longer than an election takes, so that the client does not leave a replica that is being elected.
 const TRY_FOR: Duration = Duration::from_millis(700);
 /// The pause after every address was tried in vain.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a request of a remote client was given up.
+/// Why a request of a remote client failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// Nobody answered in time, or nobody led. An entry may be in the log or not; the same
+    /// No replica answered in time, or none led. An entry may be in the log or not; the same
     /// client may repeat it.
     #[error(
-        "no answer from {tried} within {patience:?}: {last}; is a majority of replicas up (for a new group: are all)?"
+        "no answer from {tried} within {patience:?}: {last}; a majority of the replicas has to run, in \
+         a new group all of them"
     )]
     TimedOut {
         /// The addresses that were tried.
@@ -44,124 +44,143 @@ pub enum RemoteError {
         last: String,
     },
     /// Split the entry.
-    #[error("an entry of {bytes} bytes exceeds the largest of {max}")]
+    #[error("an entry of {bytes} bytes was not appended: the largest has {max}, split it")]
     TooLarge {
-        /// What was asked.
+        /// Its size.
         bytes: usize,
-        /// The most.
+        /// The largest size.
         max: u64,
     },
-    /// The session was used by somebody else: make a new client.
-    #[error("the session has gone on past this request: two clients use one name")]
+    /// Another client uses the same session: make a new client.
+    #[error(
+        "the entry was not appended: another client has used this session for a later request; make \
+         a client of its own for each of them"
+    )]
     Stale,
     /// The server refused, in its own words.
     #[error("{address}: {why}")]
     Refused {
-        /// Who.
+        /// The server.
         address: Address,
         /// Why, and what to do.
         why: String,
     },
     /// Correct the address, or start the server.
-    #[error("cannot reach {address}: {source}")]
+    #[error("cannot reach {address} ({source}): correct the address, or start the replica there")]
     Unreachable {
-        /// Who was asked.
+        /// The server.
         address: Address,
         /// What the kernel said.
         source: io::Error,
     },
     /// Not a server of this release.
-    #[error("{address} does not speak our protocol: {source}")]
+    #[error(
+        "{address} does not answer as a replica of this release does ({source}): use its release"
+    )]
     Protocol {
-        /// Who was asked.
+        /// The server.
         address: Address,
-        /// What came.
+        /// What is wrong with its answer.
         source: FrameError,
     },
-}
-
-/// What went wrong with one attempt; another replica may do better.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Attempt {
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("{0}")]
-    Frame(#[from] FrameError),
-    #[error("{}", leads_text(*.0))]
-    Elsewhere(Option<ReplicaId>),
-    #[error("{0}")]
-    Failed(String),
-}
-
-fn leads_text(leader: Option<ReplicaId>) -> String {
-    leader.map_or("nobody leads".into(), |leader| format!("{leader} leads"))
-}
-
-impl From<Errno> for Attempt {
-    fn from(error: Errno) -> Self {
-        Self::Io(error.into())
-    }
 }
 
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Link {
-    socket: OwnedFd,
-    input: Vec<u8>,
-    taken: usize,
-    output: Vec<u8>,
+    address: Address,
+    framed: Framed,
+    /// Bytes of the last reply.
+    last: usize,
 }
 
 impl Link {
-    pub fn open(address: &Address) -> io::Result<Self> {
+    fn open(address: &Address) -> Result<Self, RemoteError> {
+        let unreachable = |source| RemoteError::Unreachable {
+            address: address.clone(),
+            source,
+        };
+        let socket = address::connect(address, TRY_FOR).map_err(unreachable)?;
         Ok(Self {
-            socket: address::connect(address, TRY_FOR)?,
-            input: Vec::new(),
-            taken: 0,
-            output: Vec::new(),
+            address: address.clone(),
+            framed: Framed::new(socket),
+            last: 0,
         })
     }
 
-    pub fn send(&mut self, request: &Request<'_>) -> Result<(), Attempt> {
-        self.output.clear();
-        wire::put(request, &mut self.output);
-        let mut rest = &self.output[..];
-        while !rest.is_empty() {
-            match send(&self.socket, rest, SendFlags::NOSIGNAL) {
-                Ok(count) => rest = &rest[count..],
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+    /// Connects, and sends `request`.
+    pub fn ask(address: &Address, request: &Request<'_>) -> Result<Self, RemoteError> {
+        let mut link = Self::open(address)?;
+        link.send(request)?;
+        Ok(link)
+    }
+
+    fn send(&mut self, request: &Request<'_>) -> Result<(), RemoteError> {
+        self.framed.put(request);
+        self.framed.write().map_err(|error| self.lost(error))
     }
 
     /// Waits for the next reply, until `until` if that is given.
-    pub fn receive(&mut self, until: Option<Instant>) -> Result<Reply<'_>, Attempt> {
-        self.input.drain(..self.taken);
-        self.taken = 0;
-        let bytes = loop {
-            if let Some(bytes) = wire::whole_frame(&self.input)? {
-                break bytes;
-            }
-            if let Some(until) = until {
-                if Instant::now() >= until {
-                    return Err(Errno::TIMEDOUT.into());
-                }
-                address::read_until(&self.socket, until)?;
-            }
-            self.input.reserve(64 << 10);
-            let buffer = spare_capacity(&mut self.input);
-            match recv(&self.socket, buffer, RecvFlags::empty()) {
-                Ok((_, 0)) => return Err(Errno::CONNRESET.into()),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err(Errno::TIMEDOUT.into()),
-                Err(error) => return Err(error.into()),
-            }
-        };
-        self.taken = bytes;
-        Ok(wire::take(&self.input[..bytes])?)
+    pub fn receive(&mut self, until: Option<Instant>) -> Result<Reply<'_>, RemoteError> {
+        self.framed.done(std::mem::take(&mut self.last));
+        self.framed.tidy();
+        while self.frame()?.is_none() {
+            self.read(until).map_err(|error| self.lost(error))?;
+        }
+        self.last = self.frame()?.map_or(0, <[u8]>::len);
+        let frame = &self.framed.unread()[..self.last];
+        wire::take(frame).map_err(|source| self.damaged(source))
     }
+
+    fn frame(&self) -> Result<Option<&[u8]>, RemoteError> {
+        self.framed.frame().map_err(|source| self.damaged(source))
+    }
+
+    fn read(&mut self, until: Option<Instant>) -> Result<(), Errno> {
+        if let Some(until) = until {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Errno::TIMEDOUT);
+            }
+            // Zero would mean for ever.
+            let left = Some(left.max(Duration::from_millis(1)));
+            sockopt::set_socket_timeout(&self.framed.socket, sockopt::Timeout::Recv, left)?;
+        }
+        match self.framed.read() {
+            Ok(0) => Err(Errno::CONNRESET),
+            Ok(_) => Ok(()),
+            Err(Errno::AGAIN) => Err(Errno::TIMEDOUT),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn damaged(&self, source: FrameError) -> RemoteError {
+        RemoteError::Protocol {
+            address: self.address.clone(),
+            source,
+        }
+    }
+
+    fn lost(&self, error: Errno) -> RemoteError {
+        RemoteError::Unreachable {
+            address: self.address.clone(),
+            source: error.into(),
+        }
+    }
+}
+
+/// `reply` of the server at `address` does not grant the request.
+pub(crate) fn refused(address: &Address, reply: &Reply<'_>) -> RemoteError {
+    let why = match reply {
+        Reply::Failed(why) => why.clone(),
+        Reply::Elsewhere { leader, .. } => match leader {
+            Some(leader) => format!("{leader} leads"),
+            None => "no replica leads".into(),
+        },
+        other => format!("unexpected {other:?}"),
+    };
+    let address = address.clone();
+    RemoteError::Refused { address, why }
 }
 
 /// A remote client with a session of its own.
@@ -174,12 +193,11 @@ pub struct Remote {
     next: usize,
     link: Option<Link>,
     patience: Duration,
-    attempt_for: Duration,
 }
 
 impl Remote {
-    /// A client of the replicas at `targets`; others are learnt of from them. `patience` bounds
-    /// every append, retries included.
+    /// A client of the replicas at `targets`; they name others. `patience` bounds every append,
+    /// retries included.
     pub fn new(targets: Vec<Address>, patience: Duration) -> Self {
         let mut name = [0; 8];
         // The kernel has randomness long before programs run.
@@ -191,12 +209,11 @@ impl Remote {
             next: 0,
             link: None,
             patience,
-            attempt_for: TRY_FOR,
         }
     }
 
-    /// Goes on as a client of that name that has sent `number` requests: a program that kept
-    /// both can repeat its last request after a crash of its own.
+    /// Continues the session of that name, of which `number` requests were sent: a program that
+    /// kept both can repeat its last request after a crash of its own.
     pub fn resume(mut self, session: u64, number: u64) -> Self {
         self.session = session;
         self.number = number;
@@ -220,157 +237,122 @@ impl Remote {
     /// After [`RemoteError::TimedOut`] the entry may still take effect, later as well.
     pub fn call(&mut self, entry: &[u8], answer: &mut Vec<u8>) -> Result<Viewstamp, RemoteError> {
         self.number += 1;
-        let until = Instant::now() + self.patience;
-        loop {
-            let attempt = (Instant::now() + self.attempt_for).min(until);
-            let failed = match self.try_call(entry, attempt, answer) {
-                Ok(Ok(at)) => return Ok(at),
-                Ok(Err(Refusal::TooLarge { max })) => {
-                    let bytes = entry.len();
-                    return Err(RemoteError::TooLarge { bytes, max });
-                }
-                Ok(Err(Refusal::Stale)) => return Err(RemoteError::Stale),
-                Err(failed) => failed,
-            };
-            self.go_on(failed, until)?;
-        }
-    }
-
-    fn try_call(
-        &mut self,
-        entry: &[u8],
-        until: Instant,
-        answer: &mut Vec<u8>,
-    ) -> Result<Result<Viewstamp, Refusal>, Attempt> {
-        let (asked, session) = (self.number, Some(self.session));
-        let link = self.link()?;
-        link.send(&Request::Append {
-            number: asked,
-            session,
+        let request = Request::Append {
+            number: self.number,
+            session: Some(self.session),
             bytes: entry,
-        })?;
-        let (leader, address) = loop {
-            match link.receive(Some(until))? {
-                Reply::Appended {
-                    number,
-                    at,
-                    answer: found,
-                } if number == asked => {
-                    answer.extend_from_slice(found);
-                    return Ok(Ok(at));
-                }
-                Reply::Refused { number, why } if number == asked => return Ok(Err(why)),
-                Reply::Elsewhere {
-                    number,
-                    leader,
-                    address,
-                } if number == asked => break (leader, address),
-                Reply::Failed(why) => return Err(Attempt::Failed(why)),
-                // The reply to a request that was given up.
-                _ => {}
+        };
+        let done = self.until_done(&request, TRY_FOR, |reply| match reply {
+            Reply::Appended { at, answer: it, .. } => {
+                answer.extend_from_slice(it);
+                Some(Ok(*at))
             }
-        };
-        self.follow(address);
-        Err(Attempt::Elsewhere(leader))
+            Reply::Refused { why, .. } => Some(Err(*why)),
+            _ => None,
+        })?;
+        done.map_err(|why| match why {
+            Refusal::Stale => RemoteError::Stale,
+            Refusal::TooLarge { max } => {
+                let bytes = entry.len();
+                RemoteError::TooLarge { bytes, max }
+            }
+        })
     }
 
-    /// The present connection, or one to the next target.
-    fn link(&mut self) -> Result<&mut Link, Attempt> {
-        if self.link.is_none() {
-            let address = &self.targets[self.next % self.targets.len()];
-            self.link = Some(Link::open(address)?);
-        }
-        Ok(self.link.as_mut().expect("it was just made"))
-    }
-
-    /// Tries `address` next.
-    fn follow(&mut self, address: Option<String>) {
-        let Some(address) = address.and_then(|text| text.parse().ok()) else {
-            return;
-        };
-        let place = self.targets.iter().position(|it| *it == address);
-        let place = place.unwrap_or_else(|| {
-            self.targets.push(address);
-            self.targets.len() - 1
-        });
-        if self.next % self.targets.len() != place {
-            self.link = None;
-            self.next = place;
-        }
-    }
-
-    /// After a failed attempt: another target, or the end.
-    fn go_on(&mut self, failed: Attempt, until: Instant) -> Result<(), RemoteError> {
-        let moved = matches!(failed, Attempt::Elsewhere(Some(_))) && self.link.is_none();
-        if !moved {
-            self.link = None;
-            self.next = (self.next + 1) % self.targets.len();
-        }
-        if Instant::now() + PAUSE >= until {
-            let tried: Vec<_> = self.targets.iter().map(Address::to_string).collect();
-            return Err(RemoteError::TimedOut {
-                tried: tried.join(", "),
-                patience: self.patience,
-                last: failed.to_string(),
-            });
-        }
-        if !moved {
-            std::thread::sleep(PAUSE);
-        }
-        Ok(())
-    }
-
-    /// Asks the leader to change who belongs to the group; `progress` hears how far it is.
-    /// Repeated until done: a change that has been made already is done.
+    /// Asks the leader to change the group; `progress` hears how far it is. Repeated until done: a
+    /// change that has been made already succeeds.
     pub fn change_members(
         &mut self,
         change: &MemberChange,
         mut progress: impl FnMut(&str),
     ) -> Result<String, RemoteError> {
+        let request = Request::Member(change.clone());
+        let done = self.until_done(&request, self.patience, |reply| match reply {
+            Reply::Progress(text) => {
+                progress(text);
+                None
+            }
+            Reply::Done(text) => Some(Ok(text.clone())),
+            Reply::Failed(why) => Some(Err(why.clone())),
+            _ => None,
+        })?;
+        let address = self.targets[self.next].clone();
+        done.map_err(|why| RemoteError::Refused { address, why })
+    }
+
+    /// Sends `request` to one replica after the other until `answer` takes one of the replies. A
+    /// reply may take `wait`.
+    fn until_done<T>(
+        &mut self,
+        request: &Request<'_>,
+        wait: Duration,
+        mut answer: impl FnMut(&Reply<'_>) -> Option<T>,
+    ) -> Result<T, RemoteError> {
         let mut until = Instant::now() + self.patience;
         loop {
-            match self.try_change(change, &mut progress) {
-                Ok(Ok(done)) => return Ok(done),
-                Ok(Err(why)) => {
-                    let address = self.targets[self.next % self.targets.len()].clone();
-                    return Err(RemoteError::Refused { address, why });
-                }
-                Err((heard, failed)) => {
-                    if heard {
-                        until = Instant::now() + self.patience;
-                    }
-                    self.go_on(failed, until)?;
-                }
+            let next = self.next;
+            let failed = match self.attempt(request, wait, &mut until, &mut answer) {
+                Ok(done) => return Ok(done),
+                Err(failed) => failed,
+            };
+            self.link = None;
+            if Instant::now() + PAUSE >= until {
+                let tried: Vec<_> = self.targets.iter().map(Address::to_string).collect();
+                return Err(RemoteError::TimedOut {
+                    tried: tried.join(", "),
+                    patience: self.patience,
+                    last: failed.to_string(),
+                });
+            }
+            // Without a leader to go to, the next target, after a pause.
+            if self.next == next {
+                self.next = (self.next + 1) % self.targets.len();
+                std::thread::sleep(PAUSE);
             }
         }
     }
 
-    fn try_change(
+    /// Asks the target that is next. Each sign of progress gives the request new patience.
+    fn attempt<T>(
         &mut self,
-        change: &MemberChange,
-        progress: &mut impl FnMut(&str),
-    ) -> Result<Result<String, String>, (bool, Attempt)> {
-        let mut heard = false;
-        let patience = self.patience;
-        let link = self.link().map_err(|failed| (false, failed))?;
-        link.send(&Request::Member(change.clone()))
-            .map_err(|failed| (false, failed))?;
-        let (leader, address) = loop {
-            let reply = link.receive(Some(Instant::now() + patience));
-            match reply.map_err(|failed| (heard, failed))? {
-                Reply::Progress(text) => {
-                    heard = true;
-                    progress(&text);
+        request: &Request<'_>,
+        wait: Duration,
+        until: &mut Instant,
+        answer: &mut impl FnMut(&Reply<'_>) -> Option<T>,
+    ) -> Result<T, RemoteError> {
+        let target = &self.targets[self.next];
+        let link = match &mut self.link {
+            Some(link) => link,
+            none => none.insert(Link::open(target)?),
+        };
+        link.send(request)?;
+        loop {
+            let reply = link.receive(Some((Instant::now() + wait).min(*until)))?;
+            if let Some(done) = answer(&reply) {
+                return Ok(done);
+            }
+            match &reply {
+                Reply::Progress(_) => *until = Instant::now() + self.patience,
+                Reply::Failed(_) => return Err(refused(target, &reply)),
+                Reply::Elsewhere { address, .. } => {
+                    let failed = refused(target, &reply);
+                    let address = address.as_ref().and_then(|text| text.parse().ok());
+                    if let Some(address) = address {
+                        self.follow(address);
+                    }
+                    return Err(failed);
                 }
-                Reply::Done(text) => return Ok(Ok(text)),
-                Reply::Failed(why) => return Ok(Err(why)),
-                Reply::Elsewhere {
-                    leader, address, ..
-                } => break (leader, address),
                 _ => {}
             }
-        };
-        self.follow(address);
-        Err((heard, Attempt::Elsewhere(leader)))
+        }
+    }
+
+    /// Tries `address` next.
+    fn follow(&mut self, address: Address) {
+        let place = self.targets.iter().position(|it| *it == address);
+        self.next = place.unwrap_or(self.targets.len());
+        if place.is_none() {
+            self.targets.push(address);
+        }
     }
 }

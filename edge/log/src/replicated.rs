@@ -1,16 +1,17 @@
 //! What every replica computes alike from the log: the state machine, the sessions, and the
 //! comparison of outputs. All of it travels in one snapshot.
 
-use crate::envelope::{self, Envelope, SessionRequest};
+use crate::envelope::{Envelope, SessionRequest};
 use crate::members::Group;
-use crate::outputs::{OutputCheck, OutputHasher, Piece, Verdict};
+use crate::outputs::{OutputCheck, OutputHash, Piece, Verdict, make_room};
 use crate::{Error, StateMachine};
 use plover_types::{View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
+use serde_bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// Sessions that are remembered, those used last. A request that is repeated after this many
-/// other sessions have been used is applied twice; at a thousand new sessions a second that
+/// Sessions that are remembered: those used last. A request that is repeated after this many
+/// other sessions have been used is applied twice. At a thousand new sessions a second that
 /// takes four seconds, longer than clients repeat.
 const SESSIONS_MAX: usize = 4096;
 
@@ -24,51 +25,38 @@ pub(crate) struct Replicated<M> {
     /// The last entry that it reflects.
     pub applied: Viewstamp,
     pub group: Group,
-    sessions: BTreeMap<u64, Session>,
-    hasher: OutputHasher,
-    check: OutputCheck,
+    history: History,
     check_outputs: bool,
     /// Pieces of our own outputs that are to be reported.
     pub pieces: Vec<Piece>,
     answer: Vec<u8>,
 }
 
+/// What is remembered of the entries, besides the machine's state.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct History {
+    sessions: BTreeMap<u64, Session>,
+    /// What proposers without a session were answered.
+    answered: OutputHash,
+    check: OutputCheck,
+}
+
 /// The last request of a session, with its answer.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Session {
     number: u64,
+    /// Where the request took effect. Zero in a session that has only begun.
     at: Viewstamp,
     #[serde(with = "serde_bytes")]
     answer: Vec<u8>,
+    answered: OutputHash,
     /// The entry that last used it.
     used: u64,
 }
 
-/// What became of an entry: where it took effect (earlier than the entry itself when it is a
+/// The result of an entry: where it took effect (earlier than the entry itself if it is a
 /// repetition), and the machine's answer.
 pub(crate) type Applied<'a> = Result<(Viewstamp, &'a [u8]), Error>;
-
-#[derive(Serialize, Deserialize)]
-struct Snapshot<'a> {
-    applied: Viewstamp,
-    group: Group,
-    sessions: BTreeMap<u64, Session>,
-    hasher: OutputHasher,
-    check: OutputCheck,
-    #[serde(borrow, with = "serde_bytes")]
-    machine: &'a [u8],
-}
-
-#[derive(Serialize)]
-struct SnapshotToWrite<'a> {
-    applied: Viewstamp,
-    group: &'a Group,
-    sessions: &'a BTreeMap<u64, Session>,
-    hasher: &'a OutputHasher,
-    check: &'a OutputCheck,
-    #[serde(with = "serde_bytes")]
-    machine: &'a [u8],
-}
 
 impl<M: StateMachine> Replicated<M> {
     /// The state before the first entry, in a group as it was set up.
@@ -77,142 +65,98 @@ impl<M: StateMachine> Replicated<M> {
             machine,
             applied: Viewstamp::default(),
             group,
-            sessions: BTreeMap::new(),
-            hasher: OutputHasher::default(),
-            check: OutputCheck::default(),
+            history: History::default(),
             check_outputs,
             pieces: Vec::new(),
             answer: Vec::new(),
         }
     }
 
-    /// Notes that an entry without meaning for the application is behind us.
-    pub fn pass(&mut self, at: Viewstamp) {
-        self.applied = at;
-    }
-
     /// Applies the entry at `at`.
-    pub fn apply(&mut self, at: Viewstamp, entry: &[u8]) -> Applied<'_> {
+    pub fn apply(&mut self, at: Viewstamp, payload: &[u8]) -> Applied<'_> {
         self.applied = at;
         self.answer.clear();
-        match envelope::take(entry) {
+        match Envelope::take(payload) {
             Some(Envelope::Plain(bytes)) => {
                 self.machine.apply(at, bytes, &mut self.answer);
-                self.record_answer(NO_SESSION);
-                Ok((at, &self.answer))
+                if self.check_outputs {
+                    let (answered, pieces) = (&mut self.history.answered, &mut self.pieces);
+                    answered.record(NO_SESSION, &self.answer, pieces);
+                }
             }
-            Some(Envelope::Session(request, bytes)) => self.apply_once(at, request, bytes),
+            Some(Envelope::Session(request, bytes)) => return self.apply_once(at, request, bytes),
             Some(Envelope::Outputs(replica, pieces)) => {
                 for piece in pieces {
-                    self.check.report(replica, piece);
+                    self.history.check.report(replica, piece);
                 }
-                Ok((at, &[]))
             }
-            None => {
-                tracing::warn!(%at, "an entry that this release does not know was skipped");
-                Ok((at, &[]))
-            }
+            None => tracing::warn!(%at, "an entry that this release does not know was skipped"),
         }
-    }
-
-    fn apply_once(&mut self, at: Viewstamp, request: SessionRequest, bytes: &[u8]) -> Applied<'_> {
-        let SessionRequest { session, number } = request;
-        if let Some(known) = self.sessions.get_mut(&session) {
-            known.used = at.index.0;
-            if number < known.number {
-                return Err(Error::Stale);
-            }
-            if number == known.number {
-                let known = &self.sessions[&session];
-                return Ok((known.at, &known.answer));
-            }
-        } else if self.sessions.len() >= SESSIONS_MAX {
-            let oldest = self.sessions.iter().min_by_key(|(_, it)| it.used);
-            if let Some(name) = oldest.map(|(name, _)| *name) {
-                self.sessions.remove(&name);
-                self.pieces.extend(self.hasher.finish(name));
-            }
-        }
-        self.machine.apply(at, bytes, &mut self.answer);
-        self.record_answer(session);
-        let known = self.sessions.entry(session).or_insert_with(|| Session {
-            number,
-            at,
-            answer: Vec::new(),
-            used: at.index.0,
-        });
-        known.number = number;
-        known.at = at;
-        known.answer.clear();
-        known.answer.extend_from_slice(&self.answer);
         Ok((at, &self.answer))
     }
 
-    fn record_answer(&mut self, stream: u64) {
-        if self.check_outputs {
-            self.hasher.record(stream, &self.answer, &mut self.pieces);
+    fn apply_once(&mut self, at: Viewstamp, request: SessionRequest, bytes: &[u8]) -> Applied<'_> {
+        let name = request.session;
+        let sessions = &mut self.history.sessions;
+        if !sessions.contains_key(&name) {
+            let forgotten = make_room(sessions, SESSIONS_MAX, |it| it.used);
+            let rest = forgotten.and_then(|(name, session)| session.answered.finish(name));
+            self.pieces.extend(rest);
         }
-    }
-
-    /// Hashes what the program has sent besides the answers.
-    pub fn record_output(&mut self, stream: u64, bytes: &[u8]) {
-        self.hasher.record(stream, bytes, &mut self.pieces);
+        let session = sessions.entry(name).or_default();
+        session.used = at.index.0;
+        let is_new = session.at == Viewstamp::default();
+        if is_new || request.number > session.number {
+            session.answer.clear();
+            self.machine.apply(at, bytes, &mut session.answer);
+            (session.number, session.at) = (request.number, at);
+            if self.check_outputs {
+                let pieces = &mut self.pieces;
+                session.answered.record(name, &session.answer, pieces);
+            }
+        } else if request.number < session.number {
+            return Err(Error::Stale);
+        }
+        Ok((session.at, &session.answer))
     }
 
     pub fn verdicts(&self) -> Vec<Verdict> {
-        self.check.verdicts().collect()
+        self.history.check.verdicts().collect()
     }
 
     /// Everything, as bytes.
     pub fn snapshot(&self) -> Vec<u8> {
         let mut machine = Vec::new();
         self.machine.snapshot(&mut machine);
-        wire::encode(&SnapshotToWrite {
-            applied: self.applied,
-            group: &self.group,
-            sessions: &self.sessions,
-            hasher: &self.hasher,
-            check: &self.check,
-            machine: &machine,
-        })
+        let machine = Bytes::new(&machine);
+        wire::encode(&(self.applied, &self.group, &self.history, machine))
     }
 
     /// Becomes what a [`snapshot`](Self::snapshot) says, its own or another replica's, except for
-    /// the group, which it returns. `None`, and nothing changes, if that is of a log before the one
-    /// that began in the view `generation`.
+    /// the group, which it returns. `None`, and nothing changes, if the snapshot is of a log before
+    /// the one that began in the view `generation`.
     pub fn restore(&mut self, bytes: &[u8], generation: View) -> Result<Option<Group>, String> {
-        // Borrowed decoding: `wire::decode` serves only what owns its bytes.
-        let body = match bytes.split_first() {
-            Some((&wire::WIRE_VERSION, body)) => body,
-            Some((version, _)) => {
-                let ours = wire::WIRE_VERSION;
-                return Err(format!(
-                    "it is of wire version {version}, this release has {ours}"
-                ));
-            }
-            None => return Err("it is empty".into()),
+        let (applied, group, history, machine) = match wire::decode_front(bytes) {
+            Ok((snapshot, [])) => snapshot,
+            Ok((_, rest)) => return Err(format!("{} bytes after its end", rest.len())),
+            Err(error) => return Err(error.to_string()),
         };
-        let snapshot: Snapshot<'_> =
-            postcard::from_bytes(body).map_err(|error| format!("it is malformed: {error}"))?;
-        if snapshot.applied.view < generation {
+        let (applied, machine): (Viewstamp, &Bytes) = (applied, machine);
+        if applied.view < generation {
             return Ok(None);
         }
-        self.machine.restore(Some(snapshot.machine))?;
-        self.applied = snapshot.applied;
-        self.sessions = snapshot.sessions;
-        self.hasher = snapshot.hasher;
-        self.check = snapshot.check;
+        self.machine.restore(Some(machine))?;
+        self.applied = applied;
+        self.history = history;
         self.pieces.clear();
-        Ok(Some(snapshot.group))
+        Ok(Some(group))
     }
 
     /// Becomes what it was before the first entry.
     pub fn reset(&mut self, base: Viewstamp) -> Result<(), String> {
         self.machine.restore(None)?;
         self.applied = base;
-        self.sessions.clear();
-        self.hasher = OutputHasher::default();
-        self.check = OutputCheck::default();
+        self.history = History::default();
         self.pieces.clear();
         Ok(())
     }
@@ -254,10 +198,8 @@ mod tests {
     }
 
     fn request(session: u64, number: u64) -> Vec<u8> {
-        let mut entry = Vec::new();
         let request = SessionRequest { session, number };
-        envelope::put(Some(request), b"+", &mut entry);
-        entry
+        Envelope::Session(request, b"+").put(Vec::new())
     }
 
     #[test]
@@ -318,20 +260,15 @@ mod tests {
             ..Group::default()
         };
         bytes.push(wire::encode_part(&group.addresses, Vec::new()));
-        let (mut plain, mut outputs) = (Vec::new(), Vec::new());
-        envelope::put(None, b"+", &mut plain);
-        envelope::put_outputs(ReplicaId(1), &[piece], &mut outputs);
+        let plain = Envelope::Plain(b"+").put(Vec::new());
+        let outputs = Envelope::Outputs(ReplicaId(1), vec![piece]).put(Vec::new());
         let mut state = Replicated::new(Counter::default(), group, true);
         state.apply(at(1), &request(1009, 1010)).unwrap();
         state.apply(at(2), &outputs).unwrap();
+        let session = request(1011, 1012);
         // The version's own byte is no part of a form.
-        outputs.remove(2);
-        bytes.extend([
-            plain,
-            request(1011, 1012),
-            outputs,
-            state.snapshot().split_off(1),
-        ]);
+        let snapshot = state.snapshot().split_off(1);
+        bytes.extend([plain, session, outputs, snapshot]);
         assert_form("log servers", &bytes);
     }
 
@@ -348,8 +285,10 @@ mod tests {
             state.machine.0, next,
             "session 0 was asked again, not applied"
         );
-        assert!(state.sessions.contains_key(&0) && !state.sessions.contains_key(&1));
-        assert_eq!(state.sessions.len(), SESSIONS_MAX);
+        assert!(
+            state.history.sessions.contains_key(&0) && !state.history.sessions.contains_key(&1)
+        );
+        assert_eq!(state.history.sessions.len(), SESSIONS_MAX);
     }
 
     #[test]

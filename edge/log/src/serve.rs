@@ -1,35 +1,22 @@
 //! Serving remote clients.
 
-use crate::door::{Connection, ConnectionId, OUTPUT_BYTES_MAX, Tail};
-use crate::envelope::{self, Envelope, SessionRequest};
+use crate::clients::{Connection, ConnectionId, Tail};
+use crate::envelope::{Envelope, SessionRequest};
 use crate::pending::Origin;
 use crate::wire::{self, FrameError, Refusal, Reply, Request, StatusReport};
 use crate::{Error, Server, StateMachine};
 use apus::EntryKind;
-use plover_types::Index;
 
-/// Entries that one turn sends to one client that follows the log.
+/// Entries that one turn sends to one client that reads the log.
 const TAIL_ENTRIES_PER_TURN: usize = 1024;
-
-/// What became of a frame.
-enum Handled {
-    Done,
-    Refused(Reply<'static>),
-    /// It waits, because the log is full.
-    Later,
-}
 
 impl<M: StateMachine> Server<M> {
     /// Takes on the requests of remote clients.
     pub(crate) fn take_remote(&mut self) {
-        let Some(door) = &mut self.door else {
-            return;
-        };
-        let mut places = std::mem::take(&mut door.busy);
-        places.append(&mut self.stalled);
-        for place in places.drain(..) {
-            let taken = self.door.as_mut().and_then(|door| door.take_out(place));
-            let Some((id, mut connection)) = taken else {
+        let mut busy = std::mem::take(&mut self.clients.busy);
+        busy.append(&mut self.stalled);
+        for id in busy {
+            let Some(mut connection) = self.clients.take_out(id) else {
                 continue;
             };
             if let Err(error) = self.take_frames(id, &mut connection) {
@@ -37,14 +24,7 @@ impl<M: StateMachine> Server<M> {
                 connection.reply(&Reply::Failed(error.to_string()));
                 connection.close();
             }
-            if let Some(door) = &mut self.door {
-                door.put_back(id, connection);
-            }
-        }
-        // The buffer goes back, with what replies have made busy meanwhile.
-        if let Some(door) = &mut self.door {
-            places.append(&mut door.busy);
-            door.busy = places;
+            self.clients.put_back(id, connection);
         }
     }
 
@@ -59,19 +39,23 @@ impl<M: StateMachine> Server<M> {
             };
             let bytes = frame.len();
             let request = wire::take(frame)?;
-            let replies = match request {
+            let reply = match request {
                 Request::Append {
                     number,
                     session,
                     bytes,
-                } => match self.append_remote(id, number, session, bytes) {
-                    Handled::Done => None,
-                    Handled::Refused(reply) => Some(reply),
-                    Handled::Later => {
-                        self.stalled.push(id.place());
-                        return Ok(());
+                } => {
+                    let session = session.map(|session| SessionRequest { session, number });
+                    match self.propose(session, bytes, Origin::Remote(id, number)) {
+                        Ok(()) => None,
+                        Err(Error::Full) => {
+                            // The frame stays, and is taken again in the next turn.
+                            self.stalled.push(id);
+                            return Ok(());
+                        }
+                        Err(error) => Some(self.refusal(number, error)),
                     }
-                },
+                }
                 Request::Tail { since, follow } => {
                     let next = since.next();
                     connection.tail = Some(Tail { next, follow });
@@ -82,40 +66,24 @@ impl<M: StateMachine> Server<M> {
                 Request::Begin => Some(self.begin_anew()),
                 Request::Member(change) => self.begin_change(id, change),
             };
-            if let Some(reply) = replies {
+            if let Some(reply) = reply {
                 connection.reply(&reply);
             }
             connection.done(bytes);
         }
     }
 
-    fn append_remote(
-        &mut self,
-        id: ConnectionId,
-        number: u64,
-        session: Option<u64>,
-        bytes: &[u8],
-    ) -> Handled {
-        let session = session.map(|session| SessionRequest { session, number });
-        match self.propose(session, bytes, Origin::Remote(id, number)) {
-            Ok(()) => Handled::Done,
-            Err(Error::Full) => Handled::Later,
-            Err(error) => Handled::Refused(self.refusal(number, error)),
-        }
-    }
-
-    /// What a remote client is told whose request `number` was not appended, or not known to be.
+    /// The reply to the request `number`, which was not appended, or is not known to be.
     pub(crate) fn refusal(&self, number: u64, error: Error) -> Reply<'static> {
         match error {
             Error::TooLarge { max, .. } => {
-                let max = max as u64;
-                let why = Refusal::TooLarge { max };
+                let why = Refusal::TooLarge { max: max as u64 };
                 Reply::Refused { number, why }
             }
-            Error::Stale => {
-                let why = Refusal::Stale;
-                Reply::Refused { number, why }
-            }
+            Error::Stale => Reply::Refused {
+                number,
+                why: Refusal::Stale,
+            },
             _ => self.elsewhere(number),
         }
     }
@@ -124,7 +92,7 @@ impl<M: StateMachine> Server<M> {
     pub(crate) fn elsewhere(&self, number: u64) -> Reply<'static> {
         let leader = self.core.status().leader;
         let leader = leader.filter(|leader| *leader != self.config.me);
-        let address = leader.and_then(|leader| self.book.get(&leader).cloned());
+        let address = leader.and_then(|leader| self.client_addresses.get(&leader).cloned());
         Reply::Elsewhere {
             number,
             leader,
@@ -133,13 +101,17 @@ impl<M: StateMachine> Server<M> {
     }
 
     fn begin_anew(&mut self) -> Reply<'static> {
-        let first = self.config.first_leader();
+        let first = self.config.first_leader().0;
         if self.begin() {
             Reply::Done("a new log has begun".into())
         } else if self.lost {
-            Reply::Failed(format!("ask replica {}: it begins", first.0))
+            Reply::Failed(format!(
+                "no new log was begun here: replica {first} has to begin it; send the command there"
+            ))
         } else {
-            Reply::Failed("some replica still holds the log: start those that are down".into())
+            let why = "no new log was begun: some replica still holds the old one, or has not \
+                       answered; start the replicas that are down";
+            Reply::Failed(why.into())
         }
     }
 
@@ -147,10 +119,9 @@ impl<M: StateMachine> Server<M> {
     pub fn report(&self) -> StatusReport {
         let status = self.core.status();
         let me = self.config.me;
-        let door = self.door.as_ref();
         let address = match status.leader {
-            Some(leader) if leader == me => door.map(|door| door.address().to_string()),
-            Some(leader) => self.book.get(&leader).cloned(),
+            Some(leader) if leader == me => self.clients.address().map(ToString::to_string),
+            Some(leader) => self.client_addresses.get(&leader).cloned(),
             None => None,
         };
         StatusReport {
@@ -169,39 +140,30 @@ impl<M: StateMachine> Server<M> {
             base: status.base,
             log_bytes: status.log_bytes as u64,
             pending: self.proposals.len() as u64,
-            clients: door.map_or(0, |door| door.count() as u64),
-            rejected: status.rejected + self.rejected + door.map_or(0, |door| door.rejected),
+            clients: self.clients.count as u64,
+            rejected: status.rejected + self.rejected + self.clients.rejected,
             lost: self.lost,
             outputs: self.state.verdicts(),
         }
     }
 
-    /// Sends on to all clients that follow the log.
+    /// Sends entries to all clients that read the log.
     pub(crate) fn feed_tails(&mut self) {
-        let Some(door) = &mut self.door else {
-            return;
-        };
-        let mut places = Vec::new();
-        door.tails(&mut places);
         self.tails_wait = false;
-        for place in places {
-            let taken = self.door.as_mut().and_then(|door| door.take_out(place));
-            let Some((id, mut connection)) = taken else {
+        for id in self.clients.tails() {
+            let Some(mut connection) = self.clients.take_out(id) else {
                 continue;
             };
             self.feed(&mut connection);
             let more = |tail: Tail| tail.next <= self.commit.index;
             connection.write();
-            // Otherwise a new entry, or room in its socket, begins the turn that goes on.
-            self.tails_wait |=
-                connection.tail.is_some_and(more) && connection.unsent() <= OUTPUT_BYTES_MAX;
-            if let Some(door) = &mut self.door {
-                door.put_back(id, connection);
-            }
+            // Otherwise a new entry, or room in its socket, begins the turn that continues.
+            self.tails_wait |= connection.tail.is_some_and(more) && !connection.is_full();
+            self.clients.put_back(id, connection);
         }
     }
 
-    /// Sends committed entries to a client that follows the log, as far as it reads them.
+    /// Sends committed entries to a client that reads the log, as far as it takes them.
     fn feed(&self, connection: &mut Connection) {
         let Some(mut tail) = connection.tail else {
             return;
@@ -212,7 +174,7 @@ impl<M: StateMachine> Server<M> {
             tail.next = base.next();
         }
         for _ in 0..TAIL_ENTRIES_PER_TURN {
-            if tail.next > self.commit.index || connection.unsent() > OUTPUT_BYTES_MAX {
+            if tail.next > self.commit.index || connection.is_full() {
                 break;
             }
             let Some(entry) = self.core.entry(tail.next) else {
@@ -222,22 +184,16 @@ impl<M: StateMachine> Server<M> {
             if entry.kind != EntryKind::App {
                 continue;
             }
-            let (session, bytes) = match envelope::take(&entry.payload) {
-                Some(Envelope::Plain(bytes)) => (None, bytes),
-                Some(Envelope::Session(it, bytes)) => (Some((it.session, it.number)), bytes),
-                _ => continue,
-            };
-            connection.reply(&Reply::Entry {
-                at: entry.viewstamp,
-                session,
-                bytes,
-            });
+            let envelope = Envelope::take(&entry.payload);
+            if let Some(Envelope::Plain(bytes) | Envelope::Session(_, bytes)) = envelope {
+                let at = entry.viewstamp;
+                connection.reply(&Reply::Entry { at, bytes });
+            }
         }
         let at_end = tail.next > self.commit.index;
         connection.tail = Some(tail);
         if at_end && !tail.follow {
-            let commit = Index(tail.next.0 - 1);
-            connection.reply(&Reply::End { commit });
+            connection.reply(&Reply::End);
             connection.tail = None;
         }
     }

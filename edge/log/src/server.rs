@@ -6,36 +6,40 @@
 //!            └────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! It sleeps in one `ppoll` until something happens or is due. What one turn writes leaves in
-//! one go at its end, so what waits while a write is in flight travels together.
+//! The loop sleeps until something happens or is due. All that one turn writes leaves at its end,
+//! so what arrives while a write is in flight travels together.
 //!
-//! A proposer can drive the turns itself ([`Server::append`]); then no thread is handed anything
-//! over between the proposal and its answer. [`Server::run`] is for all others.
+//! A proposer can drive the turns itself ([`Server::append`]); then no thread hands anything over
+//! between the proposal and its answer. [`Server::run`] serves remote clients alone.
 
 use crate::address::{Address, Listener};
-use crate::client::{Client, Inbox, Shared, Ticket};
-use crate::door::Door;
-use crate::envelope::{self, SessionRequest};
-use crate::inline::Inline;
+use crate::append::{Submitted, Ticket};
+use crate::clients::{Clients, ConnectionId};
+use crate::envelope::{ENVELOPE_BYTES_MAX, Envelope, SessionRequest};
 use crate::mail::{Incoming, Outgoing};
 use crate::members::Change;
-use crate::nap::Wakers;
 use crate::pending::{Origin, Proposals};
 use crate::replicated::Replicated;
 use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
-use plover_fabric::{Fabric, FabricEvent, Lane};
+use plover_fabric::{Attached, Fabric, FabricEvent, Lane};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The largest message between replicas, whatever the fabric would carry: what a ring of the
-/// default size holds eight of, so that a full window never overflows it.
+/// The largest message between replicas, even if the fabric carries larger ones: an eighth of a
+/// ring of the default size, so that a full window never overflows it.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// What a message and an entry in it add to the application's bytes, at most. A generous figure:
+/// the core decides.
+const ENTRY_OVERHEAD_MAX: usize = 192 + ENVELOPE_BYTES_MAX;
 
 /// One replica of a log.
 pub struct Server<M> {
@@ -48,33 +52,30 @@ pub struct Server<M> {
     pub(crate) commands_spare: Vec<Command>,
     happened: Vec<FabricEvent>,
     pub(crate) proposals: Proposals,
-    pub(crate) shared: Arc<Shared>,
-    /// Entries of clients that are being proposed, and how far that has come.
-    pub(crate) taken: Inbox,
-    taken_bytes: usize,
-    pub(crate) inline: Inline,
-    pub(crate) door: Option<Door>,
+    pub(crate) submitted: Submitted,
+    pub(crate) clients: Clients,
+    /// `clients` in the fabric's own wait, if it has one.
+    pub(crate) attached: Option<Attached>,
     /// Connections whose next request waits for room in the log.
-    pub(crate) stalled: Vec<u32>,
-    /// Clients that follow the log can be sent more at once.
+    pub(crate) stalled: Vec<ConnectionId>,
+    /// Clients that read the log can be sent more at once.
     pub(crate) tails_wait: bool,
     /// The last delivered entry.
     pub(crate) commit: Viewstamp,
     /// Where the others serve clients.
-    pub(crate) book: BTreeMap<ReplicaId, String>,
+    pub(crate) client_addresses: BTreeMap<ReplicaId, String>,
     pub(crate) linked: ReplicaSet,
-    pub(crate) alive: ReplicaSet,
     pub(crate) outgoing: Outgoing,
     pub(crate) incoming: Option<Incoming>,
     /// A change of the group that a client has asked for.
     pub(crate) change: Option<Change>,
-    /// Replicas that were let go, and when their links end.
+    /// Replicas that were removed, and when their links end.
     pub(crate) departing: Vec<(ReplicaId, Micros)>,
-    /// Every replica has lost the log; the operator decides.
+    /// Every replica has lost the log, and the operator has to begin a new one.
     pub(crate) lost: bool,
     pub(crate) rejected: u64,
     pub(crate) entry_bytes_max: usize,
-    pub(crate) wakers: Option<Wakers>,
+    stopper: Stopper,
     started: Instant,
 }
 
@@ -157,8 +158,13 @@ impl<M: StateMachine> Server<M> {
             seed: u64::from_le_bytes(seed),
             canary: apus::Canary::None,
         };
-        let shared = Shared::new().map_err(ServerError::system("make an eventfd"))?;
-        let wakers = Wakers::attach(&mut fabric, shared.wake.as_fd(), stable.wait_fd());
+        let stopper = Stopper::new().map_err(ServerError::system("make an eventfd"))?;
+        let clients = Clients::new().map_err(ServerError::system("make an epoll descriptor"))?;
+        for waker in [Some(stopper.0.wake.as_fd()), stable.wait_fd()] {
+            let watched = waker.map_or(Ok(()), |waker| clients.watch(waker));
+            watched.map_err(ServerError::system("watch an eventfd"))?;
+        }
+        let attached = fabric.attach(clients.epoll.as_fd()).ok();
         let mut server = Self {
             core: Apus::new(core, start, Micros(1)),
             state: Replicated::new(machine, config.group(), config.check_outputs),
@@ -168,17 +174,14 @@ impl<M: StateMachine> Server<M> {
             commands_spare: Vec::new(),
             happened: Vec::new(),
             proposals: Proposals::default(),
-            shared: Arc::new(shared),
-            taken: Inbox::default(),
-            taken_bytes: 0,
-            inline: Inline::default(),
-            door: None,
+            submitted: Submitted::default(),
+            clients,
+            attached,
             stalled: Vec::new(),
             tails_wait: false,
             commit: Viewstamp::default(),
-            book: BTreeMap::new(),
+            client_addresses: BTreeMap::new(),
             linked: ReplicaSet::EMPTY,
-            alive: ReplicaSet::EMPTY,
             outgoing: Outgoing::default(),
             incoming: None,
             change: None,
@@ -186,7 +189,7 @@ impl<M: StateMachine> Server<M> {
             lost: false,
             rejected: 0,
             entry_bytes_max: message_bytes_max.saturating_sub(ENTRY_OVERHEAD_MAX),
-            wakers,
+            stopper,
             started: Instant::now(),
             config,
         };
@@ -202,46 +205,32 @@ impl<M: StateMachine> Server<M> {
             source,
         };
         let listener = Listener::bind(address).map_err(failed)?;
-        let door = Door::open(listener).map_err(ServerError::system("make an epoll descriptor"))?;
-        let address = door.address().clone();
-        if let Some(wakers) = &mut self.wakers {
-            wakers.door = self.fabric.attach(door.epoll.as_fd()).ok();
-        }
-        self.door = Some(door);
+        let address = listener.address.clone();
+        let listening = self.clients.listen(listener);
+        listening.map_err(ServerError::system("watch the clients' socket"))?;
         Ok(address)
     }
 
-    /// A handle for proposers in other threads. They get answers while somebody
-    /// [runs](Self::run) the server.
-    pub fn client(&self) -> Client {
-        Client::new(Arc::clone(&self.shared))
-    }
-
-    /// Takes turns until a [`Stopper`] says that it is enough.
+    /// Takes turns until a [`Stopper`] ends that.
     pub fn run(&mut self) -> Result<(), ServerError> {
-        while !self.shared.take_stop() {
+        while !self.stopper.take() {
             self.turn(None)?;
         }
         Ok(())
     }
 
-    /// What ends [`run`](Self::run) from another thread.
+    /// A handle that ends [`run`](Self::run) from another thread.
     pub fn stopper(&self) -> Stopper {
-        Stopper {
-            shared: Arc::clone(&self.shared),
-        }
+        self.stopper.clone()
     }
 
-    /// Takes on what waits, sleeps until something happens (at most for `patience`), and deals
-    /// with it.
+    /// Sleeps until something happens, at most for `patience`, and deals with it.
     pub fn turn(&mut self, patience: Option<Duration>) -> Result<(), ServerError> {
-        self.take_requests();
         self.settle()?;
         self.sleep(patience)?;
         self.take_records()?;
         self.take_stored()?;
         self.take_remote();
-        self.take_requests();
         if self.now() >= self.core.deadline() {
             self.tick();
         }
@@ -287,7 +276,7 @@ impl<M: StateMachine> Server<M> {
                 }
                 FabricEvent::Up(peer) => self.linked(peer, true),
                 FabricEvent::Down(peer) => self.linked(peer, false),
-                // The core repeats what matters, and snapshots go on each turn.
+                // The core repeats what matters, and snapshots are sent on in each turn.
                 FabricEvent::Room { .. } => {}
             }
         }
@@ -295,31 +284,7 @@ impl<M: StateMachine> Server<M> {
         Ok(())
     }
 
-    /// Proposes what clients in other threads have handed over, as far as the log has room.
-    fn take_requests(&mut self) {
-        if self.taken.requests.is_empty() {
-            self.taken_bytes = 0;
-            self.shared.take(&mut self.taken);
-        }
-        let bytes = std::mem::take(&mut self.taken.bytes);
-        while let Some(request) = self.taken.requests.pop_front() {
-            let end = self.taken_bytes + request.bytes;
-            let entry = &bytes[self.taken_bytes..end];
-            let origin = Origin::Client(Arc::clone(&request.slot), request.ticket);
-            match self.propose(None, entry, origin) {
-                Ok(()) => {}
-                Err(Error::Full) => {
-                    self.taken.requests.push_front(request);
-                    break;
-                }
-                Err(error) => request.slot.complete(request.ticket, Err(error), &[]),
-            }
-            self.taken_bytes = end;
-        }
-        self.taken.bytes = bytes;
-    }
-
-    /// Proposes an entry for `origin`, who is told when it is committed.
+    /// Proposes an entry of the application for `origin`, which is told when it is committed.
     pub(crate) fn propose(
         &mut self,
         session: Option<SessionRequest>,
@@ -332,10 +297,12 @@ impl<M: StateMachine> Server<M> {
                 max: self.entry_bytes_max,
             });
         }
-        let room = bytes.len() + envelope::ENVELOPE_BYTES_MAX;
-        let mut payload = self.core.buffer(room);
-        envelope::put(session, bytes, &mut payload);
-        self.propose_payload(payload, origin)
+        let buffer = self.core.buffer(bytes.len() + ENVELOPE_BYTES_MAX);
+        let entry = match session {
+            None => Envelope::Plain(bytes),
+            Some(request) => Envelope::Session(request, bytes),
+        };
+        self.propose_payload(entry.put(buffer), origin)
     }
 
     pub(crate) fn propose_payload(
@@ -362,48 +329,51 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    /// Proposes an entry without waiting; [`turn`](Self::turn) drives it and
-    /// [`completed`](Self::completed) tells what became of it.
+    /// Proposes an entry without waiting. [`turn`](Self::turn) drives it, and
+    /// [`completed`](Self::completed) returns its result.
     ///
     /// # Errors
     ///
-    /// Whatever makes it impossible now; then nothing was proposed.
+    /// Nothing was proposed: another replica leads, the log is full, or the entry is too large.
     pub fn submit(&mut self, entry: &[u8]) -> Result<Ticket, Error> {
-        let ticket = self.inline.next_ticket();
-        self.propose(None, entry, Origin::Inline(ticket))?;
+        let ticket = Ticket(self.submitted.next);
+        self.propose(None, entry, Origin::Submitted(ticket))?;
+        self.submitted.next += 1;
         Ok(ticket)
-    }
-}
-
-/// What a message and an entry in it add to the application's bytes, at most; stated
-/// generously, the core has the last word.
-const ENTRY_OVERHEAD_MAX: usize = 192 + envelope::ENVELOPE_BYTES_MAX;
-
-impl<M> Drop for Server<M> {
-    fn drop(&mut self) {
-        self.shared.stop();
-        for request in std::mem::take(&mut self.taken.requests) {
-            request
-                .slot
-                .complete(request.ticket, Err(Error::Stopped), &[]);
-        }
-        for origin in self.proposals.give_up() {
-            if let Origin::Client(slot, ticket) = origin {
-                slot.complete(ticket, Err(Error::Stopped), &[]);
-            }
-        }
     }
 }
 
 /// Ends a server's [`run`](Server::run) from another thread.
 #[derive(Clone, Debug)]
-pub struct Stopper {
-    shared: Arc<Shared>,
+pub struct Stopper(Arc<Stop>);
+
+#[derive(Debug)]
+struct Stop {
+    wanted: AtomicBool,
+    wake: OwnedFd,
 }
 
 impl Stopper {
+    fn new() -> Result<Self, rustix::io::Errno> {
+        Ok(Self(Arc::new(Stop {
+            wanted: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+        })))
+    }
+
     /// The server returns after the turn it is in.
     pub fn stop(&self) {
-        self.shared.ask_to_stop();
+        self.0.wanted.store(true, Ordering::SeqCst);
+        // A full counter means that it is being woken already.
+        let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Whether the server was asked to stop; asked once, it stops once.
+    fn take(&self) -> bool {
+        let wanted = self.0.wanted.swap(false, Ordering::SeqCst);
+        if wanted {
+            let _ = rustix::io::read(&self.0.wake, &mut [0; 8]);
+        }
+        wanted
     }
 }

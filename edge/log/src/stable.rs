@@ -7,13 +7,13 @@
 //!                          trimmed only once the snapshot reflects it
 //! ```
 //!
-//! When the operator lets a new log begin, the snapshot of the old one stays until there is
-//! another. By the view of the last entry that it reflects it is known for what it is: every entry of
-//! a new log is of a later view than all of the old one's.
+//! When the operator begins a new log, the snapshot of the old one stays until there is another. The
+//! view of the last entry that it reflects tells them apart: every entry of a new log has a later view
+//! than all entries of the old one.
 //!
-//! A batch is written and synced by the server's own thread while that is quick: it saves two
-//! wake-ups, and what comes in meanwhile is the next batch. While the disk is slow the store's
-//! thread does it, so that heartbeats go on.
+//! While the disk is quick, the server's own thread writes and syncs each batch: that saves two
+//! wake-ups, and what comes in meanwhile is the next batch. While the disk is slow, the store's
+//! thread does it, so that heartbeats are not delayed.
 
 use crate::{Config, ServerError};
 use apus::{Configuration, Durability, DurableState, Entry, Event, Start};
@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Syncs that take longer on average are left to the store's thread: a fortieth of the shortest
-/// useful timeout, so that a heartbeat is late by one period at most when ten come in a row.
+/// Syncs that take longer on average are left to the store's thread. A fortieth of the default
+/// timeout, so that ten syncs in a row delay a heartbeat by about one period.
 const QUICK: Duration = Duration::from_micros(2500);
 
 /// One replica's stable storage, if it has any.
@@ -36,14 +36,14 @@ pub(crate) struct Stable {
     store: Option<Store>,
     /// Something is queued that has not been submitted.
     queued: bool,
-    /// How long a sync takes, averaged over about the last eight.
+    /// How long a sync takes, averaged over about eight.
     pace: Duration,
     done: Vec<Completion>,
     snapshots: Option<Snapshots>,
 }
 
 impl Stable {
-    /// Opens `dir`, and says what it held: how to start, and the newest snapshot of the state.
+    /// Opens `dir`. Returns how to start by what it held, and the newest snapshot of the state.
     pub fn open(
         dir: &Path,
         group: &str,
@@ -68,12 +68,9 @@ impl Stable {
         Ok((stable, recovered.start(), snapshot))
     }
 
-    /// A descriptor that becomes readable when the store's thread has something to say.
+    /// A descriptor that is readable while the store's thread has completions.
     pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the store keeps its descriptor open for as long as it lives, and it is
-        // borrowed for as long as the result is.
-        let borrow = |store: &Store| unsafe { BorrowedFd::borrow_raw(store.wait_fd()) };
-        self.store.as_ref().map(borrow)
+        self.store.as_ref().map(Store::wait_fd)
     }
 
     /// What has been written.
@@ -81,7 +78,7 @@ impl Stable {
         self.store.as_ref().map(Store::counters).unwrap_or_default()
     }
 
-    /// Makes the promise durable; an event that is true at once without storage.
+    /// Makes the promise durable. Without storage, returns the event at once.
     pub fn persist_state(&mut self, state: DurableState) -> Option<Event<'static>> {
         let Some(store) = &mut self.store else {
             return Some(Event::StatePersisted(state.promised));
@@ -91,7 +88,7 @@ impl Stable {
         None
     }
 
-    /// Likewise for entries.
+    /// Makes entries durable. Without storage, returns the event at once.
     pub fn persist_entries(
         &mut self,
         after: Viewstamp,
@@ -120,7 +117,7 @@ impl Stable {
         self.queued = false;
         if self.pace > QUICK {
             store.submit();
-            // So that it gets another try.
+            // So that the quick way is tried again some time.
             self.pace -= self.pace / 64;
             return;
         }
@@ -129,7 +126,7 @@ impl Stable {
         self.pace = (self.pace * 7 + before.elapsed()) / 8;
     }
 
-    /// What has become durable since the last time.
+    /// Hands what has become durable to `each`.
     pub fn completions(&mut self, mut each: impl FnMut(Event<'static>)) -> Result<(), ServerError> {
         let Some(store) = &mut self.store else {
             return Ok(());
@@ -145,8 +142,9 @@ impl Stable {
         Ok(())
     }
 
-    /// The log in memory, of this `generation`, begins after `base`: the disk follows once a snapshot
-    /// reflects that. `snapshot` makes one of a state that reflects `applied`.
+    /// The log in memory, which began in the view `generation`, starts after `base` now. The log on disk is
+    /// trimmed once a snapshot on disk reflects `base`; `snapshot` makes one of the state, which
+    /// reflects `applied`.
     pub fn trim(
         &mut self,
         (generation, base): (View, Index),
@@ -189,7 +187,11 @@ impl Snapshots {
     }
 
     fn failed(&self, what: &'static str, source: &io::Error) -> ServerError {
-        ServerError::Store(format!("cannot {what} {}: {source}", self.path.display()))
+        let advice = plover_store::advice(&self.path, source);
+        ServerError::Store(format!(
+            "cannot {what} {}: {source}{advice}",
+            self.path.display()
+        ))
     }
 
     fn read(&self) -> Result<Option<Vec<u8>>, ServerError> {
@@ -201,8 +203,8 @@ impl Snapshots {
         match bytes.split_first_chunk() {
             Some((crc, state)) if crc32c::crc32c(state).to_le_bytes() == *crc => {
                 if let Some(version) = state.first().filter(|it| **it != wire::WIRE_VERSION) {
-                    // The log on disk is ours, or there is none: this is what was left behind when
-                    // the other release's log was moved away.
+                    // The log on disk is ours, or there is none: the operator has moved the other
+                    // release's log away, and the snapshot stayed.
                     tracing::warn!(
                         path = %self.path.display(), version, ours = wire::WIRE_VERSION,
                         "the snapshot is of another release's wire version and not used"
@@ -212,7 +214,7 @@ impl Snapshots {
                 Ok(Some(state.to_vec()))
             }
             _ => {
-                // The log on disk begins later, so a state is asked for from the others.
+                // The log on disk begins after its state, so this replica asks the others for one.
                 tracing::warn!(path = %self.path.display(), "the snapshot is damaged and not used");
                 Ok(None)
             }
@@ -251,7 +253,7 @@ impl Snapshots {
 impl Drop for Snapshots {
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
-            // Half a file has another name; but nothing shall go on behind our back.
+            // Half a file would do no harm, it has another name. But no thread outlives its owner.
             let _ = writing.join();
         }
     }

@@ -1,16 +1,16 @@
-//! What clients and the server say to each other, and its frames.
+//! The messages between clients and the server, and their frames.
 //!
 //! ```text
 //!   length (4)  CRC32C of the body (4)  body: version (1), message
 //! ```
 //!
 //! TCP's own checksum is weak and does not cover what a proxy does; the CRC costs little. A
-//! frame that does not fit, check or decode ends the connection: there is no way to find the
-//! next one. Decoding never panics and allocates nothing for the bytes that it borrows.
+//! frame that does not fit, check or decode ends the connection, because the start of the next one
+//! is not known. Decoding never panics and allocates nothing for the bytes that it borrows.
 
 use crate::outputs::Verdict;
 use apus::{Durability, Phase};
-use plover_types::wire::WIRE_VERSION;
+use plover_types::wire::{self, WIRE_VERSION, WireError};
 use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
@@ -22,21 +22,18 @@ const HEADER_BYTES: usize = 8;
 /// Why bytes are not a frame. The connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Not a client of ours, or damage.
+    /// Damage, or the peer is not Plover.
     #[error("a frame of {0} bytes exceeds the largest of {FRAME_BYTES_MAX}")]
     TooLong(usize),
     /// Damage on the way.
-    #[error("a frame's checksum is wrong")]
+    #[error("the checksum of a frame is wrong")]
     Checksum,
-    /// Use the release that the group runs.
-    #[error("a frame of version {0}, this program speaks {WIRE_VERSION}")]
-    Version(u8),
-    /// A bug of whoever sent it, or not a client of ours.
-    #[error("a frame that does not decode")]
-    Malformed,
+    /// The peer is of another release, or has a bug. Use the release that the group runs.
+    #[error("a frame that does not decode: {0}")]
+    Message(#[from] WireError),
 }
 
-/// What a client asks.
+/// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request<'a> {
     /// Append `bytes`. With `session`, once for each number however often it is asked.
@@ -61,7 +58,7 @@ pub enum Request<'a> {
     Status,
     /// Begin a new log after every replica has lost the old one's entries.
     Begin,
-    /// Change who belongs to the group.
+    /// Change the group.
     Member(MemberChange),
 }
 
@@ -75,14 +72,14 @@ pub enum MemberChange {
         /// Where the others reach it.
         address: String,
     },
-    /// Let a replica go.
+    /// Remove a replica.
     Remove {
-        /// Which.
+        /// Its name in the group.
         id: ReplicaId,
     },
 }
 
-/// What the server answers.
+/// A message from the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply<'a> {
     /// The entry is committed and applied.
@@ -113,64 +110,59 @@ pub enum Reply<'a> {
     },
     /// A committed entry.
     Entry {
-        /// Its name.
+        /// Its place.
         at: Viewstamp,
-        /// The session and number that it was appended with.
-        session: Option<(u64, u64)>,
         /// Its bytes.
         #[serde(borrow, with = "serde_bytes")]
         bytes: &'a [u8],
     },
-    /// There are no more entries; or, before the first, entries up to `base` have been trimmed.
+    /// Entries that the client asked for have been trimmed.
     Trimmed {
         /// The last entry that is gone.
         base: Index,
     },
     /// All committed entries have been sent.
-    End {
-        /// The last of them.
-        commit: Index,
-    },
+    End,
     /// Where the replica stands.
     Status(Box<StatusReport>),
-    /// A longer operation goes on.
+    /// How far a longer operation has come.
     Progress(String),
     /// An operation is done.
     Done(String),
-    /// An operation was refused or failed: the sentence says why and what to do.
+    /// An operation was refused or failed: why, and what to do.
     Failed(String),
 }
 
 /// Why an entry was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// Split it; the largest has so many bytes.
+    /// Split it.
     TooLarge {
-        /// The most.
+        /// Bytes of the largest entry.
         max: u64,
     },
-    /// A later number of the session came before.
+    /// The session has used a later number.
     Stale,
 }
 
-/// What a replica says of itself.
+/// Where a replica stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
-    /// Which replica.
+    /// Its name in the group.
     pub id: ReplicaId,
     /// What it is doing.
     pub phase: Phase,
     /// The highest view it has promised.
     pub view: View,
-    /// Whom it follows, or itself.
+    /// The leader, if it knows one.
     pub leader: Option<ReplicaId>,
     /// Where the leader serves clients.
     pub leader_address: Option<String>,
-    /// Who votes.
+    /// The replicas that vote.
     pub voters: ReplicaSet,
-    /// Who catches up and does not vote yet.
+    /// The replicas that catch up and do not vote yet.
     pub learners: ReplicaSet,
-    /// To whom it has a link.
+    /// The replicas to which it has a link.
     pub linked: ReplicaSet,
     /// When an acknowledgement counts.
     pub durability: Durability,
@@ -188,9 +180,10 @@ pub struct StatusReport {
     pub pending: u64,
     /// Connected clients.
     pub clients: u64,
-    /// Messages and frames that made no sense.
+    /// Messages and frames that did not decode or did not fit.
     pub rejected: u64,
-    /// Every replica has lost the log, and it waits for the operator's word ([`Request::Begin`]).
+    /// Every replica has lost the log, and the operator has to begin a new one
+    /// ([`Request::Begin`]).
     pub lost: bool,
     /// The output check, per stream.
     pub outputs: Vec<Verdict>,
@@ -201,8 +194,7 @@ pub(crate) fn put<T: Serialize>(message: &T, out: &mut Vec<u8>) {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
     out.push(WIRE_VERSION);
-    *out = postcard::to_extend(message, std::mem::take(out))
-        .expect("messages are plain data and a Vec grows");
+    *out = wire::encode_part(message, std::mem::take(out));
     let (header, body) = out[start..].split_at_mut(HEADER_BYTES);
     let length = u32::try_from(body.len()).expect("entries are bounded far below");
     assert!(body.len() <= FRAME_BYTES_MAX, "a frame of {length} bytes");
@@ -225,19 +217,13 @@ pub(crate) fn whole_frame(input: &[u8]) -> Result<Option<usize>, FrameError> {
 
 /// The message in one whole frame.
 pub(crate) fn take<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, FrameError> {
-    let (header, body) = frame
-        .split_at_checked(HEADER_BYTES)
-        .ok_or(FrameError::Malformed)?;
+    let (header, body) = frame.split_at(HEADER_BYTES);
     if crc32c::crc32c(body).to_le_bytes() != header[4..] {
         return Err(FrameError::Checksum);
     }
-    match body.split_first() {
-        Some((&WIRE_VERSION, message)) => match postcard::take_from_bytes(message) {
-            Ok((message, [])) => Ok(message),
-            _ => Err(FrameError::Malformed),
-        },
-        Some((version, _)) => Err(FrameError::Version(*version)),
-        None => Err(FrameError::Malformed),
+    match wire::decode_front(body)? {
+        (message, []) => Ok(message),
+        (_, rest) => Err(WireError::Trailing(rest.len()).into()),
     }
 }
 
@@ -295,9 +281,9 @@ mod tests {
         old[HEADER_BYTES] = 9;
         let crc = crc32c::crc32c(&old[HEADER_BYTES..]).to_le_bytes();
         old[4..8].copy_from_slice(&crc);
-        assert_eq!(take::<Request<'_>>(&old), Err(FrameError::Version(9)));
-        assert_eq!(take::<Request<'_>>(&[]), Err(FrameError::Malformed));
-        assert_eq!(take::<Reply<'_>>(&[0; 8]), Err(FrameError::Malformed));
+        let version = FrameError::Message(WireError::Version(9));
+        assert_eq!(take::<Request<'_>>(&old), Err(version));
+        assert!(take::<Reply<'_>>(&[0; 8]).is_err());
         assert!(matches!(
             whole_frame(&[255; 9]),
             Err(FrameError::TooLong(_))

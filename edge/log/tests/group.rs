@@ -1,56 +1,31 @@
-//! Three replicas over TCP, with proposers in their own process.
+//! Three replicas over TCP, driven by this thread.
 
 mod common;
 
-use common::{PATIENCE, Running, Sum, append, collect, config, free_addresses, tcp, turn_until};
-use plover_log::Phase;
+use common::{PATIENCE, Running, append, patient, servers, tcp, turn_until};
 use plover_log::{Error, Server};
 use plover_types::Index;
 use std::time::Duration;
 
-fn servers(size: usize) -> Vec<Server<Sum>> {
-    let addresses = free_addresses(size);
-    let open = |me| {
-        let fabric = tcp(me, &addresses);
-        Server::in_memory(config(me, size), fabric, Sum::default()).expect("it opens")
-    };
-    (0..size).map(open).collect()
-}
-
-/// All of them recovered: in memory mode a replica counts only from then on.
-fn settled(size: usize) -> Vec<Server<Sum>> {
-    let mut servers = servers(size);
-    let done = |it: &Server<Sum>| matches!(it.status().phase, Phase::Leading | Phase::Following);
-    turn_until(&mut servers, |all| all.iter().all(done));
-    servers
-}
-
 #[test]
 fn what_is_appended_is_applied_everywhere() {
-    let mut group: Vec<_> = servers(3).into_iter().map(Running::start).collect();
-    let (leader, first) = append(&mut group, &[1]);
-    let mut answer = Vec::new();
-    let second = group[leader].client.call(&[2], &mut answer).unwrap();
-    assert!(second > first);
+    let mut group = servers(3, |_| ());
+    let (leader, answer) = append(&mut group, &[1]);
+    assert_eq!(answer, 1u64.to_le_bytes());
+    let (_, answer) = append(&mut group, &[2]);
     assert_eq!(answer, 3u64.to_le_bytes());
-    let other = (leader + 1) % 3;
-    let refused = group[other].client.append(&[9]);
+    let refused = group[(leader + 1) % 3].submit(&[9]);
     assert!(
         matches!(refused, Err(Error::NotLeader { .. })),
         "{refused:?}"
     );
-    let mut group: Vec<_> = group.into_iter().map(Running::stop).collect();
-    turn_until(&mut group, |group| {
-        group.iter().all(|it| it.machine().sum == 3)
-    });
-    for server in &group {
-        assert_eq!(server.machine().entries, 2);
-    }
+    turn_until(&mut group, |all| all.iter().all(|it| it.machine().sum == 3));
+    assert!(group.iter().all(|it| it.machine().entries == 2));
 }
 
 #[test]
 fn a_proposer_drives_the_turns_itself() {
-    let mut servers = servers(3);
+    let mut servers = servers(3, patient);
     let mut leader = servers.remove(0);
     let others: Vec<_> = servers.into_iter().map(Running::start).collect();
     assert!(leader.wait_until_leading(PATIENCE).unwrap());
@@ -77,110 +52,87 @@ fn a_proposer_drives_the_turns_itself() {
 }
 
 #[test]
-fn many_proposers_make_one_order_without_gaps() {
-    let mut group: Vec<_> = servers(3).into_iter().map(Running::start).collect();
-    let (leader, first) = append(&mut group, &[0]);
-    let mut places = collect(|sender| {
-        for _ in 0..8 {
-            let (mut client, sender) = (group[leader].client.clone(), sender.clone());
-            std::thread::spawn(move || {
-                for _ in 0..200 {
-                    sender.send(client.append(&[1]).unwrap().index).unwrap();
-                }
-            });
-        }
-    });
-    places.sort_unstable();
-    let last = first.index.0 + 1600;
-    let expected: Vec<_> = (first.index.0 + 1..=last).map(Index).collect();
-    assert_eq!(places, expected);
-    for running in group {
-        running.stop();
-    }
-}
-
-#[test]
 fn many_outstanding_entries_are_bounded_and_all_complete() {
-    let mut group: Vec<_> = servers(3).into_iter().map(Running::start).collect();
+    let mut group = servers(3, |config| {
+        config.log_bytes_max = 1 << 20;
+        config.retain_bytes = 1 << 18;
+    });
     let (leader, _) = append(&mut group, &[0]);
-    let client = &mut group[leader].client;
     let (mut submitted, mut completed, mut refused) = (0, 0, 0);
     let entry = vec![1; 60_000];
-    while completed < 400 {
-        let submit = (submitted < 400).then(|| client.submit(&entry));
-        match submit {
-            Some(Ok(_)) => submitted += 1,
-            Some(Err(Error::Full)) => refused += 1,
-            Some(Err(error)) => panic!("{error}"),
-            None => {}
+    turn_until(&mut group, |all| {
+        while submitted < 100 {
+            match all[leader].submit(&entry) {
+                Ok(_) => submitted += 1,
+                Err(Error::Full) => {
+                    refused += 1;
+                    break;
+                }
+                Err(error) => panic!("{error}"),
+            }
         }
-        if !matches!(submit, Some(Ok(_))) {
-            let done = client.wait(Some(PATIENCE)).expect("the server works");
+        while let Some(done) = all[leader].completed() {
             done.result.unwrap();
             completed += 1;
         }
-    }
-    assert!(refused > 0, "24 MB went into an inbox of 4");
-    for running in group {
-        running.stop();
-    }
+        completed == 100
+    });
+    assert!(refused > 0, "6 MB went into a log of 1");
 }
 
 #[test]
 fn the_log_stays_bounded_and_a_late_replica_takes_over_a_state() {
-    let addresses = free_addresses(3);
+    let addresses = common::free_addresses(3);
     let open = |me| {
-        let mut config = config(me, 3);
+        let mut config = common::config(me, 3);
         config.log_bytes_max = 64 << 10;
         config.retain_bytes = 16 << 10;
-        Server::in_memory(config, tcp(me, &addresses), Sum::default()).expect("it opens")
+        let machine = common::Sum::default();
+        Server::in_memory(config, tcp(me, &addresses), machine).expect("it opens")
     };
-    let mut group: Vec<_> = (0..3).map(open).map(Running::start).collect();
+    let mut group: Vec<_> = (0..3).map(open).collect();
     append(&mut group, &[1]);
-    let lost = group.pop().unwrap().stop();
-    assert!(lost.applied() > Index(0));
-    drop(lost);
+    turn_until(&mut group, |all| all[2].applied() > Index(0));
+    drop(group.pop());
     for _ in 0..500 {
         append(&mut group, &[1; 1000]);
     }
-    let mut servers: Vec<_> = group.into_iter().map(Running::stop).collect();
-    for server in &servers {
+    for server in &group {
         assert!(server.status().log_bytes <= 64 << 10, "{server:?}");
         assert!(server.status().base > Index(400), "{server:?}");
     }
-    servers.push(open(2));
-    let sum = servers[0].machine().sum.max(servers[1].machine().sum);
-    turn_until(&mut servers, |all| {
-        all.iter().all(|it| it.machine().sum == sum)
+    group.push(open(2));
+    turn_until(&mut group, |all| {
+        all.iter().all(|it| it.machine().sum == 500_001)
     });
-    assert_eq!(servers[2].machine(), servers[0].machine());
+    assert_eq!(group[2].machine(), group[0].machine());
 }
 
 #[test]
 fn the_leaders_loss_is_told_and_the_others_go_on() {
-    let mut group: Vec<_> = settled(3).into_iter().map(Running::start).collect();
+    let mut group = servers(3, |_| ());
     let (leader, _) = append(&mut group, &[1]);
-    let mut orphan = group[leader].client.clone();
-    let dead = group.remove(leader);
-    drop(dead.stop());
-    assert_eq!(orphan.append(&[1]), Err(Error::Stopped));
-    assert_eq!(orphan.submit(&[1]), Err(Error::Stopped));
+    let mut lost = group.remove(leader);
+    lost.submit(&[9]).unwrap();
     append(&mut group, &[2]);
-    let mut group: Vec<_> = group.into_iter().map(Running::stop).collect();
-    turn_until(&mut group, |group| {
-        group.iter().all(|it| it.machine().sum == 3)
+    turn_until(&mut group, |all| all.iter().all(|it| it.machine().sum == 3));
+    group.push(lost);
+    turn_until(&mut group, |all| {
+        let done = all[2].completed();
+        done.inspect(|it| assert_eq!(it.result, Err(Error::Unknown)))
+            .is_some()
     });
+    turn_until(&mut group, |all| all[2].machine().sum == 3);
 }
 
 #[test]
 fn entries_that_are_too_large_are_refused_with_the_bound() {
-    let mut group: Vec<_> = servers(1).into_iter().map(Running::start).collect();
+    let mut group = servers(1, |_| ());
     append(&mut group, &[1]);
-    let client = &mut group[0].client;
-    let Err(Error::TooLarge { max, .. }) = client.append(&vec![0; 2 << 20]) else {
+    let refused = group[0].append(&vec![0; 2 << 20], PATIENCE).unwrap();
+    let Err(Error::TooLarge { max, .. }) = refused else {
         panic!("2 MiB were taken");
     };
-    client.append(&vec![0; max]).expect("the bound itself fits");
-    let server = group.remove(0).stop();
-    assert_eq!(server.machine().entries, 2);
+    append(&mut group, &vec![0; max]);
+    assert_eq!(group[0].machine().entries, 2);
 }

@@ -2,33 +2,27 @@
 
 mod common;
 
-use common::{PATIENCE, Running, Sum, config, free_addresses, tcp};
+use common::{PATIENCE, Running, Sum, patient, servers};
 use plover_log::remote::{self, TailEvent};
-use plover_log::{Address, Remote, RemoteError, Server};
+use plover_log::{Address, Remote, RemoteError};
 use plover_types::Index;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::ops::ControlFlow;
 
 struct Group {
     running: Vec<Running<Sum>>,
-    doors: Vec<Address>,
+    addresses: Vec<Address>,
 }
 
 fn group(size: usize) -> Group {
-    let addresses = free_addresses(size);
-    let mut doors = Vec::new();
-    let open = |me| {
-        let fabric = tcp(me, &addresses);
-        let mut config = config(me, size);
+    let servers = servers(size, |config| {
+        patient(config);
         config.check_outputs = true;
-        let mut server = Server::in_memory(config, fabric, Sum::default()).expect("it opens");
-        let any = SocketAddr::from((addresses[me].ip(), 0));
-        doors.push(server.listen(&Address::Tcp(any)).expect("it listens"));
-        Running::start(server)
-    };
-    let running = (0..size).map(open).collect();
-    Group { running, doors }
+    });
+    let running: Vec<_> = servers.into_iter().map(Running::start).collect();
+    let addresses = running.iter().map(|it| it.address.clone()).collect();
+    Group { running, addresses }
 }
 
 impl Group {
@@ -40,10 +34,11 @@ impl Group {
 
     fn leader(&self) -> usize {
         for _ in 0..3000 {
-            let leads =
-                |door: &&Address| remote::status(door).is_ok_and(|it| it.leader == Some(it.id));
-            if let Some(door) = self.doors.iter().find(leads) {
-                return self.doors.iter().position(|it| it == door).unwrap();
+            let leads = |address: &&Address| {
+                remote::status(address).is_ok_and(|it| it.leader == Some(it.id))
+            };
+            if let Some(address) = self.addresses.iter().find(leads) {
+                return self.addresses.iter().position(|it| it == address).unwrap();
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
@@ -54,8 +49,8 @@ impl Group {
 #[test]
 fn a_client_finds_the_leader_from_any_replica() {
     let group = group(3);
-    for (number, door) in group.doors.iter().enumerate() {
-        let mut client = Remote::new(vec![door.clone()], PATIENCE);
+    for (number, address) in group.addresses.iter().enumerate() {
+        let mut client = Remote::new(vec![address.clone()], PATIENCE);
         let mut answer = Vec::new();
         client.call(&[1], &mut answer).unwrap();
         client.call(&[1], &mut answer).unwrap();
@@ -69,16 +64,38 @@ fn a_client_finds_the_leader_from_any_replica() {
 }
 
 #[test]
+fn many_proposers_make_one_order_without_gaps() {
+    let group = group(3);
+    let proposers: Vec<_> = (0..8)
+        .map(|_| {
+            let mut client = Remote::new(group.addresses.clone(), PATIENCE);
+            let append = move || client.append(&[1]).unwrap().index;
+            std::thread::spawn(move || std::iter::repeat_with(append).take(200).collect())
+        })
+        .collect();
+    let places = proposers.into_iter().map(|it| it.join().unwrap());
+    let mut places: Vec<_> = places.flat_map(|it: Vec<Index>| it).collect();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 1600, "each entry has its own place");
+    let mut sum = Vec::new();
+    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
+    client.call(&[0], &mut sum).unwrap();
+    assert_eq!(sum, 1600u64.to_le_bytes(), "each is applied once");
+    group.stop();
+}
+
+#[test]
 fn a_repeated_request_is_not_applied_again() {
     let group = group(3);
-    let mut client = Remote::new(group.doors.clone(), PATIENCE);
+    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
     let first = client.append(&[5]).unwrap();
-    let mut twin = Remote::new(group.doors.clone(), PATIENCE).resume(client.session(), 0);
+    let mut twin = Remote::new(group.addresses.clone(), PATIENCE).resume(client.session(), 0);
     assert_eq!(twin.append(&[5]).unwrap(), first);
     let mut answer = Vec::new();
     client.call(&[1], &mut answer).unwrap();
     assert_eq!(answer, 6u64.to_le_bytes());
-    let late = Remote::new(group.doors.clone(), PATIENCE).resume(client.session(), 0);
+    let late = Remote::new(group.addresses.clone(), PATIENCE).resume(client.session(), 0);
     assert!(matches!({ late }.append(&[5]), Err(RemoteError::Stale)));
     group.stop();
 }
@@ -86,13 +103,13 @@ fn a_repeated_request_is_not_applied_again() {
 #[test]
 fn the_log_is_read_from_every_replica_also_while_it_grows() {
     let group = group(3);
-    let mut client = Remote::new(group.doors.clone(), PATIENCE);
+    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
     let texts: Vec<_> = (0..2000u32).map(|it| it.to_le_bytes()).collect();
     let readers: Vec<_> = group
-        .doors
+        .addresses
         .iter()
         .cloned()
-        .map(|door| {
+        .map(|address| {
             std::thread::spawn(move || {
                 let mut seen: Vec<Vec<u8>> = Vec::new();
                 let each = |event: TailEvent<'_>| {
@@ -104,7 +121,7 @@ fn the_log_is_read_from_every_replica_also_while_it_grows() {
                         _ => ControlFlow::Continue(()),
                     }
                 };
-                remote::tail(&door, Index(0), true, each).unwrap();
+                remote::tail(&address, Index(0), true, each).unwrap();
                 seen
             })
         })
@@ -123,7 +140,7 @@ fn the_log_is_read_from_every_replica_also_while_it_grows() {
         }
         ControlFlow::Continue(())
     };
-    remote::tail(&group.doors[leader], Index(1500), false, collect).unwrap();
+    remote::tail(&group.addresses[leader], Index(1500), false, collect).unwrap();
     // Reports of outputs take places in the log too, 10 from each replica.
     assert!((500..600).contains(&rest.len()), "{}", rest.len());
     assert!(
@@ -140,45 +157,49 @@ fn the_log_is_read_from_every_replica_also_while_it_grows() {
 #[test]
 fn a_client_that_does_not_read_is_not_read() {
     let group = group(1);
-    let mut client = Remote::new(group.doors.clone(), PATIENCE);
+    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
     for _ in 0..40 {
         client.append(&vec![1; 500_000]).unwrap();
     }
-    let Address::Tcp(door) = group.doors[0] else {
-        panic!("a TCP door");
+    let Address::Tcp(address) = group.addresses[0] else {
+        panic!("a TCP address");
     };
     // It asks for 20 MB and reads nothing; the others are served meanwhile.
     let reader = std::thread::spawn(move || {
-        remote::tail(&Address::Tcp(door), Index(0), false, |_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+        let mut seen = 0;
+        let each = |_: TailEvent<'_>| {
+            seen += 1;
+            std::thread::sleep(std::time::Duration::from_millis(3));
             ControlFlow::Continue(())
-        })
+        };
+        remote::tail(&Address::Tcp(address), Index(0), false, each).unwrap();
+        seen
     });
     client.append(&[1]).unwrap();
-    assert!(reader.join().unwrap().unwrap() > Index(40));
+    assert!(reader.join().unwrap() > 40);
     group.stop();
 }
 
 #[test]
 fn noise_ends_the_connection_and_nothing_else() {
     let group = group(1);
-    let Address::Tcp(door) = group.doors[0] else {
-        panic!("a TCP door");
+    let Address::Tcp(address) = group.addresses[0] else {
+        panic!("a TCP address");
     };
     for noise in [
         &[0xff; 64][..],
         &[9, 0, 0, 0, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8, 9],
     ] {
-        let mut socket = TcpStream::connect(door).unwrap();
+        let mut socket = TcpStream::connect(address).unwrap();
         socket.write_all(noise).unwrap();
         let mut answer = Vec::new();
         // The server says what is wrong, or resets because it has not read all of the noise.
         let _ = socket.read_to_end(&mut answer);
     }
-    Remote::new(group.doors.clone(), PATIENCE)
+    Remote::new(group.addresses.clone(), PATIENCE)
         .append(&[1])
         .unwrap();
-    let status = remote::status(&group.doors[0]).unwrap();
+    let status = remote::status(&group.addresses[0]).unwrap();
     assert_eq!(status.rejected, 2);
     group.stop();
 }
@@ -186,15 +207,15 @@ fn noise_ends_the_connection_and_nothing_else() {
 #[test]
 fn too_large_and_nobody_there() {
     let group = group(1);
-    let mut client = Remote::new(group.doors.clone(), PATIENCE);
+    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
     let error = client.append(&vec![0; 3 << 20]).unwrap_err();
     assert!(matches!(error, RemoteError::TooLarge { .. }), "{error}");
     client.append(&[1]).unwrap();
-    let doors = group.doors.clone();
+    let addresses = group.addresses.clone();
     group.stop();
-    let error = remote::status(&doors[0]).unwrap_err().to_string();
+    let error = remote::status(&addresses[0]).unwrap_err().to_string();
     assert!(error.contains("cannot reach"), "{error}");
-    let mut client = Remote::new(doors, std::time::Duration::from_millis(200));
+    let mut client = Remote::new(addresses, std::time::Duration::from_millis(200));
     let error = client.append(&[1]).unwrap_err().to_string();
     assert!(error.contains("majority"), "{error}");
 }

@@ -18,7 +18,7 @@ use plover_store::{Completion, Damage, Options, Store, StoreError};
 use plover_types::{Index, Viewstamp};
 use record::RecordFile;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 /// Why stored state cannot be used, or cannot be used any longer.
@@ -145,7 +145,7 @@ impl Storage {
 
     /// Readable when [`Storage::persisted`] has news; open as long as the storage.
     pub fn wait_fd(&self) -> RawFd {
-        self.store.wait_fd()
+        self.store.wait_fd().as_raw_fd()
     }
 
     /// What has become durable.

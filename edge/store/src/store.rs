@@ -12,7 +12,7 @@ use crate::writer::Writer;
 use apus::{Configuration, Durability, DurableState, Entry};
 use plover_types::{Index, View, Viewstamp};
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 /// What has become durable, or that nothing will any more.
@@ -168,9 +168,9 @@ impl Store {
         self.writer.write_here();
     }
 
-    /// Becomes readable when [`Store::completions`] has something to say after a
-    /// [`Store::submit`]. An eventfd, open as long as the store; not to be read by the caller.
-    pub fn wait_fd(&self) -> RawFd {
+    /// Readable when [`Store::completions`] has something to return after a [`Store::submit`]. An
+    /// eventfd; not to be read by the caller.
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.writer.wait_fd()
     }
 

@@ -17,7 +17,7 @@ use crate::engine::{Counters, Engine};
 use crate::error::{StoreError, io_error};
 use crate::queue::Pending;
 use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -115,8 +115,8 @@ impl Writer {
         self.shared.write_batch(Wake::Nobody);
     }
 
-    pub fn wait_fd(&self) -> RawFd {
-        self.shared.done.as_raw_fd()
+    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.shared.done.as_fd()
     }
 
     /// The newest durable ticket, and the failure if there is one that has not been taken.

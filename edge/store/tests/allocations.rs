@@ -4,7 +4,6 @@ use apus::{Durability, DurableState, Entry, EntryKind};
 use plover_store::{Completion, Options, Store};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts every allocation of the process; this file has one test, so nobody else allocates.
@@ -52,10 +51,11 @@ fn flush(store: &mut Store, done: &mut Vec<Completion>, here: bool) {
     while store.is_busy() {
         store.completions(done);
         if store.is_busy() {
-            // SAFETY: the store keeps the descriptor open and outlives the borrow.
-            let fd = unsafe { BorrowedFd::borrow_raw(store.wait_fd()) };
             let flags = rustix::event::PollFlags::IN;
-            let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, flags)];
+            let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+                store.wait_fd(),
+                flags,
+            )];
             rustix::event::poll(&mut fds, None).unwrap();
         }
     }

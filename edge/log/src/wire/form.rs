@@ -1,4 +1,5 @@
-//! What clients and servers say, one example of each thing, every number another: a change is noticed.
+//! One example of each message between clients and servers, every number another, so that a change
+//! of the form is noticed.
 
 use super::*;
 use crate::outputs::Divergence;
@@ -93,13 +94,10 @@ fn replies() -> Vec<Reply<'static>> {
         },
         Reply::Entry {
             at: AT,
-            session: Some((1204, 1205)),
             bytes: b"bytes",
         },
         Reply::Trimmed { base: Index(1206) },
-        Reply::End {
-            commit: Index(1207),
-        },
+        Reply::End,
         Reply::Progress("progress".into()),
         Reply::Done("done".into()),
         Reply::Failed("failed".into()),

@@ -1,13 +1,13 @@
-//! Groups of log servers in threads of one process.
+//! Groups of log servers in one process.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use plover_fabric::{TcpConfig, TcpFabric};
-use plover_log::{Client, Config, Server, StateMachine, Stopper};
+use plover_log::{Address, Config, Server, StateMachine, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -74,30 +74,45 @@ pub fn tcp(me: usize, addresses: &[SocketAddr]) -> TcpFabric {
 /// The configuration of replica `me` of `size`.
 pub fn config(me: usize, size: usize) -> Config {
     let members = ReplicaSet::of((0..size).map(|id| ReplicaId(id as u8)));
-    let mut config = Config::new(ReplicaId(me as u8), members);
-    // The tests share the machine with whatever else it does.
-    config.heartbeat = Micros::from_ms(100);
-    config.timeout = Micros::from_ms(1000);
-    config
+    Config::new(ReplicaId(me as u8), members)
 }
 
-/// A replica in a thread of its own; gives its server back when it is stopped.
+/// Replicas in memory, each set up by `change`.
+pub fn servers(size: usize, change: impl Fn(&mut Config)) -> Vec<Server<Sum>> {
+    let addresses = free_addresses(size);
+    let open = |me| {
+        let mut config = config(me, size);
+        change(&mut config);
+        Server::in_memory(config, tcp(me, &addresses), Sum::default()).expect("it opens")
+    };
+    (0..size).map(open).collect()
+}
+
+/// For replicas in threads of their own: these share the machine with whatever else it does, and
+/// another leader is not wanted.
+pub fn patient(config: &mut Config) {
+    config.heartbeat = Micros::from_ms(100);
+    config.timeout = Micros::from_ms(1000);
+}
+
+/// A replica in a thread of its own, which serves clients at `address`.
 pub struct Running<M> {
-    pub client: Client,
+    pub address: Address,
     stopper: Stopper,
     thread: JoinHandle<Server<M>>,
 }
 
 impl<M: StateMachine + Send + 'static> Running<M> {
-    pub fn start(server: Server<M>) -> Self {
-        let (client, stopper) = (server.client(), server.stopper());
+    pub fn start(mut server: Server<M>) -> Self {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let address = server.listen(&Address::Tcp(any)).expect("it listens");
+        let stopper = server.stopper();
         let thread = std::thread::spawn(move || {
-            let mut server = server;
             server.run().expect("the server runs");
             server
         });
         Self {
-            client,
+            address,
             stopper,
             thread,
         }
@@ -109,39 +124,53 @@ impl<M: StateMachine + Send + 'static> Running<M> {
     }
 }
 
-/// Appends through whoever leads, trying again while nobody does.
-pub fn append<M>(group: &mut [Running<M>], entry: &[u8]) -> (usize, Viewstamp) {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        for (id, replica) in group.iter_mut().enumerate() {
-            if let Ok(at) = replica.client.append(entry) {
-                return (id, at);
-            }
-        }
-        assert!(Instant::now() < until, "nobody leads");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Turns all `servers` in this thread until `happened`.
 pub fn turn_until<M: StateMachine>(
     servers: &mut [Server<M>],
-    mut happened: impl FnMut(&[Server<M>]) -> bool,
+    mut happened: impl FnMut(&mut [Server<M>]) -> bool,
 ) {
     let until = Instant::now() + PATIENCE;
     while !happened(servers) {
         assert!(Instant::now() < until, "it does not happen: {servers:?}");
         for server in servers.iter_mut() {
-            server
-                .turn(Some(Duration::from_micros(200)))
-                .expect("it runs");
+            server.turn(Some(Duration::ZERO)).expect("it runs");
         }
     }
 }
 
-/// What threads have sent until all of them have ended.
-pub fn collect<T>(start: impl FnOnce(std::sync::mpsc::Sender<T>)) -> Vec<T> {
-    let (sender, receiver): (_, Receiver<T>) = channel();
-    start(sender);
-    receiver.iter().collect()
+/// Appends through the leader, trying again while there is none. The leader, and the answer.
+pub fn append<M: StateMachine>(servers: &mut [Server<M>], entry: &[u8]) -> (usize, Vec<u8>) {
+    loop {
+        let mut leader = 0;
+        turn_until(servers, |all| {
+            leader = all.iter().position(Server::leads).unwrap_or(0);
+            all[leader].submit(entry).is_ok()
+        });
+        let mut done = None;
+        turn_until(servers, |all| {
+            done = all[leader].completed();
+            done.is_some()
+        });
+        if let Some(done) = done.filter(|it| it.result.is_ok()) {
+            return (leader, done.answer);
+        }
+    }
+}
+
+/// The files of the log on disk, oldest first.
+pub fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
+    let names = std::fs::read_dir(dir).expect("a directory");
+    let paths = names.map(|entry| entry.expect("an entry").path());
+    let is_segment = |path: &std::path::PathBuf| path.to_string_lossy().contains("/log.0000000000");
+    let mut segments: Vec<_> = paths.filter(is_segment).collect();
+    segments.sort();
+    segments
+}
+
+/// Flips a bit at byte `at` of the oldest segment.
+pub fn damage(dir: &Path, at: usize) {
+    let segment = &segments(dir)[0];
+    let mut bytes = std::fs::read(segment).expect("it can be read");
+    bytes[at] ^= 4;
+    std::fs::write(segment, bytes).expect("it can be written");
 }

@@ -156,10 +156,11 @@ fn the_owner_is_woken_for_every_batch_and_not_without_news() {
 
 /// Whether the store calls, within so many seconds or ever.
 fn readable(store: &Store, seconds: Option<i64>) -> bool {
-    // SAFETY: the store keeps the descriptor open and outlives the borrow.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(store.wait_fd()) };
     let flags = rustix::event::PollFlags::IN;
-    let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, flags)];
+    let mut fds = [rustix::event::PollFd::from_borrowed_fd(
+        store.wait_fd(),
+        flags,
+    )];
     let timeout = seconds.map(|tv_sec| rustix::event::Timespec { tv_sec, tv_nsec: 0 });
     rustix::event::poll(&mut fds, timeout.as_ref()).unwrap() == 1
 }

@@ -1,40 +1,52 @@
-//! The proposer that drives the server's turns itself.
+//! Appending in the thread that drives the server's turns.
 
-use crate::client::{Completion, Ticket};
 use crate::{Error, Server, ServerError, StateMachine};
 use plover_types::Viewstamp;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Its completions.
-#[derive(Debug, Default)]
-pub(crate) struct Inline {
-    next: u64,
-    completions: VecDeque<Completion>,
-    /// Whose answer is kept, and the answer.
-    wanted: Option<Ticket>,
-    answer: Vec<u8>,
+/// Names one entry that was [submitted](Server::submit): 0 for the first, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// The result of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Names the entry.
+    pub ticket: Ticket,
+    /// Where the entry stands in the log, once it is committed and applied here; or why it was not
+    /// appended.
+    pub result: Result<Viewstamp, Error>,
+    /// The state machine's answer.
+    pub answer: Vec<u8>,
 }
 
-impl Inline {
-    pub fn next_ticket(&mut self) -> Ticket {
-        self.next += 1;
-        Ticket(self.next - 1)
+/// Entries whose proposer drives the turns itself.
+#[derive(Debug, Default)]
+pub(crate) struct Submitted {
+    pub next: u64,
+    completions: VecDeque<Completion>,
+}
+
+impl Submitted {
+    pub fn complete(&mut self, ticket: Ticket, result: Result<Viewstamp, Error>, answer: &[u8]) {
+        let answer = answer.to_vec();
+        self.completions.push_back(Completion {
+            ticket,
+            result,
+            answer,
+        });
     }
 
-    pub fn complete(&mut self, ticket: Ticket, result: Result<Viewstamp, Error>, answer: &[u8]) {
-        if self.wanted == Some(ticket) {
-            self.answer.clear();
-            self.answer.extend_from_slice(answer);
-        }
-        self.completions.push_back(Completion { ticket, result });
+    fn place(&self, ticket: Ticket) -> Option<usize> {
+        self.completions.iter().position(|it| it.ticket == ticket)
     }
 }
 
 impl<M: StateMachine> Server<M> {
     /// The next completion of an entry that was [submitted](Self::submit).
     pub fn completed(&mut self) -> Option<Completion> {
-        self.inline.completions.pop_front()
+        self.submitted.completions.pop_front()
     }
 
     /// Appends an entry and takes turns until it is committed and applied here, or `patience`
@@ -67,21 +79,14 @@ impl<M: StateMachine> Server<M> {
             }
             self.turn(Some(until.saturating_duration_since(Instant::now())))?;
         };
-        self.inline.wanted = Some(ticket);
-        self.settle()?;
-        loop {
-            let mut completions = self.inline.completions.iter();
-            if let Some(place) = completions.position(|it| it.ticket == ticket) {
-                let completion = self.inline.completions.remove(place);
-                answer.extend_from_slice(&self.inline.answer);
-                return Ok(completion.expect("it was found there").result);
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(Err(Error::Unknown));
-            }
-            self.turn(Some(left))?;
-        }
+        let left = until.saturating_duration_since(Instant::now());
+        self.turn_until(left, |server| server.submitted.place(ticket).is_some())?;
+        let place = self.submitted.place(ticket);
+        let done = place.and_then(|place| self.submitted.completions.remove(place));
+        Ok(done.map_or(Err(Error::Unknown), |done| {
+            answer.extend(done.answer);
+            done.result
+        }))
     }
 
     /// Takes turns until this replica leads and can append, or `patience` has run out. True if
@@ -97,6 +102,8 @@ impl<M: StateMachine> Server<M> {
         mut happened: impl FnMut(&Self) -> bool,
     ) -> Result<bool, ServerError> {
         let until = Instant::now() + patience;
+        // A turn sleeps, and what was asked for since the last one may be all that it takes.
+        self.settle()?;
         while !happened(self) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -1,0 +1,290 @@
+//! Remote clients: connections that are read, answered and written without ever blocking.
+//!
+//! ```text
+//!   socket ─► input ─► frame ─► (server) ─► output ─► socket
+//!                ▲                             │
+//!                └─ not read while the output is long, or the log refuses ◄┘
+//! ```
+//!
+//! A client that does not read its answers is not read either, so its requests wait in its own
+//! kernel. A connection holds at most [`INPUT_BYTES_MAX`] and a little over [`OUTPUT_BYTES_MAX`].
+
+use crate::address::{Address, Listener};
+use crate::framed::{Framed, READ_BYTES};
+use crate::wire::{self, FrameError, Reply};
+use plover_types::Index;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with, sockopt};
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use tracing::debug;
+
+/// Unread input at which a connection's socket is left alone, except that one frame always fits.
+const INPUT_BYTES_MAX: usize = 256 << 10;
+/// Unsent output at which a connection's requests wait.
+pub(crate) const OUTPUT_BYTES_MAX: usize = 1 << 20;
+/// Connections at a time. Further ones are turned away.
+const CONNECTIONS_MAX: usize = 4096;
+
+/// Names a connection; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ConnectionId(u64);
+
+/// The listening socket, for epoll.
+const LISTENER: u64 = u64::MAX;
+/// What only ends the server's sleep, for epoll.
+const WAKER: u64 = u64::MAX - 1;
+
+/// A client that reads the log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tail {
+    /// The next entry to send.
+    pub next: Index,
+    /// Whether it wants the entries to come as well.
+    pub follow: bool,
+}
+
+/// A remote client.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    framed: Framed,
+    interest: EventFlags,
+    pub tail: Option<Tail>,
+    /// Nothing more will come from it, or make sense.
+    closing: bool,
+    broken: bool,
+}
+
+impl Connection {
+    /// The next whole frame, unless the client has to read answers first; [`Self::done`] says that
+    /// it has been dealt with.
+    pub fn frame(&self) -> Result<Option<&[u8]>, FrameError> {
+        if self.is_full() {
+            return Ok(None);
+        }
+        self.framed.frame()
+    }
+
+    /// The frame of `bytes` has been dealt with.
+    pub fn done(&mut self, bytes: usize) {
+        self.framed.done(bytes);
+    }
+
+    /// Queues a reply.
+    pub fn reply(&mut self, reply: &Reply<'_>) {
+        self.framed.put(reply);
+    }
+
+    /// Whether its client has to read answers before it gets more.
+    pub fn is_full(&self) -> bool {
+        self.framed.unsent() > OUTPUT_BYTES_MAX
+    }
+
+    /// Sends what waits, then closes.
+    pub fn close(&mut self) {
+        self.closing = true;
+    }
+
+    fn read(&mut self) {
+        while !self.closing && self.has_room() {
+            match self.framed.read() {
+                Ok(0) => self.closing = true,
+                Ok(count) if count < READ_BYTES => return,
+                Ok(_) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => {
+                    self.broken = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether more may be read. One whole frame fits, however long it says it is.
+    fn has_room(&self) -> bool {
+        let unread = self.framed.unread();
+        let first = unread.first_chunk::<4>();
+        let frame = first.map_or(0, |length| u32::from_le_bytes(*length) as usize + 8);
+        unread.len() < INPUT_BYTES_MAX.max(frame.min(wire::FRAME_BYTES_MAX + 8))
+    }
+
+    /// Sends as much as the socket takes.
+    pub fn write(&mut self) {
+        self.broken |= self.framed.write().is_err();
+    }
+
+    fn is_over(&self) -> bool {
+        self.broken || (self.closing && self.framed.unsent() == 0)
+    }
+
+    fn wanted(&self) -> EventFlags {
+        let mut wanted = EventFlags::empty();
+        wanted.set(
+            EventFlags::IN,
+            self.has_room() && !self.closing && !self.is_full(),
+        );
+        wanted.set(EventFlags::OUT, self.framed.unsent() > 0);
+        wanted
+    }
+}
+
+/// All remote clients, and the other descriptors that end the server's sleep.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    pub epoll: OwnedFd,
+    listener: Option<Listener>,
+    connections: BTreeMap<ConnectionId, Connection>,
+    next: u64,
+    /// Connections, those included that are taken out.
+    pub count: usize,
+    /// Connections that may have frames or want to send.
+    pub busy: Vec<ConnectionId>,
+    pub rejected: u64,
+}
+
+impl Clients {
+    pub fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            listener: None,
+            connections: BTreeMap::new(),
+            next: 0,
+            count: 0,
+            busy: Vec::new(),
+            rejected: 0,
+        })
+    }
+
+    /// Lets `waker` make `epoll` readable. The caller looks itself what it is about.
+    pub fn watch(&self, waker: BorrowedFd<'_>) -> Result<(), Errno> {
+        epoll::add(
+            &self.epoll,
+            waker,
+            EventData::new_u64(WAKER),
+            EventFlags::IN,
+        )
+    }
+
+    /// Lets clients in.
+    pub fn listen(&mut self, listener: Listener) -> Result<(), Errno> {
+        let data = EventData::new_u64(LISTENER);
+        epoll::add(&self.epoll, &listener.socket, data, EventFlags::IN)?;
+        self.listener = Some(listener);
+        Ok(())
+    }
+
+    /// Where clients are let in, if they are.
+    pub fn address(&self) -> Option<&Address> {
+        self.listener.as_ref().map(|it| &it.address)
+    }
+
+    /// Reads what has come in; connections with something to do are `busy` afterwards.
+    pub fn progress(&mut self) {
+        let mut events = [MaybeUninit::uninit(); 64];
+        let none = rustix::time::Timespec::default();
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&none)) else {
+            return;
+        };
+        for event in events {
+            let (name, flags) = (event.data.u64(), event.flags);
+            if name == LISTENER {
+                self.accept();
+            } else if let Some(connection) = self.connections.get_mut(&ConnectionId(name)) {
+                if flags.contains(EventFlags::IN) {
+                    connection.read();
+                } else if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
+                    connection.broken = true;
+                }
+                self.busy.push(ConnectionId(name));
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        for _ in 0..64 {
+            let socket = match acceptfrom_with(&listener.socket, flags) {
+                Ok((socket, _)) => socket,
+                Err(Errno::AGAIN) => return,
+                Err(error) => return debug!(%error, "accept failed"),
+            };
+            if self.count == CONNECTIONS_MAX {
+                self.rejected += 1;
+                continue;
+            }
+            if matches!(listener.address, Address::Tcp(_)) {
+                // Failing costs latency only.
+                let _ = sockopt::set_tcp_nodelay(&socket, true);
+            }
+            let data = EventData::new_u64(self.next);
+            if let Err(error) = epoll::add(&self.epoll, &socket, data, EventFlags::IN) {
+                debug!(%error, "a connection failed at once");
+                continue;
+            }
+            let connection = Connection {
+                framed: Framed::new(socket),
+                interest: EventFlags::IN,
+                tail: None,
+                closing: false,
+                broken: false,
+            };
+            self.connections.insert(ConnectionId(self.next), connection);
+            self.next += 1;
+            self.count += 1;
+        }
+    }
+
+    /// Takes a connection out, so that the server can work on it and on itself;
+    /// [`Self::put_back`] follows.
+    pub fn take_out(&mut self, id: ConnectionId) -> Option<Connection> {
+        self.connections.remove(&id)
+    }
+
+    /// Puts a connection back, and sends what it has to send.
+    pub fn put_back(&mut self, id: ConnectionId, mut connection: Connection) {
+        connection.framed.tidy();
+        connection.write();
+        if connection.is_over() {
+            self.count -= 1;
+            // Closing the socket takes it out of the epoll set.
+            return;
+        }
+        let wanted = connection.wanted();
+        if wanted != connection.interest {
+            let data = EventData::new_u64(id.0);
+            match epoll::modify(&self.epoll, &connection.framed.socket, data, wanted) {
+                Ok(()) => connection.interest = wanted,
+                Err(error) => debug!(%error, "a connection cannot be watched"),
+            }
+        }
+        self.connections.insert(id, connection);
+    }
+
+    /// Answers a request of a connection, if it is still there; sent at the end of the turn.
+    pub fn reply(&mut self, id: ConnectionId, reply: &Reply<'_>) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.reply(reply);
+            self.busy.push(id);
+        }
+    }
+
+    /// The connections that read the log.
+    pub fn tails(&self) -> Vec<ConnectionId> {
+        let tails = self.connections.iter().filter(|(_, it)| it.tail.is_some());
+        tails.map(|(id, _)| *id).collect()
+    }
+
+    /// Sends what all of them have to send, as far as that goes.
+    pub fn flush(&mut self) {
+        while let Some(id) = self.busy.pop() {
+            if let Some(connection) = self.take_out(id) {
+                self.put_back(id, connection);
+            }
+        }
+    }
+}
