@@ -236,14 +236,7 @@ fn test_ofi() -> Result<bool> {
         .succeeds()?;
     let tested = Cargo::new("test")
         .args(["-p", "plover-fabric", "--features", "ofi"])
-        .args([
-            "--no-fail-fast",
-            "--lib",
-            "--test",
-            "ofi",
-            "--test",
-            "ofi_process",
-        ])
+        .args(["--no-fail-fast", "--lib", "--test", "fabrics", "--", "ofi"])
         .succeeds()?;
     Ok(built && tested)
 }

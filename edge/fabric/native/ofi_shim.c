@@ -68,7 +68,7 @@ const char *plover_ofi_error_text(int error) { return fi_strerror(error < 0 ? -e
 
 /* ---- provider ------------------------------------------------------------------------------ */
 
-static struct fi_info *wishes(const char *provider, const char *domain)
+static struct fi_info *wishes(const char *provider)
 {
     struct fi_info *hints = fi_allocinfo();
 
@@ -86,8 +86,6 @@ static struct fi_info *wishes(const char *provider, const char *domain)
     hints->domain_attr->cq_data_size = sizeof(uint32_t);
     hints->mode = 0;
     hints->fabric_attr->prov_name = strdup(provider);
-    if (domain)
-        hints->domain_attr->name = strdup(domain);
     return hints;
 }
 
@@ -110,39 +108,27 @@ static int choose(const struct fi_info *hints, const char *node, struct fi_info 
     return fi_getinfo(API_VERSION, node, NULL, FI_SOURCE, hints, out);
 }
 
-/* Whether writes complete in the order they were posted. 2.0 no longer lets providers promise it. */
-static int completes_in_order(const struct fi_info *info)
-{
-#if FI_MAJOR_VERSION >= 2
-    (void)info;
-    return 0;
-#else
-    return (info->tx_attr->comp_order & FI_ORDER_STRICT) == FI_ORDER_STRICT;
-#endif
-}
-
 static void describe(const struct fi_info *info, struct plover_ofi_traits *traits)
 {
     snprintf(traits->name, sizeof(traits->name), "%s", info->fabric_attr->prov_name);
     traits->inject_bytes = info->tx_attr->inject_size;
     traits->write_bytes = info->ep_attr->max_msg_size;
     traits->key_bytes = info->domain_attr->mr_key_size;
-    traits->ordered = (uint32_t)completes_in_order(info);
     traits->immediate_bytes = (uint32_t)info->domain_attr->cq_data_size;
 }
 
 /* Endpoints of ofi_rxm, which carry tcp and verbs, keep a thousand buffers for messages. Here nobody
  * sends any, only writes; with the 16 KiB that each has by default a replica of nine held 1.5 GB, and
- * clearing them took longer than everything else at its start. Whoever sets it otherwise has it so. */
+ * clearing them took longer than everything else at its start. An operator's own setting wins. */
 static void set_buffers(void) { setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0); }
 
-int plover_ofi_provider_open(const char *provider, const char *domain, const char *node,
+int plover_ofi_provider_open(const char *provider, const char *node,
                              struct plover_ofi_provider **out, struct plover_ofi_traits *traits,
                              const char **failed)
 {
     static pthread_once_t is_set = PTHREAD_ONCE_INIT;
     struct plover_ofi_provider *opened = calloc(1, sizeof(*opened));
-    struct fi_info *hints = wishes(provider, domain);
+    struct fi_info *hints = wishes(provider);
     int error = -FI_ENOMEM;
 
     /* libfabric reads it once, at the first fi_getinfo. */

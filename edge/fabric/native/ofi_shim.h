@@ -1,5 +1,5 @@
 /*
- * What the Rust side of the ofi fabric may ask of libfabric. `src/ofi/native.rs` declares the
+ * What the Rust side of the ofi fabric may ask of libfabric. `src/ofi/native/ffi.rs` declares the
  * same functions; the two files change together.
  *
  * Every call returns 0 (or a count) or a negative libfabric error number. The calls that open
@@ -20,7 +20,6 @@ struct plover_ofi_traits {
     uint64_t inject_bytes;  /* largest write whose buffer is free at once */
     uint64_t write_bytes;   /* largest write at all */
     uint64_t key_bytes;     /* width of a memory key */
-    uint32_t ordered;       /* writes complete in the order they were posted */
     uint32_t immediate_bytes;
 };
 
@@ -43,7 +42,7 @@ uint32_t plover_ofi_version_built(void);
 uint32_t plover_ofi_version_running(void);
 const char *plover_ofi_error_text(int error);
 
-int plover_ofi_provider_open(const char *provider, const char *domain, const char *node,
+int plover_ofi_provider_open(const char *provider, const char *node,
                              struct plover_ofi_provider **out, struct plover_ofi_traits *traits,
                              const char **failed);
 void plover_ofi_provider_close(struct plover_ofi_provider *provider);

@@ -15,30 +15,30 @@ pub use plover_types::Lane;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     /// No link to that peer; an [`FabricEvent::Up`] will say when there is.
-    #[error("no link to {0}")]
+    #[error("no link to {0}: wait for `Up`")]
     Down(ReplicaId),
     /// The peer's ring has no room; [`FabricEvent::Room`] will say when there is. The record
     /// was not taken: the caller still owns it and writes it again.
-    #[error("the ring at {0} is full")]
+    #[error("the ring at {0} is full: wait for `Room`")]
     Full(ReplicaId),
     /// The record can never fit: the caller must split it.
-    #[error("a record of {bytes} bytes exceeds the largest of {max}")]
+    #[error("a record of {bytes} bytes exceeds the largest of {max}: split it")]
     TooLarge {
-        /// What was asked.
+        /// Its size.
         bytes: usize,
-        /// The most.
+        /// The largest.
         max: usize,
     },
 }
 
-/// Why a peer could not be let in or go.
+/// Why a peer could not be added or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
     /// Restart the replica with the new peers, or use a fabric that can (`tcp`).
-    #[error("this fabric's peers are fixed when it starts")]
+    #[error("this fabric's peers are fixed when it starts: restart the replica with the new ones")]
     Fixed,
     /// Correct the address.
-    #[error("'{0}' is no address that this fabric understands")]
+    #[error("this fabric does not understand the address '{0}': correct it")]
     Address(String),
 }
 
@@ -96,15 +96,15 @@ pub trait Fabric {
     /// or `timeout` at zero.
     fn progress(&mut self, events: &mut Vec<FabricEvent>);
 
-    /// Gives back the buffer of a [`FabricEvent::Record`] that the caller is done with, for a
-    /// later record to use. Optional: a caller that keeps or drops its records loses nothing
-    /// but the saved allocation. What a fabric holds of them is bounded.
+    /// Gives back the buffer of a [`FabricEvent::Record`] that the caller is done with, so that a
+    /// later record can use it. Optional: it saves an allocation. The fabric holds a bounded amount.
     fn recycle(&mut self, bytes: Vec<u8>) {
         drop(bytes);
     }
 
-    /// Lets a peer in that is reached at `address` (it takes the place of one with the same id),
-    /// or with `None` lets one go. The link of a peer that goes is lost without an event.
+    /// Adds a peer that listens at `address`, or removes it with `None`. A peer that is known at
+    /// another address gets a new link; the old link, and that of a removed peer, is lost without an
+    /// event.
     fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
         let _ = (peer, address);
         Err(PeerError::Fixed)
@@ -115,8 +115,8 @@ pub trait Fabric {
     fn wait_fd(&self) -> RawFd;
 
     /// Sleeps until `progress` has something to do, an attached descriptor is readable or
-    /// `timeout` is over, which is [`timeout`](Self::timeout) or less; `progress` comes next. The
-    /// same as polling `wait_fd`, but where the fabric can, in one system call instead of two.
+    /// `timeout` is over, which is at most [`timeout`](Self::timeout); call `progress` next. The
+    /// same as polling `wait_fd`, but in one system call instead of two where the fabric can.
     fn wait(&mut self, timeout: Option<Duration>) {
         // SAFETY: the fabric outlives the call and keeps its descriptor open.
         let fd = unsafe { BorrowedFd::borrow_raw(self.wait_fd()) };
@@ -128,34 +128,32 @@ pub trait Fabric {
         let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
     }
 
-    /// Lets a descriptor of the caller's end `wait`, too, until it is closed; `wait_fd` is then
-    /// also readable when it is. Fails with `Unsupported` for a fabric that cannot: poll both
-    /// then.
+    /// Makes `wait` also end when a descriptor of the caller is readable, until that is closed;
+    /// `wait_fd` is then readable, too. Fails with `Unsupported` for a fabric that cannot: the caller
+    /// then polls both.
     fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
         let _ = fd;
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Whether an attached descriptor was readable when the last `wait` ended. To be asked
-    /// before `progress`.
+    /// Whether an attached descriptor was readable when the last `wait` ended. Ask before
+    /// `progress`.
     fn is_readable(&self, attached: Attached) -> bool {
         let _ = attached;
         false
     }
 
-    /// Says for what the next sleep has to end: once so many of these have written, or with `None` as
-    /// soon as anyone has, which is also how it is if nothing is said. What others write, and fewer,
-    /// is then found when the sleep ends anyway, so it should not be a long one. For one sleep, and a
-    /// hint: a fabric that cannot tell its peers apart while the caller sleeps ignores it. To be said
-    /// before `timeout` is asked.
+    /// Names what is to end the next sleep: so many of these peers have written, or with `None` (the
+    /// default) any peer has. Other records are found when the sleep ends, so the sleep should be short.
+    /// It holds for one sleep and is a hint: a fabric that cannot tell its peers apart while the caller
+    /// sleeps ignores it. Call it before `timeout`.
     fn wake_for(&mut self, awaited: Option<Awaited>) {
         let _ = awaited;
     }
 
-    /// How long the caller may sleep on `wait_fd` before it must call `progress` anyway
-    /// (reconnect timers); `None` for as long as it likes. Ask right before each sleep, and after
-    /// the last write: a fabric whose peers write into memory tells them here that from now on
-    /// they have to wake this side.
+    /// How long the caller may sleep before it must call `progress` anyway, because a timer is due;
+    /// `None` for as long as it likes. Ask right before each sleep, and after the last write: a fabric
+    /// whose peers write into memory tells them here that from now on they have to wake this side.
     fn timeout(&self) -> Option<Duration>;
 
     /// Largest record `write` takes on `lane`, bytes.
@@ -165,7 +163,7 @@ pub trait Fabric {
     fn stats(&self) -> FabricStats;
 
     /// Why this side and `peer` refuse each other at present, in words for the operator. `None` if
-    /// they do not, the link is up, or the fabric does not say.
+    /// they do not, if the link is up, or if the fabric does not say.
     fn refusal(&self, peer: ReplicaId) -> Option<String> {
         let _ = peer;
         None

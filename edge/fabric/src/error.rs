@@ -6,14 +6,16 @@ use plover_types::ReplicaId;
 use std::io;
 use std::net::SocketAddr;
 
-/// Why a fabric cannot be made. All but `System` are for the operator to mend.
+/// Why a fabric cannot be made. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
     /// Change `group`.
-    #[error("the group name '{0}' must have 1 to 64 bytes")]
+    #[error("the group name '{0}' is empty or too long: give it 1 to 64 bytes")]
     Group(String),
     /// Change `peers` or the own id.
-    #[error("{0} is a member twice: every replica needs its own id, and peers leave out this one")]
+    #[error(
+        "{0} is a member twice: give every replica its own id, and leave this one out of its peers"
+    )]
     Member(ReplicaId),
     /// Change the ring's size.
     #[error("the {lane} lane cannot have {source}")]
@@ -34,17 +36,17 @@ pub enum FabricError {
         advice: &'static str,
     },
     /// Change the directory in which the replicas of a host meet, or end what listens there.
-    #[error("cannot listen for replicas of this host at {door}: {source}; {advice}")]
-    Door {
+    #[error("cannot listen for replicas of this host at {path}: {source}; {advice}")]
+    Socket {
         /// The unix socket's name.
-        door: String,
+        path: String,
         /// What the kernel said.
         source: io::Error,
         /// What to do about it.
         advice: &'static str,
     },
     /// The kernel refuses something basic, such as another file descriptor.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}: {source} (raise the limits of this process, such as open files)")]
     System {
         /// What was tried.
         what: &'static str,
@@ -54,6 +56,11 @@ pub enum FabricError {
 }
 
 impl FabricError {
+    /// `what` was tried and failed.
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
     pub(crate) fn bind(address: SocketAddr, source: io::Error) -> Self {
         let advice = match source.kind() {
             io::ErrorKind::AddrInUse => {

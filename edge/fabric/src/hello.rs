@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The answer is sent even when it refuses, and says why, so that both operators read the
-//! cause in their own log. Magic and version stand first, in every version to come.
+//! cause in their own log. Magic and version stand first, in this version and all later ones.
 
 use crate::ring::Salt;
 use crate::{FabricError, Lane};
@@ -22,11 +22,11 @@ use std::fmt;
 const MAGIC: [u8; 8] = *b"PLOVERf\x01";
 
 /// Size of the message.
-pub(crate) const HELLO_BYTES: usize = 128;
+pub const HELLO_BYTES: usize = 128;
 
 /// The group's name: replicas of different groups refuse each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GroupName {
+pub struct GroupName {
     bytes: [u8; Self::MAX],
     length: u8,
 }
@@ -58,7 +58,7 @@ impl fmt::Display for GroupName {
 /// A session nonce, drawn by the dialling side for both lanes. It also salts the rings'
 /// checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Session(pub u64);
+pub struct Session(pub u64);
 
 impl Session {
     /// A session that never was before.
@@ -81,7 +81,7 @@ impl Session {
 
 /// What one side says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hello {
+pub struct Hello {
     pub version: u8,
     pub lane: u8,
     pub from: ReplicaId,
@@ -101,7 +101,7 @@ impl fmt::Debug for GroupName {
 /// Why a handshake was refused. The number is what travels as the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     #[error("it speaks another wire version: run the same release on all replicas")]
     Version = 1,
     #[error("it belongs to another group: compare `group` in both configurations")]
@@ -116,6 +116,8 @@ pub(crate) enum Refusal {
     User = 6,
     #[error("it offers no memory: run the same release on all replicas")]
     Memory = 7,
+    #[error("it uses another provider of libfabric: set the same `provider` on all replicas")]
+    Provider = 8,
     #[error("it refused this replica for a reason unknown to this release")]
     Unknown = 255,
 }
@@ -123,7 +125,7 @@ pub(crate) enum Refusal {
 impl Refusal {
     /// The reason behind a verdict; none for 0.
     pub fn from_verdict(verdict: u8) -> Option<Self> {
-        const KNOWN: [Refusal; 7] = [
+        const KNOWN: [Refusal; 8] = [
             Refusal::Version,
             Refusal::Group,
             Refusal::Identity,
@@ -131,6 +133,7 @@ impl Refusal {
             Refusal::Lane,
             Refusal::User,
             Refusal::Memory,
+            Refusal::Provider,
         ];
         match verdict {
             0 => None,
@@ -146,7 +149,7 @@ impl Refusal {
 
 /// Not a handshake at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotHello {
+pub enum NotHello {
     #[error("something other than a replica is talking")]
     Magic,
     #[error("the handshake arrived damaged")]
@@ -253,60 +256,23 @@ mod tests {
 
     #[test]
     fn every_difference_has_its_refusal() {
-        let group = GroupName::new("another").unwrap();
-        for (theirs, why) in [
+        let changes: [(fn(&mut Hello), Refusal); 9] = [
+            (|it| it.version = 0, Refusal::Version),
             (
-                Hello {
-                    version: 0,
-                    ..hello()
-                },
-                Refusal::Version,
-            ),
-            (Hello { group, ..hello() }, Refusal::Group),
-            (
-                Hello {
-                    from: ReplicaId(1),
-                    ..hello()
-                },
-                Refusal::Identity,
-            ),
-            (
-                Hello {
-                    to: ReplicaId(0),
-                    ..hello()
-                },
-                Refusal::Identity,
-            ),
-            (Hello { lane: 0, ..hello() }, Refusal::Lane),
-            (
-                Hello {
-                    session: Session(78),
-                    ..hello()
-                },
-                Refusal::Lane,
-            ),
-            (
-                Hello {
-                    ring_bytes: 8192,
-                    ..hello()
-                },
-                Refusal::RingBytes,
-            ),
-            (
-                Hello {
-                    verdict: 2,
-                    ..hello()
-                },
+                |it| it.group = GroupName::new("another").unwrap(),
                 Refusal::Group,
             ),
-            (
-                Hello {
-                    verdict: 99,
-                    ..hello()
-                },
-                Refusal::Unknown,
-            ),
-        ] {
+            (|it| it.from = ReplicaId(1), Refusal::Identity),
+            (|it| it.to = ReplicaId(0), Refusal::Identity),
+            (|it| it.lane = 0, Refusal::Lane),
+            (|it| it.session = Session(78), Refusal::Lane),
+            (|it| it.ring_bytes = 8192, Refusal::RingBytes),
+            (|it| it.verdict = 2, Refusal::Group),
+            (|it| it.verdict = 99, Refusal::Unknown),
+        ];
+        for (change, why) in changes {
+            let mut theirs = hello();
+            change(&mut theirs);
             assert_eq!(theirs.refusal(&answer()), Some(why));
         }
     }

@@ -6,10 +6,10 @@
 //!                  └─ shm ──► replica 1    (this host)
 //! ```
 //!
-//! The parts know nothing of each other: each has the peers that it serves for members and no
-//! others, so that a peer with another idea of how to reach this replica is refused by name
-//! instead of getting two links. Their descriptors are nested in one epoll, which is readable as
-//! long as one of the parts is.
+//! The parts know nothing of each other. The members of a part are the peers that it serves and no
+//! others, so that a peer that reaches this replica another way is refused instead of getting two
+//! links. The parts' descriptors are nested in one epoll, which is readable as long as one of them
+//! is.
 
 use crate::poll::{Interest, Poll};
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
@@ -39,8 +39,7 @@ impl Mixed {
     /// Puts fabrics together, each with the peers it was made for. Fails if a peer is named
     /// twice, or the kernel gives no descriptor.
     pub fn new(parts: Vec<(BoxedFabric, Vec<ReplicaId>)>) -> Result<Self, FabricError> {
-        let system = |what| move |source| FabricError::System { what, source };
-        let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
+        let mut poll = Poll::new().map_err(FabricError::system("make an epoll descriptor"))?;
         let mut seen = Vec::new();
         let mut taken = Vec::new();
         for (fabric, peers) in parts {
@@ -54,7 +53,7 @@ impl Mixed {
             // its `wait_fd` open.
             let wait_fd = unsafe { BorrowedFd::borrow_raw(fabric.wait_fd()) };
             poll.watch(wait_fd, Interest::Read)
-                .map_err(system("watch a fabric"))?;
+                .map_err(FabricError::system("watch a fabric"))?;
             taken.push(Part {
                 fabric,
                 peers,
@@ -105,14 +104,14 @@ impl Fabric for Mixed {
     }
 
     fn recycle(&mut self, bytes: Vec<u8>) {
-        // Whose buffer it was does not show; the part that lent most will miss it most.
+        // A buffer does not show which part it came from; the part that lent most needs it most.
         if let Some(part) = self.parts.iter_mut().max_by_key(|part| part.lent) {
             part.lent = part.lent.saturating_sub(1);
             part.fabric.recycle(bytes);
         }
     }
 
-    /// A newcomer is reached by the first part.
+    /// The first part reaches a newcomer.
     fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
         let known = self.parts.iter().position(|p| p.peers.contains(&peer));
         let Some(part) = self.parts.get_mut(known.unwrap_or(0)) else {
@@ -156,7 +155,7 @@ impl Fabric for Mixed {
         parts.filter_map(|part| part.fabric.timeout()).min()
     }
 
-    /// The least of the parts', so that a record fits whoever it goes to.
+    /// The least of the parts', so that a record fits any peer.
     fn record_bytes_max(&self, lane: Lane) -> usize {
         let parts = self.parts.iter();
         let largest = parts.map(|part| part.fabric.record_bytes_max(lane));
@@ -165,9 +164,8 @@ impl Fabric for Mixed {
 
     fn stats(&self) -> FabricStats {
         let parts = self.parts.iter();
-        parts.fold(FabricStats::default(), |sum, part| {
-            sum.plus(&part.fabric.stats())
-        })
+        let all = parts.map(|part| part.fabric.stats());
+        all.fold(FabricStats::default(), std::ops::Add::add)
     }
 
     fn refusal(&self, peer: ReplicaId) -> Option<String> {

@@ -15,11 +15,11 @@ use std::time::Duration;
 /// Names one registered descriptor, never reused: an event of a descriptor that was closed in
 /// the same round names nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Token(u64);
+pub struct Token(u64);
 
 /// What to be woken for. Errors and hang-ups always wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Interest {
+pub enum Interest {
     Nothing,
     Read,
     Write,
@@ -41,7 +41,7 @@ impl Interest {
 }
 
 #[derive(Debug)]
-pub(crate) struct Poll {
+pub struct Poll {
     epoll: OwnedFd,
     next_token: u64,
     /// What the last [`Poll::look`] found.

@@ -1,27 +1,27 @@
-//! Whose handshakes were refused lately, by either side, and why. A wrong configuration is tried again
-//! every few seconds: the log hears of it once, the status for as long as it goes on.
+//! Refused handshakes: the log reports each reason once, the status as long as it goes on.
 
 use plover_types::ReplicaId;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-/// A refusal counts for so long: five times what passes before a refused peer is dialled again.
+/// A refusal counts for so long: five times the pace at which a refused peer is dialled again.
 const LATELY: Duration = Duration::from_secs(10);
 
-/// What was refused last, by peer.
+/// The last refusal of each peer.
 #[derive(Debug, Default)]
-pub(crate) struct Refused(BTreeMap<ReplicaId, (String, Instant)>);
+pub struct Refused(BTreeMap<ReplicaId, (String, Instant)>);
 
 impl Refused {
-    /// A handshake with `peer` was refused. Whether that is news.
-    pub fn note(&mut self, peer: ReplicaId, why: &dyn std::fmt::Display, now: Instant) -> bool {
+    /// Notes that a handshake with `peer` was refused. `true` if the reason is news.
+    pub fn note(&mut self, peer: ReplicaId, why: &dyn Display, now: Instant) -> bool {
         let why = why.to_string();
         let is_news = self.lately(peer, now) != Some(why.as_str());
         self.0.insert(peer, (why, now));
         is_news
     }
 
-    /// The link to `peer` has come up.
+    /// Forgets what was refused: the link to `peer` has come up.
     pub fn forget(&mut self, peer: ReplicaId) {
         self.0.remove(&peer);
     }
@@ -44,7 +44,6 @@ mod tests {
         let mut refused = Refused::default();
         assert!(refused.note(peer, &"the version", at(0)));
         assert!(!refused.note(peer, &"the version", at(8)));
-        assert!(!refused.note(peer, &"the version", at(16)));
         assert!(refused.note(peer, &"the group", at(17)));
         assert_eq!(refused.lately(peer, at(26)), Some("the group"));
         assert_eq!(refused.lately(peer, at(27)), None);

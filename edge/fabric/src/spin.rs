@@ -1,10 +1,10 @@
 //! Spinning for a bounded time before sleeping.
 //!
-//! To be woken costs a sleeper some microseconds, and tens of them if its core has to leave an
-//! idle state first. Who looks at memory instead sees a record after a tenth of a microsecond,
-//! but holds a core meanwhile. As soon as two spinners share one core, each burns the time that
-//! the other one needs: milliseconds instead of microseconds. So the default is never to spin,
-//! and who spins does it for a bounded time, yields in between, and gives it up for a while
+//! A wake-up costs a sleeper some microseconds, and tens of them if its core has to leave an
+//! idle state first. A replica that looks at memory instead sees a record after a tenth of a
+//! microsecond, but holds a core meanwhile. As soon as two spinners share one core, each burns the
+//! time that the other one needs: milliseconds instead of microseconds. So the default is never to
+//! spin; a replica that does spin does it for a bounded time, yields in between, and stops for a while
 //! when it does not pay.
 
 use std::time::{Duration, Instant};
@@ -44,16 +44,16 @@ pub struct UnknownSpin(pub String);
 const SPIN_MAX: Duration = Duration::from_micros(30);
 /// Looks between two yields. A yield lets a peer that shares the core write its record.
 const LOOKS_PER_YIELD: u32 = 64;
-/// After so many spins in vain ...
+/// After so many spins in a row that saw nothing, spinning does not pay.
 const MISSES_MAX: u32 = 4;
-/// ... only one sleep in so many is preceded by a spin.
+/// While it does not pay, one sleep in so many is preceded by a spin.
 const RETRY_EVERY: u32 = 32;
 
 /// Carries out one [`Spin`].
 #[derive(Debug)]
-pub(crate) struct Spinner {
+pub struct Spinner {
     spin: Spin,
-    /// Spins in vain since one paid.
+    /// Spins that saw nothing since one paid.
     misses: u32,
     /// Sleeps without a spin since the last one.
     skipped: u32,

@@ -2,8 +2,7 @@
 
 use crate::registers::Registers;
 use anyhow::Context;
-use plover_fabric::faulty::Direction;
-use plover_fabric::{Fabric, FabricEvent, FabricStats, Faulty, TcpConfig, TcpFabric, WriteError};
+use plover_fabric::{Fabric, FabricEvent, FabricStats, TcpConfig, TcpFabric, WriteError};
 use plover_log::{Address, Config, Durability, Server};
 use plover_types::{Lane, Micros, ReplicaId, ReplicaSet};
 use std::io::BufRead;
@@ -13,14 +12,19 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A TCP fabric whose links another thread may cut.
+/// A TCP fabric whose links another thread may cut. A cut is silent, as on a real network: records
+/// are taken and lost in both directions, and the link stays up.
 struct Cuttable {
-    inner: Faulty<TcpFabric>,
+    inner: TcpFabric,
     orders: Receiver<(ReplicaId, bool)>,
+    cut: ReplicaSet,
 }
 
 impl Fabric for Cuttable {
     fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
+        if self.cut.contains(to) && self.inner.is_up(to) {
+            return Ok(());
+        }
         self.inner.write(to, lane, record)
     }
     fn flush(&mut self) {
@@ -30,13 +34,17 @@ impl Fabric for Cuttable {
         // A heartbeat's time after the order at the latest: an idle replica ticks that often.
         for (peer, cut) in self.orders.try_iter() {
             if cut {
-                self.inner.cut(peer, Direction::Out);
-                self.inner.cut(peer, Direction::In);
+                self.cut.insert(peer);
             } else {
-                self.inner.heal(peer);
+                self.cut.remove(peer);
             }
         }
+        let before = events.len();
         self.inner.progress(events);
+        let cut = self.cut;
+        let is_lost = |event: &FabricEvent| matches!(event, FabricEvent::Record { from, .. } if cut.contains(*from));
+        let kept = events.split_off(before);
+        events.extend(kept.into_iter().filter(|event| !is_lost(event)));
     }
     fn wait_fd(&self) -> RawFd {
         self.inner.wait_fd()
@@ -77,8 +85,9 @@ pub fn run(
     let fabric = TcpConfig::new("register", id(me.into()), peers[usize::from(me)], others);
     let (sender, orders) = channel();
     let fabric = Cuttable {
-        inner: Faulty::new(TcpFabric::new(fabric)?, u64::from(me)),
+        inner: TcpFabric::new(fabric)?,
         orders,
+        cut: ReplicaSet::default(),
     };
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {

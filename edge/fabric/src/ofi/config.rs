@@ -1,7 +1,6 @@
 //! What an ofi fabric is told, and what can be wrong with it.
 
 use super::native::NativeError;
-use crate::tcp::TcpTimes;
 use crate::{FabricError, Spin};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;
@@ -22,10 +21,8 @@ pub struct OfiConfig {
     /// hardware; `tcp` (which 1.x resolves to `tcp;ofi_rxm`) or `shm` without. `fi_info -l`
     /// lists what this host has.
     pub provider: String,
-    /// The provider's domain, such as `mlx5_0`; the first that fits if `None`.
-    pub domain: Option<String>,
     /// Whether to look for a while before sleeping. A provider that cannot wake a sleeper is
-    /// refused with [`Spin::Never`]; with [`Spin::Adaptive`] its sleeps are short naps.
+    /// refused with [`Spin::Never`]; with [`Spin::Adaptive`] it is polled by a timer.
     pub spin: Spin,
     /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
     /// most half. A link takes twice this of memory here: the ring, and the copy that outgoing
@@ -33,12 +30,10 @@ pub struct OfiConfig {
     pub log_ring_bytes: usize,
     /// Size of each bulk ring, likewise.
     pub bulk_ring_bytes: usize,
-    /// When to give up and when to try again.
-    pub times: TcpTimes,
 }
 
 impl OfiConfig {
-    /// The defaults for everything but who is where and over what.
+    /// Rings of the usual sizes, no spinning.
     pub fn new(
         group: impl Into<String>,
         me: ReplicaId,
@@ -52,19 +47,17 @@ impl OfiConfig {
             listen,
             peers,
             provider: provider.into(),
-            domain: None,
             spin: Spin::default(),
             log_ring_bytes: 8 << 20,
             bulk_ring_bytes: 16 << 20,
-            times: TcpTimes::default(),
         }
     }
 }
 
-/// Why an ofi fabric cannot be made. All of it is for the operator to mend.
+/// Why an ofi fabric cannot be made. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OfiError {
-    /// What could be wrong with any fabric.
+    /// As of any fabric.
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// Install the libfabric that this program was built for, or build it anew.
@@ -78,7 +71,7 @@ pub enum OfiError {
         built: Version,
         /// Version of the library that was loaded.
         running: Version,
-        /// What follows from it.
+        /// The consequence.
         why: &'static str,
     },
     /// Choose another `provider`, or install it.
@@ -120,13 +113,13 @@ pub enum OfiError {
 pub struct Version {
     /// Of the interface.
     pub major: u16,
-    /// What was added to it.
+    /// Counts additions to it.
     pub minor: u16,
 }
 
 impl Version {
     /// As libfabric packs it.
-    pub(super) fn unpack(packed: u32) -> Self {
+    pub fn unpack(packed: u32) -> Self {
         Self {
             major: (packed >> 16) as u16,
             minor: packed as u16,
@@ -136,7 +129,7 @@ impl Version {
     /// Whether a program built against `self` works with the library `running`. Much of
     /// libfabric is compiled into its callers, so the library must know all that the headers
     /// knew.
-    pub(super) fn check(self, running: Self) -> Result<(), OfiError> {
+    pub fn check(self, running: Self) -> Result<(), OfiError> {
         let why = if running.major != self.major {
             "has another interface"
         } else if running.minor < self.minor {

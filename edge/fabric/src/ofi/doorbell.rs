@@ -24,7 +24,7 @@ const MARK: u32 = CREDIT - 1;
 
 /// The low bits of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark(u32);
+pub struct Mark(u32);
 
 impl Mark {
     fn of(position: Position) -> Self {
@@ -43,7 +43,7 @@ impl Mark {
 
 /// What a write's immediate data says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doorbell {
+pub enum Doorbell {
     /// The peer has written our ring up to here.
     Written(Mark),
     /// The peer has consumed what we wrote up to here.

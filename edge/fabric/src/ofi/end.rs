@@ -3,11 +3,10 @@
 use super::doorbell::Doorbell;
 use super::inbound::Inbound;
 use super::native::{Address, Event, NativeError, Port, Posted, Provider, Run};
-use super::outbound::{Mode, Outbound};
-use super::{Context, Loss};
+use super::outbound::Outbound;
+use crate::Lane;
+use crate::context::{Context, Loss, Share};
 use crate::hello::Session;
-use crate::ring::{PutError, record_bytes};
-use crate::{FabricEvent, Lane, WriteError};
 use plover_types::ReplicaId;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -22,14 +21,10 @@ const WORD_BYTES: usize = 8;
 const EVENTS: usize = 64;
 /// How often that is repeated in one call, so that no peer keeps the others waiting.
 const EVENT_ROUNDS_MAX: usize = 4;
-/// Records delivered of one lane in one call.
-const RECORDS_MAX: usize = 256;
-/// Bytes of records delivered of one lane in one call.
-const RECORD_BYTES_MAX: usize = 1 << 20;
 
 /// One end of one lane.
 #[derive(Debug)]
-pub(super) struct End {
+pub struct End {
     peer: ReplicaId,
     lane: Lane,
     port: Port,
@@ -52,18 +47,16 @@ impl End {
     /// Opens a port for `lane` of the link to `peer` in `session`.
     pub fn open(
         context: &mut Context,
+        provider: &Arc<Provider>,
+        waits: bool,
         peer: ReplicaId,
         lane: Lane,
         session: Session,
     ) -> Result<(Self, Address), NativeError> {
         let capacity = context.capacity(lane);
-        let provider: Arc<Provider> = Arc::clone(&context.provider);
         let bytes = capacity.bytes() + CELL_BYTES;
         let key = fresh_key(provider.traits.key_bytes);
-        let (port, address) = Port::open(&provider, context.waits, bytes, key)?;
-        if let Some(leftovers) = &mut context.leftovers {
-            leftovers.add(&address.name);
-        }
+        let (port, address) = Port::open(provider, waits, bytes, key)?;
         let token = match port.wait_fd() {
             Some(fd) => Some(watch(context, fd)?),
             None => None,
@@ -107,28 +100,11 @@ impl End {
         Ok(())
     }
 
-    /// Queues one record.
-    pub fn write(&mut self, context: &mut Context, record: &[u8]) -> Result<(), WriteError> {
+    /// Queues one record; `false` if the peer's ring has no room for it.
+    pub fn write(&mut self, record: &[u8]) -> bool {
         let memory = &mut self.port.outbound;
-        let put = self
-            .outbound
-            .put(record, |offset, bytes| memory.copy_in(offset, bytes));
-        let stats = context.stats.lane_mut(self.lane);
-        match put {
-            Ok(()) => {
-                stats.records_out += 1;
-                stats.bytes_out += record.len() as u64;
-                Ok(())
-            }
-            Err(PutError::Full) => {
-                stats.full += 1;
-                Err(WriteError::Full(self.peer))
-            }
-            Err(PutError::TooLarge) => Err(WriteError::TooLarge {
-                bytes: record.len(),
-                max: context.capacity(self.lane).record_bytes_max(),
-            }),
-        }
+        let copy = |offset, bytes: &[u8]| memory.copy_in(offset, bytes);
+        self.outbound.writer.put(record, copy)
     }
 
     /// Posts what was queued, as far as the provider takes it.
@@ -136,17 +112,14 @@ impl End {
         self.blocked = false;
         while let Some(step) = self.outbound.next() {
             self.armed = false;
-            let posted = match step.mode {
-                Mode::Inject => self.port.inject(step.run)?,
-                Mode::Write {
-                    sequence,
-                    signalled,
-                } => self.port.write(step.run, sequence, signalled)?,
+            let posted = match step.inject {
+                true => self.port.inject(step.run)?,
+                false => self.port.write(step.run, step.sequence, true)?,
             };
-            match (posted, step.mode) {
-                (Posted::Taken, _) => self.outbound.posted(step),
-                (Posted::NoCall, Mode::Inject) => self.outbound.forgo_inject(),
-                (Posted::NotNow | Posted::NoCall, _) => {
+            match posted {
+                Posted::Taken => self.outbound.posted(step),
+                Posted::NoCall if step.inject => self.outbound.forgo_inject(),
+                Posted::NotNow | Posted::NoCall => {
                     self.blocked = true;
                     return Ok(());
                 }
@@ -161,7 +134,7 @@ impl End {
     }
 
     /// Whether it has to be looked at again soon, though nothing may wake us for it.
-    pub fn wants_nap(&self) -> bool {
+    pub fn wants_timer(&self) -> bool {
         let unreported = self.outbound.wants_completions();
         self.blocked || self.inbound.owes_credit() || self.inbound.is_behind() || unreported
     }
@@ -169,7 +142,7 @@ impl End {
     /// Whether there may be something to take in.
     pub fn is_due(&self, context: &Context) -> bool {
         let woken = self.token.is_none_or(|token| context.poll.is_ready(token));
-        !self.armed || woken || self.left_over || self.wants_nap()
+        !self.armed || woken || self.left_over || self.wants_timer()
     }
 
     /// Takes doorbells off the queue; `true` if there were any.
@@ -211,19 +184,14 @@ impl End {
         self.drain()?;
         // What the provider saw before it rang is in memory before we look.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        let (mut records, mut bytes) = (0, 0);
-        while let Some(record) = self.inbound.look(&self.port.inbound, &mut context.pool) {
-            self.inbound.advanced();
-            records += 1;
-            bytes += record_bytes(record.len());
-            context.deliver(self.peer, self.lane, record);
-            if records == RECORDS_MAX || bytes >= RECORD_BYTES_MAX {
-                self.left_over = true;
-                break;
-            }
-        }
+        let (inbound, memory) = (&mut self.inbound, &self.port.inbound);
+        let share = &mut Share::default();
+        self.left_over |= context.deliver(self.peer, self.lane, share, |pool| {
+            Ok(inbound.look(memory, pool))
+        })?;
         if !self.left_over && self.inbound.is_stuck(now) {
-            return Err(Loss::Stuck(self.lane));
+            let what = "bytes that the peer announced never became a record";
+            return Err(Loss::Damage(what.into()));
         }
         self.give_credit()?;
         self.collect(context)?;
@@ -244,12 +212,8 @@ impl End {
         if self.outbound.wants_completions() {
             self.completions()?;
         }
-        if self.outbound.release() {
-            context.events.push(FabricEvent::Room {
-                peer: self.peer,
-                lane: self.lane,
-            });
-        }
+        self.outbound.release();
+        context.report_room(self.peer, self.lane, &mut self.outbound.writer);
         Ok(())
     }
 
@@ -267,8 +231,8 @@ impl End {
         }
     }
 
-    /// What is looked at now and then, whether or not anything woke us: failed writes, and
-    /// whatever a provider should have woken us for and did not.
+    /// Looks now and then for failed writes, and for anything that a provider should have woken us
+    /// for and did not.
     pub fn check(&mut self) -> Result<(), NativeError> {
         self.armed = false;
         if self.outbound.is_under_way() {

@@ -11,20 +11,20 @@
 //! ```
 //!
 //! libfabric has no way to tell the peer which memory key to write with, and reliable
-//! unconnected endpoints do not say when the other end dies. The connection does both: it
+//! unconnected endpoints do not show when the other end dies. The connection does both: it
 //! carries this message once each way, then a byte now and then, and its end is the link's end.
 
 use super::native::{Address, NAME_BYTES};
 use crate::Lane;
+use crate::context::No;
 use crate::hello::{HELLO_BYTES, Hello, NotHello, Refusal};
+use crate::socket::Message;
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
 
 /// First bytes of every connection; unlike those of the other fabrics.
 const MAGIC: [u8; 8] = *b"PLOVERo\x01";
 /// Size of the message. It fits any socket's buffer whole.
-pub(super) const GREETING_BYTES: usize = 1024;
+pub const GREETING_BYTES: usize = 1024;
 const PROVIDER_AT: usize = MAGIC.len() + 2 * HELLO_BYTES;
 const PROVIDER_BYTES: usize = 64;
 const ADDRESSES_AT: usize = PROVIDER_AT + PROVIDER_BYTES;
@@ -33,7 +33,7 @@ const CRC_AT: usize = GREETING_BYTES - 4;
 
 /// The provider that a side uses. Two providers cannot talk to each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct ProviderName([u8; PROVIDER_BYTES]);
+pub struct ProviderName([u8; PROVIDER_BYTES]);
 
 impl ProviderName {
     pub fn new(name: &str) -> Self {
@@ -60,27 +60,12 @@ impl fmt::Debug for ProviderName {
 
 /// What one side says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Greeting {
+pub struct Greeting {
     /// What is said on every fabric, once a lane.
     pub lanes: [Hello; 2],
     pub provider: ProviderName,
     /// Where the other side is to write, a lane each.
     pub addresses: [Address; 2],
-}
-
-/// Why no link comes of two greetings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoLink {
-    #[error("{0}")]
-    Refused(Refusal),
-    #[error(
-        "it uses libfabric's provider {theirs}, this replica {mine}: set the same `provider` on \
-         all replicas (and run the same libfabric, if the names were resolved differently)"
-    )]
-    Provider {
-        mine: ProviderName,
-        theirs: ProviderName,
-    },
 }
 
 impl Greeting {
@@ -106,7 +91,7 @@ impl Greeting {
     }
 
     /// The message in `bytes`. Of another version only the version can be relied on; it is the
-    /// first thing that [`no_link`](Self::no_link) looks at.
+    /// first thing that [`refusal`](Self::refusal) looks at.
     pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
         if bytes[..MAGIC.len()] != MAGIC {
             return Err(NotHello::Magic);
@@ -143,21 +128,23 @@ impl Greeting {
     }
 
     /// What speaks against a link, `mine` being what this side says to that peer.
-    pub fn no_link(&self, mine: &Self) -> Option<NoLink> {
-        let refusal = || {
-            let lanes = self.lanes.iter().zip(&mine.lanes);
-            lanes
-                .filter_map(|(theirs, mine)| theirs.refusal(mine))
-                .next()
-        };
-        // Before its verdict: if the providers differ, that is why it refused.
-        let provider = (self.provider != mine.provider).then_some(NoLink::Provider {
-            mine: mine.provider,
-            theirs: self.provider,
-        });
-        match refusal() {
-            Some(Refusal::Unknown) | None => provider.or(refusal().map(NoLink::Refused)),
-            Some(refusal) => Some(NoLink::Refused(refusal)),
+    pub fn refusal(&self, mine: &Self) -> Option<No> {
+        let lanes = self.lanes.iter().zip(&mine.lanes);
+        let refusal = lanes
+            .filter_map(|(theirs, mine)| theirs.refusal(mine))
+            .next();
+        match refusal {
+            // If the providers differ, that is why it refused: this names them.
+            None | Some(Refusal::Provider) if self.provider != mine.provider => {
+                let words = format!(
+                    "it uses libfabric's provider {}, this replica {}: set the same `provider` on \
+                     all replicas (and run the same libfabric, if the names were resolved \
+                     differently)",
+                    self.provider, mine.provider
+                );
+                Some(No::because(Refusal::Provider, words))
+            }
+            refusal => refusal.map(No::from),
         }
     }
 
@@ -165,55 +152,11 @@ impl Greeting {
     pub fn session(&self) -> crate::hello::Session {
         self.lanes[Lane::Log.index()].session
     }
-
-    /// Makes it a refusal.
-    pub fn refuse(&mut self, why: NoLink) {
-        let verdict = match why {
-            NoLink::Refused(refusal) => refusal as u8,
-            // The other side compares the names itself.
-            NoLink::Provider { .. } => Refusal::Unknown as u8,
-        };
-        for lane in &mut self.lanes {
-            lane.verdict = verdict;
-        }
-    }
 }
 
-/// A greeting as it arrives. Never reads past its end.
-#[derive(Debug)]
-pub(super) struct GreetingBuffer {
-    bytes: Box<[u8; GREETING_BYTES]>,
-    have: usize,
-}
-
-impl GreetingBuffer {
-    pub fn new() -> Self {
-        Self {
-            bytes: Box::new([0; GREETING_BYTES]),
-            have: 0,
-        }
-    }
-
-    /// Reads on; the message once it is whole.
-    pub fn read(&mut self, mut socket: &TcpStream) -> io::Result<Option<&[u8; GREETING_BYTES]>> {
-        while self.have < GREETING_BYTES {
-            match socket.read(&mut self.bytes[self.have..]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.have += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Some(&self.bytes))
-    }
-}
-
-/// Sends a greeting on a connection that carried nothing yet.
-pub(super) fn send(mut socket: &TcpStream, greeting: &Greeting) -> io::Result<()> {
-    match socket.write(&greeting.encode())? {
-        GREETING_BYTES => Ok(()),
-        _ => Err(io::ErrorKind::WriteZero.into()),
+impl Message<GREETING_BYTES> for Greeting {
+    fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
+        Self::decode(bytes)
     }
 }
 
@@ -253,17 +196,19 @@ mod tests {
         let there = greeting(0, 2);
         let arrived = Greeting::decode(&there.encode()).unwrap();
         assert_eq!(arrived, there);
-        assert_eq!(arrived.no_link(&greeting(2, 0)), None);
+        assert_eq!(arrived.refusal(&greeting(2, 0)), None);
     }
 
     #[test]
     fn another_provider_is_named_on_both_sides() {
         let (mut asking, mut answering) = (greeting(0, 2), greeting(2, 0));
         asking.provider = ProviderName::new("shm");
-        let why = asking.no_link(&answering).expect("refused");
+        let why = asking.refusal(&answering).expect("refused");
         assert!(why.to_string().contains("'shm'"), "{why}");
-        answering.refuse(why);
-        let why = answering.no_link(&asking).expect("refused");
+        for lane in &mut answering.lanes {
+            lane.verdict = why.verdict as u8;
+        }
+        let why = answering.refusal(&asking).expect("refused");
         assert!(why.to_string().contains("'tcp;ofi_rxm'"), "{why}");
     }
 
@@ -271,8 +216,8 @@ mod tests {
     fn another_ring_size_is_refused() {
         let mut asking = greeting(0, 2);
         asking.lanes[1].ring_bytes = 8192;
-        let why = asking.no_link(&greeting(2, 0));
-        assert_eq!(why, Some(NoLink::Refused(Refusal::RingBytes)));
+        let why = asking.refusal(&greeting(2, 0));
+        assert_eq!(why, Some(Refusal::RingBytes.into()));
     }
 
     proptest! {
@@ -284,14 +229,14 @@ mod tests {
             if magic {
                 bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
             }
-            let _ = Greeting::decode(&bytes).map(|g| g.no_link(&greeting(2, 0)));
+            let _ = Greeting::decode(&bytes).map(|g| g.refusal(&greeting(2, 0)));
         }
 
         #[test]
         fn a_flipped_bit_is_never_accepted(bit in 0..GREETING_BYTES * 8) {
             let mut bytes = greeting(0, 2).encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let accepted = Greeting::decode(&bytes).is_ok_and(|g| g.no_link(&greeting(2, 0)).is_none());
+            let accepted = Greeting::decode(&bytes).is_ok_and(|g| g.refusal(&greeting(2, 0)).is_none());
             prop_assert!(!accepted);
         }
     }

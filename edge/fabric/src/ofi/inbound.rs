@@ -21,7 +21,7 @@ const DOORBELLS_PER_CREDIT: usize = WINDOW / 4;
 
 /// The reading end of one ring.
 #[derive(Debug)]
-pub(super) struct Inbound {
+pub struct Inbound {
     capacity: Capacity,
     reader: RingReader,
     /// Up to where the peer says it has written.
@@ -66,7 +66,9 @@ impl Inbound {
 
     /// The next record, if it is wholly there.
     pub fn look(&mut self, memory: &Memory, pool: &mut BufferPool) -> Option<Vec<u8>> {
-        self.reader.look_with(memory, pool)
+        let record = self.reader.look(memory, pool)?;
+        self.behind_since = None;
+        Some(record)
     }
 
     /// Notes that a look found nothing more; `true` if what was announced has been missing for
@@ -83,11 +85,6 @@ impl Inbound {
     /// Whether something announced was not readable at the last look.
     pub fn is_behind(&self) -> bool {
         self.behind_since.is_some()
-    }
-
-    /// Notes that a record was read.
-    pub fn advanced(&mut self) {
-        self.behind_since = None;
     }
 
     /// The credit to write now, if one is due; the same until [`credited`](Self::credited).
@@ -152,7 +149,7 @@ mod tests {
             let bytes = bytes.iter().enumerate();
             pieces.extend(bytes.map(|(i, &byte)| (at + i, byte)));
         };
-        ends.writer.put(&[9; 100], piece).unwrap();
+        assert!(ends.writer.put(&[9; 100], piece));
         ring(&mut ends.inbound, ends.writer.tail());
         // Last byte first.
         for (at, byte) in pieces.into_iter().rev() {
@@ -183,9 +180,7 @@ mod tests {
         let mut credits = 0;
         for n in 0..200 {
             let (memory, writer) = (&mut ends.memory, &mut ends.writer);
-            writer
-                .put(b"x", |at, bytes| memory.copy_in(at, bytes))
-                .unwrap();
+            assert!(writer.put(b"x", |at, bytes| memory.copy_in(at, bytes)));
             let tail = writer.tail();
             ring(&mut ends.inbound, tail);
             assert!(ends.inbound.look(&ends.memory, &mut ends.pool).is_some());

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 /// Zeroed pages of our own. No Rust reference to what is in them ever exists: all access is by
 /// raw copies with checked bounds.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub struct Memory {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -75,7 +75,7 @@ impl RingMemory for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping that `new` made, and nobody has an address in it any more:
-        // whoever registered it closes the registration first.
+        // a port closes its registration first.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }

@@ -6,9 +6,9 @@
 //!                    └──── credit ◄══ a write of 8 bytes with immediate data ◄──┘
 //! ```
 //!
-//! The peer's processor has no part in a write; what it needs to know is in the write's 32 bits
-//! of immediate data, its *doorbell* (`doorbell.rs`). Much of what one would like to rely on does
-//! not hold everywhere, and nothing here relies on it:
+//! The peer's processor has no part in a write. What it needs to know is in the write's 32 bits
+//! of immediate data, its *doorbell* (`doorbell.rs`). Providers promise less than one would like, and
+//! nothing here relies on more:
 //!
 //! * **A completed write proves nothing.** A write into memory that the target had closed was
 //!   seen to complete with success. Completions only tell when bytes may be reused
@@ -18,190 +18,102 @@
 //!   there (`inbound.rs`).
 //! * **A plain write wakes nobody** reliably on software providers: hence a doorbell with each.
 //! * **Software providers move bytes only while somebody calls them.** `progress` does; and no
-//!   descriptor is slept on before `fi_trywait` has agreed ([`native::Port::may_sleep`]).
-//! * **Some cannot wake a sleeper at all** (`shm`). They are refused with
-//!   [`Spin::Never`](crate::Spin::Never); otherwise the fabric looks for a bounded time and then
-//!   naps: a timer makes `wait_fd` readable after 50 µs to 1 ms. (That provider also keeps its
-//!   locks in the shared memory, so that a peer which is stopped at the wrong moment stops who
-//!   writes to it. It is here for tests; between replicas of one host use [`crate::shm`].)
+//!   descriptor is slept on before `fi_trywait` has agreed.
+//! * **Some cannot wake a sleeper at all** (`efa`, libfabric's `shm`). They are refused with
+//!   [`Spin::Never`]; otherwise the fabric looks for a bounded time and then polls by a timer, every
+//!   50 µs to 1 ms (`wakeup.rs`). libfabric's `shm` is here for tests: it keeps its locks in the shared
+//!   memory, so that a peer which is stopped at the wrong moment stops its writers, and leaves files in
+//!   `/dev/shm` when it is killed. Between replicas of one host use [`ShmFabric`](crate::ShmFabric).
 //! * **An endpoint does not notice its peer's death.** A TCP connection beside it does; it
-//!   carries the handshake (`greeting.rs`), then says that the peer lives (`link.rs`).
+//!   carries the handshake (`greeting.rs`), then shows that the peer lives (`link.rs`).
 //!
 //! Each lane of each link has a domain, an endpoint and queues of its own, so that bulk data never
 //! stands before a heartbeat, and so that ending a session ends all it had under way and no more.
 //!
+//! **Fencing.** A session ends with its ports, and with them goes the registration of the memory that
+//! the peer wrote to. The next session has new memory under a new key, rings that start empty and
+//! another salt in its checksums. A write of an old session fails, or lands in memory that nobody
+//! reads, or fails its checksum.
+//!
 //! RDMA cannot encrypt and this fabric does not authenticate: the network must be a trusted one.
 
 mod config;
-mod context;
 mod doorbell;
 mod end;
-pub mod floor;
 mod greeting;
 mod inbound;
-mod leftovers;
 mod link;
 mod memory;
-mod native;
+#[doc(hidden)]
+pub mod native;
 mod outbound;
 mod signals;
-mod sleep;
-mod stage;
-mod strangers;
+mod wakeup;
 
 pub use config::{OfiConfig, OfiError, Version};
 pub use native::NativeError;
 pub use signals::forget_signal_handlers;
 
-use crate::hello::{GroupName, Session};
-use crate::poll::Poll;
-use crate::refused::Refused;
-use crate::ring::BufferPool;
-use crate::settings;
+use crate::context::{Context, Loss, No};
+use crate::door::Visitor;
+use crate::driver::{RingFabric, Transport};
+use crate::hello::Session;
+use crate::peer::{Link, Peer, Step};
+use crate::socket::{TcpDoor, send};
 use crate::spin::Spinner;
-use crate::{Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, Spin, WriteError};
-use context::{Context, Loss};
-use leftovers::Leftovers;
-use link::Peer;
+use crate::{FabricError, Lane, PeerError, Spin};
+use end::End;
+use greeting::{GREETING_BYTES, Greeting};
+use link::{Joined, Trying};
 use native::{Port, Provider};
 use plover_types::ReplicaId;
-use sleep::{Naps, Nudge};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use strangers::Door;
+use wakeup::{Nudge, PollTimer};
 
-/// [`Fabric`] over libfabric.
-#[derive(Debug)]
-pub struct OfiFabric {
-    door: Door,
-    peers: Vec<Peer>,
-    /// Which peer is served first, moved on by one each time.
-    first: usize,
-    spin: Spin,
-    spinner: Spinner,
-    /// Something went in or out since the last call that found nothing: spinning may pay.
-    active: bool,
-    nudge: Nudge,
-    naps: Naps,
-    // Last: what the ports of the links were opened on.
-    context: Context,
-}
+/// [`Fabric`](crate::Fabric) over libfabric.
+pub type OfiFabric = RingFabric<Ofi>;
 
 impl OfiFabric {
     /// Opens the provider and listens; starts to dial at the first `progress`.
     pub fn new(config: OfiConfig) -> Result<Self, OfiError> {
-        settings::check_members(config.me, config.peers.iter().map(|(id, _)| *id))?;
-        let group = GroupName::new(&config.group)?;
-        let capacities = settings::capacities(config.log_ring_bytes, config.bulk_ring_bytes)?;
+        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
+        let ids = config.peers.iter().map(|(id, _)| *id);
+        let mut context = Context::new(&config.group, config.me, ids, rings)?;
         let node = config.listen.ip().to_string();
-        let domain = config.domain.as_deref();
-        let (provider, waits) = open_provider(&config.provider, domain, &node, config.spin)?;
-        let system = |what| move |source| OfiError::from(FabricError::System { what, source });
-        let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
-        let nudge = Nudge::new(&mut poll).map_err(system("make an eventfd"))?;
-        let naps = Naps::new(&mut poll).map_err(system("make a timer"))?;
-        let door = Door::open(&mut poll, config.listen)?;
-        let now = Instant::now();
-        let peers = config.peers.iter();
-        let peers = peers.map(|&(id, address)| Peer::new(id, address, now));
-        Ok(Self {
-            peers: peers.collect(),
-            door,
-            first: 0,
+        let (provider, waits) = open_provider(&config.provider, &node, config.spin)?;
+        let poll = &mut context.poll;
+        let transport = Ofi {
+            provider: Arc::new(provider),
+            waits,
             spin: config.spin,
             spinner: Spinner::new(config.spin),
+            looks: false,
             active: false,
-            nudge,
-            naps,
-            context: Context {
-                me: config.me,
-                group,
-                capacities,
-                times: config.times,
-                poll,
-                stats: FabricStats::default(),
-                refused: Refused::default(),
-                events: Vec::new(),
-                pool: BufferPool::default(),
-                // After the door is open: there is no other living replica of this id here.
-                leftovers: (provider.traits.name == "shm")
-                    .then(|| Leftovers::clear(&config.group, config.me)),
-                provider: Arc::new(provider),
-                waits,
-            },
-        })
+            nudge: Nudge::new(poll).map_err(FabricError::system("make an eventfd"))?,
+            timer: PollTimer::new(poll).map_err(FabricError::system("make a timer"))?,
+        };
+        let listener = TcpDoor::open(config.listen)?;
+        Ok(Self::assemble(context, transport, listener, config.peers)?)
     }
 
     /// Where it listens for handshakes (the port, if the configuration left it to the kernel).
     pub fn listen_address(&self) -> io::Result<SocketAddr> {
-        self.door.address()
-    }
-
-    /// The provider, as it names itself.
-    pub fn provider(&self) -> &str {
-        &self.context.provider.traits.name
-    }
-
-    /// Whether the link to `peer` is up.
-    pub fn is_up(&self, peer: ReplicaId) -> bool {
-        self.peers.iter().any(|p| p.id == peer && p.is_up())
-    }
-
-    fn serve(&mut self, now: Instant, spinning: bool) {
-        let count = self.peers.len();
-        for lane in Lane::ALL {
-            for turn in 0..count {
-                let peer = &mut self.peers[(self.first + turn) % count];
-                peer.serve(&mut self.context, now, lane, spinning);
-            }
-        }
-        self.first = (self.first + 1) % count.max(1);
-    }
-
-    /// Looks for a while if that is wanted and promising; `true` if something came.
-    fn look(&mut self) -> bool {
-        let Self { spinner, peers, .. } = self;
-        let joined = peers.iter().any(Peer::is_joined);
-        joined && sleep::look(spinner, || peers.iter_mut().any(Peer::look))
-    }
-
-    /// Leaves things so that `wait_fd` shows whatever there is to do from now on.
-    fn settle(&mut self, now: Instant) {
-        let mut armed = true;
-        for peer in &mut self.peers {
-            armed &= peer.arm(&mut self.context, now);
-        }
-        // What losing a link reports is something to do, too.
-        let more = !armed
-            || !self.context.events.is_empty()
-            || self.peers.iter().any(Peer::wants_progress);
-        self.nudge.set(more);
-        let blind = !self.context.waits && self.peers.iter().any(Peer::is_joined);
-        if blind || self.peers.iter().any(Peer::wants_nap) {
-            self.naps.nap(now);
-        } else {
-            self.naps.cancel();
-        }
+        self.listener().address()
     }
 }
 
 /// Opens a provider and finds out whether it can wake a sleeper.
-fn open_provider(
-    configured: &str,
-    domain: Option<&str>,
-    node: &str,
-    spin: Spin,
-) -> Result<(Provider, bool), OfiError> {
+fn open_provider(configured: &str, node: &str, spin: Spin) -> Result<(Provider, bool), OfiError> {
     let (built, running) = native::versions();
     Version::unpack(built).check(Version::unpack(running))?;
     let refused = |source| OfiError::Provider {
         provider: configured.to_owned(),
         source,
     };
-    let provider = Provider::open(configured, domain, node).map_err(refused)?;
+    let provider = Provider::open(configured, node).map_err(refused)?;
     let name = provider.traits.name.clone();
     if provider.traits.immediate_bytes < 4 {
         return Err(OfiError::Unfit {
@@ -230,115 +142,253 @@ fn open_provider(
     Ok((provider, waits))
 }
 
-impl Fabric for OfiFabric {
-    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
-        let max = self.record_bytes_max(lane);
-        if record.len() > max {
-            return Err(WriteError::TooLarge {
-                bytes: record.len(),
-                max,
-            });
-        }
-        match self.peers.iter_mut().find(|peer| peer.id == to) {
-            Some(peer) => peer.write(&mut self.context, lane, record),
-            None => Err(WriteError::Down(to)),
+/// What an ofi fabric has of its own.
+#[derive(Debug)]
+pub struct Ofi {
+    provider: Arc<Provider>,
+    /// Whether ports have a wait object.
+    waits: bool,
+    spin: Spin,
+    spinner: Spinner,
+    /// This turn looks at all queues, though no descriptor says so.
+    looks: bool,
+    /// Something went in or out since the last turn that found nothing: spinning may pay.
+    active: bool,
+    nudge: Nudge,
+    timer: PollTimer,
+}
+
+/// The ports of a peer that something may come to, whether its link is up yet or not.
+fn joined(peer: &Peer<Ofi>) -> Option<&Joined> {
+    match &peer.link {
+        Link::Up(joined) => Some(joined),
+        Link::Trying(trying) => trying.joined(),
+        Link::Down => None,
+    }
+}
+
+fn joined_mut(peer: &mut Peer<Ofi>) -> Option<&mut Joined> {
+    match &mut peer.link {
+        Link::Up(joined) => Some(joined),
+        Link::Trying(trying) => trying.joined_mut(),
+        Link::Down => None,
+    }
+}
+
+fn ends(peers: &[Peer<Ofi>]) -> impl Iterator<Item = &End> {
+    peers.iter().filter_map(joined).flat_map(|it| &it.ends)
+}
+
+impl Ofi {
+    /// What this side says to `peer` when all is well.
+    fn greeting(
+        &self,
+        context: &Context,
+        peer: ReplicaId,
+        session: Session,
+        addresses: [native::Address; 2],
+    ) -> Greeting {
+        Greeting {
+            lanes: Lane::ALL.map(|lane| context.hello_on(peer, lane, session)),
+            provider: greeting::ProviderName::new(&self.provider.traits.name),
+            addresses,
         }
     }
 
-    fn flush(&mut self) {
-        let now = Instant::now();
-        if self.peers.iter().any(Peer::wants_progress) {
-            self.active = true;
-            self.naps.freshen(now);
-        }
-        for peer in &mut self.peers {
-            peer.flush(&mut self.context, now);
-        }
-        self.settle(now);
+    /// The answer to a greeting, but for the addresses: those come only into one that accepts.
+    fn answer(&self, context: &Context, theirs: &Greeting) -> Greeting {
+        let from = theirs.lanes[0].from;
+        self.greeting(context, from, theirs.session(), theirs.addresses)
+    }
+}
+
+impl Transport for Ofi {
+    const DIAL_EVERY: Duration = Duration::from_millis(250);
+    type Place = SocketAddr;
+    type Listener = TcpDoor<Greeting, GREETING_BYTES>;
+    type Trying = Trying;
+    type Up = Joined;
+
+    fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
+        let place = address.parse();
+        place.map_err(|_| PeerError::Address(address.into()))
     }
 
-    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
-        let mut now = Instant::now();
-        self.naps.wake();
-        self.context.poll.look();
-        self.door.serve(&mut self.context, &mut self.peers, now);
-        for peer in &mut self.peers {
-            peer.advance(&mut self.context, now);
-        }
-        let blind = !self.context.waits || !self.spinner.may_sleep();
-        self.serve(now, blind);
-        // Whom nothing wakes looks at each nap's end as well.
-        let hopeful = self.active || !self.context.waits && self.naps.is_fresh(now);
-        if self.context.events.is_empty() && hopeful && self.look() {
-            now = Instant::now();
-            self.serve(now, true);
-        }
-        for peer in &mut self.peers {
-            peer.tick(&mut self.context, now);
-            peer.flush(&mut self.context, now);
-        }
-        self.active = !self.context.events.is_empty();
-        if self.active {
-            self.naps.freshen(now);
-        }
-        events.append(&mut self.context.events);
-        self.settle(now);
+    fn sender(greeting: &Greeting) -> ReplicaId {
+        greeting.lanes[0].from
     }
 
-    fn recycle(&mut self, bytes: Vec<u8>) {
-        self.context.pool.give(bytes);
+    fn check(&self, context: &Context, visitor: &Visitor<Self::Listener>) -> Option<No> {
+        let theirs = &visitor.greeting;
+        theirs.refusal(&self.answer(context, theirs))
     }
 
-    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
-        let address = address
-            .map(|text| text.parse().map_err(|_| PeerError::Address(text.into())))
-            .transpose()?;
-        // Its ports close with it, and with them all that it had under way.
-        self.peers.retain(|known| known.id != peer);
-        if let Some(address) = address {
-            self.peers.push(Peer::new(peer, address, Instant::now()));
+    fn refuse(
+        &self,
+        context: &Context,
+        visitor: &Visitor<Self::Listener>,
+        why: &No,
+    ) -> Result<(), Loss> {
+        let mut mine = self.answer(context, &visitor.greeting);
+        for lane in &mut mine.lanes {
+            lane.verdict = why.verdict as u8;
+        }
+        send(&visitor.connection.socket, &mine.encode())
+    }
+
+    fn welcome(
+        &mut self,
+        context: &mut Context,
+        peer: ReplicaId,
+        _: Option<Trying>,
+        visitor: Visitor<Self::Listener>,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        let (theirs, connection) = (visitor.greeting, visitor.connection);
+        let (ends, addresses) = self.open_ends(context, peer, theirs.session())?;
+        let mine = self.greeting(context, peer, theirs.session(), addresses);
+        send(&connection.socket, &mine.encode())?;
+        let joined = Joined::new(context, connection, ends, &theirs.addresses, false, now)?;
+        joined.step()
+    }
+
+    fn dial(
+        &mut self,
+        context: &mut Context,
+        _: ReplicaId,
+        place: &SocketAddr,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        Ok(Step::Trying(Trying::dial(context, *place, now)?))
+    }
+
+    fn advance(
+        &mut self,
+        context: &mut Context,
+        peer: ReplicaId,
+        trying: Trying,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        trying.advance(self, context, peer, now)
+    }
+
+    fn trying_until(trying: &Trying) -> (Instant, &'static str) {
+        trying.until()
+    }
+
+    fn write(
+        &mut self,
+        _: &mut Context,
+        up: &mut Joined,
+        lane: Lane,
+        record: &[u8],
+    ) -> Result<bool, Loss> {
+        Ok(up.ends[lane.index()].write(record))
+    }
+
+    fn serve(
+        &mut self,
+        context: &mut Context,
+        up: &mut Joined,
+        _: ReplicaId,
+        lane: Lane,
+        now: Instant,
+    ) -> Result<(), Loss> {
+        let end = &mut up.ends[lane.index()];
+        if self.looks || end.is_due(context) {
+            end.serve(context, now)?;
         }
         Ok(())
     }
 
-    fn wait_fd(&self) -> RawFd {
-        self.context.poll.fd()
+    fn attend(&mut self, context: &mut Context, up: &mut Joined) -> Result<(), Loss> {
+        up.listen(context)
     }
 
-    fn timeout(&self) -> Option<Duration> {
+    fn tick(&mut self, _: &mut Context, up: &mut Joined, now: Instant) -> Result<(), Loss> {
+        up.beat(now)
+    }
+
+    fn due_at(up: &Joined) -> Option<Instant> {
+        Some(up.beat_at)
+    }
+
+    fn flush(&mut self, context: &mut Context, peers: &mut [Peer<Self>], now: Instant) {
+        if ends(peers).any(End::wants_progress) {
+            self.active = true;
+            self.timer.freshen(now);
+        }
+        for peer in peers {
+            peer.with_up(context, now, |_, up| {
+                Ok(up.ends.iter_mut().try_for_each(End::flush)?)
+            });
+        }
+    }
+
+    fn begin(&mut self, context: &mut Context, has_waited: bool, _: Instant) -> bool {
+        self.timer.wake();
+        if !has_waited {
+            context.poll.look();
+        }
+        self.looks = !self.waits || !self.spinner.may_sleep();
+        true
+    }
+
+    fn spin(&mut self, _: &Context, peers: &mut [Peer<Self>], now: Instant) -> bool {
+        // Where nothing wakes a sleeper, it also looks each time that the timer ends a sleep.
+        let hopeful = self.active || !self.waits && self.timer.is_fresh(now);
+        if !hopeful || ends(peers).next().is_none() {
+            return false;
+        }
+        let mut look = || {
+            let mut joined = peers.iter_mut().filter_map(joined_mut);
+            joined.any(|it| it.ends.iter_mut().any(End::look))
+        };
+        self.looks |= wakeup::look(&mut self.spinner, &mut look);
+        self.looks
+    }
+
+    fn settle(
+        &mut self,
+        context: &mut Context,
+        peers: &mut [Peer<Self>],
+        is_active: Option<bool>,
+        now: Instant,
+    ) {
+        if let Some(is_active) = is_active {
+            self.active = is_active;
+            if is_active {
+                self.timer.freshen(now);
+            }
+        }
+        let mut armed = true;
+        for peer in &mut *peers {
+            match joined_mut(peer).map_or(Ok(true), Joined::arm) {
+                Ok(is_armed) => armed &= is_armed,
+                Err(error) => {
+                    peer.lose(context, now, &error.into());
+                    armed = false;
+                }
+            }
+        }
+        // What losing a link reports is something to do, too.
+        let more = !armed || !context.events.is_empty() || ends(peers).any(End::wants_progress);
+        self.nudge.set(more);
+        let is_joining = |peer: &Peer<Self>| peer.up().is_none() && joined(peer).is_some();
+        let blind = !self.waits && ends(peers).next().is_some();
+        if blind || peers.iter().any(is_joining) || ends(peers).any(End::wants_timer) {
+            self.timer.start(now);
+        } else {
+            self.timer.cancel();
+        }
+    }
+
+    fn stays_awake(&self, context: &Context, peers: &[Peer<Self>]) -> bool {
         let spinning = match self.spin {
             Spin::Never => false,
             Spin::Adaptive => self.active,
-            Spin::Always => self.peers.iter().any(Peer::is_up),
+            Spin::Always => peers.iter().any(|peer| peer.up().is_some()),
         };
-        let due = || self.peers.iter().any(Peer::wants_progress);
-        if spinning || !self.context.events.is_empty() || due() {
-            return Some(Duration::ZERO);
-        }
-        let now = Instant::now();
-        let links = self
-            .peers
-            .iter()
-            .filter_map(|peer| peer.due_at(&self.context));
-        let strangers = self.door.due_at(&self.context);
-        links
-            .chain(strangers)
-            .min()
-            .map(|due| due.saturating_duration_since(now))
-    }
-
-    fn record_bytes_max(&self, lane: Lane) -> usize {
-        self.context.capacity(lane).record_bytes_max()
-    }
-
-    fn stats(&self) -> FabricStats {
-        self.context.stats
-    }
-
-    fn refusal(&self, peer: ReplicaId) -> Option<String> {
-        // A link that is up is not refused: then it was a stranger who claimed to be `peer`.
-        let refused = &self.context.refused;
-        let why = refused.lately(peer, Instant::now());
-        why.filter(|_| !self.is_up(peer)).map(str::to_owned)
+        spinning || !context.events.is_empty() || ends(peers).any(End::wants_progress)
     }
 }

@@ -16,65 +16,51 @@
 //! complete. The first is the protocol's condition, the second libfabric's: until then it may
 //! still read the bytes. Completion is never waited for and proves nothing about the peer.
 //!
-//! **Selective signalling** (APUS §2): with a provider that completes writes in order only some
-//! ask for a report, which then stands for all before them. Without that order each one has to
-//! ask; the reports go to a queue that wakes nobody either way.
+//! **Reports.** Small writes are *injected*: the provider copies them at once, and they need no report.
+//! Each other one asks for a report (APUS §2 asks for few, which takes writes that complete in order;
+//! libfabric 2 no longer promises that). The reports go to a queue that wakes nobody.
 //!
-//! **The window.** At most [`WINDOW`] writes are under way. What is put meanwhile waits and then
-//! goes together, so the queues on both sides stay bounded, however small the records.
+//! **The window.** At most [`WINDOW`] writes are under way. Records that are put meanwhile wait and then
+//! go together, so the queues on both sides stay bounded, however small the records.
 
 use super::doorbell::{Doorbell, Mark};
 use super::native::{Run, Traits};
-use crate::ring::{Capacity, Position, PutError, RingWriter, Salt, record_bytes};
+use crate::ring::{Capacity, Position, RingWriter, Salt};
 use std::collections::VecDeque;
 
 /// Writes under way at most. A quarter of the completion queues, which also take credits.
-pub(super) const WINDOW: usize = 256;
-/// Writes without a report in a row, with an ordered provider.
-const UNSIGNALLED_MAX: u32 = 31;
+pub const WINDOW: usize = 256;
 
 /// The writing end of one ring.
 #[derive(Debug)]
-pub(super) struct Outbound {
+pub struct Outbound {
     capacity: Capacity,
-    writer: RingWriter,
+    pub writer: RingWriter,
     posted: Position,
     window: VecDeque<Write>,
+    /// The number of the next write; those in the window have the numbers before it.
     next_sequence: u64,
     /// Up to where the peer has consumed.
     credited: Position,
     /// Up to where writes are complete.
     completed: Position,
-    ordered: bool,
     inject_bytes: usize,
     write_bytes: usize,
-    unsignalled: u32,
-    unsignalled_bytes: usize,
-    /// The largest record that was refused since there was room.
-    refused: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Write {
-    sequence: u64,
     end: Position,
     completed: bool,
 }
 
-/// How a run is to be posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    /// The provider copies it at once; it is complete when taken.
-    Inject,
-    /// With a number; `signalled` asks for a report.
-    Write { sequence: u64, signalled: bool },
-}
-
 /// The next thing to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub struct Step {
     pub run: Run,
-    pub mode: Mode,
+    /// The provider copies it at once, and it is complete when taken; otherwise it is reported.
+    pub inject: bool,
+    pub sequence: u64,
     end: Position,
 }
 
@@ -91,22 +77,9 @@ impl Outbound {
             next_sequence: 1,
             credited: start,
             completed: start,
-            ordered: traits.ordered,
             inject_bytes: traits.inject_bytes,
             write_bytes: largest / 8 * 8,
-            unsignalled: 0,
-            unsignalled_bytes: 0,
-            refused: None,
         }
-    }
-
-    /// Puts one record behind the last one: calls `copy(offset, bytes)` for the pieces.
-    pub fn put(&mut self, record: &[u8], copy: impl FnMut(usize, &[u8])) -> Result<(), PutError> {
-        let put = self.writer.put(record, copy);
-        if put == Err(PutError::Full) {
-            self.refused = self.refused.max(Some(record.len()));
-        }
-        put
     }
 
     /// Whether something was put that is not posted.
@@ -114,10 +87,11 @@ impl Outbound {
         self.posted < self.writer.tail()
     }
 
-    /// Whether reports of completed writes are worth picking up: someone waits for room, or the
+    /// Whether reports of completed writes are worth picking up: a caller waits for room, or the
     /// window is half full.
     pub fn wants_completions(&self) -> bool {
-        self.completed < self.posted && (self.refused.is_some() || self.window.len() >= WINDOW / 2)
+        self.completed < self.posted
+            && (self.writer.is_refusing() || self.window.len() >= WINDOW / 2)
     }
 
     /// Whether any write may still be reported.
@@ -136,24 +110,17 @@ impl Outbound {
             .min(self.capacity.bytes() - offset)
             .min(self.write_bytes);
         let end = Position(self.posted.0 + bytes as u64);
-        // A report stands for all before it, so that one is due also when what follows a write
-        // without one would not need any itself.
-        let unsignalled = self.unsignalled_bytes + bytes;
-        let due = self.unsignalled >= UNSIGNALLED_MAX || unsignalled >= self.capacity.bytes() / 8;
-        let mode = if bytes <= self.inject_bytes && !(due && self.unsignalled > 0) {
-            Mode::Inject
-        } else {
-            Mode::Write {
-                sequence: self.next_sequence,
-                signalled: !self.ordered || due,
-            }
-        };
         let run = Run {
             offset,
             bytes,
             immediate: Doorbell::written(end),
         };
-        Some(Step { run, mode, end })
+        Some(Step {
+            run,
+            inject: bytes <= self.inject_bytes,
+            sequence: self.next_sequence,
+            end,
+        })
     }
 
     /// The provider has no inject: nothing is injected from now on.
@@ -163,34 +130,20 @@ impl Outbound {
 
     /// The provider took `step`, which [`next`](Self::next) returned last.
     pub fn posted(&mut self, step: Step) {
-        let bytes = step.end.since(self.posted) as usize;
         self.posted = step.end;
-        match step.mode {
-            Mode::Write {
-                signalled: true, ..
-            } => {
-                (self.unsignalled, self.unsignalled_bytes) = (0, 0);
-            }
-            Mode::Inject if self.unsignalled == 0 => {}
-            Mode::Inject | Mode::Write { .. } => {
-                self.unsignalled += 1;
-                self.unsignalled_bytes += bytes;
-            }
-        }
         self.window.push_back(Write {
-            sequence: self.next_sequence,
             end: step.end,
-            completed: step.mode == Mode::Inject,
+            completed: step.inject,
         });
         self.next_sequence += 1;
     }
 
     /// The write `sequence` was reported complete.
     pub fn completed(&mut self, sequence: u64) {
-        for write in &mut self.window {
-            if write.sequence == sequence || self.ordered && write.sequence < sequence {
-                write.completed = true;
-            }
+        let first = self.next_sequence - self.window.len() as u64;
+        let write = sequence.checked_sub(first);
+        if let Some(write) = write.and_then(|index| self.window.get_mut(index as usize)) {
+            write.completed = true;
         }
     }
 
@@ -202,8 +155,8 @@ impl Outbound {
         }
     }
 
-    /// Releases what can be; `true` if that makes room for what was refused.
-    pub fn release(&mut self) -> bool {
+    /// Releases the space that can be used again.
+    pub fn release(&mut self) {
         let done = self.window.iter().take_while(|write| write.completed);
         if let Some(last) = done.last() {
             self.completed = last.end;
@@ -218,35 +171,29 @@ impl Outbound {
         // Both only grow and lie below the tail, so the writer agrees.
         let agreed = self.writer.credit(released);
         assert_eq!(agreed, Ok(()), "released what was not written");
-        match self.refused {
-            Some(bytes) if self.writer.free() >= record_bytes(bytes) => {
-                self.refused = None;
-                true
-            }
-            _ => false,
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring::record_bytes;
     use proptest::prelude::*;
 
-    fn traits(ordered: bool, inject_bytes: usize) -> Traits {
-        Traits {
+    fn outbound(ring: usize, inject_bytes: usize) -> Outbound {
+        let capacity = Capacity::new(ring).unwrap();
+        let traits = Traits {
             name: "test".to_owned(),
             inject_bytes,
             write_bytes: 1 << 20,
             key_bytes: 8,
-            ordered,
             immediate_bytes: 4,
-        }
+        };
+        Outbound::new(capacity, Salt(1), &traits)
     }
 
-    fn outbound(ring: usize, ordered: bool, inject: usize) -> Outbound {
-        let capacity = Capacity::new(ring).unwrap();
-        Outbound::new(capacity, Salt(1), &traits(ordered, inject))
+    fn put(outbound: &mut Outbound, record: &[u8]) -> bool {
+        outbound.writer.put(record, |_, _| ())
     }
 
     fn credit(outbound: &mut Outbound, to: Position) {
@@ -268,9 +215,9 @@ mod tests {
 
     #[test]
     fn one_turn_is_one_write() {
-        let mut outbound = outbound(4096, true, 0);
+        let mut outbound = outbound(4096, 0);
         for _ in 0..10 {
-            outbound.put(&[7; 40], |_, _| ()).unwrap();
+            assert!(put(&mut outbound, &[7; 40]));
         }
         let steps = flush(&mut outbound);
         assert_eq!(steps.len(), 1);
@@ -279,34 +226,26 @@ mod tests {
 
     #[test]
     fn space_needs_both_the_report_and_the_credit() {
-        for ordered in [false, true] {
-            let mut outbound = outbound(1024, ordered, 0);
-            let record = [7; 200];
-            while outbound.put(&record, |_, _| ()).is_ok() {}
-            let steps = flush(&mut outbound);
-            let Mode::Write {
-                sequence,
-                signalled,
-            } = steps[0].mode
-            else {
-                panic!("injected");
-            };
-            assert!(signalled, "half a ring asks for a report");
-            credit(&mut outbound, steps[0].end);
-            assert!(!outbound.release(), "not complete yet");
-            assert!(outbound.wants_completions());
-            outbound.completed(sequence);
-            assert!(outbound.release(), "room for what was refused");
-            assert!(!outbound.release(), "said once");
-            assert!(outbound.put(&record, |_, _| ()).is_ok());
-        }
+        let mut outbound = outbound(1024, 0);
+        let record = [7; 200];
+        while put(&mut outbound, &record) {}
+        let steps = flush(&mut outbound);
+        credit(&mut outbound, steps[0].end);
+        outbound.release();
+        assert!(!outbound.writer.has_room_again(), "not complete yet");
+        assert!(outbound.wants_completions());
+        outbound.completed(steps[0].sequence);
+        outbound.release();
+        assert!(outbound.writer.has_room_again());
+        assert!(!outbound.writer.has_room_again(), "said once");
+        assert!(put(&mut outbound, &record));
     }
 
     #[test]
     fn the_window_is_bounded_and_what_waits_goes_together() {
-        let mut outbound = outbound(1 << 20, false, 64);
+        let mut outbound = outbound(1 << 20, 64);
         for _ in 0..WINDOW + 50 {
-            outbound.put(b"x", |_, _| ()).unwrap();
+            assert!(put(&mut outbound, b"x"));
             flush(&mut outbound);
         }
         assert_eq!(outbound.window.len(), WINDOW);
@@ -318,9 +257,9 @@ mod tests {
     }
 
     #[test]
-    fn a_credit_of_nonsense_changes_nothing() {
-        let mut outbound = outbound(1024, true, 1024);
-        outbound.put(&[1; 100], |_, _| ()).unwrap();
+    fn an_impossible_credit_changes_nothing() {
+        let mut outbound = outbound(1024, 1024);
+        assert!(put(&mut outbound, &[1; 100]));
         flush(&mut outbound);
         credit(&mut outbound, Position(4096));
         outbound.release();
@@ -332,24 +271,23 @@ mod tests {
         /// byte posted once and in order, and when all is answered the ring is empty again.
         #[test]
         fn accounts_stay_balanced(
-            ordered: bool,
             inject in 0usize..100,
             turns in prop::collection::vec((1usize..300, 0usize..4, 0u8..4), 1..200),
         ) {
-            let mut outbound = outbound(2048, ordered, inject);
+            let mut outbound = outbound(2048, inject);
             let mut next_offset = 0;
             let mut reports: Vec<u64> = Vec::new();
             let mut peer = Position(0);
             for (bytes, records, action) in turns {
                 for _ in 0..records {
-                    let _ = outbound.put(&vec![0; bytes], |_, _| ());
+                    let _ = put(&mut outbound, &vec![0; bytes]);
                 }
                 for step in flush(&mut outbound) {
                     prop_assert_eq!(step.run.offset, next_offset % 2048);
                     next_offset += step.run.bytes;
                     peer = step.end;
-                    if let Mode::Write { sequence, signalled: true } = step.mode {
-                        reports.push(sequence);
+                    if !step.inject {
+                        reports.push(step.sequence);
                     }
                 }
                 match action {
@@ -365,10 +303,7 @@ mod tests {
             let all = outbound.posted;
             credit(&mut outbound, all);
             outbound.release();
-            // Of an ordered provider's last writes some may never be reported.
-            let kept = 2048 - outbound.writer.free();
-            prop_assert!(kept < 2048 / 8, "{} bytes are kept", kept);
-            prop_assert!(ordered || kept == 0);
+            prop_assert_eq!(outbound.writer.free(), 2048);
         }
     }
 }

@@ -47,7 +47,7 @@ mod writer;
 
 pub use pool::BufferPool;
 pub use reader::{Damage, RingMemory, RingReader};
-pub use writer::{BadCredit, PutError, RingWriter};
+pub use writer::{BadCredit, RingWriter};
 
 use std::fmt;
 

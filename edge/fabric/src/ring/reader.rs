@@ -2,8 +2,8 @@
 
 use super::{BufferPool, Capacity, HEADER_BYTES, Position, Salt, canary, checksum, record_bytes};
 
-/// Memory that a ring lies in. A slice is; memory that someone else writes meanwhile (shared
-/// memory, a registered region) implements it with raw copies.
+/// Memory that holds a ring. Memory that a peer writes meanwhile (shared memory, a registered
+/// region) implements this with raw copies.
 pub trait RingMemory {
     /// Fills `into` with the bytes from `offset`. Never asked to cross the end of the ring.
     fn copy_out(&self, offset: usize, into: &mut [u8]);
@@ -15,32 +15,32 @@ impl RingMemory for [u8] {
     }
 }
 
-/// Bytes that arrived in order and are no record: a broken peer or damage on the way. The
-/// session is beyond repair, since the next record cannot be found.
+/// Bytes that arrived in order and are no record: the peer is broken, or bytes changed on the way.
+/// End the session, since the next record cannot be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
     /// The length is beyond the largest record.
-    #[error("record {sequence} at {at}: impossible length {length}")]
+    #[error("record {sequence} at {at} has the impossible length {length}")]
     Length {
         /// Expected sequence number.
         sequence: u64,
         /// Where.
         at: Position,
-        /// What stands there.
+        /// The length found there.
         length: u32,
     },
     /// Another record than the next one stands here.
-    #[error("record {sequence} at {at}: carries number {found}")]
+    #[error("record {sequence} at {at} carries the number {found}")]
     Sequence {
         /// Expected sequence number.
         sequence: u64,
         /// Where.
         at: Position,
-        /// What stands there.
+        /// The number found there.
         found: u64,
     },
     /// The checksum does not match.
-    #[error("record {sequence} at {at}: checksum mismatch")]
+    #[error("record {sequence} at {at} does not match its checksum")]
     Checksum {
         /// Expected sequence number.
         sequence: u64,
@@ -80,19 +80,14 @@ impl RingReader {
 
     /// The next record, if it is wholly in `memory`, by looking at the memory alone. `None`
     /// means not yet, whatever stands there.
-    pub fn look<M: RingMemory + ?Sized>(&mut self, memory: &M) -> Option<Vec<u8>> {
-        self.look_with(memory, &mut BufferPool::default())
-    }
-
-    /// As [`look`](Self::look), with a buffer out of `pool`.
-    pub fn look_with<M: RingMemory + ?Sized>(
+    pub fn look<M: RingMemory + ?Sized>(
         &mut self,
         memory: &M,
         pool: &mut BufferPool,
     ) -> Option<Vec<u8>> {
         let header = self.header(memory);
         let length = self.plausible(&header).ok()?;
-        // The hint: it saves the copy and the checksum of a record that is still arriving.
+        // The canary saves the copy and the checksum of a record that is still arriving.
         let mut last = [0];
         self.copy(memory, HEADER_BYTES + length, &mut last);
         if last != [canary(self.sequence)] {
@@ -103,15 +98,6 @@ impl RingReader {
 
     /// The next record, given that bytes arrive in order and did so up to `arrived`.
     pub fn take<M: RingMemory + ?Sized>(
-        &mut self,
-        memory: &M,
-        arrived: Position,
-    ) -> Result<Option<Vec<u8>>, Damage> {
-        self.take_with(memory, arrived, &mut BufferPool::default())
-    }
-
-    /// As [`take`](Self::take), with a buffer out of `pool`.
-    pub fn take_with<M: RingMemory + ?Sized>(
         &mut self,
         memory: &M,
         arrived: Position,
@@ -130,7 +116,7 @@ impl RingReader {
         self.checked(memory, &header, length, pool).map(Some)
     }
 
-    /// The head to report to the writer, if it is time to; the caller then does report it.
+    /// The head to report to the writer, if a report is due; the caller must then send it.
     pub fn credit(&mut self) -> Option<Position> {
         // A quarter: rare enough to cost nothing, often enough that a writer with records of up
         // to half a ring never waits for a reader that has read everything.
@@ -156,24 +142,26 @@ impl RingReader {
     fn plausible(&self, header: &Header) -> Result<usize, Damage> {
         let (at, sequence) = (self.head, self.sequence);
         if header.sequence != sequence {
+            let found = header.sequence;
             return Err(Damage::Sequence {
                 sequence,
                 at,
-                found: header.sequence,
+                found,
             });
         }
         let length = header.length as usize;
         if length > self.capacity.record_bytes_max() {
+            let length = header.length;
             return Err(Damage::Length {
                 sequence,
                 at,
-                length: header.length,
+                length,
             });
         }
         Ok(length)
     }
 
-    /// Copies the payload out, believes the checksum alone, and moves on.
+    /// Copies the payload out, compares the checksum, and moves on.
     fn checked<M: RingMemory + ?Sized>(
         &mut self,
         memory: &M,

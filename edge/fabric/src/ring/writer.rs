@@ -2,25 +2,14 @@
 
 use super::{ALIGN, Capacity, HEADER_BYTES, Position, Salt, canary, checksum, record_bytes};
 
-/// Why [`RingWriter::put`] refused a payload.
+/// A credit that no correct consumer sends: before the last one, or beyond what was written. End the
+/// session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PutError {
-    /// No room until the consumer's head moves; wait for a credit.
-    #[error("the ring is full")]
-    Full,
-    /// Never fits: split it.
-    #[error("larger than half of the ring")]
-    TooLarge,
-}
-
-/// A credit that no correct consumer writes: before the last one, or beyond what was written.
-/// The session is beyond repair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("credit up to {credit}, but the ring holds {head} to {tail}")]
+#[error("a credit up to {credit}, but the ring holds {head} to {tail}")]
 pub struct BadCredit {
-    /// What the consumer claims to have read up to.
+    /// The head that the consumer claims.
     pub credit: Position,
-    /// What it claimed before.
+    /// The head that it claimed before.
     pub head: Position,
     /// Up to where we wrote.
     pub tail: Position,
@@ -35,6 +24,8 @@ pub struct RingWriter {
     /// The consumer's head as last told; the true one may be further.
     head: Position,
     sequence: u64,
+    /// Bytes that the largest record takes that was refused since there last was room.
+    refused: Option<usize>,
 }
 
 impl RingWriter {
@@ -47,6 +38,7 @@ impl RingWriter {
             tail: start,
             head: start,
             sequence: 1,
+            refused: None,
         }
     }
 
@@ -66,18 +58,19 @@ impl RingWriter {
     }
 
     /// Puts one record at the tail: calls `write(offset, bytes)` for each run of bytes, in
-    /// rising order of position; no run crosses the ring's end. On an error nothing is written.
-    pub fn put(
-        &mut self,
-        payload: &[u8],
-        mut write: impl FnMut(usize, &[u8]),
-    ) -> Result<(), PutError> {
-        if payload.len() > self.capacity.record_bytes_max() {
-            return Err(PutError::TooLarge);
-        }
+    /// rising order of position; no run crosses the ring's end. `false` if there is no room until
+    /// the consumer's head moves; nothing is written then.
+    ///
+    /// # Panics
+    /// If the payload exceeds [`Capacity::record_bytes_max`].
+    #[must_use]
+    pub fn put(&mut self, payload: &[u8], mut write: impl FnMut(usize, &[u8])) -> bool {
+        let max = self.capacity.record_bytes_max();
+        assert!(payload.len() <= max, "{} of {max} bytes", payload.len());
         let total = record_bytes(payload.len());
         if total > self.free() {
-            return Err(PutError::Full);
+            self.refused = self.refused.max(Some(total));
+            return false;
         }
         let length = payload.len() as u32;
         let crc = checksum(self.salt, length, self.sequence, payload);
@@ -103,7 +96,7 @@ impl RingWriter {
         self.tail = self.tail.plus(total);
         self.sequence += 1;
         assert_eq!(at, self.tail, "the runs are the record");
-        Ok(())
+        true
     }
 
     /// Takes in the consumer's head as it was reported.
@@ -117,5 +110,16 @@ impl RingWriter {
         }
         self.head = head;
         Ok(())
+    }
+
+    /// Whether a record was refused and there was no room for it since.
+    pub fn is_refusing(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Whether there is room again for the largest record that was refused. Said once.
+    pub fn has_room_again(&mut self) -> bool {
+        let free = self.free();
+        self.refused.take_if(|bytes| *bytes <= free).is_some()
     }
 }

@@ -1,198 +1,154 @@
 //! A link that is up: two regions of memory, two rings in each, and what one side knows of them.
 
-use super::Context;
-use super::bell::{Bell, NoBell};
-use super::board::{BoardOf, Nap};
-use super::memory::{BadMemory, Cell, Inbound, Layout, Outbound};
-use crate::hello::Session;
+use super::doorbell::Doorbell;
+use super::memory::{Cell, Inbound, Outbound};
+use super::page::{PeerPage, Sleep};
+use super::socket::{self, Heard};
+use crate::Lane;
+use crate::context::{Context, Loss, Share};
+use crate::door::Connection;
+use crate::hello::Hello;
 use crate::poll::Token;
-use crate::ring::{BadCredit, Damage, Position, PutError, RingReader, RingWriter, record_bytes};
-use crate::{FabricEvent, Lane, WriteError};
+use crate::ring::{Position, RingReader, RingWriter, record_bytes};
 use plover_types::ReplicaId;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-/// What one `progress` call delivers at most from one lane of one peer, as in `tcp`.
-const DELIVER_RECORDS_MAX: usize = 1024;
-const DELIVER_BYTES_MAX: usize = 1 << 20;
-/// This much written rings the bell without waiting for the turn's end.
+/// After this much written the doorbell is rung without waiting for the turn's end.
 const EAGER_BYTES: usize = 256 << 10;
-
-/// Why a link ended.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Loss {
-    #[error("the peer closed it")]
-    Closed,
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("damaged: {0}")]
-    Record(#[from] Damage),
-    #[error("damaged: {0}")]
-    Credit(#[from] BadCredit),
-    #[error("damaged: records up to {tail} in a ring read up to {head}")]
-    Tail { tail: Position, head: Position },
-    #[error("damaged: something else than a greeting came through its socket")]
-    Noise,
-    #[error("it offers no memory: {0}")]
-    Memory(#[from] BadMemory),
-    #[error("{0}")]
-    Bell(#[from] NoBell),
-    #[error("the peer dialled anew")]
-    Superseded,
-    #[error("no handshake in time")]
-    HelloTimeout,
-}
-
-impl Loss {
-    pub fn is_damage(&self) -> bool {
-        matches!(
-            self,
-            Self::Record(_) | Self::Credit(_) | Self::Tail { .. } | Self::Noise
-        )
-    }
-}
 
 /// One side of a link.
 #[derive(Debug)]
-pub(super) struct Channel {
+pub struct Channel {
     me: ReplicaId,
     peer: ReplicaId,
     /// Held open: its end is what the peer sees when this process ends.
     pub socket: OwnedFd,
-    pub token: Token,
-    /// Our own bell, held open for as long as the epoll watches it.
-    _bell: OwnedFd,
+    token: Token,
+    /// Our own doorbell, held open for as long as the epoll watches it.
+    _own_doorbell: OwnedFd,
     inbound: Inbound,
     outbound: Outbound,
-    bell: Bell,
-    board: BoardOf,
+    doorbell: Doorbell,
+    page: PeerPage,
     writers: [RingWriter; 2],
     readers: [RingReader; 2],
-    /// The largest record (as it lies in the ring) that was refused since there last was room.
-    refused: [Option<usize>; 2],
     /// Delivery stopped at its bound: the ring may hold more records.
     more: [bool; 2],
-    /// Stored for the peer, who has not been rung for since; bytes, at least one.
+    /// Bytes stored for the peer since its doorbell was last looked at.
     unrung: usize,
 }
 
-/// What a channel is made of, once the greeting is done.
+/// What a channel is made of, once the handshake is done.
 #[derive(Debug)]
-pub(super) struct Parts {
-    pub socket: OwnedFd,
-    pub token: Token,
-    pub own_bell: OwnedFd,
+pub struct Parts {
+    pub connection: Connection<OwnedFd>,
+    pub own_doorbell: OwnedFd,
     pub inbound: Inbound,
     pub outbound: Outbound,
-    pub bell: Bell,
-    pub board: BoardOf,
+    pub doorbell: Doorbell,
+    pub page: PeerPage,
 }
 
 impl Channel {
-    pub fn new(
-        me: ReplicaId,
-        peer: ReplicaId,
-        layout: Layout,
-        session: Session,
-        parts: Parts,
-    ) -> Self {
-        let writer = |lane| RingWriter::new(layout.capacity(lane), session.salt(me, lane));
-        let reader = |lane| RingReader::new(layout.capacity(lane), session.salt(peer, lane));
+    /// `mine` is what this side has said to the peer.
+    pub fn new(context: &Context, mine: &Hello, parts: Parts) -> Self {
+        let (me, peer, session) = (mine.from, mine.to, mine.session);
+        let writer = |lane| RingWriter::new(context.capacity(lane), session.salt(me, lane));
+        let reader = |lane| RingReader::new(context.capacity(lane), session.salt(peer, lane));
         Self {
             me,
             peer,
-            socket: parts.socket,
-            token: parts.token,
-            _bell: parts.own_bell,
+            socket: parts.connection.socket,
+            token: parts.connection.token,
+            _own_doorbell: parts.own_doorbell,
             inbound: parts.inbound,
             outbound: parts.outbound,
-            bell: parts.bell,
-            board: parts.board,
+            doorbell: parts.doorbell,
+            page: parts.page,
             writers: Lane::ALL.map(writer),
             readers: Lane::ALL.map(reader),
-            refused: [None; 2],
             more: [false; 2],
             unrung: 0,
         }
     }
 
-    /// Puts one record into the peer's ring.
-    pub fn write(
-        &mut self,
-        context: &mut Context,
-        lane: Lane,
-        record: &[u8],
-    ) -> Result<(), WriteError> {
-        let mut put = self.put(lane, record);
-        if put == Err(PutError::Full) && self.take_credit(lane).is_ok() {
-            put = self.put(lane, record);
+    /// Puts one record into the peer's ring; `false` if there is no room.
+    pub fn write(&mut self, lane: Lane, record: &[u8]) -> Result<bool, Loss> {
+        if record_bytes(record.len()) > self.writers[lane.index()].free() {
+            self.take_credit(lane)?;
         }
-        let stats = context.stats.lane_mut(lane);
-        match put {
-            Ok(()) => {
-                stats.records_out += 1;
-                stats.bytes_out += record.len() as u64;
-            }
-            Err(PutError::Full) => {
-                stats.full += 1;
-                let refused = &mut self.refused[lane.index()];
-                *refused = (*refused).max(Some(record_bytes(record.len())));
-                return Err(WriteError::Full(self.peer));
-            }
-            Err(PutError::TooLarge) => {
-                return Err(WriteError::TooLarge {
-                    bytes: record.len(),
-                    max: context.layout.capacity(lane).record_bytes_max(),
-                });
-            }
+        if !self.put(lane, record) {
+            return Ok(false);
         }
         // So much is no answer that others have to join.
-        if self.unrung >= EAGER_BYTES && self.nap_to_end().is_some() {
+        if self.unrung >= EAGER_BYTES && self.sleep_to_end().is_some() {
             self.wake();
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn put(&mut self, lane: Lane, record: &[u8]) -> Result<(), PutError> {
+    fn put(&mut self, lane: Lane, record: &[u8]) -> bool {
         let writer = &mut self.writers[lane.index()];
         let outbound = &self.outbound;
-        writer.put(record, |offset, run| outbound.write(lane, offset, run))?;
+        if !writer.put(record, |offset, run| outbound.write(lane, offset, run)) {
+            return false;
+        }
         // The record is there before the tail that says so.
         outbound
             .cell(Cell::Tail(lane))
             .store(writer.tail().0, Ordering::Release);
         self.unrung += record_bytes(record.len());
-        Ok(())
+        true
     }
 
-    /// Whether something was stored for the peer since it was last rung for.
+    /// Whether something was stored for the peer since its doorbell was last looked at.
     pub fn is_unrung(&self) -> bool {
         self.unrung > 0
     }
 
-    /// On which core the peer last fell asleep.
+    /// The core on which the peer last fell asleep.
     pub fn core(&self) -> u64 {
-        self.board.core()
+        self.page.core()
     }
 
-    /// The nap that the peer takes, if something was stored for it meanwhile and this replica is to
-    /// end that nap, alone or with others. Said once.
-    pub fn nap_to_end(&mut self) -> Option<Nap> {
+    /// The sleep of the peer that this replica is to end, alone or with others, if something was
+    /// stored for the peer. Said once.
+    pub fn sleep_to_end(&mut self) -> Option<Sleep> {
         if std::mem::take(&mut self.unrung) == 0 {
             return None;
         }
-        self.bell.nap_to_end(self.board.nap(), self.me)
+        self.doorbell.sleep_to_end(self.page.sleep(), self.me)
     }
 
-    /// Whether the peer has written to `sleeper` since that took `nap`.
-    pub fn has_answered(&self, sleeper: ReplicaId, nap: Nap) -> bool {
-        self.board.has_answered(sleeper, nap)
+    /// Whether the peer has written to `sleeper` since that one fell asleep for `sleep`.
+    pub fn has_answered(&self, sleeper: ReplicaId, sleep: Sleep) -> bool {
+        self.page.has_answered(sleeper, sleep)
     }
 
     /// Wakes the peer.
     pub fn wake(&self) {
-        self.bell.ring_anyway();
+        self.doorbell.ring();
+    }
+
+    /// Looks at the socket. When the peer's process has ended, what it wrote before is delivered
+    /// first.
+    pub fn attend(&mut self, context: &mut Context) -> Result<(), Loss> {
+        if !context.poll.is_ready(self.token) {
+            return Ok(());
+        }
+        match socket::receive(&self.socket)? {
+            Heard::Nothing => Ok(()),
+            Heard::End => {
+                let mut lanes = Lane::ALL.into_iter();
+                lanes.try_for_each(|lane| self.serve(context, lane))?;
+                Err(Loss::Closed)
+            }
+            Heard::Greeting(..) | Heard::Noise => {
+                let what = "something came through its socket after the handshake";
+                Err(Loss::Damage(what.into()))
+            }
+        }
     }
 
     /// Delivers records of one lane up to the bound, and takes in the peer's credit.
@@ -205,66 +161,50 @@ impl Channel {
             self.unrung += 1;
         }
         self.take_credit(lane)?;
-        let free = self.writers[lane.index()].free();
-        let refused = &mut self.refused[lane.index()];
-        if refused.is_some_and(|bytes| bytes <= free) {
-            *refused = None;
-            context.events.push(FabricEvent::Room {
-                peer: self.peer,
-                lane,
-            });
-        }
+        context.report_room(self.peer, lane, &mut self.writers[lane.index()]);
         Ok(())
     }
 
     fn deliver(&mut self, context: &mut Context, lane: Lane) -> Result<(), Loss> {
         let reader = &mut self.readers[lane.index()];
-        let tail = tail(&self.inbound, lane);
+        let (tail, head) = (tail(&self.inbound, lane), reader.head());
         self.more[lane.index()] = false;
-        if tail == reader.head() {
+        if tail == head {
             return Ok(());
         }
-        let impossible = Loss::Tail {
-            tail,
-            head: reader.head(),
-        };
-        let capacity = context.layout.capacity(lane).bytes() as u64;
-        if tail < reader.head() || tail.since(reader.head()) > capacity {
-            return Err(impossible);
+        let damage = || Loss::Damage(format!("records up to {tail} in a ring read up to {head}"));
+        let capacity = context.capacity(lane).bytes() as u64;
+        if tail < head || tail.since(head) > capacity {
+            return Err(damage());
         }
         let ring = self.inbound.ring(lane);
-        let (mut records, mut delivered) = (0, 0);
-        while reader.head() < tail {
-            let Some(bytes) = reader.take_with(&ring, tail, &mut context.pool)? else {
-                // A tail lies behind a record, never inside of one.
-                return Err(impossible);
-            };
-            records += 1;
-            delivered += bytes.len();
-            context.deliver(self.peer, lane, bytes);
-            if records == DELIVER_RECORDS_MAX || delivered >= DELIVER_BYTES_MAX {
-                self.more[lane.index()] = reader.head() < tail;
-                break;
+        let stopped = context.deliver(self.peer, lane, &mut Share::default(), |pool| {
+            if reader.head() >= tail {
+                return Ok(None);
             }
-        }
+            // A tail lies behind a record, never inside of one.
+            let record = reader.take(&ring, tail, pool)?;
+            record.map(Some).ok_or_else(damage)
+        })?;
+        self.more[lane.index()] = stopped && reader.head() < tail;
         Ok(())
     }
 
-    fn take_credit(&mut self, lane: Lane) -> Result<(), BadCredit> {
+    fn take_credit(&mut self, lane: Lane) -> Result<(), Loss> {
         let writer = &mut self.writers[lane.index()];
         let head = head(&self.inbound, lane);
-        if head == writer.head() {
-            return Ok(());
+        if head != writer.head() {
+            writer.credit(head)?;
         }
-        writer.credit(head)
+        Ok(())
     }
 
     /// Whether the peer has stored anything that `serve` would act on.
     pub fn has_news(&self) -> bool {
         Lane::ALL.into_iter().any(|lane| {
-            tail(&self.inbound, lane) != self.readers[lane.index()].head()
-                || self.refused[lane.index()].is_some()
-                    && head(&self.inbound, lane) != self.writers[lane.index()].head()
+            let (reader, writer) = (&self.readers[lane.index()], &self.writers[lane.index()]);
+            tail(&self.inbound, lane) != reader.head()
+                || writer.is_refusing() && head(&self.inbound, lane) != writer.head()
         })
     }
 
@@ -280,13 +220,13 @@ impl Channel {
         &self.outbound
     }
 
-    pub fn own_bell(&self) -> &OwnedFd {
-        &self._bell
+    pub fn own_doorbell(&self) -> &OwnedFd {
+        &self._own_doorbell
     }
 
-    /// What the peer's board says.
-    pub fn nap_seen(&self) -> u64 {
-        self.board.nap().load(Ordering::Acquire)
+    /// The sleep on the peer's page.
+    pub fn sleep_seen(&self) -> u64 {
+        self.page.sleep().load(Ordering::Acquire)
     }
 }
 

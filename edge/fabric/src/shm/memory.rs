@@ -13,8 +13,8 @@
 //!
 //! So the reader maps its region read-only, and what one side tells the other one is a
 //! store into the other's region. All four cells share a cache line: to look whether a peer has
-//! anything to say is one load that misses the cache. Whether a replica sleeps stands elsewhere, once
-//! for all its peers (`board.rs`).
+//! anything to say is one load that misses the cache. Whether a replica sleeps stands on its status
+//! page (`page.rs`), once for all its peers.
 //!
 //! **Trust.** The region is memory that another process may change at any time. No Rust reference
 //! to its bytes exists: cells are atomics, ring bytes are copied out by raw copies within bounds
@@ -31,11 +31,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 /// The cells' page; rings start at pages.
-pub(super) const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 
 /// What one cell of a region says. Each is written by the region's writer alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cell {
+pub enum Cell {
     /// Up to where records were put into this region's ring.
     Tail(Lane),
     /// Up to where the writer has read the reader's records, in its own region.
@@ -53,7 +53,7 @@ impl Cell {
 
 /// Where the rings lie in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Layout {
+pub struct Layout {
     capacities: [Capacity; 2],
 }
 
@@ -97,7 +97,7 @@ impl Layout {
 
 /// Mapped memory, unmapped when dropped.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -175,7 +175,7 @@ impl Drop for Mapping {
 
 /// A region that this replica reads and a peer writes.
 #[derive(Debug)]
-pub(crate) struct Inbound {
+pub struct Inbound {
     region: Region,
 }
 
@@ -205,7 +205,7 @@ impl Inbound {
 }
 
 /// One ring of an [`Inbound`].
-pub(crate) struct InboundRing<'a> {
+pub struct InboundRing<'a> {
     region: &'a Region,
     lane: Lane,
 }
@@ -222,16 +222,16 @@ impl RingMemory for InboundRing<'_> {
 
 /// A peer's region, which this replica writes.
 #[derive(Debug)]
-pub(crate) struct Outbound {
+pub struct Outbound {
     region: Region,
 }
 
 /// A region's size can neither shrink (a fault at the next access) nor grow.
-pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// Why memory that a peer offers is not taken.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BadMemory {
+pub enum BadMemory {
     #[error("it is not sealed against shrinking and growing")]
     Seals,
     #[error("it has {found} bytes, not {expected}")]
@@ -241,7 +241,7 @@ pub(crate) enum BadMemory {
 }
 
 /// Whether memory that a peer offers has the size that it should have, for ever.
-pub(super) fn check(memory: &OwnedFd, bytes: usize) -> Result<(), BadMemory> {
+pub fn check(memory: &OwnedFd, bytes: usize) -> Result<(), BadMemory> {
     // Only memory files have seals at all.
     let seals = rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
     if !seals.contains(SEALS) {

@@ -1,15 +1,15 @@
 //! One-sided writes between processes of one host: rings in memory that both have mapped.
 //!
-//! Here a write is a copy and nothing else: no system call, no kernel, no help of the target. What
-//! costs anything is waking a peer that sleeps. So this fabric shows what the protocol above it
+//! Here a write is a copy and nothing else: no system call, no kernel, no help of the target. The only
+//! expensive step is waking a peer that sleeps. So this fabric shows what the protocol above it
 //! costs by itself, and it is the nearest thing to RDMA that every machine has.
 //!
 //! ```text
 //!      replica 0                                             replica 1
 //!   ┌─────────────┐   record ────────────────────────►  ┌────────────────┐
 //!   │ RingWriter  │   tail   ────────────────────────►  │ region of 1    │ ─► RingReader ─► Record
-//!   │             │   bell   ── only if 1 naps ──────►  │ (memfd)        │
-//!   │ region of 0 │  ◄───────────────────────── head    │ board: nap     │
+//!   │             │   doorbell, only if 1 sleeps ────►  │ (memfd)        │
+//!   │ region of 0 │  ◄───────────────────────── head    │ status page    │
 //!   └─────────────┘                                     └────────────────┘
 //!          └────────────── unix socket: greeting, then its end ──────┘
 //! ```
@@ -17,287 +17,339 @@
 //! * **Regions** (`memory.rs`): each replica owns one per peer, which only that peer writes. They
 //!   are memory files without a name, passed through the socket: nothing is left behind in any
 //!   file system when a process is killed.
-//! * **Sleeping** (`bell.rs`, `board.rs`): a replica that is awake sees records by looking; one that
-//!   is about to sleep says so where its peers can see it, and the first to write then rings. When is a replica
-//!   about to sleep? When its caller asks for [`Fabric::timeout`].
-//! * **Spinning** before that is a choice ([`Spin`](crate::Spin)).
+//! * **Sleeping** (`page.rs`, `doorbell.rs`): a replica that is awake sees records by looking. A
+//!   replica that is about to sleep says so on its status page, and the first peer that writes then
+//!   rings its doorbell. A replica is about to sleep when its caller asks for
+//!   [`Fabric::timeout`](crate::Fabric::timeout).
+//! * **Spinning** before that is a choice ([`Spin`]).
 //! * **Loss**: the kernel closes the socket of a process that ends, however it ends. A process
 //!   that is merely stopped keeps its link; its ring fills up and refuses, as it should.
-//! * **What a peer does to its memory** can end the link and do no more: everything read is
-//!   checked, and a tail or credit that makes no sense is damage. Peers have to run as the same
-//!   user, which the kernel vouches for.
+//! * **A faulty peer** can end the link by what it writes into the memory, and nothing more:
+//!   everything read is checked, and a tail or credit that makes no sense is damage. Peers have to
+//!   run as the same user, which the kernel vouches for.
 
-mod bell;
-mod board;
 mod channel;
-mod config;
-mod link;
+mod doorbell;
+mod handshake;
 mod memory;
+mod page;
 mod socket;
-mod strangers;
 #[cfg(test)]
 mod tests;
 
-/// Memory and waking alone, for the floor.
-pub(crate) mod bare {
-    pub(crate) use super::bell::{Bell, eventfd_of_sleeper};
-    pub(crate) use super::board::Nap;
-    pub(crate) use super::memory::{Cell, Inbound, Layout, Outbound};
-}
-
-pub use config::{ShmConfig, ShmPlace, ShmTimes};
-
-use crate::hello::{GroupName, Hello, Session};
-use crate::poll::{Interest, Poll, Token};
-use crate::refused::Refused;
-use crate::ring::BufferPool;
-use crate::settings;
+use crate::context::{Context, Loss, No};
+use crate::door::Visitor;
+use crate::driver::{RingFabric, Transport};
+use crate::hello::{Hello, Refusal};
+use crate::peer::{Peer, Step};
 use crate::spin::Spinner;
-use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
-use board::{Board, Nap};
-use link::Peer;
+use crate::{FabricError, Lane, PeerError, Spin};
+use channel::Channel;
+use handshake::Asked;
 use memory::Layout;
-use plover_types::wire::WIRE_VERSION;
+use page::{Sleep, StatusPage};
 use plover_types::{Awaited, ReplicaId, ReplicaSet};
-use socket::{Door, Listener, Offer};
+use socket::{Address, Listener, Offer};
 use std::cell::{Cell, RefCell};
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
-use strangers::Stranger;
 
-/// The greeting's lane: one connection stands for both.
-const BOTH_LANES: u8 = 255;
-/// How seldom the sockets are looked at while records keep coming and nobody sleeps. A link's
-/// loss is seen so much later at most; each look is a system call.
+/// While records keep coming and nobody sleeps, the sockets are looked at only so often: each look is
+/// a system call. The loss of a link is seen so much later at most.
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
-/// [`Fabric`] over shared memory.
-#[derive(Debug)]
-pub struct ShmFabric {
-    context: Context,
-    listener: Listener,
-    listener_token: Token,
-    strangers: Vec<Stranger>,
-    peers: Vec<Peer>,
-    /// What doors are named by.
-    group: String,
-    place: ShmPlace,
-    /// Which peer is served first, moved on by one each time.
-    first: usize,
-    looked_at: Instant,
-    /// The sockets have been looked at since the last `progress`, in a `wait`.
-    has_looked: bool,
-    /// The number of the last nap, and whether the board says that it is taken.
-    nap: Cell<u64>,
-    napping: Cell<bool>,
-    /// What is to end the next nap; `None` for anyone's word.
-    wake_for: Option<Awaited>,
-    spinner: RefCell<Spinner>,
+/// [`Fabric`](crate::Fabric) over shared memory.
+pub type ShmFabric = RingFabric<Shm>;
+
+/// Where the replicas of a host find each other's unix sockets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ShmPlace {
+    /// Names without files, derived from the group's name. They end with their process, and
+    /// each network namespace has its own: for replicas that share one (the default).
+    #[default]
+    Abstract,
+    /// Files in this directory, which must exist: for replicas in different network namespaces.
+    Directory(PathBuf),
 }
 
-/// What all links share.
-#[derive(Debug)]
-struct Context {
-    me: ReplicaId,
-    group: GroupName,
-    layout: Layout,
-    times: ShmTimes,
-    board: Board,
-    poll: Poll,
-    stats: FabricStats,
-    refused: Refused,
-    /// What happened since `progress` last returned.
-    events: Vec<FabricEvent>,
-    /// Buffers of records that the caller is done with.
-    pool: BufferPool,
+/// The configuration of a [`ShmFabric`].
+#[derive(Clone, Debug)]
+pub struct ShmConfig {
+    /// The group's name, 1 to 64 bytes, the same on all its replicas.
+    pub group: String,
+    /// This replica.
+    pub me: ReplicaId,
+    /// The other members on this host.
+    pub peers: Vec<ReplicaId>,
+    /// Where they meet.
+    pub place: ShmPlace,
+    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
+    /// most half.
+    pub log_ring_bytes: usize,
+    /// Size of each bulk ring, likewise.
+    pub bulk_ring_bytes: usize,
+    /// Whether to look for records for a while before the caller sleeps. It happens inside of
+    /// [`Fabric::timeout`](crate::Fabric::timeout), for 30 µs at most.
+    pub spin: Spin,
 }
 
-impl Context {
-    fn deliver(&mut self, from: ReplicaId, lane: Lane, bytes: Vec<u8>) {
-        let stats = self.stats.lane_mut(lane);
-        stats.records_in += 1;
-        stats.bytes_in += bytes.len() as u64;
-        self.events.push(FabricEvent::Record { from, lane, bytes });
-    }
-
-    /// What one side gives the other in the greeting.
-    fn offer(&self, memory: OwnedFd, bell: &OwnedFd) -> io::Result<Offer> {
-        Ok(Offer {
-            memory,
-            bell: bell.try_clone()?,
-            board: self.board.offer()?,
-        })
-    }
-
-    /// What we say to `peer` when all is well.
-    fn hello(&self, peer: ReplicaId, session: Session) -> Hello {
-        Hello {
-            version: WIRE_VERSION,
-            lane: BOTH_LANES,
-            from: self.me,
-            to: peer,
-            verdict: 0,
-            session,
-            ring_bytes: self.layout.ring_bytes(),
-            group: self.group,
+impl ShmConfig {
+    /// Rings of the usual sizes, names without files, no spinning.
+    pub fn new(group: impl Into<String>, me: ReplicaId, peers: Vec<ReplicaId>) -> Self {
+        Self {
+            group: group.into(),
+            me,
+            peers,
+            place: ShmPlace::default(),
+            log_ring_bytes: 4 << 20,
+            bulk_ring_bytes: 16 << 20,
+            spin: Spin::Never,
         }
     }
 }
 
 impl ShmFabric {
-    /// Opens the own door, and starts to dial at the first `progress`.
+    /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: ShmConfig) -> Result<Self, FabricError> {
-        settings::check_members(config.me, config.peers.iter().copied())?;
-        let group = GroupName::new(&config.group)?;
-        let layout = Layout::new(settings::capacities(
-            config.log_ring_bytes,
-            config.bulk_ring_bytes,
-        )?);
-        let system = |what| move |source| FabricError::System { what, source };
-        let mut poll = Poll::new().map_err(system("make an epoll descriptor"))?;
-        let door = |id| Door::new(&config.place, &config.group, id);
-        let listener = Listener::open(&door(config.me)?)?;
-        let listener_token = poll
-            .watch(&listener.socket, Interest::Read)
-            .map_err(system("watch the listener"))?;
-        let now = Instant::now();
-        let peers: Result<_, FabricError> = config
-            .peers
-            .iter()
-            .map(|&id| Ok(Peer::new(id, door(id)?, now)))
-            .collect();
-        Ok(Self {
-            context: Context {
-                me: config.me,
-                group,
-                layout,
-                times: config.times,
-                board: Board::new().map_err(system("make memory to share"))?,
-                poll,
-                stats: FabricStats::default(),
-                refused: Refused::default(),
-                events: Vec::new(),
-                pool: BufferPool::default(),
-            },
-            listener,
-            listener_token,
-            strangers: Vec::new(),
-            peers: peers?,
-            group: config.group,
-            place: config.place,
-            first: 0,
-            looked_at: now,
-            has_looked: false,
-            nap: Cell::new(0),
-            napping: Cell::new(false),
+        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
+        let ids = config.peers.iter().copied();
+        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let address = |id| Address::new(&config.place, &config.group, id);
+        let listener = Listener::open(address(config.me)?)?;
+        let peers = config.peers.iter().map(|&id| Ok((id, address(id)?)));
+        let peers = peers.collect::<Result<_, FabricError>>()?;
+        let transport = Shm {
+            layout: Layout::new(context.capacities),
+            page: StatusPage::new().map_err(FabricError::system("make memory to share"))?,
+            looked_at: Instant::now(),
+            sleeps: Cell::new(0),
+            sleeping: Cell::new(false),
             wake_for: None,
             spinner: RefCell::new(Spinner::new(config.spin)),
-        })
+            group: config.group,
+            place: config.place,
+        };
+        Self::assemble(context, transport, listener, peers)
     }
+}
 
-    /// Whether the link to `peer` is up.
-    pub fn is_up(&self, peer: ReplicaId) -> bool {
-        self.peers
-            .iter()
-            .any(|p| p.id == peer && p.channel().is_some())
-    }
+/// What a shared-memory fabric has of its own.
+#[derive(Debug)]
+pub struct Shm {
+    layout: Layout,
+    page: StatusPage,
+    looked_at: Instant,
+    /// How often this side has slept, and whether its page says that it does.
+    sleeps: Cell<u64>,
+    sleeping: Cell<bool>,
+    /// What is to end the next sleep; `None` for any record.
+    wake_for: Option<Awaited>,
+    spinner: RefCell<Spinner>,
+    /// From these two follows where a peer listens.
+    group: String,
+    place: ShmPlace,
+}
 
-    /// Wakes those who sleep on what was stored for them: first those on other cores (`board.rs`).
-    fn ring(&mut self) {
-        let unrung = self.channels().filter(|channel| channel.is_unrung());
-        if unrung.count() > 1 {
-            let here = rustix::thread::sched_getcpu() as u64;
-            let is_far = |channel: &channel::Channel| channel.core() != here;
-            for place in 0..self.peers.len() {
-                if self.peers[place].channel().is_some_and(is_far) {
-                    self.ring_one(place);
-                }
-            }
-        }
-        for place in 0..self.peers.len() {
-            self.ring_one(place);
-        }
-    }
-
-    /// Wakes a peer if something was stored for it, it naps, and nobody else is to write before it
-    /// has enough (`board.rs`).
-    fn ring_one(&mut self, place: usize) {
-        let channel = self.peers[place].channel_mut();
-        let Some(nap) = channel.and_then(channel::Channel::nap_to_end) else {
+impl Shm {
+    /// Rings a peer's doorbell if something was stored for it, it sleeps, and nobody else is to write
+    /// before it has enough (`page.rs`).
+    fn ring(&self, context: &Context, peers: &mut [Peer<Self>], index: usize) {
+        let sleeper = peers[index].id;
+        let channel = peers[index].up_mut();
+        let Some(sleep) = channel.and_then(Channel::sleep_to_end) else {
             return;
         };
-        let sleeper = self.peers[place].id;
-        if nap.awaited.count > 1 {
-            self.context.board.answers(sleeper, nap);
+        if sleep.awaited.count > 1 {
+            self.page.answers(sleeper, sleep);
             fence(Ordering::SeqCst);
-            if !self.is_complete(sleeper, nap) {
+            if !is_complete(context, peers, sleeper, sleep) {
                 return;
             }
         }
-        if let Some(channel) = self.peers[place].channel() {
+        if let Some(channel) = peers[index].up() {
             channel.wake();
         }
     }
+}
 
-    /// Whether with this replica enough have answered the nap of `sleeper`, or that cannot be seen.
-    fn is_complete(&self, sleeper: ReplicaId, nap: Nap) -> bool {
-        let mut unknown = nap.awaited.from;
-        unknown.remove(self.context.me);
-        let mut answered = 1;
-        for peer in &self.peers {
-            let channel = peer.channel().filter(|_| unknown.contains(peer.id));
-            if let Some(channel) = channel {
-                unknown.remove(peer.id);
-                answered += usize::from(channel.has_answered(sleeper, nap));
+/// Whether with this replica enough have answered the sleep of `sleeper`, or that cannot be seen.
+fn is_complete(context: &Context, peers: &[Peer<Shm>], sleeper: ReplicaId, sleep: Sleep) -> bool {
+    let mut unknown = sleep.awaited.from;
+    unknown.remove(context.me);
+    let mut answered = 1;
+    for peer in peers
+        .iter()
+        .filter(|peer| sleep.awaited.from.contains(peer.id))
+    {
+        if let Some(channel) = peer.up() {
+            unknown.remove(peer.id);
+            answered += usize::from(channel.has_answered(sleeper, sleep));
+        }
+    }
+    answered >= sleep.awaited.count || !unknown.is_empty()
+}
+
+/// Which of `asked` have stored anything.
+fn news(peers: &[Peer<Shm>], asked: ReplicaSet) -> ReplicaSet {
+    let asked = peers.iter().filter(|peer| asked.contains(peer.id));
+    let has_news = |peer: &&Peer<Shm>| peer.up().is_some_and(Channel::has_news);
+    ReplicaSet::of(asked.filter(has_news).map(|peer| peer.id))
+}
+
+impl Transport for Shm {
+    const DIAL_EVERY: Duration = Duration::from_millis(100);
+    type Place = Address;
+    type Listener = Listener;
+    type Trying = Asked;
+    type Up = Channel;
+
+    /// A peer's address follows from its id, so the text is not looked at.
+    fn place(&self, peer: ReplicaId, _: &str) -> Result<Address, PeerError> {
+        // Only an id of more digits can make the path too long now.
+        let address = Address::new(&self.place, &self.group, peer);
+        address.map_err(|error| PeerError::Address(error.to_string()))
+    }
+
+    fn sender(greeting: &(Hello, Option<Offer>)) -> ReplicaId {
+        greeting.0.from
+    }
+
+    fn check(&self, context: &Context, visitor: &Visitor<Listener>) -> Option<No> {
+        if !socket::is_same_user(&visitor.connection.socket) {
+            return Some(Refusal::User.into());
+        }
+        let (theirs, offer) = &visitor.greeting;
+        let refusal = theirs.refusal(&self.hello(context, theirs.from, theirs.session));
+        let memory = offer.is_none().then_some(Refusal::Memory);
+        refusal.or(memory).map(No::from)
+    }
+
+    fn refuse(&self, context: &Context, visitor: &Visitor<Listener>, why: &No) -> Result<(), Loss> {
+        let theirs = &visitor.greeting.0;
+        let mut mine = self.hello(context, theirs.from, theirs.session);
+        mine.verdict = why.verdict as u8;
+        Ok(socket::send(&visitor.connection.socket, &mine, None)?)
+    }
+
+    fn welcome(
+        &mut self,
+        context: &mut Context,
+        peer: ReplicaId,
+        _: Option<Asked>,
+        visitor: Visitor<Listener>,
+        _: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        self.answer(context, peer, visitor)
+    }
+
+    fn dial(
+        &mut self,
+        context: &mut Context,
+        peer: ReplicaId,
+        place: &Address,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        self.ask(context, peer, place, now)
+    }
+
+    fn advance(
+        &mut self,
+        context: &mut Context,
+        peer: ReplicaId,
+        trying: Asked,
+        _: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        self.hear(context, peer, trying)
+    }
+
+    fn trying_until(trying: &Asked) -> (Instant, &'static str) {
+        trying.until()
+    }
+
+    fn write(
+        &mut self,
+        _: &mut Context,
+        up: &mut Channel,
+        lane: Lane,
+        record: &[u8],
+    ) -> Result<bool, Loss> {
+        up.write(lane, record)
+    }
+
+    fn serve(
+        &mut self,
+        context: &mut Context,
+        up: &mut Channel,
+        _: ReplicaId,
+        lane: Lane,
+        _: Instant,
+    ) -> Result<(), Loss> {
+        up.serve(context, lane)
+    }
+
+    fn attend(&mut self, context: &mut Context, up: &mut Channel) -> Result<(), Loss> {
+        up.attend(context)
+    }
+
+    /// Rings the doorbells of those that sleep on what was stored for them: first those on other
+    /// cores (`page.rs`).
+    fn flush(&mut self, context: &mut Context, peers: &mut [Peer<Self>], _: Instant) {
+        let unrung = peers
+            .iter()
+            .filter_map(Peer::up)
+            .filter(|it| it.is_unrung());
+        if unrung.count() > 1 {
+            let here = rustix::thread::sched_getcpu() as u64;
+            for index in 0..peers.len() {
+                if peers[index].up().is_some_and(|it| it.core() != here) {
+                    self.ring(context, peers, index);
+                }
             }
         }
-        answered >= nap.awaited.count || !unknown.is_empty()
-    }
-
-    /// Everything that the sockets have to say.
-    fn attend(&mut self, now: Instant) {
-        for peer in &mut self.peers {
-            peer.listen(&mut self.context, now);
+        for index in 0..peers.len() {
+            self.ring(context, peers, index);
         }
-        self.accept(now);
-        self.greet(now);
     }
 
-    /// Who of `peers` has stored anything.
-    fn news(&self, peers: ReplicaSet) -> ReplicaSet {
-        let asked = self.peers.iter().filter(|peer| peers.contains(peer.id));
-        let has_news = |peer: &&Peer| peer.channel().is_some_and(channel::Channel::has_news);
-        ReplicaSet::of(asked.filter(has_news).map(|peer| peer.id))
+    fn begin(&mut self, context: &mut Context, has_waited: bool, now: Instant) -> bool {
+        // A doorbell keeps `wait_fd` readable until it is looked at, and it is only rung for a sleep.
+        let looks = has_waited || self.sleeping.get() || now >= self.looked_at + LOOK_EVERY;
+        if looks {
+            self.looked_at = now;
+        }
+        if looks && !has_waited {
+            context.poll.look();
+        } else if !looks {
+            context.poll.skip();
+        }
+        if self.sleeping.take() {
+            self.page.awake();
+        }
+        self.wake_for = None;
+        looks
     }
 
-    /// Whether as many as are awaited have stored something.
-    fn has_enough(&self, awaited: Awaited) -> bool {
-        self.news(awaited.from).len() >= awaited.count
+    /// A peer that a sleep does not name does not ring, nor does one that others still have to join;
+    /// both see that in memory. So neither side makes a system call for it.
+    fn wake_for(&mut self, awaited: Option<Awaited>) {
+        self.wake_for = awaited;
     }
 
-    fn channels(&self) -> impl Iterator<Item = &channel::Channel> {
-        self.peers.iter().filter_map(Peer::channel)
-    }
-
-    /// Whether the caller must not sleep; if it may, the peers know that it does.
-    fn stays_awake(&self) -> bool {
-        let wants_progress = |channel: &channel::Channel| channel.wants_progress();
-        // What the others have written already is no more reason to stay awake than what they will.
+    fn stays_awake(&self, context: &Context, peers: &[Peer<Self>]) -> bool {
+        // A caller that waits for certain peers is not kept awake by what others have written.
         let awaited = self.wake_for.unwrap_or(Awaited::ANY);
-        if !self.context.events.is_empty()
-            || self.channels().any(wants_progress)
-            || self.has_enough(awaited)
-        {
+        let has_enough = || news(peers, awaited.from).len() >= awaited.count;
+        let mut channels = peers.iter().filter_map(Peer::up);
+        if !context.events.is_empty() || channels.any(Channel::wants_progress) || has_enough() {
             return true;
         }
         let mut spinner = self.spinner.borrow_mut();
-        if spinner.spin(|| self.has_enough(awaited)) || !spinner.may_sleep() {
+        if spinner.spin(has_enough) || !spinner.may_sleep() {
             return true;
         }
-        // Who has written before the nap does not see it, and is not counted by those who do.
-        let written = self.news(awaited.from);
+        // Those that have written already do not see the sleep, and the others do not count them.
+        let written = news(peers, awaited.from);
         let missing = Awaited {
             from: ReplicaSet(awaited.from.0 & !written.0),
             count: awaited.count.saturating_sub(written.len()),
@@ -305,136 +357,13 @@ impl ShmFabric {
         if missing.count == 0 {
             return true;
         }
-        self.nap.set(self.nap.get() + 1);
-        self.napping.set(true);
-        self.context.board.naps(Nap {
-            number: self.nap.get(),
+        self.sleeps.set(self.sleeps.get() + 1);
+        self.sleeping.set(true);
+        self.page.sleeps(Sleep {
+            number: self.sleeps.get(),
             awaited: missing,
         });
         fence(Ordering::SeqCst);
-        !self.news(missing.from).is_empty()
-    }
-}
-
-impl Fabric for ShmFabric {
-    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
-        let max = self.record_bytes_max(lane);
-        if record.len() > max {
-            return Err(WriteError::TooLarge {
-                bytes: record.len(),
-                max,
-            });
-        }
-        match self.peers.iter_mut().find(|peer| peer.id == to) {
-            Some(peer) => peer.write(&mut self.context, lane, record),
-            None => Err(WriteError::Down(to)),
-        }
-    }
-
-    fn flush(&mut self) {
-        self.ring();
-    }
-
-    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
-        let now = Instant::now();
-        // A bell that was rung keeps `wait_fd` readable until it is looked at; it can only have
-        // been rung for a nap.
-        let has_looked = std::mem::take(&mut self.has_looked);
-        let looks = has_looked || self.napping.get() || now >= self.looked_at + LOOK_EVERY;
-        if looks {
-            self.looked_at = now;
-        }
-        if looks && !has_looked {
-            self.context.poll.look();
-        } else if !looks {
-            self.context.poll.skip();
-        }
-        if self.napping.take() {
-            self.context.board.is_awake();
-        }
-        self.wake_for = None;
-        let count = self.peers.len();
-        for lane in Lane::ALL {
-            for turn in 0..count {
-                self.peers[(self.first + turn) % count].serve(&mut self.context, now, lane);
-            }
-        }
-        self.first = (self.first + 1) % count.max(1);
-        // After the rings: what a peer wrote before its end is there and is delivered.
-        if looks {
-            self.attend(now);
-        }
-        for peer in &mut self.peers {
-            peer.tick(&mut self.context, now);
-        }
-        self.ring();
-        events.append(&mut self.context.events);
-    }
-
-    fn recycle(&mut self, bytes: Vec<u8>) {
-        self.context.pool.give(bytes);
-    }
-
-    /// Where a peer of this host is follows from its id, so the address is not looked at, and a
-    /// peer that is known already keeps its link.
-    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
-        if address.is_none() {
-            self.peers.retain(|known| known.id != peer);
-        } else if peer != self.context.me && !self.peers.iter().any(|known| known.id == peer) {
-            // Only an id of more digits can make the path too long now.
-            let door = Door::new(&self.place, &self.group, peer)
-                .map_err(|error| PeerError::Address(error.to_string()))?;
-            self.peers.push(Peer::new(peer, door, Instant::now()));
-        }
-        Ok(())
-    }
-
-    fn wait_fd(&self) -> RawFd {
-        self.context.poll.fd()
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>) {
-        self.context.poll.wait(timeout);
-        self.has_looked = true;
-    }
-
-    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
-        self.context.poll.watch(fd, Interest::Read).map(Attached)
-    }
-
-    fn is_readable(&self, attached: Attached) -> bool {
-        self.context.poll.is_readable(attached.0)
-    }
-
-    /// A peer that a nap does not name, or to whom others are yet to be added, does not ring, and sees
-    /// that in memory: so neither side makes a system call for it.
-    fn wake_for(&mut self, awaited: Option<Awaited>) {
-        self.wake_for = awaited;
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        if self.stays_awake() {
-            return Some(Duration::ZERO);
-        }
-        let hello_within = self.context.times.hello_within;
-        let strangers = self.strangers.iter().map(|s| s.since + hello_within);
-        let links = self.peers.iter().filter_map(|p| p.due_at(&self.context));
-        let due = strangers.chain(links).min()?;
-        Some(due.saturating_duration_since(Instant::now()))
-    }
-
-    fn record_bytes_max(&self, lane: Lane) -> usize {
-        self.context.layout.capacity(lane).record_bytes_max()
-    }
-
-    fn stats(&self) -> FabricStats {
-        self.context.stats
-    }
-
-    fn refusal(&self, peer: ReplicaId) -> Option<String> {
-        // A link that is up is not refused: then it was a stranger who claimed to be `peer`.
-        let refused = &self.context.refused;
-        let why = refused.lately(peer, Instant::now());
-        why.filter(|_| !self.is_up(peer)).map(str::to_owned)
+        !news(peers, missing.from).is_empty()
     }
 }

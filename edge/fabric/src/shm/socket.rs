@@ -5,10 +5,12 @@
 //! descriptors arrive together or not at all.
 //!
 //! A process that is killed leaves its socket's *file* behind, if the place is a directory. Nobody
-//! answers there any more, by which the next life knows that it may replace it.
+//! answers there any more, so the restarted replica knows that it may replace the file.
 
-use super::config::ShmPlace;
+use super::ShmPlace;
 use crate::FabricError;
+use crate::context::Loss;
+use crate::door::Listen;
 use crate::hello::{HELLO_BYTES, Hello};
 use plover_types::ReplicaId;
 use rustix::io::Errno;
@@ -18,7 +20,7 @@ use rustix::net::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -28,13 +30,13 @@ const PATH_BYTES_MAX: usize = 107;
 
 /// Where one replica listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Door {
+pub enum Address {
     Abstract(Vec<u8>),
     File(PathBuf),
 }
 
-impl Door {
-    /// The door of replica `id` of `group`.
+impl Address {
+    /// The address of replica `id` of `group`.
     pub fn new(place: &ShmPlace, group: &str, id: ReplicaId) -> Result<Self, FabricError> {
         match place {
             ShmPlace::Abstract => Ok(Self::Abstract(
@@ -46,8 +48,8 @@ impl Door {
                 let digest = crc32c::crc32c(group.as_bytes());
                 let path = directory.join(format!("plover-{digest:08x}-{}.sock", id.0));
                 if path.as_os_str().len() > PATH_BYTES_MAX {
-                    return Err(FabricError::Door {
-                        door: path.display().to_string(),
+                    return Err(FabricError::Socket {
+                        path: path.display().to_string(),
                         source: io::ErrorKind::InvalidInput.into(),
                         advice: "the path of a socket has at most 107 bytes: choose a shorter \
                                  directory",
@@ -58,22 +60,22 @@ impl Door {
         }
     }
 
-    fn address(&self) -> io::Result<SocketAddrUnix> {
+    fn name(&self) -> io::Result<SocketAddrUnix> {
         Ok(match self {
             Self::Abstract(name) => SocketAddrUnix::new_abstract_name(name)?,
             Self::File(path) => SocketAddrUnix::new(path)?,
         })
     }
 
-    /// Connects to whoever listens there. It never waits: there is somebody, or there is nobody.
+    /// Connects. It never waits: somebody listens there, or nobody does.
     pub fn dial(&self) -> io::Result<OwnedFd> {
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        net::connect(&socket, &self.address()?)?;
+        net::connect(&socket, &self.name()?)?;
         Ok(socket)
     }
 }
 
-impl std::fmt::Display for Door {
+impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Abstract(name) => write!(f, "@{}", String::from_utf8_lossy(name).escape_debug()),
@@ -82,19 +84,19 @@ impl std::fmt::Display for Door {
     }
 }
 
-/// The own door, open.
+/// The own socket, listening.
 #[derive(Debug)]
-pub(super) struct Listener {
-    pub socket: OwnedFd,
-    /// The file, and by which number to know that it is still ours.
+pub struct Listener {
+    socket: OwnedFd,
+    /// The socket's file, and the number by which to know that it is still ours.
     file: Option<(PathBuf, u64)>,
 }
 
 impl Listener {
-    /// Opens it.
-    pub fn open(door: &Door) -> Result<Self, FabricError> {
-        Self::try_open(door).map_err(|source| FabricError::Door {
-            door: door.to_string(),
+    /// Listens at `address`.
+    pub fn open(address: Address) -> Result<Self, FabricError> {
+        Self::try_open(&address).map_err(|source| FabricError::Socket {
+            path: address.to_string(),
             advice: match source.kind() {
                 io::ErrorKind::AddrInUse => {
                     "another process listens there: end it (is this replica running already?)"
@@ -107,39 +109,29 @@ impl Listener {
         })
     }
 
-    fn try_open(door: &Door) -> io::Result<Self> {
+    fn try_open(address: &Address) -> io::Result<Self> {
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
-        let address = door.address()?;
-        let bound = match (net::bind(&socket, &address), door) {
-            (Err(Errno::ADDRINUSE), Door::File(path)) => {
-                remove_stale(door, path)?;
-                net::bind(&socket, &address)
+        let name = address.name()?;
+        match (net::bind(&socket, &name), address) {
+            (Err(Errno::ADDRINUSE), Address::File(path)) => {
+                remove_stale(address, path)?;
+                net::bind(&socket, &name)?;
             }
-            (bound, _) => bound,
-        };
-        bound?;
-        let file = match door {
-            Door::File(path) => Some((path.clone(), std::fs::symlink_metadata(path)?.ino())),
-            Door::Abstract(_) => None,
+            (bound, _) => bound?,
+        }
+        let file = match address {
+            Address::File(path) => Some((path.clone(), std::fs::symlink_metadata(path)?.ino())),
+            Address::Abstract(_) => None,
         };
         let listener = Self { socket, file };
         net::listen(&listener.socket, 64)?;
         Ok(listener)
     }
-
-    /// The next who knocks.
-    pub fn accept(&self) -> io::Result<Option<OwnedFd>> {
-        match net::accept_with(&self.socket, FLAGS) {
-            Ok(socket) => Ok(Some(socket)),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
-/// Removes the file of a replica that was killed; fails if one lives there.
-fn remove_stale(door: &Door, path: &Path) -> io::Result<()> {
-    match door.dial() {
+/// Removes the file of a replica that was killed; fails if one listens there.
+fn remove_stale(address: &Address, path: &Path) -> io::Result<()> {
+    match address.dial() {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             match std::fs::remove_file(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -155,21 +147,53 @@ impl Drop for Listener {
         let Some((path, number)) = &self.file else {
             return;
         };
-        // The place may be another's by now; and that it cannot be removed harms nobody.
+        // The file may be another process's by now. A file that stays behind does no harm.
         if std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *number) {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Listen for Listener {
+    type Socket = OwnedFd;
+    type Partial = ();
+    type Greeting = (Hello, Option<Offer>);
+
+    fn accept(&self) -> io::Result<(OwnedFd, String)> {
+        let socket = net::accept_with(&self.socket, FLAGS)?;
+        let peer = net::sockopt::socket_peercred(&socket)?;
+        Ok((socket, format!("process {}", peer.pid.as_raw_nonzero())))
+    }
+
+    fn read(socket: &OwnedFd, (): &mut ()) -> Result<Option<Self::Greeting>, Loss> {
+        match receive(socket)? {
+            Heard::Nothing => Ok(None),
+            Heard::End => Err(Loss::Closed),
+            Heard::Noise => Err(Loss::Damage(
+                "it sent something else than a greeting".into(),
+            )),
+            Heard::Greeting(bytes, offer) => match Hello::decode(&bytes) {
+                Ok(hello) => Ok(Some((hello, offer))),
+                Err(error) => Err(Loss::Damage(error.to_string())),
+            },
+        }
+    }
+}
+
 /// Whether the process at the other end runs as the same user as this one.
-pub(super) fn is_same_user(socket: &OwnedFd) -> io::Result<bool> {
-    let peer = net::sockopt::socket_peercred(socket)?;
-    Ok(peer.uid == rustix::process::geteuid())
+pub fn is_same_user(socket: &OwnedFd) -> bool {
+    let peer = net::sockopt::socket_peercred(socket);
+    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
 /// What came through a socket.
-pub(super) enum Heard {
+pub enum Heard {
     /// Nothing yet.
     Nothing,
     /// The other end is closed.
@@ -182,13 +206,13 @@ pub(super) enum Heard {
 
 /// The descriptors that travel with a greeting that accepts.
 #[derive(Debug)]
-pub(super) struct Offer {
+pub struct Offer {
     /// The memory that the receiver of the greeting may write.
     pub memory: OwnedFd,
     /// The eventfd that wakes the sender of the greeting.
-    pub bell: OwnedFd,
-    /// Where the sender of the greeting says that it sleeps.
-    pub board: OwnedFd,
+    pub doorbell: OwnedFd,
+    /// The page on which the sender of the greeting says that it sleeps.
+    pub page: OwnedFd,
 }
 
 /// How many they are.
@@ -196,12 +220,12 @@ const OFFER: usize = 3;
 
 /// Sends a greeting, with an offer if it accepts. It is the first message on its socket, so there
 /// always is room for it.
-pub(super) fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io::Result<()> {
+pub fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io::Result<()> {
     let bytes = hello.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OFFER))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors =
-        offer.map(|offer| [&offer.memory, &offer.bell, &offer.board].map(AsFd::as_fd));
+        offer.map(|offer| [&offer.memory, &offer.doorbell, &offer.page].map(AsFd::as_fd));
     if let Some(descriptors) = &descriptors {
         let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
         assert!(fits, "there is space for an offer");
@@ -212,7 +236,7 @@ pub(super) fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io
 }
 
 /// Takes in what there is.
-pub(super) fn receive(socket: &OwnedFd) -> io::Result<Heard> {
+pub fn receive(socket: &OwnedFd) -> io::Result<Heard> {
     // One byte more than a greeting has, so that a longer message shows.
     let mut bytes = [0; HELLO_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OFFER))];
@@ -243,10 +267,10 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Heard> {
     let whole: Result<[u8; HELLO_BYTES], _> = bytes[..received.bytes].try_into();
     let cut = received.flags.contains(ReturnFlags::CTRUNC);
     let offer = <[OwnedFd; OFFER]>::try_from(descriptors).ok();
-    let offer = offer.map(|[memory, bell, board]| Offer {
+    let offer = offer.map(|[memory, doorbell, page]| Offer {
         memory,
-        bell,
-        board,
+        doorbell,
+        page,
     });
     Ok(match whole {
         Ok(bytes) if !cut => Heard::Greeting(Box::new(bytes), offer),
@@ -262,12 +286,12 @@ mod tests {
     fn a_stale_file_is_replaced_and_a_live_one_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let place = ShmPlace::Directory(directory.path().into());
-        let door = Door::new(&place, "a group", ReplicaId(1)).unwrap();
-        let first = Listener::open(&door).unwrap();
-        let error = Listener::open(&door).unwrap_err().to_string();
+        let address = Address::new(&place, "a group", ReplicaId(1)).unwrap();
+        let first = Listener::open(address.clone()).unwrap();
+        let error = Listener::open(address.clone()).unwrap_err().to_string();
         assert!(error.contains("is this replica running already"), "{error}");
         // As a killed process leaves it: the file without a listener.
-        let Door::File(path) = &door else {
+        let Address::File(path) = &address else {
             panic!("a directory gives files")
         };
         let kept = directory.path().join("kept");
@@ -275,8 +299,8 @@ mod tests {
         drop(first);
         assert!(!path.exists(), "it cleans up");
         std::fs::rename(&kept, path).unwrap();
-        let second = Listener::open(&door).unwrap();
-        assert!(door.dial().is_ok());
+        let second = Listener::open(address.clone()).unwrap();
+        assert!(address.dial().is_ok());
         drop(second);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
@@ -284,14 +308,16 @@ mod tests {
     #[test]
     fn impossible_places_are_named() {
         let missing = ShmPlace::Directory("/nonexistent/place".into());
-        let door = Door::new(&missing, "g", ReplicaId(0)).unwrap();
-        let error = Listener::open(&door).unwrap_err().to_string();
+        let address = Address::new(&missing, "g", ReplicaId(0)).unwrap();
+        let error = Listener::open(address.clone()).unwrap_err().to_string();
         assert!(
             error.contains("/nonexistent/place") && error.contains("create"),
             "{error}"
         );
         let long = ShmPlace::Directory("/x".repeat(60).into());
-        let error = Door::new(&long, "g", ReplicaId(0)).unwrap_err().to_string();
+        let error = Address::new(&long, "g", ReplicaId(0))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("107"), "{error}");
     }
 }

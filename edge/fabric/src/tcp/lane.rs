@@ -1,67 +1,29 @@
 //! One lane of a link that is up: a connection, the ring it writes and the ring it fills.
 
-use super::Context;
-use super::socket::{self, Silence};
-use super::stream::{Inbox, Outbox, StreamDamage};
+use super::stream::{Inbox, Outbox};
+use crate::Lane;
+use crate::context::{Context, Loss, Share};
+use crate::door::Connection;
+use crate::hello::Session;
 use crate::poll::{Interest, Token};
-use crate::ring::{BadCredit, Damage, PutError, RingReader, RingWriter, record_bytes};
-use crate::{FabricEvent, Lane, WriteError};
+use crate::ring::{RingReader, RingWriter};
+use crate::socket::Silence;
 use plover_types::ReplicaId;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// What one `progress` call delivers at most from one lane of one peer: enough to amortise the
-/// call, little enough (well under a millisecond) that a flood on one lane delays no other.
-const DELIVER_RECORDS_MAX: usize = 1024;
-const DELIVER_BYTES_MAX: usize = 1 << 20;
-/// What one `progress` call reads at most from one connection.
+/// One `progress` call reads at most so much from one connection.
 const READ_BYTES_MAX: usize = 2 << 20;
-/// Writes from this size up are read straight into the ring; for smaller ones one system call
+/// Writes from this size up are read straight into the ring. For smaller ones, one system call
 /// that takes in many frames is worth the extra copy.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 /// This much queued is handed to the kernel without waiting for the turn's end, so that a long
 /// turn's bulk data is under way while the rest is made.
 const EAGER_BYTES: usize = 256 << 10;
 
-/// Why a link ended.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Loss {
-    #[error("the peer closed it")]
-    Closed,
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("damaged: {0}")]
-    Record(#[from] Damage),
-    #[error("damaged: {0}")]
-    Stream(#[from] StreamDamage),
-    #[error("damaged: {0}")]
-    Credit(#[from] BadCredit),
-    #[error("nothing acknowledged for {} ms", .0.as_millis())]
-    Silent(Duration),
-    #[error("the peer dialled anew")]
-    Superseded,
-    #[error("no connection in time")]
-    ConnectTimeout,
-    #[error("no handshake in time")]
-    HelloTimeout,
-}
-
-impl Loss {
-    pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Record(_) | Self::Stream(_) | Self::Credit(_))
-    }
-}
-
-/// A connection whose handshake is done.
 #[derive(Debug)]
-pub(super) struct Greeted {
-    pub socket: TcpStream,
-    pub token: Token,
-}
-
-#[derive(Debug)]
-pub(super) struct LaneLink {
+pub struct LaneLink {
     peer: ReplicaId,
     lane: Lane,
     socket: TcpStream,
@@ -71,8 +33,8 @@ pub(super) struct LaneLink {
     reader: RingReader,
     outbox: Outbox,
     inbox: Inbox,
-    /// The largest record (as it lies in the ring) that was refused since there last was room.
-    refused: Option<usize>,
+    /// The inbound ring. The kernel backs it with memory as it is first filled.
+    ring: Vec<u8>,
     /// The kernel takes no more; epoll will say when it does.
     blocked: bool,
     /// Delivery stopped at its bound: the ring may hold more records.
@@ -85,11 +47,11 @@ impl LaneLink {
         context: &Context,
         peer: ReplicaId,
         lane: Lane,
-        session: crate::hello::Session,
-        greeted: Greeted,
+        session: Session,
+        connection: Connection<TcpStream>,
     ) -> io::Result<Self> {
         let capacity = context.capacity(lane);
-        let Greeted { socket, token } = greeted;
+        let Connection { socket, token } = connection;
         context.poll.change(&socket, token, Interest::Read)?;
         Ok(Self {
             peer,
@@ -101,48 +63,30 @@ impl LaneLink {
             reader: RingReader::new(capacity, session.salt(peer, lane)),
             outbox: Outbox::default(),
             inbox: Inbox::new(capacity),
-            refused: None,
+            ring: vec![0; capacity.bytes()],
             blocked: false,
             more: false,
             silence: Silence::default(),
         })
     }
 
-    /// Queues one record. A loss met on the way out is for the caller to act on.
-    pub fn write(
-        &mut self,
-        context: &mut Context,
-        record: &[u8],
-    ) -> Result<Result<(), Loss>, WriteError> {
-        let put = self
+    /// Queues one record; `false` if the peer's ring has no room for it.
+    pub fn write(&mut self, context: &Context, record: &[u8]) -> Result<bool, Loss> {
+        let outbox = &mut self.outbox;
+        if !self
             .writer
-            .put(record, |offset, run| self.outbox.write(offset, run));
-        let stats = context.stats.lane_mut(self.lane);
-        match put {
-            Ok(()) => {}
-            Err(PutError::Full) => {
-                stats.full += 1;
-                self.refused = self.refused.max(Some(record_bytes(record.len())));
-                return Err(WriteError::Full(self.peer));
-            }
-            Err(PutError::TooLarge) => {
-                let max = context.capacity(self.lane).record_bytes_max();
-                return Err(WriteError::TooLarge {
-                    bytes: record.len(),
-                    max,
-                });
-            }
+            .put(record, |offset, run| outbox.write(offset, run))
+        {
+            return Ok(false);
         }
-        stats.records_out += 1;
-        stats.bytes_out += record.len() as u64;
         if self.outbox.unsent().len() >= EAGER_BYTES && !self.blocked {
-            return Ok(self.flush(context));
+            self.flush(context)?;
         }
-        Ok(Ok(()))
+        Ok(true)
     }
 
     /// Takes in what has arrived, delivers records up to the bound.
-    pub fn serve(&mut self, context: &mut Context, ring: &mut [u8]) -> Result<(), Loss> {
+    pub fn serve(&mut self, context: &mut Context, scratch: &mut [u8]) -> Result<(), Loss> {
         let mut readable = context.poll.is_readable(self.token);
         if context.poll.is_writable(self.token) {
             self.blocked = false;
@@ -150,25 +94,17 @@ impl LaneLink {
         if !readable && !self.more {
             return Ok(());
         }
-        let (mut records, mut delivered, mut read) = (0, 0, 0);
+        let (mut share, mut read) = (Share::default(), 0);
         loop {
-            self.more = false;
-            while let Some(bytes) =
-                self.reader
-                    .take_with(ring, self.inbox.arrived(), &mut context.pool)?
-            {
-                records += 1;
-                delivered += bytes.len();
-                context.deliver(self.peer, self.lane, bytes);
-                if records == DELIVER_RECORDS_MAX || delivered >= DELIVER_BYTES_MAX {
-                    self.more = true;
-                    break;
-                }
-            }
+            let (reader, arrived) = (&mut self.reader, self.inbox.arrived());
+            let ring = &self.ring[..];
+            self.more = context.deliver(self.peer, self.lane, &mut share, |pool| {
+                Ok(reader.take(ring, arrived, pool)?)
+            })?;
             if self.more || !readable || read >= READ_BYTES_MAX {
                 break;
             }
-            (read, readable) = match self.read(ring, &mut context.scratch)? {
+            (read, readable) = match self.read(scratch)? {
                 Received::Some(count) => (read + count, true),
                 Received::All(count) => (read + count, false),
             };
@@ -178,23 +114,14 @@ impl LaneLink {
         }
         if let Some(head) = self.inbox.take_credit() {
             self.writer.credit(head)?;
-            if self
-                .refused
-                .is_some_and(|bytes| bytes <= self.writer.free())
-            {
-                self.refused = None;
-                context.events.push(FabricEvent::Room {
-                    peer: self.peer,
-                    lane: self.lane,
-                });
-            }
+            context.report_room(self.peer, self.lane, &mut self.writer);
         }
         Ok(())
     }
 
     /// One read from the connection, into the ring directly or by way of `scratch`.
-    fn read(&mut self, ring: &mut [u8], scratch: &mut [u8]) -> Result<Received, Loss> {
-        let window = self.inbox.window(ring);
+    fn read(&mut self, scratch: &mut [u8]) -> Result<Received, Loss> {
+        let window = self.inbox.window(&mut self.ring);
         let direct = window.len() >= DIRECT_BYTES_MIN;
         let into = if direct { window } else { &mut *scratch };
         let asked = into.len();
@@ -212,8 +139,9 @@ impl LaneLink {
         if direct {
             self.inbox.filled(count);
         } else {
-            self.inbox
-                .feed(&scratch[..count], ring, self.reader.head())?;
+            let head = self.reader.head();
+            let fed = self.inbox.feed(&scratch[..count], &mut self.ring, head);
+            fed.map_err(|damage| Loss::Damage(damage.to_string()))?;
         }
         // A short read has emptied the socket; asking again would only cost a system call.
         Ok(if count < asked {
@@ -246,15 +174,8 @@ impl LaneLink {
     }
 
     /// Asks the kernel whether the peer's host still answers.
-    pub fn check(&mut self, now: Instant, silent_after: Duration) -> Result<(), Loss> {
-        let silent = self
-            .silence
-            .observe(now, socket::acknowledged(&self.socket)?);
-        if silent >= silent_after {
-            Err(Loss::Silent(silent))
-        } else {
-            Ok(())
-        }
+    pub fn check(&mut self, now: Instant) -> Result<(), Loss> {
+        self.silence.check(&self.socket, now)
     }
 
     /// Whether `progress` would get on without the kernel's saying so.

@@ -40,7 +40,7 @@ fn header(kind: u8, length: u32, value: u64) -> [u8; HEADER_BYTES] {
 /// Frames on their way out. Its size is bounded by the peer's ring: only bytes that the ring
 /// has room for are ever put here.
 #[derive(Debug, Default)]
-pub(crate) struct Outbox {
+pub struct Outbox {
     bytes: Vec<u8>,
     /// How many of them are sent.
     sent: usize,
@@ -117,7 +117,7 @@ impl Outbox {
 
 /// What a correct peer never sends. The session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum StreamDamage {
+pub enum StreamDamage {
     #[error("unknown frame {0:02x?}")]
     Frame([u8; HEADER_BYTES]),
     #[error("a write of {length} bytes at {value}, expected at {offset} with at most {room}")]
@@ -131,7 +131,7 @@ pub(crate) enum StreamDamage {
 
 /// Applies arriving frames: bytes to the ring, credits to a cell.
 #[derive(Debug)]
-pub(crate) struct Inbox {
+pub struct Inbox {
     capacity: Capacity,
     header: [u8; HEADER_BYTES],
     header_have: usize,

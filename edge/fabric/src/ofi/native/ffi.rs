@@ -19,7 +19,6 @@ pub struct Traits {
     pub inject_bytes: u64,
     pub write_bytes: u64,
     pub key_bytes: u64,
-    pub ordered: u32,
     pub immediate_bytes: u32,
 }
 
@@ -46,7 +45,6 @@ unsafe extern "C" {
     pub fn plover_ofi_error_text(error: c_int) -> *const c_char;
     pub fn plover_ofi_provider_open(
         provider: *const c_char,
-        domain: *const c_char,
         node: *const c_char,
         out: *mut *mut Provider,
         traits: *mut Traits,

@@ -1,4 +1,5 @@
-//! libfabric, as far as this fabric uses it: safe wrappers around `native/ofi_shim.c`.
+//! libfabric, as far as this fabric uses it: safe wrappers around `native/ofi_shim.c`. Public for the
+//! benchmark's floor.
 //!
 //! Two things are opened. A [`Provider`] is chosen once and stays. A [`Port`] is one end of one
 //! lane of one session of a link; it owns the two pieces of memory that are registered with it,
@@ -7,8 +8,8 @@
 mod ffi;
 mod port;
 
-pub(super) use ffi::Event;
-pub(super) use port::{Port, Posted, Run};
+pub use ffi::Event;
+pub use port::{Port, Posted, Run};
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{self, NonNull};
@@ -18,7 +19,7 @@ use std::{fmt, io};
 /// each direction, with at most as many credits, so that this cannot overflow.
 const QUEUE_ENTRIES: u64 = 1024;
 /// Longest address of an endpoint.
-pub(super) const NAME_BYTES: usize = 256;
+pub const NAME_BYTES: usize = 256;
 
 /// -FI_EAGAIN: not now. libfabric's error numbers are the system's, negative.
 const AGAIN: c_int = -libc::EAGAIN;
@@ -39,6 +40,12 @@ pub struct NativeError {
     pub text: String,
 }
 
+impl From<NativeError> for crate::context::Loss {
+    fn from(error: NativeError) -> Self {
+        Self::Native(error.to_string())
+    }
+}
+
 impl NativeError {
     fn new(call: impl Into<String>, code: c_int) -> Self {
         // SAFETY: takes any number and returns a static string.
@@ -51,7 +58,7 @@ impl NativeError {
     }
 
     /// A system call that failed beside libfabric's.
-    pub(super) fn of_system(call: &str, error: &io::Error) -> Self {
+    pub fn of_system(call: &str, error: &io::Error) -> Self {
         Self {
             call: call.to_owned(),
             code: error.raw_os_error().unwrap_or(0),
@@ -71,7 +78,7 @@ impl NativeError {
 }
 
 /// The packed versions of the headers and of the library.
-pub(super) fn versions() -> (u32, u32) {
+pub fn versions() -> (u32, u32) {
     // SAFETY: both only return a number.
     unsafe {
         (
@@ -83,7 +90,7 @@ pub(super) fn versions() -> (u32, u32) {
 
 /// What a provider is like.
 #[derive(Clone, Debug)]
-pub(super) struct Traits {
+pub struct Traits {
     /// As it names itself.
     pub name: String,
     /// Largest write whose buffer is free at once.
@@ -92,15 +99,13 @@ pub(super) struct Traits {
     pub write_bytes: u64,
     /// Width of a memory key.
     pub key_bytes: u64,
-    /// Whether writes complete in the order they were posted.
-    pub ordered: bool,
     /// Width of the immediate data that a write may carry.
     pub immediate_bytes: u32,
 }
 
 /// An opened provider.
 #[derive(Debug)]
-pub(super) struct Provider {
+pub struct Provider {
     raw: NonNull<ffi::Provider>,
     pub traits: Traits,
 }
@@ -114,10 +119,9 @@ unsafe impl Sync for Provider {}
 impl Provider {
     /// Opens `name` for the interface that has the address `node`, where the provider knows
     /// such addresses.
-    pub fn open(name: &str, domain: Option<&str>, node: &str) -> Result<Self, NativeError> {
+    pub fn open(name: &str, node: &str) -> Result<Self, NativeError> {
         let text = |text: &str| CString::new(text).map_err(|_| NativeError::new("fi_getinfo", -22));
         let (name, node) = (text(name)?, text(node)?);
-        let domain = domain.map(text).transpose()?;
         let mut raw = ptr::null_mut();
         let mut failed = ptr::null();
         let mut traits = ffi::Traits {
@@ -125,7 +129,6 @@ impl Provider {
             inject_bytes: 0,
             write_bytes: 0,
             key_bytes: 0,
-            ordered: 0,
             immediate_bytes: 0,
         };
         // SAFETY: the strings end with a zero and live for the call, the rest is writable and of
@@ -133,9 +136,6 @@ impl Provider {
         let code = unsafe {
             ffi::plover_ofi_provider_open(
                 name.as_ptr(),
-                domain
-                    .as_ref()
-                    .map_or(ptr::null(), |domain| domain.as_ptr()),
                 node.as_ptr(),
                 &raw mut raw,
                 &raw mut traits,
@@ -156,7 +156,6 @@ impl Provider {
             inject_bytes: traits.inject_bytes as usize,
             write_bytes: traits.write_bytes,
             key_bytes: traits.key_bytes,
-            ordered: traits.ordered != 0,
             immediate_bytes: traits.immediate_bytes,
         };
         Ok(Self { raw, traits })
@@ -173,7 +172,7 @@ impl Drop for Provider {
 
 /// What a peer needs to write here: where the endpoint is and the key of its memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Address {
+pub struct Address {
     /// As the provider encodes it; unused bytes are zero, the last one always.
     pub name: [u8; NAME_BYTES],
     pub name_bytes: u64,

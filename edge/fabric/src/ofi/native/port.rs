@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Whether the provider took a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ofi) enum Posted {
+pub enum Posted {
     Taken,
     /// Its queue is full, or it is still connecting: try again after it made progress.
     NotNow,
@@ -33,7 +33,7 @@ impl Posted {
 
 /// One write: from the own copy of the ring into the peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ofi) struct Run {
+pub struct Run {
     /// Offset in the outbound memory and in the peer's inbound memory: they have one layout.
     pub offset: usize,
     pub bytes: usize,
@@ -43,7 +43,7 @@ pub(in crate::ofi) struct Run {
 
 /// One end of one lane of one session.
 #[derive(Debug)]
-pub(in crate::ofi) struct Port {
+pub struct Port {
     raw: NonNull<ffi::Port>,
     /// What the peer writes to.
     pub inbound: Memory,
@@ -159,9 +159,8 @@ impl Port {
         Posted::from_code("fi_inject_writedata", code)
     }
 
-    /// Writes a run that must stay as it is until `sequence`, or with an ordered provider a
-    /// later write, is reported by [`completions`](Self::completions). Only a `signalled` one
-    /// ever is.
+    /// Writes a run that must stay as it is until `sequence` is reported by
+    /// [`completions`](Self::completions). Only a `signalled` one ever is.
     pub fn write(
         &mut self,
         run: Run,

@@ -5,15 +5,16 @@
 //! consensus costs above that is consensus' own.
 
 mod disk;
-mod synced;
+#[cfg(feature = "ofi")]
+mod ofi;
+mod shm;
+mod tcp;
 
 use super::load::Spans;
 use super::measured::{CpuMeter, Measured, Recorder};
 use super::plan::{FabricKind, Load, Medium, Setup};
 use super::subject::Subject;
 use anyhow::{Context, Result, bail};
-use plover_fabric::Spin;
-use plover_fabric::floor::{self, FloorKind};
 use std::path::Path;
 use std::time::Instant;
 
@@ -52,44 +53,22 @@ where
 
 /// The floor of a fabric, files in `folder` if it is on disk.
 pub(super) fn start(setup: Setup, fabric: FabricKind, folder: &Path) -> Result<Box<dyn Subject>> {
-    let replicas = setup.replicas;
-    let kind = match (setup.medium, fabric) {
-        (Medium::Disk, FabricKind::Tcp) => {
-            let folder = folder.to_owned();
-            return Ok(Box::new(Floor(move |load: Load| {
-                synced::Leader::start(replicas - 1, load.bytes, &folder)
-            })));
+    let backups = setup.replicas - 1;
+    match (setup.medium, fabric) {
+        (medium, FabricKind::Tcp) => {
+            let folder = (medium == Medium::Disk).then(|| folder.to_owned());
+            Ok(Box::new(Floor(move |load: Load| {
+                tcp::Leader::start(backups, load.bytes, folder.as_deref())
+            })))
         }
-        (Medium::Memory, FabricKind::Tcp) => FloorKind::Tcp,
-        (Medium::Memory, FabricKind::Shm) => FloorKind::Shm,
+        (Medium::Memory, FabricKind::Shm) => Ok(Box::new(Floor(move |load: Load| {
+            shm::Leader::start(backups, load.bytes)
+        }))),
         #[cfg(feature = "ofi")]
-        (Medium::Memory, FabricKind::Ofi) => {
-            use super::ours::fabrics::OFI_PROVIDER;
-            use plover_fabric::ofi;
-            return Ok(Box::new(Floor(move |load: Load| {
-                let floor =
-                    ofi::floor::Floor::start(OFI_PROVIDER, load.bytes, replicas, Spin::Never);
-                floor.context("cannot start the floor")
-            })));
-        }
+        (Medium::Memory, FabricKind::Ofi) => Ok(Box::new(Floor(move |load: Load| {
+            ofi::Leader::start(backups, load.bytes)
+        }))),
         (medium, fabric) => bail!("no floor of {fabric} on {medium} is built in"),
-    };
-    Ok(Box::new(Floor(move |load: Load| {
-        let floor = floor::Floor::start(kind, load.bytes, replicas, Spin::Never);
-        floor.context("cannot start the floor")
-    })))
-}
-
-impl Round for floor::Floor {
-    fn round(&mut self) -> Result<()> {
-        floor::Floor::round(self).context("the floor broke down")
-    }
-}
-
-#[cfg(feature = "ofi")]
-impl Round for plover_fabric::ofi::floor::Floor {
-    fn round(&mut self) -> Result<()> {
-        plover_fabric::ofi::floor::Floor::round(self).context("the floor broke down")
     }
 }
 

@@ -1,0 +1,253 @@
+//! What all links of one fabric share, and why a link ends.
+
+use crate::hello::{GroupName, Hello, NotHello, Refusal, Session};
+use crate::poll::Poll;
+use crate::refused::Refused;
+use crate::ring::{BadCredit, BufferPool, Capacity, Damage, RingWriter};
+use crate::{FabricError, FabricEvent, FabricStats, Lane};
+use plover_types::ReplicaId;
+use std::fmt::Display;
+use std::io;
+use std::time::{Duration, Instant};
+use tracing::{debug, info, warn};
+
+/// One `progress` call delivers at most so much from one lane of one peer: enough to amortise the
+/// call, little enough (well under a millisecond) that a flood on one lane delays no other.
+const DELIVER_RECORDS_MAX: usize = 1024;
+const DELIVER_BYTES_MAX: usize = 1 << 20;
+
+/// What all links share.
+#[derive(Debug)]
+pub struct Context {
+    pub me: ReplicaId,
+    pub group: GroupName,
+    /// The rings' sizes, in the order of [`Lane::ALL`].
+    pub capacities: [Capacity; 2],
+    pub poll: Poll,
+    pub stats: FabricStats,
+    pub refused: Refused,
+    /// What happened since `progress` last returned.
+    pub events: Vec<FabricEvent>,
+    /// Buffers of records that the caller is done with.
+    pub pool: BufferPool,
+}
+
+/// What is left of one call's share for one lane of one peer.
+#[derive(Debug)]
+pub struct Share {
+    records: usize,
+    bytes: usize,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self {
+            records: DELIVER_RECORDS_MAX,
+            bytes: DELIVER_BYTES_MAX,
+        }
+    }
+}
+
+impl Context {
+    /// For `me`, a member of `group` with `peers`, and rings of these sizes.
+    pub fn new(
+        group: &str,
+        me: ReplicaId,
+        peers: impl IntoIterator<Item = ReplicaId>,
+        [log_bytes, bulk_bytes]: [usize; 2],
+    ) -> Result<Self, FabricError> {
+        let mut seen = vec![me];
+        for id in peers {
+            if seen.contains(&id) {
+                return Err(FabricError::Member(id));
+            }
+            seen.push(id);
+        }
+        let capacity =
+            |lane, bytes| Capacity::new(bytes).map_err(|source| FabricError::Ring { lane, source });
+        Ok(Self {
+            me,
+            group: GroupName::new(group)?,
+            capacities: [
+                capacity(Lane::Log, log_bytes)?,
+                capacity(Lane::Bulk, bulk_bytes)?,
+            ],
+            poll: Poll::new().map_err(FabricError::system("make an epoll descriptor"))?,
+            stats: FabricStats::default(),
+            refused: Refused::default(),
+            events: Vec::new(),
+            pool: BufferPool::default(),
+        })
+    }
+
+    pub fn capacity(&self, lane: Lane) -> Capacity {
+        self.capacities[lane.index()]
+    }
+
+    /// What this replica says to `peer` when all is well. One connection carries the lane number
+    /// `lane`, whose rings have `ring_bytes`.
+    pub fn hello(&self, peer: ReplicaId, lane: u8, ring_bytes: u64, session: Session) -> Hello {
+        Hello {
+            version: plover_types::wire::WIRE_VERSION,
+            lane,
+            from: self.me,
+            to: peer,
+            verdict: 0,
+            session,
+            ring_bytes,
+            group: self.group,
+        }
+    }
+
+    /// The same on a connection of `lane` alone.
+    pub fn hello_on(&self, peer: ReplicaId, lane: Lane, session: Session) -> Hello {
+        let ring_bytes = self.capacity(lane).bytes() as u64;
+        self.hello(peer, lane.index() as u8, ring_bytes, session)
+    }
+
+    /// Reports the records that `next` gives, within `share`. `true` if the share is used up: then
+    /// there may be more.
+    pub fn deliver(
+        &mut self,
+        from: ReplicaId,
+        lane: Lane,
+        share: &mut Share,
+        mut next: impl FnMut(&mut BufferPool) -> Result<Option<Vec<u8>>, Loss>,
+    ) -> Result<bool, Loss> {
+        while let Some(bytes) = next(&mut self.pool)? {
+            self.stats.lane_mut(lane).bytes_in += bytes.len() as u64;
+            share.records -= 1;
+            share.bytes = share.bytes.saturating_sub(bytes.len());
+            self.events.push(FabricEvent::Record { from, lane, bytes });
+            if share.records == 0 || share.bytes == 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reports room at `peer`, if `writer` was refused and now has it.
+    pub fn report_room(&mut self, peer: ReplicaId, lane: Lane, writer: &mut RingWriter) {
+        if writer.has_room_again() {
+            self.events.push(FabricEvent::Room { peer, lane });
+        }
+    }
+
+    /// A link to `peer` is up.
+    pub fn up(&mut self, peer: ReplicaId) {
+        info!(%peer, "link up");
+        self.refused.forget(peer);
+        self.events.push(FabricEvent::Up(peer));
+    }
+
+    /// A link to `peer`, or the attempt to make one, has ended.
+    pub fn lost(&mut self, peer: ReplicaId, place: &dyn Display, was_up: bool, loss: &Loss) {
+        match loss {
+            Loss::Damage(_) => {
+                self.stats.damaged += 1;
+                warn!(%peer, %loss, "link down");
+            }
+            Loss::Silent(_) => {
+                self.stats.silent += 1;
+                info!(%peer, %loss, "link down");
+            }
+            Loss::Native(_) => warn!(%peer, %place, "no link: {loss}"),
+            _ if was_up => info!(%peer, %loss, "link down"),
+            _ => debug!(%peer, %place, %loss, "no link"),
+        }
+        if was_up {
+            self.events.push(FabricEvent::Down(peer));
+        }
+    }
+
+    /// Either side refused a handshake with `peer`. The log says so once.
+    pub fn refused(&mut self, peer: ReplicaId, place: &dyn Display, why: &No, now: Instant) {
+        self.stats.rejected += 1;
+        if self.refused.note(peer, why, now) {
+            warn!("no link between {} and {peer} at {place}: {why}", self.me);
+        }
+    }
+}
+
+/// Why a link, or an attempt at one, ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Loss {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error(transparent)]
+    Io(io::Error),
+    /// What no correct peer does.
+    #[error("damaged: {0}")]
+    Damage(String),
+    #[error("the peer's host acknowledged nothing for {} ms", .0.as_millis())]
+    Silent(Duration),
+    #[error("the peer began a new session")]
+    Superseded,
+    #[error("no {0} in time")]
+    Late(&'static str),
+    /// What libfabric said.
+    #[error("{0}")]
+    Native(String),
+}
+
+impl From<io::Error> for Loss {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Closed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<rustix::io::Errno> for Loss {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+impl From<Damage> for Loss {
+    fn from(damage: Damage) -> Self {
+        Self::Damage(damage.to_string())
+    }
+}
+
+impl From<BadCredit> for Loss {
+    fn from(credit: BadCredit) -> Self {
+        Self::Damage(credit.to_string())
+    }
+}
+
+/// Why a handshake is refused: what travels to the peer, and the words for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct No {
+    pub verdict: Refusal,
+    words: String,
+}
+
+impl No {
+    /// In more words than the verdict has.
+    pub fn because(verdict: Refusal, words: impl Display) -> Self {
+        Self {
+            verdict,
+            words: words.to_string(),
+        }
+    }
+}
+
+impl From<Refusal> for No {
+    fn from(verdict: Refusal) -> Self {
+        Self::because(verdict, verdict)
+    }
+}
+
+impl From<NotHello> for No {
+    fn from(error: NotHello) -> Self {
+        Self::because(Refusal::Unknown, error)
+    }
+}
+
+impl Display for No {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
+}

@@ -1,0 +1,140 @@
+//! The listener, and the accepted connections that have not said yet who they are.
+//!
+//! Nothing but a whole greeting is believed, and a connection has only so much time for it.
+
+use crate::FabricError;
+use crate::context::{Context, Loss};
+use crate::peer::HELLO_WITHIN;
+use crate::poll::{Interest, Token};
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+use tracing::debug;
+
+/// Connections that may wait here. Two of each of 15 peers fit; more are not replicas.
+const WAITING_MAX: usize = 32;
+
+/// A socket that listens for replicas.
+pub trait Listen: AsFd + Debug {
+    /// An accepted connection.
+    type Socket: AsFd + Debug;
+    /// A greeting that has arrived in part.
+    type Partial: Default + Debug;
+    /// A whole one.
+    type Greeting;
+
+    /// The next connection and where it comes from, without blocking.
+    fn accept(&self) -> io::Result<(Self::Socket, String)>;
+
+    /// Reads on; the greeting once it is whole.
+    fn read(
+        socket: &Self::Socket,
+        partial: &mut Self::Partial,
+    ) -> Result<Option<Self::Greeting>, Loss>;
+}
+
+/// A watched connection.
+#[derive(Debug)]
+pub struct Connection<S> {
+    pub socket: S,
+    pub token: Token,
+}
+
+/// A connection whose greeting is whole.
+#[derive(Debug)]
+pub struct Visitor<L: Listen> {
+    pub connection: Connection<L::Socket>,
+    pub address: String,
+    pub greeting: L::Greeting,
+}
+
+/// The listener and the connections that wait.
+#[derive(Debug)]
+pub struct Door<L: Listen> {
+    pub listener: L,
+    token: Token,
+    waiting: Vec<Waiting<L>>,
+}
+
+#[derive(Debug)]
+struct Waiting<L: Listen> {
+    connection: Connection<L::Socket>,
+    address: String,
+    since: Instant,
+    partial: L::Partial,
+}
+
+impl<L: Listen> Door<L> {
+    pub fn new(context: &mut Context, listener: L) -> Result<Self, FabricError> {
+        let token = context
+            .poll
+            .watch(&listener, Interest::Read)
+            .map_err(FabricError::system("watch the listener"))?;
+        Ok(Self {
+            listener,
+            token,
+            waiting: Vec::new(),
+        })
+    }
+
+    /// When the next waiting connection has had its time.
+    pub fn due_at(&self) -> Option<Instant> {
+        self.waiting.iter().map(|it| it.since + HELLO_WITHIN).min()
+    }
+
+    /// Accepts connections, and returns those that have greeted.
+    pub fn serve(&mut self, context: &mut Context, now: Instant) -> Vec<Visitor<L>> {
+        if context.poll.is_ready(self.token) {
+            self.accept(context, now);
+        }
+        let mut greeted = Vec::new();
+        for mut it in std::mem::take(&mut self.waiting) {
+            match L::read(&it.connection.socket, &mut it.partial) {
+                Ok(Some(greeting)) => greeted.push(Visitor {
+                    connection: it.connection,
+                    address: it.address,
+                    greeting,
+                }),
+                Ok(None) if now < it.since + HELLO_WITHIN => self.waiting.push(it),
+                Ok(None) => turn_away(context, &it.address, "it said nothing"),
+                Err(Loss::Damage(what)) => turn_away(context, &it.address, &what),
+                // It closed the connection itself, as peers do that give up dialling.
+                Err(loss) => debug!(address = it.address, %loss, "a connection ended early"),
+            }
+        }
+        greeted
+    }
+
+    fn accept(&mut self, context: &mut Context, now: Instant) {
+        for _ in 0..WAITING_MAX {
+            let (socket, address) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // The connection was gone before we took it, or we are short of descriptors;
+                // epoll asks again.
+                Err(error) => return debug!(%error, "accept failed"),
+            };
+            if self.waiting.len() == WAITING_MAX {
+                // The oldest has had its chance; a peer dials again.
+                let oldest = self.waiting.remove(0);
+                turn_away(context, &oldest.address, "too many connections wait");
+            }
+            match context.poll.watch(&socket, Interest::Read) {
+                Ok(token) => self.waiting.push(Waiting {
+                    connection: Connection { socket, token },
+                    address,
+                    since: now,
+                    partial: L::Partial::default(),
+                }),
+                Err(error) => debug!(address, %error, "a connection failed at once"),
+            }
+        }
+    }
+}
+
+/// Counts a connection that is no replica's.
+pub fn turn_away(context: &mut Context, address: &str, why: &str) {
+    context.stats.rejected += 1;
+    debug!(address, why, "turned away");
+}

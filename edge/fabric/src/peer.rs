@@ -1,0 +1,215 @@
+//! A peer and the link to it, for every fabric alike.
+//!
+//! ```text
+//!            ┌────────────┐  lower id: time to dial        ┌────────────┐
+//!     ┌─────►│    Down    │───────────────────────────────►│   Trying   │
+//!     │      └────────────┘  higher id: the peer greeted   └─────┬──────┘
+//!     │ any error, end, silence or damage, in any state          │ both sides agree,
+//!     │                                                          │ both lanes work
+//!     │      ┌────────────┐   event Up                           │
+//!     └──────┤     Up     │◄─────────────────────────────────────┘
+//! event Down └────────────┘
+//! ```
+//!
+//! The lower id dials, so that a pair never makes two links. A greeting of a new session ends the
+//! old link at once: the peer has given it up, whatever this side still believes. Each session
+//! starts with empty rings and a salt of its own. What a fabric does while it tries, and with a
+//! link that is up, its [`Transport`] knows.
+
+use crate::Lane;
+use crate::context::{Context, Loss, No};
+use crate::door::Visitor;
+use crate::driver::Transport;
+use plover_types::ReplicaId;
+use std::time::{Duration, Instant};
+use tracing::debug;
+
+/// How long a handshake may take.
+pub const HELLO_WITHIN: Duration = Duration::from_millis(500);
+/// The pace of dialling after a refusal: only a person can mend that, so the log need not fill.
+const REFUSED_EVERY: Duration = Duration::from_secs(2);
+
+/// A peer and the link to it.
+#[derive(Debug)]
+pub struct Peer<T: Transport> {
+    pub id: ReplicaId,
+    /// Where it listens.
+    pub place: T::Place,
+    pub link: Link<T>,
+    /// When the last dialling began.
+    dialled_at: Option<Instant>,
+    /// When to dial next, while down.
+    dial_at: Instant,
+}
+
+/// How far the link to a peer is.
+#[derive(Debug)]
+pub enum Link<T: Transport> {
+    Down,
+    Trying(Box<T::Trying>),
+    Up(Box<T::Up>),
+}
+
+/// What came of trying.
+#[derive(Debug)]
+pub enum Step<T: Transport> {
+    /// It goes on.
+    Trying(T::Trying),
+    /// The link is up.
+    Up(T::Up),
+    /// One side refuses the other.
+    Refused(No),
+}
+
+impl<T: Transport> Peer<T> {
+    pub fn new(id: ReplicaId, place: T::Place, now: Instant) -> Self {
+        Self {
+            id,
+            place,
+            link: Link::Down,
+            dialled_at: None,
+            dial_at: now,
+        }
+    }
+
+    /// Whether this side dials.
+    fn dials(&self, context: &Context) -> bool {
+        context.me < self.id
+    }
+
+    pub fn up(&self) -> Option<&T::Up> {
+        match &self.link {
+            Link::Up(up) => Some(up),
+            _ => None,
+        }
+    }
+
+    pub fn up_mut(&mut self) -> Option<&mut T::Up> {
+        match &mut self.link {
+            Link::Up(up) => Some(up),
+            _ => None,
+        }
+    }
+
+    /// Does something with a link that is up, and ends it if that fails.
+    pub fn with_up(
+        &mut self,
+        context: &mut Context,
+        now: Instant,
+        what: impl FnOnce(&mut Context, &mut T::Up) -> Result<(), Loss>,
+    ) {
+        if let Link::Up(up) = &mut self.link {
+            if let Err(loss) = what(context, up) {
+                self.lose(context, now, &loss);
+            }
+        }
+    }
+
+    /// Goes on with a handshake, or with what the connection of a link that is up has to say.
+    pub fn advance(&mut self, transport: &mut T, context: &mut Context, now: Instant) {
+        match std::mem::replace(&mut self.link, Link::Down) {
+            Link::Down => {}
+            Link::Trying(trying) => {
+                let step = transport.advance(context, self.id, *trying, now);
+                self.take(context, now, step);
+            }
+            Link::Up(up) => {
+                self.link = Link::Up(up);
+                self.with_up(context, now, |context, up| transport.attend(context, up));
+            }
+        }
+    }
+
+    /// The peer greeted, and nothing speaks against it. Ends the link there is, unless the greeting
+    /// belongs to it.
+    pub fn welcome(
+        &mut self,
+        transport: &mut T,
+        context: &mut Context,
+        now: Instant,
+        visitor: Visitor<T::Listener>,
+    ) {
+        let trying = match std::mem::replace(&mut self.link, Link::Down) {
+            Link::Trying(trying) if T::is_continued(&trying, &visitor.greeting) => Some(*trying),
+            Link::Down => None,
+            other => {
+                self.link = other;
+                self.lose(context, now, &Loss::Superseded);
+                None
+            }
+        };
+        let step = transport.welcome(context, self.id, trying, visitor, now);
+        self.take(context, now, step);
+    }
+
+    fn take(&mut self, context: &mut Context, now: Instant, step: Result<Step<T>, Loss>) {
+        match step {
+            Ok(Step::Trying(trying)) => self.link = Link::Trying(Box::new(trying)),
+            Ok(Step::Up(up)) => {
+                context.up(self.id);
+                self.link = Link::Up(Box::new(up));
+            }
+            Ok(Step::Refused(why)) => {
+                context.refused(self.id, &self.place, &why, now);
+                self.link = Link::Down;
+                self.dial_at = now + REFUSED_EVERY;
+            }
+            Err(loss) => self.lose(context, now, &loss),
+        }
+    }
+
+    /// Takes in and delivers what has come on one lane.
+    pub fn serve(&mut self, transport: &mut T, context: &mut Context, now: Instant, lane: Lane) {
+        let id = self.id;
+        self.with_up(context, now, |context, up| {
+            transport.serve(context, up, id, lane, now)
+        });
+    }
+
+    /// Does what is due by the clock: dials, gives up, looks for silence.
+    pub fn tick(&mut self, transport: &mut T, context: &mut Context, now: Instant) {
+        match &self.link {
+            Link::Down if self.dials(context) && now >= self.dial_at => {
+                self.dialled_at = Some(now);
+                self.dial_at = now + T::DIAL_EVERY;
+                let step = transport.dial(context, self.id, &self.place, now);
+                match step {
+                    // No route, nobody there, no descriptor left: it is dialled again.
+                    Err(loss) => {
+                        debug!(peer = %self.id, place = %self.place, %loss, "cannot dial");
+                    }
+                    step => self.take(context, now, step),
+                }
+            }
+            Link::Down => {}
+            Link::Trying(trying) => {
+                let (due, what) = T::trying_until(trying);
+                if now >= due {
+                    self.lose(context, now, &Loss::Late(what));
+                }
+            }
+            Link::Up(_) => {
+                self.with_up(context, now, |context, up| transport.tick(context, up, now));
+            }
+        }
+    }
+
+    /// When `tick` has to be called next; none while only the peer can change anything.
+    pub fn due_at(&self, context: &Context) -> Option<Instant> {
+        match &self.link {
+            Link::Down => self.dials(context).then_some(self.dial_at),
+            Link::Trying(trying) => Some(T::trying_until(trying).0),
+            Link::Up(up) => T::due_at(up),
+        }
+    }
+
+    /// Ends the link, or the attempt to make one.
+    pub fn lose(&mut self, context: &mut Context, now: Instant, loss: &Loss) {
+        let was_up = self.up().is_some();
+        self.link = Link::Down;
+        // At once, but never faster than the pace.
+        let paced = self.dialled_at.map_or(now, |at| at + T::DIAL_EVERY);
+        self.dial_at = now.max(paced);
+        context.lost(self.id, &self.place, was_up, loss);
+    }
+}

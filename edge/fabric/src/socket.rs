@@ -1,0 +1,303 @@
+//! TCP sockets: dialling without blocking, options, handshake messages, and noticing a silent peer.
+//!
+//! **Noticing a silent cut.** `TCP_USER_TIMEOUT` is not the right tool: it also ends a connection
+//! whose peer has closed its window for that long, so that a replica that is stopped or busy for half
+//! a second while bulk data waits for it would lose its link although its host is well. Therefore
+//! the fabric asks the kernel a few times a second ([`Silence::check`]) whether the peer owes an
+//! answer:
+//!
+//! * Data was sent after the peer was last heard. Unacknowledged data alone proves nothing: a full
+//!   receiver acknowledges none, but it does answer each retransmission.
+//! * A keepalive probe is unanswered. It goes out after an idle second, so that the peer of an idle
+//!   connection owes something, too.
+//! * *Two* probes of a closed window are unanswered. One proves nothing: Linux answers such
+//!   probes at most every 500 ms, and the first ones come faster.
+
+use crate::FabricError;
+use crate::context::{Context, Loss};
+use crate::door::{Connection, Listen};
+use crate::poll::Interest;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Keepalive's finest unit is a second.
+const KEEPALIVE: Duration = Duration::from_secs(1);
+/// After so many unanswered probes the kernel itself ends an idle connection, should nobody drive
+/// this fabric.
+const KEEPALIVE_PROBES: u32 = 4;
+/// A peer whose host has answered nothing for so long, though an answer was owed, is cut off. A live
+/// host acknowledges in well under 50 ms, also when its replica is stopped or busy; a single lost
+/// segment is sent again after about 200 ms. So this waits for two losses in a row.
+pub const SILENT_AFTER: Duration = Duration::from_millis(500);
+/// How often the kernel is asked.
+pub const ASK_EVERY: Duration = Duration::from_millis(100);
+
+fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    let socket = TcpStream::from(socket);
+    tune(&socket)?;
+    match net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Sets the options of a connection.
+fn tune(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    Ok(())
+}
+
+/// Whether a dialled connection stands; `false` while it is still being made.
+pub fn is_connected(socket: &TcpStream) -> io::Result<bool> {
+    if let Some(error) = socket.take_error()? {
+        return Err(error);
+    }
+    match socket.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+impl Connection<TcpStream> {
+    /// Starts to connect to `address`, and watches for the outcome.
+    pub fn dial(context: &mut Context, address: SocketAddr) -> io::Result<Self> {
+        let socket = dial(address)?;
+        let token = context.poll.watch(&socket, Interest::Write)?;
+        Ok(Self { socket, token })
+    }
+}
+
+/// A handshake message of `N` bytes that has arrived in part. It never reads past its end: what
+/// follows on the connection is no part of the handshake.
+#[derive(Debug)]
+pub struct Partial<const N: usize> {
+    bytes: Box<[u8; N]>,
+    have: usize,
+}
+
+impl<const N: usize> Default for Partial<N> {
+    fn default() -> Self {
+        Self {
+            bytes: Box::new([0; N]),
+            have: 0,
+        }
+    }
+}
+
+impl<const N: usize> Partial<N> {
+    /// Reads on; the message once it is whole.
+    pub fn read(&mut self, mut socket: &TcpStream) -> Result<Option<&[u8; N]>, Loss> {
+        while self.have < N {
+            match socket.read(&mut self.bytes[self.have..]) {
+                Ok(0) => return Err(Loss::Closed),
+                Ok(count) => self.have += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Some(&self.bytes))
+    }
+}
+
+/// Sends a handshake message on a connection that has carried nothing yet, so that the kernel always
+/// has room for all of it.
+pub fn send(mut socket: &TcpStream, message: &[u8]) -> Result<(), Loss> {
+    match socket.write(message)? {
+        count if count == message.len() => Ok(()),
+        _ => Err(Loss::Io(io::ErrorKind::WriteZero.into())),
+    }
+}
+
+/// A greeting of `N` bytes on a TCP connection.
+pub trait Message<const N: usize>: Sized {
+    /// What the bytes say.
+    fn decode(bytes: &[u8; N]) -> Result<Self, crate::hello::NotHello>;
+}
+
+/// Listens for greetings `M` of `N` bytes.
+#[derive(Debug)]
+pub struct TcpDoor<M, const N: usize> {
+    listener: TcpListener,
+    greeting: std::marker::PhantomData<fn() -> M>,
+}
+
+impl<M, const N: usize> TcpDoor<M, N> {
+    pub fn open(address: SocketAddr) -> Result<Self, FabricError> {
+        // On Unix the standard library sets SO_REUSEADDR: a restarted replica need not wait until
+        // the kernel forgets the connections of its last run.
+        let listener =
+            TcpListener::bind(address).map_err(|source| FabricError::bind(address, source))?;
+        listener
+            .set_nonblocking(true)
+            .map_err(FabricError::system("make the listener non-blocking"))?;
+        let greeting = std::marker::PhantomData;
+        Ok(Self { listener, greeting })
+    }
+
+    /// Where it listens (the port, if the configuration left it to the kernel).
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl<M, const N: usize> AsFd for TcpDoor<M, N> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl<M: Message<N> + std::fmt::Debug, const N: usize> Listen for TcpDoor<M, N> {
+    type Socket = TcpStream;
+    type Partial = Partial<N>;
+    type Greeting = M;
+
+    fn accept(&self) -> io::Result<(TcpStream, String)> {
+        let (socket, address) = self.listener.accept()?;
+        tune(&socket)?;
+        Ok((socket, address.to_string()))
+    }
+
+    fn read(socket: &TcpStream, partial: &mut Partial<N>) -> Result<Option<M>, Loss> {
+        let Some(bytes) = partial.read(socket)? else {
+            return Ok(None);
+        };
+        let decoded = M::decode(bytes);
+        decoded
+            .map(Some)
+            .map_err(|error| Loss::Damage(error.to_string()))
+    }
+}
+
+/// What the kernel knows of the peer's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Acknowledged {
+    /// Something, data or a probe, was sent after the peer was last heard.
+    owed: bool,
+    /// How long ago the peer was last heard.
+    heard_ago: Duration,
+}
+
+/// Asks the kernel.
+fn acknowledged(socket: &TcpStream) -> io::Result<Acknowledged> {
+    // SAFETY: `tcp_info` is a C struct of integers; all zeros is a value of it.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the descriptor is open for the whole call because `socket` is borrowed; `info`
+    // is writable for the `length` bytes named, and the kernel writes at most these (an older
+    // kernel writes fewer, the rest stays zero).
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Data sent in the same millisecond as the peer was heard counts as answered; if it was
+    // not, the retransmission will tell.
+    let data = info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+    // Only probes of a closed window back off.
+    let probes_missed_max = if info.tcpi_backoff > 0 { 1 } else { 0 };
+    Ok(Acknowledged {
+        owed: data || info.tcpi_probes > probes_missed_max,
+        heard_ago: Duration::from_millis(u64::from(info.tcpi_last_ack_recv)),
+    })
+}
+
+/// For how long a peer owes an answer.
+#[derive(Debug, Default)]
+pub struct Silence {
+    /// Since then an answer was owed each time the kernel was asked, and nothing was heard.
+    since: Option<Instant>,
+}
+
+impl Silence {
+    /// Asks the kernel about the peer's host. Fails if it has been silent for too long.
+    pub fn check(&mut self, socket: &TcpStream, now: Instant) -> Result<(), Loss> {
+        let silent = self.observe(now, acknowledged(socket)?);
+        if silent < SILENT_AFTER {
+            Ok(())
+        } else {
+            Err(Loss::Silent(silent))
+        }
+    }
+
+    /// Takes in one observation; returns how long the peer has been silent.
+    fn observe(&mut self, now: Instant, seen: Acknowledged) -> Duration {
+        if !seen.owed {
+            self.since = None;
+            return Duration::ZERO;
+        }
+        let heard = now.checked_sub(seen.heard_ago).unwrap_or(now);
+        // What was sent after a long idle time is no silence yet: it counts from when we first
+        // saw it.
+        let since = self.since.map_or(now, |since| since.max(heard));
+        self.since = Some(since);
+        now.saturating_duration_since(since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(owed: bool, heard_ms: u64) -> Acknowledged {
+        Acknowledged {
+            owed,
+            heard_ago: Duration::from_millis(heard_ms),
+        }
+    }
+
+    #[test]
+    fn silence_is_an_answer_owed_and_nothing_heard() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut silence = Silence::default();
+        let mut observe = |ms, seen| silence.observe(at(ms), seen).as_millis();
+        assert_eq!(observe(0, seen(false, 9000)), 0, "idle for long");
+        assert_eq!(
+            observe(100, seen(true, 9100)),
+            0,
+            "just sent after being idle"
+        );
+        assert_eq!(observe(400, seen(true, 9400)), 300);
+        assert_eq!(
+            observe(500, seen(true, 10)),
+            10,
+            "heard meanwhile, busy link"
+        );
+        assert_eq!(observe(900, seen(true, 410)), 410);
+        assert_eq!(observe(950, seen(false, 20)), 0, "answered");
+        assert_eq!(observe(5000, seen(true, 4070)), 0, "starts anew");
+    }
+
+    #[test]
+    fn the_kernel_answers() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = dial(listener.local_addr().unwrap()).unwrap();
+        let _accepted = listener.accept().unwrap();
+        assert!(is_connected(&socket).unwrap());
+        let state = acknowledged(&socket).unwrap();
+        assert!(state.heard_ago < Duration::from_secs(60), "{state:?}");
+    }
+}

@@ -1,0 +1,185 @@
+//! Links that come, go and are refused.
+
+use super::group::{DEADLINE, Group, R, Stream, record};
+use super::{How, Maker};
+use plover_fabric::{Fabric, FabricEvent, Lane, PeerError, WriteError};
+use plover_types::{ReplicaId, ReplicaSet};
+use std::time::{Duration, Instant};
+
+/// A write to a replica that does not run, or is no member, says so.
+pub fn nobody_there_is_down<M: Maker>(mut maker: M) {
+    let mut fabric = maker.open(R[0]);
+    fabric.progress(&mut Vec::new());
+    for nobody in [R[1], R[0], ReplicaId(9)] {
+        assert_eq!(
+            fabric.write(nobody, Lane::Log, b"x"),
+            Err(WriteError::Down(nobody))
+        );
+    }
+}
+
+/// A restart shows as `Down`, then `Up`, at both neighbours; records flow afterwards.
+pub fn a_restarted_peer_goes_down_and_up<M: Maker>(maker: M) {
+    let mut group = Group::new(maker);
+    // Each in turn, since a fabric may treat the two ends of a link differently.
+    for id in R {
+        let others = R.into_iter().filter(|&other| other != id);
+        group.stop(id);
+        for other in others.clone() {
+            group.wait("a stopped peer is down", |g| {
+                g.node_ref(other).saw(&FabricEvent::Down(id))
+            });
+            let write = group.fabric(other).write(id, Lane::Log, b"lost");
+            assert_eq!(write, Err(WriteError::Down(id)));
+        }
+        group.start(id);
+        for other in others.clone() {
+            group.wait("a started peer is up", |g| {
+                g.node_ref(other).saw(&FabricEvent::Up(id))
+                    && g.node_ref(id).saw(&FabricEvent::Up(other))
+            });
+            // Exactly one down, then one up: a link that flaps would show here.
+            let links = group.node(other).events.iter();
+            let links: Vec<_> = links
+                .filter(|e| matches!(e, FabricEvent::Up(_) | FabricEvent::Down(_)))
+                .collect();
+            assert_eq!(links, [&FabricEvent::Down(id), &FabricEvent::Up(id)]);
+        }
+        group.forget();
+        let streams = others.flat_map(|other| {
+            let records = |seed| (seed..seed + 20).map(|n| record(n, 500)).collect();
+            [
+                Stream::new(id, other, Lane::Log, records(0)),
+                Stream::new(other, id, Lane::Bulk, records(50)),
+            ]
+        });
+        let streams = streams.collect();
+        group.exchange(streams);
+        group.forget();
+    }
+}
+
+/// Records in flight to a replica that is restarted never reach its next run, and what it wrote
+/// before never comes after its `Down`.
+pub fn nothing_crosses_sessions<M: Maker>(maker: M) {
+    let mut group = Group::new(maker);
+    for (writer, restarted) in [(R[0], R[2]), (R[2], R[0]), (R[1], R[0]), (R[1], R[2])] {
+        for lane in Lane::ALL {
+            // The restarted one never looks at these.
+            for n in 0..50 {
+                group
+                    .fabric(writer)
+                    .write(restarted, lane, &record(n, 700))
+                    .expect("room");
+                // Some of these the writer has read when the link ends, some it has not.
+                group
+                    .fabric(restarted)
+                    .write(writer, lane, &record(n, 300))
+                    .expect("room");
+            }
+            group.fabric(restarted).flush();
+            group.turn(&[writer]);
+        }
+        group.stop(restarted);
+        group.wait("down", |g| {
+            g.node_ref(writer).saw(&FabricEvent::Down(restarted))
+        });
+        group.start(restarted);
+        group.wait("both are up", |g| {
+            g.node_ref(writer).saw(&FabricEvent::Up(restarted))
+                && R.iter().filter(|&&id| id != restarted).all(|&id| {
+                    g.node_ref(restarted).saw(&FabricEvent::Up(id))
+                        && g.node_ref(id).saw(&FabricEvent::Up(restarted))
+                })
+        });
+        let events = &group.node(writer).events;
+        let down = events
+            .iter()
+            .position(|e| *e == FabricEvent::Down(restarted))
+            .expect("seen");
+        for event in &events[down..] {
+            assert!(
+                !matches!(event, FabricEvent::Record { from, .. } if *from == restarted),
+                "a record after the down of its writer"
+            );
+        }
+        group.forget();
+        let fresh = |seed| (seed..seed + 5).map(|n| record(n, 700)).collect();
+        let streams = vec![
+            Stream::new(writer, restarted, Lane::Log, fresh(1000)),
+            Stream::new(writer, restarted, Lane::Bulk, fresh(2000)),
+            Stream::new(restarted, writer, Lane::Log, fresh(3000)),
+        ];
+        // Compares all that arrives, so an old record would be seen.
+        group.exchange(streams);
+        group.forget();
+    }
+}
+
+/// Drives fabrics until `done`; returns what they reported.
+fn drive<F: Fabric>(fabrics: &mut [F], done: impl Fn(&[F], &[Vec<FabricEvent>]) -> bool) {
+    let mut events = vec![Vec::new(); fabrics.len()];
+    let start = Instant::now();
+    while !done(fabrics, &events) {
+        assert!(start.elapsed() < DEADLINE, "reported: {events:?}");
+        for (fabric, events) in fabrics.iter_mut().zip(&mut events) {
+            fabric.progress(events);
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Both sides refuse each other, say why, and no link comes up.
+fn is_refused<M: Maker>(mut maker: M, how: How, words: &str) {
+    let mut fabrics = [maker.open(R[0]), maker.open_with(R[1], how)];
+    drive(&mut fabrics, |fabrics, events| {
+        assert!(events.iter().all(Vec::is_empty), "{events:?}");
+        let says = |why: Option<String>| why.is_some_and(|why| why.contains(words));
+        says(fabrics[0].refusal(R[1])) && says(fabrics[1].refusal(R[0]))
+    });
+    assert!(fabrics.iter().all(|fabric| fabric.stats().rejected > 0));
+}
+
+/// Replicas with rings of different sizes refuse each other.
+pub fn other_rings_are_refused<M: Maker>(maker: M) {
+    let how = How {
+        bulk_ring_bytes: 2 * How::default().bulk_ring_bytes,
+        ..How::default()
+    };
+    is_refused(maker, how, "ring sizes differ");
+}
+
+/// A replica refuses one that it does not know.
+pub fn a_replica_that_is_no_member_is_refused<M: Maker>(maker: M) {
+    let how = How {
+        members: ReplicaSet::of([R[2]]),
+        ..How::default()
+    };
+    is_refused(maker, how, "not the replica expected");
+}
+
+/// A replica that is added while others run comes up, and one that is removed is gone.
+pub fn peers_come_and_go<M: Maker>(mut maker: M) {
+    let alone = How {
+        members: ReplicaSet::of([]),
+        ..How::default()
+    };
+    let mut fabrics = [maker.open_with(R[0], alone), maker.open(R[1])];
+    let address = maker.address(R[1]);
+    let set = fabrics[0].set_peer(R[1], Some(&address));
+    set.expect("an address");
+    let up = [FabricEvent::Up(R[1]), FabricEvent::Up(R[0])];
+    drive(&mut fabrics, |_, events| {
+        events.iter().zip(&up).all(|(it, up)| it.contains(up))
+    });
+    let again = fabrics[0].set_peer(R[1], Some(&address));
+    again.expect("the same");
+    assert_eq!(fabrics[0].write(R[1], Lane::Log, b"still linked"), Ok(()));
+    fabrics[0].set_peer(R[1], None).expect("it goes");
+    let write = fabrics[0].write(R[1], Lane::Log, b"record");
+    assert_eq!(write, Err(WriteError::Down(R[1])));
+    let down = FabricEvent::Down(R[0]);
+    drive(&mut fabrics, |_, events| events[1].contains(&down));
+    let wrong = fabrics[0].set_peer(ReplicaId(9), Some("nowhere"));
+    assert!(matches!(wrong, Ok(()) | Err(PeerError::Address(_))));
+}

@@ -1,0 +1,96 @@
+//! The contract suite on every fabric there is, and what each fabric has of its own.
+
+mod allocation;
+mod contract;
+mod makers;
+#[cfg(feature = "ofi")]
+mod ofi;
+mod processes;
+mod ring;
+mod shm;
+mod tcp;
+
+use contract::{How, Maker, everyone_reaches_everyone, fabric_contract, peers_come_and_go};
+use makers::{ShmMaker, TcpMaker};
+use plover_fabric::{BoxedFabric, Mixed, Spin};
+use plover_types::{ReplicaId, ReplicaSet};
+
+/// Replicas 0 and 1 share a host, replica 2 is elsewhere.
+struct MixedMaker {
+    tcp: TcpMaker,
+    shm: ShmMaker,
+}
+
+impl MixedMaker {
+    fn new() -> Self {
+        Self {
+            tcp: TcpMaker::new(),
+            shm: ShmMaker::new(),
+        }
+    }
+}
+
+impl Maker for MixedMaker {
+    type Fabric = Mixed;
+
+    fn open_with(&mut self, me: ReplicaId, how: How) -> Mixed {
+        let near = |id: ReplicaId| id.0 < 2 && me.0 < 2;
+        let others = (0..3).map(ReplicaId).filter(|id| *id != me);
+        let others = others.filter(|id| how.members.contains(*id));
+        let (near, far): (Vec<_>, Vec<_>) = others.partition(|id| near(*id));
+        let of = |ids: &[ReplicaId]| How {
+            members: ReplicaSet::of(ids.iter().copied()),
+            ..how
+        };
+        let tcp: BoxedFabric = Box::new(self.tcp.open_with(me, of(&far)));
+        let mut parts = vec![(tcp, far)];
+        if me.0 < 2 {
+            let shm = self.shm.open_with(me, of(&near));
+            parts.push((Box::new(shm), near));
+        }
+        Mixed::new(parts).expect("no peer twice")
+    }
+
+    fn address(&self, of: ReplicaId) -> String {
+        self.tcp.address(of)
+    }
+}
+
+fabric_contract!(over_tcp, TcpMaker::new());
+fabric_contract!(over_shm, ShmMaker::new());
+fabric_contract!(
+    over_shm_spinning,
+    ShmMaker::tuned(|config| config.spin = Spin::Adaptive)
+);
+fabric_contract!(over_mixed, MixedMaker::new());
+
+#[test]
+fn shm_in_a_directory() {
+    contract::a_restarted_peer_goes_down_and_up(ShmMaker::in_directory());
+}
+
+#[test]
+fn peers_of_tcp_come_and_go() {
+    peers_come_and_go(TcpMaker::new());
+}
+
+#[test]
+fn peers_of_shm_come_and_go() {
+    peers_come_and_go(ShmMaker::new());
+}
+
+pub(crate) fn nine<M: Maker>(mut maker: M) -> Vec<M::Fabric> {
+    (0..9).map(|id| maker.open(ReplicaId(id))).collect()
+}
+
+#[test]
+fn nine_reach_each_other_over_tcp() {
+    everyone_reaches_everyone(nine(TcpMaker::of(9)));
+}
+
+#[test]
+fn nine_reach_each_other_over_shm() {
+    let mut maker = ShmMaker::new();
+    maker.replicas = 9;
+    everyone_reaches_everyone(nine(maker));
+}
