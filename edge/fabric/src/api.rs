@@ -42,7 +42,7 @@ pub enum PeerError {
     Address(String),
 }
 
-/// What a fabric reports.
+/// An event that a fabric reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FabricEvent {
     /// The link to `peer` came up anew, both lanes; what was in flight before is lost.
@@ -159,7 +159,7 @@ pub trait Fabric {
     /// Largest record `write` takes on `lane`, bytes.
     fn record_bytes_max(&self, lane: Lane) -> usize;
 
-    /// What this fabric has counted since it was made.
+    /// The counters since the fabric was made.
     fn stats(&self) -> FabricStats;
 
     /// Why this side and `peer` refuse each other at present, in words for the operator. `None` if

@@ -1,4 +1,4 @@
-//! What all links of one fabric share, and why a link ends.
+//! The state that all links of one fabric share, and why a link ends.
 
 use crate::hello::{GroupName, Hello, NotHello, Refusal, Session};
 use crate::poll::Poll;
@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 const DELIVER_RECORDS_MAX: usize = 1024;
 const DELIVER_BYTES_MAX: usize = 1 << 20;
 
-/// What all links share.
+/// The state that all links share.
 #[derive(Debug)]
 pub struct Context {
     pub me: ReplicaId,
@@ -26,13 +26,13 @@ pub struct Context {
     pub poll: Poll,
     pub stats: FabricStats,
     pub refused: Refused,
-    /// What happened since `progress` last returned.
+    /// Events since `progress` last returned.
     pub events: Vec<FabricEvent>,
     /// Buffers of records that the caller is done with.
     pub pool: BufferPool,
 }
 
-/// What is left of one call's share for one lane of one peer.
+/// The rest of one call's share for one lane of one peer.
 #[derive(Debug)]
 pub struct Share {
     records: usize,
@@ -84,8 +84,8 @@ impl Context {
         self.capacities[lane.index()]
     }
 
-    /// What this replica says to `peer` when all is well. One connection carries the lane number
-    /// `lane`, whose rings have `ring_bytes`.
+    /// This replica's greeting to `peer` when all is well, on a connection of the lane number `lane`,
+    /// whose rings have `ring_bytes`.
     pub fn hello(&self, peer: ReplicaId, lane: u8, ring_bytes: u64, session: Session) -> Hello {
         Hello {
             version: plover_types::wire::WIRE_VERSION,
@@ -176,7 +176,7 @@ pub enum Loss {
     Closed,
     #[error(transparent)]
     Io(io::Error),
-    /// What no correct peer does.
+    /// The peer did what no correct peer does.
     #[error("damaged: {0}")]
     Damage(String),
     #[error("the peer's host acknowledged nothing for {} ms", .0.as_millis())]
@@ -185,7 +185,7 @@ pub enum Loss {
     Superseded,
     #[error("no {0} in time")]
     Late(&'static str),
-    /// What libfabric said.
+    /// An error of libfabric.
     #[error("{0}")]
     Native(String),
 }
@@ -217,7 +217,7 @@ impl From<BadCredit> for Loss {
     }
 }
 
-/// Why a handshake is refused: what travels to the peer, and the words for the operator.
+/// Why a handshake is refused: the verdict that travels to the peer, and the words for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct No {
     pub verdict: Refusal,

@@ -17,13 +17,13 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 use tracing::debug;
 
-/// What one kind of fabric does its own way.
+/// The part of a fabric that each kind does its own way.
 pub trait Transport: Debug + Sized {
     /// The pace of dialling. It bounds how long a healed link stays unused.
     const DIAL_EVERY: Duration;
     /// Where a peer listens.
     type Place: Debug + Display + PartialEq;
-    /// What listens here.
+    /// The socket that listens here.
     type Listener: Listen;
     /// A handshake under way.
     type Trying: Debug;
@@ -33,9 +33,9 @@ pub trait Transport: Debug + Sized {
     /// Where `peer` listens, by what the caller says of it.
     fn place(&self, peer: ReplicaId, address: &str) -> Result<Self::Place, PeerError>;
 
-    /// Who claims to have sent a greeting.
+    /// The replica that a greeting claims to come from.
     fn sender(greeting: &<Self::Listener as Listen>::Greeting) -> ReplicaId;
-    /// What speaks against a link with a visitor, membership aside.
+    /// The reason against a link with a visitor, membership aside.
     fn check(&self, context: &Context, visitor: &Visitor<Self::Listener>) -> Option<No>;
     /// Answers a visitor that no link comes of it.
     fn refuse(
@@ -145,6 +145,10 @@ pub trait Transport: Debug + Sized {
     /// As [`Fabric::wake_for`].
     fn wake_for(&mut self, awaited: Option<Awaited>) {
         let _ = awaited;
+    }
+    /// When to look again though nothing says so.
+    fn look_at(&self) -> Option<Instant> {
+        None
     }
     /// Whether the caller must not sleep now. If it may, the peers know from here on that it does.
     fn stays_awake(&self, context: &Context, peers: &[Peer<Self>]) -> bool;
@@ -326,7 +330,12 @@ impl<T: Transport> Fabric for RingFabric<T> {
             return Some(Duration::ZERO);
         }
         let links = self.peers.iter().filter_map(|p| p.due_at(&self.context));
-        let due = links.chain(self.door.due_at()).min()?;
+        let others = self
+            .door
+            .due_at()
+            .into_iter()
+            .chain(self.transport.look_at());
+        let due = links.chain(others).min()?;
         Some(due.saturating_duration_since(Instant::now()))
     }
 

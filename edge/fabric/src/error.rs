@@ -22,17 +22,17 @@ pub enum FabricError {
     Ring {
         /// Which ring.
         lane: Lane,
-        /// What is wrong with its size.
+        /// Why it is refused.
         source: BadCapacity,
     },
     /// Change `listen`, or end what holds the address.
     #[error("cannot listen for replicas on {address}: {source}; {advice}")]
     Bind {
-        /// What was asked.
+        /// The configured address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
-        /// What to do about it.
+        /// The remedy.
         advice: &'static str,
     },
     /// Change the directory in which the replicas of a host meet, or end what listens there.
@@ -40,17 +40,17 @@ pub enum FabricError {
     Socket {
         /// The unix socket's name.
         path: String,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
-        /// What to do about it.
+        /// The remedy.
         advice: &'static str,
     },
     /// The kernel refuses something basic, such as another file descriptor.
     #[error("cannot {what}: {source} (raise the limits of this process, such as open files)")]
     System {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
 }

@@ -202,7 +202,7 @@ impl Hello {
         })
     }
 
-    /// What speaks against a link, `mine` being what this side says to that peer on that lane.
+    /// The reason against a link, `mine` being what this side says to that peer on that lane.
     /// The peer's own verdict counts only when nothing on this side speaks against it: our own
     /// comparison names the cause better.
     pub fn refusal(&self, mine: &Hello) -> Option<Refusal> {
@@ -256,7 +256,8 @@ mod tests {
 
     #[test]
     fn every_difference_has_its_refusal() {
-        let changes: [(fn(&mut Hello), Refusal); 9] = [
+        type Change = fn(&mut Hello);
+        let changes: [(Change, Refusal); 9] = [
             (|it| it.version = 0, Refusal::Version),
             (
                 |it| it.group = GroupName::new("another").unwrap(),

@@ -83,6 +83,7 @@ mod door;
 mod driver;
 mod error;
 mod hello;
+mod mapping;
 mod mixed;
 #[cfg(feature = "ofi")]
 pub mod ofi;

@@ -111,7 +111,7 @@ impl Fabric for Mixed {
         }
     }
 
-    /// The first part reaches a newcomer.
+    /// The first part reaches a peer that is added.
     fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
         let known = self.parts.iter().position(|p| p.peers.contains(&peer));
         let Some(part) = self.parts.get_mut(known.unwrap_or(0)) else {

@@ -13,8 +13,8 @@
 //!
 //! The lower id dials, so that a pair never makes two links. A greeting of a new session ends the
 //! old link at once: the peer has given it up, whatever this side still believes. Each session
-//! starts with empty rings and a salt of its own. What a fabric does while it tries, and with a
-//! link that is up, its [`Transport`] knows.
+//! starts with empty rings and a salt of its own. The steps of a
+//! handshake, and the work on a link that is up, are the [`Transport`]'s.
 
 use crate::Lane;
 use crate::context::{Context, Loss, No};
@@ -50,7 +50,7 @@ pub enum Link<T: Transport> {
     Up(Box<T::Up>),
 }
 
-/// What came of trying.
+/// The outcome of a step of a handshake.
 #[derive(Debug)]
 pub enum Step<T: Transport> {
     /// It goes on.

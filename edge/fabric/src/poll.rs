@@ -1,9 +1,9 @@
 //! A level-triggered epoll with a memory for one round of readiness.
 //!
 //! Level-triggered, because its own descriptor then stays readable as long as a socket holds
-//! anything unread: a caller that nests it and a `progress` that stops early need no
-//! bookkeeping to find each other again. The one exception are eventfds that carry no more than
-//! a wake-up ([`Interest::Edge`]): nobody has to read them, which saves a system call a wake-up.
+//! anything unread, also when `progress` has stopped early. The one exception are eventfds that carry
+//! no more than a wake-up ([`Interest::Edge`]): nobody has to read them, which saves a system call for
+//! each wake-up.
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::time::Timespec;
@@ -17,7 +17,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u64);
 
-/// What to be woken for. Errors and hang-ups always wake.
+/// Which events wake. Errors and hang-ups always do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     Nothing,
@@ -44,7 +44,7 @@ impl Interest {
 pub struct Poll {
     epoll: OwnedFd,
     next_token: u64,
-    /// What the last [`Poll::look`] found.
+    /// The events that the last [`Poll::look`] found.
     ready: Vec<(Token, EventFlags)>,
 }
 
@@ -118,7 +118,7 @@ impl Poll {
         self.ready.clear();
     }
 
-    /// Whether anything is to be had from `token`: bytes, an end, an error, room to write.
+    /// Whether `token` has any event: bytes, an end, an error, room to write.
     pub fn is_ready(&self, token: Token) -> bool {
         !self.flags(token).is_empty()
     }

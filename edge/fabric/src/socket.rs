@@ -13,10 +13,10 @@
 //! * *Two* probes of a closed window are unanswered. One proves nothing: Linux answers such
 //!   probes at most every 500 ms, and the first ones come faster.
 
-use crate::FabricError;
 use crate::context::{Context, Loss};
 use crate::door::{Connection, Listen};
 use crate::poll::Interest;
+use crate::{FabricError, PeerError};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -73,6 +73,12 @@ pub fn is_connected(socket: &TcpStream) -> io::Result<bool> {
     }
 }
 
+/// The address that a caller names a peer by.
+pub fn parse(address: &str) -> Result<SocketAddr, PeerError> {
+    let parsed = address.parse();
+    parsed.map_err(|_| PeerError::Address(address.into()))
+}
+
 impl Connection<TcpStream> {
     /// Starts to connect to `address`, and watches for the outcome.
     pub fn dial(context: &mut Context, address: SocketAddr) -> io::Result<Self> {
@@ -126,7 +132,7 @@ pub fn send(mut socket: &TcpStream, message: &[u8]) -> Result<(), Loss> {
 
 /// A greeting of `N` bytes on a TCP connection.
 pub trait Message<const N: usize>: Sized {
-    /// What the bytes say.
+    /// Decodes a whole message.
     fn decode(bytes: &[u8; N]) -> Result<Self, crate::hello::NotHello>;
 }
 
@@ -184,7 +190,7 @@ impl<M: Message<N> + std::fmt::Debug, const N: usize> Listen for TcpDoor<M, N> {
     }
 }
 
-/// What the kernel knows of the peer's answers.
+/// The kernel's view of the peer's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Acknowledged {
     /// Something, data or a probe, was sent after the peer was last heard.
@@ -249,8 +255,8 @@ impl Silence {
             return Duration::ZERO;
         }
         let heard = now.checked_sub(seen.heard_ago).unwrap_or(now);
-        // What was sent after a long idle time is no silence yet: it counts from when we first
-        // saw it.
+        // Data sent after a long idle time is no silence yet: the time counts from when we first
+        // saw the debt.
         let since = self.since.map_or(now, |since| since.max(heard));
         self.since = Some(since);
         now.saturating_duration_since(since)

@@ -1,4 +1,4 @@
-//! What a fabric counts.
+//! The counters of a fabric.
 
 use crate::Lane;
 

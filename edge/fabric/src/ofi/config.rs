@@ -1,4 +1,4 @@
-//! What an ofi fabric is told, and what can be wrong with it.
+//! The configuration of an ofi fabric, and the errors in it.
 
 use super::native::NativeError;
 use crate::{FabricError, Spin};
@@ -22,7 +22,7 @@ pub struct OfiConfig {
     /// lists what this host has.
     pub provider: String,
     /// Whether to look for a while before sleeping. A provider that cannot wake a sleeper is
-    /// refused with [`Spin::Never`]; with [`Spin::Adaptive`] it is polled by a timer.
+    /// refused with [`Spin::Never`]; with [`Spin::Adaptive`] it is looked at again and again.
     pub spin: Spin,
     /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
     /// most half. A link takes twice this of memory here: the ring, and the copy that outgoing
@@ -83,7 +83,7 @@ pub enum OfiError {
     Provider {
         /// The configured one.
         provider: String,
-        /// What libfabric said.
+        /// libfabric's answer.
         source: NativeError,
     },
     /// Set `spin` to `adaptive` or `always`, or choose another provider.
@@ -95,7 +95,7 @@ pub enum OfiError {
     CannotSleep {
         /// The provider, as it names itself.
         provider: String,
-        /// What libfabric said to the request for a wait object.
+        /// libfabric's answer to the request for a wait object.
         source: NativeError,
     },
     /// Choose another provider: this one lacks something that the protocol needs.
@@ -103,7 +103,7 @@ pub enum OfiError {
     Unfit {
         /// The provider, as it names itself.
         provider: String,
-        /// What it lacks.
+        /// The missing property.
         lack: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! What the immediate data of a write says: 32 bits, all that InfiniBand carries.
+//! The immediate data of a write: 32 bits, all that InfiniBand carries.
 //!
 //! ```text
 //!    31   30                                             0
@@ -41,7 +41,7 @@ impl Mark {
     }
 }
 
-/// What a write's immediate data says.
+/// The meaning of a write's immediate data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
     /// The peer has written our ring up to here.

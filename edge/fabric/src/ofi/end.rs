@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Behind the ring, a place for writes that carry nothing but their immediate data. (Writes of
 /// no bytes at all are not something every provider has been tested with.)
 const CELL_BYTES: usize = 64;
-/// What such a write carries: one aligned word.
+/// Such a write carries one aligned word.
 const WORD_BYTES: usize = 8;
 /// Arrivals taken off the queue at once.
 const EVENTS: usize = 64;
@@ -39,7 +39,7 @@ pub struct End {
     blocked: bool,
     /// Our first doorbell is posted.
     greeted: bool,
-    /// What [`look`](Self::look) met; the queue tells it only once.
+    /// The error that [`look`](Self::look) met; the queue reports it only once.
     failed: Option<NativeError>,
 }
 
@@ -102,7 +102,7 @@ impl End {
 
     /// Queues one record; `false` if the peer's ring has no room for it.
     pub fn write(&mut self, record: &[u8]) -> bool {
-        let memory = &mut self.port.outbound;
+        let memory = &self.port.outbound;
         let copy = |offset, bytes: &[u8]| memory.copy_in(offset, bytes);
         self.outbound.writer.put(record, copy)
     }
@@ -134,7 +134,7 @@ impl End {
     }
 
     /// Whether it has to be looked at again soon, though nothing may wake us for it.
-    pub fn wants_timer(&self) -> bool {
+    pub fn wants_another_look(&self) -> bool {
         let unreported = self.outbound.wants_completions();
         self.blocked || self.inbound.owes_credit() || self.inbound.is_behind() || unreported
     }
@@ -142,7 +142,7 @@ impl End {
     /// Whether there may be something to take in.
     pub fn is_due(&self, context: &Context) -> bool {
         let woken = self.token.is_none_or(|token| context.poll.is_ready(token));
-        !self.armed || woken || self.left_over || self.wants_timer()
+        !self.armed || woken || self.left_over || self.wants_another_look()
     }
 
     /// Takes doorbells off the queue; `true` if there were any.
@@ -182,7 +182,7 @@ impl End {
         }
         self.left_over = false;
         self.drain()?;
-        // What the provider saw before it rang is in memory before we look.
+        // Bytes that the provider wrote before it rang are in memory before we look.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         let (inbound, memory) = (&mut self.inbound, &self.port.inbound);
         let share = &mut Share::default();

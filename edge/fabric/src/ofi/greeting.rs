@@ -33,16 +33,7 @@ const CRC_AT: usize = GREETING_BYTES - 4;
 
 /// The provider that a side uses. Two providers cannot talk to each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ProviderName([u8; PROVIDER_BYTES]);
-
-impl ProviderName {
-    pub fn new(name: &str) -> Self {
-        let mut bytes = [0; PROVIDER_BYTES];
-        let length = name.len().min(PROVIDER_BYTES);
-        bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
-        Self(bytes)
-    }
-}
+pub struct ProviderName(pub [u8; PROVIDER_BYTES]);
 
 impl fmt::Display for ProviderName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +52,7 @@ impl fmt::Debug for ProviderName {
 /// What one side says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
-    /// What is said on every fabric, once a lane.
+    /// The greeting of every fabric, once for each lane.
     pub lanes: [Hello; 2],
     pub provider: ProviderName,
     /// Where the other side is to write, a lane each.
@@ -127,7 +118,7 @@ impl Greeting {
         })
     }
 
-    /// What speaks against a link, `mine` being what this side says to that peer.
+    /// The reason against a link, `mine` being what this side says to that peer.
     pub fn refusal(&self, mine: &Self) -> Option<No> {
         let lanes = self.lanes.iter().zip(&mine.lanes);
         let refusal = lanes
@@ -167,6 +158,12 @@ mod tests {
     use plover_types::ReplicaId;
     use proptest::prelude::*;
 
+    fn named(name: &str) -> ProviderName {
+        let mut bytes = [0; PROVIDER_BYTES];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        ProviderName(bytes)
+    }
+
     fn greeting(from: u8, to: u8) -> Greeting {
         let hello = |lane| Hello {
             version: plover_types::wire::WIRE_VERSION,
@@ -186,7 +183,7 @@ mod tests {
         };
         Greeting {
             lanes: [hello(0), hello(1)],
-            provider: ProviderName::new("tcp;ofi_rxm"),
+            provider: named("tcp;ofi_rxm"),
             addresses: [address(1), address(u64::MAX)],
         }
     }
@@ -202,7 +199,7 @@ mod tests {
     #[test]
     fn another_provider_is_named_on_both_sides() {
         let (mut asking, mut answering) = (greeting(0, 2), greeting(2, 0));
-        asking.provider = ProviderName::new("shm");
+        asking.provider = named("shm");
         let why = asking.refusal(&answering).expect("refused");
         assert!(why.to_string().contains("'shm'"), "{why}");
         for lane in &mut answering.lanes {

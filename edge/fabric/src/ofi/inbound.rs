@@ -7,8 +7,8 @@
 //! peer is broken and the link is given up.
 
 use super::doorbell::{Doorbell, Mark};
-use super::memory::Memory;
 use super::outbound::WINDOW;
+use crate::mapping::Mapping;
 use crate::ring::{BufferPool, Capacity, Position, RingReader, Salt};
 use std::time::{Duration, Instant};
 
@@ -65,7 +65,7 @@ impl Inbound {
     }
 
     /// The next record, if it is wholly there.
-    pub fn look(&mut self, memory: &Memory, pool: &mut BufferPool) -> Option<Vec<u8>> {
+    pub fn look(&mut self, memory: &Mapping, pool: &mut BufferPool) -> Option<Vec<u8>> {
         let record = self.reader.look(memory, pool)?;
         self.behind_since = None;
         Some(record)
@@ -125,7 +125,7 @@ mod tests {
     }
 
     struct Ends {
-        memory: Memory,
+        memory: Mapping,
         writer: RingWriter,
         inbound: Inbound,
         pool: BufferPool,
@@ -134,7 +134,7 @@ mod tests {
     fn ends() -> Ends {
         let capacity = Capacity::new(4096).unwrap();
         Ends {
-            memory: Memory::new(4096).unwrap(),
+            memory: Mapping::anonymous(4096).unwrap(),
             writer: RingWriter::new(capacity, Salt(5)),
             inbound: Inbound::new(capacity, Salt(5)),
             pool: BufferPool::default(),
@@ -179,7 +179,7 @@ mod tests {
         let mut ends = ends();
         let mut credits = 0;
         for n in 0..200 {
-            let (memory, writer) = (&mut ends.memory, &mut ends.writer);
+            let (memory, writer) = (&ends.memory, &mut ends.writer);
             assert!(writer.put(b"x", |at, bytes| memory.copy_in(at, bytes)));
             let tail = writer.tail();
             ring(&mut ends.inbound, tail);

@@ -34,6 +34,7 @@ const JOIN_WITHIN: Duration = Duration::from_secs(3);
 
 /// A link that is not up yet.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is boxed where it is kept")]
 pub enum Trying {
     /// This side dialled.
     Dialing {
@@ -45,7 +46,7 @@ pub enum Trying {
     Joining(Joined),
 }
 
-/// What this side has said on a connection that it dialled.
+/// A greeting that this side has sent, and the ports that it names.
 #[derive(Debug)]
 pub struct Asked {
     mine: Greeting,

@@ -6,8 +6,8 @@
 //!                    └──── credit ◄══ a write of 8 bytes with immediate data ◄──┘
 //! ```
 //!
-//! The peer's processor has no part in a write. What it needs to know is in the write's 32 bits
-//! of immediate data, its *doorbell* (`doorbell.rs`). Providers promise less than one would like, and
+//! The peer's processor has no part in a write. It learns of the write by 32 bits of immediate data,
+//! the *doorbell* (`doorbell.rs`). Providers promise less than one would like, and
 //! nothing here relies on more:
 //!
 //! * **A completed write proves nothing.** A write into memory that the target had closed was
@@ -20,7 +20,7 @@
 //! * **Software providers move bytes only while somebody calls them.** `progress` does; and no
 //!   descriptor is slept on before `fi_trywait` has agreed.
 //! * **Some cannot wake a sleeper at all** (`efa`, libfabric's `shm`). They are refused with
-//!   [`Spin::Never`]; otherwise the fabric looks for a bounded time and then polls by a timer, every
+//!   [`Spin::Never`]; otherwise the fabric looks for a bounded time and then asks to be called every
 //!   50 µs to 1 ms (`wakeup.rs`). libfabric's `shm` is here for tests: it keeps its locks in the shared
 //!   memory, so that a peer which is stopped at the wrong moment stops its writers, and leaves files in
 //!   `/dev/shm` when it is killed. Between replicas of one host use [`ShmFabric`](crate::ShmFabric).
@@ -43,7 +43,6 @@ mod end;
 mod greeting;
 mod inbound;
 mod link;
-mod memory;
 #[doc(hidden)]
 pub mod native;
 mod outbound;
@@ -61,7 +60,7 @@ use crate::hello::Session;
 use crate::peer::{Link, Peer, Step};
 use crate::socket::{TcpDoor, send};
 use crate::spin::Spinner;
-use crate::{FabricError, Lane, PeerError, Spin};
+use crate::{Lane, PeerError, Spin};
 use end::End;
 use greeting::{GREETING_BYTES, Greeting};
 use link::{Joined, Trying};
@@ -71,7 +70,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use wakeup::{Nudge, PollTimer};
+use wakeup::Pace;
 
 /// [`Fabric`](crate::Fabric) over libfabric.
 pub type OfiFabric = RingFabric<Ofi>;
@@ -81,10 +80,9 @@ impl OfiFabric {
     pub fn new(config: OfiConfig) -> Result<Self, OfiError> {
         let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let mut context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, rings)?;
         let node = config.listen.ip().to_string();
         let (provider, waits) = open_provider(&config.provider, &node, config.spin)?;
-        let poll = &mut context.poll;
         let transport = Ofi {
             provider: Arc::new(provider),
             waits,
@@ -92,8 +90,8 @@ impl OfiFabric {
             spinner: Spinner::new(config.spin),
             looks: false,
             active: false,
-            nudge: Nudge::new(poll).map_err(FabricError::system("make an eventfd"))?,
-            timer: PollTimer::new(poll).map_err(FabricError::system("make a timer"))?,
+            unarmed: false,
+            pace: Pace::new(Instant::now()),
         };
         let listener = TcpDoor::open(config.listen)?;
         Ok(Self::assemble(context, transport, listener, config.peers)?)
@@ -114,7 +112,7 @@ fn open_provider(configured: &str, node: &str, spin: Spin) -> Result<(Provider, 
         source,
     };
     let provider = Provider::open(configured, node).map_err(refused)?;
-    let name = provider.traits.name.clone();
+    let name = provider.traits.name();
     if provider.traits.immediate_bytes < 4 {
         return Err(OfiError::Unfit {
             provider: name,
@@ -142,7 +140,7 @@ fn open_provider(configured: &str, node: &str, spin: Spin) -> Result<(Provider, 
     Ok((provider, waits))
 }
 
-/// What an ofi fabric has of its own.
+/// The state that only an ofi fabric has.
 #[derive(Debug)]
 pub struct Ofi {
     provider: Arc<Provider>,
@@ -154,8 +152,9 @@ pub struct Ofi {
     looks: bool,
     /// Something went in or out since the last turn that found nothing: spinning may pay.
     active: bool,
-    nudge: Nudge,
-    timer: PollTimer,
+    /// An arrival might not show on the descriptors: the caller has to come again first.
+    unarmed: bool,
+    pace: Pace,
 }
 
 /// The ports of a peer that something may come to, whether its link is up yet or not.
@@ -180,7 +179,7 @@ fn ends(peers: &[Peer<Ofi>]) -> impl Iterator<Item = &End> {
 }
 
 impl Ofi {
-    /// What this side says to `peer` when all is well.
+    /// This side's greeting to `peer` when all is well.
     fn greeting(
         &self,
         context: &Context,
@@ -190,7 +189,7 @@ impl Ofi {
     ) -> Greeting {
         Greeting {
             lanes: Lane::ALL.map(|lane| context.hello_on(peer, lane, session)),
-            provider: greeting::ProviderName::new(&self.provider.traits.name),
+            provider: greeting::ProviderName(self.provider.traits.name),
             addresses,
         }
     }
@@ -210,8 +209,7 @@ impl Transport for Ofi {
     type Up = Joined;
 
     fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
-        let place = address.parse();
-        place.map_err(|_| PeerError::Address(address.into()))
+        crate::socket::parse(address)
     }
 
     fn sender(greeting: &Greeting) -> ReplicaId {
@@ -316,7 +314,7 @@ impl Transport for Ofi {
     fn flush(&mut self, context: &mut Context, peers: &mut [Peer<Self>], now: Instant) {
         if ends(peers).any(End::wants_progress) {
             self.active = true;
-            self.timer.freshen(now);
+            self.pace.freshen(now);
         }
         for peer in peers {
             peer.with_up(context, now, |_, up| {
@@ -326,7 +324,7 @@ impl Transport for Ofi {
     }
 
     fn begin(&mut self, context: &mut Context, has_waited: bool, _: Instant) -> bool {
-        self.timer.wake();
+        self.pace.clear();
         if !has_waited {
             context.poll.look();
         }
@@ -335,8 +333,8 @@ impl Transport for Ofi {
     }
 
     fn spin(&mut self, _: &Context, peers: &mut [Peer<Self>], now: Instant) -> bool {
-        // Where nothing wakes a sleeper, it also looks each time that the timer ends a sleep.
-        let hopeful = self.active || !self.waits && self.timer.is_fresh(now);
+        // Where nothing wakes a sleeper, it also looks at each turn.
+        let hopeful = self.active || !self.waits && self.pace.is_fresh(now);
         if !hopeful || ends(peers).next().is_none() {
             return false;
         }
@@ -358,28 +356,22 @@ impl Transport for Ofi {
         if let Some(is_active) = is_active {
             self.active = is_active;
             if is_active {
-                self.timer.freshen(now);
+                self.pace.freshen(now);
             }
         }
-        let mut armed = true;
+        self.unarmed = false;
         for peer in &mut *peers {
             match joined_mut(peer).map_or(Ok(true), Joined::arm) {
-                Ok(is_armed) => armed &= is_armed,
-                Err(error) => {
-                    peer.lose(context, now, &error.into());
-                    armed = false;
-                }
+                Ok(is_armed) => self.unarmed |= !is_armed,
+                Err(error) => peer.lose(context, now, &error.into()),
             }
         }
-        // What losing a link reports is something to do, too.
-        let more = !armed || !context.events.is_empty() || ends(peers).any(End::wants_progress);
-        self.nudge.set(more);
         let is_joining = |peer: &Peer<Self>| peer.up().is_none() && joined(peer).is_some();
         let blind = !self.waits && ends(peers).next().is_some();
-        if blind || peers.iter().any(is_joining) || ends(peers).any(End::wants_timer) {
-            self.timer.start(now);
+        if blind || peers.iter().any(is_joining) || ends(peers).any(End::wants_another_look) {
+            self.pace.ask(now);
         } else {
-            self.timer.cancel();
+            self.pace.clear();
         }
     }
 
@@ -389,6 +381,11 @@ impl Transport for Ofi {
             Spin::Adaptive => self.active,
             Spin::Always => peers.iter().any(|peer| peer.up().is_some()),
         };
-        spinning || !context.events.is_empty() || ends(peers).any(End::wants_progress)
+        let has_events = !context.events.is_empty();
+        spinning || self.unarmed || has_events || ends(peers).any(End::wants_progress)
+    }
+
+    fn look_at(&self) -> Option<Instant> {
+        self.pace.look_at()
     }
 }

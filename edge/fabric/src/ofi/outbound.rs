@@ -1,4 +1,4 @@
-//! What we write into one ring of the peer: which bytes are under way, which may be reused.
+//! The writing end of one ring of the peer: which bytes are under way, which may be reused.
 //!
 //! The writer keeps a copy of the peer's ring in registered memory (libfabric sends from memory
 //! that must not change meanwhile). Records are put into the copy; a flush posts the range that
@@ -77,7 +77,7 @@ impl Outbound {
             next_sequence: 1,
             credited: start,
             completed: start,
-            inject_bytes: traits.inject_bytes,
+            inject_bytes: traits.inject_bytes as usize,
             write_bytes: largest / 8 * 8,
         }
     }
@@ -99,7 +99,7 @@ impl Outbound {
         self.completed < self.posted
     }
 
-    /// What to post next; none if all is posted or the window is full.
+    /// The next step; none if all is posted or the window is full.
     pub fn next(&self) -> Option<Step> {
         if !self.has_unposted() || self.window.len() >= WINDOW {
             return None;
@@ -183,11 +183,9 @@ mod tests {
     fn outbound(ring: usize, inject_bytes: usize) -> Outbound {
         let capacity = Capacity::new(ring).unwrap();
         let traits = Traits {
-            name: "test".to_owned(),
-            inject_bytes,
+            inject_bytes: inject_bytes as u64,
             write_bytes: 1 << 20,
-            key_bytes: 8,
-            immediate_bytes: 4,
+            ..Traits::NONE
         };
         Outbound::new(capacity, Salt(1), &traits)
     }

@@ -82,8 +82,8 @@ impl fmt::Display for Position {
     }
 }
 
-/// What goes into every checksum of a session and is known to its two ends only. A fabric draws
-/// it anew for each session, so that no byte of an earlier one can pass for a record.
+/// A number that goes into every checksum of a session and is known to its two ends only. A fabric
+/// draws it anew for each session, so that no byte of an earlier one can pass for a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Salt(pub u64);
 

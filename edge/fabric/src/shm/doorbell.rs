@@ -59,7 +59,7 @@ impl Doorbell {
     }
 
     /// The sleep of the peer, read from `sleep`, that `me` is to end, alone or with others; once for
-    /// each sleep. What the peer is to see must have been stored before.
+    /// each sleep. Store what the peer is to see before.
     pub fn sleep_to_end(&mut self, sleep: &AtomicU64, me: ReplicaId) -> Option<Sleep> {
         fence(Ordering::SeqCst);
         let sleep = Sleep::read(sleep.load(Ordering::Relaxed), me)?;

@@ -40,7 +40,7 @@ impl Asked {
 }
 
 impl Shm {
-    /// What this side says to `peer` when all is well.
+    /// This side's greeting to `peer` when all is well.
     pub fn hello(&self, context: &Context, peer: ReplicaId, session: Session) -> Hello {
         context.hello(peer, BOTH_LANES, self.layout.ring_bytes(), session)
     }

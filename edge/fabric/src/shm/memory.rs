@@ -16,22 +16,17 @@
 //! anything to say is one load that misses the cache. Whether a replica sleeps stands on its status
 //! page (`page.rs`), once for all its peers.
 //!
-//! **Trust.** The region is memory that another process may change at any time. No Rust reference
-//! to its bytes exists: cells are atomics, ring bytes are copied out by raw copies within bounds
-//! that were fixed when it was mapped, and what was copied is checked afterwards. Its size is
-//! sealed, so that nobody can take the memory away from under a mapping.
+//! **Trust.** The region is memory that another process may change at any time (`mapping.rs`). Its
+//! size is sealed, so that nobody can take the memory away from under a mapping.
 
 use crate::Lane;
+use crate::mapping::{Mapping, PAGE_BYTES};
 use crate::ring::{Capacity, RingMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::ProtFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
-
-/// The cells' page; rings start at pages.
-pub const PAGE_BYTES: usize = 4096;
 
 /// What one cell of a region says. Each is written by the region's writer alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,45 +90,6 @@ impl Layout {
     }
 }
 
-/// Mapped memory, unmapped when dropped.
-#[derive(Debug)]
-pub struct Mapping {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone and is valid on every thread of the process.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Maps the first `bytes` of `memory`, a page at least.
-    pub fn new(memory: BorrowedFd<'_>, bytes: usize, access: ProtFlags) -> io::Result<Self> {
-        assert!(bytes >= PAGE_BYTES, "{bytes} bytes are less than a page");
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                access,
-                MapFlags::SHARED,
-                memory,
-                0,
-            )?
-        };
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, bytes })
-    }
-
-    /// One of the first page's words.
-    pub fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < PAGE_BYTES / 8, "word {index} of a page");
-        // SAFETY: the first page is mapped for as long as `self` lives, and its words are aligned
-        // since the page is. All that any process does to them by our code is
-        // atomic, and of a reader's mapping, which is read-only, only loads are done.
-        unsafe { AtomicU64::from_ptr(self.start.cast::<u64>().add(index).as_ptr()) }
-    }
-}
-
 /// A mapping that is laid out as cells and rings.
 #[derive(Debug)]
 struct Region {
@@ -143,7 +99,7 @@ struct Region {
 
 impl Region {
     fn new(memory: BorrowedFd<'_>, layout: Layout, access: ProtFlags) -> io::Result<Self> {
-        let mapping = Mapping::new(memory, layout.bytes(), access)?;
+        let mapping = Mapping::shared(memory, layout.bytes(), access)?;
         Ok(Self { mapping, layout })
     }
 
@@ -151,25 +107,12 @@ impl Region {
         self.mapping.word(cell.index())
     }
 
-    /// Where `bytes` bytes of a lane's ring lie, from `offset`.
-    fn ring(&self, lane: Lane, offset: usize, bytes: usize) -> *mut u8 {
+    /// The offset in the region of `bytes` bytes at `offset` of a lane's ring.
+    fn ring(&self, lane: Lane, offset: usize, bytes: usize) -> usize {
         let capacity = self.layout.capacity(lane).bytes();
         let inside = offset <= capacity && bytes <= capacity - offset;
         assert!(inside, "{bytes} bytes at {offset} of a ring of {capacity}");
-        // SAFETY: the ring's whole capacity lies inside of the mapping by `Layout::bytes`.
-        unsafe {
-            let start = self.mapping.start.as_ptr();
-            start.add(self.layout.offset(lane) + offset)
-        }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range is the one that was mapped, and every pointer into it was lent from
-        // `self`. That it fails is impossible for a whole mapping.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
-        assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
+        self.layout.offset(lane) + offset
     }
 }
 
@@ -212,11 +155,8 @@ pub struct InboundRing<'a> {
 
 impl RingMemory for InboundRing<'_> {
     fn copy_out(&self, offset: usize, into: &mut [u8]) {
-        let from = self.region.ring(self.lane, offset, into.len());
-        // SAFETY: `ring` has checked that the source lies in the mapping; `into` is memory of
-        // our own, so the two do not overlap. A writer may change the source meanwhile: any
-        // bytes are values of `u8`, and what they mean is decided by their checksum afterwards.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+        let place = self.region.ring(self.lane, offset, into.len());
+        self.region.mapping.copy_out(place, into);
     }
 }
 
@@ -270,10 +210,8 @@ impl Outbound {
 
     /// Copies `bytes` into one lane's ring at `offset`.
     pub fn write(&self, lane: Lane, offset: usize, bytes: &[u8]) {
-        let to = self.region.ring(lane, offset, bytes.len());
-        // SAFETY: `ring` has checked that the target lies in the mapping, which is writable;
-        // `bytes` is memory of our own, so the two do not overlap. Nobody else writes there.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+        let place = self.region.ring(lane, offset, bytes.len());
+        self.region.mapping.copy_in(place, bytes);
     }
 }
 

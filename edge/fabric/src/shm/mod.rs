@@ -134,7 +134,7 @@ impl ShmFabric {
     }
 }
 
-/// What a shared-memory fabric has of its own.
+/// The state that only a shared-memory fabric has.
 #[derive(Debug)]
 pub struct Shm {
     layout: Layout,
@@ -143,7 +143,7 @@ pub struct Shm {
     /// How often this side has slept, and whether its page says that it does.
     sleeps: Cell<u64>,
     sleeping: Cell<bool>,
-    /// What is to end the next sleep; `None` for any record.
+    /// Which peers are to end the next sleep; `None` for any.
     wake_for: Option<Awaited>,
     spinner: RefCell<Spinner>,
     /// From these two follows where a peer listens.

@@ -33,7 +33,8 @@
 //! may take that core from the ringing side as soon as it is rung, so that later doorbells are late.
 //! So the sleepers on other cores are rung first.
 
-use super::memory::{BadMemory, Mapping, PAGE_BYTES, SEALS, check};
+use super::memory::{BadMemory, SEALS, check};
+use crate::mapping::{Mapping, PAGE_BYTES};
 use plover_types::{Awaited, ReplicaId, ReplicaSet};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::ProtFlags;
@@ -86,7 +87,7 @@ impl StatusPage {
         let memory = rustix::fs::memfd_create("plover-status", flags)?;
         rustix::fs::ftruncate(&memory, PAGE_BYTES as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Mapping::new(memory.as_fd(), PAGE_BYTES, access)?;
+        let mapping = Mapping::shared(memory.as_fd(), PAGE_BYTES, access)?;
         // From here on nobody else can get a mapping that it could write to.
         let seals = SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory, seals)?;
@@ -138,7 +139,7 @@ impl PeerPage {
     /// Maps what a peer offers, if it is what it should be.
     pub fn map(memory: &OwnedFd) -> Result<Self, BadMemory> {
         check(memory, PAGE_BYTES)?;
-        let mapping = Mapping::new(memory.as_fd(), PAGE_BYTES, ProtFlags::READ)?;
+        let mapping = Mapping::shared(memory.as_fd(), PAGE_BYTES, ProtFlags::READ)?;
         Ok(Self(mapping))
     }
 
@@ -190,6 +191,6 @@ mod tests {
         assert!(!seen.has_answered(ReplicaId(15), anyone));
         assert!(!seen.has_answered(ReplicaId(14), two));
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        assert!(Mapping::new(memory.as_fd(), PAGE_BYTES, access).is_err());
+        assert!(Mapping::shared(memory.as_fd(), PAGE_BYTES, access).is_err());
     }
 }

@@ -192,7 +192,7 @@ pub fn is_same_user(socket: &OwnedFd) -> bool {
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
-/// What came through a socket.
+/// A message that came through a socket, or none.
 pub enum Heard {
     /// Nothing yet.
     Nothing,

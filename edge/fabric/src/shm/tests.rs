@@ -1,5 +1,5 @@
-//! What a broken or hostile peer can do with the memory it writes (it ends the link, nothing else), and
-//! which doorbells are rung.
+//! A broken or hostile peer can end the link by what it writes, and nothing else; and which doorbells
+//! are rung.
 
 use super::memory::Cell;
 use super::*;
@@ -62,7 +62,7 @@ impl Pair {
         }
     }
 
-    /// What the peer does to the victim's memory, past its own code.
+    /// The peer writes to the victim's memory, past its own code.
     fn poke(&self, cell: Cell, value: u64) {
         self.peer_channel()
             .outbound()
@@ -194,7 +194,7 @@ proptest! {
                     let _ = pair.peer.write(R1, lane, &vec![0xa5; bytes]);
                 }
                 Stroke::Look => {
-                    // What the victim writes must not be refused forever either.
+                    // The victim's own writes must not be refused forever either.
                     let _ = pair.victim.write(R0, Lane::Log, &[7; 500]);
                     pair.victim.progress(&mut pair.at_victim);
                     for event in pair.at_victim.drain(..) {
@@ -291,7 +291,7 @@ fn who_completes_the_number_rings() {
         (3, None, [3, 2, 4, 1], [false, false, false, true]),
         (3, None, [4, 1, 3, 2], [false, false, false, true]),
         (2, None, [4, 3, 1, 2], [false, false, true, true]),
-        // What was there before the sleep counts.
+        // Records from before the sleep count.
         (3, Some(2), [4, 2, 3, 1], [false, false, false, true]),
         (1, None, [3, 4, 3, 3], [false, true, false, false]),
     ] {

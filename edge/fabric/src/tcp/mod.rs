@@ -113,7 +113,7 @@ impl Message<HELLO_BYTES> for Hello {
     }
 }
 
-/// What a TCP fabric has of its own.
+/// The state that only a TCP fabric has.
 #[derive(Debug)]
 pub struct Tcp {
     scratch: Vec<u8>,
@@ -151,8 +151,7 @@ impl Transport for Tcp {
     type Up = Up;
 
     fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
-        let place = address.parse();
-        place.map_err(|_| PeerError::Address(address.into()))
+        crate::socket::parse(address)
     }
 
     fn sender(greeting: &Hello) -> ReplicaId {
@@ -261,7 +260,7 @@ impl Transport for Tcp {
     }
 }
 
-/// What this side says to a greeting if nothing speaks against it.
+/// This side's answer to a greeting if nothing speaks against it.
 fn answer(context: &Context, theirs: &Hello) -> Hello {
     let mut lanes = Lane::ALL.into_iter();
     // A lane that does not exist shows as a difference.

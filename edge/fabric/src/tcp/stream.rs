@@ -1,4 +1,4 @@
-//! What flows over a lane's connection after the handshake: one-sided writes and credits.
+//! The frames on a lane's connection after the handshake: one-sided writes and credits.
 //!
 //! ```text
 //!   ┌─────────┬────────────┬───────────┬──────────────────────┬──────────────────┐
@@ -85,7 +85,7 @@ impl Outbox {
         self.bytes.extend(header(KIND_CREDIT, 0, head.0));
     }
 
-    /// What is still to be sent.
+    /// Bytes that are still to be sent.
     pub fn unsent(&self) -> &[u8] {
         &self.bytes[self.sent..]
     }
@@ -115,7 +115,7 @@ impl Outbox {
     }
 }
 
-/// What a correct peer never sends. The session ends.
+/// A frame that no correct peer sends. The session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamDamage {
     #[error("unknown frame {0:02x?}")]
@@ -314,7 +314,7 @@ mod tests {
             let (mut twin, mut ring) = (vec![0; 256], vec![0; 256]);
             let (mut tail, mut byte) = (Position(0), 0u8);
             for (length, chunk) in turns {
-                // What has arrived counts as consumed at once; what has not takes space.
+                // Bytes that have arrived count as consumed at once; the others take space.
                 let free = 256 - tail.since(inbox.arrived()) as usize;
                 for _ in 0..length.min(free) {
                     byte = byte.wrapping_add(1);

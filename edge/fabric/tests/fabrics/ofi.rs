@@ -42,6 +42,10 @@ impl Maker for OfiMaker {
         OfiFabric::new(self.config(me, how)).expect("a software provider works everywhere")
     }
 
+    fn wakes(&self) -> bool {
+        self.provider != "shm"
+    }
+
     fn address(&self, of: ReplicaId) -> String {
         self.addresses[usize::from(of.0)].to_string()
     }
@@ -55,11 +59,12 @@ fabric_contract!(
 );
 fabric_contract!(shm, OfiMaker::new("shm", Spin::Adaptive));
 
+/// Not nine, as over the other fabrics: opening 144 ports takes seconds.
 #[test]
-fn nine_reach_each_other() {
+fn five_reach_each_other() {
     let mut maker = OfiMaker::new("tcp", Spin::Never);
-    maker.addresses = free_addresses(9);
-    everyone_reaches_everyone(crate::nine(maker));
+    maker.addresses = free_addresses(5);
+    everyone_reaches_everyone(crate::group_of(5, maker));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::NAME_BYTES;
 use std::ffi::{c_char, c_int};
+use std::fmt;
 
 #[repr(C)]
 pub struct Provider {
@@ -13,30 +14,74 @@ pub struct Port {
     _opaque: [u8; 0],
 }
 
+/// What a provider is like.
 #[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct Traits {
-    pub name: [c_char; 64],
+    /// As it names itself; ends with a zero.
+    pub name: [u8; 64],
+    /// Largest write whose buffer is free at once.
     pub inject_bytes: u64,
+    /// Largest write at all.
     pub write_bytes: u64,
+    /// Width of a memory key.
     pub key_bytes: u64,
+    /// Width of the immediate data that a write may carry.
     pub immediate_bytes: u32,
 }
 
+impl Traits {
+    pub const NONE: Self = Self {
+        name: [0; 64],
+        inject_bytes: 0,
+        write_bytes: 0,
+        key_bytes: 0,
+        immediate_bytes: 0,
+    };
+
+    pub fn name(&self) -> String {
+        let name = self.name.split(|byte| *byte == 0).next();
+        String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
+    }
+}
+
+/// One arrival, or one completed write of our own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Event {
+    /// Of a completed write: its number.
     pub sequence: u64,
+    /// Of an arrival.
     pub immediate: u32,
+    /// 1 if a peer's write with immediate data arrived.
     pub arrived: u32,
 }
 
+/// What a peer needs to write here: where the endpoint is and the key of its memory.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Address {
+    /// As the provider encodes it; unused bytes are zero, the last one always.
     pub name: [u8; NAME_BYTES],
     pub name_bytes: u64,
     pub key: u64,
+    /// Remote address of the memory's first byte.
     pub base: u64,
+}
+
+impl Address {
+    pub const NONE: Self = Self {
+        name: [0; NAME_BYTES],
+        name_bytes: 0,
+        key: 0,
+        base: 0,
+    };
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({} bytes)", self.name_bytes)
+    }
 }
 
 unsafe extern "C" {

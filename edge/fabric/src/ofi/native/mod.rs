@@ -8,12 +8,12 @@
 mod ffi;
 mod port;
 
-pub use ffi::Event;
+pub use ffi::{Address, Event, Traits};
 pub use port::{Port, Posted, Run};
 
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::io;
 use std::ptr::{self, NonNull};
-use std::{fmt, io};
 
 /// Entries of each completion queue. At most [`super::outbound::WINDOW`] writes are under way in
 /// each direction, with at most as many credits, so that this cannot overflow.
@@ -28,7 +28,7 @@ const ERROR_AVAILABLE: c_int = -259;
 /// -FI_ENOSYS and -FI_EOPNOTSUPP: the provider has no such call.
 const NO_CALL: [c_int; 2] = [-libc::ENOSYS, -libc::EOPNOTSUPP];
 
-/// What libfabric said, and to which call.
+/// An error of libfabric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
 pub struct NativeError {
@@ -36,7 +36,7 @@ pub struct NativeError {
     pub call: String,
     /// libfabric's error number, positive.
     pub code: i32,
-    /// What the number means, and what the provider added.
+    /// The number in words, and what the provider added.
     pub text: String,
 }
 
@@ -88,21 +88,6 @@ pub fn versions() -> (u32, u32) {
     }
 }
 
-/// What a provider is like.
-#[derive(Clone, Debug)]
-pub struct Traits {
-    /// As it names itself.
-    pub name: String,
-    /// Largest write whose buffer is free at once.
-    pub inject_bytes: usize,
-    /// Largest write at all.
-    pub write_bytes: u64,
-    /// Width of a memory key.
-    pub key_bytes: u64,
-    /// Width of the immediate data that a write may carry.
-    pub immediate_bytes: u32,
-}
-
 /// An opened provider.
 #[derive(Debug)]
 pub struct Provider {
@@ -124,13 +109,7 @@ impl Provider {
         let (name, node) = (text(name)?, text(node)?);
         let mut raw = ptr::null_mut();
         let mut failed = ptr::null();
-        let mut traits = ffi::Traits {
-            name: [0; 64],
-            inject_bytes: 0,
-            write_bytes: 0,
-            key_bytes: 0,
-            immediate_bytes: 0,
-        };
+        let mut traits = Traits::NONE;
         // SAFETY: the strings end with a zero and live for the call, the rest is writable and of
         // the types that the shim declares.
         let code = unsafe {
@@ -145,19 +124,6 @@ impl Provider {
         let Some(raw) = NonNull::new(raw).filter(|_| code == 0) else {
             return Err(NativeError::named(failed, code));
         };
-        let name: Vec<u8> = traits
-            .name
-            .iter()
-            .map(|&c| c as u8)
-            .take_while(|&c| c != 0)
-            .collect();
-        let traits = Traits {
-            name: String::from_utf8_lossy(&name).into_owned(),
-            inject_bytes: traits.inject_bytes as usize,
-            write_bytes: traits.write_bytes,
-            key_bytes: traits.key_bytes,
-            immediate_bytes: traits.immediate_bytes,
-        };
         Ok(Self { raw, traits })
     }
 }
@@ -167,34 +133,5 @@ impl Drop for Provider {
         // SAFETY: opened by the shim, closed once; every port holds an `Arc` of this, so none is
         // left.
         unsafe { ffi::plover_ofi_provider_close(self.raw.as_ptr()) }
-    }
-}
-
-/// What a peer needs to write here: where the endpoint is and the key of its memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Address {
-    /// As the provider encodes it; unused bytes are zero, the last one always.
-    pub name: [u8; NAME_BYTES],
-    pub name_bytes: u64,
-    pub key: u64,
-    /// Remote address of the memory's first byte.
-    pub base: u64,
-}
-
-impl fmt::Debug for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let used = usize::try_from(self.name_bytes).map_or(0, |bytes| bytes.min(NAME_BYTES));
-        write!(f, "Address({} bytes)", used)
-    }
-}
-
-impl Address {
-    fn raw(&self) -> ffi::Address {
-        ffi::Address {
-            name: self.name,
-            name_bytes: self.name_bytes,
-            key: self.key,
-            base: self.base,
-        }
     }
 }

@@ -1,10 +1,9 @@
 //! One end of one lane of one session: an endpoint, its queues, its memory.
 
-use super::super::memory::Memory;
 use super::{
-    AGAIN, Address, ERROR_AVAILABLE, Event, NAME_BYTES, NO_CALL, NativeError, Provider,
-    QUEUE_ENTRIES, ffi,
+    AGAIN, Address, ERROR_AVAILABLE, Event, NO_CALL, NativeError, Provider, QUEUE_ENTRIES, ffi,
 };
+use crate::mapping::Mapping;
 use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
@@ -37,7 +36,7 @@ pub struct Run {
     /// Offset in the outbound memory and in the peer's inbound memory: they have one layout.
     pub offset: usize,
     pub bytes: usize,
-    /// What the peer's queue of arrivals shows.
+    /// Shown in the peer's queue of arrivals.
     pub immediate: u32,
 }
 
@@ -45,10 +44,10 @@ pub struct Run {
 #[derive(Debug)]
 pub struct Port {
     raw: NonNull<ffi::Port>,
-    /// What the peer writes to.
-    pub inbound: Memory,
-    /// What our writes are taken from.
-    pub outbound: Memory,
+    /// The memory that the peer writes.
+    pub inbound: Mapping,
+    /// The memory that our writes are taken from.
+    pub outbound: Mapping,
     // After the port: it is opened on the provider.
     _provider: Arc<Provider>,
 }
@@ -67,17 +66,14 @@ impl Port {
         bytes: usize,
         key: u64,
     ) -> Result<(Self, Address), NativeError> {
-        let memory =
-            || Memory::new(bytes).map_err(|error| NativeError::of_system("mmap of a ring", &error));
+        let memory = || {
+            Mapping::anonymous(bytes)
+                .map_err(|error| NativeError::of_system("mmap of a ring", &error))
+        };
         let (inbound, outbound) = (memory()?, memory()?);
         let mut raw = ptr::null_mut();
         let mut failed = ptr::null();
-        let mut address = ffi::Address {
-            name: [0; NAME_BYTES],
-            name_bytes: 0,
-            key: 0,
-            base: 0,
-        };
+        let mut address = Address::NONE;
         // SAFETY: both memories are mapped and stay so until after `plover_ofi_port_close`, as
         // they are fields of the value whose `drop` calls it; the provider is kept likewise.
         let code = unsafe {
@@ -104,12 +100,6 @@ impl Port {
             outbound,
             _provider: Arc::clone(provider),
         };
-        let address = Address {
-            name: address.name,
-            name_bytes: address.name_bytes,
-            key: address.key,
-            base: address.base,
-        };
         Ok((port, address))
     }
 
@@ -134,10 +124,9 @@ impl Port {
 
     /// Names the peer's end. It is not contacted yet.
     pub fn connect(&mut self, peer: &Address) -> Result<(), NativeError> {
-        let peer = peer.raw();
         // SAFETY: the port is open, the address lives for the call and is longer than what any
         // provider reads of it; one that is a string ends with a zero.
-        match unsafe { ffi::plover_ofi_port_connect(self.raw.as_ptr(), &raw const peer) } {
+        match unsafe { ffi::plover_ofi_port_connect(self.raw.as_ptr(), peer) } {
             0 => Ok(()),
             code => Err(NativeError::new("fi_av_insert", code)),
         }

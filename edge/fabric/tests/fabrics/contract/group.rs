@@ -140,6 +140,15 @@ impl<M: Maker> Group<M> {
         });
     }
 
+    /// How long replica `id` may sleep now: where the descriptor wakes it, timers are ignored, so that a
+    /// lost wake-up shows.
+    pub fn patience(&self, id: ReplicaId) -> Duration {
+        match self.node_ref(id).fabric.timeout() {
+            Some(timeout) if timeout.is_zero() || !self.maker.wakes() => timeout,
+            _ => DEADLINE,
+        }
+    }
+
     /// Forgets what was reported.
     pub fn forget(&mut self) {
         for node in self.nodes.iter_mut().flatten() {

@@ -28,6 +28,10 @@ pub trait Maker {
     type Fabric: Fabric;
     /// Opens replica `me`; called again after the first one was dropped, for a restart.
     fn open_with(&mut self, me: ReplicaId, how: How) -> Self::Fabric;
+    /// Whether `wait_fd` alone wakes a sleeper; otherwise `timeout` has to.
+    fn wakes(&self) -> bool {
+        true
+    }
     /// Where a replica listens.
     fn address(&self, of: ReplicaId) -> String;
     /// Opens a replica as it should be.

@@ -1,4 +1,4 @@
-//! The largest group there is: every replica reaches every other one.
+//! A large group: every replica reaches every other one.
 
 use super::group::{DEADLINE, sleep, summary};
 use plover_fabric::{Fabric, FabricEvent, Lane};

@@ -23,28 +23,21 @@ pub fn wait_fd_wakes<M: Maker>(maker: M) {
                     start.elapsed() < DEADLINE,
                     "not woken for record {n} on {lane}"
                 );
+                let patience = group.patience(R[1]);
                 let node = group.node(R[1]);
-                // Asked as any sleeper has to, but its timers are not what wakes this one.
-                let now = node.fabric.timeout() == Some(Duration::ZERO);
-                if now || sleep([&node.fabric].into_iter(), DEADLINE) {
-                    node.fabric.progress(&mut node.events);
-                }
+                sleep([&node.fabric].into_iter(), patience);
+                node.fabric.progress(&mut node.events);
             }
         }
     }
 }
 
-/// The fabric's own wait ends for records, and for a descriptor of the caller's if it takes one.
+/// The fabric's own wait ends for records, and for a descriptor of the caller's.
 pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
     let mut group = Group::new(maker);
     let (read, write) = rustix::pipe::pipe().expect("a pipe");
-    let attached = match group.fabric(R[1]).attach(read.as_fd()) {
-        Ok(attached) => Some(attached),
-        Err(error) => {
-            assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
-            None
-        }
-    };
+    let attached = group.fabric(R[1]).attach(read.as_fd());
+    let attached = attached.expect("it watches pipes");
     for n in 0..20 {
         let start = Instant::now();
         group
@@ -54,15 +47,11 @@ pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
         group.fabric(R[0]).flush();
         while group.node_ref(R[1]).records(R[0], Lane::Log).count() == n as usize {
             assert!(start.elapsed() < DEADLINE, "not woken for record {n}");
+            let patience = group.patience(R[1]);
             let node = group.node(R[1]);
-            if node.fabric.timeout() != Some(Duration::ZERO) {
-                node.fabric.wait(Some(DEADLINE));
-            }
+            node.fabric.wait(Some(patience));
             node.fabric.progress(&mut node.events);
         }
-        let Some(attached) = attached else {
-            continue;
-        };
         rustix::io::write(&write, b"x").expect("room in the pipe");
         while !group.fabric(R[1]).is_readable(attached) {
             assert!(start.elapsed() < DEADLINE, "not woken for the pipe");
@@ -75,8 +64,8 @@ pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
     }
 }
 
-/// A sleep that is to end for one peer ends for it, one that is to end for two once both have written,
-/// and what others wrote meanwhile is there then. The next sleep ends for everyone again.
+/// A sleep that one peer is to end ends when it writes, one that two are to end when both have
+/// written; records of others are found then. Any peer ends the next sleep.
 pub fn who_is_not_waited_for_is_heard_all_the_same<M: Maker>(maker: M) {
     let mut group = Group::new(maker);
     for n in 0..20 {
