@@ -14,7 +14,7 @@ use super::load::Spans;
 use super::measured::{CpuMeter, Measured, Recorder};
 use super::plan::{FabricKind, Load, Medium, Setup};
 use super::subject::Subject;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use std::path::Path;
 use std::time::Instant;
 
