@@ -95,11 +95,8 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         if append.view < self.promised {
-            let refusal = Message::Refuse {
-                view: append.view,
-                promised: self.promised,
-            };
-            self.send(from, &refusal, out);
+            let (view, promised) = (append.view, self.promised);
+            self.send(from, &Message::Refuse { view, promised }, out);
             return;
         }
         if append.generation < self.generation || !self.may_accept_from(append.view, out) {

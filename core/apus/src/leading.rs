@@ -88,12 +88,11 @@ impl Apus {
         if !matches!(self.role, Role::Leading(_)) {
             return Err(ProposeError::NotLeader);
         }
+        if payload.len() + HEADER_BYTES_MAX + ENTRY_BYTES_MAX > self.config.message_bytes_max {
+            return Err(ProposeError::TooLarge(payload.len()));
+        }
         match kind {
             EntryKind::App => {
-                let overhead = HEADER_BYTES_MAX + ENTRY_BYTES_MAX;
-                if payload.len() + overhead > self.config.message_bytes_max {
-                    return Err(ProposeError::TooLarge(payload.len()));
-                }
                 if self.log.bytes() + payload.len() > self.config.log_bytes_max {
                     return Err(ProposeError::LogFull);
                 }
@@ -107,10 +106,6 @@ impl Apus {
                 );
             }
             EntryKind::Members(members) => {
-                let overhead = HEADER_BYTES_MAX + ENTRY_BYTES_MAX;
-                if payload.len() + overhead > self.config.message_bytes_max {
-                    return Err(ProposeError::TooLarge(payload.len()));
-                }
                 self.check_members(members).map_err(ProposeError::Members)?;
                 self.welcome(now, members);
             }

@@ -42,6 +42,7 @@ use crate::canary::canary;
 use crate::election::{Election, Stage};
 use crate::leading::Leadership;
 use crate::peers::Peer;
+use crate::recovery::Recovery;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, View};
 use std::collections::BTreeMap;
@@ -56,6 +57,13 @@ pub(crate) struct Doubt {
     since: Micros,
     /// A backup's doubt ends when it has the log of the leader of this view up to here.
     until: Option<(View, Index)>,
+}
+
+impl Recovery {
+    /// The partner of this leader has answered what was sent at `stamp`, so it had not taken over.
+    pub(crate) fn partner_answered(&mut self, stamp: Micros) {
+        self.doubt = self.doubt.filter(|doubt| stamp < doubt.since);
+    }
 }
 
 impl Apus {
@@ -129,17 +137,6 @@ impl Apus {
                     && !canary!(self.config, ClockAlone)
             }
             Role::PreVoting(_) | Role::Electing(_) => false,
-        }
-    }
-
-    /// The partner of this leader has answered what was sent at `stamp`, so it had not taken over.
-    pub(crate) fn partner_answered(&mut self, stamp: Micros) {
-        if self
-            .recovery
-            .doubt
-            .is_some_and(|doubt| stamp >= doubt.since)
-        {
-            self.recovery.doubt = None;
         }
     }
 

@@ -9,9 +9,9 @@
 //! ```
 
 use crate::Command;
-use crate::leading::Leadership;
 use crate::log::Log;
 use crate::message::{Ack, Append, ENTRY_BYTES_MAX, Gap, HEADER_BYTES_MAX, Message, Request};
+use crate::peers::Peer;
 use crate::{Apus, Role};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 
@@ -137,14 +137,6 @@ impl Apus {
         }
     }
 
-    /// The leadership, if this replica leads `view`; answers to an older view are ignored.
-    fn leading(&mut self, view: View) -> Option<&mut Leadership> {
-        match &mut self.role {
-            Role::Leading(leadership) if view == self.promised => Some(leadership),
-            _ => None,
-        }
-    }
-
     pub(crate) fn on_ack(
         &mut self,
         now: Micros,
@@ -153,18 +145,12 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         let plausible = ack.matched <= self.log.last().index;
-        if !self.heard_peer(now, from, (ack.view, ack.stamp), plausible, out) {
-            return;
+        let heard = self.heard_peer(now, from, (ack.view, ack.stamp), plausible, out);
+        if let Some((peer, _)) = heard {
+            peer.acknowledged(ack.matched);
+            self.advance_commit(now, out);
+            self.replicate(now, from, false, out);
         }
-        let Some(leadership) = self.leading(ack.view) else {
-            return;
-        };
-        let Some(peer) = leadership.peers.get_mut(&from) else {
-            return;
-        };
-        peer.acknowledged(ack.matched);
-        self.advance_commit(now, out);
-        self.replicate(now, from, false, out);
     }
 
     /// Up to where the log of a peer equals this one, by where it ends or up to where it is committed.
@@ -183,24 +169,16 @@ impl Apus {
         gap: Gap,
         out: &mut Vec<Command>,
     ) {
-        if !self.heard_peer(now, from, (gap.view, gap.stamp), true, out) {
-            return;
-        }
         let held = self.held_by(gap.last, gap.commit);
-        let Some(leadership) = self.leading(gap.view) else {
-            return;
-        };
-        let Some(peer) = leadership.peers.get_mut(&from) else {
-            return;
-        };
-        if peer.is_news(gap.number) {
-            peer.rewind(held, leadership.round);
+        let heard = self.heard_peer(now, from, (gap.view, gap.stamp), true, out);
+        if let Some((peer, round)) = heard.filter(|(peer, _)| peer.is_news(gap.number)) {
+            peer.rewind(held, round);
             self.replicate(now, from, true, out);
         }
     }
 
-    /// Notes that a peer answered what was sent to it at `stamp`. False if the answer is to be
-    /// ignored: it is late, or no correct replica sends it.
+    /// Notes that a peer answered what was sent to it at `stamp`: the peer, and the last round of
+    /// sending. `None` if the answer is to be ignored: it is late, or no correct replica sends it.
     fn heard_peer(
         &mut self,
         now: Micros,
@@ -208,16 +186,17 @@ impl Apus {
         (view, stamp): (View, Micros),
         plausible: bool,
         out: &mut Vec<Command>,
-    ) -> bool {
-        let Some(leadership) = self.leading(view) else {
-            return false;
+    ) -> Option<(&mut Peer, u64)> {
+        let Role::Leading(leadership) = &mut self.role else {
+            return None;
         };
-        let Some(peer) = leadership.peers.get_mut(&from) else {
-            return false;
-        };
+        let peer = leadership.peers.get_mut(&from)?;
+        if view != self.promised {
+            return None;
+        }
         if stamp > now || !plausible {
             self.rejected += 1;
-            return false;
+            return None;
         }
         if peer.heard(stamp, now) {
             out.push(Command::PeerAlive {
@@ -225,8 +204,8 @@ impl Apus {
                 alive: true,
             });
         }
-        self.partner_answered(stamp);
-        true
+        self.recovery.partner_answered(stamp);
+        Some((peer, leadership.round))
     }
 
     /// A peer has asked where the group stands: sends it the log from where its own ends.
@@ -238,8 +217,7 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         let held = self.held_by(request.last, request.commit);
-        let view = self.promised;
-        let Some(leadership) = self.leading(view) else {
+        let Role::Leading(leadership) = &mut self.role else {
             return;
         };
         let Some(peer) = leadership.peers.get_mut(&from) else {

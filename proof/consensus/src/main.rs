@@ -2,9 +2,10 @@
 
 use clap::{Parser, Subcommand};
 use plover_consensus_proof::model::{self, Bounds, Group};
-use plover_consensus_proof::sim::{self, Coverage, Options, Outcome, TraceMode};
+use plover_consensus_proof::sim::{self, Options, Outcome, TraceMode};
+use plover_sim::seeds::{Batch, conclude};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Looks for broken promises of the consensus core.
 #[derive(Debug, Parser)]
@@ -88,20 +89,31 @@ fn simulate(arguments: &Sim) -> ExitCode {
         canary: canary(arguments.canary.as_deref()),
         trace: TraceMode::Off,
     };
-    let Some(seed) = arguments.seed else {
-        return many(arguments, &options);
+    if arguments.trace {
+        options.trace = TraceMode::Print;
+    } else if arguments.seed.is_some() {
+        options.trace = TraceMode::Sum;
+    }
+    let headline = |outcome: &Outcome| sim::headline(outcome, &options);
+    let conclude = |outcomes: &[Outcome]| {
+        let tail = |seed| sim::tail_of(seed, &options);
+        conclude(outcomes, (!arguments.trace).then_some(tail), headline)
     };
-    options.trace = if arguments.trace {
-        TraceMode::Print
-    } else {
-        TraceMode::Sum
+    if let Some(seed) = arguments.seed {
+        let outcome = sim::run(seed, &options);
+        println!(
+            "seed {seed}: {} simulated, {} happenings, trace {:016x}",
+            outcome.simulated, outcome.happenings, outcome.trace_sum
+        );
+        return conclude(&[outcome]);
+    }
+    let batch = Batch {
+        seeds: arguments.start..arguments.start + arguments.seeds,
+        threads: arguments.threads,
+        keep_going: arguments.keep_going,
+        sums: false,
     };
-    let outcome = sim::run(seed, &options);
-    println!(
-        "seed {seed}: {} simulated, {} happenings, trace {:016x}",
-        outcome.simulated, outcome.happenings, outcome.trace_sum
-    );
-    conclude(&[outcome], &options, arguments.trace)
+    conclude(&batch.run(|seed| sim::run(seed, &options), headline))
 }
 
 fn canary(name: Option<&str>) -> apus::Canary {
@@ -130,62 +142,4 @@ fn explore(arguments: &ModelArguments) -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
-}
-
-fn many(arguments: &Sim, options: &Options) -> ExitCode {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = arguments.threads.unwrap_or_else(cores);
-    let begun = Instant::now();
-    let mut spoken = Instant::now();
-    let mut coverage = Coverage::default();
-    let (mut done, mut simulated) = (0, 0);
-    let mut failed = Vec::new();
-    sim::run_many(
-        arguments.start,
-        arguments.seeds,
-        threads,
-        options,
-        |outcome| {
-            done += 1;
-            simulated += outcome.simulated.0;
-            coverage.merge(&outcome.coverage);
-            if outcome.violation.is_some() {
-                println!("{}", outcome.report(options));
-                failed.push(outcome);
-            }
-            if spoken.elapsed() > Duration::from_secs(5) {
-                spoken = Instant::now();
-                let rate = done as f64 / begun.elapsed().as_secs_f64();
-                eprintln!("{done} of {} seeds, {rate:.0} a second", arguments.seeds);
-            }
-            failed.is_empty() || arguments.keep_going
-        },
-    );
-    let span = begun.elapsed().as_secs_f64();
-    println!("{coverage}");
-    println!(
-        "{done} seeds from {} on, {:.1} h of simulated time in {span:.1} s ({:.0} seeds/s, \
-         {threads} threads): {} failed",
-        arguments.start,
-        simulated as f64 / 3.6e9,
-        done as f64 / span,
-        failed.len()
-    );
-    conclude(&failed, options, false)
-}
-
-/// Ends with the last lines of the first failure, unless they were `printed`, and the command
-/// that repeats it.
-fn conclude(outcomes: &[Outcome], options: &Options, printed: bool) -> ExitCode {
-    let Some(first) = outcomes.iter().find(|outcome| outcome.violation.is_some()) else {
-        return ExitCode::SUCCESS;
-    };
-    if !printed {
-        println!("\nthe last that happened in seed {}:", first.seed);
-        for line in sim::tail_of(first.seed, options) {
-            println!("{}", line.chars().take(220).collect::<String>());
-        }
-    }
-    println!("\n{}", first.report(options));
-    ExitCode::FAILURE
 }

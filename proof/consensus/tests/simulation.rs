@@ -5,7 +5,7 @@
 
 use apus::Canary;
 use plover_consensus_proof::sim::{
-    Coverage, Options, Outcome, REACHED, TraceMode, run, run_many, tail_of,
+    Coverage, Options, Outcome, REACHED, TraceMode, headline, run, run_many, tail_of,
 };
 
 /// Seeds that every run of the tests goes through.
@@ -17,7 +17,7 @@ fn threads() -> usize {
 
 fn fail(outcome: &Outcome, options: &Options) -> ! {
     let tail = tail_of(outcome.seed, options).join("\n");
-    panic!("{tail}\n\n{}", outcome.report(options))
+    panic!("{tail}\n\n{}", headline(outcome, options))
 }
 
 /// Every invariant holds in every seed; and the seeds reach what they are meant to reach.
@@ -91,7 +91,7 @@ fn catches(canary: Canary, seeds: u64, invariants: &[&str]) {
         caught.is_none()
     });
     let caught = caught.unwrap_or_else(|| panic!("{canary:?} was not caught in {seeds} seeds"));
-    println!("{canary:?}: {}", caught.report(&options));
+    println!("{canary:?}: {}", headline(&caught, &options));
     let healthy = run(caught.seed, &Options::default());
     assert_eq!(
         healthy.violation, None,

@@ -52,6 +52,7 @@ pub mod rng;
 pub mod run;
 pub mod scenario;
 pub mod schedule;
+pub mod seeds;
 pub mod spoken;
 pub mod timetable;
 pub mod trace;

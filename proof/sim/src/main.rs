@@ -3,10 +3,10 @@
 use clap::Parser;
 use plover_policy::Preset;
 use plover_sim::run::tail_of;
-use plover_sim::{Canary, Coverage, Options, Outcome, TraceMode, run, run_many};
+use plover_sim::seeds::{Batch, conclude};
+use plover_sim::{Canary, Options, Outcome, TraceMode, run};
 use plover_types::Micros;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 /// Simulates whole groups under faults. Every seed is one run that repeats itself exactly.
 #[derive(Debug, Parser)]
@@ -105,68 +105,29 @@ fn main() -> ExitCode {
             TraceMode::Off
         },
     };
+    if arguments.trace {
+        options.trace = TraceMode::Print;
+    }
+    let told = |outcome: &Outcome| headline(outcome, &arguments);
+    let ends = |outcomes: &[Outcome]| {
+        let tail = |seed| tail_of(seed, &options);
+        conclude(outcomes, (!arguments.trace).then_some(tail), told)
+    };
     if let Some(seed) = arguments.seed {
-        if arguments.trace {
-            options.trace = TraceMode::Print;
-        }
         let outcome = run(seed, &options);
         println!(
             "seed {seed}: {} simulated, {} happenings, trace {:016x}",
             outcome.simulated, outcome.happenings, outcome.trace_sum
         );
-        return conclude(&[outcome], &options, &arguments);
+        return ends(&[outcome]);
     }
-    many(&arguments, &options)
-}
-
-fn many(arguments: &Arguments, options: &Options) -> ExitCode {
-    let threads = arguments
-        .threads
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let begun = Instant::now();
-    let mut spoken = Instant::now();
-    let mut coverage = Coverage::default();
-    let (mut done, mut simulated) = (0, 0);
-    let mut failed = Vec::new();
-    run_many(
-        arguments.start,
-        arguments.seeds,
-        threads,
-        options,
-        |outcome| {
-            done += 1;
-            simulated += outcome.simulated.0;
-            coverage.merge(&outcome.coverage);
-            if arguments.sums {
-                println!("{} {:016x}", outcome.seed, outcome.trace_sum);
-            }
-            if outcome.violation.is_some() {
-                println!("{}", headline(&outcome, arguments));
-                failed.push(outcome);
-            }
-            if spoken.elapsed() > Duration::from_secs(5) {
-                spoken = Instant::now();
-                let rate = done as f64 / begun.elapsed().as_secs_f64();
-                let left = (arguments.seeds - done) as f64 / rate;
-                eprintln!(
-                    "{done} of {} seeds, {rate:.0} a second, {left:.0} s left",
-                    arguments.seeds
-                );
-            }
-            failed.is_empty() || arguments.keep_going
-        },
-    );
-    let span = begun.elapsed().as_secs_f64();
-    println!("{coverage}");
-    println!(
-        "{done} seeds from {} on, {:.1} h of simulated time in {span:.1} s ({:.0} seeds/s, {threads} \
-         threads): {} failed",
-        arguments.start,
-        simulated as f64 / 3.6e9,
-        done as f64 / span,
-        failed.len()
-    );
-    conclude(&failed, options, arguments)
+    let batch = Batch {
+        seeds: arguments.start..arguments.start + arguments.seeds,
+        threads: arguments.threads,
+        keep_going: arguments.keep_going,
+        sums: arguments.sums,
+    };
+    ends(&batch.run(|seed| run(seed, &options), told))
 }
 
 fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
@@ -187,27 +148,5 @@ fn headline(outcome: &Outcome, arguments: &Arguments) -> String {
     if let Some((name, _)) = CANARIES.iter().find(put_back) {
         repeat += &format!(" --canary {name}");
     }
-    let why = outcome
-        .violation
-        .as_ref()
-        .map(ToString::to_string)
-        .unwrap_or_default();
-    format!(
-        "seed {} FAILED: {why}\n  repeat it with: {repeat}",
-        outcome.seed
-    )
-}
-
-fn conclude(outcomes: &[Outcome], options: &Options, arguments: &Arguments) -> ExitCode {
-    let Some(first) = outcomes.iter().find(|outcome| outcome.violation.is_some()) else {
-        return ExitCode::SUCCESS;
-    };
-    if !arguments.trace {
-        println!("\nthe last that happened in seed {}:", first.seed);
-        for line in tail_of(first.seed, options) {
-            println!("{}", line.chars().take(220).collect::<String>());
-        }
-    }
-    println!("\n{}", headline(first, arguments));
-    ExitCode::FAILURE
+    outcome.headline(&repeat)
 }

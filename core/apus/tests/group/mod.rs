@@ -14,11 +14,14 @@
 #![allow(dead_code)]
 
 use apus::{
-    Apus, Canary, Command, Config, Configuration, Durability, DurableState, Entry, EntryKind,
-    Event, Members, Phase, ProposeError, Start, Status,
+    Apus, Canary, Command, Config, Durability, Entry, EntryKind, Event, Members, Phase,
+    ProposeError, Start, Status,
 };
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::{BTreeSet, VecDeque};
+
+mod disk;
+pub use disk::{Disk, Write};
 
 pub const HEARTBEAT: Micros = Micros::from_ms(20);
 pub const TIMEOUT: Micros = Micros::from_ms(100);
@@ -28,36 +31,6 @@ pub const LONG: Micros = Micros::from_ms(1000);
 
 /// Whether a message is lost: from, to, bytes.
 type Filter = Box<dyn Fn(usize, usize, &[u8]) -> bool>;
-
-/// What a replica finds again after a crash.
-#[derive(Default)]
-pub struct Disk {
-    state: Option<DurableState>,
-    /// The promise is lost, and something tells of this view.
-    lost: Option<View>,
-    base: Viewstamp,
-    configuration: Configuration,
-    log: Vec<Entry>,
-}
-
-impl Disk {
-    /// Its promise, of this view or a later one, is lost with the log.
-    pub fn lost(least: View) -> Self {
-        Self {
-            lost: Some(least),
-            ..Self::default()
-        }
-    }
-}
-
-/// A write that a disk has been given and not confirmed.
-pub struct Write {
-    pub to: usize,
-    pub last: Viewstamp,
-    after: Viewstamp,
-    anew: Option<Configuration>,
-    entries: Vec<Entry>,
-}
 
 pub struct Group {
     pub now: Micros,
@@ -135,26 +108,7 @@ impl Group {
 
     /// A process starts with what the disk holds.
     pub fn start(&mut self, core: usize) {
-        let disk = &self.disks[core];
-        let memory = self.configs[core].durability == Durability::Memory;
-        let start = match (disk.state, disk.lost) {
-            (None, None) => Start::Fresh,
-            (None, Some(least)) => Start::PromiseLost { least },
-            (Some(durable), _) if memory => Start::Restarted {
-                durable,
-                log: Vec::new(),
-                base: Viewstamp::default(),
-                configuration_at_base: Configuration::default(),
-                forgotten: false,
-            },
-            (Some(durable), _) => Start::Restarted {
-                durable,
-                log: disk.log.clone(),
-                base: disk.base,
-                configuration_at_base: disk.configuration,
-                forgotten: false,
-            },
-        };
+        let start = self.disks[core].start(self.configs[core].durability);
         self.start_with(core, start);
     }
 
@@ -240,15 +194,9 @@ impl Group {
     }
 
     pub fn write(&mut self, write: Write) {
-        let disk = &mut self.disks[write.to];
-        if let Some(configuration) = write.anew {
-            (disk.base, disk.configuration) = (write.after, configuration);
-        }
-        let after = write.after.index;
-        disk.log
-            .retain(|entry| write.anew.is_none() && entry.viewstamp.index <= after);
-        disk.log.extend(write.entries);
-        self.apply(write.to, Event::EntriesPersisted(write.last));
+        let (to, last) = (write.to, write.last);
+        self.disks[to].write(write);
+        self.apply(to, Event::EntriesPersisted(last));
     }
 
     // ---- acting
@@ -299,13 +247,7 @@ impl Group {
                 after,
                 anew,
                 entries,
-            } => self.unwritten.push(Write {
-                to: core,
-                last: entries.last().map_or(after, |entry| entry.viewstamp),
-                after,
-                anew,
-                entries,
-            }),
+            } => self.unwritten.push(Write::new(core, after, anew, entries)),
             Command::Deliver(entry) => self.delivered[core].push(entry),
             other => self.other.push((core, other)),
         }

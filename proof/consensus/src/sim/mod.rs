@@ -36,8 +36,9 @@ mod world;
 
 pub use coverage::REACHED;
 pub(crate) use plover_sim::panics::without_panic;
+pub use plover_sim::seeds::Outcome;
 pub use plover_sim::{Coverage, TraceMode};
-pub use run::{Outcome, run, run_many, tail_of};
+pub use run::{headline, run, run_many, tail_of};
 pub use world::Options;
 
 use apus::Canary;

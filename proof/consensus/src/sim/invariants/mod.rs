@@ -13,27 +13,7 @@ pub mod nothing_spins;
 pub mod one_leader_a_view;
 pub mod progress_after_healing;
 
-use std::fmt;
-
-/// A property that did not hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// The property: the name of its file.
-    pub invariant: &'static str,
-    /// Where the papers ask for it.
-    pub section: &'static str,
-    /// What happened.
-    pub message: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.invariant, self.section, self.message)
-    }
-}
-
-/// What a check says.
-pub type Check = Result<(), Violation>;
+pub use plover_sim::invariants::{Check, Violation};
 
 /// The check that `holds`, or else what happened.
 pub(crate) fn demand(
