@@ -50,8 +50,8 @@ fn append_in(
     entries: &[Entry],
     commit: u64,
 ) -> Vec<u8> {
-    let (stamp, number, jump) = (START, 0u64, None::<Configuration>);
-    let marks = (Index(commit), Index(0), stamp, number, jump);
+    let (stamp, number, snapshot) = (START, 0u64, None::<Configuration>);
+    let marks = (Index(commit), Index(0), stamp, number, snapshot);
     wire::encode(&(APPEND, leader, generation, prev, marks, entries))
 }
 

@@ -122,7 +122,7 @@ fn a_silent_peer_is_told_dead_once_and_alive_once() {
 }
 
 #[test]
-fn when_all_forget_nobody_leads_without_the_operator() {
+fn when_all_forget_none_leads_without_the_operator() {
     for durability in BOTH {
         let mut group = protected(durability);
         let last = group.app(10);

@@ -26,8 +26,8 @@ pub type Record = (u64, Event);
 pub struct Histories(Mutex<BTreeMap<u64, Vec<Record>>>);
 
 impl Histories {
-    /// Notes an event. An operation's asking is noted before it is sent and its answer after it
-    /// has come, so that it took place in between.
+    /// Records an event. The beginning of an operation is recorded before it is sent, and its answer
+    /// after it has come, so that the operation took place in between.
     pub fn note(&self, key: u64, client: u64, event: Event) {
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         keys.entry(key).or_default().push((client, event));
@@ -43,7 +43,7 @@ impl Histories {
 ///
 /// # Panics
 ///
-/// If a client asked twice without an answer: such a client has to change its name.
+/// If a client began two operations without an answer: such a client has to change its name.
 pub fn is_linearizable(history: &[Record]) -> bool {
     let mut tester = LinearizabilityTester::new(Register(0));
     for (client, event) in history {
@@ -58,8 +58,8 @@ pub fn is_linearizable(history: &[Record]) -> bool {
     tester.is_consistent()
 }
 
-/// A history with one stale read in it: the last read of a value that others had overwritten
-/// returns what was there before. `None` if nothing was overwritten and then read.
+/// The history with one stale read: the last read of a value that had been overwritten returns what
+/// was there before. `None` if nothing was overwritten and then read.
 pub fn with_a_stale_read(history: &[Record]) -> Option<Vec<Record>> {
     let mut stale = history.to_vec();
     for end in (0..history.len()).rev() {

@@ -1,4 +1,4 @@
-//! Clients that read and write, and write down what they saw.
+//! Clients that read and write, and record what they saw.
 
 use crate::check::{Event, Histories};
 use crate::registers;

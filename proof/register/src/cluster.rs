@@ -1,4 +1,4 @@
-//! Replicas as processes, and what is done to them.
+//! Replicas as processes, which are started, killed, stopped and cut off.
 
 use anyhow::{Context, bail};
 use plover_log::wire::StatusReport;
@@ -26,7 +26,7 @@ pub struct Cluster {
     children: Vec<Option<Child>>,
 }
 
-/// Addresses that nobody listens on, out of a part of 127.0.0.0/8 that nothing else uses.
+/// Free addresses, from a part of 127.0.0.0/8 that nothing else uses.
 fn free_addresses(count: usize) -> std::io::Result<Vec<SocketAddr>> {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -129,7 +129,7 @@ impl Cluster {
         remote::status(&Address::Tcp(self.doors[id])).ok()
     }
 
-    /// Who leads, by its own word and that of a majority.
+    /// The leader that a majority reports.
     pub fn leader(&self) -> Option<usize> {
         let told = (0..self.size()).filter_map(|id| self.status(id)?.leader);
         let told: Vec<_> = told.map(|leader| usize::from(leader.0)).collect();

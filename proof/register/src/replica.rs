@@ -71,11 +71,11 @@ pub fn run(
 ) -> anyhow::Result<()> {
     let id = |id: usize| ReplicaId(id as u8);
     let mut config = Config::new(id(me.into()), ReplicaSet::of((0..peers.len()).map(id)));
-    // The machine is shared with whatever else it does.
+    // Longer than the defaults: a test machine does other things as well.
     config.timeout = Micros::from_ms(200);
     config.heartbeat = Micros::from_ms(40);
     config.durability = durability;
-    // So little that logs are trimmed, and a replica that was away takes over a state.
+    // So little that logs are trimmed, and a replica that was away installs a snapshot.
     config.retain_bytes = 16 << 10;
     let others = peers
         .iter()
@@ -97,7 +97,7 @@ pub fn run(
                 let _ = sender.send((peer, what == "cut"));
             }
         }
-        // Whoever started this process is gone.
+        // The process that started this one is gone.
         std::process::exit(0);
     });
     let mut server = Server::in_directory(config, fabric, Registers::default(), dir, "register")?;

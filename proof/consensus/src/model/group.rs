@@ -1,4 +1,4 @@
-//! The model: three processes, the records between them, and what was promised to the world.
+//! The model: three processes, the records between them, and what clients were promised.
 
 use super::process::{Effects, Process, REPLICAS};
 use crate::sim::without_panic;
@@ -142,7 +142,7 @@ impl Model for Group {
     type State = State;
     type Action = Act;
 
-    /// A group at rest whose first replica leads; the same when nobody has heard of anybody for
+    /// A group at rest whose first replica leads; the same when no replica has heard from another for
     /// longer than the timeout; and that again when one replica lacks what the others committed.
     fn init_states(&self) -> Vec<State> {
         let calm = State::formed(self.canary);

@@ -19,8 +19,6 @@ pub struct Effects {
     pub deliveries: Vec<Entry>,
     /// It began to lead.
     pub leads: bool,
-    /// It skipped to this entry.
-    pub jumped: Option<Index>,
 }
 
 /// A process on its host.
@@ -86,7 +84,7 @@ impl Process {
         self.turn(|core, now, out| core.apply(now, Event::Tick, out))
     }
 
-    /// Time goes by, and nobody looks.
+    /// Time passes without an event.
     pub fn sleep(&mut self) {
         self.clock = self.clock + TIMEOUT + TIMEOUT;
         self.take_print();
@@ -97,8 +95,8 @@ impl Process {
         self.core.status().phase == Phase::Leading
     }
 
-    /// One turn of the core. Storage is as fast as thought here: slow storage delays messages
-    /// and nothing else, and messages are delayed as it is.
+    /// One turn of the core. Storage takes no time here: slow storage would only delay messages,
+    /// and messages are delayed anyway.
     pub fn turn(&mut self, act: impl FnOnce(&mut Apus, Micros, &mut Vec<Command>)) -> Effects {
         let mut out = Vec::new();
         act(&mut self.core, self.clock, &mut out);
@@ -118,7 +116,6 @@ impl Process {
                 }
                 Command::InstallSnapshot { base, .. } => {
                     self.cursor = base.index;
-                    effects.jumped = Some(base.index);
                 }
                 Command::Lead { .. } => effects.leads = true,
                 _ => {}

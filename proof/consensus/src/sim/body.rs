@@ -155,7 +155,7 @@ impl World {
                     configuration,
                 } => {
                     self.hosts[host].in_sync = configuration.in_sync;
-                    self.jumped(host, base);
+                    self.installed(host, base);
                 }
                 command => self.obey_news(host, before, command),
             }
@@ -216,10 +216,10 @@ impl World {
         self.observe_election(host, before);
     }
 
-    fn jumped(&mut self, host: usize, base: Viewstamp) {
-        trace!(self, "r{host} jumps to {base}");
+    fn installed(&mut self, host: usize, base: Viewstamp) {
+        trace!(self, "r{host} installs a snapshot at {base}");
         let cursor = self.hosts[host].cursor;
-        self.check(deliveries_in_order::jumped(host, cursor, base));
+        self.check(deliveries_in_order::installed(host, cursor, base));
         self.hosts[host].cursor = base.index;
         let what = if base.index > Index(0) {
             "follower: installed a snapshot"

@@ -9,8 +9,8 @@ use plover_sim::trace::trace;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 
 impl World {
-    /// Everyone who believes to lead is given proposals: those that were deposed and do not know
-    /// it yet matter most.
+    /// Every replica that believes that it leads is given proposals: those that were deposed and do
+    /// not know it yet matter most.
     pub(super) fn work(&mut self) {
         for host in 0..self.hosts.len() {
             let leads = self.status(host).is_some_and(|s| s.phase == Phase::Leading);
@@ -60,15 +60,15 @@ impl World {
         })
     }
 
-    /// Trims to what the guests explain; where there is none, to what is committed, whoever may
-    /// still lack it: those jump.
+    /// Trims to what the guests have consumed. Without a guest, trims to the commit index: replicas
+    /// that still lack entries install a snapshot.
     fn trim(&mut self, host: usize) {
         let Some(status) = self.status(host) else {
             return;
         };
         let mut index = status.commit;
         if self.scenario.guest {
-            // Its log may name a set that is lost again: nobody of the committed one is forgotten.
+            // Its log may name a set that is lost again, so the committed one counts as well.
             let set = ReplicaSet(status.in_sync.0 | self.hosts[host].in_sync.0);
             let covered = set.iter().map(|id| self.hosts[usize::from(id.0)].cursor);
             index = covered.min().unwrap_or(Index(0));
@@ -83,7 +83,8 @@ impl World {
         }
     }
 
-    /// The leader's word on a peer: who is dead leaves the in-sync set, who lives may join it.
+    /// The leader reports a peer's liveness: a dead one leaves the in-sync set, a live one may join
+    /// it.
     pub(super) fn peer_alive(&mut self, leader: usize, peer: ReplicaId, alive: bool) {
         trace!(
             self,
@@ -105,7 +106,7 @@ impl World {
         self.bring_up(leader);
     }
 
-    /// Starts to copy the guest to some living voter, if nobody else has it.
+    /// Starts to copy the guest to a live voter, if no other replica has it.
     pub(super) fn bring_up(&mut self, leader: usize) {
         let Some(status) = self.status(leader) else {
             return;
@@ -135,7 +136,7 @@ impl World {
             return;
         }
         let ready = self.status(peer).is_some_and(|own| {
-            // Its guest is only worth something with the log that goes on from there.
+            // Its guest is of use only with the log that goes on from there.
             let recovered = own.phase != Phase::Recovering;
             let follows = recovered && own.view == view && own.commit >= status.base;
             self.hosts[peer].process == process && follows

@@ -18,7 +18,7 @@ pub const REACHED: [&str; 37] = [
     "fault: cut one way",
     "fault: damaged log",
     "fault: lost disk",
-    "fault: out of an ambush",
+    "fault: at a fault injection point",
     "fault: partition",
     "fault: pause",
     "fault: slow disk",

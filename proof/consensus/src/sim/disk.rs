@@ -1,5 +1,5 @@
-//! A disk that writes late and in order, loses what it has not written, and now and then what it
-//! has.
+//! A disk that writes late and in order, loses what it has not written, and now and then something
+//! that it has written.
 //!
 //! ```text
 //!   PersistEntries -> waiting, waiting, waiting -> log         EntriesPersisted
@@ -8,22 +8,22 @@
 //!           its entries' checksums end there), the rest did not
 //! ```
 //!
-//! Damage in the middle of the log is found by its checksums at the next start: then the log is
-//! useless from there on, and the process starts as one that has forgotten what it accepted.
+//! Damage in the middle of the log is found by its checksums at the next start: the log is useless
+//! from there on, and the process starts as one that has forgotten what it accepted.
 
 use apus::{Configuration, Durability, DurableState, Entry, Members, Start};
 use plover_sim::rng::Rng;
 use plover_types::{Index, Micros, Viewstamp};
 use std::collections::VecDeque;
 
-/// The log after `after` becomes `entries`; it begins there if `anew` says who is who.
+/// The log after `after` becomes `entries`; it begins there if `anew` is given.
 #[derive(Debug)]
 pub struct Write {
     /// The viewstamp before the first entry.
     pub after: Viewstamp,
     /// The entries.
     pub entries: Vec<Entry>,
-    /// Who is who at `after`, if the log begins anew there.
+    /// The configuration at `after`, if the log begins anew there.
     pub anew: Option<Configuration>,
 }
 

@@ -1,8 +1,8 @@
 //! What goes wrong, and when.
 //!
-//! Some faults come at random moments. Others lie in wait for a moment in which the protocol is
-//! in the middle of something (an election, a recovery, a change of members) and strike just
-//! then: those are the moments in which bugs live, and chance alone rarely meets them.
+//! Some faults come at random times. Others are injected at a point at which the protocol is in the
+//! middle of something (an election, a recovery, a change of members): most bugs are there, and
+//! random times rarely hit it.
 
 use plover_sim::rng::Rng;
 use plover_types::Micros;
@@ -75,7 +75,7 @@ pub const KINDS: [Kind; 14] = [
     Kind::SlowDisk,
 ];
 
-/// Kinds that strike at a given moment with some effect.
+/// Kinds that have an effect at a given point.
 const SUDDEN: [Kind; 7] = [
     Kind::Crash,
     Kind::Crash,
@@ -86,7 +86,7 @@ const SUDDEN: [Kind; 7] = [
     Kind::Partition,
 ];
 
-/// A moment of the protocol that a fault can lie in wait for.
+/// A point of the protocol at which a fault can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// A candidate has promised its own view.
@@ -101,8 +101,8 @@ pub enum Moment {
     MembersProposed,
     /// A log loses its end to another's.
     Truncated,
-    /// A follower jumps to a base.
-    Jumped,
+    /// A follower installs a snapshot.
+    Installed,
 }
 
 const MOMENTS: [Moment; 9] = [
@@ -114,26 +114,26 @@ const MOMENTS: [Moment; 9] = [
     Moment::MembersProposed,
     Moment::MembersProposed,
     Moment::Truncated,
-    Moment::Jumped,
+    Moment::Installed,
 ];
 
-/// A fault that lies in wait.
+/// A fault injection point.
 #[derive(Clone, Copy, Debug)]
-pub struct Ambush {
-    /// For this moment.
+pub struct FaultPoint {
+    /// The point.
     pub moment: Moment,
-    /// It strikes this often, in thousandths.
+    /// How often a fault is injected there, in thousandths.
     pub often: u64,
     /// What it does.
     pub kind: Kind,
-    /// To the host that the moment is about; otherwise to whoever leads.
+    /// On the host that is at this point; otherwise on the leader.
     pub myself: bool,
-    /// How long after the moment.
+    /// How long after it.
     pub delay: (u64, u64),
 }
 
-impl Ambush {
-    /// Some ambush.
+impl FaultPoint {
+    /// Some point.
     pub fn draw(chance: &mut Rng) -> Self {
         Self {
             moment: chance.pick(&MOMENTS),

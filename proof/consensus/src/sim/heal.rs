@@ -1,5 +1,5 @@
-//! After the last fault: the group has to get well and serve; and then a follower that is cut
-//! off and comes back has to leave it alone.
+//! After the last fault the group has to recover and serve. Then a follower that is cut off and
+//! comes back has to change nothing.
 //!
 //! ```text
 //!   Heal: faults end, processes start, fine weather
@@ -27,7 +27,7 @@ pub struct Healing {
     begun: Option<Micros>,
     /// The last proposal, and the view in which it was made.
     last_words: Option<(View, u64)>,
-    /// Who led which view before the encore, and who is cut off.
+    /// The leader and its view before the encore, and the replica that is cut off.
     encore: Option<(usize, View, Fault, usize)>,
 }
 
@@ -81,7 +81,7 @@ impl World {
         self.end();
     }
 
-    /// The leader that everybody follows and nobody lags, if there is one.
+    /// The leader that all members follow, if there is one.
     fn serving(&self) -> Option<usize> {
         let leader = self.leader()?;
         let end = self.status(leader)?;
@@ -96,11 +96,11 @@ impl World {
         (whole && valid && self.replacing.is_idle()).then_some(leader)
     }
 
-    /// Proposes a last time, and waits until everybody has delivered it.
+    /// Proposes a last time, and waits until all members have delivered it.
     fn last_words(&mut self, leader: usize) {
         let again = Happening::Look;
         let view = self.status(leader).map_or(View::NONE, |status| status.view);
-        // What a leader took that was deposed since may be lost; nobody was told otherwise.
+        // A proposal to a leader that was deposed since may be lost: it was not acknowledged.
         let words = self.healing.last_words.filter(|(made, _)| *made == view);
         let words = words.or_else(|| Some((view, self.propose(leader)?)));
         self.healing.last_words = words;
@@ -136,8 +136,8 @@ impl World {
 
     /// Why a group may refuse to serve, if more was lost than it is made for.
     fn excuse(&self) -> Option<&'static str> {
-        // By every group that somebody believes in: which of them is the newest, only those know
-        // that have not forgotten it.
+        // By all members that some replica knows: only those that have not forgotten it know which
+        // are the newest.
         let majority = self.up().all(|(_, core)| {
             let voters = core.status().members.voters;
             let remembers = |id: &ReplicaId| !self.has_forgotten(usize::from(id.0));
@@ -158,8 +158,8 @@ impl World {
         if holders.any(|host| named(host) && majority) {
             return None;
         }
-        // Only the first leader can boot a new guest, once everybody has told that there is none:
-        // all whom the log or the configuration names.
+        // Only the first leader can boot a new guest, once all replicas that the log or the
+        // configuration names have answered that there is none.
         if !self.all_named_are_up() {
             return Some("end: refuses, a replica that has left is still asked about the guest");
         }
@@ -168,7 +168,7 @@ impl World {
             .then_some("end: refuses, the guest is lost or ruled out")
     }
 
-    /// Whether everybody is there whom some voter's log or configuration names.
+    /// Whether all replicas run that some voter's log or configuration names.
     fn all_named_are_up(&self) -> bool {
         let mut named = self.newest_voters();
         for voter in self.newest_voters() {
@@ -194,7 +194,7 @@ impl World {
             .collect()
     }
 
-    /// Cuts some follower off, without whom there is a quorum.
+    /// Cuts off a follower without which there is a quorum.
     pub(super) fn encore_cut(&mut self) {
         let serving = self.serving().filter(|_| self.leavers_are_gone());
         let Some((leader, status)) = serving.and_then(|host| Some((host, self.status(host)?)))

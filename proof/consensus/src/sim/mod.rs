@@ -9,11 +9,10 @@
 //! ```
 //!
 //! * A run depends on nothing but its seed: the same seed gives the same trace.
-//! * Faults come at random moments, and lie in wait for the moments in which bugs live
-//!   (`faults`).
-//! * After the last fault the group must get well and serve (`heal`), and a follower that is then
-//!   cut off and comes back must change nothing (the encore).
-//! * Each property is a file of [`invariants`], with its place in the papers.
+//! * Faults come at random times, and at fault injection points (`faults`).
+//! * After the last fault the group has to recover and serve (`heal`), and a follower that is then
+//!   cut off and comes back has to change nothing (the encore).
+//! * Each property is a file of [`invariants`], with its section in the papers.
 //! * `coverage` counts how often the interesting branches were reached.
 
 mod body;
@@ -24,6 +23,7 @@ mod disk;
 mod faults;
 mod heal;
 mod host;
+mod inject;
 pub mod invariants;
 mod net;
 mod observe;
@@ -31,7 +31,6 @@ mod replace;
 mod run;
 mod scenario;
 mod schedule;
-mod strike;
 mod world;
 
 pub use coverage::REACHED;

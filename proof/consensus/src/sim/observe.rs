@@ -1,6 +1,6 @@
 //! What happens inside a core, seen from outside: where it stood before a turn and after.
 //!
-//! Counted for coverage, and the moments for which faults lie in wait.
+//! It is counted for coverage, and faults are injected at some of these points.
 
 use super::faults::Moment;
 use super::world::World;
@@ -27,7 +27,7 @@ impl World {
             self.moment(Moment::Truncated, host);
         }
         if after.base > before.commit {
-            self.moment(Moment::Jumped, host);
+            self.moment(Moment::Installed, host);
         }
         if before.phase != after.phase {
             self.observe_phase(host, before, &after);
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// An election begins: whoever recovers at this time does so during a view change.
+    /// An election begins: a replica that recovers at this time does so during a view change.
     fn note_election(&mut self) {
         for host in 0..self.hosts.len() {
             let phase = self.status(host).map(|status| status.phase);

@@ -5,8 +5,8 @@
 //!   leaver:     voter -> none -> its process is stopped some time later, or never
 //! ```
 //!
-//! The operator keeps no state but the goal. Every look asks whoever leads for the next step; a
-//! step that is refused or lost is asked for again at the next look.
+//! The operator keeps no state but the goal. It asks the leader for the next step again and again,
+//! so a step that is refused or lost is repeated.
 
 use super::faults::Moment;
 use super::schedule::Happening;
@@ -18,9 +18,9 @@ use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 /// A replacement under way.
 #[derive(Clone, Copy, Debug)]
 struct Goal {
-    /// Who comes.
+    /// The replica that comes.
     newcomer: Option<ReplicaId>,
-    /// Who goes.
+    /// The replica that goes.
     leaver: Option<ReplicaId>,
     /// The newcomer votes before the leaver goes.
     newcomer_first: bool,
@@ -36,7 +36,7 @@ pub struct Replacing {
 }
 
 impl Replacing {
-    /// Whether nobody is being replaced.
+    /// Whether no replica is being replaced.
     pub fn is_idle(&self) -> bool {
         self.goal.is_none()
     }
@@ -106,7 +106,7 @@ impl World {
         let members = status.members;
         let mut goal = goal;
         if self.scenario.guest {
-            // It has been given the guest meanwhile, and stays.
+            // A replica that has been given the guest meanwhile stays.
             goal.leaver = goal.leaver.filter(|id| !status.in_sync.contains(*id));
         }
         let full = members.voters.len() == 9;
@@ -186,7 +186,8 @@ impl World {
         let voters = next.voters.iter().map(|id| usize::from(id.0));
         let forgetful: Vec<_> = voters.filter(|host| self.has_forgotten(*host)).collect();
         let bearable = forgetful.len() <= (next.voters.len() - 1) / 2;
-        // Whoever lost its disk asks those whom it was told of: they must not leave meanwhile.
+        // A replica that lost its disk asks the members that it was told: they must not leave
+        // meanwhile.
         let asks = forgetful.iter().any(|host| self.hosts[*host].disk.is_new);
         (bearable || !self.scenario.bounded) && !asks
     }
@@ -196,7 +197,7 @@ impl World {
         self.replacing.group = members;
     }
 
-    /// A new generation begins, in the group as the first leader was told it: those of them that were
+    /// A new generation begins, with the members that the first leader was told: those that were
     /// stopped are needed again.
     pub(super) fn group_begins(&mut self, members: ReplicaSet) {
         self.replacing.group = Members::of(members);
@@ -214,8 +215,8 @@ impl World {
         self.replacing.group.voters
     }
 
-    /// Stops the processes of those who have left, sooner or later: until then they may believe
-    /// what they like.
+    /// Stops the processes of replicas that have left, some time later: until then they may believe
+    /// that they are members.
     fn stop_leavers(&mut self) {
         let goal = self.replacing.goal;
         for host in 0..self.hosts.len() {
@@ -233,7 +234,7 @@ impl World {
         }
     }
 
-    /// Whether all those that left are stopped.
+    /// Whether all replicas that left are stopped.
     pub(super) fn leavers_are_gone(&self) -> bool {
         let hosts = self.hosts.iter().enumerate();
         let mut enlisted = hosts.filter(|(_, host)| host.enlisted);
@@ -259,7 +260,7 @@ impl World {
         })
     }
 
-    /// The group by the log of `host`, whatever its core says: the newest change in it, or else
+    /// The members by the log of `host`, without asking its core: the newest change in it, or else
     /// the newest that was ever committed.
     pub(super) fn members_by_log(&self, host: usize) -> Members {
         let Some(core) = self.core(host) else {
@@ -278,7 +279,7 @@ impl World {
         changes.into_iter().next().unwrap_or(self.replacing.group)
     }
 
-    /// Those who belong to the group by the word of `leader`.
+    /// The members as `leader` reports them.
     pub(super) fn members_of(&self, leader: usize) -> ReplicaSet {
         let status = self.status(leader);
         status.map_or(ReplicaSet::EMPTY, |status| status.members.all())

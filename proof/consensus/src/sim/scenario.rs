@@ -1,6 +1,6 @@
 //! What a seed's world is made of.
 
-use super::faults::Ambush;
+use super::faults::FaultPoint;
 use super::net::Weather;
 use apus::{Canary, Configuration, Durability, Members};
 use plover_sim::rng::Rng;
@@ -42,8 +42,8 @@ pub struct Scenario {
     pub fault_gap: (u64, u64),
     /// How long faults come.
     pub faults_for: Micros,
-    /// A fault that lies in wait.
-    pub ambush: Option<Ambush>,
+    /// A fault that is injected at a point of the protocol.
+    pub fault_point: Option<FaultPoint>,
     /// Between two turns of the clients.
     pub work_gap: (u64, u64),
     /// How eagerly the log is trimmed, in thousandths of those turns.
@@ -53,7 +53,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Who is who before the first entry.
+    /// The configuration before the first entry.
     pub fn first_configuration(&self) -> Configuration {
         let voters = ReplicaSet::of((0..self.replicas as u8).map(ReplicaId));
         Configuration {
@@ -89,7 +89,7 @@ impl Scenario {
             log_bytes_max: chance.pick(&[4_000, 1 << 20, 1 << 20]),
             fault_gap: chance.pick(&[(5_000, 60_000), (20_000, 200_000), (80_000, 700_000)]),
             faults_for: chance.micros((800_000, 3_000_000)),
-            ambush: chance.often(600).then(|| Ambush::draw(chance)),
+            fault_point: chance.often(600).then(|| FaultPoint::draw(chance)),
             work_gap: chance.pick(&[(500, 8_000), (3_000, 20_000), (10_000, 60_000)]),
             trims: chance.pick(&[0, 20, 100]),
             canary,

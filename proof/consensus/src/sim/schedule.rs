@@ -74,8 +74,8 @@ pub enum Happening {
     Operator,
     /// The next fault comes.
     NextFault,
-    /// A fault strikes.
-    Strike(Fault),
+    /// A fault begins.
+    Inject(Fault),
     /// A fault ends.
     Mend(Fault),
     /// A process starts again.

@@ -1,8 +1,8 @@
-//! The simulated world: hosts, network, time, and what strikes them.
+//! The simulated world: hosts, network, time, and faults.
 //!
-//! The world plays the caller's part as the real one would: it writes disks (late), restarts
-//! processes with what their disks hold, keeps the in-sync set, and asks every core for its next
-//! deadline. After every step the invariants look for a broken promise; the first ends the run.
+//! The world does what a real caller does: it writes disks (late), restarts processes with what
+//! their disks hold, keeps the in-sync set, and asks every core for its next deadline. Every step
+//! is checked by the invariants, and the first violation ends the run.
 
 use super::describe;
 use super::heal::Healing;
@@ -193,7 +193,7 @@ impl World {
             Happening::Work => self.work(),
             Happening::Operator => self.operator(),
             Happening::NextFault => self.next_fault(),
-            Happening::Strike(fault) => self.strike(fault),
+            Happening::Inject(fault) => self.inject(fault),
             Happening::Mend(fault) => self.mend(fault),
             Happening::Restart(host) => self.restart(host),
             Happening::Heal => self.heal(),
@@ -296,7 +296,7 @@ impl World {
         cores.filter_map(|(host, state)| Some((host, state.core.as_ref()?)))
     }
 
-    /// Who leads, by the newest view.
+    /// The leader of the newest view.
     pub(super) fn leader(&self) -> Option<usize> {
         let leads = self.up().map(|(host, core)| (host, core.status()));
         let leads = leads.filter(|(_, status)| status.phase == Phase::Leading);

@@ -1,9 +1,9 @@
-//! What a client was told to be committed stays committed, once, and in the order of real time.
+//! A proposal that was acknowledged to a client stays committed, once, and in real-time order.
 //!
 //! The leader that took a proposal answers its client when it delivers the entry. From then on
-//! the proposal is in the log at that place for ever; it is there once; and whatever is proposed
-//! after the answer comes after it in the log. Together with equal logs that is linearizability
-//! of the log, seen from the client's side.
+//! the proposal is in the log at that place for ever, and only there; and every proposal that is
+//! made after the answer comes after it in the log. Together with equal logs this is
+//! linearizability of the log, seen by clients.
 
 use super::{Check, demand};
 use apus::{Entry, EntryKind};
@@ -19,7 +19,7 @@ pub struct Acknowledged {
     next: u64,
     /// The highest index that had been acknowledged when a proposal was made.
     floors: BTreeMap<u64, Index>,
-    /// Where each acknowledged one lies.
+    /// Where each acknowledged one is.
     places: BTreeMap<u64, Index>,
     highest: Index,
 }
@@ -38,7 +38,7 @@ impl Acknowledged {
         Some(u64::from_le_bytes(word.try_into().ok()?))
     }
 
-    /// An operator has let a new guest boot: the clients of the last one know.
+    /// An operator has let a new guest boot, and the clients of the last one know.
     pub fn generation_begins(&mut self) {
         self.places.clear();
         self.highest = Index(0);
@@ -63,7 +63,7 @@ impl Acknowledged {
         })
     }
 
-    /// In the end every acknowledged proposal lies in the chosen log, where it was.
+    /// In the end every acknowledged proposal is in the chosen log, at its place.
     pub fn survive(&self, chosen: &[Entry]) -> Check {
         for (name, place) in &self.places {
             let entry = chosen.get(place.0 as usize - 1);

@@ -1,7 +1,8 @@
-//! Whoever begins to lead a view holds all that was committed before it (leader completeness).
+//! A replica that begins to lead a view holds all that was committed before it (leader
+//! completeness, Raft §5.4).
 //!
-//! Checked entry by entry at the moment of taking office, before anything is proposed: a leader
-//! without a committed entry would put something else in its place.
+//! Checked entry by entry when it begins to lead, before anything is proposed: a leader without a
+//! committed entry would put something else in its place.
 
 use super::{Check, demand};
 use apus::{Apus, Entry};

@@ -1,8 +1,8 @@
 //! A replica that was cut off and comes back does not depose a healthy leader (pre-vote).
 //!
-//! Checked at the end of every run, in a group that has got well: one follower is cut off, in
-//! both directions or in one, long enough to look for a leader many times; then it is healed. The
-//! leader must lead the same view from beginning to end, and the follower must follow it.
+//! Checked at the end of every run, in a group that has recovered: one follower is cut off, in both
+//! directions or in one, long enough to look for a leader many times, and then healed. The leader
+//! has to lead the same view all the time, and in the end the follower has to follow it.
 
 use super::{Check, demand};
 use plover_types::View;
@@ -12,7 +12,7 @@ pub fn stays(follower: usize, before: (usize, View), now: Option<(usize, View)>)
     demand(
         now == Some(before),
         "healthy_leader_stays",
-        "Paxos made practical §3; design §6",
+        "Paxos made practical §3",
         || {
             let (leader, view) = before;
             format!("r{leader} led {view}, r{follower} was cut off and healed, now {now:?} leads")

@@ -1,8 +1,8 @@
-//! What is delivered lies on the stable storage of a majority (disk mode).
+//! Disk mode: a delivered entry is on the stable storage of a majority.
 //!
-//! The point of `durability = "disk"` is that nothing committed hangs on processes. So at the
-//! first delivery of an entry the disks are looked at, of dead hosts too. A disk that has lost
-//! something by damage is given the benefit of the doubt: it may have held the entry.
+//! With `durability = "disk"` nothing committed depends on processes. So at the first delivery of
+//! an entry the disks are checked, those of dead hosts too. A disk that was damaged counts as one
+//! that holds the entry, for it may have held it.
 
 use super::{Check, demand};
 use plover_types::Viewstamp;

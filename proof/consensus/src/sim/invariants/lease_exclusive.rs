@@ -1,7 +1,7 @@
-//! No two replicas hold a valid lease at the same moment: each believes that nobody else was
-//! elected, and a leader releases outputs on nothing but that belief.
+//! No two replicas hold a valid lease at the same moment: a leader releases outputs because its
+//! lease says that no other replica was elected.
 //!
-//! Every host asks its own clock, and clocks run fast or slow by up to four hundredths.
+//! Every host uses its own clock, and clocks run fast or slow by up to four hundredths.
 
 use super::{Check, demand};
 

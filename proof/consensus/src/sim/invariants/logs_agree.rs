@@ -1,8 +1,8 @@
 //! What is delivered at an index is the same everywhere and for ever.
 //!
-//! The first replica to deliver an index fixes what was chosen there; every later delivery, by
-//! whomever, must equal it. Each generation of a guest has a log of its own: when the operator lets an
-//! empty group boot again, what the last guest did binds nobody.
+//! The first replica that delivers an index fixes what was chosen there. Every later delivery, on
+//! any replica, has to equal it. Each generation has a log of its own: when the operator lets an
+//! empty group boot again, the log of the last guest no longer matters.
 
 use super::{Check, demand};
 use apus::Entry;
@@ -31,8 +31,8 @@ impl ChosenLog {
     }
 
     /// What was committed before `view`, in the generation that it belongs to. A candidate that was
-    /// paused may take its view up when a later one has long committed more; it leads nobody then,
-    /// and owes nothing to what came after it.
+    /// paused may begin its view when a later one has committed more already. No replica follows it
+    /// then, and it need not hold what came after its view.
     pub fn before(&self, view: View) -> &[Entry] {
         let Some((_, generation)) = self.generations.range(..=view).next_back() else {
             return &[];
@@ -89,7 +89,7 @@ impl ChosenLog {
                 Ok(true)
             }
             None => Err(violation(format!(
-                "r{host} delivers {} though nobody delivered its predecessor",
+                "r{host} delivers {} though no replica delivered its predecessor",
                 entry.viewstamp
             ))),
         }

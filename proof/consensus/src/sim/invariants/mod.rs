@@ -1,6 +1,6 @@
-//! What must never happen, one property a file, each with the place in the papers that asks for
-//! it. They watch from outside: what replicas say of themselves is believed only where the
-//! property is about that.
+//! What must never happen, one property a file, each with its section in the papers. The checks
+//! observe from outside: what a replica reports of itself counts only where the property is about
+//! that report.
 
 pub mod acknowledged_survive;
 pub mod committed_not_lost;

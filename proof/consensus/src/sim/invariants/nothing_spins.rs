@@ -1,5 +1,5 @@
-//! After a tick at its deadline, a core's next deadline lies ahead: a caller that sleeps until
-//! the deadline would otherwise never sleep.
+//! After a tick at its deadline, a core's next deadline lies in the future. Otherwise a caller that
+//! sleeps until the deadline would never sleep.
 
 use super::{Check, demand};
 use plover_types::Micros;

@@ -1,18 +1,18 @@
-//! No view is led twice: not by two replicas, and not by one replica in two lives of its
-//! process, the second of which has forgotten what the first had proposed.
+//! No view is led twice: not by two replicas, and not by two processes of one replica, of which
+//! the second has forgotten what the first proposed.
 
 use super::{Check, demand};
 use plover_types::View;
 use std::collections::BTreeMap;
 
-/// Who has led which view.
+/// Which replica has led which view.
 #[derive(Debug, Default)]
 pub struct OneLeaderAView {
     elected: BTreeMap<View, usize>,
 }
 
 impl OneLeaderAView {
-    /// The process on `host` says that it leads `view` from now on.
+    /// The process on `host` begins to lead `view`.
     pub fn elected(&mut self, host: usize, view: View) -> Check {
         let before = self.elected.insert(view, host);
         let own = view.leader().map(|id| usize::from(id.0)) == Some(host);
@@ -24,8 +24,8 @@ impl OneLeaderAView {
         )
     }
 
-    /// `host` has lost its disk. Views that it led and that nobody has heard of (`known` is the
-    /// highest that anybody has) have left no trace: it may come upon them again.
+    /// `host` has lost its disk. It may lead views again that it led and that no other replica has
+    /// heard of (`known` is the highest that one has): they have left no trace.
     pub fn forgotten(&mut self, host: usize, known: View) {
         self.elected
             .retain(|view, leader| *leader != host || *view <= known);

@@ -1,7 +1,7 @@
-//! Faults strike and end.
+//! Faults begin and end.
 
 use super::disk::Disk;
-use super::faults::{Ambush, Fault, KINDS, Kind, Moment, span_of};
+use super::faults::{Fault, FaultPoint, KINDS, Kind, Moment, span_of};
 use super::schedule::Happening;
 use super::world::World;
 use apus::{Durability, Phase};
@@ -20,11 +20,11 @@ impl World {
             return;
         }
         let kind = self.faults.pick(&KINDS);
-        // Leaders attract misfortune, or little would ever happen to the group.
+        // Leaders are hit more often, or little would happen to the group.
         let leader = self.leader().filter(|_| self.faults.often(400));
         let victim = leader.unwrap_or_else(|| self.anyone());
         let fault = self.aim(kind, victim);
-        self.strike(fault);
+        self.inject(fault);
     }
 
     /// Whether the first generation has begun in earnest: a majority keeps its log. Before that, a group
@@ -71,20 +71,20 @@ impl World {
         }
     }
 
-    /// The protocol is in the middle of something: faults may lie in wait for that.
+    /// The protocol is at a point at which a fault may be injected.
     pub(super) fn moment(&mut self, moment: Moment, host: usize) {
-        let Some(ambush) = self.scenario.ambush else {
+        let Some(fault_point) = self.scenario.fault_point else {
             return;
         };
-        let Ambush {
+        let FaultPoint {
             often,
             kind,
             myself,
             delay,
             ..
-        } = ambush;
+        } = fault_point;
         if !self.formed
-            || ambush.moment != moment
+            || fault_point.moment != moment
             || self.healing.has_begun()
             || !self.faults.often(often)
         {
@@ -97,17 +97,17 @@ impl World {
         };
         let fault = self.aim(kind, victim);
         let delay = self.faults.micros(delay);
-        self.coverage.hit("fault: out of an ambush");
-        self.plan.after(delay, Happening::Strike(fault));
+        self.coverage.hit("fault: at a fault injection point");
+        self.plan.after(delay, Happening::Inject(fault));
     }
 
-    /// A fault strikes.
-    pub(super) fn strike(&mut self, fault: Fault) {
+    /// A fault begins.
+    pub(super) fn inject(&mut self, fault: Fault) {
         if self.healing.has_begun() {
             return;
         }
         let span = span_of(fault, &mut self.faults);
-        let Some(what) = self.strike_with(fault, span) else {
+        let Some(what) = self.inject_for(fault, span) else {
             return;
         };
         trace!(self, "FAULT {fault:?} for {span}");
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    fn strike_with(&mut self, fault: Fault, span: Micros) -> Option<&'static str> {
+    fn inject_for(&mut self, fault: Fault, span: Micros) -> Option<&'static str> {
         Some(match fault {
             Fault::Crash(host) => {
                 let forgets = self.scenario.durability == Durability::Memory;
@@ -293,7 +293,7 @@ impl World {
         }
         let configuration = self.scenario.first_configuration();
         self.hosts[host].disk = Disk::new(configuration);
-        // Whoever replaces a disk says which group it is for.
+        // An operator who replaces a disk configures the group's members.
         self.hosts[host].told = self.group();
         self.hosts[host].disk.has_forgotten = true;
         let views = self.up().map(|(_, core)| core.status().view);
