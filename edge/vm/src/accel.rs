@@ -1,10 +1,10 @@
 //! Choosing what runs the guest's instructions.
 //!
-//! A `/dev/kvm` that opens may still be of no use: KVM inside some virtual machines is itself
-//! emulated, and a Linux guest hangs in its first milliseconds or crawls. `auto` therefore tries
-//! what it would use: the configured QEMU, with KVM, on a 64 KiB firmware that does what a kernel
-//! does first and then a fixed amount of work (`probe/probe.S`). It must say that it is done
-//! within a second. A processor needs about a tenth of that, QEMU's own start included.
+//! A `/dev/kvm` that opens may still be useless: KVM inside some virtual machines is itself emulated, and
+//! a Linux guest hangs in its first milliseconds or crawls. So `auto` runs a probe: the configured QEMU,
+//! with KVM, on a 64 KiB firmware that does what a kernel does first and then a fixed amount of work
+//! (`probe/probe.S`). It must finish within a second. A processor needs about a tenth of that, QEMU's
+//! own start included.
 
 use crate::qemu::process::{Process, binary};
 use crate::{Accel, QemuConfig, VmError};
@@ -37,8 +37,8 @@ pub struct AccelChoice {
     pub reason: String,
 }
 
-/// Resolves [`Accel::Auto`]. What was found for a QEMU binary and machine is remembered for the
-/// life of the process.
+/// Resolves [`Accel::Auto`]. The choice for a QEMU binary and machine is remembered as long as the process
+/// lives.
 pub fn choose_accel(config: &QemuConfig) -> AccelChoice {
     static CHOSEN: Mutex<Option<(PathBuf, crate::Machine, AccelChoice)>> = Mutex::new(None);
     if config.accel != Accel::Auto {
@@ -70,7 +70,7 @@ pub fn choose_accel(config: &QemuConfig) -> AccelChoice {
     choice
 }
 
-/// Whether `/dev/kvm` is there for this user.
+/// Checks that this user can open `/dev/kvm`.
 pub(crate) fn open_kvm() -> Result<(), String> {
     File::options()
         .read(true)
@@ -80,9 +80,9 @@ pub(crate) fn open_kvm() -> Result<(), String> {
         .map_err(|error| format!("/dev/kvm: {error}"))
 }
 
-/// What `-cpu` is under KVM: the host's processor. Newer kernels offer guests of AMD processors a
-/// register that only Intel's have (IA32_ARCH_CAPABILITIES) and then refuse what QEMU writes into
-/// it, which ends QEMU 7.2 at the start ("failed to set MSR 0x10a"). It tells a guest nothing there.
+/// The value of `-cpu` under KVM: the host's processor. Newer kernels offer guests on AMD processors a
+/// register that only Intel's have (IA32_ARCH_CAPABILITIES), and then refuse what QEMU writes into it,
+/// which ends QEMU 7.2 at the start ("failed to set MSR 0x10a"). A guest there does not need it.
 pub fn host_cpu() -> &'static str {
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_of(&processors)
@@ -102,7 +102,7 @@ fn cpu_of(processors: &str) -> &'static str {
     }
 }
 
-/// Runs the probe and says how long it took, or what went wrong.
+/// Runs the probe. Returns how long it took, or what went wrong.
 fn run_probe(config: &QemuConfig, accel: &str) -> Result<Duration, String> {
     let begin = Instant::now();
     let mut process = start_probe(config, accel).map_err(|error| error.to_string())?;
@@ -114,7 +114,7 @@ fn run_probe(config: &QemuConfig, accel: &str) -> Result<Duration, String> {
                 Err(how)
             };
         }
-        // An "internal error" is printed, and QEMU goes on standing.
+        // QEMU prints an "internal error" and does not exit.
         process.read_stderr();
         let words = process.last_words();
         if let Some(at) = words.find("internal error") {
@@ -138,7 +138,7 @@ fn run_probe(config: &QemuConfig, accel: &str) -> Result<Duration, String> {
             tv_sec: 0,
             tv_nsec: i64::from(left.subsec_nanos().max(1_000_000)),
         };
-        // A failed wait shows in the next round.
+        // If the wait fails, the next round looks again.
         let _ = poll(&mut fds, Some(&timeout));
     }
 }
@@ -186,16 +186,12 @@ mod tests {
     use crate::{Boot, Machine};
 
     fn config(machine: Machine) -> QemuConfig {
-        let boot = Boot::Disk {
-            image: "/dev/null".into(),
-        };
-        let mut config = QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap());
-        config.machine = machine;
-        config
+        QemuConfig {
+            machine,
+            ..QemuConfig::new(Boot::Firmware, "52:54:00:00:00:01".parse().unwrap())
+        }
     }
 
-    /// The firmware is right: QEMU's translator, which is a complete processor, runs it to its
-    /// end. So where it fails under KVM, KVM is the reason.
     #[test]
     fn a_register_of_intel_is_not_offered_on_other_processors() {
         let vendor = |name| format!("processor\t: 0\nvendor_id\t: {name}\nmodel\t: 1\n");
@@ -207,6 +203,8 @@ mod tests {
         assert_eq!(cpu_of(""), "host");
     }
 
+    /// QEMU's translator is a complete processor and runs the probe to its end. So if the probe fails
+    /// under KVM, KVM is the reason.
     #[test]
     fn the_probe_passes_where_the_processor_is_complete() {
         if std::process::Command::new("qemu-system-x86_64")

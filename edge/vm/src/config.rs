@@ -1,4 +1,4 @@
-//! What the user may choose about the hypervisor and the guest.
+//! How a guest is to be run.
 
 use plover_types::{Mac, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
@@ -28,8 +28,8 @@ impl Machine {
         }
     }
 
-    /// Whether device state may only be loaded onto freshly reset devices. PCI machines refuse
-    /// it otherwise: virtio-pci checks the loaded ring indices against the live rings.
+    /// Whether device state can be loaded only onto freshly reset devices. PCI machines refuse it
+    /// otherwise: virtio-pci checks the loaded ring indices against the live rings.
     pub fn needs_reset(self) -> bool {
         self != Self::Microvm
     }
@@ -65,28 +65,19 @@ impl fmt::Display for Accel {
 }
 
 /// What the guest starts from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
     /// A Linux kernel, loaded by QEMU.
     Kernel {
         /// The kernel image (`vmlinuz`).
         kernel: PathBuf,
         /// The initial RAM disk.
-        #[serde(default)]
         initrd: Option<PathBuf>,
         /// The kernel's command line. Empty: [`Boot::DEFAULT_CMDLINE`].
-        #[serde(default)]
         cmdline: String,
     },
-    /// A raw disk image, whose boot sector is run; its changes are not kept and not synced. Not
-    /// on [`Machine::Microvm`], which has no such disk.
-    Disk {
-        /// The image.
-        image: PathBuf,
-    },
     /// The machine's firmware, which starts the first of [`QemuConfig::disks`] that it can. Not on
-    /// [`Machine::Microvm`], which has none for disks.
+    /// [`Machine::Microvm`], which has no firmware for disks.
     Firmware,
 }
 
@@ -97,8 +88,8 @@ pub enum Firmware {
     /// SeaBIOS, which comes with QEMU.
     #[default]
     Bios,
-    /// OVMF, of the package `ovmf`. Its variables are kept in guest RAM, and so follow every
-    /// syncvm (docs/firmware.md). Not on [`Machine::Microvm`].
+    /// OVMF (package `ovmf`). Its variables are in guest RAM, so every syncvm copies them
+    /// (docs/firmware.md). Not on [`Machine::Microvm`].
     Uefi,
 }
 
@@ -120,80 +111,48 @@ pub enum DiskBus {
     Ide,
 }
 
-/// A disk as the guest sees it; its content is [`plover_disk::Disks`]' business.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// A disk as the guest sees it. [`plover_disk::Disks`] serves its content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskDevice {
     /// How it is connected.
-    #[serde(default)]
     pub bus: DiskBus,
     /// The guest cannot write it.
-    #[serde(default)]
     pub read_only: bool,
 }
 
 impl Boot {
-    /// Console on the first serial port; a panic reboots at once, which Plover sees as
+    /// Console on the first serial port; a panic reboots at once, which is reported as
     /// [`crate::VmEvent::GuestShutdown`].
     pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 }
 
 /// One guest under QEMU. All replicas of a group must use the same machine, vCPUs, memory, MAC
 /// and kernel; `qemu` and the firmware must be the same version on all of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuConfig {
     /// The QEMU binary. Without it, `qemu-system-x86_64` on the path.
-    #[serde(default)]
     pub qemu: Option<PathBuf>,
     /// The machine type.
-    #[serde(default)]
     pub machine: Machine,
     /// What runs the guest's instructions.
-    #[serde(default)]
     pub accel: Accel,
     /// Virtual processors.
-    #[serde(default = "one")]
     pub vcpus: u32,
     /// Guest RAM in MiB.
-    #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
     /// What the guest starts from.
     pub boot: Boot,
-    /// What runs before that.
-    #[serde(default)]
+    /// The firmware of a PC.
     pub firmware: Firmware,
     /// The address of the guest's NIC.
     pub mac: Mac,
     /// A name for people, in QEMU's process title and in messages.
-    #[serde(default = "default_name")]
     pub name: String,
-    /// The most frames that wait for the guest's NIC; more are refused, as by a NIC's queue.
-    #[serde(default = "default_feed_frames")]
-    pub feed_frames: u32,
-    /// Gives all orders through QEMU's monitor, as where a build of QEMU exports nothing else
-    /// (docs/decisions/0013). Slower; for tests of that way.
-    #[serde(default)]
+    /// Gives all orders through QEMU's monitor, as with a build of QEMU that exports nothing else
+    /// (docs/decisions/0013). Slower; for tests.
     pub monitor_only: bool,
     /// Its disks, in the order in which firmware tries to boot from them.
-    #[serde(default)]
     pub disks: Vec<DiskDevice>,
-}
-
-fn one() -> u32 {
-    1
-}
-
-fn default_mem_mib() -> u32 {
-    256
-}
-
-fn default_name() -> String {
-    "plover".into()
-}
-
-fn default_feed_frames() -> u32 {
-    1024
 }
 
 impl QemuConfig {
@@ -203,13 +162,12 @@ impl QemuConfig {
             qemu: None,
             machine: Machine::default(),
             accel: Accel::default(),
-            vcpus: one(),
-            mem_mib: default_mem_mib(),
+            vcpus: 1,
+            mem_mib: 256,
             boot,
             firmware: Firmware::default(),
             mac,
-            name: default_name(),
-            feed_frames: default_feed_frames(),
+            name: "plover".into(),
             monitor_only: false,
             disks: Vec::new(),
         }

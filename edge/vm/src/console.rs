@@ -1,9 +1,9 @@
 //! The guest's serial console: a pair of connected stream sockets.
 //!
-//! What is typed is an input like any other, and like a frame it must not reach a guest that
-//! stands: QEMU would move it into the UART behind the state that is being saved. It is kept
-//! back the way [`crate::nic`] keeps frames, and what QEMU had not read can be taken back: a
-//! syncvm carries the leader's to the secondary, whose own belongs to a state that is gone.
+//! Typed bytes are an input. Like a frame, they must not reach a paused guest: QEMU would move them into
+//! the UART after its state was saved. They are kept back as [`crate::nic`] keeps frames, and bytes that
+//! QEMU has not read can be taken back: a syncvm carries the leader's to the secondary. The secondary's
+//! own belong to a state that is gone.
 
 use crate::VmError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
-/// What may wait to be typed; more is lost, as in any UART. A paste of a screenful fits.
+/// Typed bytes that may wait; more are lost, as in any UART. A paste of a screenful fits.
 const INPUT_BYTES: usize = 64 << 10;
 
 /// The most that one [`Console::read`] takes, so that a guest that prints without end does not
@@ -70,7 +70,7 @@ impl Console {
         }
     }
 
-    /// Moves what is kept into the socket, as far as there is room.
+    /// Moves kept bytes into the socket, as far as there is room.
     pub(crate) fn flush(&mut self) {
         while !self.holding && !self.held.is_empty() {
             match send(
@@ -85,12 +85,12 @@ impl Console {
         }
     }
 
-    /// Whether something typed waits for room in the socket.
+    /// Whether typed bytes wait for room in the socket.
     pub(crate) fn has_backlog(&self) -> bool {
         !self.holding && !self.held.is_empty()
     }
 
-    /// The guest is about to stand: takes back what QEMU has not read.
+    /// The guest is about to be paused: takes back the bytes that QEMU has not read.
     pub(crate) fn hold(&mut self) {
         if self.holding {
             return;
@@ -108,12 +108,12 @@ impl Console {
         self.flush();
     }
 
-    /// While the guest stands: what was typed and QEMU has not read.
+    /// While the guest is paused: the typed bytes that QEMU has not read.
     pub(crate) fn take_unconsumed(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
 
-    /// Whether QEMU has read all that was typed.
+    /// Whether QEMU has read every byte typed.
     pub(crate) fn consumed_all(&self) -> bool {
         self.held.is_empty()
             && rustix::io::ioctl_fionread(&self.theirs).is_ok_and(|bytes| bytes == 0)

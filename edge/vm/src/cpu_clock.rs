@@ -1,11 +1,12 @@
 //! How much CPU the guest's vCPU threads have used, read from another process.
 //!
-//! The obvious clocks do not serve: `clock_gettime` on a thread of another process is an error
-//! (only its own process may), and `/proc/PID/task/TID/schedstat` is brought up to date when the
-//! thread is switched out or the timer ticks, so that over a fraction of a millisecond a thread
-//! that computes without pause looks as idle as one that sleeps, which is the very thing to be
-//! told apart. A perf counter of the thread's task clock is exact at each read, and a read takes
-//! less than a microsecond. `schedstat` is the fallback where perf is not permitted.
+//! A perf counter of the thread's task clock is exact at each read, and a read takes less than a
+//! microsecond. The more obvious clocks do not work:
+//!
+//! - `clock_gettime` fails for a thread of another process.
+//! - `/proc/PID/task/TID/schedstat` is updated only when the thread is switched out or the timer ticks.
+//!   Over a fraction of a millisecond a thread that computes without pause looks as idle as one that
+//!   sleeps. It is the fallback where perf is not permitted.
 
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::fs::File;

@@ -1,8 +1,8 @@
 //! Device and CPU state on its way in and out of QEMU: a memfd.
 //!
 //! QEMU's `xen-save-devices-state` and `xen-load-devices-state` take a file name. QEMU inherits
-//! this memory file and opens it as `/proc/self/fd/N`, anew and truncated for each save, so there
-//! is no file in any directory to protect or to clean up.
+//! this memory file and opens it as `/proc/self/fd/N`, truncated for each save. So no file in any
+//! directory must be protected or cleaned up.
 
 use crate::VmError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,8 +11,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// More than any machine here saves (20 to 80 KiB), with room for big virtio devices. A bound
-/// because the size is QEMU's word.
+/// Far more than any machine here saves (20 to 80 KiB). A bound is needed because QEMU, which a guest
+/// may have taken over, decides the size.
 const STATE_BYTES_MAX: u64 = 64 << 20;
 
 /// The file that carries one state at a time.
@@ -38,7 +38,7 @@ impl StateFile {
         self.file.write_all_at(state, 0)
     }
 
-    /// What QEMU saved.
+    /// The state that QEMU saved.
     pub(crate) fn read(&self) -> std::io::Result<Vec<u8>> {
         let size = fstat(&self.file)?.st_size as u64;
         if size == 0 || size > STATE_BYTES_MAX {
@@ -57,35 +57,32 @@ impl StateFile {
 const SECTION: u8 = 0x04;
 /// It ends with this byte and its number again.
 const FOOTER: u8 = 0x7e;
-/// This byte and the number, at either end.
+/// Bytes of the marker and the number, at either end.
 const HEAD_BYTES: usize = 5;
 /// The section of the serial port, with its instance and the version known here.
 const SERIAL: &[u8] = b"\x06serial\0\0\0\0\0\0\0\x03";
 /// Its registers, which come first.
 const SERIAL_REGISTERS: usize = 11;
-/// With all its subsections it is shorter than this.
+/// The most bytes that it has with all its subsections.
 const SERIAL_BYTES_MAX: usize = 512;
 /// A subsection begins with this byte, its name (one byte of length first) and its version.
 const SUBSECTION: u8 = 0x05;
-/// The subsections that QEMU leaves out when there is nothing in them, and what they then hold: a
-/// queue of 16 bytes with head and length, an interrupt that is not pending, a timer that is not
-/// set.
+/// The subsections that QEMU leaves out when they are empty, and their content when empty: a queue of 16
+/// bytes with head and length, an interrupt that is not pending, a timer that is not set.
 const SERIAL_WHEN_EMPTY: [(&[u8], &[u8]); 3] = [
     (b"serial/recv_fifo", &[0; 24]),
     (b"serial/timeout_ipending", &[0; 4]),
     (b"serial/fifo_timeout_timer", &[0xff; 8]),
 ];
 
-/// `state` with what the serial port has *not* received said in so many words.
+/// Adds the empty queue of the serial port to `state`, if `state` leaves it out. Also returns the place
+/// of the serial port's section. A state without such a section, or with one of another form, is
+/// returned unchanged.
 ///
-/// What a state does not mention, QEMU leaves as it is, which is right for a machine that has
-/// just been made. Loaded into one that has run, a state of a guest that has read all that was
-/// typed leaves the other's unread bytes in the queue. They would be read in front of what is
-/// typed next; and where they fill it up, the UART takes nothing any more, for ever, because the
-/// loaded registers say that there is nothing to read.
-///
-/// Also where that section lies then, from its first byte to behind its last. A state that has no
-/// such section, or one of another form, comes back as it is.
+/// A load leaves everything unchanged that the state does not mention. That is right for a machine that
+/// has just been made. On a machine that has run, unread bytes of the replaced guest would stay in the
+/// UART's queue. The guest would read them before what is typed next. If they fill the queue, the UART
+/// takes nothing any more, for ever, because the loaded registers say that there is nothing to read.
 pub(crate) fn with_serial_queue(state: Vec<u8>) -> (Vec<u8>, Range<u32>) {
     let Some(section) = serial(&state) else {
         return (state, 0..0);
@@ -107,7 +104,7 @@ pub(crate) fn with_serial_queue(state: Vec<u8>) -> (Vec<u8>, Range<u32>) {
     ([before, &missing, after].concat(), place(begin)..place(end))
 }
 
-/// Where the serial port's registers and subsections are.
+/// The place of the serial port's registers and subsections.
 fn serial(state: &[u8]) -> Option<Range<usize>> {
     let name = find(state, 0, SERIAL)?;
     let number = name.checked_sub(4)?..name;

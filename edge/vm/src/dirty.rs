@@ -10,12 +10,12 @@
 //!   page is writable until the next scan     in one atomic step for each page
 //! ```
 //!
-//! The protection belongs to QEMU's mapping (a userfaultfd that the agent made). Writes through
-//! any other mapping, `plover`'s own included, are not seen; that is wanted, since `plover` only
-//! writes what the other side already has.
+//! The protection belongs to QEMU's mapping (a userfaultfd that the agent made). Writes through any
+//! other mapping are not seen. That is right for `plover`'s own: it only writes what the other side
+//! already has.
 //!
-//! A scan clears as it reports. What it reported is from then on known only to the caller, also
-//! when the scan fails half-way: the pages that were cleared are in the set by then.
+//! A scan clears as it reports, so only the caller knows the reported pages from then on. A scan that
+//! fails half-way has already added the pages that it cleared.
 
 use crate::VmError;
 use plover_types::{PAGE_BYTES, PageSet};
@@ -28,8 +28,8 @@ const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 
-/// Regions that one call can return: 96 KiB, and a slot rarely dirties as many runs. More take
-/// another call, nothing is lost.
+/// Regions that one call can return: 96 KiB. A slot rarely dirties more runs; then the scan takes
+/// another call.
 const REGIONS: usize = 4096;
 
 /// The kernel's `struct pm_scan_arg`.
@@ -62,7 +62,7 @@ struct Region {
 /// The written-pages tracker of one range of one process.
 pub(crate) struct DirtyTracker {
     pagemap: OwnedFd,
-    /// Tracking ends when the last copy of the userfaultfd closes; this is it.
+    /// The last copy of the userfaultfd: tracking ends when it closes.
     _userfaultfd: OwnedFd,
     start: u64,
     bytes: u64,
@@ -91,7 +91,7 @@ impl DirtyTracker {
         })
     }
 
-    /// Adds to `dirty` what was written since the last scan, and protects it again.
+    /// Adds the pages written since the last scan to `dirty`, and protects them again.
     pub(crate) fn scan(&mut self, dirty: &mut PageSet) -> Result<(), VmError> {
         let end = self.start + self.bytes;
         assert!(u64::from(dirty.capacity()) >= self.bytes / PAGE_BYTES as u64);
@@ -142,10 +142,10 @@ impl DirtyTracker {
     }
 }
 
-/// Tries the mechanism on a page of this process: create, protect, write, scan. `Err` is the
-/// step that failed.
+/// Tries the mechanism on memory of this process: create, protect, write, scan. `Err` names the step
+/// that failed.
 pub(crate) fn try_here() -> Result<(), (&'static str, std::io::Error)> {
-    /// The userfaultfd calls are few and used here only; their numbers are kernel ABI.
+    /// Only this function uses these calls; their numbers are kernel ABI.
     const UFFDIO_API: u64 = 0xc018_aa3f;
     const UFFDIO_REGISTER: u64 = 0xc020_aa00;
     const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;

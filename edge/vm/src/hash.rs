@@ -5,33 +5,33 @@
 //! is XXH3-128 under a secret that is expanded from the session's key and that no guest sees.
 //!
 //! A page is first copied out of guest memory into a buffer on the stack, which stays in the
-//! first-level cache: that costs little and keeps Rust references out of guest memory. Batches
-//! go to all cores, small ones stay on the caller's: waking workers costs as much as hashing
-//! hundreds of pages.
+//! first-level cache. That costs little and keeps Rust references out of guest memory. Large batches
+//! go to all cores. Small ones stay on the caller's: waking workers costs as much as hashing hundreds
+//! of pages.
 
 use crate::regions::Regions;
 use plover_types::{Digest, PAGE_BYTES, PageNo, SUBPAGE_BYTES};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_128_with_secret};
 
-/// Batches up to this size are hashed by the caller. A page takes 0.3 µs; waking workers, and
-/// waiting for the last of them, took longer than hashing the 170 pages of a usual slot by itself
-/// (240 µs against 60 µs, on two cores that have other work, too).
+/// Batches up to this size are hashed by the caller. A page takes 0.3 µs. For the 170 pages of a usual
+/// slot, waking workers and waiting for the last of them took 240 µs against 60 µs without (measured on
+/// two cores that had other work, too).
 const INLINE_PAGES: usize = 512;
 
-/// Pages that a worker takes at once: 10 µs of work, so that the split costs little and the
-/// cores still end together.
+/// Pages that a worker takes at once: 10 µs of work, so that the split costs little and the cores still
+/// finish together.
 const CHUNK_PAGES: usize = 32;
 
-/// Batches from here on are worth the look at which memory was never touched. Much smaller ones of
-/// pages in a row are worth the look whether any of it was.
+/// From this batch size on, looking up which pages were never touched saves time.
 const SPARSE_PAGES: usize = 8192;
+/// From this number of consecutive pages on, asking whether any of them was touched saves time.
 const SPARSE_ROW: usize = 64;
 
 /// Hashes pages under a session's key: XXH3-128 with a secret of 192 bytes, expanded from it.
 pub struct PageHasher([u8; 192]);
 
-// The secret is nobody's to print.
+// Does not print the secret.
 impl std::fmt::Debug for PageHasher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PageHasher").finish_non_exhaustive()
@@ -53,11 +53,6 @@ impl PageHasher {
     pub fn digest(&self, page: &[u8; PAGE_BYTES]) -> Digest {
         Digest(xxh3_128_with_secret(page, &self.0))
     }
-}
-
-/// The digest of one page's bytes under `key`.
-pub fn digest_page(key: &[u8; 32], page: &[u8; PAGE_BYTES]) -> Digest {
-    PageHasher::new(key).digest(page)
 }
 
 /// Adds the hashes of the subpages of `pages` to `hashes`, in order; `read` copies a page out.
@@ -92,7 +87,7 @@ pub(crate) fn hash_pages(
     let (Some(first), Some(last)) = (pages.first(), pages.last()) else {
         return;
     };
-    // Of pages that rise, which is how all lists come.
+    // All lists of pages rise.
     let in_a_row = last.0.checked_sub(first.0) == Some(pages.len() as u32 - 1);
     let zero = hasher.digest(&[0; PAGE_BYTES]);
     if in_a_row && pages.len() >= SPARSE_ROW && regions.first_data(*first) > *last {
@@ -121,7 +116,7 @@ mod tests {
         Regions { ram, disks: None }
     }
 
-    /// The three ways to hash a batch, against hashing page by page.
+    /// All ways to hash a batch give what hashing page by page gives.
     #[test]
     fn every_batch_size_gives_the_same_digests() {
         let pages = SPARSE_PAGES as u32 + 100;
@@ -136,7 +131,7 @@ mod tests {
             .map(|page| {
                 let mut bytes = [0; PAGE_BYTES];
                 ram.read(*page, &mut bytes);
-                digest_page(&key, &bytes)
+                PageHasher::new(&key).digest(&bytes)
             })
             .collect();
         for len in [
@@ -156,6 +151,8 @@ mod tests {
 
     #[test]
     fn another_key_or_byte_gives_another_digest() {
+        let digest_page =
+            |key: &[u8; 32], page: &[u8; PAGE_BYTES]| PageHasher::new(key).digest(page);
         let mut page = [0; PAGE_BYTES];
         let first = digest_page(&[1; 32], &page);
         assert_eq!(first, digest_page(&[1; 32], &page));

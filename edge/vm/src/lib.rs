@@ -1,19 +1,29 @@
-//! Driving a stock QEMU from outside: RAM, dirty pages, device state, NIC, console.
+//! Drives a stock QEMU from outside: RAM, dirty pages, device state, NIC, console, disks.
 //!
-//! Plover keeps two copies of a guest alike without changing the hypervisor. Everything it needs
-//! from QEMU it gets by means that any distribution's QEMU offers:
+//! Plover keeps two copies of a guest equal without changing the hypervisor. All that it needs from QEMU
+//! it gets by means that any distribution's QEMU offers:
 //!
-//! | need | how | where |
+//! | need | means | where |
 //! |---|---|---|
 //! | guest RAM | a shared memfd | `ram` |
 //! | written pages | `PAGEMAP_SCAN` under an asynchronous userfaultfd | `dirty` |
-//! | pause, device state | QMP over an inherited socket, state in a memfd | `qemu`, [`qmp`] |
-//! | the rest | the agent, a small preloaded library | `plover-agent` |
+//! | pause, device state | orders to QEMU's main loop, or QMP; the state in a memfd | `qemu`, [`qmp`] |
+//! | calls inside QEMU | the agent, a small preloaded library | `plover-agent` |
 //! | frames | a datagram socket pair | `nic` |
 //! | disks | NBD over inherited sockets | `plover-disk`, `regions` |
 //!
-//! The order in which the parts are used is what makes a sync right (design §4). On the side that
-//! is overwritten:
+//! The states of a guest, and the orders ([`VmCommand`]) that change them:
+//!
+//! ```text
+//!   spawn ──▶ starting ──Started──▶ paused ◀──Pause── running ──▶ GuestShutdown (stands)
+//!                                     │  └──Resume──▶    │
+//!                                     │                  │
+//!                                     └──────┬───────────┘
+//!                                            ▼ QEMU ends or is killed
+//!                                           Died
+//! ```
+//!
+//! A sync is right only in this order, on the side that is overwritten:
 //!
 //! ```text
 //!   Pause ─► Reset ─► scan_dirty ─► write_page … ─► LoadState ─► Resume
@@ -22,8 +32,21 @@
 //!            └ q35 and pc only: device state is loaded onto clean devices
 //! ```
 //!
-//! [`Vm`] is the interface, [`QemuVm`] the real thing, [`FakeVm`] a guest for tests. [`check_host`]
-//! says in advance whether a machine can do all this, and if not, what to do about it.
+//! [`QemuVm`] is one guest. [`check_host`] says in advance whether a machine can run it, and if not, what
+//! to do.
+//!
+//! ```
+//! use plover_vm::{Boot, Machine, QemuConfig};
+//!
+//! let mac = "52:54:00:12:34:56".parse().expect("an Ethernet address");
+//! let config = QemuConfig {
+//!     machine: Machine::Microvm,
+//!     ..QemuConfig::new(Boot::Firmware, mac)
+//! };
+//! let error = config.validate().expect_err("a microvm needs a kernel");
+//! assert!(error.to_string().contains("machine = \"q35\" or \"pc\""));
+//! assert_eq!(config.ram_pages(), 65_536);
+//! ```
 
 mod accel;
 mod api;
@@ -43,7 +66,7 @@ mod thread_state;
 
 pub use accel::{AccelChoice, choose_accel, host_cpu};
 pub use api::{VmCommand, VmError, VmEvent};
-pub use check::{HostReport, check_host};
+pub use check::check_host;
 pub use config::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
-pub use hash::{PageHasher, digest_page, hash_subpages};
+pub use hash::{PageHasher, hash_subpages};
 pub use qemu::QemuVm;

@@ -7,22 +7,22 @@
 //!   theirs (a duplicate: the same socket) ── FIONREAD, and recv to take frames back
 //! ```
 //!
-//! Neither a frame may be lost nor fed twice when the guest is paused, and a paused QEMU is not
-//! to be trusted with one: it still reads *one* frame off the socket and keeps it where nobody
-//! sees it, to deliver it when the guest runs again, on whatever state was loaded meanwhile. So
-//! nothing is left in the socket while the guest stands: [`Nic::hold`], just before the stop,
-//! takes back what QEMU has not read (each datagram goes to exactly one reader, so it does not
-//! matter that QEMU still reads too), what is fed meanwhile is kept on our side, and
-//! [`Nic::release`] puts all of it back, in order, when the guest is let run.
+//! When the guest is paused, no frame may be lost or fed twice. A paused QEMU still reads *one* frame
+//! off the socket, keeps it, and delivers it when the guest runs again, on whatever state was loaded
+//! meanwhile. So nothing is left in the socket while the guest is paused:
 //!
-//! Two things cannot be had from outside. While the guest's receive ring is full (256 frames that
-//! it has not looked at), QEMU has one more frame in its hands, and drops that one at a stop; a NIC
-//! with a full ring drops frames too. And QEMU goes on reading while frames are taken back, so that
-//! a few may reach the guest before older ones that were taken and fed again: they are reordered,
-//! as by any network.
+//! 1. [`Nic::hold`], just before the pause, takes back the frames that QEMU has not read. QEMU may
+//!    still read meanwhile; each datagram goes to exactly one reader.
+//! 2. Frames fed during the pause are kept on our side.
+//! 3. [`Nic::release`] puts all of them back, in order, before the guest runs.
 //!
-//! A socket pair is not bound by `net.unix.max_dgram_qlen`, which counts for unconnected
-//! receivers only; the bound is the sender's buffer.
+//! Two losses remain, and both happen on any network. While the guest's receive ring is full (256
+//! unread frames), QEMU holds one more frame and drops it at a pause, as a NIC with a full ring does.
+//! And since QEMU goes on reading during step 1, a few frames may reach the guest before older ones
+//! that were taken back: they are reordered.
+//!
+//! `net.unix.max_dgram_qlen` limits unconnected receivers only. A socket pair is limited by the sender's
+//! buffer.
 
 use crate::VmError;
 use plover_types::Frame;
@@ -33,8 +33,8 @@ use rustix::net::{
 };
 use std::collections::VecDeque;
 
-/// What the kernel charges a socket for a full-size Ethernet frame (1514 bytes in a 2 KiB
-/// allocation, and the packet's descriptor).
+/// Bytes of a socket's buffer that the kernel accounts for a full-size Ethernet frame: 1514 bytes in a
+/// 2 KiB allocation, and the packet's descriptor.
 const FRAME_CHARGE: usize = 2304;
 
 /// Room for what the guest sends in a slot: QEMU would otherwise stop its transmit queue. 8 MiB
@@ -48,7 +48,7 @@ const DATAGRAM_BYTES: usize = 68 << 10;
 pub(crate) struct Nic {
     ours: OwnedFd,
     theirs: OwnedFd,
-    /// Frames not in the socket because the guest stands, oldest first.
+    /// Frames kept out of the socket because the guest is paused, oldest first.
     held: VecDeque<Frame>,
     holding: bool,
     limit: usize,
@@ -57,7 +57,7 @@ pub(crate) struct Nic {
 
 impl Nic {
     /// A NIC for a guest that does not run yet, with room for `limit` waiting frames.
-    pub(crate) fn new(limit: u32) -> Result<Self, VmError> {
+    pub(crate) fn new(limit: usize) -> Result<Self, VmError> {
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::DGRAM,
@@ -65,7 +65,6 @@ impl Nic {
             None,
         )
         .map_err(VmError::io("making the guest's NIC (a socket pair)"))?;
-        let limit = (limit as usize).max(1);
         // The kernel doubles what it is asked for.
         set_send_buffer(ours.as_fd(), limit * FRAME_CHARGE / 2);
         set_send_buffer(theirs.as_fd(), OUTPUT_BYTES / 2);
@@ -90,9 +89,9 @@ impl Nic {
         self.theirs.as_fd()
     }
 
-    /// Gives the guest a frame, or keeps it until the guest runs. `false`: no room.
+    /// Gives the guest a frame, or keeps it until the guest runs. `false` if there is no room.
     pub(crate) fn feed(&mut self, frame: &Frame) -> bool {
-        // What `release` could not put back for want of room comes first.
+        // Frames that `release` had no room for come first.
         self.refill();
         if self.holding || !self.held.is_empty() {
             let room = self.held.len() < self.limit;
@@ -112,8 +111,8 @@ impl Nic {
         ) {
             Ok(_) => true,
             Err(Errno::AGAIN | Errno::NOBUFS) => false,
-            // Too long for any NIC, or QEMU is gone (which is noticed elsewhere): dropped, as a
-            // wire would.
+            // Too long for any NIC, or QEMU is gone (which is noticed elsewhere): dropped, as on a
+            // wire.
             Err(error) => {
                 tracing::debug!(%error, bytes = frame.0.len(), "frame dropped");
                 true
@@ -121,7 +120,7 @@ impl Nic {
         }
     }
 
-    /// Puts what `release` had no room for into the socket, now that QEMU may have made some.
+    /// Puts frames that `release` had no room for into the socket, as far as there is room now.
     pub(crate) fn refill(&mut self) {
         while let Some(frame) = self.held.front().filter(|_| !self.holding) {
             if !self.put(frame) {
@@ -136,13 +135,13 @@ impl Nic {
         !self.holding && !self.held.is_empty()
     }
 
-    /// The guest is about to stand: takes what QEMU has not read out of the socket.
+    /// The guest is about to be paused: takes the frames that QEMU has not read out of the socket.
     pub(crate) fn hold(&mut self) {
         if self.holding {
             return;
         }
         self.holding = true;
-        // What `release` left over is younger than what is in the socket.
+        // Frames that `release` had no room for are younger than those in the socket.
         let younger = std::mem::take(&mut self.held);
         while let Some(frame) = receive(self.theirs.as_fd(), &mut self.buffer) {
             self.held.push_back(frame);
@@ -150,19 +149,19 @@ impl Nic {
         self.held.extend(younger);
     }
 
-    /// The guest is about to run: gives it what was kept.
+    /// The guest is about to run: gives it the kept frames.
     pub(crate) fn release(&mut self) {
         self.holding = false;
         self.refill();
     }
 
-    /// Whether QEMU has read all that was fed.
+    /// Whether QEMU has read every frame fed.
     pub(crate) fn consumed_all(&self) -> bool {
         self.held.is_empty()
             && rustix::io::ioctl_fionread(&self.theirs).is_ok_and(|bytes| bytes == 0)
     }
 
-    /// Takes the frames that are kept.
+    /// Takes the kept frames.
     pub(crate) fn take_unconsumed(&mut self, frames: &mut Vec<Frame>) {
         frames.extend(self.held.drain(..));
     }

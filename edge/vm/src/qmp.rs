@@ -1,27 +1,27 @@
 //! QMP, QEMU's control protocol: one JSON object a line, over an inherited socket.
 //!
-//! Commands may be sent before earlier ones have been answered; QEMU carries them out and answers
-//! them in order. Each carries an id, and an answer with an id other than the oldest open one's
-//! is an error: from then on nothing the connection says can be believed, and the hypervisor is
-//! put down.
+//! Commands may be sent before earlier ones are answered; QEMU answers them in order. Each carries an
+//! id, and an answer must carry the id of the oldest open command. Any other answer is an error, after
+//! which the connection cannot be trusted and QEMU is ended.
 //!
-//! Everything that comes in is untrusted. Lines are bounded, and what is not understood is an
-//! error, never a panic.
+//! Everything that comes in is untrusted: lines are bounded, and what is not understood is an error,
+//! never a panic.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 
 /// The longest line that is accepted. QEMU's longest answers here are a few KiB.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Unsent commands may pile up to this; QEMU reads them as it carries them out, and few are ever
-/// open at a time.
+/// Bytes of commands that may wait to be sent. QEMU reads commands as it carries them out, and few are
+/// ever open at a time.
 const OUTBOX_BYTES_MAX: usize = 1 << 20;
 
-/// Why the connection is of no more use.
+/// Why the connection cannot be used any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QmpError {
     /// QEMU closed it, or is gone.
@@ -33,7 +33,7 @@ pub enum QmpError {
     /// A line is no QMP message.
     #[error("not a QMP message: {0}")]
     Malformed(String),
-    /// An answer to a question that was not asked.
+    /// An answer to a command that was not sent.
     #[error("QMP answer out of order")]
     OutOfOrder,
     /// QEMU has not read commands for so long that they pile up.
@@ -41,89 +41,58 @@ pub enum QmpError {
     Stuck,
 }
 
-/// One line from QEMU.
-#[derive(Clone, Debug, PartialEq)]
+/// One line from QEMU. The id of an answer is absent if QEMU could not read the command's.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
 pub enum Message {
-    /// The first line of all, with QEMU's version as (major, minor, micro).
+    /// The first line of all.
     Greeting {
-        /// QEMU's version.
-        version: (u64, u64, u64),
-        /// The distribution's name for its package.
-        package: String,
+        /// QEMU's version and capabilities.
+        #[serde(rename = "QMP")]
+        about: Value,
     },
-    /// The answer to a command: the returned value, or the error's text.
-    Answer {
-        /// The command's id; absent when QEMU could not read it.
+    /// A command succeeded.
+    Return {
+        /// The command's id.
         id: Option<u64>,
-        /// What it returned.
-        result: Result<Value, String>,
+        /// The returned value.
+        #[serde(rename = "return")]
+        value: Value,
+    },
+    /// A command failed.
+    Error {
+        /// The command's id.
+        id: Option<u64>,
+        /// Why.
+        error: Refusal,
     },
     /// Something happened.
     Event {
         /// Its name, such as `SHUTDOWN`.
-        name: String,
-        /// What goes with it.
+        event: String,
+        /// Details.
+        #[serde(default)]
         data: Value,
     },
 }
 
+/// Why QEMU refused a command.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Refusal {
+    /// For people.
+    pub desc: String,
+}
+
 /// The message in one line.
 pub fn decode(line: &[u8]) -> Result<Message, QmpError> {
-    let value: Value =
-        serde_json::from_slice(line).map_err(|e| QmpError::Malformed(e.to_string()))?;
-    let Value::Object(mut object) = value else {
-        return Err(QmpError::Malformed("not an object".into()));
-    };
-    let id = object.get("id").and_then(Value::as_u64);
-    if let Some(result) = object.remove("return") {
-        return Ok(Message::Answer {
-            id,
-            result: Ok(result),
-        });
-    }
-    if let Some(error) = object.remove("error") {
-        let text = error
-            .get("desc")
-            .and_then(Value::as_str)
-            .unwrap_or("unknown error")
-            .to_owned();
-        return Ok(Message::Answer {
-            id,
-            result: Err(text),
-        });
-    }
-    if let Some(Value::String(name)) = object.remove("event") {
-        return Ok(Message::Event {
-            name,
-            data: object.remove("data").unwrap_or(Value::Null),
-        });
-    }
-    if let Some(greeting) = object.remove("QMP") {
-        let number = |part: &str| {
-            greeting
-                .pointer(&format!("/version/qemu/{part}"))
-                .and_then(Value::as_u64)
-                .unwrap_or(0)
-        };
-        let package = greeting
-            .pointer("/version/package")
-            .and_then(Value::as_str)
-            .unwrap_or("");
-        return Ok(Message::Greeting {
-            version: (number("major"), number("minor"), number("micro")),
-            package: package.to_owned(),
-        });
-    }
-    Err(QmpError::Malformed(
-        "neither answer, event nor greeting".into(),
-    ))
+    serde_json::from_slice(line).map_err(|error| QmpError::Malformed(error.to_string()))
 }
 
 /// Cuts a stream of bytes into lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     bytes: Vec<u8>,
-    /// Bytes that hold no line end, so that a long line is searched once.
+    /// How many bytes were searched for a line end and have none.
     searched: usize,
 }
 
@@ -133,7 +102,7 @@ impl Lines {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole message; `None` until more is read.
+    /// The next whole message; `None` if more must be read first.
     pub fn next_message(&mut self) -> Result<Option<Message>, QmpError> {
         loop {
             let Some(end) = self.bytes[self.searched..].iter().position(|b| *b == b'\n') else {
@@ -151,13 +120,10 @@ impl Lines {
     }
 }
 
-/// What came in, with answers tied to what they answer.
+/// A message, with an answer's command in place of its id.
 #[derive(Debug)]
 pub(crate) enum Incoming<T> {
-    Greeting {
-        version: (u64, u64, u64),
-        package: String,
-    },
+    Greeting(Value),
     Answer {
         tag: T,
         result: Result<Value, String>,
@@ -207,7 +173,7 @@ impl<T> Qmp<T> {
         self.flush()
     }
 
-    /// Sends what is unsent, as far as there is room.
+    /// Sends waiting commands, as far as there is room.
     fn flush(&mut self) -> Result<(), QmpError> {
         while !self.outbox.is_empty() {
             match send(
@@ -225,7 +191,7 @@ impl<T> Qmp<T> {
         Ok(())
     }
 
-    /// The next thing that came in, without blocking.
+    /// The next message, without blocking.
     pub(crate) fn receive(&mut self) -> Result<Option<Incoming<T>>, QmpError> {
         self.flush()?;
         loop {
@@ -244,17 +210,16 @@ impl<T> Qmp<T> {
     }
 
     fn tie(&mut self, message: Message) -> Result<Incoming<T>, QmpError> {
-        Ok(match message {
-            Message::Greeting { version, package } => Incoming::Greeting { version, package },
-            Message::Event { name, data } => Incoming::Event { name, data },
-            Message::Answer { id, result } => {
-                let (expected, tag) = self.open.pop_front().ok_or(QmpError::OutOfOrder)?;
-                if id != Some(expected) {
-                    return Err(QmpError::OutOfOrder);
-                }
-                Incoming::Answer { tag, result }
-            }
-        })
+        let (id, result) = match message {
+            Message::Greeting { about } => return Ok(Incoming::Greeting(about)),
+            Message::Event { event, data } => return Ok(Incoming::Event { name: event, data }),
+            Message::Return { id, value } => (id, Ok(value)),
+            Message::Error { id, error } => (id, Err(error.desc)),
+        };
+        match self.open.pop_front() {
+            Some((expected, tag)) if id == Some(expected) => Ok(Incoming::Answer { tag, result }),
+            _ => Err(QmpError::OutOfOrder),
+        }
     }
 }
 
@@ -267,24 +232,14 @@ mod tests {
     #[test]
     fn decodes_what_qemu_says() {
         let greeting = br#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}, "capabilities": ["oob"]}}"#;
-        assert_eq!(
-            decode(greeting).unwrap(),
-            Message::Greeting {
-                version: (7, 2, 22),
-                package: "Debian".into()
-            }
-        );
-        assert_eq!(
-            decode(br#"{"error": {"class": "GenericError", "desc": "no"}, "id": 3}"#).unwrap(),
-            Message::Answer {
-                id: Some(3),
-                result: Err("no".into())
-            }
-        );
+        assert!(matches!(decode(greeting), Ok(Message::Greeting { .. })));
+        let refused = br#"{"error": {"class": "GenericError", "desc": "no"}, "id": 3}"#;
         assert!(matches!(
-            decode(br#"{"event": "STOP", "timestamp": {}}"#).unwrap(),
-            Message::Event { name, .. } if name == "STOP"
+            decode(refused),
+            Ok(Message::Error { id: Some(3), error }) if error.desc == "no"
         ));
+        let stopped = br#"{"event": "STOP", "timestamp": {}}"#;
+        assert!(matches!(decode(stopped), Ok(Message::Event { event, .. }) if event == "STOP"));
         for bad in ["", "{", "[]", "{}", "7", r#"{"event": 7}"#, "\u{0}"] {
             assert!(
                 matches!(decode(bad.as_bytes()), Err(QmpError::Malformed(_))),

@@ -1,10 +1,9 @@
 //! Guest RAM, as `plover` sees it: anonymous shared memory that QEMU maps too.
 //!
 //! The guest writes to this memory at any time, so no Rust reference into it may ever exist: the
-//! compiler would believe that what it refers to holds still. Everything goes through raw copies
-//! of whole pages, whose bounds are checked here. A copy made while the guest runs may be torn;
-//! that is for the caller to rule out (pause first) or to live with (a page copied while the
-//! guest runs is copied again after it was paused, because it is dirty).
+//! compiler assumes that referenced memory does not change. Everything goes through raw copies of whole
+//! pages, whose bounds are checked here. A copy made while the guest runs may be torn. The caller must
+//! pause the guest first, or copy the page again later (it is dirty, so the next scan reports it).
 //!
 //! There is no file to clean up: the memory is a memfd, and QEMU opens it as
 //! `/proc/self/fd/N`.
@@ -101,9 +100,8 @@ impl Ram {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), PAGE_BYTES) }
     }
 
-    /// The first page at or after `page` that may hold something other than zeroes, or the number of
-    /// pages. Costs little, however much lies behind it, unlike [`Ram::next_data`], which looks for
-    /// the end of the run, too.
+    /// The first page at or after `page` that may not be zero, or the number of pages. Cheaper than
+    /// [`Ram::next_data`], which also looks for the end of the run.
     pub(crate) fn first_data(&self, page: PageNo) -> u32 {
         let at = page.0 as u64 * PAGE_BYTES as u64;
         if at >= self.bytes as u64 {
@@ -116,15 +114,14 @@ impl Ram {
         }
     }
 
-    /// The first run of pages at or after `page` that may hold something other than zeroes, or
-    /// `None` if all the rest is untouched. Lets a reader skip memory that was never written
-    /// without allocating it by reading.
+    /// The first run of pages at or after `page` that may not be zero; `None` if there is none. Lets a
+    /// reader skip memory that was never written, which reading would allocate.
     pub(crate) fn next_data(&self, page: PageNo) -> Option<(u32, u32)> {
         let at = page.0 as u64 * PAGE_BYTES as u64;
         if at >= self.bytes as u64 {
             return None;
         }
-        // A failing seek means "no idea": the rest is then taken as data. ENXIO means no data.
+        // ENXIO means that there is no data. After any other error the rest is taken as data.
         let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(rustix::io::Errno::NXIO) => return None,

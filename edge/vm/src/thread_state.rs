@@ -1,9 +1,9 @@
-//! Whether a thread of another process has work, be it running or waiting for a CPU.
+//! Whether a thread of another process is running or waiting for a CPU.
 //!
-//! A vCPU's clock alone cannot tell a guest that is idle from one whose thread the host has not
-//! scheduled yet: neither gains time. On a host with more runnable threads than CPUs that made
-//! every other slot end with a third of its requests unserved. The scheduler's own word is in
-//! `/proc/PID/task/TID/stat`: `R` is running or runnable, everything else is not.
+//! A vCPU's clock alone cannot tell an idle guest from one whose thread the host has not scheduled yet:
+//! neither gains time. On a host with more runnable threads than CPUs every other slot ended with a
+//! third of its requests unserved. The scheduler's state is in `/proc/PID/task/TID/stat`: `R` is running
+//! or runnable, everything else is not.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 pub(crate) struct ThreadState(File);
 
 impl ThreadState {
-    /// Of thread `tid` of process `pid`.
+    /// The state of thread `tid` of process `pid`.
     pub(crate) fn open(pid: u32, tid: i32) -> std::io::Result<Self> {
         File::open(format!("/proc/{pid}/task/{tid}/stat")).map(Self)
     }
@@ -28,8 +28,8 @@ impl ThreadState {
     }
 }
 
-/// The state letter: the first field after the name, which stands in parentheses and may itself
-/// contain any byte. A name has at most 15 bytes, so its end lies well within what was read.
+/// The state letter: the first field after the name. The name is in parentheses and may contain any
+/// byte. It has at most 15 bytes, so its end lies within the bytes that were read.
 fn state(stat: &[u8]) -> Option<u8> {
     let end = stat.iter().rposition(|b| *b == b')')?;
     stat.get(end + 2).copied()

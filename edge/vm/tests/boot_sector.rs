@@ -7,9 +7,10 @@
 mod common;
 
 use common::{Guest, assert_equal, have_kvm, have_qemu, sync};
+use plover_disk::{DiskSpec, Disks};
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
-use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
-use std::io::Write;
+use plover_vm::{Accel, Boot, DiskDevice, Machine, QemuConfig, VmCommand};
+use std::path::Path;
 use std::time::Duration;
 
 /// ```text
@@ -53,30 +54,35 @@ fn run_past(guest: &mut Guest, before: u32) {
     }
 }
 
-/// A guest that boots the code from a floppy-sized disk, which must be kept as long.
-fn config(accel: Accel, machine: Machine) -> (tempfile::NamedTempFile, QemuConfig) {
+/// A guest that boots the code from a floppy-sized disk in `dir`.
+fn start(dir: &Path, name: &str, accel: Accel, machine: Machine) -> Guest {
     let mut sector = CODE.to_vec();
     sector.resize(510, 0);
     sector.extend([0x55, 0xaa]);
     sector.resize(1_474_560, 0);
-    let mut image = tempfile::NamedTempFile::new().unwrap();
-    image.write_all(&sector).unwrap();
-    let boot = Boot::Disk {
-        image: image.path().into(),
+    let path = dir.join(name);
+    std::fs::write(&path, &sector).unwrap();
+    let spec = DiskSpec {
+        path,
+        read_only: false,
+        bytes: None,
+        delay: Duration::ZERO,
     };
+    let mut disks = Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap();
     let config = QemuConfig {
         machine,
         accel,
         mem_mib: 64,
-        ..QemuConfig::new(boot, common::GUEST_MAC)
+        disks: vec![DiskDevice::default()],
+        ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
     };
-    (image, config)
+    Guest::start_with(config, Some(disks.attach().unwrap()))
 }
 
 fn counters_go_on(accel: Accel, machine: Machine) {
-    let (_image, config) = config(accel, machine);
-    let mut a = Guest::start(config.clone());
-    let mut b = Guest::start(config);
+    let dir = tempfile::tempdir().unwrap();
+    let mut a = start(dir.path(), "a", accel, machine);
+    let mut b = start(dir.path(), "b", accel, machine);
     a.order(VmCommand::Resume);
     b.order(VmCommand::Resume);
     run_past(&mut a, 1000);

@@ -295,8 +295,10 @@ fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Res
             read.with_context(|| format!("no answer to {what}"))? > 0,
             "QEMU ended at {what}"
         );
-        if let Message::Answer { result, .. } = qmp::decode(line.as_bytes())? {
-            return result.map_err(|error| anyhow!("{what}: {error}"));
+        match qmp::decode(line.as_bytes())? {
+            Message::Return { value, .. } => return Ok(value),
+            Message::Error { error, .. } => bail!("{what}: {}", error.desc),
+            Message::Greeting { .. } | Message::Event { .. } => {}
         }
     }
 }

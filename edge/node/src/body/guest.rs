@@ -101,7 +101,7 @@ impl Body {
         let disks = self.attach_disks().map_err(|error| error.to_string());
         self.keep_this_thread_on(|cpus| &cpus.guest);
         let spawned = disks.and_then(|disks| {
-            QemuVm::spawn_with_disks(self.qemu.clone(), disks).map_err(|error| error.to_string())
+            QemuVm::spawn(self.qemu.clone(), disks).map_err(|error| error.to_string())
         });
         let _ = rustix::process::setpriority_process(None, NICE);
         self.keep_this_thread_on(|cpus| &cpus.replica);

@@ -15,7 +15,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// An answer, and to what.
+/// An answer, and the request that it answers.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) op: Op,
@@ -23,7 +23,7 @@ pub(crate) struct Answer {
     pub(crate) fd: Option<OwnedFd>,
 }
 
-/// Our end of the agent's socket. Records keep their boundaries, so there are no half replies.
+/// Our end of the agent's socket. Packets keep their boundaries, so there are no half replies.
 pub(crate) struct AgentLink {
     socket: OwnedFd,
     open: VecDeque<Op>,
@@ -52,7 +52,7 @@ impl AgentLink {
         self.socket.as_fd()
     }
 
-    /// Asks. At most two questions are ever open, which the socket's buffer always holds.
+    /// Sends a request. At most two are ever open; the socket's buffer always has room for them.
     pub(crate) fn ask(&mut self, op: Op, addr: u64, len: u64) -> std::io::Result<()> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         send(&self.socket, &request(op, addr, len), flags)?;
@@ -87,11 +87,11 @@ impl AgentLink {
                 fd,
             })),
             _ if got == 0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
-            _ => Err(std::io::Error::other("the agent said something unasked")),
+            _ => Err(std::io::Error::other("a reply of the agent to no request")),
         }
     }
 
-    /// Asks for the agent's hello and waits for it: its value.
+    /// Asks for the agent's hello and waits for it. Returns its value.
     pub(crate) fn hello(&mut self, deadline: Duration) -> std::io::Result<u32> {
         self.ask(Op::Hello, 0, 0)?;
         let timeout = Timespec {

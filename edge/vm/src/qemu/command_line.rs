@@ -1,11 +1,10 @@
 //! QEMU's command line.
 //!
-//! Each option that is not plain says why it is there; together they are the conditions under
-//! which saved device state loads into a running guest (design §4).
+//! A comment says why each unusual option is there. Together they are the conditions under which saved
+//! device state loads into a guest that has run.
 
 use crate::{Accel, Boot, DiskBus, Firmware, Machine, QemuConfig};
 use std::ffi::OsString;
-use std::path::Path;
 
 /// The numbers of the descriptors that QEMU inherits.
 #[derive(Clone, Debug)]
@@ -30,14 +29,14 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         "-name",
         format!("guest={},debug-threads=on", escape(&config.name)),
     );
-    // No devices but those named here, and no configuration of the host's user: the machine
-    // must be the same on every replica.
+    // Only the devices named here, and no configuration of the host's user: the machine must be the
+    // same on every replica.
     line.flag("-nodefaults");
     line.flag("-no-user-config");
     line.option("-display", "none");
     if config.firmware == Firmware::Uefi {
-        // One image in ROM, not flash: flash that the guest writes is memory of QEMU's that neither
-        // dirty tracking nor saved state has (docs/firmware.md).
+        // One image in ROM, not flash: a guest's writes to flash go to memory of QEMU that neither dirty
+        // tracking nor a saved state covers (docs/firmware.md).
         line.option("-bios", Firmware::OVMF);
     }
     // suppress-vmdesc: the saved state is then binary only, tens of KiB smaller.
@@ -49,8 +48,8 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     // A load without this section skips comparing machine names and sizes, which expects a
     // fresh incoming QEMU.
     line.option("-global", "migration.send-configuration=off");
-    // An aid for 32-bit Windows without which it still runs; its state lives in guest RAM and is
-    // written when device state is loaded.
+    // An optimisation for 32-bit Windows. Its state is in guest RAM and is written when device state is
+    // loaded.
     line.option("-global", "apic-common.vapic=off");
     match accel {
         Accel::Kvm => {
@@ -71,11 +70,10 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
             config.mem_mib, fds.ram
         ),
     );
-    // A guest that resets or panics must not run on by itself: its other copy would have to do
-    // the same at the same instruction. It stops instead, and Plover hears of it.
+    // A guest that resets or panics must not go on by itself: its other copy would have to do the same
+    // at the same instruction. It stops instead, and QEMU reports it.
     line.option("-action", "reboot=shutdown,shutdown=pause,panic=pause");
-    // The guest is the attacker here: no new processes, no new privileges for a QEMU that it
-    // takes over.
+    // A guest may take QEMU over: no new processes and no new privileges for QEMU.
     line.option(
         "-sandbox",
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
@@ -88,8 +86,8 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
         "-netdev",
         format!("dgram,id=net,local.type=fd,local.str={}", fds.nic),
     );
-    // A load is no migration that neighbours should hear of: a guest that announced itself after each
-    // would send what the other one does not, and do work that it does not. Replicas announce it.
+    // A guest that announced itself after each load would send frames that the other one does not, and do
+    // work that the other one does not. Replicas announce the guest.
     line.option(
         "-device",
         match config.machine {
@@ -111,8 +109,8 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
     line.0
 }
 
-/// Each disk is the other end of a socket. An error stops the guest instead of reaching it
-/// (`werror`, `rerror`): its other copy has a disk that works.
+/// Each disk is the other end of a socket. An error stops the guest instead of reaching it (`werror`,
+/// `rerror`), because its other copy has a disk that works.
 fn disks(line: &mut Line, config: &QemuConfig, fds: &[i32]) {
     let pci = config.machine != Machine::Microvm;
     if config.disks.iter().any(|disk| disk.bus == DiskBus::Scsi) {
@@ -175,11 +173,6 @@ fn boot(line: &mut Line, boot: &Boot) {
             line.option("-append", cmdline);
         }
         Boot::Firmware => {}
-        Boot::Disk { image } => {
-            let mut drive = OsString::from("format=raw,if=virtio,snapshot=on,file=");
-            drive.push(escape_path(image));
-            line.option("-drive", drive);
-        }
     }
 }
 
@@ -199,18 +192,6 @@ impl Line {
 /// A comma in an option's value is written twice.
 fn escape(text: &str) -> String {
     text.replace(',', ",,")
-}
-
-fn escape_path(path: &Path) -> OsString {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let mut bytes = Vec::new();
-    for byte in path.as_os_str().as_bytes() {
-        bytes.push(*byte);
-        if *byte == b',' {
-            bytes.push(b',');
-        }
-    }
-    OsString::from_vec(bytes)
 }
 
 #[cfg(test)]
@@ -250,13 +231,8 @@ mod tests {
             microvm.contains("guest=a,,b"),
             "a comma in a name opens no option"
         );
-        let q35 = line(
-            Machine::Q35,
-            Boot::Disk {
-                image: "/a,b".into(),
-            },
-        );
-        assert!(q35.contains("virtio-net-pci") && q35.contains("file=/a,,b"));
+        let q35 = line(Machine::Q35, Boot::Firmware);
+        assert!(q35.contains("virtio-net-pci"));
         for each in [microvm, q35] {
             assert!(each.contains("guest_announce=off"));
             assert!(each.contains("memory-backend=ram,suppress-vmdesc=on"));

@@ -1,34 +1,33 @@
-//! Loading device state, without translating the guest anew where that can be avoided.
+//! Loading device state, keeping TCG's translations where possible.
 //!
-//! Under TCG, QEMU runs translations of the guest's code. A load throws all of them away, because
-//! whoever loads state has written guest RAM behind QEMU's back, and translations of what was
-//! overwritten are stale. After each sync the secondary then spent 22 ms of CPU time (measured; a
-//! Redis guest answering pings) on translating the same kernel again, ten times what all else of a
-//! sync takes.
+//! Under TCG, QEMU runs translations of the guest's code. A load drops all of them, because guest RAM
+//! was written behind QEMU's back and translations of overwritten code are stale. So after each sync the
+//! secondary spent 22 ms of CPU time on translating the same kernel again (measured; a Redis guest
+//! answering pings), ten times the rest of a sync.
 //!
-//! QEMU must forget what was translated from the pages that we wrote, and those are known. Where it
-//! exports what is needed, the agent tells it those pages and has it leave out the rest (see
-//! `plover-agent`). A kept translation is valid: it depends on the bytes it was made from, which
-//! QEMU watches for its own writes and we report for ours, and on processor modes that are part of
-//! its key. Where anything is in doubt, everything is translated anew.
+//! QEMU must drop only the translations of pages that we wrote, and we know these. If QEMU exports what is
+//! needed, the agent tells it those pages and makes it keep the rest (see `plover-agent`). A kept
+//! translation is valid: it depends on the bytes it was made from (QEMU watches its own writes to them,
+//! and we report ours) and on processor modes, which are part of its key. In any doubt all translations
+//! are dropped.
 
 use super::{Purpose, QemuVm};
 use crate::device_state::with_serial_queue;
 use plover_types::{PAGE_BYTES, PageNo, PageSet};
 use serde_json::json;
 
-/// Guest RAM below here lies at the guest-physical address that is its offset in the RAM file, on
-/// every machine type; above, there may be a hole for devices.
+/// Up to here the guest-physical address of a page is its offset in the RAM file, on every machine type.
+/// Above, there may be a hole for devices.
 const IDENTITY_END: u32 = (2 << 30) / PAGE_BYTES as u32;
 /// The exception: the old PC's video memory and firmware, 640 KiB to 1 MiB.
 const LEGACY_HOLE: std::ops::Range<u32> = 0xa0..0x100;
 
-/// What loading needs to remember.
+/// State of loads.
 pub(super) struct Loads {
     /// Whether translations can be kept at all: TCG, direct orders, and a QEMU that exports what the
     /// agent needs.
     pub(super) keeps_code: bool,
-    /// Where QEMU has guest RAM.
+    /// The address of guest RAM in QEMU.
     pub(super) ram_in_qemu: u64,
     /// Pages that we wrote since the last load.
     overwritten: PageSet,
@@ -43,7 +42,7 @@ impl Loads {
         }
     }
 
-    /// Notes a page that we wrote.
+    /// Notes that we wrote a page.
     pub(super) fn overwrote(&mut self, page: PageNo) {
         self.overwritten.insert(page);
     }
@@ -74,7 +73,7 @@ impl QemuVm {
             let given = self.order_link.load(runs.as_deref(), serial);
             return self.order_given(given);
         }
-        // The load uses the preparation up, whether it succeeds or not.
+        // A load uses up the registered yank instance, whether it succeeds or not.
         self.armed = false;
         let arguments = json!({ "filename": self.state_file_name() });
         self.send(Purpose::Load, "xen-load-devices-state", arguments);

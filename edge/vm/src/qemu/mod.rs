@@ -13,11 +13,10 @@
 //!                     └──────────────────────────────────────┘
 //! ```
 //!
-//! All of them are descriptors that QEMU inherits: there is no path by which anybody else could
-//! reach the guest, and nothing to clean up but the process. They are in one epoll set, and
-//! [`QemuVm::poll`] turns what they say into events.
+//! All of them are descriptors that QEMU inherits: no path leads to the guest, and only the process must
+//! be cleaned up. They are in one epoll set, and [`QemuVm::poll`] turns what they report into events.
 //!
-//! # Life
+//! # States
 //!
 //! ```text
 //!   Hello ──────────► Track ──────────► Ready ──────────► Gone
@@ -26,14 +25,14 @@
 //!    are known)        tracker)          out)
 //! ```
 //!
-//! Anything that goes wrong before `Ready`, and anything on QMP or the agent's sockets that cannot
-//! be understood, ends the process and is reported as [`VmEvent::Died`] with the reason.
+//! A failure before `Ready`, or a message on QMP or the agent's sockets that cannot be understood, ends
+//! the process and is reported as [`VmEvent::Died`] with the reason.
 //!
 //! # Orders
 //!
-//! One is in the works at a time, except that what may follow a pause (`SaveState`, `Reset`) is
-//! sent right behind it: that saves a wake-up of this process while the guest stands. A failed
-//! order drops those behind it, so that nothing runs on a state that is not what was asked for.
+//! One order is open at a time, except that `SaveState` or `Reset` is sent right behind a pause: that
+//! saves a wake-up of this process while the guest is paused. A failed order drops later ones, so that no
+//! guest runs on a wrong state.
 
 pub(crate) mod agent_link;
 mod command_line;
@@ -53,21 +52,19 @@ use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
 use crate::regions::Regions;
 use crate::thread_state::ThreadState;
-use crate::{Accel, QemuConfig, VmError, VmEvent};
+use crate::{Accel, QemuConfig, VmEvent};
 use agent_link::AgentLink;
 use load::Loads;
 use order_link::OrderLink;
 use orders::{Orders, Purpose};
-use plover_agent::Op;
 use plover_disk::Attachment;
-use process::{Ends, Process};
-use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use process::Process;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// Where the hypervisor is in its life.
+/// See "States" above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Waiting for QMP, the agent's hello and the list of vCPUs.
@@ -80,7 +77,7 @@ enum Phase {
     Gone,
 }
 
-/// Who has been heard of while starting.
+/// Which answers have come while starting.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heard {
     qmp: bool,
@@ -88,7 +85,7 @@ struct Heard {
     vcpus: bool,
 }
 
-/// What in the epoll set has something to say.
+/// Tags of the descriptors in the epoll set.
 const NIC: u64 = 0;
 const QMP: u64 = 1;
 const AGENT: u64 = 2;
@@ -111,9 +108,9 @@ pub struct QemuVm {
     qmp: Qmp<Purpose>,
     agent: AgentLink,
     order_link: OrderLink,
-    /// The number of QEMU's end of it, which is the same here and there.
+    /// The descriptor's number of QEMU's end, which is the same in QEMU.
     order_end: i32,
-    /// Whether QEMU takes orders over it.
+    /// Whether QEMU takes orders over `order_link`.
     direct: bool,
     tracker: Option<DirtyTracker>,
     epoll: OwnedFd,
@@ -121,136 +118,25 @@ pub struct QemuVm {
     heard: Heard,
     orders: Orders,
     loads: Loads,
-    /// Whether QEMU's yank instance is registered, as a load needs.
+    /// Whether QEMU's yank instance is registered, which a load needs.
     armed: bool,
     vcpu_clocks: Vec<CpuClock>,
-    /// Of the vCPU threads and the main thread.
+    /// The states of the vCPU threads and the main thread.
     thread_states: Vec<ThreadState>,
     /// Whether the guest's frames make the epoll set readable.
     hears_outputs: bool,
     events: VecDeque<VmEvent>,
-    /// Readable while there are events that no descriptor of QEMU's announces.
+    /// Readable while there are events that no other descriptor reports.
     wake: OwnedFd,
 }
 
 impl QemuVm {
-    /// Starts QEMU. [`VmEvent::Started`] follows when it is ready; the guest does not run before
-    /// the first [`crate::VmCommand::Resume`].
-    ///
-    /// Call it on a thread that lives as long as the guest shall: the kernel kills QEMU when the
-    /// *thread* that started it ends, which is how a guest never outlives its replica.
-    ///
-    /// With [`Accel::Auto`], the first call in a process tries KVM, which takes up to a second.
-    pub fn spawn(config: QemuConfig) -> Result<Self, VmError> {
-        Self::spawn_with_disks(config, None)
-    }
-
-    /// [`QemuVm::spawn`] for a guest whose [`QemuConfig::disks`] are those of `disks`.
-    pub fn spawn_with_disks(
-        config: QemuConfig,
-        mut disks: Option<Attachment>,
-    ) -> Result<Self, VmError> {
-        config.validate()?;
-        let connections = disks.iter().flat_map(Attachment::connections);
-        assert_eq!(
-            connections.count(),
-            config.disks.len(),
-            "a connection for each disk"
-        );
-        let accel = crate::choose_accel(&config).accel;
-        let ram = Ram::new(config.ram_bytes())?;
-        let regions = Regions {
-            ram: &ram,
-            disks: disks.as_ref(),
-        };
-        let loads = Loads::new(regions.layout().pages());
-        let state_file = StateFile::new()?;
-        let nic = Nic::new(config.feed_frames)?;
-        let console = Console::new()?;
-        let (mut agent, agent_end) = AgentLink::new()?;
-        let (order_link, order_end) = OrderLink::new()?;
-        let (qmp, qmp_end) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(VmError::io("making the QMP socket"))?;
-        let ends = Ends {
-            ram: ram.fd(),
-            state: state_file.fd(),
-            nic: nic.qemu_fd(),
-            qmp: qmp_end.as_fd(),
-            console: console.qemu_fd(),
-            agent: agent_end.as_fd(),
-            orders: order_end.as_fd(),
-            disks: disks.iter().flat_map(Attachment::connections).collect(),
-        };
-        let process = Process::spawn(&config, accel, &ends)?;
-        disks.iter_mut().for_each(Attachment::close_connections);
-        agent.ask(Op::Hello, 0, 0).map_err(|source| VmError::Io {
-            what: "asking the agent".into(),
-            source,
-        })?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
-            .map_err(VmError::io("making an epoll set"))?;
-        let qmp = Qmp::new(qmp);
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(VmError::io("making an eventfd"))?;
-        for (tag, fd) in [
-            (NIC, nic.fd()),
-            (QMP, qmp.fd()),
-            (AGENT, agent.fd()),
-            (ORDERS, order_link.fd()),
-            (CONSOLE, console.fd()),
-            (STDERR, process.stderr()),
-            (PROCESS, process.pidfd()),
-            (WAKE, wake.as_fd()),
-        ] {
-            epoll::add(
-                &epoll,
-                fd,
-                epoll::EventData::new_u64(tag),
-                epoll::EventFlags::IN,
-            )
-            .map_err(VmError::io("adding to an epoll set"))?;
-        }
-        tracing::info!(pid = process.pid(), machine = %config.machine, %accel, "QEMU started");
-        Ok(Self {
-            config,
-            accel,
-            process,
-            ram,
-            disks,
-            state_file,
-            nic,
-            console,
-            qmp,
-            agent,
-            order_link,
-            order_end: order_end.as_raw_fd(),
-            direct: false,
-            tracker: None,
-            epoll,
-            phase: Phase::Hello,
-            heard: Heard::default(),
-            orders: Orders::default(),
-            loads,
-            armed: false,
-            vcpu_clocks: Vec::new(),
-            thread_states: Vec::new(),
-            hears_outputs: true,
-            events: VecDeque::new(),
-            wake,
-        })
-    }
-
-    /// What runs the guest's instructions: never [`Accel::Auto`].
+    /// The chosen accelerator: never [`Accel::Auto`].
     pub fn accel(&self) -> Accel {
         self.accel
     }
 
-    /// The hypervisor is of no more use: ends it and says why.
+    /// Ends QEMU and reports why.
     fn give_up(&mut self, why: &str) {
         if self.phase == Phase::Gone {
             return;
@@ -258,7 +144,7 @@ impl QemuVm {
         self.end();
         self.process.read_stderr();
         let words = self.process.last_words();
-        // A failed disk is why QEMU stopped, whatever it calls that.
+        // If a disk failed, that is why QEMU stopped, whatever QEMU says.
         let why = match self.disks.as_ref().and_then(Attachment::failure) {
             Some(failure) => failure,
             None => format!("{why}{words}"),
@@ -274,13 +160,12 @@ impl QemuVm {
         }
     }
 
-    /// Ends the process and forgets what was to be done.
+    /// Ends the process and drops all orders.
     fn end(&mut self) {
         self.phase = Phase::Gone;
         self.orders.clear();
         self.process.kill();
-        // What has ended polls readable for ever; only the NIC and the console may still hold
-        // something to be fetched.
+        // Closed descriptors poll readable for ever. Only the NIC and the console may still hold data.
         let Self {
             process,
             qmp,
@@ -300,11 +185,11 @@ impl QemuVm {
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {
-        // Fails when it is out of the set already.
+        // Fails if it is not in the set any more.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Handles what the epoll set says is there.
+    /// Handles all ready descriptors.
     fn pump(&mut self) {
         let mut ready = [epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -324,8 +209,8 @@ impl QemuVm {
         if tags.contains(&WAKE) {
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
-        // Error output first and the end last, so that a death is told with its reason, after
-        // what QEMU had still answered.
+        // Error output first and the end last, so that a death is reported with its reason, after the
+        // last answers.
         if tags.contains(&STDERR) && !self.process.read_stderr() {
             self.unwatch(self.process.stderr());
         }
@@ -351,7 +236,7 @@ impl QemuVm {
             match self.agent.receive() {
                 Ok(None) => return,
                 Ok(Some(answer)) => self.agent_answered(answer),
-                // The end of the process, which is told with more detail, closes the socket too.
+                // The end of the process closes the socket, too, and is reported with more detail.
                 Err(_) => {
                     self.unwatch(self.agent.fd());
                     if !self.process_ending() {
@@ -386,8 +271,8 @@ impl QemuVm {
         while self.phase != Phase::Gone {
             match self.qmp.receive() {
                 Ok(None) => return,
-                Ok(Some(Incoming::Greeting { version, package })) => {
-                    tracing::debug!(?version, package, "QMP is up");
+                Ok(Some(Incoming::Greeting(about))) => {
+                    tracing::debug!(%about, "QMP is up");
                     self.greeted();
                 }
                 Ok(Some(Incoming::Answer { tag, result })) => self.answered(tag, result),
@@ -412,9 +297,8 @@ impl QemuVm {
         }
     }
 
-    /// Whether a closed socket is the sign of an ending process, whose end will be told in a
-    /// moment with its exit status. A dying process closes its descriptors shortly before it can
-    /// be waited for.
+    /// Whether a socket closed because the process ends. The end is then reported in a moment, with the exit
+    /// status: a dying process closes its descriptors shortly before it can be waited for.
     fn process_ending(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(
             &self.process,

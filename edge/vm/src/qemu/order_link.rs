@@ -1,8 +1,8 @@
-//! The way of orders past the monitor (see `plover-agent`).
+//! Orders to QEMU that bypass its monitor (see `plover-agent`).
 //!
-//! QEMU reads a QMP command byte by byte, with a round of its event loop for each, on a thread that
-//! then hands it to the main loop. Four commands lie in every sync, three of them while a guest
-//! stands. Where QEMU exports what they are made of, they go over this socket to its main loop.
+//! QEMU reads a QMP command byte by byte, with a round of its event loop for each, on a thread that then
+//! hands it to the main loop. Every sync takes four commands, three of them while a guest is paused. If
+//! QEMU exports the functions of these commands, they go over this socket to its main loop.
 
 use super::orders::Purpose;
 use crate::VmError;
@@ -15,16 +15,16 @@ use rustix::net::{
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// More than the agent says about a failure.
+/// More bytes than any reply of the agent has.
 const REPLY_BYTES_MAX: usize = 1024;
 
-/// Our end of the orders' socket. Records keep their boundaries, so there are no half replies.
+/// Our end of the orders' socket. Packets keep their boundaries, so there are no half replies.
 pub(super) struct OrderLink {
     socket: OwnedFd,
     open: VecDeque<Purpose>,
 }
 
-/// An order that was carried out, or what QEMU said about its failure.
+/// An order that was carried out, or QEMU's error.
 pub(super) type Outcome = (Purpose, Result<(), String>);
 
 impl OrderLink {
@@ -45,12 +45,12 @@ impl OrderLink {
         self.socket.as_fd()
     }
 
-    /// Gives an order without particulars.
+    /// Gives an order without arguments.
     pub(super) fn give(&mut self, purpose: Purpose, what: Order) -> std::io::Result<()> {
         self.send(purpose, &order(what))
     }
 
-    /// Orders to load what is in the state file; for the particulars see [`load_order`].
+    /// Orders QEMU to load the state file; for the arguments see [`load_order`].
     pub(super) fn load(
         &mut self,
         written: Option<&[(u32, u32)]>,
@@ -59,7 +59,7 @@ impl OrderLink {
         self.send(Purpose::Load, &load_order(written, serial))
     }
 
-    /// At most two orders are ever open, which the socket's buffer always holds.
+    /// At most two orders are ever open; the socket's buffer always has room for them.
     fn send(&mut self, purpose: Purpose, bytes: &[u8]) -> std::io::Result<()> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         send(&self.socket, bytes, flags)?;
@@ -82,7 +82,7 @@ impl OrderLink {
             self.open.pop_front(),
             bytes[..got].split_first_chunk::<{ Reply::BYTES }>(),
         ) else {
-            return Err(std::io::Error::other("the agent said something unasked"));
+            return Err(std::io::Error::other("a reply of the agent to no order"));
         };
         let reply = Reply::decode(*head);
         let result = if reply.status == 0 {

@@ -7,10 +7,10 @@ use rustix::fd::AsRawFd;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 
-/// What a QMP command was sent for.
+/// Why a QMP command was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Nobody waits for it; a failure is one of the named command.
+    /// Nothing waits for the answer; an error is reported as one of the named command.
     Quiet(&'static str),
     ListVcpus,
     Pause,
@@ -19,7 +19,7 @@ pub(super) enum Purpose {
     Load,
     /// The last command of a reset.
     Reset,
-    /// Why the guest stands, when nobody told it to.
+    /// To learn why the guest stopped without an order.
     WhyStopped,
 }
 
@@ -29,12 +29,12 @@ pub(super) struct Orders {
     queue: VecDeque<VmCommand>,
     /// Sent, not answered: at most a pause and one behind it.
     open: VecDeque<Purpose>,
-    /// Both halves of a reset's end: its last command is answered, and the devices are reset.
+    /// The two conditions for the end of a reset: its last command is answered, and the devices are reset.
     reset_answered: bool,
     reset_happened: bool,
-    /// The guest powered off, reset or crashed, and that was told.
+    /// The guest powered off, reset or crashed, and that was reported.
     guest_ended: bool,
-    /// QMP's events of orders that did not go over QMP, and so come at their own time.
+    /// `STOP` events that direct orders will still cause on QMP.
     stops_due: u32,
     paused_since_resume: bool,
 }
@@ -49,18 +49,18 @@ impl Orders {
         self.open.clear();
     }
 
-    /// An order is in the works from now on.
+    /// An order was sent.
     pub(super) fn opened(&mut self, purpose: Purpose) {
         self.open.push_back(purpose);
     }
 
-    /// An order is done with.
+    /// An order was answered.
     pub(super) fn closed(&mut self, purpose: Purpose) {
         self.open.retain(|open| *open != purpose);
     }
 
-    /// Whether `next` may be sent while `open` is unanswered. Nothing overtakes an order on its own
-    /// way; a reset goes over QMP, and `direct` orders do not.
+    /// Whether `next` may be sent while `open` is unanswered. Orders on one socket do not overtake each
+    /// other. A reset goes over QMP, and `direct` orders do not.
     fn may_send(&self, next: &VmCommand, direct: bool) -> bool {
         match self.open.iter().collect::<Vec<_>>()[..] {
             [] => true,
@@ -104,8 +104,8 @@ impl QemuVm {
                 self.order(Purpose::Pause, Order::Stop, "stop", Value::Null);
             }
             VmCommand::Resume => {
-                // Before the guest runs, so that it need not wait for us to be told that it
-                // does. QEMU takes one frame at most in between, and delivers that one too.
+                // Before the guest runs, so that it need not wait until we hear that it runs. QEMU
+                // takes one frame at most in between, and delivers that one, too.
                 self.nic.release();
                 self.console.release();
                 self.orders.paused_since_resume = false;
@@ -115,8 +115,8 @@ impl QemuVm {
                 self.events.push_back(VmEvent::ResetDone);
             }
             VmCommand::Reset => {
-                // Resets are turned into shutdowns on the command line, for the guest's own.
-                // QEMU looks at the setting when the reset is asked for.
+                // The command line turns resets into shutdowns, because of the guest's own. QEMU
+                // looks at the setting when the reset is requested.
                 self.orders.reset_answered = false;
                 self.orders.reset_happened = false;
                 let setting = "set-action";
@@ -129,8 +129,8 @@ impl QemuVm {
                 self.open(Purpose::Reset, setting, json!({ "reboot": "shutdown" }));
             }
             VmCommand::SaveState => {
-                // live: false, because a live save of a guest that stands hands its disks over to
-                // somebody else: QEMU aborts at the next save.
+                // live: false, because a live save of a paused guest gives its disks away: QEMU aborts
+                // at the next save.
                 let arguments = json!({ "filename": self.state_file_name(), "live": false });
                 let command = "xen-save-devices-state";
                 self.order(Purpose::Save, Order::Save, command, arguments);
@@ -146,7 +146,7 @@ impl QemuVm {
         }
     }
 
-    /// The device state's name inside QEMU, which inherited it under the number it has here.
+    /// The path of the state file inside QEMU, which inherited it under the number it has here.
     pub(super) fn state_file_name(&self) -> String {
         format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
     }
@@ -156,7 +156,7 @@ impl QemuVm {
         self.send(purpose, execute, arguments);
     }
 
-    /// Gives an order the direct way, or as a command.
+    /// Gives an order directly if possible, else as a QMP command.
     fn order(&mut self, purpose: Purpose, order: Order, execute: &str, arguments: Value) {
         if self.direct {
             self.orders.opened(purpose);
@@ -167,7 +167,7 @@ impl QemuVm {
         }
     }
 
-    /// An order went the direct way, or could not.
+    /// Ends QEMU if a direct order could not be given.
     pub(super) fn order_given(&mut self, given: std::io::Result<()>) {
         if let Err(error) = given {
             if !self.process_ending() {
@@ -176,8 +176,8 @@ impl QemuVm {
         }
     }
 
-    /// An order failed: those behind it are dropped. What was wrong with a state QEMU says on its error output
-    /// only.
+    /// An order failed: later ones are dropped. QEMU says only on its error output what is wrong with a
+    /// state.
     pub(super) fn failed(&mut self, command: &str, error: &str) {
         self.orders.queue.clear();
         self.process.read_stderr();
@@ -198,7 +198,7 @@ impl QemuVm {
             }
             (Purpose::Quiet(_), Ok(_)) => {}
             (Purpose::Quiet(command), Err(error)) => {
-                // The first failing part of a reset is the end of it.
+                // A reset ends with its first failing command.
                 self.orders.closed(Purpose::Reset);
                 self.failed(command, &error);
             }
@@ -257,11 +257,11 @@ impl QemuVm {
             "GUEST_PANICKED" => self.guest_ended(),
             "RESUME" => {
                 self.orders.guest_ended = false;
-                // What comes after it are the pauses that were ordered after it.
+                // `STOP` events after this one belong to pauses that were ordered after it.
                 self.orders.stops_due = self.orders.paused_since_resume.into();
             }
             "STOP" if self.orders.stops_due > 0 => self.orders.stops_due -= 1,
-            // Nobody told it to. The guest ended, or KVM gave up on it: its status says which.
+            // Without an order: the guest ended, or KVM failed. The status says which.
             "STOP" if !self.orders.open.contains(&Purpose::Pause) && !self.orders.guest_ended => {
                 self.send(Purpose::WhyStopped, "query-status", Value::Null);
             }
@@ -276,7 +276,7 @@ impl QemuVm {
         }
     }
 
-    /// The guest stands, by its own doing or the hypervisor's.
+    /// The guest stopped without an order.
     fn stopped_by_itself(&mut self, status: &Value) {
         match status.get("status").and_then(Value::as_str) {
             Some("running" | "paused" | "prelaunch" | "restore-vm" | "save-vm") => {}

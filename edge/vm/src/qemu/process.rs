@@ -1,4 +1,4 @@
-//! The QEMU process: how it starts, what it says when it dies, and how it is ended.
+//! The QEMU process: starting it, its last words, ending it.
 
 use super::command_line::{Inherited, arguments};
 use crate::{Accel, QemuConfig, VmError};
@@ -13,10 +13,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-/// How much of the end of QEMU's error output is kept.
+/// Bytes kept of the end of QEMU's error output.
 const STDERR_BYTES: usize = 2048;
 
-/// What QEMU inherits beside its standard streams.
+/// The descriptors that QEMU inherits beside its standard streams.
 pub(super) struct Ends<'a> {
     pub(super) ram: BorrowedFd<'a>,
     pub(super) state: BorrowedFd<'a>,
@@ -68,7 +68,7 @@ impl Process {
     }
 
     /// Starts `program` so that it dies with the calling *thread*, inherits `inherit` under the
-    /// numbers the descriptors have here, and with `agent` also the agent and its socket.
+    /// numbers the descriptors have here, and with `agent` also inherits the agent and its socket.
     pub(crate) fn start(
         program: &Path,
         arguments: Vec<OsString>,
@@ -105,7 +105,7 @@ impl Process {
                     // The parent died before the line above took hold.
                     return Err(rustix::io::Errno::SRCH.into());
                 }
-                // Whatever else is open here, however it got there, ends at the exec.
+                // All other open descriptors are closed by the exec.
                 if libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32) != 0 {
                     return Err(std::io::Error::last_os_error());
                 }
@@ -153,7 +153,7 @@ impl Process {
         self.stderr.as_fd()
     }
 
-    /// Takes what there is of error output and keeps its end. `false`: there will be no more.
+    /// Reads the available error output and keeps its end. `false` if there will be no more.
     pub(crate) fn read_stderr(&mut self) -> bool {
         let mut buffer = [0; 4096];
         // Bounded, so that a QEMU that prints without end cannot keep us here.
@@ -174,7 +174,7 @@ impl Process {
         true
     }
 
-    /// If the process has ended: how, and the end of what it printed.
+    /// If the process has ended: its exit status and the end of its error output.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let status = match self.child.try_wait() {
             Ok(None) => return None,
@@ -195,7 +195,7 @@ impl Process {
 
     /// Ends the process at once.
     pub(super) fn kill(&mut self) {
-        // Both fail only if it has ended and was waited for.
+        // Both fail only if it was already waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -215,7 +215,7 @@ pub(crate) fn binary(config: &QemuConfig) -> PathBuf {
         .unwrap_or_else(|| "qemu-system-x86_64".into())
 }
 
-/// The agent as a file that the dynamic loader can open and nobody else finds.
+/// The agent as a file without a name, which the dynamic loader opens by its descriptor.
 fn agent_library() -> Result<OwnedFd, VmError> {
     let fd = memfd_create("plover-agent.so", MemfdFlags::CLOEXEC)
         .map_err(VmError::io("creating memory for the agent (memfd)"))?;
@@ -227,7 +227,7 @@ fn agent_library() -> Result<OwnedFd, VmError> {
     Ok(file.into())
 }
 
-/// Why `program` did not start, and what to do.
+/// The error for a program that did not start.
 pub(crate) fn cannot_start(program: &Path, error: std::io::Error) -> VmError {
     if error.kind() == std::io::ErrorKind::NotFound {
         return VmError::Unsupported(format!(

@@ -1,17 +1,129 @@
-//! From a started process to a guest that takes orders.
+//! From starting the process to a guest that takes orders.
 
-use super::{Phase, Purpose, QemuVm, agent_link, process};
+use super::agent_link::{self, AgentLink};
+use super::order_link::OrderLink;
+use super::process::{self, Ends, Process};
+use super::{AGENT, CONSOLE, NIC, ORDERS, PROCESS, QMP, STDERR, WAKE};
+use super::{Heard, Loads, Orders, Phase, Purpose, QemuVm};
+use crate::console::Console;
 use crate::cpu_clock::CpuClock;
+use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
+use crate::nic::Nic;
+use crate::qmp::Qmp;
+use crate::ram::Ram;
+use crate::regions::Regions;
 use crate::thread_state::ThreadState;
-use crate::{Accel, VmError, VmEvent};
+use crate::{Accel, QemuConfig, VmError, VmEvent};
 use plover_agent::{
     AGENT_VERSION, HELLO_FOLLOWS_BOOT, HELLO_HAS_ORDERS, HELLO_HAS_YANK, HELLO_KEEPS_CODE, Op,
 };
-use rustix::fd::{AsRawFd, OwnedFd};
+use plover_disk::Attachment;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::Value;
+use std::collections::VecDeque;
+
+/// Frames that may wait for the guest's NIC. More are refused, as by the queue of a NIC.
+const FEED_FRAMES_MAX: usize = 1024;
 
 impl QemuVm {
+    /// Starts QEMU; `disks` are those of [`QemuConfig::disks`]. [`VmEvent::Started`] follows when QEMU
+    /// is ready. The guest does not run before the first [`crate::VmCommand::Resume`].
+    ///
+    /// Call it on a thread that lives as long as the guest: the kernel kills QEMU when the *thread* that
+    /// started it ends, so that a guest never outlives its replica.
+    ///
+    /// With [`Accel::Auto`], the first call in a process tries KVM, which takes up to a second.
+    pub fn spawn(config: QemuConfig, mut disks: Option<Attachment>) -> Result<Self, VmError> {
+        config.validate()?;
+        let connections = disks.iter().flat_map(Attachment::connections);
+        assert_eq!(
+            connections.count(),
+            config.disks.len(),
+            "a connection for each disk"
+        );
+        let accel = crate::choose_accel(&config).accel;
+        let ram = Ram::new(config.ram_bytes())?;
+        let regions = Regions {
+            ram: &ram,
+            disks: disks.as_ref(),
+        };
+        let loads = Loads::new(regions.layout().pages());
+        let state_file = StateFile::new()?;
+        let nic = Nic::new(FEED_FRAMES_MAX)?;
+        let console = Console::new()?;
+        let (mut agent, agent_end) = AgentLink::new()?;
+        let (order_link, order_end) = OrderLink::new()?;
+        let (stream, cloexec) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let (qmp, qmp_end) = socketpair(AddressFamily::UNIX, stream, cloexec, None)
+            .map_err(VmError::io("making the QMP socket"))?;
+        let ends = Ends {
+            ram: ram.fd(),
+            state: state_file.fd(),
+            nic: nic.qemu_fd(),
+            qmp: qmp_end.as_fd(),
+            console: console.qemu_fd(),
+            agent: agent_end.as_fd(),
+            orders: order_end.as_fd(),
+            disks: disks.iter().flat_map(Attachment::connections).collect(),
+        };
+        let process = Process::spawn(&config, accel, &ends)?;
+        disks.iter_mut().for_each(Attachment::close_connections);
+        agent.ask(Op::Hello, 0, 0).map_err(|source| VmError::Io {
+            what: "asking the agent".into(),
+            source,
+        })?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(VmError::io("making an epoll set"))?;
+        let qmp = Qmp::new(qmp);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(VmError::io("making an eventfd"))?;
+        for (tag, fd) in [
+            (NIC, nic.fd()),
+            (QMP, qmp.fd()),
+            (AGENT, agent.fd()),
+            (ORDERS, order_link.fd()),
+            (CONSOLE, console.fd()),
+            (STDERR, process.stderr()),
+            (PROCESS, process.pidfd()),
+            (WAKE, wake.as_fd()),
+        ] {
+            let tag = epoll::EventData::new_u64(tag);
+            epoll::add(&epoll, fd, tag, epoll::EventFlags::IN)
+                .map_err(VmError::io("adding to an epoll set"))?;
+        }
+        tracing::info!(pid = process.pid(), machine = %config.machine, %accel, "QEMU started");
+        Ok(Self {
+            config,
+            accel,
+            process,
+            ram,
+            disks,
+            state_file,
+            nic,
+            console,
+            qmp,
+            agent,
+            order_link,
+            order_end: order_end.as_raw_fd(),
+            direct: false,
+            tracker: None,
+            epoll,
+            phase: Phase::Hello,
+            heard: Heard::default(),
+            orders: Orders::default(),
+            loads,
+            armed: false,
+            vcpu_clocks: Vec::new(),
+            thread_states: Vec::new(),
+            hears_outputs: true,
+            events: VecDeque::new(),
+            wake,
+        })
+    }
+
     pub(super) fn greeted(&mut self) {
         if std::mem::replace(&mut self.heard.qmp, true) {
             return self.give_up("a second QMP greeting");
@@ -40,7 +152,7 @@ impl QemuVm {
             .iter()
             .map(|tid| CpuClock::open(pid, *tid))
             .collect();
-        // The main thread, whose id is the process's, carries frames between NIC and socket.
+        // The main thread, whose id is the process id, carries frames between NIC and socket.
         let states: std::io::Result<Vec<_>> = threads
             .iter()
             .chain([&(pid as i32)])
@@ -108,7 +220,7 @@ impl QemuVm {
         }
     }
 
-    /// Asks for the tracker once the agent and QMP have both said hello.
+    /// Asks for the tracker once the agent and QMP have both answered.
     fn track_if_ready(&mut self) {
         if self.phase != Phase::Hello || !(self.heard.agent && self.heard.vcpus) {
             return;
@@ -145,7 +257,7 @@ impl QemuVm {
         }
     }
 
-    /// Has QEMU listen to the orders' socket.
+    /// Makes QEMU listen to the orders' socket.
     fn take_orders(&mut self) {
         let file = self.state_file.fd().as_raw_fd();
         let (socket, file) = (self.order_end as u64, file as u64);
@@ -162,7 +274,7 @@ impl QemuVm {
         self.next_order();
     }
 
-    /// Has the agent prepare the next load. Done ahead of it: a load then need not wait.
+    /// Makes the agent prepare the next load, ahead of time so that the load need not wait.
     pub(super) fn arm(&mut self) {
         self.armed = false;
         if let Err(error) = self.agent.ask(Op::Yank, 0, 0) {

@@ -2,6 +2,9 @@
 //! memory, and frames that a guest answers.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+mod frames;
+
+pub use frames::{arp_reply, arp_request, ping, pong};
 use plover_disk::Attachment;
 use plover_types::{Frame, Mac, PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
@@ -92,7 +95,7 @@ impl Guest {
 
     /// The same with disks.
     pub fn start_with(config: QemuConfig, disks: Option<Attachment>) -> Self {
-        let vm = QemuVm::spawn_with_disks(config, disks).expect("QEMU starts");
+        let vm = QemuVm::spawn(config, disks).expect("QEMU starts");
         let mut guest = Self {
             by_load: PageSet::new(vm.layout().pages()),
             vm,
@@ -335,70 +338,4 @@ pub fn assert_equal(a: &Guest, b: &Guest) {
         "pages differ: {:?}",
         differing.to_runs()
     );
-}
-
-/// Tells the guest our address, by asking for its own; it answers that.
-pub fn arp_request() -> Frame {
-    arp(1)
-}
-
-/// Confirms our address, as if the guest had asked. It does ask, every half minute or so, and
-/// drops its answers to us if nobody tells it.
-pub fn arp_reply() -> Frame {
-    arp(2)
-}
-
-fn arp(operation: u8) -> Frame {
-    let mut frame = if operation == 1 {
-        vec![0xff; 6]
-    } else {
-        GUEST_MAC.0.to_vec()
-    };
-    frame.extend(CLIENT_MAC.0);
-    frame.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, operation]);
-    frame.extend(CLIENT_MAC.0);
-    frame.extend(CLIENT_IP);
-    frame.extend(GUEST_MAC.0);
-    frame.extend(GUEST_IP);
-    frame.resize(60, 0);
-    Frame(frame)
-}
-
-/// An echo request of `bytes` of data.
-pub fn ping(number: u16, bytes: usize) -> Frame {
-    let mut icmp = vec![8, 0, 0, 0, 0x70, 0x6c];
-    icmp.extend(number.to_be_bytes());
-    icmp.resize(8 + bytes, number as u8);
-    let sum = checksum(&icmp);
-    icmp[2..4].copy_from_slice(&sum);
-    let mut ip = vec![0x45, 0];
-    ip.extend(((20 + icmp.len()) as u16).to_be_bytes());
-    ip.extend([0, 0, 0x40, 0, 64, 1, 0, 0]);
-    ip.extend(CLIENT_IP);
-    ip.extend(GUEST_IP);
-    let sum = checksum(&ip);
-    ip[10..12].copy_from_slice(&sum);
-    let mut frame = GUEST_MAC.0.to_vec();
-    frame.extend(CLIENT_MAC.0);
-    frame.extend([0x08, 0x00]);
-    frame.extend(ip);
-    frame.extend(icmp);
-    Frame(frame)
-}
-
-/// The number of the ping that `frame` answers, if it answers one.
-pub fn pong(frame: &Frame) -> Option<u16> {
-    let bytes = &frame.0;
-    let reply = bytes.len() >= 42 && bytes[12..14] == [8, 0] && bytes[23] == 1 && bytes[34] == 0;
-    reply.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
-}
-
-fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let sum: u32 = bytes
-        .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let folded = (folded & 0xffff) + (folded >> 16);
-    (!(folded as u16)).to_be_bytes()
 }
