@@ -1,23 +1,23 @@
-//! What each wire form looks like, so that none changes under the version of another.
+//! Fingerprints of all wire forms, so that a changed form gets a new [`wire::WIRE_VERSION`].
 //!
-//! Replicas of different releases refuse each other by their [`wire::WIRE_VERSION`], and take each other's word for
-//! all else. So whoever changes a form has to raise it, and this is what reminds them: every crate that
-//! says something on a wire has a test with an example of each thing it says ([`assert_form`]), and a
-//! test here knows what all forms together were under each version.
+//! Replicas refuse each other if their wire versions differ, and check nothing else. So a change of any
+//! form must raise the version. Two kinds of tests enforce that: each crate that sends messages has a test
+//! with an example of each ([`assert_form`]), and a test here has the fingerprint of all forms together
+//! for each version.
 //!
 //! ```text
 //!  a message changes ─▶ assert_form fails: put the new fingerprint into FORMS
 //!                                  └─▶ the test of this module fails: raise WIRE_VERSION
 //! ```
 //!
-//! A log on disk is written in the forms of its version. What else is kept on disks has versions of its
-//! own, which are watched where it is written.
+//! A log on disk is written in the forms of its version. Other files have versions of their own, which are
+//! tested where they are written.
 
 use crate::wire;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// The wire forms, by the fingerprint of their examples. The version's own byte is no part of one.
+/// The wire forms, with the fingerprints of their examples (without the version byte).
 pub const FORMS: [(&str, u64); 13] = [
     ("consensus", 0x4762_ea19_3748_80d1),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
@@ -34,7 +34,7 @@ pub const FORMS: [(&str, u64); 13] = [
     ("stored log", 0xce34_b13c_5cee_3be3),
 ];
 
-/// Names `examples`: of 64 bits (FNV-1a), for changes that nobody makes on purpose.
+/// A 64-bit fingerprint (FNV-1a) of `examples`; enough for accidental changes.
 pub fn fingerprint<'a>(examples: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325_u64;
     for example in examples {
@@ -46,10 +46,10 @@ pub fn fingerprint<'a>(examples: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     sum
 }
 
-/// For tests: asserts that a form of [`FORMS`] is what it was.
+/// For tests: asserts that a form of [`FORMS`] has not changed.
 ///
 /// # Panics
-/// If it is not.
+/// If it has.
 pub fn assert_form(name: &str, examples: &[Vec<u8>]) {
     let found = fingerprint(examples.iter().map(Vec::as_slice));
     let known = FORMS.iter().find(|(known, _)| *known == name);
@@ -57,12 +57,12 @@ pub fn assert_form(name: &str, examples: &[Vec<u8>]) {
     assert!(
         found == *due,
         "the wire form '{name}' has changed: replicas of the last release will not understand it. Put \
-         {found:#018x} into plover_types::forms::FORMS, and do what the test there asks for"
+         {found:#018x} into plover_types::forms::FORMS, and follow the test there"
     );
 }
 
-/// For tests: asserts that `examples` has one of every kind of an enum, so that no new kind goes
-/// without.
+/// For tests: asserts that `examples` has one of every kind of an enum, so that a new kind gets one,
+/// too.
 ///
 /// # Panics
 /// If one is missing.
@@ -71,7 +71,7 @@ pub fn assert_every_kind<T: Serialize + Deserialize<'static>>(examples: &[T]) {
         .iter()
         .filter_map(|example| wire::encode_part(example, Vec::new()).first().copied())
         .collect();
-    // An enum begins with the number of its kind, and zeroes are a number, a name, a list.
+    // An enum begins with the number of its kind. Zeroes decode as any number, name or list.
     let is_kind = |kind: &u8| {
         let mut bytes = vec![0; 512];
         bytes[0] = *kind;
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
     use crate::wire::WIRE_VERSION;
 
-    /// Every version that there was, and the fingerprint of its forms. Lines are added, and none is
-    /// changed but that of a version that no release had.
+    /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
+    /// was never released may change.
     const VERSIONS: [(u8, u64); 1] = [(2, 0x579b_0298_815b_104f)];
 
     #[test]

@@ -64,8 +64,8 @@ impl From<Mac> for String {
     }
 }
 
-/// Inputs that were given to the hypervisor and that it had not taken when its guest was paused:
-/// no part of the guest's state yet, though they stand before the pause in the log.
+/// Inputs that QEMU had been given and had not taken when its guest was paused. They stand before the
+/// pause in the log, but are not part of the guest's state yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unconsumed {
     /// Frames, oldest first.

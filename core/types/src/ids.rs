@@ -20,7 +20,7 @@ pub struct ReplicaSet(pub u16);
 impl ReplicaSet {
     /// The set without members.
     pub const EMPTY: Self = Self(0);
-    /// Everyone that there can be.
+    /// All possible members.
     pub const ALL: Self = Self(u16::MAX);
 
     /// The set that holds `ids`.
@@ -69,25 +69,25 @@ impl ReplicaSet {
     }
 }
 
-/// Answers that are waited for: so many, each from another one of these.
+/// The answers that a caller waits for: so many, from different replicas of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Who may answer.
+    /// The replicas whose answers count.
     pub from: ReplicaSet,
-    /// How many have to: at least one, at most all.
+    /// How many of them must answer: at least one, at most all.
     pub count: usize,
 }
 
 impl Awaited {
-    /// One answer, whoever it comes from.
+    /// One answer of any replica.
     pub const ANY: Self = Self {
         from: ReplicaSet::ALL,
         count: 1,
     };
 
-    /// The same for who cannot count: of `m`, no `count` have answered before one of any
-    /// `m - count + 1` has. Those with the highest ids, who are written to last and so mostly answer
-    /// late.
+    /// For a fabric that cannot wait for a number of answers. Waiting for any one of `m - count + 1`
+    /// peers is enough: at least one of them is among the first `count` that answer. These are the peers
+    /// with the highest ids, which are written to last and so mostly answer late.
     pub fn uncounted(self) -> Self {
         let earlier = self.from.iter().take(self.count.saturating_sub(1));
         Self {
@@ -107,8 +107,8 @@ impl fmt::Display for ReplicaSet {
     }
 }
 
-/// A consensus view (a Paxos ballot). It packs a round and the id of its only possible leader,
-/// so that two leaders of one view cannot exist; views compare by round, then by leader.
+/// A consensus view (a Paxos ballot): a round and the id of its only possible leader. So a view cannot
+/// have two leaders. Views compare by round, then by leader.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -128,7 +128,7 @@ impl View {
         self.0 >> 4
     }
 
-    /// The one replica that may lead this view; none before the first view.
+    /// The only replica that may lead this view; `None` before the first view.
     pub fn leader(self) -> Option<ReplicaId> {
         (self.round() > 0).then_some(ReplicaId((self.0 & 15) as u8))
     }
@@ -143,7 +143,7 @@ impl fmt::Display for View {
     }
 }
 
-/// A position in the log. The first entry has index 1; 0 stands before it.
+/// A position in the log. The first entry has index 1; index 0 is before it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -162,9 +162,9 @@ impl fmt::Display for Index {
     }
 }
 
-/// The name of a log entry: the view it was proposed in, and its index ("Paxos made
-/// practical"; APUS §4.1). Viewstamps compare by view, then by index, which is also the order
-/// "more up to date" of logs.
+/// The name of a log entry: the view it was proposed in, and its index ("Paxos made practical"; APUS
+/// §4.1). Viewstamps compare by view, then by index. The log whose last entry has the higher viewstamp is
+/// more up to date.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -187,8 +187,8 @@ impl fmt::Display for Viewstamp {
 )]
 pub struct PageNo(pub u32);
 
-/// The number of a syncvm, counted over the life of the guest; the slot that a syncvm ends has
-/// the same number.
+/// The number of a syncvm, counted from the guest's first start. The slot that a syncvm ends has the same
+/// number.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -221,8 +221,7 @@ impl Digest {
         digests.iter().flat_map(|d| d.0.to_le_bytes()).collect()
     }
 
-    /// The digests that [`Digest::to_bytes`] has written; what is left over of fewer than 16 bytes is
-    /// none.
+    /// The digests that [`Digest::to_bytes`] has written. Fewer than 16 bytes at the end are ignored.
     pub fn of_bytes(bytes: &[u8]) -> impl Iterator<Item = Self> + '_ {
         bytes
             .chunks_exact(16)

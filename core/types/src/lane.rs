@@ -1,7 +1,6 @@
 //! The two rings between a pair of replicas.
 
-/// Each pair of replicas has two rings in each direction, so that bulk data never delays a
-/// heartbeat.
+/// Each pair of replicas has two rings in each direction, so that bulk data never delays a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
     /// Consensus: small, urgent.
@@ -14,7 +13,7 @@ impl Lane {
     /// Both lanes, the urgent one first.
     pub const ALL: [Self; 2] = [Self::Log, Self::Bulk];
 
-    /// Place of this lane in [`Lane::ALL`], also its number on the wire.
+    /// The place in [`Lane::ALL`], which is also the number on the wire.
     pub const fn index(self) -> usize {
         self as usize
     }

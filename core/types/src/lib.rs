@@ -1,8 +1,22 @@
 //! Identifiers, page sets, frames and wire encoding shared by every part of Plover.
 //!
-//! Nothing here does I/O. Every index is a newtype so that a page number cannot be taken for a
-//! log index, and every form that crosses a wire goes through [`wire`], which rejects what it
-//! does not understand and never panics.
+//! Nothing here does I/O. Every index is a newtype, so that a page number cannot be taken for a log index.
+//! Everything that crosses a wire goes through [`wire`], which returns an error for bytes that it does not
+//! understand and never panics.
+//!
+//! ```
+//! use plover_types::{Frame, PageNo, PageSet, wire};
+//!
+//! let frames = vec![Frame(vec![1, 2, 3])];
+//! let bytes = wire::encode(&frames);
+//! assert_eq!(wire::decode::<Vec<Frame>>(&bytes), Ok(frames));
+//! assert!(wire::decode::<Vec<Frame>>(&bytes[1..]).is_err());
+//!
+//! let mut dirty = PageSet::new(1000);
+//! dirty.insert(PageNo(7));
+//! dirty.insert_run(8, 10);
+//! assert_eq!(dirty.to_runs().0, [(7, 3)]);
+//! ```
 
 pub mod forms;
 mod frame;

@@ -1,6 +1,6 @@
-//! What a record between two replicas is for.
+//! Kinds of records between two replicas.
 
-/// The kinds of records, as their bytes are counted.
+/// The kind of a record, by which bytes are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Payload {
     /// Consensus: entries, acknowledgements, heartbeats.
@@ -15,7 +15,7 @@ pub enum Payload {
     Device,
     /// A copy of a whole guest: for a new secondary, or to keep a witness warm.
     Copy,
-    /// What is left: acknowledgements and what guests have sent.
+    /// Everything else: acknowledgements, and the outputs of guests.
     Other,
 }
 
@@ -31,7 +31,7 @@ impl Payload {
         Self::Other,
     ];
 
-    /// Its name in a status.
+    /// Its name in the status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Log => "log",
@@ -44,9 +44,8 @@ impl Payload {
         }
     }
 
-    /// Whether compressing it can be worth its time. Digests and hashes are noise, of which
-    /// hashes repeat, but are awaited by a guest that stands; a copy is as fast as one CPU reads and
-    /// writes pages, or as slow as it is told to be.
+    /// Whether compression can pay. Digests are noise. Hashes repeat, but a paused guest waits for them. A
+    /// copy is limited by one CPU that reads and writes pages, or by its configured rate.
     pub const fn may_shrink(self) -> bool {
         !matches!(self, Self::Digests | Self::BlockHashes | Self::Copy)
     }

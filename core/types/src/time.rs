@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::{Add, Sub};
 
-/// A moment or a span in microseconds. As a moment it counts from an arbitrary start that one
-/// replica's process chose; moments of different replicas are never compared.
+/// A moment or a span in microseconds. A moment counts from an arbitrary start of one process; moments of
+/// different replicas are never compared.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -48,14 +48,14 @@ impl fmt::Display for Micros {
     }
 }
 
-/// A small seeded generator (Steele, Lea and Flood's SplitMix64). The core needs randomness
-/// only to spread timeouts, and the same seed must give the same run for ever; so the
-/// algorithm is fixed here rather than left to a library's next version.
+/// A small seeded generator (Steele, Lea and Flood's SplitMix64). The core needs randomness only to spread
+/// timeouts. The same seed must give the same run for ever, so the algorithm is fixed here and not left to
+/// a library's next version.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// A generator that repeats the same numbers for the same `seed`.
+    /// A generator; the same `seed` gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

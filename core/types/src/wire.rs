@@ -1,7 +1,7 @@
 //! The wire form of every message: one version byte, then [`postcard`].
 //!
-//! Decoding returns an error for anything that is not exactly one message of this version;
-//! it never panics and never allocates more than the bytes it was given justify.
+//! Decoding returns an error for anything that is not exactly one message of this version. It never
+//! panics, and allocates no more than the length of the bytes justifies.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -15,7 +15,7 @@ pub enum WireError {
     /// The peer speaks another version: all replicas of a group must run the same release.
     #[error("wire version {0}, this replica speaks {WIRE_VERSION}")]
     Version(u8),
-    /// The bytes do not decode: a bug of the peer or damage on the way.
+    /// The bytes do not decode: a bug of the peer, or damage on the way.
     #[error("malformed message: {0}")]
     Malformed(String),
     /// Bytes are left after the message.

@@ -6,7 +6,7 @@ mod inner;
 mod server;
 
 use crate::error::DiskError;
-use crate::health::Health;
+use crate::health::{Health, lock};
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
 use crate::nbd;
@@ -14,7 +14,6 @@ use crate::worker::{self, DiskEvent, Job, Work};
 pub use attachment::Attachment;
 pub use blocks::Blocks;
 pub(crate) use inner::Inner;
-use inner::lock;
 use plover_types::SyncNo;
 use rustix::fd::AsRawFd;
 use server::Server;
@@ -34,8 +33,8 @@ const MANY_BLOCKS: u32 = 4096;
 /// Blocks of a full copy between two orders to write them out: 64 MiB.
 const COPY_FLUSH_BLOCKS: u32 = 16_384;
 
-/// How long to wait for the threads of a guest that is no more before its files are opened anew.
-/// They have been told to end; one that does not is waiting for a disk that hangs.
+/// How long to wait for the threads of the last guest before its files are opened anew. They have been
+/// told to end; a thread that does not end waits for a disk that hangs.
 const THREADS_END_WITHIN: Duration = Duration::from_millis(20);
 
 /// One disk, as the configuration names it.
@@ -43,12 +42,11 @@ const THREADS_END_WITHIN: Duration = Duration::from_millis(20);
 pub struct DiskSpec {
     /// The image: a raw file or a block device, of a multiple of 4096 bytes.
     pub path: PathBuf,
-    /// The guest cannot write it, and it takes no part in syncs: all replicas must have the same.
+    /// The guest cannot write it. It is not synced: all replicas must have the same.
     pub read_only: bool,
     /// The size it must have. If it does not exist it is made, empty.
     pub bytes: Option<u64>,
-    /// How much longer a block takes when it is read or written for a syncvm or a copy than it takes
-    /// anyway: a slow disk, for tests.
+    /// Added to each read or write of a block for a syncvm or a copy: a slow disk, for tests.
     pub delay: Duration,
 }
 
@@ -58,9 +56,9 @@ pub struct Disks {
     journal: PathBuf,
     blocks: u32,
     health: Arc<Health>,
-    /// Nothing while they cannot be used.
+    /// `None` while they cannot be used.
     open: Option<Open>,
-    /// What was open before, until its threads have ended.
+    /// The files that were open before, until their threads have ended.
     closing: Option<Arc<Inner>>,
     /// Blocks are staged, and [`Disks::settle`] was not called since.
     staged: bool,
@@ -73,14 +71,14 @@ struct Open {
 }
 
 impl Disks {
-    /// Opens the images and the journal, and carries on what a crash has cut short.
+    /// Opens the images and the journal, and completes a syncvm that a crash has interrupted.
     ///
-    /// Where there is a journal, this replica has taken part before. If only its images are
-    /// unusable then, it still can vote: the disks are opened when they are needed, and until then
-    /// [`Disks::failure`] says what is wrong.
+    /// If there is a journal, this replica has taken part before. If only its images cannot be used, it
+    /// can still vote: the disks are opened when they are needed, and until then [`Disks::failure`] says
+    /// what is wrong.
     ///
     /// # Errors
-    /// An image or the journal cannot be used; the text says which and what to do.
+    /// An image or the journal cannot be used; the text says which one and what to do.
     pub fn open(specs: &[DiskSpec], journal: &Path) -> Result<Self, DiskError> {
         let health = Health::new()
             .map_err(|error| DiskError::Failed(format!("making an eventfd: {error}")))?;
@@ -114,14 +112,14 @@ impl Disks {
         self.blocks
     }
 
-    /// Whether the images are a guest's as it was at one moment, and not a copy cut short.
+    /// Whether the images are those of a guest at one moment, and not an incomplete copy.
     pub fn is_whole(&self) -> bool {
         let whole = |open: &Open| open.inner.whole.load(Ordering::Acquire);
         self.open.as_ref().is_some_and(whole)
     }
 
-    /// What keeps the disks from being used; nothing while all is well. It is what was wrong last
-    /// until a copy of the guest is whole again.
+    /// Why the disks cannot be used; `None` while all is well. The last failure is reported until a copy
+    /// of the guest is whole again.
     pub fn failure(&self) -> Option<String> {
         self.health.failure()
     }
@@ -129,7 +127,7 @@ impl Disks {
     /// [`Disks::attach`] for a guest that boots from the disks as they are.
     ///
     /// # Errors
-    /// They cannot be used, or are a copy cut short.
+    /// They cannot be used, or are an incomplete copy.
     pub fn attach_to_boot(&mut self) -> Result<Attachment, DiskError> {
         let attachment = self.attach()?;
         if !self.is_whole() {
@@ -139,7 +137,8 @@ impl Disks {
         Ok(attachment)
     }
 
-    /// [`Disks::attach`] for a copy of a guest, which begins.
+    /// [`Disks::attach`] for a full copy of a guest, which begins here: until the next [`Disks::stage`] is
+    /// durable the images are useless.
     ///
     /// # Errors
     /// They cannot be used, or failed a short while ago.
@@ -151,11 +150,11 @@ impl Disks {
         Ok(attachment)
     }
 
-    /// A connection to each disk for a guest that is about to start. Whatever the last guest still
-    /// wanted is left undone. Files that failed are opened anew.
+    /// A connection to each disk for a guest that is about to start. Open requests of the last guest are
+    /// dropped. Files that failed are opened anew.
     ///
     /// # Errors
-    /// They cannot be opened, or not brought to one moment.
+    /// They cannot be opened, or a syncvm in the journal cannot be completed.
     pub fn attach(&mut self) -> Result<Attachment, DiskError> {
         self.staged = false;
         let attached = self.reopen().and_then(|()| self.connect());
@@ -166,8 +165,8 @@ impl Disks {
         })
     }
 
-    /// Opens what is not open, or has failed. A file that did can be another one now, and what a
-    /// failed flush has lost cannot be known from the old one.
+    /// Opens the files if they are not open or have failed. After a failure they may be other files, and
+    /// the old descriptor cannot tell what a failed flush has lost.
     fn reopen(&mut self) -> Result<(), DiskError> {
         if self.open.is_some() && !self.health.has_failed() {
             return Ok(());
@@ -202,7 +201,7 @@ impl Disks {
 
     fn connect(&self) -> Result<Attachment, DiskError> {
         let Open { inner, works, .. } = self.opened();
-        let life = inner.end_life();
+        let life = inner.end_guest();
         inner.forget_failure();
         inner.recover()?;
         let failed = |error: io::Error| DiskError::Failed(format!("serving a disk: {error}"));
@@ -235,23 +234,18 @@ impl Disks {
         Ok(attachment)
     }
 
-    /// For what is only asked of disks that a guest has.
+    /// For calls that are made only while a guest has the disks.
     fn opened(&self) -> &Open {
         self.open.as_ref().expect("disks that are in use are open")
     }
 
-    /// A full copy begins, by [`Attachment::write`]: until the next [`Disks::stage`] is durable the
-    /// images are of no use.
-    ///
-    /// # Errors
-    /// That could not be made durable.
-    pub fn begin_copy(&mut self) -> Result<(), DiskError> {
+    fn begin_copy(&mut self) -> Result<(), DiskError> {
         let inner = &self.opened().inner;
         inner.whole.store(false, Ordering::Release);
         lock(&inner.journal).begin_copy()
     }
 
-    /// [`Disks::stage_with`] for blocks that are known, or none.
+    /// [`Disks::stage_with`] for known blocks, or none.
     pub fn stage(&mut self, sync: SyncNo, batch: Batch) {
         if !batch.is_empty() {
             return self.stage_with(sync, move |_| batch);
@@ -266,9 +260,9 @@ impl Disks {
         self.order(Job::Stage { life, sync, make });
     }
 
-    /// Makes the batch of at least one block that `make` returns, and what was written before,
-    /// durable as a whole; [`DiskEvent::Staged`] tells when. The caller then writes the blocks, and
-    /// calls [`Disks::settle`] before the guest runs.
+    /// Makes the batch that `make` returns (at least one block), and everything written before, durable
+    /// as a whole; then [`DiskEvent::Staged`] follows. The caller then writes the blocks, and calls
+    /// [`Disks::settle`] before the guest runs.
     pub fn stage_with(
         &mut self,
         sync: SyncNo,
@@ -283,8 +277,8 @@ impl Disks {
         self.order(Job::Stage { life, sync, make });
     }
 
-    /// The staged blocks are written: from now on the guest may run, and writes as soon as they are
-    /// durable where they belong.
+    /// The staged blocks are written: the guest may run. Its writes wait until the blocks are durable in
+    /// the images.
     pub fn settle(&mut self) {
         if std::mem::take(&mut self.staged) {
             let life = self.opened().inner.life.load(Ordering::Acquire);
@@ -299,12 +293,12 @@ impl Disks {
         }
     }
 
-    /// What happened since the last call.
+    /// Takes the events since the last call.
     pub fn take_events(&mut self, events: &mut Vec<DiskEvent>) {
         self.health.take_events(events);
     }
 
-    /// Polls readable when [`Disks::take_events`] has something; open as long as this.
+    /// Polls readable when there are events; open as long as this.
     pub fn wait_fd(&self) -> RawFd {
         self.health.wake().as_raw_fd()
     }
@@ -328,7 +322,7 @@ impl Open {
         Ok(Self { inner, jobs, works })
     }
 
-    /// The blocks for the guest with this number.
+    /// The blocks as the guest with this number has them.
     fn blocks(&self, life: u64) -> Blocks {
         Blocks {
             inner: Arc::clone(&self.inner),

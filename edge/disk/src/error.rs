@@ -1,4 +1,4 @@
-//! What can be wrong with a disk.
+//! Errors of disks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ pub enum DiskError {
     Io {
         /// What was tried.
         what: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is no image, and no size to make one of.
+    /// There is no image, and no size for a new one.
     #[error(
         "there is no disk image {0}: copy it here, or say `size_mib` and let this replica be filled by the leader"
     )]
     Missing(PathBuf),
-    /// An image that is to be raw, and that no guest has had yet, begins like one of another format.
+    /// An image that should be raw, and that no guest has used yet, begins like one of another format.
     #[error(
         "{path} is a {format} image: give it a name that ends in .{format}, and it is imported, or \
          convert it with 'qemu-img convert -O raw {path} NEW'"
@@ -29,22 +29,22 @@ pub enum DiskError {
     NotRaw {
         /// Which image.
         path: PathBuf,
-        /// What it looks like.
+        /// The format that it looks like.
         format: &'static str,
     },
-    /// An image that is to be imported is not what its name says.
+    /// An image that is to be imported is not of the format that its name says.
     #[error(
-        "{path} is no {format} image, as its name says: name it after what it is (.raw, .qcow2, \
+        "{path} is named like a {format} image and is none: give it the name of its format (.raw, .qcow2, \
          .vmdk, .vdi)"
     )]
     OtherFormat {
         /// Which image.
         path: PathBuf,
-        /// What its name says.
+        /// The format that its name says.
         format: &'static str,
     },
     /// An image that is to be imported is encrypted.
-    #[error("{0} is encrypted, and nobody here has its key: import a decrypted copy")]
+    #[error("{0} is encrypted: import a decrypted copy")]
     Encrypted(PathBuf),
     /// `qemu-img` is missing.
     #[error("{0} is to be converted by qemu-img, which is missing: install the package qemu-utils")]
@@ -54,7 +54,7 @@ pub enum DiskError {
     NotImported {
         /// Which image.
         path: PathBuf,
-        /// What it said.
+        /// The error of `qemu-img`.
         why: String,
     },
     /// The image's size is not what it should be.
@@ -64,7 +64,7 @@ pub enum DiskError {
         path: PathBuf,
         /// Its size.
         found: u64,
-        /// What the configuration says.
+        /// The size in the configuration.
         wanted: u64,
     },
     /// The image cannot be cut into blocks.
@@ -77,7 +77,7 @@ pub enum DiskError {
         /// Its size.
         bytes: u64,
     },
-    /// All disks together have more blocks than can be numbered.
+    /// All disks together have more blocks than there are numbers.
     #[error("the disks have {0} bytes in all; 8 TiB are the most")]
     TooLarge(u64),
     /// Another process has the image open as a guest's disk.
@@ -86,7 +86,7 @@ pub enum DiskError {
          replica needs a copy of its own"
     )]
     InUse(PathBuf),
-    /// The journal is unreadable, so nobody knows whether the images are whole.
+    /// The journal is unreadable, so it is not known whether the images are whole.
     #[error(
         "{0} is damaged: to get the disks from the other replicas, remove it and the images; to \
          use the images as they are, remove it alone"
@@ -102,7 +102,7 @@ pub enum DiskError {
         path: PathBuf,
         /// Its format.
         found: u32,
-        /// The one that this release writes.
+        /// The format that this release writes.
         known: u32,
     },
     /// The journal holds a syncvm for other disks than these.
@@ -118,18 +118,18 @@ pub enum DiskError {
         /// Blocks of the disks configured.
         wanted: u32,
     },
-    /// The disks that are there now are of another size than those that were.
+    /// The disks have another size than before.
     #[error(
         "the disks have {found} blocks (4 KiB) now and had {wanted}: all replicas need disks of the \
          same size"
     )]
     Resized {
-        /// Blocks of the disks that are there.
+        /// Blocks of the present disks.
         found: u32,
-        /// Blocks of those that were.
+        /// Blocks of the disks before.
         wanted: u32,
     },
-    /// A full copy ended half-way: this replica's disks are of two guests' and of no use.
+    /// A full copy was interrupted: this replica's disks are a mixture and useless.
     #[error(
         "the copy of the guest's disks on this replica is incomplete: start the guest on a replica \
          that has a whole one"
@@ -138,8 +138,8 @@ pub enum DiskError {
     /// Something failed beyond the files.
     #[error("the disk failed: {0}")]
     Failed(String),
-    /// Requests of a guest that is no more are still being worked on: the disk hangs. Try again.
-    #[error("the disk still works on what the last guest asked of it")]
+    /// The disk hangs and still works on requests of the last guest. Try again.
+    #[error("the disk still works on requests of the last guest; tried again later")]
     Busy,
     /// They failed a short while ago. Try again then.
     #[error("{0}; tried again later")]
@@ -147,7 +147,7 @@ pub enum DiskError {
 }
 
 impl DiskError {
-    /// Whether it is about an image alone: the replica can vote without it.
+    /// Whether it concerns an image alone: the replica can vote without it.
     pub(crate) fn is_of_an_image(&self) -> bool {
         matches!(
             self,

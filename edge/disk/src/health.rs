@@ -1,4 +1,4 @@
-//! What the disks have to say to the loop, and what keeps them from being used.
+//! Events of the disks for the loop, and failures that keep the disks from being used.
 //!
 //! ```text
 //!            failed                       wait over: opened anew
@@ -8,9 +8,9 @@
 //!    └──────────────────────── the copy is whole ─────────────────────┘
 //! ```
 //!
-//! A replica whose disk failed is still of use: it votes. The leader offers it a copy of the guest
-//! again and again; it takes one only now and then, more rarely each time, or the group would do
-//! nothing but copy to a disk that is full.
+//! A replica whose disk failed still votes. The leader offers it a copy of the guest again and again. The
+//! replica accepts only now and then, more rarely each time; otherwise the group would do nothing but copy
+//! to a full disk.
 
 use crate::error::DiskError;
 use crate::worker::DiskEvent;
@@ -20,17 +20,17 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The first wait after a failure; each further one doubles it, up to the last. Long enough that a
-/// leader does other things, short enough for the person who has just made room.
+/// The first wait after a failure. Each further failure doubles it, up to the last. Long enough for the
+/// leader's other work, short enough for an operator who has just made room.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LAST: Duration = Duration::from_secs(64);
 
-/// Disks that were well for so long have not failed "again".
+/// After this time without a failure the waits start anew.
 const WELL_AFTER: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is wrong; nothing while all is well.
+    /// The failure; `None` while all is well.
     why: Option<String>,
     /// Failures since the disks were last well for long.
     failures: u32,
@@ -45,7 +45,7 @@ impl State {
         if well && self.changed.is_none_or(long) {
             self.failures = 0;
         }
-        // What follows from a failure is not another one.
+        // Failures that follow from the first one do not count.
         if well || self.wait_left(now).is_zero() {
             self.failures += 1;
             self.changed = Some(now);
@@ -78,7 +78,7 @@ pub(crate) struct Health {
     wake: OwnedFd,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A thread that panicked has left nothing half-changed behind these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -117,13 +117,13 @@ impl Health {
         lock(&self.state).mend(Instant::now());
     }
 
-    /// What is wrong, and when it is looked at again.
+    /// The failure, and when the disks are tried again.
     pub(crate) fn failure(&self) -> Option<String> {
         let state = lock(&self.state);
         let why = state.why.as_ref()?;
         Some(match state.wait_left(Instant::now()).as_secs() {
             0 => why.clone(),
-            seconds => format!("{why} (looked at again in {seconds} s)"),
+            seconds => format!("{why} (tried again in {seconds} s)"),
         })
     }
 
@@ -160,7 +160,7 @@ mod tests {
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
         assert_eq!(state.why.as_deref(), Some("full"));
-        // A copy that is whole for a moment and fails again is no cure.
+        // A copy that is whole for a moment and fails again does not reset the waits.
         state.mend(now);
         assert!(state.why.is_none() && state.wait_left(now).is_zero());
         state.fail("full", now + Duration::from_secs(5));

@@ -1,7 +1,8 @@
-//! One raw image: the file, its size in blocks, and what was written to it.
+//! One raw image: the file, its size in blocks, and the blocks that were written.
 
 use crate::DiskSpec;
 use crate::error::{DiskError, io_error};
+use crate::holes;
 use crate::import::Format;
 use crate::lock::Locked;
 use crate::written::Written;
@@ -23,21 +24,21 @@ pub(crate) struct Image {
     bytes: u64,
     pub(crate) read_only: bool,
     pub(crate) delay: Duration,
-    /// There was none, and it was made.
+    /// It did not exist and was made.
     pub(crate) made: bool,
-    /// What the guest wrote since the last scan.
+    /// The blocks that the guest wrote since the last scan.
     pub(crate) written: Written,
-    /// Something was written since the last sync; set after the write, as in [`Written`].
+    /// There were writes since the last sync; set after the write, as in [`Written`].
     unsynced: AtomicBool,
-    /// A sync has failed: what was lost by it is unknown, and a later sync would not tell.
+    /// A sync has failed: writes may be lost, and a later sync would not report it.
     broken: AtomicBool,
-    /// Held while one is made: whoever comes meanwhile must not think that there is nothing to do.
+    /// Held during a sync, so that a second one does not return before the first is done.
     syncing: Mutex<()>,
 }
 
 impl Image {
-    /// Opens what `spec` names, or makes it. An image that a guest has had is raw, whatever it begins
-    /// with: the guest may have written that.
+    /// Opens the image that `spec` names, or makes it. An image that a guest has used is raw, whatever its
+    /// first bytes are: the guest may have written them.
     pub(crate) fn open(spec: &DiskSpec, used_before: bool) -> Result<Self, DiskError> {
         let path = &spec.path;
         let mut options = OpenOptions::new();
@@ -60,7 +61,7 @@ impl Image {
         let file = Locked::take(file, spec.read_only)
             .map_err(io_error("cannot lock the disk image", path))?
             .ok_or_else(|| DiskError::InUse(path.clone()))?;
-        // Not the metadata's size, which is nothing for a block device.
+        // Not the size in the metadata, which is 0 for a block device.
         let bytes = seek(&*file, SeekFrom::End(0))
             .map_err(|e| io_error("cannot size the disk image", path)(e.into()))?;
         if let Some(wanted) = spec.bytes.filter(|wanted| *wanted != bytes) {
@@ -120,15 +121,15 @@ impl Image {
         })
     }
 
-    /// Writes, on behalf of whoever: the guest's writes are noted by the caller.
+    /// Writes. If the guest is the writer, the caller notes the blocks.
     pub(crate) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
         let result = self.file.write_all_at(from, offset);
-        // Of a write that failed half-way, half may be there.
+        // A failed write may have written a part.
         self.unsynced.store(true, Ordering::Release);
         result
     }
 
-    /// Makes `bytes` from `offset` read as zeroes, as a hole where that may be.
+    /// Makes `bytes` from `offset` zero; `hole` allows a hole.
     pub(crate) fn write_zeroes(&self, offset: u64, bytes: u64, hole: bool) -> io::Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -139,7 +140,7 @@ impl Image {
             FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
         };
         let result = match fallocate(&*self.file, flags, offset, bytes) {
-            // Not on every file system, and on a block device only for whole sectors.
+            // Some file systems do not support it, and block devices only for whole sectors.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
                 self.write_zeroes_by_hand(offset, bytes)
             }
@@ -159,14 +160,14 @@ impl Image {
         Ok(())
     }
 
-    /// Notes what the guest has written.
+    /// Notes that the guest has written these bytes.
     pub(crate) fn note(&self, offset: u64, bytes: u64) {
         let block = DISK_BLOCK_BYTES as u64;
         self.written
             .note((offset / block) as u32..(offset + bytes).div_ceil(block) as u32);
     }
 
-    /// Everything written before is durable afterwards.
+    /// Makes all earlier writes durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let _alone = self.syncing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.broken.load(Ordering::Acquire) {
@@ -188,38 +189,13 @@ impl Image {
             && !self.broken.load(Ordering::Acquire)
     }
 
-    /// The first block at or after `block` that may hold something other than zeroes, or the number
-    /// of blocks. Unlike [`Image::next_data`] it does not look for the end of the run.
+    /// The first block at or after `block` that may not be zero, or the number of blocks.
     pub(crate) fn first_data(&self, block: u32) -> u32 {
-        let at = u64::from(block) * DISK_BLOCK_BYTES as u64;
-        if at >= self.bytes {
-            return self.blocks();
-        }
-        match seek(&*self.file, SeekFrom::Data(at)) {
-            Ok(start) => (start / DISK_BLOCK_BYTES as u64) as u32,
-            Err(rustix::io::Errno::NXIO) => self.blocks(),
-            Err(_) => block,
-        }
+        holes::first_data(&*self.file, self.bytes, block)
     }
 
-    /// The first run of blocks at or after `block` that may hold something other than zeroes;
-    /// `None` if all the rest is a hole.
+    /// The first run of blocks at or after `block` that may not be zero; `None` if there is none.
     pub(crate) fn next_data(&self, block: u32) -> Option<(u32, u32)> {
-        let at = u64::from(block) * DISK_BLOCK_BYTES as u64;
-        if at >= self.bytes {
-            return None;
-        }
-        // A failing seek means "no idea": the rest is then taken as data. ENXIO means no data.
-        let start = match seek(&*self.file, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => return None,
-            Err(_) => return Some((block, self.blocks())),
-        };
-        let end = seek(&*self.file, SeekFrom::Hole(start)).unwrap_or(self.bytes);
-        let size = DISK_BLOCK_BYTES as u64;
-        Some((
-            (start / size) as u32,
-            end.min(self.bytes).div_ceil(size) as u32,
-        ))
+        holes::next_data(&*self.file, self.bytes, block)
     }
 }

@@ -1,14 +1,14 @@
-//! Images of other formats, brought into a replica's own raw copy.
+//! Imports images of other formats into a replica's own raw copy.
 //!
-//! A guest's disk is a raw file here, which both sides read and write by block. What people have is
-//! often qcow2, VMDK or VDI: `qemu-img` (package `qemu-utils`) converts it, once, following backing
-//! files; the source is only read.
+//! A guest's disk is a raw file, which both sides read and write by block. Images of other formats (qcow2,
+//! VMDK, VDI) are converted once by `qemu-img` (package `qemu-utils`), including their backing files. The
+//! source is only read.
 //!
-//! **What format an image has, its name says** (`.qcow2`, `.vmdk`, `.vdi`), and its first bytes must
-//! agree. It is never guessed from the content alone. A guest writes its raw disk as it likes, also
-//! so that it looks like a qcow2 image whose backing file is some file of the host; whoever guesses
-//! then hands that file to the guest. (QEMU once did: CVE-2008-2004.) So a source is an image that
-//! its owner trusts, and a file that a guest has written is raw for ever.
+//! **The name of an image says its format** (`.qcow2`, `.vmdk`, `.vdi`), and its first bytes must agree.
+//! The format is never guessed from the content alone. A guest can write anything to its raw disk, also
+//! the header of a qcow2 image whose backing file is some file of the host; a guess would give that file
+//! to the guest. (QEMU once did: CVE-2008-2004.) So the owner must trust a source, and a file that a guest
+//! has written stays raw.
 
 use crate::error::{DiskError, io_error};
 use plover_types::DISK_BLOCK_BYTES;
@@ -42,7 +42,7 @@ impl Format {
         }
     }
 
-    /// The format that the name of `path` tells; none for a raw image.
+    /// The format that the name of `path` says; `None` for a raw image.
     pub fn of_name(path: &Path) -> Option<Self> {
         let ending = path.extension()?.to_str()?;
         Self::ALL
@@ -50,7 +50,7 @@ impl Format {
             .find(|format| ending.eq_ignore_ascii_case(format.name()))
     }
 
-    /// The format that an image begins like.
+    /// The format of an image by its first bytes.
     pub(crate) fn of_content(file: &File) -> Option<Self> {
         let mut start = [0; 512];
         file.read_exact_at(&mut start, 0).ok()?;
@@ -75,7 +75,7 @@ pub struct Source {
     bytes: u64,
 }
 
-/// What `qemu-img info` says.
+/// The answer of `qemu-img info`.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Info {
@@ -85,10 +85,11 @@ struct Info {
 }
 
 impl Source {
-    /// Looks at `path`; `None` if its name is a raw image's.
+    /// Inspects `path`; `None` if its name is that of a raw image.
     ///
     /// # Errors
-    /// It cannot be read, is not what its name says, or is encrypted; or `qemu-img` is missing.
+    /// It cannot be read, is not of the format that its name says, or is encrypted; or `qemu-img` is
+    /// missing.
     pub fn look(path: &Path) -> Result<Option<Self>, DiskError> {
         let Some(format) = Format::of_name(path) else {
             return Ok(None);
@@ -122,10 +123,10 @@ impl Source {
         self.bytes
     }
 
-    /// Makes the raw image `to`, whole or not at all, and tells `progress` each percent that is done.
+    /// Makes the raw image `to`, whole or not at all. Calls `progress` with each finished percent.
     ///
     /// # Errors
-    /// It cannot be converted, or there is no room; the text has what `qemu-img` said.
+    /// It cannot be converted, or there is no room; the text has the error of `qemu-img`.
     pub fn import(&self, to: &Path, mut progress: impl FnMut(u8)) -> Result<(), DiskError> {
         let mut new = to.as_os_str().to_owned();
         new.push(".new");
@@ -161,7 +162,7 @@ impl Source {
 }
 
 fn qemu_img(arguments: &[&str], image: &Path) -> Result<Command, DiskError> {
-    // An image's name is no option, and no "protocol:" either.
+    // Absolute, so that a name is never read as an option or as "protocol:".
     let image = std::path::absolute(image).map_err(io_error("cannot find", image))?;
     let mut command = Command::new("qemu-img");
     command.args(arguments).arg(image).stdin(Stdio::null());
@@ -230,7 +231,7 @@ mod tests {
     fn images_of_each_format_become_raw_ones() {
         let dir = tempfile::tempdir().unwrap();
         let raw: Vec<u8> = (0..3 << 20).map(|i: u32| (i >> 9) as u8).collect();
-        // Half a block more, which other formats can have.
+        // Half a block more, which other formats allow.
         let raw = [raw, vec![9; 512]].concat();
         std::fs::write(dir.path().join("base"), &raw).unwrap();
         for format in Format::ALL {
@@ -283,14 +284,17 @@ mod tests {
         let image = dir.path().join("image.qcow2");
         std::fs::write(&image, vec![0; 8192]).unwrap();
         let error = Source::look(&image).unwrap_err().to_string();
-        assert!(error.contains("image.qcow2 is no qcow2 image"), "{error}");
+        assert!(
+            error.contains("image.qcow2 is named like a qcow2"),
+            "{error}"
+        );
         std::fs::write(&image, [b"QFI\xfb".to_vec(), vec![0xff; 8192]].concat()).unwrap();
         let error = Source::look(&image).unwrap_err().to_string();
         assert!(error.contains("image.qcow2"), "{error}");
         assert_eq!(Source::look(Path::new("/nowhere/disk.raw")).unwrap(), None);
         let create = ["create", "-f", "qcow2", "locked.qcow2", "1M"];
         if run(&create, dir.path()) {
-            // The header's word for AES. To have a key made measures the processor, which fails on a
+            // Set AES in the header. Creating an encrypted image measures the processor, which fails on a
             // busy one.
             let locked = dir.path().join("locked.qcow2");
             let mut bytes = std::fs::read(&locked).unwrap();

@@ -6,17 +6,17 @@
 //!   └ the newer of the two that is intact counts
 //! ```
 //!
-//! A slot says whether the images are whole, and whether the blocks behind it are in force, with a
-//! hash over them. Staging writes blocks and slot and syncs once: until both are there, the slot
-//! does not fit its blocks (or is torn itself) and the older one counts, by which the syncvm never
-//! was. So there is one moment, somewhere within that sync, before which a restart finds the images
-//! as they were and after which it writes the blocks into them.
+//! A slot says whether the images are whole, and whether the blocks after the slots are in force, with a
+//! hash over them. Staging writes blocks and slot, and syncs once. Until both are on the disk, the slot does
+//! not fit its blocks (or is torn itself) and the older slot counts, which does not know the syncvm. So
+//! there is one moment within that sync: a restart before it finds the images as they were, and a restart
+//! after it writes the blocks into them.
 //!
-//! The other way, a slot whose blocks do not fit, cannot be told from blocks that went bad later;
-//! both are taken for the first, since that was never acknowledged to anybody.
+//! A slot whose blocks do not fit may also mean that the blocks went bad later. Both are taken for an
+//! unfinished staging, which was never acknowledged.
 //!
-//! A format keeps the magic bytes, its number and the hash where they are. So a slot of another
-//! release is known for one, and the slot beside it, which may be of ours and older, does not count.
+//! Every format keeps the magic bytes, its number and the hash at the same place. So a slot of another
+//! release is recognised, and then the other slot does not count, even if it is one of ours.
 
 use crate::error::{DiskError, io_error};
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
@@ -29,7 +29,7 @@ const MAGIC: [u8; 8] = *b"plovdisk";
 const VERSION: u32 = 1;
 const SLOT_BYTES: usize = 4096;
 const BODY_AT: u64 = 2 * SLOT_BYTES as u64;
-/// What of a slot is used: the fields, then their hash.
+/// Bytes of a slot's fields; their hash follows.
 const FIELDS_BYTES: usize = 8 + 4 + 4 + 8 + 8 + 8 + 4 + 32;
 const HASH_BYTES: usize = 32;
 /// A block in the body: its number, then its content.
@@ -69,12 +69,12 @@ impl Batch {
     }
 }
 
-/// What a slot says.
+/// A slot's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
     generation: u64,
-    /// The images, with the blocks written into them if those are in force, are a guest's as it
-    /// was at one moment.
+    /// The images, with the blocks written into them if those are in force, are those of a guest at one
+    /// moment.
     whole: bool,
     in_force: bool,
     /// The newest syncvm that is in the images.
@@ -106,13 +106,13 @@ impl Slot {
         bytes
     }
 
-    /// Whether the hash in `bytes` is that of the fields, of whatever format.
+    /// Whether the hash fits the fields, of any format.
     fn is_intact(bytes: &[u8; SLOT_BYTES]) -> bool {
         let (fields, rest) = bytes.split_at(FIELDS_BYTES);
         blake3::hash(fields).as_bytes() == &rest[..HASH_BYTES]
     }
 
-    /// What is in `bytes`, if it is intact.
+    /// The slot in `bytes`, if it is intact and of our format.
     fn decode(bytes: &[u8; SLOT_BYTES]) -> Option<Self> {
         if !Self::is_intact(bytes) {
             return None;
@@ -161,7 +161,7 @@ impl Journal {
         }
         for slot in slots(&file) {
             if slot.in_force && read_body(&file, &slot).is_none() {
-                // Staged half: the older slot says how it was before.
+                // An unfinished staging: the older slot has the state before it.
                 continue;
             }
             if slot.blocks != blocks && slot.in_force {
@@ -175,14 +175,14 @@ impl Journal {
             let slot = Slot { blocks, ..slot };
             return Ok(Self { path, file, slot });
         }
-        // Nothing is of use here: the number alone, with its magic bytes, says enough.
+        // No slot is usable. Another format's number after the magic bytes explains it.
         Err(match other_format(&file, |_| true) {
             Some(found) => other_release(path, found),
             None => DiskError::DamagedJournal(path.into()),
         })
     }
 
-    /// Of how many blocks the disks are that the journal at `path` is for, if there is one.
+    /// The number of blocks of the disks that the journal at `path` is for, if there is one.
     pub(crate) fn blocks_at(path: &Path) -> Option<u32> {
         let file = File::open(path).ok()?;
         slots(&file).first().map(|slot| slot.blocks)
@@ -198,7 +198,7 @@ impl Journal {
             body_bytes: 0,
             body_hash: [0; HASH_BYTES],
         };
-        // Under another name first: the file is there whole, or not at all.
+        // Under another name first, so that the file exists whole or not at all.
         let new = path.with_extension("new");
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true);
@@ -218,7 +218,7 @@ impl Journal {
         if !self.slot.in_force {
             return Ok(None);
         }
-        // It fitted when it was written or opened.
+        // It was intact when it was written or opened.
         let batch = read_body(&self.file, &self.slot);
         batch
             .map(Some)
@@ -235,7 +235,7 @@ impl Journal {
         self.slot.sync
     }
 
-    /// A full copy begins: the images are of no use until the next [`Journal::stage`].
+    /// A full copy begins: the images are useless until the next [`Journal::stage`].
     pub(crate) fn begin_copy(&mut self) -> Result<(), DiskError> {
         self.advance(|slot| {
             slot.whole = false;
@@ -243,7 +243,7 @@ impl Journal {
         })
     }
 
-    /// From its return on, a restart writes `batch` into the images, which are whole with it.
+    /// Once it returns, a restart writes `batch` into the images, and they are whole.
     pub(crate) fn stage(&mut self, sync: SyncNo, batch: &Batch) -> Result<(), DiskError> {
         assert!(!self.slot.in_force, "one syncvm at a time");
         let body = &batch.body;
@@ -288,7 +288,7 @@ fn other_release(path: &Path, found: u32) -> DiskError {
     }
 }
 
-/// The format of a slot of which `counts` holds, if it is another than ours.
+/// The format of a slot for which `counts` holds, if it is not ours.
 fn other_format(file: &File, counts: impl Fn(&[u8; SLOT_BYTES]) -> bool) -> Option<u32> {
     let other = |bytes: [u8; SLOT_BYTES]| {
         let format = *bytes.strip_prefix(&MAGIC)?.first_chunk()?;
@@ -298,7 +298,7 @@ fn other_format(file: &File, counts: impl Fn(&[u8; SLOT_BYTES]) -> bool) -> Opti
     stored(file).find_map(other)
 }
 
-/// The bytes of both slots. One that the file ends before was never written.
+/// The bytes of both slots. A slot beyond the end of the file was never written.
 fn stored(file: &File) -> impl Iterator<Item = [u8; SLOT_BYTES]> {
     [0, SLOT_BYTES as u64].into_iter().filter_map(|at| {
         let mut bytes = [0; SLOT_BYTES];
@@ -307,7 +307,7 @@ fn stored(file: &File) -> impl Iterator<Item = [u8; SLOT_BYTES]> {
     })
 }
 
-/// The slots that are intact, the newest first.
+/// The intact slots, newest first.
 fn slots(file: &File) -> Vec<Slot> {
     let mut slots: Vec<_> = stored(file)
         .filter_map(|bytes| Slot::decode(&bytes))
@@ -316,7 +316,7 @@ fn slots(file: &File) -> Vec<Slot> {
     slots
 }
 
-/// The blocks behind `slot`, if they are all there.
+/// The blocks of `slot`, if they are intact.
 fn read_body(file: &File, slot: &Slot) -> Option<Batch> {
     let held = file.metadata().ok()?.len().checked_sub(BODY_AT)?;
     let length = usize::try_from(slot.body_bytes).ok()?;

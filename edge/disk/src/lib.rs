@@ -1,4 +1,4 @@
-//! A guest's disks, each replica's own copy of them (design §§3, 4).
+//! A guest's disks: each replica serves its own copy to its guest.
 //!
 //! ```text
 //!   guest ─ virtio, SCSI, IDE ─ QEMU ══ NBD ══▶ a thread per disk ──▶ image (a raw file)
@@ -8,19 +8,19 @@
 //!        └ asks for blocks ─▶ a thread: hash, read, write
 //! ```
 //!
-//! The loop itself waits for no disk while a guest runs: heartbeats come first.
+//! The loop does not wait for a disk while a guest runs: heartbeats come first.
 //!
-//! Both guests read and write their own copy, and to a syncvm the 4 KiB blocks of all writable
-//! disks are just more pages, numbered after those of guest RAM. What a disk has beyond memory is
-//! that it outlives its host, so it must be of use whenever that host dies:
+//! Both guests read and write their own copy. To a syncvm the 4 KiB blocks of all writable disks are
+//! pages, numbered after those of guest RAM ([`plover_types::PageLayout`]). But a disk outlives its host,
+//! so its copy must be usable whenever the host dies:
 //!
 //! * A copy that its own guest writes is at every moment what a power loss would leave, as on any
-//!   machine: a flush is done when the file is (`fdatasync`). That guest's state explains all that
-//!   clients have seen, on the leader and on the secondary alike (PLOVER §4.6).
-//! * Applying a syncvm would break that while it lasts: half of the blocks are the leader's, half
-//!   its own. So they go to a journal first, and the copy is *before* the syncvm until that is
-//!   durable and *after* it from then on: a restart carries on what a crash has cut short.
-//! * A full copy is of no use before its first syncvm, and the journal says so.
+//!   machine: a flush is done when the file is flushed (`fdatasync`). The guest's state explains
+//!   everything that clients have seen, on the leader and on the secondary (PLOVER §4.6).
+//! * While a syncvm is applied, half of the blocks would be the leader's and half its own. So the blocks
+//!   are written to a journal first. The copy is *before* the syncvm until the journal is durable, and
+//!   *after* it from then on: a restart completes what a crash has interrupted.
+//! * A full copy is useless before its first syncvm, and the journal says so.
 //!
 //! ```text
 //!             stage                     written                 settle
@@ -29,12 +29,44 @@
 //!                                                 its writes wait)
 //! ```
 //!
-//! The guest must not write before the journal is void: a restart would write the journal's blocks
-//! over what came after them.
+//! The guest must not write before the journal is void: a restart would write the journal's blocks over
+//! newer ones.
+//!
+//! ```
+//! use plover_disk::{Batch, DiskEvent, DiskSpec, Disks};
+//! use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let dir = tempfile::tempdir()?;
+//! let spec = DiskSpec {
+//!     path: dir.path().join("disk.raw"),
+//!     read_only: false,
+//!     bytes: Some(1 << 20),
+//!     delay: std::time::Duration::ZERO,
+//! };
+//! let mut disks = Disks::open(&[spec], &dir.path().join("disks.journal"))?;
+//! let guest = disks.attach_to_boot()?;
+//!
+//! // A syncvm brings block 7.
+//! let content = [9; DISK_BLOCK_BYTES];
+//! let mut batch = Batch::new();
+//! batch.push(BlockNo(7), &content);
+//! disks.stage(SyncNo(1), batch);
+//! let mut events = Vec::new();
+//! while events.is_empty() {
+//!     disks.take_events(&mut events);
+//! }
+//! assert_eq!(events, [DiskEvent::Staged(SyncNo(1))]);
+//! guest.direct().write(BlockNo(7), &content);
+//! disks.settle();
+//! # Ok(())
+//! # }
+//! ```
 
 mod disks;
 mod error;
 mod health;
+pub mod holes;
 mod image;
 pub mod import;
 mod journal;

@@ -1,13 +1,13 @@
-//! Keeping an image to one user.
+//! Locks an image, so that only one process uses it.
 //!
-//! Two kinds of lock, both the kernel's, so that they end with whoever holds them: `flock` between
-//! replicas, and the byte ranges by which QEMU's own programs tell each other what they do with an
-//! image (`block/file-posix.c`). With the second, `qemu-img` and a guest started by hand refuse an
-//! image that a replica has, and a replica refuses theirs.
+//! Two kinds of kernel locks, which end with the process that holds them: `flock` between replicas, and the
+//! byte ranges by which QEMU's programs tell each other what they do with an image
+//! (`block/file-posix.c`). With the second, `qemu-img` and a guest started by hand refuse an image that a
+//! replica has, and a replica refuses theirs.
 //!
 //! ```text
 //!   byte 100 + n, read-locked: I do this      n: 0 read   1 write   2 rewrite the same   3 resize
-//!   byte 200 + n, read-locked: nobody else may
+//!   byte 200 + n, read-locked: no one else may do this
 //! ```
 
 use rustix::fs::FlockOperation;
@@ -22,13 +22,12 @@ const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// A file that is locked as long as this lives.
+/// A file that stays locked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Locked(File);
 
 impl Locked {
-    /// Locks `file` for one that only reads it, or for one that writes it. `None`: somebody else is
-    /// in the way.
+    /// Locks `file` for reading only, or for writing. `None` if another process uses it.
     pub(crate) fn take(file: File, read_only: bool) -> io::Result<Option<Self>> {
         let locked = Self(file);
         Ok(lock(&locked, read_only)?.then_some(locked))
@@ -43,8 +42,8 @@ impl Deref for Locked {
     }
 }
 
-/// Said, and not left to the closing of the file: a child that another thread is just starting has
-/// a copy of it until its `exec`.
+/// Unlocks explicitly. Closing the file would not do: a child that another thread is just starting has a
+/// copy of it until its `exec`.
 impl Drop for Locked {
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
@@ -82,8 +81,8 @@ fn lock(file: &File, read_only: bool) -> io::Result<bool> {
         ][..];
         (all, all)
     };
-    // First ours, then a look at theirs, as they do: of two that come at the same time at least one
-    // sees the other.
+    // First take ours, then look at theirs, as QEMU does: of two processes that come at the same time
+    // at least one sees the other.
     for (base, what) in ours {
         if let Err(error) = request(file, libc::F_OFD_SETLK, libc::F_RDLCK, base + what) {
             return match error.raw_os_error() {
@@ -102,7 +101,7 @@ fn lock(file: &File, read_only: bool) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Asks for a lock on one byte; returns what the kernel made of its kind.
+/// Requests a lock on one byte. Returns the kind of lock that the kernel reports.
 fn request(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<i32> {
     let mut lock = libc::flock {
         l_type: kind as i16,
@@ -147,7 +146,7 @@ mod tests {
         assert!(Locked::take(open(), false).unwrap().is_some());
     }
 
-    /// What QEMU holds for a guest's disk: no `flock`, the byte ranges only.
+    /// QEMU holds the byte ranges of a guest's disk, and no `flock`.
     #[test]
     fn a_disk_of_another_qemu_is_seen() {
         let path = tempfile::NamedTempFile::new().unwrap();

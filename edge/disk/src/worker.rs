@@ -1,9 +1,8 @@
-//! The threads that wait for the disk, so that the loop does not.
+//! Two threads that wait for the disk, so that the loop does not.
 //!
-//! One works on blocks: it reads, hashes and writes what a syncvm or a copy asks for, in the order
-//! asked. Another makes durable what was written: it can take as long as the disk takes for all that
-//! a guest has written, and hashes must not wait for that. What they owe each other is in the gate
-//! (`Inner`): nothing is staged or settled before what was to be written before it is written.
+//! One works on blocks: it reads, hashes and writes them for syncvms and copies, in the order of the calls.
+//! The other makes writes durable. That can take long, and hashes must not wait for it. The gate in
+//! `Inner` orders the two: nothing is staged or settled before earlier writes are done.
 
 use crate::Batch;
 use crate::disks::{Blocks, Inner};
@@ -18,24 +17,24 @@ pub enum DiskEvent {
     Staged(SyncNo),
     /// Work on blocks is done ([`crate::Attachment::begin`]).
     Worked,
-    /// So much was written since the last scan that a syncvm is due.
+    /// The guest has written enough since the last scan that a syncvm is due.
     ManyWritten,
     /// The disk failed; the guest's state on it is lost here.
     Failed(String),
 }
 
-/// What the thread is to do. Orders of a guest that has been given up are left undone.
+/// A job for the thread that makes writes durable. Jobs of a guest that is gone are skipped.
 pub(crate) enum Job {
     Stage {
         life: u64,
         sync: SyncNo,
-        /// Makes its batch, for which it may have to read.
+        /// Makes its batch; it may have to read blocks for that.
         make: Make,
     },
     Settle {
         life: u64,
     },
-    /// Write behind, so that the sync that somebody waits for has little left to do.
+    /// Flush ahead of time, so that a later flush that something waits for takes less.
     Flush,
 }
 
@@ -49,8 +48,8 @@ pub(crate) struct Work {
     pub(crate) writes: bool,
 }
 
-/// A thread of the disks that panics leaves work half done, which nobody could go on with: the host
-/// counts as lost then.
+/// A panic in one of these threads leaves work half done and cannot be recovered: it ends the process, and
+/// the host counts as lost.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -70,7 +69,7 @@ pub(crate) fn work(orders: &Receiver<Work>) {
     }
 }
 
-/// Makes durable what was written. It keeps no files open of disks that nobody has any more.
+/// Makes writes durable. Ends, and keeps no files open, once the disks are dropped.
 pub(crate) fn run(disks: &Weak<Inner>, jobs: &Receiver<Job>) {
     let _abort = AbortOnPanic;
     while let Ok(job) = jobs.recv() {

@@ -1,17 +1,17 @@
 //! Which blocks a guest has written since the last scan.
 //!
-//! Two levels, so that a scan costs what was written and not what there is: a bit a block, and a
-//! bit for each 64 of those.
+//! A bitmap with two levels: a bit for each block, and a bit for each 64 of those. So the cost of a scan
+//! depends on how much was written, not on the size of the disk.
 //!
-//! A block is noted *after* it was written and before the guest hears of it. Were it noted before,
-//! a scan in between would clear the note, read the old content, and nobody would ever look again.
-//! For the same reason the upper bit is set after the lower one.
+//! A block is noted *after* it was written and before the guest's request is answered. If it were noted
+//! before the write, a scan in between would clear the note and read the old content, and the new content
+//! would never be synced. For the same reason the upper bit is set after the lower one.
 
 use plover_types::{PageNo, PageSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The blocks of one image.
+/// The written blocks of one image.
 #[derive(Debug)]
 pub(crate) struct Written {
     words: Box<[AtomicU64]>,
@@ -47,7 +47,7 @@ impl Written {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Moves the notes into `set`, as members from `base` on.
+    /// Moves the notes into `set`; block 0 is the page `base`.
     pub(crate) fn take(&self, base: PageNo, set: &mut PageSet) {
         for (i, upper) in self.summary.iter().enumerate() {
             let mut rest = upper.swap(0, Ordering::AcqRel);
@@ -73,7 +73,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// Against a dumb twin, with scans in between.
+        /// Against a simple model, with scans in between.
         #[test]
         fn every_block_is_told_once(ops in prop::collection::vec((0u32..9000, 0u32..80, any::<bool>()), 0..40)) {
             let written = Written::new(9000);
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// Notes made while another thread scans are in one scan or in the next.
+    /// A note made while another thread scans is in that scan or in the next.
     #[test]
     fn a_scan_beside_writers_loses_nothing() {
         const BLOCKS: u32 = 50_000;

@@ -9,9 +9,10 @@
 //! `/proc/self/fd/N`.
 
 use crate::VmError;
+use plover_disk::holes;
 use plover_types::{PAGE_BYTES, PageNo};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SeekFrom, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -100,37 +101,15 @@ impl Ram {
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), PAGE_BYTES) }
     }
 
-    /// The first page at or after `page` that may not be zero, or the number of pages. Cheaper than
-    /// [`Ram::next_data`], which also looks for the end of the run.
+    /// The first page at or after `page` that may not be zero, or the number of pages.
     pub(crate) fn first_data(&self, page: PageNo) -> u32 {
-        let at = page.0 as u64 * PAGE_BYTES as u64;
-        if at >= self.bytes as u64 {
-            return self.pages();
-        }
-        match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
-            Ok(start) => (start / PAGE_BYTES as u64) as u32,
-            Err(rustix::io::Errno::NXIO) => self.pages(),
-            Err(_) => page.0,
-        }
+        holes::first_data(&self.fd, self.bytes as u64, page.0)
     }
 
     /// The first run of pages at or after `page` that may not be zero; `None` if there is none. Lets a
     /// reader skip memory that was never written, which reading would allocate.
     pub(crate) fn next_data(&self, page: PageNo) -> Option<(u32, u32)> {
-        let at = page.0 as u64 * PAGE_BYTES as u64;
-        if at >= self.bytes as u64 {
-            return None;
-        }
-        // ENXIO means that there is no data. After any other error the rest is taken as data.
-        let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(rustix::io::Errno::NXIO) => return None,
-            Err(_) => return Some((page.0, self.pages())),
-        };
-        let end = rustix::fs::seek(&self.fd, SeekFrom::Hole(start)).unwrap_or(self.bytes as u64);
-        let page_bytes = PAGE_BYTES as u64;
-        let end = end.min(self.bytes as u64).div_ceil(page_bytes) as u32;
-        Some(((start / page_bytes) as u32, end))
+        holes::next_data(&self.fd, self.bytes as u64, page.0)
     }
 
     /// Where process `pid` has this memory mapped: the whole of it, in one piece.

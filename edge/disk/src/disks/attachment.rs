@@ -1,4 +1,4 @@
-//! What one guest has of the disks.
+//! The disks, attached to one guest.
 
 use super::blocks::Blocks;
 use super::inner::Inner;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
-/// The disks as one guest has them: connections for its hypervisor, and the blocks beside guest
-/// RAM. When it is dropped the guest is no more: what it still wanted is left undone.
+/// The disks, attached to one guest: connections for its QEMU, and the blocks. Dropping it means that the
+/// guest is gone: its open requests are dropped.
 pub struct Attachment {
     pub(super) inner: Arc<Inner>,
     pub(super) blocks: Blocks,
@@ -26,17 +26,17 @@ impl Attachment {
         self.inner.blocks
     }
 
-    /// The hypervisor's ends, in the order of the configuration; speaking NBD.
+    /// QEMU's ends of the NBD connections, in the order of the configuration.
     pub fn connections(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.theirs.iter().map(AsFd::as_fd)
     }
 
-    /// The hypervisor has inherited its ends: that it goes is seen from now on.
+    /// QEMU has inherited its ends: closes ours, so that we notice when QEMU ends.
     pub fn close_connections(&mut self) {
         self.theirs.clear();
     }
 
-    /// Whether nothing is under way between the guest and its disks.
+    /// Whether no request of the guest is under way.
     pub fn is_idle(&self) -> bool {
         self.inner.busy.load(Ordering::Acquire) == 0
             && self
@@ -59,15 +59,14 @@ impl Attachment {
         &self.blocks
     }
 
-    /// Does `work` on the blocks, on a thread of its own: what was asked for before comes first, and
-    /// [`DiskEvent::Worked`] tells that it is done. It is done too, to no effect, when the guest is no
-    /// more by then.
+    /// Does `work` on the blocks, on a thread, in the order of the calls. [`DiskEvent::Worked`] follows
+    /// when it is done. If the guest is gone by then, the work runs without effect.
     pub fn begin(&self, work: impl FnOnce(&Blocks) + Send + 'static) {
         self.send(Box::new(work), false);
     }
 
-    /// [`Attachment::begin`] of work that writes. Until it is done the guest reads and writes nothing,
-    /// and nothing is staged or settled.
+    /// [`Attachment::begin`] of work that writes. Until it is done the guest's requests wait, and nothing is
+    /// staged or settled.
     pub fn begin_writing(&self, work: impl FnOnce(&Blocks) + Send + 'static) {
         self.inner.shut(|gate| gate.unwritten += 1);
         self.send(Box::new(work), true);
@@ -86,12 +85,12 @@ impl Attachment {
         }
     }
 
-    /// Waits until what was begun is written; for tests, which want to look at it.
+    /// Waits until all begun work is written; for tests and checksums.
     pub fn wait_until_written(&self) {
         self.inner.wait_until_written(self.blocks.life);
     }
 
-    /// What went wrong, if anything: this guest's disks are not to be used any longer.
+    /// The first failure, if there is one: this guest's disks cannot be used any more.
     pub fn failure(&self) -> Option<String> {
         self.inner.failure()
     }
@@ -99,7 +98,7 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        self.inner.end_life();
+        self.inner.end_guest();
         for end in &self.ours {
             // Wakes the server's thread, which may be waiting for a request.
             let _ = end.shutdown(std::net::Shutdown::Both);

@@ -1,4 +1,4 @@
-//! The blocks of one guest's disks, to be read and written by whoever can wait for the disk.
+//! The blocks of one guest's disks, for callers that can wait for the disk.
 
 use super::inner::{Inner, cannot};
 use super::{COPY_FLUSH_BLOCKS, Job};
@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 
-/// The blocks as one guest has them. When that guest is no more they read as zeroes, and nothing is
-/// written any longer.
+/// The blocks as one guest has them. Once that guest is gone they read as zeroes, and writes are
+/// ignored.
 #[derive(Clone)]
 pub struct Blocks {
     pub(super) inner: Arc<Inner>,
@@ -17,7 +17,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Copies a block out. Zeroes if that fails, which [`crate::Attachment::failure`] tells.
+    /// Copies a block out. If that fails, `to` is zero and [`crate::Attachment::failure`] says why.
     pub fn read(&self, block: BlockNo, to: &mut [u8]) {
         let (image, offset) = self.inner.place(block);
         if !self.inner.is_alive(self.life) {
@@ -30,7 +30,7 @@ impl Blocks {
         }
     }
 
-    /// Copies a block in, on behalf of the leader's guest: not noted as written.
+    /// Copies a block of the leader's guest in. It is not noted as written.
     pub fn write(&self, block: BlockNo, from: &[u8]) {
         assert_eq!(from.len(), DISK_BLOCK_BYTES, "a block is copied whole");
         let inner = &self.inner;
@@ -55,13 +55,12 @@ impl Blocks {
         }
         let copied = inner.copied.fetch_add(1, Ordering::Relaxed) + 1;
         if copied % COPY_FLUSH_BLOCKS == 0 {
-            // A worker that is gone has told so.
+            // A worker that is gone has reported it.
             let _ = self.jobs.send(Job::Flush);
         }
     }
 
-    /// The first block at or after `block` that may hold something other than zeroes, or the number
-    /// of blocks.
+    /// The first block at or after `block` that may not be zero, or the number of blocks.
     pub fn first_data(&self, block: BlockNo) -> u32 {
         let found = self.inner.regions.iter().find_map(|(first, image)| {
             let image = &self.inner.images[*image];
@@ -71,8 +70,7 @@ impl Blocks {
         found.unwrap_or(self.inner.blocks)
     }
 
-    /// The first run of blocks at or after `block` that may hold something other than zeroes; `None`
-    /// if all the rest is holes.
+    /// The first run of blocks at or after `block` that may not be zero; `None` if there is none.
     pub fn next_data(&self, block: BlockNo) -> Option<(u32, u32)> {
         self.inner.regions.iter().find_map(|(first, image)| {
             let image = &self.inner.images[*image];
@@ -82,7 +80,7 @@ impl Blocks {
         })
     }
 
-    /// Work on them is done.
+    /// A job on them is done.
     pub(crate) fn worked(&self, wrote: bool) {
         self.inner.worked(wrote);
     }

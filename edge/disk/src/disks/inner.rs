@@ -1,8 +1,8 @@
-//! The opened files of all disks, and who may change them when.
+//! The opened files of all disks, and when they may be changed.
 
 use super::DiskSpec;
 use crate::error::{DiskError, advice};
-use crate::health::Health;
+use crate::health::{Health, lock};
 use crate::image::Image;
 use crate::journal::{Batch, Journal};
 use crate::worker::DiskEvent;
@@ -10,45 +10,40 @@ use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 
 pub(crate) struct Inner {
     pub(super) images: Vec<Image>,
-    /// The writable images and the number of each one's first block.
+    /// The writable images, each with the number of its first block.
     pub(super) regions: Vec<(u32, usize)>,
     pub(super) blocks: u32,
     pub(super) journal: Mutex<Journal>,
-    /// What the journal says, for those who must not wait for it.
+    /// Whether the journal says that the images are whole; readable without its lock.
     pub(super) whole: AtomicBool,
-    /// What the guest's requests wait for.
+    /// Unfinished work that the guest's requests wait for.
     gate: Mutex<Gate>,
     opened: Condvar,
-    /// Counts the guests that these disks were given to; the servers of older ones change nothing.
+    /// The number of the guest that has the disks. Servers of older guests change nothing.
     pub(super) life: AtomicU64,
     /// Held by servers while they change an image.
     pub(super) changing: RwLock<()>,
     pub(super) busy: AtomicU32,
-    /// Blocks written on behalf of another replica's guest.
+    /// Blocks written for syncvms and copies.
     pub(super) copied: AtomicU32,
     pub(super) many_told: AtomicBool,
-    /// What this guest's disks failed with.
+    /// The first failure since this guest has the disks.
     pub(super) failure: Mutex<Option<String>>,
     pub(super) health: Arc<Health>,
 }
 
-/// What has been begun and is not done.
+/// Unfinished work.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// Syncvms that are staged and not settled: the guest may write while there is none. There are
-    /// two while one is staged and the one before it is being settled.
+    /// Syncvms that are staged and not settled; the guest's writes wait for them. There are two while one
+    /// is staged and the one before is being settled.
     pub(super) unsettled: u32,
-    /// Work that writes blocks: the guest may read while there is none.
+    /// Jobs that write blocks; the guest's reads and writes wait for them.
     pub(super) unwritten: u32,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked has left nothing half-changed behind these locks.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) fn cannot(what: &str, image: &Image, error: &io::Error) -> String {
@@ -60,7 +55,7 @@ pub(super) fn cannot(what: &str, image: &Image, error: &io::Error) -> String {
 }
 
 impl Inner {
-    /// Opens the images and the journal, and carries on what a crash has cut short.
+    /// Opens the images and the journal, and completes a syncvm that a crash has interrupted.
     pub(super) fn open(
         specs: &[DiskSpec],
         journal: &Path,
@@ -75,7 +70,7 @@ impl Inner {
         let mut blocks = 0u32;
         for (i, image) in images.iter().enumerate().filter(|(_, i)| !i.read_only) {
             regions.push((blocks, i));
-            // Half of what can be numbered: guest RAM is counted with them.
+            // Half of the page numbers, because guest RAM is numbered with them.
             blocks = blocks
                 .checked_add(image.blocks())
                 .filter(|blocks| *blocks <= 1 << 31)
@@ -83,7 +78,7 @@ impl Inner {
         }
         let mut journal = Journal::open(journal, blocks)?;
         if used_before && images.iter().any(|image| image.made) {
-            // What was there is gone, and an empty disk is not what the journal speaks of.
+            // An image is gone, and the journal does not describe the empty one in its place.
             journal.begin_copy()?;
         }
         let inner = Self {
@@ -106,7 +101,7 @@ impl Inner {
         Ok(inner)
     }
 
-    /// The image that `block` is in, and the byte where it begins. Asserts that there is one.
+    /// The image of `block`, and the byte where the block begins. Asserts that there is one.
     pub(super) fn place(&self, block: BlockNo) -> (&Image, u64) {
         assert!(
             block.0 < self.blocks,
@@ -130,7 +125,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Carries on a syncvm that is in the journal and perhaps not whole in the images.
+    /// Completes a syncvm that is in the journal and may not be whole in the images.
     pub(super) fn recover(&self) -> Result<(), DiskError> {
         let mut journal = lock(&self.journal);
         if let Some(batch) = journal.pending()? {
@@ -176,7 +171,7 @@ impl Inner {
         if !self.is_alive(life) {
             return Ok(());
         }
-        // A block that could not be written is in the journal only.
+        // A block that could not be written is only in the journal.
         self.check_failure()?;
         self.sync_images()?;
         journal.retire()?;
@@ -184,12 +179,12 @@ impl Inner {
         Ok(())
     }
 
-    /// The guest that these disks were given to is no more; returns the number of the next. Its
-    /// servers change nothing from here on.
-    pub(super) fn end_life(&self) -> u64 {
+    /// The guest that had the disks is gone: its servers change nothing from here on. Returns the number
+    /// of the next guest.
+    pub(super) fn end_guest(&self) -> u64 {
         let life = self.life.fetch_add(1, Ordering::AcqRel) + 1;
         self.shut(|_| ());
-        // Waits for the change that is being made, if one is.
+        // Waits for a change that is under way.
         drop(
             self.changing
                 .write()
@@ -198,13 +193,13 @@ impl Inner {
         life
     }
 
-    /// Changes what the guest's requests wait for, and wakes those that wait.
+    /// Changes the unfinished work, and wakes the requests that wait for it.
     pub(super) fn shut(&self, change: impl FnOnce(&mut Gate)) {
         change(&mut lock(&self.gate));
         self.opened.notify_all();
     }
 
-    /// Waits until `may` holds, or the guest is no more.
+    /// Waits until `may` holds, or the guest is gone.
     pub(super) fn wait_for(&self, life: u64, may: impl Fn(&Gate) -> bool) {
         let mut gate = lock(&self.gate);
         while !may(&gate) && self.is_alive(life) {
@@ -217,12 +212,12 @@ impl Inner {
         self.wait_for(life, |gate| gate.unwritten == 0);
     }
 
-    /// Whether nothing that was begun is still to be written.
+    /// Whether no job that writes blocks is unfinished.
     pub(super) fn is_written(&self) -> bool {
         lock(&self.gate).unwritten == 0
     }
 
-    /// Work on blocks is done.
+    /// A job is done.
     pub(super) fn worked(&self, wrote: bool) {
         if wrote {
             self.shut(|gate| gate.unwritten -= 1);
@@ -243,7 +238,7 @@ impl Inner {
         self.health.fail(why);
     }
 
-    /// What went wrong since the disks were given to this guest.
+    /// The first failure since this guest has the disks.
     pub(super) fn failure(&self) -> Option<String> {
         lock(&self.failure).clone()
     }

@@ -1,4 +1,4 @@
-//! One disk, served to one guest.
+//! One disk, served to one guest over NBD.
 
 use super::MANY_BLOCKS;
 use super::inner::{Inner, cannot};
@@ -9,7 +9,7 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-/// What serves one disk to one guest.
+/// Serves one disk to one guest.
 pub(super) struct Server {
     pub(super) inner: Arc<Inner>,
     pub(super) image: usize,

@@ -1,4 +1,4 @@
-//! What a power loss leaves of the journal, and what is none.
+//! The journal after a power loss, and files that are no journal.
 
 use super::*;
 use proptest::prelude::*;
@@ -41,8 +41,8 @@ fn reopen(path: &Path, bytes: &[u8]) -> (bool, SyncNo, Option<Batch>) {
     )
 }
 
-/// Whatever part of a stage reached the disk before a power loss, a restart finds the state
-/// before it or all of the blocks.
+/// Whichever part of a staging reached the disk before a power loss, a restart finds the state before
+/// it, or all of the blocks.
 #[test]
 fn a_torn_stage_never_was() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn other_disks_and_damage_are_named() {
     );
 }
 
-/// What another release has written is refused with its number, and left as it is.
+/// The journal of another release is refused with its format number, and not changed.
 #[test]
 fn another_format_is_no_damage() {
     let dir = tempfile::tempdir().unwrap();
@@ -115,7 +115,7 @@ fn another_format_is_no_damage() {
     let mut journal = Journal::open(&path, BLOCKS).unwrap();
     journal.stage(SyncNo(1), &batch(&[1], 1)).unwrap();
     let ours = std::fs::read(&path).unwrap();
-    // It writes the slots by turns: beside its first one there is still one of ours.
+    // Slots are written in turn: beside the other release's first one there is still one of ours.
     for changed in [&[0, SLOT_BYTES][..], &[0], &[SLOT_BYTES]] {
         let mut bytes = ours.clone();
         for at in changed {
@@ -133,7 +133,7 @@ fn another_format_is_no_damage() {
     }
 }
 
-/// Whoever changes what is written raises [`VERSION`], and says what becomes of journals of before.
+/// A changed format needs a new [`VERSION`], and a decision about older journals.
 #[test]
 fn the_form_of_the_journal_is_that_of_its_version() {
     let slot = Slot {

@@ -1,12 +1,10 @@
 //! An NBD server for one connection of one QEMU to one image.
 //!
-//! Requests are carried out one after the other, so that an answer means that all answered before
-//! it are done as well, and a flush covers them. The crates that serve NBD know neither flushes
-//! nor FUA (docs/decisions/0012).
+//! Requests are carried out one after the other, so a flush covers all requests answered before it. The
+//! crates that serve NBD support neither flushes nor FUA (docs/decisions/0012).
 //!
-//! The other end is a process that a guest may have taken over. Whatever it sends, the server reads
-//! and writes inside the image only, keeps no more than one request in memory, and at worst ends
-//! the connection.
+//! A guest may have taken over the QEMU at the other end. Whatever it sends, the server reads and writes
+//! only inside the image, keeps at most one request in memory, and at worst ends the connection.
 
 mod protocol;
 #[cfg(test)]
@@ -16,23 +14,23 @@ use crate::image::Image;
 use protocol::{Command, REPLY_BYTES, REQUEST_BYTES, Request, TRANSFER_BYTES_MAX};
 use std::io::{self, Read, Write};
 
-/// What stands between the guest's requests and the image.
+/// Decides when requests reach the image.
 pub(crate) trait Backing {
     /// The image.
     fn image(&self) -> &Image;
-    /// Waits until the image is what the guest is to read.
+    /// Waits until the guest may read.
     fn before_read(&self);
-    /// Carries `change` out when it may be, or not at all if this guest has been given up.
+    /// Waits until the guest may write, and carries `change` out, unless this guest is gone.
     fn change(&self, change: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()>;
-    /// A change was made, and noted.
+    /// A change was made and noted.
     fn changed(&self);
-    /// A request is being worked on, or no longer.
+    /// A request begins or ends.
     fn busy(&self, busy: bool);
     /// A request failed.
     fn failed(&self, what: &str, error: &io::Error);
 }
 
-/// Serves until the client leaves or cannot be understood.
+/// Serves until the client leaves or violates the protocol.
 pub(crate) fn serve(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
     if !shake_hands(stream, backing.image())? {
         return Ok(());
@@ -57,7 +55,7 @@ fn out_of_place(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// `false`: the client did not want anything after all.
+/// The handshake. `false` if the client ends the connection.
 fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<bool> {
     use protocol as p;
     let mut greeting = p::GREETING.to_vec();
@@ -105,7 +103,7 @@ fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<bo
     }
 }
 
-/// Carries one request out and answers it. `false`: it was a farewell.
+/// Carries one request out and answers it. `false` if it ends the connection.
 fn answer(
     stream: &mut (impl Read + Write),
     backing: &impl Backing,
@@ -113,7 +111,7 @@ fn answer(
     buffer: &mut Vec<u8>,
 ) -> io::Result<bool> {
     let request = Request::decode(head).ok_or_else(|| out_of_place("no request"))?;
-    // The answer's head comes first in the buffer: one write for all of it.
+    // The answer's head is first in the buffer, so that one write sends all of it.
     buffer.clear();
     buffer.resize(REPLY_BYTES, 0);
     if request.command == Command::Write {
@@ -135,7 +133,7 @@ fn answer(
     Ok(true)
 }
 
-/// Does what is asked for; a write's data, or a read's, is in `buffer` after the answer's head.
+/// Carries one request out. The data of a read or write is in `buffer` after the answer's head.
 fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) -> Result<(), u32> {
     let image = backing.image();
     let (offset, bytes) = (request.offset, u64::from(request.bytes));
@@ -168,7 +166,7 @@ fn carry_out(backing: &impl Backing, request: &Request, buffer: &mut Vec<u8>) ->
         Command::Disconnect | Command::Unknown => return Err(protocol::EINVAL),
     };
     if changes {
-        // Also after a failure: some of it may have been written.
+        // Also after a failure: a part may have been written.
         image.note(offset, bytes);
         backing.changed();
     }

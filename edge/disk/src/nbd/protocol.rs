@@ -1,14 +1,14 @@
-//! The words of the NBD protocol (its `doc/proto.md`), as far as one client needs them: the fixed
-//! newstyle handshake, and simple replies.
+//! The part of the NBD protocol (its `doc/proto.md`) that QEMU needs: the fixed newstyle handshake, and
+//! simple replies.
 
-/// What the server says first.
+/// The server's first message.
 pub(super) const GREETING: [u8; 16] = *b"NBDMAGICIHAVEOPT";
 const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Both sides know the fixed newstyle handshake (bit 0) and leave out its zeroes (bit 1).
+/// The fixed newstyle handshake (bit 0), without its padding (bit 1).
 pub(super) const HANDSHAKE_FLAGS: u16 = 0b11;
 
 /// Options that the server knows.
@@ -33,15 +33,15 @@ const SEND_FUA: u16 = 1 << 3;
 const SEND_TRIM: u16 = 1 << 5;
 const SEND_WRITE_ZEROES: u16 = 1 << 6;
 
-/// Flags of a request: durable before the answer; zeroes that keep their place.
+/// Flags of a request: durable before the answer; zeroes without a hole.
 const COMMAND_FUA: u16 = 1;
 const COMMAND_NO_HOLE: u16 = 1 << 1;
 
-/// The most bytes of an option and of a read or write; QEMU cuts its requests to the latter.
+/// The most bytes of an option, and of a read or write. QEMU splits longer requests.
 pub(super) const OPTION_BYTES_MAX: u32 = 4096;
 pub(super) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
-/// Errors as the protocol numbers them.
+/// The protocol's error numbers.
 pub(super) const EPERM: u32 = 1;
 pub(super) const EIO: u32 = 5;
 pub(super) const EINVAL: u32 = 22;
@@ -90,7 +90,7 @@ fn export_flags(read_only: bool) -> u16 {
     }
 }
 
-/// Size and flags, as both forms of the handshake end with them.
+/// Size and flags, with which both forms of the handshake end.
 pub(super) fn export(bytes: u64, read_only: bool) -> Vec<u8> {
     let mut data = bytes.to_be_bytes().to_vec();
     data.extend(export_flags(read_only).to_be_bytes());
@@ -108,7 +108,7 @@ pub(super) fn infos(bytes: u64, read_only: bool) -> [Vec<u8>; 2] {
     [about, sizes]
 }
 
-/// What the client wants.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Read,
@@ -126,7 +126,7 @@ pub(super) struct Request {
     pub(super) command: Command,
     /// Durable before it is answered.
     pub(super) fua: bool,
-    /// The zeroes keep their place on the disk.
+    /// The zeroes stay allocated.
     pub(super) no_hole: bool,
     /// Returned with the answer.
     pub(super) cookie: u64,
@@ -135,7 +135,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// `None`: the client has lost its place in the stream.
+    /// `None` if these are not a request: the client has lost its place in the stream.
     pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
         let (magic, rest) = split(bytes)?;
         if u32::from_be_bytes(magic) != REQUEST_MAGIC {
@@ -166,7 +166,7 @@ impl Request {
     }
 }
 
-/// The head of an answer; `error` is 0 for none.
+/// The head of an answer; `error` is 0 if there is none.
 pub(super) fn reply(cookie: u64, error: u32) -> [u8; REPLY_BYTES] {
     let mut bytes = [0; REPLY_BYTES];
     bytes[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());

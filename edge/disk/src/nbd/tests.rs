@@ -1,4 +1,4 @@
-//! The server against clients that do as they should, and against noise.
+//! The server with correct clients, and with noise.
 
 use super::*;
 use crate::DiskSpec;
@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 const BYTES: u64 = 16 * 4096;
 
-/// A client that has said all it will say; what the server says is kept.
+/// A client whose messages are fixed; the server's answers are kept.
 struct Script {
     said: io::Cursor<Vec<u8>>,
     heard: Vec<u8>,
@@ -99,7 +99,7 @@ fn request(command: u16, flags: u16, cookie: u64, offset: u64, bytes: u32) -> Ve
     words
 }
 
-/// What QEMU says first: flags, a question the server does not know, and GO.
+/// QEMU's first messages: flags, an option that the server does not know, and GO.
 fn hello() -> Vec<u8> {
     let mut said = 3u32.to_be_bytes().to_vec();
     said.extend(option(8, &[]));
