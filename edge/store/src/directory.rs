@@ -1,9 +1,11 @@
-//! The directory and all that is done to its files, so that tests can see every step.
+//! The directory, and every operation on its files.
 //!
-//! A crash may happen between any two of these operations. Each test build can record them and
-//! rebuild what a disk may hold then (see `tests/crash.rs` in this crate's sources).
+//! A crash may happen between any two of these operations. Tests record them and rebuild what a disk
+//! may hold then (`tests/crash.rs`).
 
 use crate::error::{SegmentNumber, StoreError, io_error};
+#[cfg(test)]
+use crate::tests::crash::{Operation, Recorder};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,7 +19,7 @@ const ZERO_BYTES: usize = 1 << 20;
 pub(crate) struct Directory {
     path: PathBuf,
     #[cfg(test)]
-    pub recorder: Option<crate::tests::crash::Recorder>,
+    pub recorder: Option<Recorder>,
 }
 
 /// An open file and its name, for errors.
@@ -35,7 +37,7 @@ impl Directory {
         Ok(Self {
             path: path.to_path_buf(),
             #[cfg(test)]
-            recorder: crate::tests::crash::Recorder::of_this_thread(),
+            recorder: Recorder::of_this_thread(),
         })
     }
 
@@ -54,9 +56,10 @@ impl Directory {
         self.open_with(name, &options)
     }
 
-    /// Creates an empty file, over one that a crash may have left.
+    /// Creates an empty file, in the place of one that a crash may have left.
     pub fn create(&self, name: &str) -> Result<StoredFile, StoreError> {
-        self.record(|| Operation::Create(name.to_string()));
+        #[cfg(test)]
+        self.record(Operation::Create(name.to_string()));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(true);
         self.open_with(name, &options)
@@ -87,46 +90,34 @@ impl Directory {
     }
 
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StoreError> {
-        self.record(|| Operation::Rename(from.to_string(), to.to_string()));
+        #[cfg(test)]
+        self.record(Operation::Rename(from.to_string(), to.to_string()));
         let path = self.join(from);
         std::fs::rename(&path, self.join(to)).map_err(io_error("cannot rename", &path))
     }
 
     pub fn remove(&self, name: &str) -> Result<(), StoreError> {
-        self.record(|| Operation::Remove(name.to_string()));
+        #[cfg(test)]
+        self.record(Operation::Remove(name.to_string()));
         let path = self.join(name);
         std::fs::remove_file(&path).map_err(io_error("cannot remove", &path))
     }
 
-    /// Makes names durable: what was created, renamed and removed.
+    /// Makes the names durable: creations, renames, removals.
     pub fn sync(&self) -> Result<(), StoreError> {
         let result = File::open(&self.path).and_then(|directory| directory.sync_all());
         result.map_err(io_error("cannot sync", &self.path))?;
-        self.record(|| Operation::SyncDirectory);
+        #[cfg(test)]
+        self.record(Operation::SyncDirectory);
         Ok(())
     }
 
     #[cfg(test)]
-    fn record(&self, operation: impl FnOnce() -> Operation) {
+    fn record(&self, operation: Operation) {
         if let Some(recorder) = &self.recorder {
-            recorder.record(operation());
+            recorder.record(operation);
         }
     }
-
-    #[cfg(not(test))]
-    fn record(&self, _: impl FnOnce() -> Operation) {}
-}
-
-/// What was done to the directory, in the words of a test.
-#[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by tests only")]
-pub(crate) enum Operation {
-    Create(String),
-    Write(String, u64, Vec<u8>),
-    Sync(String),
-    Rename(String, String),
-    Remove(String),
-    SyncDirectory,
 }
 
 impl StoredFile {
@@ -134,7 +125,7 @@ impl StoredFile {
         self.directory.join(&self.name)
     }
 
-    /// The file goes by another name now.
+    /// Renames the file.
     pub fn renamed(&mut self, to: &str) -> Result<(), StoreError> {
         self.directory.rename(&self.name, to)?;
         self.name = to.to_string();
@@ -150,23 +141,24 @@ impl StoredFile {
 
     /// Writes at `offset`, all of it.
     pub fn write(&self, bytes: &[u8], offset: u64) -> Result<(), StoreError> {
+        #[cfg(test)]
         self.directory
-            .record(|| Operation::Write(self.name.clone(), offset, bytes.to_vec()));
+            .record(Operation::Write(self.name.clone(), offset, bytes.to_vec()));
         let result = self.file.write_all_at(bytes, offset);
         result.map_err(|error| io_error("cannot write", &self.path())(error))
     }
 
-    /// Makes what was written durable, without times and other metadata that reading does not
-    /// need.
+    /// Makes the content durable, without times and other metadata that reading does not need.
     pub fn sync(&self) -> Result<(), StoreError> {
         let result = self.file.sync_data();
         result.map_err(|error| io_error("cannot sync", &self.path())(error))?;
-        self.directory.record(|| Operation::Sync(self.name.clone()));
+        #[cfg(test)]
+        self.directory.record(Operation::Sync(self.name.clone()));
         Ok(())
     }
 
-    /// Makes the file `to` bytes long, the new part being zeros that are really there: a later
-    /// sync of them has no space to allocate and no extent to convert.
+    /// Makes the file `to` bytes long. The new part is written with zeros, so that a later sync has
+    /// no space to allocate and no extent to convert.
     pub fn fill(&self, from: u64, to: u64) -> Result<(), StoreError> {
         let path = self.path();
         let (offset, length) = (from, to.saturating_sub(from));
@@ -175,7 +167,7 @@ impl StoredFile {
         }
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(&self.file, flags, offset, length) {
-            // Without it the space is found while writing.
+            // A file system without it allocates while writing.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => {}
             Err(error) => return Err(io_error("cannot allocate space for", &path)(error.into())),
         }
@@ -194,8 +186,8 @@ impl StoredFile {
         Ok(())
     }
 
-    /// Reads the whole file as the disk has it: what the page cache holds may be what a sync
-    /// failed to write, so it is written, then dropped, then read.
+    /// Reads the whole file as the disk has it. The page cache may hold what a sync failed to write,
+    /// so its content is written, then dropped, then read.
     pub fn read_from_disk(&self) -> Result<Vec<u8>, StoreError> {
         self.sync()?;
         // Advice may be ignored (tmpfs has no disk to read from).

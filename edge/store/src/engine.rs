@@ -1,4 +1,4 @@
-//! Writes what was queued: one batch, one sync.
+//! Writes the queued requests: one batch, one sync.
 
 use crate::directory::Directory;
 use crate::error::{SegmentNumber, StoreError};
@@ -23,7 +23,7 @@ pub struct Counters {
     pub promises: u64,
 }
 
-/// The files, in the hands of whoever writes next.
+/// The files. The thread that writes owns them meanwhile.
 #[derive(Debug)]
 pub(crate) struct Engine {
     state: StateFile,
@@ -40,7 +40,7 @@ impl Engine {
         }
     }
 
-    /// Makes durable what is pending: the promise first, so that no entry is there without it.
+    /// Makes durable what is pending. The promise goes first, so that no entry is on disk without it.
     pub fn write(&mut self, pending: &mut Pending) -> Result<(), StoreError> {
         if let Some(promise) = pending.promise.take() {
             let whole = self.log.is_some() && !promise.amnesiac;
@@ -56,7 +56,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What need not be waited for: old segments go, the next is ordered, the end is sealed.
+    /// Work that nobody waits for: removes old segments, and orders the next one.
     pub fn tidy(&mut self) -> Result<(), StoreError> {
         self.log.as_mut().map_or(Ok(()), LogWriter::tidy)
     }
@@ -106,12 +106,19 @@ impl LogWriter {
     ) -> Result<Self, StoreError> {
         let current = Segment::prepare(directory, number, segment_bytes, false)?;
         let supply = Supply::new(directory, segment_bytes, None);
-        Self::begin(salt, current, Base::default(), Viewstamp::default(), supply)
+        Self::open(
+            salt,
+            (current, 0),
+            Base::default(),
+            Viewstamp::default(),
+            supply,
+        )
     }
 
-    fn begin(
+    /// A log whose next record stands `at` this place of the current segment; at 0 a Begin is written.
+    fn open(
         salt: u64,
-        current: Segment,
+        (current, at): (Segment, u64),
         base: Base,
         last: Viewstamp,
         supply: Supply,
@@ -119,8 +126,8 @@ impl LogWriter {
         let mut log = Self {
             salt,
             current,
-            at: 0,
-            batch_start: 0,
+            at,
+            batch_start: at,
             sealed: false,
             base,
             trimmed: None,
@@ -130,14 +137,16 @@ impl LogWriter {
             supply,
             small: Vec::new(),
         };
-        log.write_begin()?;
-        log.current.file.sync()?;
+        if at == 0 {
+            log.write_begin()?;
+            log.current.file.sync()?;
+        }
         log.supply.order(log.current.number.next());
         Ok(log)
     }
 
-    /// Goes on where `found` ends. What a torn batch left behind is wiped out first, or a record
-    /// of it could later be taken for one that follows a new record.
+    /// Continues where `found` ends. The rest of a torn batch is overwritten first, or a record of it
+    /// could later be taken for one that follows a new record.
     pub fn resume(
         directory: &Directory,
         salt: u64,
@@ -149,26 +158,9 @@ impl LogWriter {
         current.file.zero(found.at, current.bytes)?;
         current.file.sync()?;
         let supply = Supply::new(directory, segment_bytes, found.prepared);
-        let mut log = if found.at == 0 {
-            Self::begin(salt, current, found.base, last, supply)?
-        } else {
-            Self {
-                salt,
-                current,
-                at: found.at,
-                batch_start: found.at,
-                sealed: false,
-                base: found.base,
-                trimmed: None,
-                last,
-                index_max: found.index_max,
-                closed: VecDeque::new(),
-                supply,
-                small: Vec::new(),
-            }
-        };
+        let mut log = Self::open(salt, (current, found.at), found.base, last, supply)?;
+        log.index_max = found.index_max;
         log.closed = found.closed.into();
-        log.supply.order(log.current.number.next());
         log.seal()?;
         Ok(log)
     }
@@ -224,7 +216,7 @@ impl LogWriter {
             .write(&pending.bytes[piece..from], piece_at)
     }
 
-    /// What a record means for what segments must say and when they can go.
+    /// Notes what a record changes: what the next segment begins with, and when segments can go.
     fn follow(&mut self, effect: Effect) {
         match effect {
             Effect::Entry(viewstamp) => {
@@ -232,7 +224,7 @@ impl LogWriter {
                 self.index_max = self.index_max.max(viewstamp.index);
             }
             Effect::Cut(after) => self.last = after,
-            Effect::Jump(base) => {
+            Effect::Anew(base) => {
                 self.base = base;
                 self.trimmed = None;
                 self.last = base.viewstamp;
@@ -246,7 +238,7 @@ impl LogWriter {
     }
 
     /// Completes the current segment and begins the next, which has room for `length` bytes. The
-    /// next one exists by its name before the End record says that it must.
+    /// next one has its name before the End record is written, which says that there is one.
     fn go_on_in_next(&mut self, length: u64) -> Result<(), StoreError> {
         let number = self.current.number.next();
         self.base = self.trimmed.take().unwrap_or(self.base);
@@ -276,7 +268,7 @@ impl LogWriter {
     /// Writes an End or a Seal where the next record would go; `at` stays.
     fn write_small(&mut self, kind: Kind) -> Result<(), StoreError> {
         self.small.clear();
-        record::push_empty(&mut self.small, kind);
+        record::push(&mut self.small, kind, &());
         let batch_start = if kind == Kind::Seal {
             self.at
         } else {
@@ -300,8 +292,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Says behind the last batch that it has been synced. The next batch overwrites it, and it
-    /// is not synced itself: it is there for the time in which nothing else happens.
+    /// Writes behind the last batch that it has been synced. The next batch overwrites the seal, and
+    /// the seal is not synced itself: it is for a time in which nothing else happens.
     fn seal(&mut self) -> Result<(), StoreError> {
         if self.sealed {
             return Ok(());

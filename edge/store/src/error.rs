@@ -1,4 +1,4 @@
-//! What can go wrong with stored state.
+//! The errors of the store.
 
 use std::fmt;
 use std::io;
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 /// Why stored state cannot be used, or cannot be used any longer.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A file operation failed. While opening, nothing has been changed that was acknowledged:
-    /// remove the cause and open again. While running, the store has stopped for good (a sync
-    /// that failed once may report success the next time without having written anything):
-    /// remove the cause and restart the replica.
+    /// A file operation failed. While opening, no acknowledged entry was changed: remove the cause
+    /// and open again. While running, the store has stopped for good, because a sync that failed once
+    /// may report success the next time without having written anything: remove the cause and restart
+    /// the replica.
     #[error("{what} {path}: {source}{}", advice(.path, .source))]
     Io {
         /// What was tried.
         what: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's answer.
         source: io::Error,
     },
     /// Another process uses the directory. Stop it, or give this replica a directory of its own.
@@ -25,51 +25,52 @@ pub enum StoreError {
     Locked {
         /// The directory.
         path: PathBuf,
-        /// Who holds it, as far as it said so.
+        /// The process that holds it, if that is known.
         holder: String,
     },
     /// The directory belongs to another group. Check the configuration.
-    #[error("{path} belongs to the group '{found}', not to '{wanted}'; check the configuration")]
+    #[error(
+        "{path} belongs to the group '{found}', not to '{wanted}': correct the directory or the group's name"
+    )]
     OtherGroup {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// The group's name in it.
         found: String,
-        /// Whose it should be.
+        /// The group's name in the configuration.
         wanted: String,
     },
-    /// The promise of this replica is unreadable, so that it must not vote with what is left. If
-    /// the disk cannot be repaired, move the directory away: the replica then starts like one
-    /// with a new disk and recovers from the others.
+    /// The promise of this replica is unreadable, so it must not vote. If the disk cannot be repaired,
+    /// move the directory away: the replica then starts like one with a new disk and recovers from
+    /// the others.
     #[error("{path} is damaged ({why}); move the directory away to recover from the others")]
     PromiseLost {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// How.
+        /// What is wrong with it.
         why: String,
     },
     /// Another release has written the directory, and this one does not understand all of it. Nothing
-    /// has been changed. Start that release again; or go on without what it has written, as the text
-    /// says, and recover from the others. These must have the log: if all replicas go on without it, it
-    /// is lost; and what this release writes next, that one may not read, so there is to be a copy.
+    /// was changed. Either start that release again. Or make a copy, do as the text says, and let this
+    /// replica recover from the others. They must have the log: if all replicas do so, it is lost.
     #[error(
         "{path} was written by another release ({why}): start that release; or, if a majority already \
          runs this release and has the log, {go_on}, and this replica recovers from the others"
     )]
     OtherRelease {
-        /// Which file or directory.
+        /// The file or directory.
         path: PathBuf,
         /// What is not understood.
         why: String,
-        /// What to do to go on without it.
+        /// How to continue without it.
         go_on: &'static str,
     },
     /// The options make no sense. Nothing has been touched.
     #[error("option {option}: {why}")]
     Option {
-        /// Which one.
+        /// Its name.
         option: &'static str,
-        /// Why not.
+        /// What is wrong with it.
         why: String,
     },
 }
@@ -86,8 +87,8 @@ impl StoreError {
     }
 }
 
-/// What an operator can do about the system's answer to an operation on `path`; empty if there is
-/// nothing to say. To be put behind the answer.
+/// What an operator can do about the system's answer to an operation on `path`, to be put behind that
+/// answer. Empty if nothing is known.
 pub fn advice(path: &Path, source: &io::Error) -> String {
     let known = match source.kind() {
         io::ErrorKind::StorageFull => return full(path),
@@ -107,21 +108,21 @@ pub fn advice(path: &Path, source: &io::Error) -> String {
 }
 
 fn full(path: &Path) -> String {
-    // The file may not be there, its folder is.
+    // The file may be missing; its folder exists.
     let asked = path.parent().unwrap_or(path);
     let free = rustix::fs::statvfs(asked).map(|it| (it.f_bavail * it.f_frsize) >> 10);
     let free = free.map_or_else(|_| String::new(), |kib| format!(", {kib} KiB are left"));
     format!(" (disk full{free}: free space, then restart the replica)")
 }
 
-/// For `map_err`: says what was tried on which file.
+/// For `map_err`: names the operation and the file.
 pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
     let path = path.to_path_buf();
     move |source| StoreError::Io { what, path, source }
 }
 
-/// The number of a segment. Numbers are never used twice in the life of a directory, so a
-/// record that carries one is never taken for a record of a file's earlier use.
+/// The number of a segment. A directory never uses a number twice, so a record that carries one is
+/// never taken for a record of the file's earlier use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentNumber(pub u64);
 
@@ -142,14 +143,14 @@ impl fmt::Display for SegmentNumber {
 pub enum Damage {
     /// Some of it is there and bad.
     Bad {
-        /// Which segment.
+        /// The segment.
         segment: SegmentNumber,
-        /// Where in it, bytes from its start.
+        /// The place in it, bytes from its start.
         offset: u64,
         /// What was found there.
         what: String,
     },
-    /// Nothing of it is there: it was lost, or moved away.
+    /// No segment is there: they were lost, or moved away.
     Gone,
 }
 

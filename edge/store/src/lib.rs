@@ -2,27 +2,27 @@
 //!
 //! # The problem
 //!
-//! With `durability = "disk"` an acceptor may acknowledge an entry only when it would still have
-//! it after a power failure, and a sync costs a hundred times what the message did. So:
+//! With `durability = "disk"` a replica may acknowledge an entry only when the entry would survive a
+//! power failure, and a sync costs a hundred times what the message did. So:
 //!
-//! * **Group commit.** Requests queue; a thread writes all that are waiting and syncs once, and
-//!   what comes meanwhile is the next batch ([`Store::submit`]). A sync with nothing else to do
-//!   may also run in the caller's thread ([`Store::sync`]).
-//! * **Nothing but data to sync.** Segments have their full size, filled with zeros, before they
-//!   are used; `fdatasync` then has no metadata to write.
-//! * **Nothing believed without proof.** Every record has a CRC32C, the number of its segment's
-//!   present use, and the place of its batch. That tells a torn tail, which is cut off, from
-//!   damage, after which the replica has *forgotten* and recovers from the others.
+//! * **Group commit.** Requests queue. A thread writes all that wait and syncs once; requests that
+//!   come meanwhile are the next batch ([`Store::submit`]). A caller with nothing else to do can
+//!   sync in its own thread ([`Store::sync`]).
+//! * **Only data to sync.** Segments have their full size, filled with zeros, before they are used.
+//!   `fdatasync` then has no metadata to write.
+//! * **Every record is checked.** A record has a CRC32C, the number of its segment's present use, and
+//!   the place of its batch. They tell a torn tail, which is cut off, from damage, after which the
+//!   replica has *forgotten* and recovers from the others.
 //! * **A failed sync is the end.** The kernel may drop what it could not write and report success
-//!   the next time; so nothing is acknowledged after a failure ([`Completion::Failed`]).
+//!   the next time. So nothing is acknowledged after a failure ([`Completion::Failed`]).
 //!
 //! # A replica's directory
 //!
 //! ```text
 //!   lock                    held by the process that uses the directory
-//!   state                   the promise, twice in each of two generations; whose, and how
-//!   log.0000000000000001 …  segments: Begin, records, End | what is left of an earlier use
-//!   recycled, unfinished    segments to come
+//!   state                   the promise and the group's name, two copies of each of the last two
+//!   log.0000000000000001 …  segments: Begin, records, End | rest of an earlier use
+//!   recycled, unfinished    files that become segments
 //!   damaged                 the last segment that was found damaged, for inspection
 //! ```
 //!
@@ -40,7 +40,7 @@
 //! A replica that has forgotten stays so over any number of restarts, until the consensus core
 //! persists a state that is not amnesiac ([`apus::DurableState`]).
 //!
-//! # Driving it
+//! # An example
 //!
 //! ```
 //! # use apus::{Durability, DurableState, Entry, EntryKind};
@@ -68,7 +68,6 @@
 mod directory;
 mod engine;
 mod error;
-pub mod floor;
 mod lock;
 mod open;
 mod outline;

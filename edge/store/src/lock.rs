@@ -1,4 +1,4 @@
-//! One process a directory.
+//! Only one process uses a directory.
 
 use crate::directory::Directory;
 use crate::error::{StoreError, io_error};
@@ -8,14 +8,14 @@ use std::io::Write;
 
 const FILE: &str = "lock";
 
-/// Held as long as the store is open; the kernel gives it back when the process ends, however.
+/// Held as long as the store is open. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub(crate) struct Lock {
     file: File,
 }
 
-/// Said, and not left to the closing of the file: a child that another thread is just starting has
-/// a copy of it until its `exec`.
+/// Unlocks explicitly. Closing the file is not enough: a child that another thread is just starting
+/// has a copy of the descriptor until its `exec`.
 impl Drop for Lock {
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
@@ -43,7 +43,7 @@ impl Lock {
             }
             Err(error) => return Err(io_error("cannot lock", &path)(error.into())),
         }
-        // Only for the other's message: a full disk must not matter here.
+        // Only for another process's error message: a full disk must not matter here.
         let _ = file.set_len(0);
         let _ = writeln!(file, "{}", std::process::id());
         Ok(Self { file })

@@ -1,10 +1,10 @@
-//! Opening a directory: what it held, and what that is worth.
+//! Opening a directory, and judging what it held.
 
 use crate::directory::Directory;
 use crate::engine::LogWriter;
 use crate::error::{Damage, SegmentNumber, StoreError, io_error};
 use crate::record::Base;
-use crate::recover::{Found, Unusable, recover};
+use crate::recover::{Found, Problem, recover};
 use crate::segment;
 use crate::state::{self, GROUP_BYTES_MAX, State, StateFile};
 use apus::{Durability, DurableState, Entry, Start};
@@ -21,11 +21,11 @@ const SEGMENT_BYTES_MAX: u64 = 1 << 31;
 pub struct Options {
     /// Name of the group, at most 255 bytes; a directory belongs to one.
     pub group: String,
-    /// With [`Durability::Memory`] only the promise is kept, and a log that is there is thrown
-    /// away: it would be out of date from then on.
+    /// With [`Durability::Memory`] only the promise is kept. A log that is there is removed, because
+    /// it would be out of date from then on.
     pub durability: Durability,
-    /// Size of a segment: what is preallocated at a time, and what a trim gives back at a time.
-    /// A larger entry gets a larger segment. 4 KiB to 2 GiB.
+    /// Size of a segment, 4 KiB to 2 GiB: the unit of preallocation and of trimming. An entry that is
+    /// larger gets a larger segment.
     pub segment_bytes: u64,
 }
 
@@ -41,29 +41,29 @@ impl Options {
     }
 }
 
-/// What a store held when it was opened.
+/// The content of a store when it was opened.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
     /// The promise; none if this replica has never made one.
     pub promise: Option<DurableState>,
-    /// The log holds less than this replica has acknowledged (or may have): it must not vote
-    /// before it has recovered from the others. `base` and `log` are then empty. So it is after
-    /// damage, after a run with [`Durability::Memory`], and until the consensus core has once
-    /// persisted a state that is not amnesiac.
+    /// The log holds less than this replica has or may have acknowledged: it must not vote before it
+    /// has recovered from the others. `base` and `log` are then empty. True after damage, after a run
+    /// with [`Durability::Memory`], and until the consensus core has persisted a state that is not
+    /// amnesiac.
     pub forgotten: bool,
     /// Where the log begins.
     pub base: Base,
     /// The entries after `base`, without gaps.
     pub log: Vec<Entry>,
-    /// What was unreadable, if that is why the log was forgotten; to be shown to the operator.
+    /// The damage, if that is why the log was forgotten; to be shown to the operator.
     pub damage: Option<Damage>,
     /// A torn batch, which had not been acknowledged, was cut off, as after a crash.
     pub torn: bool,
 }
 
 impl Recovered {
-    /// What the consensus core is to start with. A replica that has forgotten keeps its promise,
-    /// and recovers like one whose memory was its log.
+    /// How the consensus core starts. A replica that has forgotten keeps its promise, and recovers
+    /// like one whose log was in memory.
     pub fn start(self) -> Start {
         match self.promise {
             None => Start::Fresh,
@@ -126,7 +126,7 @@ pub(crate) fn open_state(
             wanted: options.group.clone(),
         });
     }
-    // A log that is not whole, or not wanted, is thrown away whoever wrote it.
+    // A log that is not whole, or not wanted, is removed even if another release wrote it.
     let is_needed = file.state.whole && options.durability == Durability::Disk;
     let is_foreign = file.state.wire != WIRE_VERSION;
     if is_needed && is_foreign && !segment::list(directory)?.is_empty() {
@@ -147,7 +147,7 @@ fn other_release(directory: &Directory, why: String) -> StoreError {
     }
 }
 
-/// Memory mode: a log from an earlier run would be out of date at the next, so it goes.
+/// Memory mode: removes a log of an earlier run, which would be out of date at the next.
 pub(crate) fn without_log(
     directory: &Directory,
     state: &mut StateFile,
@@ -174,21 +174,22 @@ pub(crate) fn with_log(
     let salt = state.state.salt;
     let mut damage = None;
     if state.state.whole {
-        match recover(directory, salt)? {
-            Ok(found) => return go_on(directory, promise, salt, options, found),
-            Err(Unusable::Damage(found)) => damage = Some(found),
-            Err(Unusable::Foreign(why)) => return Err(other_release(directory, why)),
+        match recover(directory, salt) {
+            Ok(found) => return resume(directory, promise, salt, options, found),
+            Err(Problem::Damage(found)) => damage = Some(found),
+            Err(Problem::Foreign(why)) => return Err(other_release(directory, why)),
+            Err(Problem::System(error)) => return Err(error),
         }
     }
     if let Some(damage) = &damage {
         tracing::error!(
             directory = %directory.path().display(),
             %damage,
-            "this replica has lost entries that it acknowledged, and takes no part until it has \
+            "this replica has lost entries that it acknowledged: it does not vote until it has \
              recovered from the others"
         );
     }
-    // Nothing may take the log for whole from here on, however often we crash.
+    // From here on no crash makes the log look whole.
     state.update(|state| {
         state.whole = false;
         state.durability = Durability::Disk;
@@ -207,7 +208,7 @@ pub(crate) fn with_log(
     Ok((log, recovered))
 }
 
-fn go_on(
+fn resume(
     directory: &Directory,
     promise: Option<DurableState>,
     salt: u64,

@@ -1,5 +1,5 @@
-//! What the log is made of, without the entries: enough to check what the consensus core says
-//! and to name the base at a trim. A view is a run of entries, so this stays tiny.
+//! The log without its entries: enough to check the requests of the consensus core and to name the
+//! base at a trim. It stays small, because it holds one item for each view.
 
 use crate::record::Base;
 use apus::{Entry, EntryKind};
@@ -12,7 +12,7 @@ pub(crate) struct Outline {
     last: Viewstamp,
     /// Runs after the base: the view and the index of its first entry.
     runs: VecDeque<(View, Index)>,
-    /// What changes the configuration after the base.
+    /// Entries after the base that change the configuration.
     changes: VecDeque<(Index, EntryKind)>,
 }
 

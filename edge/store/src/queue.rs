@@ -1,4 +1,4 @@
-//! What waits for the next batch.
+//! Requests that wait for the next batch.
 
 use crate::record::{self, Base, Kind};
 use apus::DurableState;
@@ -9,12 +9,12 @@ use serde::Serialize;
 /// few large entries do not hold their memory for ever.
 const BYTES_KEPT_MAX: usize = 4 << 20;
 
-/// What a queued record does to the log.
+/// The effect of a queued record on the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
     Entry(Viewstamp),
     Cut(Viewstamp),
-    Jump(Base),
+    Anew(Base),
     Trim(Base),
 }
 
@@ -25,8 +25,8 @@ pub(crate) struct Queued {
     pub effect: Effect,
 }
 
-/// Everything since the last batch. Two of these take turns, so that no batch allocates once
-/// both have grown to what a batch needs.
+/// Everything since the last batch. Two of these take turns, so that no batch allocates once both
+/// have grown to the size of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     pub promise: Option<DurableState>,
@@ -46,7 +46,7 @@ impl Pending {
         self.records.push(Queued { end, effect });
     }
 
-    /// Whether somebody waits for this to be written. A trim can wait for company.
+    /// Whether the owner waits for this to be written. A trim alone can wait.
     pub fn is_due(&self) -> bool {
         self.promise.is_some() || !self.records.is_empty() || self.ticket > 0
     }

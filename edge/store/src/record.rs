@@ -1,4 +1,4 @@
-//! One record of a segment, and how it is told from everything that is not one.
+//! One record of a segment, and how recovery tells it from other bytes.
 //!
 //! ```text
 //!   0        4        8                16           20              24
@@ -6,11 +6,11 @@
 //!            '---------------------- covered, seeded with the salt ------------'
 //! ```
 //!
-//! All numbers are little-endian; records begin at multiples of 8. The *salt* is a random
-//! number of the directory: guests choose what lies in the log's payloads, and without it one
-//! could place bytes there that look like a record. The *batch start* is the offset of the
-//! first record of the batch that was written and synced together; what stands before it had
-//! been synced when this record was written. Recovery lives on that (see [`crate::recover`]).
+//! All numbers are little-endian; records begin at multiples of 8. The *salt* is a random number of
+//! the directory: guests choose the content of the log's payloads, and without the salt they could
+//! place bytes there that look like a record. The *batch start* is the offset of the first record of
+//! the batch that was written and synced together. Everything before it had been synced when this
+//! record was written, which [`crate::recover`] relies on.
 
 use crate::error::SegmentNumber;
 use apus::{Configuration, Entry};
@@ -23,16 +23,16 @@ pub(crate) const HEADER_BYTES: usize = 24;
 /// Records begin at multiples of this.
 pub(crate) const ALIGN_BYTES: usize = 8;
 
-/// Where a log begins: everything up to there is committed and has been reclaimed or skipped.
+/// Where a log begins: everything up to there is committed, and was reclaimed or came in a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Base {
     /// The last viewstamp that is not in the log any more.
     pub viewstamp: Viewstamp,
-    /// Who is who there.
+    /// The group and its in-sync set there.
     pub configuration: Configuration,
 }
 
-/// What a record says.
+/// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// The first record of a segment: the log's base when the segment began, and its last
@@ -40,11 +40,11 @@ pub(crate) enum Record {
     Begin { base: Base, last: Viewstamp },
     /// The next entry.
     Entry(Entry),
-    /// What stood after this viewstamp is cut off.
+    /// Entries after this viewstamp are cut off.
     Cut(Viewstamp),
     /// The log begins anew.
-    Jump(Base),
-    /// What stands up to here has been reclaimed.
+    Anew(Base),
+    /// Entries up to here have been reclaimed.
     Trim(Base),
     /// The segment is complete: the log goes on in the next.
     End,
@@ -52,14 +52,14 @@ pub(crate) enum Record {
     Seal,
 }
 
-/// What kind of record it is; the numbers are the format.
+/// The kind of a record; the numbers are the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
     Begin = 1,
     Entry = 2,
     Cut = 3,
-    Jump = 4,
+    Anew = 4,
     Trim = 5,
     End = 6,
     Seal = 7,
@@ -73,8 +73,8 @@ pub(crate) fn aligned(length: usize) -> usize {
     length.next_multiple_of(ALIGN_BYTES)
 }
 
-/// Appends a record without its seal of place and checksum, which [`stamp`] adds when its
-/// place is known. Allocates nothing if `to` has room.
+/// Appends a record. [`stamp`] adds its place and checksum when the place is known. Allocates nothing
+/// if `to` has room.
 pub(crate) fn push(to: &mut Vec<u8>, kind: Kind, body: &impl Serialize) {
     let start = to.len();
     to.extend_from_slice(&[0; HEADER_BYTES]);
@@ -83,13 +83,6 @@ pub(crate) fn push(to: &mut Vec<u8>, kind: Kind, body: &impl Serialize) {
     let length = (to.len() - start - HEADER_BYTES) as u32;
     to[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
     to.resize(start + aligned(to.len() - start), 0);
-}
-
-/// Appends one of the records that say all by their kind.
-pub(crate) fn push_empty(to: &mut Vec<u8>, kind: Kind) {
-    let start = to.len();
-    to.extend_from_slice(&[0; HEADER_BYTES]);
-    to[start + 20] = kind as u8;
 }
 
 /// Gives the record in `bytes` (padding included or not) its place and checksum.
@@ -148,8 +141,7 @@ pub(crate) struct Begun {
     pub length: u64,
 }
 
-/// What the header at the start of `bytes` says, if it can be one of this `segment`; whether the
-/// checksum holds is not known.
+/// The header at the start of `bytes`, if it can be one of this `segment`. Its checksum is not known.
 pub(crate) fn begun(bytes: &[u8], segment: SegmentNumber) -> Option<Begun> {
     let header = bytes.get(..HEADER_BYTES)?;
     let ours = header[8..16] == segment.0.to_le_bytes();
@@ -172,11 +164,10 @@ impl Checked<'_> {
         self.kind == Kind::Seal as u8
     }
 
-    /// What the record says.
+    /// Decodes the record.
     ///
     /// # Errors
-    /// In words, if the body does not decode: then another release wrote it, for the checksum
-    /// holds.
+    /// In words, if the body does not decode. The checksum holds, so another release wrote it.
     pub fn decode(&self) -> Result<Record, String> {
         let record = match self.kind {
             1 => {
@@ -185,7 +176,7 @@ impl Checked<'_> {
             }
             2 => Record::Entry(body(self.body)?),
             3 => Record::Cut(body(self.body)?),
-            4 => Record::Jump(body(self.body)?),
+            4 => Record::Anew(body(self.body)?),
             5 => Record::Trim(body(self.body)?),
             6 => Record::End,
             7 => Record::Seal,

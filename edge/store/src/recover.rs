@@ -1,9 +1,8 @@
 //! Reads the segments and decides what a record that does not check out means.
 //!
-//! A crash may leave the last batch in any state: some of its blocks written, some not. It had
-//! not been acknowledged, so it is cut off. Everything before it had been, so a bad record there
-//! is *damage*: this replica no longer holds what it said it holds. The records themselves tell
-//! the two apart:
+//! A crash may leave the last batch in any state: some of its blocks written, some not. That batch
+//! had not been acknowledged, so it is cut off. Everything before it had been, so a bad record there
+//! is *damage*: this replica no longer holds what it has acknowledged. The records tell the two apart:
 //!
 //! ```text
 //!   batch 1 (synced)    batch 2 (synced)     batch 3 (a crash came)
@@ -12,15 +11,15 @@
 //!                            r6 began later      does not begin after it
 //! ```
 //!
-//! A batch is written only after the one before is synced, so a good record whose batch begins
-//! after the bad one proves that the bad one had been good. When the store has nothing else to do
-//! it writes a *seal*, a batch of its own that says the same about the last real one; without a
-//! seal on disk, a bit that flips in the last batch cannot be told from a torn write. Sectors of
-//! 512 bytes are taken to be written whole or not at all, as disks promise.
+//! A batch is written only after the one before is synced. So a good record whose batch begins after
+//! the bad one proves that the bad one had been good. When the store has nothing else to do it writes
+//! a *seal*, a batch of its own that proves the same for the last real one. Without a seal on disk, a
+//! flipped bit in the last batch looks like a torn write. Sectors of 512 bytes are written whole or
+//! not at all, as disks promise.
 //!
 //! A file that is *shorter* than it was is damage, too: no crash takes away space that was there
-//! before the first record. It shows where the file ends: a segment has room for every record in
-//! it and an End.
+//! before the first record. Recovery notices it because a segment has room for every record in it and
+//! an End.
 
 use crate::directory::Directory;
 use crate::error::{Damage, SegmentNumber, StoreError};
@@ -48,8 +47,9 @@ pub(crate) struct Found {
     pub base: Base,
     pub entries: Vec<Entry>,
     pub closed: Vec<Closed>,
-    /// Where it goes on; 0 if the segment has not begun.
+    /// The segment in which it continues.
     pub current: Segment,
+    /// Where in that segment; 0 if it has not begun.
     pub at: u64,
     pub index_max: Index,
     pub prepared: Option<Segment>,
@@ -67,18 +67,14 @@ struct Tail {
     torn: bool,
 }
 
-/// Why a log that was read is of no use.
+/// Why the log cannot be used.
 #[derive(Debug)]
-pub(crate) enum Unusable {
+pub(crate) enum Problem {
     /// It is damaged.
     Damage(Damage),
     /// Another release has written it; in words.
     Foreign(String),
-}
-
-/// Why the log cannot be had.
-enum Problem {
-    Unusable(Unusable),
+    /// The file system failed.
     System(StoreError),
 }
 
@@ -89,11 +85,11 @@ impl From<StoreError> for Problem {
 }
 
 fn damage(segment: SegmentNumber, at: usize, what: impl Into<String>) -> Problem {
-    Problem::Unusable(Unusable::Damage(Damage::Bad {
+    Problem::Damage(Damage::Bad {
         segment,
         offset: at as u64,
         what: what.into(),
-    }))
+    })
 }
 
 /// The file of `segment` has only `bytes`, and had more.
@@ -103,13 +99,7 @@ fn cut_off(segment: SegmentNumber, at: usize, bytes: u64) -> Problem {
 }
 
 /// Reads the log.
-///
-/// # Errors
-/// The outer error is that of the file system; the inner one says why the log is of no use.
-pub(crate) fn recover(
-    directory: &Directory,
-    salt: u64,
-) -> Result<Result<Found, Unusable>, StoreError> {
+pub(crate) fn recover(directory: &Directory, salt: u64) -> Result<Found, Problem> {
     let reader = Reader {
         directory,
         salt,
@@ -117,11 +107,7 @@ pub(crate) fn recover(
         closed: Vec::new(),
         tail: None,
     };
-    match reader.read() {
-        Ok(found) => Ok(Ok(found)),
-        Err(Problem::Unusable(why)) => Ok(Err(why)),
-        Err(Problem::System(error)) => Err(error),
-    }
+    reader.read()
 }
 
 struct Reader<'a> {
@@ -144,7 +130,7 @@ impl Reader<'_> {
             }
         }
         let Some(tail) = self.tail else {
-            let gone = Problem::Unusable(Unusable::Damage(Damage::Gone));
+            let gone = Problem::Damage(Damage::Gone);
             let first = numbers.first();
             return Err(first.map_or(gone, |first| damage(*first, 0, "no record is left")));
         };
@@ -156,7 +142,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The bytes of a segment. A block that the disk cannot read is damage like any other.
+    /// The bytes of a segment. A block that the disk cannot read is damage.
     fn bytes_of(&self, number: SegmentNumber) -> Result<Vec<u8>, Problem> {
         let unreadable = rustix::io::Errno::IO.raw_os_error();
         match Segment::open(self.directory, number).and_then(|s| s.file.read_from_disk()) {
@@ -177,8 +163,8 @@ impl Reader<'_> {
             return Err(damage(tail.number, tail.at, what));
         }
         if tail.number.next() != next {
-            // A reclaimed segment can outlive a younger one in a crash: if anything is missing in
-            // truth, the entries will show it.
+            // A reclaimed segment can outlive a younger one in a crash. If entries are missing, the
+            // replay notices.
             self.replay = Replay::default();
         }
         let index_max = self.replay.index_max();
@@ -221,7 +207,7 @@ impl Reader<'_> {
             tail.torn = true;
         }
         match seal {
-            // Nothing came after it, or it would be overwritten; as it is now.
+            // Nothing came after the seal, or it would be overwritten, as it is now.
             Some(seal) => tail.at = seal,
             None if is_cut_off(bytes, tail.at, number, batch_start) => {
                 return Err(cut_off(number, tail.at, bytes.len() as u64));
@@ -241,12 +227,12 @@ impl Reader<'_> {
         let foreign = |what| format!("byte {at} of {number}: {what}");
         let record = checked
             .decode()
-            .map_err(|what| Problem::Unusable(Unusable::Foreign(foreign(what))))?;
+            .map_err(|what| Problem::Foreign(foreign(what)))?;
         if matches!(record, Record::Begin { .. }) != (at == 0) {
             return Err(damage(number, at, "a record out of place"));
         }
-        if matches!(record, Record::Jump(_)) {
-            // What came before is no part of the log any more.
+        if matches!(record, Record::Anew(_)) {
+            // Records before this one are not part of the log any more.
             for closed in &mut self.closed {
                 closed.index_max = Index(0);
             }
@@ -297,17 +283,17 @@ impl Reader<'_> {
 /// place, had more bytes once. The last record's batch began at `batch_start`.
 fn is_cut_off(bytes: &[u8], at: usize, segment: SegmentNumber, batch_start: u64) -> bool {
     let left = bytes.len().saturating_sub(at) as u64;
-    // A header that is whole or not there: if sectors part it, it may be of two times.
+    // A header across two sectors may be half old and half new.
     let is_parted = at % SECTOR_BYTES + HEADER_BYTES > SECTOR_BYTES;
     let header = bytes.get(at..).filter(|_| !is_parted);
     let begun = header.and_then(|header| begun(header, segment));
-    // What a guest had written here before could look like one, but for what it cannot know.
+    // Bytes that a guest wrote here earlier could look like a header, except for the batch start.
     let begun = begun.filter(|begun| [batch_start, at as u64].contains(&begun.batch_start));
     left < begun.map_or(0, |begun| begun.length) + EMPTY_BYTES
 }
 
-/// All records of `segment` in `bytes`, wherever they begin: what else lies there was written
-/// when the file had another number, or only in part.
+/// All records of `segment` in `bytes`, wherever they begin. The other bytes were written when the
+/// file had another number, or only in part.
 fn records(
     bytes: &[u8],
     salt: u64,

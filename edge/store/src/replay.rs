@@ -1,4 +1,4 @@
-//! Turns a sequence of records back into the log that they describe.
+//! Turns a sequence of records back into the log.
 
 use crate::record::{Base, Record};
 use apus::Entry;
@@ -7,15 +7,15 @@ use std::collections::VecDeque;
 
 /// The log as far as records have been read.
 ///
-/// Reading begins in the oldest segment that is left, so the first records may speak of entries
-/// whose segments are gone; the base, which some later record names, lies after all of those.
+/// Reading begins in the oldest segment that is left, so the first records may refer to entries whose
+/// segments are gone. A later record names the base, which lies after all of those.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     begun: bool,
     base: Base,
     last: Viewstamp,
-    /// Ends with `last`; without gaps, but its front may lie before the base or (until the base
-    /// has been read) after it.
+    /// Ends with `last`, without gaps. Its front may lie before the base, and until the base has been
+    /// read also after it.
     entries: VecDeque<Entry>,
     /// The highest index of an entry of this generation in the segment being read.
     index_max: Index,
@@ -42,7 +42,7 @@ impl Replay {
             }
             Record::Entry(entry) => self.push(entry)?,
             Record::Cut(after) => self.cut(after)?,
-            Record::Jump(base) => {
+            Record::Anew(base) => {
                 self.entries.clear();
                 self.index_max = Index(0);
                 self.base = base;
@@ -84,7 +84,7 @@ impl Replay {
         Ok(())
     }
 
-    /// The highest index of an entry in the segment being read; 0 after a jump.
+    /// The highest index of an entry in the segment being read; 0 after the log began anew.
     pub fn index_max(&self) -> Index {
         self.index_max
     }

@@ -1,4 +1,4 @@
-//! Segments: files of a fixed size whose space and content exist before they are needed.
+//! Segments: files of a fixed size that are allocated and written before they are needed.
 //!
 //! ```text
 //!   log.0000000000000007   complete: ends with an End record
@@ -7,14 +7,12 @@
 //!   recycled               a reclaimed one, to become log.000000000000000a
 //! ```
 //!
-//! Space that a file system has only promised (an *unwritten* extent) is turned into real space
-//! by the first sync of each block, which then has metadata to write, too. Measured on ext4 over a
-//! virtual disk, taking turns: where every sync touches a new block of 4 KiB, as batches do under
-//! load, half of the syncs took less than 0.20-0.22 ms on unwritten extents (as on a file that
-//! grows) and 0.13-0.14 ms on written ones; within one block there was no difference. So a new
-//! segment is written full of zeros before it is used, in a thread of its own, and a reclaimed one
-//! is renamed instead of deleted: its bytes are there already, and none of its records carries the
-//! new number.
+//! The first sync of a block that is allocated and not written (an *unwritten* extent) has metadata to
+//! write, too. Measured on ext4 over a virtual disk, in alternation: where every sync touches a new
+//! block of 4 KiB, as batches do under load, the median sync took 0.20-0.22 ms on unwritten extents (as
+//! on a file that grows) and 0.13-0.14 ms on written ones; within one block there was no difference. So
+//! a thread fills a new segment with zeros before it is used. A reclaimed segment is renamed instead of
+//! deleted: its blocks are written already, and none of its records carries the new number.
 
 use crate::directory::{Directory, StoredFile, segment_of};
 use crate::error::{SegmentNumber, StoreError, io_error};
@@ -44,8 +42,8 @@ impl Segment {
         })
     }
 
-    /// Makes a segment ready: from the recycled file if there is one, else from nothing. It goes
-    /// by its name only once all of it is on disk.
+    /// Makes a segment ready, from the recycled file if there is one. It gets its name only once all
+    /// of it is on disk.
     pub fn prepare(
         directory: &Directory,
         number: SegmentNumber,
@@ -130,8 +128,8 @@ impl Supply {
     /// Segment `number`, ready for use with room for `bytes`.
     ///
     /// # Errors
-    /// A disk that was full in the background gets a second chance, with a new file: space may
-    /// have been freed since. Nothing else does.
+    /// If the disk was full in the background, a new file is tried: space may have been freed since.
+    /// Other errors are final.
     pub fn take(&mut self, number: SegmentNumber, bytes: u64) -> Result<Segment, StoreError> {
         let ready = match std::mem::replace(&mut self.next, Next::None) {
             Next::Ready(segment) => Some(segment),
@@ -154,8 +152,8 @@ impl Supply {
         Ok(segment)
     }
 
-    /// Takes back a segment that nobody needs any more. Names need no sync here: if a crash brings
-    /// it back, recovery sees that the log begins after it.
+    /// Takes back a segment that is not needed any more. The name needs no sync: if a crash brings it
+    /// back, recovery sees that the log begins after it.
     pub fn reclaim(&mut self, number: SegmentNumber) -> Result<(), StoreError> {
         let name = number.to_string();
         let coming = matches!(self.next, Next::Coming(_));
@@ -167,10 +165,10 @@ impl Supply {
         Ok(())
     }
 
-    /// Waits for the thread, if one runs: nothing works in the directory afterwards.
+    /// Waits for the thread, if one runs. Afterwards no thread uses the directory.
     pub fn finish(&mut self) {
         if let Next::Coming(handle) = std::mem::replace(&mut self.next, Next::None) {
-            // An error comes back when the segment is needed, after the next start.
+            // An error shows again when the segment is needed, after the next start.
             let _ = handle.join();
         }
     }

@@ -7,11 +7,10 @@
 //!
 //! A write goes to the pair of the older generation and takes one sync, so a crash in the middle
 //! leaves the newer one whole. Both copies of a generation lie in blocks of their own, and no copy
-//! is larger than a sector: one unreadable block never takes a promise back without a word, which
-//! is what a lone copy beside an older one would do.
+//! is larger than a sector. So one unreadable block never makes an older promise look like the newest.
 //!
-//! The format has a version of its own, for a promise outlives the release that made it: the last
-//! digit of the magic bytes. Format 1 did not say what the log's entries are written in.
+//! The format has a version of its own, the last digit of the magic bytes, because a promise outlives
+//! the release that made it.
 
 use crate::directory::{Directory, StoredFile};
 use crate::error::StoreError;
@@ -33,7 +32,7 @@ pub(crate) const GROUP_BYTES_MAX: usize = 255;
 pub(crate) struct State {
     /// Counts writes.
     pub generation: u64,
-    /// Whose it is.
+    /// The group's name.
     pub group: String,
     /// Random; see [`crate::record`].
     pub salt: u64,
@@ -46,31 +45,6 @@ pub(crate) struct State {
     pub whole: bool,
     /// The version of the wire forms, in which the log's entries are written.
     pub wire: u8,
-}
-
-/// Format 1, of releases whose wire forms were of version 1.
-#[derive(Deserialize)]
-struct State1 {
-    generation: u64,
-    group: String,
-    salt: u64,
-    durability: Durability,
-    promise: Option<DurableState>,
-    whole: bool,
-}
-
-impl From<State1> for State {
-    fn from(old: State1) -> Self {
-        Self {
-            generation: old.generation,
-            group: old.group,
-            salt: old.salt,
-            durability: old.durability,
-            promise: old.promise,
-            whole: old.whole,
-            wire: 1,
-        }
-    }
 }
 
 /// The open file and what it holds.
@@ -113,7 +87,10 @@ impl StateFile {
             },
             Some(format) => StoreError::OtherRelease {
                 path: file.path(),
-                why: format!("it has format {format}, and this release knows 1 and 2"),
+                why: format!(
+                    "it has format {format}, and this release knows {}",
+                    FORMAT as char
+                ),
                 go_on: "move the directory away",
             },
         })?;
@@ -174,16 +151,8 @@ pub(crate) fn read_copy(bytes: &[u8]) -> Option<State> {
     if crc32c::crc32c(covered) != u32::from_le_bytes(*sum) {
         return None;
     }
-    match *format {
-        b'1' => body::<State1>(&covered[4..]).map(State::from),
-        FORMAT => body(&covered[4..]),
-        _ => None,
-    }
-}
-
-fn body<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((body, [])) => Some(body),
+    match postcard::take_from_bytes(&covered[4..]) {
+        Ok((state, [])) if *format == FORMAT => Some(state),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The store as its owner sees it: queue, submit, take completions.
+//! The store's interface: queue, submit, take completions.
 
 use crate::directory::Directory;
 use crate::engine::{Counters, Engine};
@@ -15,20 +15,20 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-/// What has become durable, or that nothing will any more.
+/// What has become durable, or the failure of the store.
 #[derive(Debug)]
 pub enum Completion {
     /// The promise of this view: [`apus::Event::StatePersisted`].
     StatePersisted(View),
-    /// Every entry up to here: [`apus::Event::EntriesPersisted`]. Never said of an entry that has
-    /// been cut since.
+    /// Every entry up to here: [`apus::Event::EntriesPersisted`]. Never names an entry that has been
+    /// cut since.
     EntriesPersisted(Viewstamp),
-    /// The disk failed, or is full. Said once, and nothing is acknowledged after it: the replica
-    /// must stop, for what it promises from here on is worth nothing.
+    /// The disk failed, or is full. Comes once, and nothing is acknowledged after it: the replica must
+    /// stop, because it cannot keep its promises any more.
     Failed(StoreError),
 }
 
-/// A request and what to say when its batch is durable.
+/// A request, and its completion when its batch is durable.
 #[derive(Debug)]
 struct Outstanding {
     ticket: u64,
@@ -55,13 +55,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or creates the store in `dir`, and says what it held.
+    /// Opens or creates the store in `dir`, and returns what it held.
     ///
     /// # Errors
     /// [`StoreError::Locked`] while another process has it open; [`StoreError::OtherGroup`];
     /// [`StoreError::PromiseLost`]; [`StoreError::OtherRelease`]; [`StoreError::Option`];
-    /// [`StoreError::Io`]. Damage in the log
-    /// is no error: it is part of what is recovered.
+    /// [`StoreError::Io`]. Damage in the log is no error: it is part of what is recovered.
     pub fn open(dir: &Path, options: &Options) -> Result<(Self, Recovered), StoreError> {
         check_options(options)?;
         let directory = Directory::open(dir)?;
@@ -95,12 +94,12 @@ impl Store {
         self.request(done, |pending| pending.promise = Some(promise));
     }
 
-    /// Queues entries: [`apus::Command::PersistEntries`]. What the log holds after `after` is cut;
-    /// with `anew` the log begins there, and nothing of what it held is left.
+    /// Queues entries: [`apus::Command::PersistEntries`]. Entries of the log after `after` are cut.
+    /// With `anew` the log begins there, and everything that it held is gone.
     ///
     /// # Panics
-    /// If the log does not hold `after` and does not begin anew, or the entries do not follow it;
-    /// the consensus core never says so. With [`Durability::Memory`], where it never asks.
+    /// If the log does not hold `after` and does not begin anew, or the entries do not follow `after`;
+    /// with [`Durability::Memory`]. The consensus core never does any of this.
     pub fn persist_entries(
         &mut self,
         after: Viewstamp,
@@ -123,7 +122,7 @@ impl Store {
         self.request(Done::Entries(self.outline.last()), |pending| {
             if let Some(base) = first {
                 pending.trim = None;
-                pending.push(Kind::Jump, &base, Effect::Jump(base));
+                pending.push(Kind::Anew, &base, Effect::Anew(base));
             }
             if cut {
                 pending.push(Kind::Cut, &after, Effect::Cut(after));
@@ -148,8 +147,8 @@ impl Store {
         base
     }
 
-    /// Gives back the space of entries up to `base`, which are committed and will not be asked
-    /// for again. Whole segments go, with the next batch.
+    /// Gives back the space of entries up to `base`, which are committed and not needed again. Whole
+    /// segments go, with the next batch.
     pub fn trim(&mut self, base: Index) {
         if self.durability == Durability::Disk && base > self.outline.base().viewstamp.index {
             let base = self.outline.trim(base);
@@ -162,8 +161,8 @@ impl Store {
         self.writer.submit();
     }
 
-    /// Writes and syncs everything queued in the caller's thread, which saves two wake-ups when
-    /// there is nothing better to do meanwhile. Waits for a batch that the thread is writing.
+    /// Writes and syncs everything queued in the caller's thread, which saves two wake-ups when the
+    /// caller has nothing else to do. Waits for a batch that the store's thread is writing.
     pub fn sync(&mut self) {
         self.writer.write_here();
     }
@@ -223,8 +222,8 @@ impl Store {
         });
     }
 
-    /// Entries after `after` were cut: what is still to be said of them is said of `after`, which
-    /// the same batches make durable.
+    /// Entries after `after` were cut. Their pending completions name `after` instead, which the same
+    /// batches make durable.
     fn withdraw(&mut self, after: Viewstamp) {
         for outstanding in &mut self.outstanding {
             if let Done::Entries(viewstamp) = &mut outstanding.done {

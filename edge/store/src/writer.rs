@@ -1,16 +1,16 @@
-//! The thread that writes, and what it shares with the store's owner.
+//! The thread that writes, and the state that it shares with the store's owner.
 //!
 //! ```text
 //!   owner: queue, queue, queue, submit ──▶ pending ──▶ thread: take all of it
 //!                                             ▲                write, one fdatasync
-//!   owner: completions ◀── durable ticket ◀───┼─────── publish, ring the eventfd
+//!   owner: completions ◀── durable ticket ◀───┼─────── publish, write the eventfd
 //!                                             │                tidy up, seal if idle
 //!          queue, queue, submit ──────────────┘                again
 //! ```
 //!
-//! What is queued while a sync runs is the next batch: batches form by themselves under load, and
-//! nothing waits when there is none. The owner may also write in its own thread; whoever holds
-//! the engine's lock writes.
+//! Requests that are queued while a sync runs are the next batch. So batches form by themselves under
+//! load, and without load nothing waits. The owner can also write in its own thread; the engine's lock
+//! decides which of them writes.
 
 use crate::directory::Directory;
 use crate::engine::{Counters, Engine};
@@ -43,7 +43,7 @@ struct Queue {
     stopping: bool,
     /// Everything up to this ticket is durable.
     durable: u64,
-    /// The thread has rung since the owner last looked.
+    /// The thread has written the eventfd since the owner last looked.
     rung: bool,
     failed: bool,
     failure: Option<StoreError>,
@@ -57,15 +57,15 @@ enum Wake {
     Nobody,
 }
 
-/// What the one who writes holds.
+/// Belongs to the thread that writes.
 #[derive(Debug)]
 struct Hand {
     engine: Engine,
     batch: Pending,
 }
 
-/// A lock whose holder panicked is taken all the same: the queue is plain data. Nothing is written
-/// after a panic, and the thread's is passed on to the owner by [`Writer::take_done`].
+/// Takes a lock even if its holder has panicked, because the queue is plain data. Nothing is written
+/// after a panic; [`Writer::take_done`] passes the thread's panic on to the owner.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -154,7 +154,7 @@ impl Drop for Writer {
 
 impl Shared {
     fn run(&self) {
-        let _bell = Bell(self);
+        let _wake = WakeAtEnd(self);
         while self.wait_for_work() {
             self.write_batch(Wake::Owner);
         }
@@ -172,18 +172,18 @@ impl Shared {
         !queue.stopping
     }
 
-    /// Wakes the owner. Under the queue's lock, or the owner could empty the eventfd between the
-    /// note that it was rung and the ring, and would then find it readable for ever.
+    /// Wakes the owner. The caller holds the queue's lock: otherwise the owner could empty the eventfd
+    /// between `rung` and the write, and would find it readable for ever.
     fn ring(&self, queue: &mut Queue) {
         queue.rung = true;
-        // A full counter rings already.
+        // A full counter is readable already.
         let _ = rustix::io::write(&self.done, &1u64.to_ne_bytes());
     }
 
     /// Takes what is pending and makes it durable.
     fn write_batch(&self, wake: Wake) {
         let Ok(mut hand) = self.hand.lock() else {
-            // Whoever wrote has panicked and left the engine half changed.
+            // The thread that wrote has panicked and left the engine half changed.
             return;
         };
         let Hand { engine, batch } = &mut *hand;
@@ -210,7 +210,7 @@ impl Shared {
         self.tidy(engine);
     }
 
-    /// After the acknowledgement, so nobody waits for it.
+    /// Runs after the acknowledgement, so the owner does not wait for it.
     fn tidy(&self, engine: &mut Engine) {
         let (failed, idle) = {
             let queue = lock(&self.queue);
@@ -232,9 +232,9 @@ impl Shared {
 }
 
 /// Wakes the owner when the thread ends, so that a panic does not leave it asleep.
-struct Bell<'a>(&'a Shared);
+struct WakeAtEnd<'a>(&'a Shared);
 
-impl Drop for Bell<'_> {
+impl Drop for WakeAtEnd<'_> {
     fn drop(&mut self) {
         self.0.ring(&mut lock(&self.0.queue));
     }

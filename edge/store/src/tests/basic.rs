@@ -67,7 +67,7 @@ fn entries_larger_than_a_segment_are_kept_whole() {
 }
 
 #[test]
-fn trims_give_segments_back_and_carry_the_roster_to_the_base() {
+fn trims_give_segments_back_and_carry_the_configuration_to_the_base() {
     let dir = directory();
     let (mut store, _) = open(dir.path());
     store.persist_state(promise(1));
@@ -208,14 +208,5 @@ fn an_amnesiac_replica_stays_so_until_the_core_says_otherwise() {
 }
 
 fn segments(dir: &Path) -> usize {
-    let names = std::fs::read_dir(dir).unwrap();
-    names
-        .filter(|name| {
-            name.as_ref()
-                .unwrap()
-                .file_name()
-                .to_string_lossy()
-                .starts_with("log.")
-        })
-        .count()
+    Files::of(dir).segments().len()
 }

@@ -6,7 +6,6 @@
 
 use super::{directory, entry, open, promise, stamp, synced};
 use crate::Completion;
-use crate::directory::Operation;
 use apus::Configuration;
 use plover_types::{Index, SplitMix64, Viewstamp};
 use std::cell::RefCell;
@@ -16,6 +15,17 @@ use std::sync::{Arc, Mutex};
 
 /// Writes reach the disk in units of this many bytes.
 const SECTOR_BYTES: usize = 512;
+
+/// What was done to the directory.
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    Create(String),
+    Write(String, u64, Vec<u8>),
+    Sync(String),
+    Rename(String, String),
+    Remove(String),
+    SyncDirectory,
+}
 
 /// Keeps every operation on a directory, in order.
 #[derive(Clone, Debug, Default)]
@@ -192,8 +202,8 @@ struct Acknowledged {
     then_anew: bool,
 }
 
-/// A life with views, cuts and trims over many segments, and what it acknowledged when.
-fn life(dir: &Path) -> (Vec<Operation>, Vec<Acknowledged>) {
+/// A log with views, cuts and trims over many segments, and what it acknowledged when.
+fn history(dir: &Path) -> (Vec<Operation>, Vec<Acknowledged>) {
     let recorder = Recorder::start();
     let mut acknowledged: Vec<Acknowledged> = Vec::new();
     let mut now = Acknowledged::default();
@@ -209,7 +219,7 @@ fn life(dir: &Path) -> (Vec<Operation>, Vec<Acknowledged>) {
             }
             let mut anew = None;
             if round == 7 || round == 11 {
-                // A jump over what was missed, and a new generation.
+                // The log begins anew: after an installed snapshot, and in a new generation.
                 let index = if round == 7 { last.index.0 + 10 } else { 0 };
                 last = stamp(round, index);
                 anew = Some(Configuration::default());
@@ -251,7 +261,7 @@ fn view_before(store: &crate::Store, index: Index) -> Viewstamp {
 #[test]
 fn what_was_acknowledged_survives_a_crash_at_any_operation() {
     let origin = directory();
-    let (operations, acknowledged) = life(origin.path());
+    let (operations, acknowledged) = history(origin.path());
     let mut random = SplitMix64::new(3);
     let mut disk = Disk::default();
     let (mut torn, mut complete) = (0, 0);

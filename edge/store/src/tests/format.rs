@@ -1,24 +1,15 @@
-//! Other releases: what they have written is understood, or refused with a sentence and left as it is.
+//! Directories of other releases are understood, or refused with a sentence and left as they are.
 
 use super::*;
 use crate::SegmentNumber;
 use crate::StoreError;
 use crate::directory::Directory;
-use crate::record::{Base, Kind, push, push_empty, stamp as seal};
-use crate::state::{FORMAT, State, StateFile, push_copy, read_copy};
+use crate::record::{Base, Kind, push, stamp as seal};
+use crate::state::{FORMAT, State, StateFile, push_copy};
 use apus::Configuration;
 use plover_types::ReplicaSet;
 use plover_types::forms::{assert_form, fingerprint};
 use plover_types::wire::WIRE_VERSION;
-use std::collections::BTreeMap;
-
-/// Every file and what is in it.
-fn content(dir: &Path) -> BTreeMap<std::ffi::OsString, Vec<u8>> {
-    let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap());
-    files
-        .map(|file| (file.file_name(), std::fs::read(file.path()).unwrap()))
-        .collect()
-}
 
 /// A closed store with a log.
 fn origin() -> TempDir {
@@ -31,7 +22,7 @@ fn origin() -> TempDir {
 }
 
 fn is_refused(dir: &Path, words: &[&str]) {
-    let before = content(dir);
+    let before = Files::of(dir);
     let error = Store::open(dir, &options()).unwrap_err();
     assert!(matches!(error, StoreError::OtherRelease { .. }), "{error}");
     let said = error.to_string();
@@ -39,7 +30,7 @@ fn is_refused(dir: &Path, words: &[&str]) {
         assert!(said.contains(word), "no '{word}' in: {said}");
     }
     assert!(
-        content(dir) == before,
+        Files::of(dir) == before,
         "nothing is changed, nothing deleted"
     );
 }
@@ -66,10 +57,8 @@ fn entries_of_another_wire_version_are_left_alone() {
         ],
     );
     // As the sentence says.
-    for (name, _) in content(dir.path()) {
-        if name.to_string_lossy().starts_with("log.") {
-            std::fs::remove_file(dir.path().join(name)).unwrap();
-        }
+    for segment in Files::of(dir.path()).segments() {
+        std::fs::remove_file(dir.path().join(segment)).unwrap();
     }
     let (_, found) = open(dir.path());
     assert!(found.forgotten, "it recovers from the others");
@@ -78,7 +67,7 @@ fn entries_of_another_wire_version_are_left_alone() {
     assert!(said.contains("gone") && !said.contains("damaged"), "{said}");
 }
 
-/// What would be thrown away if it were our own need not be understood.
+/// A log that would be removed anyway need not be understood.
 #[test]
 fn a_log_that_is_not_used_is_nobodys_concern() {
     let dir = origin();
@@ -166,18 +155,7 @@ fn state() -> State {
     }
 }
 
-/// What the releases before have written, byte for byte.
-#[test]
-fn format_1_is_read() {
-    let old = [
-        &b"PLVSTAT1\x8d\x0f\x90\x3f\x14\0\0\0"[..],
-        b"\xe9\x07\x07a group\xea\x07\x01\x01\xeb\x07\xec\x07\x01\x00",
-    ];
-    let due = State { wire: 1, ..state() };
-    assert_eq!(read_copy(&old.concat()), Some(due));
-}
-
-/// Another format has another number, and [`read_copy`] still reads the old ones.
+/// Another format has another number.
 #[test]
 fn the_form_of_the_promise_is_that_of_its_format() {
     let mut bytes = Vec::new();
@@ -212,10 +190,10 @@ fn the_form_of_records_is_that_of_their_version() {
         sealed(&|to| push(to, Kind::Begin, &(base, last))),
         sealed(&|to| push(to, Kind::Entry, &entry(1008, 1009, 10))),
         sealed(&|to| push(to, Kind::Cut, &last)),
-        sealed(&|to| push(to, Kind::Jump, &base)),
+        sealed(&|to| push(to, Kind::Anew, &base)),
         sealed(&|to| push(to, Kind::Trim, &base)),
-        sealed(&|to| push_empty(to, Kind::End)),
-        sealed(&|to| push_empty(to, Kind::Seal)),
+        sealed(&|to| push(to, Kind::End, &())),
+        sealed(&|to| push(to, Kind::Seal, &())),
     ];
     assert_form("stored log", &records);
 }

@@ -2,81 +2,55 @@
 
 use super::*;
 use crate::StoreError;
-use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use rustix::fd::OwnedFd;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
+    fsopen,
+};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 
-/// Runs one of the ignored tests below in a process of its own; `$DIR` is its directory.
-fn child(test: &str, dir: &Path, before: &str) -> Child {
-    let script =
-        format!("{before} exec \"$EXE\" --ignored --exact --nocapture tests::limits::{test}");
-    // Root needs no user namespace, which containers and chroots often refuse.
-    let user = ["--user", "--map-root-user"];
-    let user = user
-        .iter()
-        .filter(|_| !rustix::process::geteuid().is_root());
-    Command::new("unshare")
-        .args(user)
-        .args(["--mount", "sh", "-c", &script])
-        .env("DIR", dir)
-        .env("EXE", std::env::current_exe().unwrap())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-fn child_dir() -> std::path::PathBuf {
-    std::env::var_os("DIR").expect("run by another test").into()
-}
-
-/// Writes until the store fails; the error, and the last entry that was acknowledged.
-fn write_until_failure(dir: &Path) -> (StoreError, Viewstamp) {
-    let (mut store, _) = open(dir);
-    store.persist_state(promise(1));
-    let (mut last, mut stored) = (Viewstamp::default(), Viewstamp::default());
-    for index in 1..10_000 {
-        store.persist_entries(last, None, &[entry(1, index, 500)]);
-        last = stamp(1, index);
-        for done in synced(&mut store) {
-            match done {
-                Completion::EntriesPersisted(last) => stored = last,
-                Completion::StatePersisted(_) => {}
-                Completion::Failed(error) => {
-                    store.persist_entries(last, None, &[entry(1, index + 1, 1)]);
-                    assert!(synced(&mut store).is_empty(), "nothing after a failure");
-                    return (error, stored);
-                }
-            }
-        }
-    }
-    panic!("the disk did not fill up");
+/// A file system of that size in memory, mounted nowhere: it is gone when the descriptor is closed.
+fn small_disk(size: &str) -> (OwnedFd, PathBuf) {
+    let made = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).and_then(|tmpfs| {
+        fsconfig_set_string(&tmpfs, "size", size)?;
+        fsconfig_create(&tmpfs)?;
+        fsmount(
+            &tmpfs,
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        )
+    });
+    let mount = made.expect("a small disk needs root: run the tests with `./x test`");
+    let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
+    (mount, path.into())
 }
 
 #[test]
 fn a_full_disk_stops_the_store_and_loses_nothing() {
-    let dir = directory();
-    let mount = "mount -t tmpfs -o size=128k tmpfs \"$DIR\" &&";
-    let output = child("on_a_full_disk", dir.path(), mount)
-        .wait_with_output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
+    let (_mount, dir) = small_disk("128k");
+    let (mut store, _) = open(&dir);
+    store.persist_state(promise(1));
+    let (mut last, mut stored) = (Viewstamp::default(), Viewstamp::default());
+    let error = loop {
+        let next = entry(1, last.index.0 + 1, 500);
+        store.persist_entries(last, None, std::slice::from_ref(&next));
+        last = next.viewstamp;
+        assert!(last.index.0 < 1000, "the disk does not fill up");
+        match synced(&mut store).pop() {
+            Some(Completion::EntriesPersisted(last)) => stored = last,
+            Some(Completion::Failed(error)) => break error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
     assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
+        error.contains("disk full") && error.contains("free space"),
+        "{error}"
     );
-}
-
-#[test]
-#[ignore = "run by a_full_disk_stops_the_store_and_loses_nothing"]
-fn on_a_full_disk() {
-    let dir = child_dir();
-    let (error, stored) = write_until_failure(&dir);
-    let text = error.to_string();
-    assert!(
-        text.contains("disk full") && text.contains("free space"),
-        "{text}"
-    );
-    assert!(text.contains(dir.to_str().unwrap()), "{text}");
+    assert!(error.contains(dir.to_str().unwrap()), "{error}");
+    store.persist_entries(last, None, &[entry(1, last.index.0 + 1, 1)]);
+    assert!(synced(&mut store).is_empty(), "nothing after a failure");
+    drop(store);
     let (_, found) = open(&dir);
     assert!(!found.forgotten);
     assert!(found.log.last().unwrap().viewstamp >= stored);
@@ -84,22 +58,7 @@ fn on_a_full_disk() {
 
 #[test]
 fn space_that_is_freed_in_time_is_used() {
-    let dir = directory();
-    let mount = "mount -t tmpfs -o size=48k tmpfs \"$DIR\" &&";
-    let output = child("with_space_freed", dir.path(), mount)
-        .wait_with_output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
-}
-
-#[test]
-#[ignore = "run by space_that_is_freed_in_time_is_used"]
-fn with_space_freed() {
-    let dir = child_dir();
+    let (_mount, dir) = small_disk("48k");
     let (mut store, _) = open(&dir);
     while !dir.join("log.0000000000000002").exists() {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -125,35 +84,18 @@ fn with_space_freed() {
 }
 
 #[test]
-fn two_processes_cannot_use_one_directory() {
+fn a_directory_in_use_is_refused_and_its_holder_named() {
     let dir = directory();
-    let mut other = child("holds_the_directory", dir.path(), "");
-    let mut line = [0; 1];
-    let mut seen = String::new();
-    while !seen.contains("holding") {
-        other
-            .stdout
-            .as_mut()
-            .unwrap()
-            .read_exact(&mut line)
-            .unwrap();
-        seen.push(line[0] as char);
-    }
+    let holder = open(dir.path());
     let error = Store::open(dir.path(), &options()).unwrap_err();
     assert!(matches!(error, StoreError::Locked { .. }));
     let text = error.to_string();
-    assert!(text.contains(&format!("process {}", other.id())), "{text}");
-    other.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    assert!(other.wait().unwrap().success());
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
+    drop(holder);
     Store::open(dir.path(), &options()).unwrap();
-}
-
-#[test]
-#[ignore = "run by two_processes_cannot_use_one_directory"]
-fn holds_the_directory() {
-    let (_store, _) = open(&child_dir());
-    println!("holding");
-    std::io::stdin().read_exact(&mut [0]).unwrap();
 }
 
 #[test]
@@ -171,28 +113,14 @@ fn a_directory_of_another_group_is_left_alone() {
 #[test]
 fn options_that_make_no_sense_are_refused() {
     let dir = directory();
-    let long = Options::new("g".repeat(256), Durability::Disk);
-    assert!(matches!(
-        Store::open(dir.path(), &long),
-        Err(StoreError::Option {
-            option: "group",
-            ..
-        })
-    ));
-    let small = Options {
-        segment_bytes: 100,
-        ..options()
+    let with = |group: usize, segment_bytes| Options {
+        group: "g".repeat(group),
+        segment_bytes,
+        durability: Durability::Disk,
     };
-    assert!(matches!(
-        Store::open(dir.path(), &small),
-        Err(StoreError::Option {
-            option: "segment_bytes",
-            ..
-        })
-    ));
-    let longest = Options {
-        group: "g".repeat(255),
-        ..options()
-    };
-    Store::open(dir.path(), &longest).unwrap();
+    for (options, name) in [(with(256, 4096), "group"), (with(1, 100), "segment_bytes")] {
+        let refused = Store::open(dir.path(), &options);
+        assert!(matches!(refused, Err(StoreError::Option { option, .. }) if option == name));
+    }
+    Store::open(dir.path(), &with(255, 4096)).unwrap();
 }

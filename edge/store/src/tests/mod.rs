@@ -1,4 +1,4 @@
-//! Tests of the whole store, one fear a file.
+//! Tests of the whole store, one kind of failure a file.
 
 mod basic;
 pub(crate) mod crash;
@@ -11,6 +11,7 @@ mod twin;
 use crate::{Completion, Options, Recovered, Store};
 use apus::{Durability, DurableState, Entry, EntryKind};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
+use std::collections::BTreeMap;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -25,14 +26,34 @@ pub(crate) fn directory() -> TempDir {
     made.unwrap()
 }
 
-/// A copy of every file, to be damaged.
-pub(crate) fn copy(from: &Path) -> TempDir {
-    let to = directory();
-    for file in std::fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), to.path().join(file.file_name())).unwrap();
+/// The files of a store.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Files(BTreeMap<String, Vec<u8>>);
+
+impl Files {
+    pub fn of(dir: &Path) -> Self {
+        let files = std::fs::read_dir(dir).unwrap().map(|file| {
+            let file = file.unwrap();
+            let name = file.file_name().into_string().unwrap();
+            (name, std::fs::read(file.path()).unwrap())
+        });
+        Self(files.collect())
     }
-    to
+
+    /// In a directory of their own.
+    pub fn copy(&self) -> TempDir {
+        let dir = directory();
+        for (name, bytes) in &self.0 {
+            std::fs::write(dir.path().join(name), bytes).unwrap();
+        }
+        dir
+    }
+
+    /// The names of the segments, oldest first.
+    pub fn segments(&self) -> Vec<&str> {
+        let names = self.0.keys().map(String::as_str);
+        names.filter(|name| name.starts_with("log.")).collect()
+    }
 }
 
 /// The smallest segments, so that little data crosses many.
