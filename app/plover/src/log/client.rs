@@ -1,4 +1,4 @@
-//! What an operator asks of a running group.
+//! Questions and requests to a running group.
 
 use super::{MemberCommand, Targets};
 use anyhow::Context;
@@ -39,16 +39,16 @@ pub fn tail(from: &Address, since: u64, follow: bool, quiet: bool) -> anyhow::Re
     let mut failure = None;
     let each = |event: TailEvent<'_>| {
         let written = match event {
-            TailEvent::Entry { at, bytes, .. } => print(&mut out, (!quiet).then_some(at), bytes),
+            TailEvent::Entry { at, bytes } => print(&mut out, (!quiet).then_some(at), bytes),
             TailEvent::Trimmed(base) => {
-                // Not part of the entries, so that a pipe gets nothing else.
+                // On the error output, so that a pipe gets entries only.
                 writeln!(
                     io::stderr(),
                     "plover: entries up to {base} have been trimmed"
                 )
             }
         };
-        // Whoever follows wants to see each at once.
+        // A reader that follows the log sees each entry at once.
         let written = written.and_then(|()| if follow { out.flush() } else { Ok(()) });
         match written {
             Ok(()) => ControlFlow::Continue(()),
@@ -153,7 +153,7 @@ fn describe(report: &StatusReport, out: &mut impl Write) -> io::Result<()> {
     if report.lost {
         writeln!(
             out,
-            "every replica has lost the log; `plover log begin` starts a new one"
+            "every replica has lost the log: begin a new one with `plover log begin`"
         )?;
     }
     Ok(())

@@ -5,9 +5,9 @@
 //!  plover log append   puts an entry into the log, once
 //!  plover log tail     what is in it
 //!  plover log status   where one replica stands
-//!  plover log check    whether the replicas say the same (APUS §3)
-//!  plover log member   lets a replica in, or go
-//!  plover log begin    the operator's word after a total loss
+//!  plover log check    whether the replicas give the same answers (APUS §3)
+//!  plover log member   adds a replica, or removes one
+//!  plover log begin    a new log after all replicas have lost the old one
 //! ```
 
 mod client;
@@ -69,8 +69,8 @@ pub enum LogCommand {
         #[command(subcommand)]
         change: MemberCommand,
     },
-    /// Begin a new, empty log after every replica has lost the old one. To be said to the
-    /// replica with the lowest id.
+    /// Begin a new, empty log after every replica has lost the old one. Ask the replica with the
+    /// lowest id.
     Begin {
         /// Where it serves clients.
         #[arg(long, value_name = "ADDRESS")]
@@ -80,7 +80,7 @@ pub enum LogCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum MemberCommand {
-    /// Let a replica in that was started with `--join`: it catches up, then votes.
+    /// Add a replica that was started with `--join`: it catches up, then votes.
     Add {
         #[command(flatten)]
         to: Targets,
@@ -88,11 +88,11 @@ pub enum MemberCommand {
         #[arg(value_name = "ID=ADDRESS")]
         member: Member,
     },
-    /// Let a replica go.
+    /// Remove a replica.
     Remove {
         #[command(flatten)]
         to: Targets,
-        /// Which.
+        /// Its id.
         id: u8,
     },
 }
@@ -119,10 +119,10 @@ pub struct ServeOptions {
     /// Where to serve clients: HOST:PORT, or the path of a unix socket.
     #[arg(long, value_name = "ADDRESS")]
     client_listen: Option<Address>,
-    /// Where to keep what outlives the process; without it, nothing does.
+    /// Where to keep the promise and the log; without it, nothing outlives the process.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// When an entry counts as held: in memory, or on disk (needs --dir).
+    /// Where a replica holds an entry before it acknowledges it: in memory, or on disk (needs --dir).
     #[arg(long, value_enum, default_value = "memory")]
     durability: DurabilityArgument,
     /// How replicas reach each other, the same on all: `shm` is for replicas on one host, `ofi` for
@@ -167,7 +167,7 @@ enum FabricArgument {
     Ofi,
 }
 
-/// A replica and where the others reach it; nowhere in particular over `shm`.
+/// A replica and its address; over `shm` it has none.
 #[derive(Clone, Debug)]
 pub struct Member {
     id: u8,
@@ -175,7 +175,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// As it goes into the log: empty if there is none.
+    /// The address as the log holds it: empty if there is none.
     fn address_text(&self) -> String {
         let address = self.address.as_ref();
         address.map(ToString::to_string).unwrap_or_default()
@@ -192,7 +192,7 @@ impl FromStr for Member {
         };
         let number = id.parse().ok().filter(|id| *id < 16);
         let id = number.ok_or_else(|| {
-            format!("'{id}' is no id: give ID=HOST:PORT (ID alone over shm), ids are 0 to 15")
+            format!("'{id}' is not an id from 0 to 15: give ID=HOST:PORT (over shm the ID alone)")
         })?;
         let address = address.map(resolve).transpose()?;
         Ok(Self { id, address })
@@ -202,9 +202,9 @@ impl FromStr for Member {
 fn resolve(address: &str) -> Result<SocketAddr, String> {
     let mut addresses = address
         .to_socket_addrs()
-        .map_err(|error| format!("'{address}' is no HOST:PORT: {error}"))?;
+        .map_err(|error| format!("'{address}' is not an address ({error}): give HOST:PORT"))?;
     let first = addresses.next();
-    first.ok_or_else(|| format!("'{address}' names no host"))
+    first.ok_or_else(|| format!("'{address}' names no host: correct it"))
 }
 
 pub fn run(command: LogCommand) -> anyhow::Result<ExitCode> {

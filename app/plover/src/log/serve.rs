@@ -69,7 +69,8 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
     }
     ensure!(
         members.contains(me),
-        "replica {0} is not among the --peer: add --peer {0}=ADDRESS, where it listens",
+        "replica {0}, which is to run here, is not among the --peer: add --peer {0}=ADDRESS, where it \
+         listens",
         options.id
     );
     if options.join {
@@ -77,12 +78,12 @@ fn config(options: &ServeOptions) -> anyhow::Result<Config> {
     }
     ensure!(
         (1..=9).contains(&members.len()),
-        "{} replicas were named: a group has 1 to 9, besides one that joins",
+        "{} replicas are named by --peer: name 1 to 9, not counting one that joins",
         members.len()
     );
     ensure!(
         (1..=RETAIN_MIB_MAX).contains(&options.retain_mib),
-        "--retain-mib {} is not between 1 and {RETAIN_MIB_MAX}",
+        "--retain-mib {} is out of range: give 1 to {RETAIN_MIB_MAX}",
         options.retain_mib
     );
     let mut config = Config::new(me, members);
