@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-/// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer
-/// to give back.
-const DEATH_WITHIN: Duration = Duration::from_secs(10);
+/// A killed process is gone within milliseconds, but a gigabyte of guest memory takes longer to give
+/// back, and a thread that writes to a slow disk ends only when that is done.
+const DEATH_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whom an operation is about.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -82,12 +82,17 @@ fn parse_stat(stat: &str) -> Option<(Life, u64)> {
     // The second field is the program's name in parentheses, which may itself contain spaces
     // and parentheses: what follows the last one is field 3.
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
-    let life = match fields.next()? {
+    let state = fields.next()?;
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    let life = match state {
+        // The first thread has ended before the others: the process still has its files, a socket
+        // on which it listens among them.
+        "Z" if threads > 1 => Life::Running,
         "Z" | "X" | "x" => Life::Gone,
         "T" | "t" => Life::Stopped,
         _ => Life::Running,
     };
-    Some((life, fields.nth(18)?.parse().ok()?))
+    Some((life, fields.nth(1)?.parse().ok()?))
 }
 
 /// All processes whose network namespace is the one at `namespace` (a path such as

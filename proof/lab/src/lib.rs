@@ -117,9 +117,9 @@ fn ready(name: &str, options: Options) -> Result<(Options, Progress)> {
 }
 
 /// A lab under load.
-pub fn experiment(name: &str, options: Options) -> Result<Experiment> {
+fn experiment(pressure: Pressure, name: &str, options: Options) -> Result<Experiment> {
     let (options, progress) = ready(name, options)?;
-    Experiment::begin(&options, Pressure::default(), &progress)
+    Experiment::begin(&options, pressure, &progress)
 }
 
 /// The replica that has this role.
@@ -213,9 +213,19 @@ pub fn wait_for(
 /// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:
 /// no acknowledged write lost, no connection reset, never two replicas sending as the guest.
 pub fn prove(name: &str, options: Options, script: impl FnOnce(&mut Experiment) -> Result<()>) {
+    prove_under(Pressure::default(), name, options, script);
+}
+
+/// The same under another load.
+pub fn prove_under(
+    pressure: Pressure,
+    name: &str,
+    options: Options,
+    script: impl FnOnce(&mut Experiment) -> Result<()>,
+) {
     let _turn = Turn::wait();
     let run = || -> Result<Verdict> {
-        let mut experiment = experiment(name, options)?;
+        let mut experiment = experiment(pressure, name, options)?;
         script(&mut experiment).inspect_err(|_| {
             experiment.keep_evidence();
         })?;
