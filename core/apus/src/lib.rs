@@ -91,6 +91,8 @@
 //! before the entry that took it in, or before the entry with which the others went on without
 //! it. Otherwise it stands down.
 
+#![forbid(unsafe_code)]
+
 mod api;
 mod canary;
 mod config;

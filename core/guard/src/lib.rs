@@ -28,6 +28,8 @@
 //! assert_eq!(held.release().len(), 1);
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod guard;
 mod held;
 

@@ -31,6 +31,8 @@
 //! assert_eq!(matcher.take_covered(), [OutputNo(0)]);
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod connection;
 mod flow;
 mod matcher;

@@ -21,6 +21,8 @@
 //! assert_eq!(Packet::of(&frame).key().to_string(), "Ethernet type 0x0806");
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod connections;
 mod options;
 mod packet;

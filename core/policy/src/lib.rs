@@ -3,6 +3,8 @@
 //! A [`Policy`] is plain data: five axes (design §8), each with its choices. A [`Preset`] is a
 //! named point in that space. The unreplicated baseline, `none`, is no policy but a group of one.
 
+#![forbid(unsafe_code)]
+
 mod axes;
 mod idle;
 mod lag;

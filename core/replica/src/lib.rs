@@ -39,6 +39,8 @@
 //! 5. Dirty bits that were cleared stay owed until both sides are known to be equal
 //!    ([`plover_syncvm::Ledger`]).
 
+#![forbid(unsafe_code)]
+
 mod api;
 mod areas;
 mod bulk;

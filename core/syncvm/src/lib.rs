@@ -20,6 +20,8 @@
 //! [`Ledger`] of pages not yet known to be equal, the comparing, and the [`Staging`] area that
 //! makes the secondary's step atomic.
 
+#![forbid(unsafe_code)]
+
 pub mod blocks;
 pub mod chunk;
 mod compare;

@@ -18,6 +18,8 @@
 //! assert_eq!(dirty.to_runs().0, [(7, 3)]);
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod forms;
 mod frame;
 mod ids;

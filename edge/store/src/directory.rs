@@ -165,6 +165,14 @@ impl StoredFile {
         if length == 0 {
             return Ok(());
         }
+        // A file system that has too little takes what there is before it fails and gives it back:
+        // meanwhile everything else that writes there would find the disk full.
+        let has_room = rustix::fs::fstatvfs(&self.file)
+            .is_ok_and(|it| it.f_blocks == 0 || it.f_bfree * it.f_frsize >= length);
+        if !has_room {
+            let full = rustix::io::Errno::NOSPC.into();
+            return Err(io_error("cannot allocate space for", &path)(full));
+        }
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(&self.file, flags, offset, length) {
             // A file system without it allocates while writing.

@@ -3,7 +3,6 @@
 //! A verdict on a run, not a test: on a machine that does something else meanwhile a ratio can fail
 //! that holds on a quiet one, and nobody's build shall depend on that.
 
-use crate::page::escaped;
 use crate::stats::Sample;
 use serde::Serialize;
 
@@ -69,24 +68,6 @@ pub(crate) fn text(claims: &[Claim]) -> String {
         out += &format!("  {verdict:<13}  {what}{figures}, {bound}{sides}\n");
     }
     out
-}
-
-/// The same as a table of a page.
-pub(crate) fn html(claims: &[Claim]) -> String {
-    let mut out = String::from(
-        "<h2>What must hold</h2><table><tr><th>verdict<th>what<th>measured<th>bound</tr>",
-    );
-    for claim in claims {
-        let measured = claim.figures.as_ref().map(|sample| sample.words(2));
-        out += &format!(
-            "<tr><td>{}<td>{}<td>{}<td>{}</tr>",
-            claim.verdict(),
-            escaped(&claim.what),
-            measured.unwrap_or_default(),
-            claim.bound
-        );
-    }
-    out + "</table>"
 }
 
 #[cfg(test)]

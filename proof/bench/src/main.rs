@@ -7,7 +7,6 @@
 //! concerns the log alone is in `consensus`. Machines are shared and noisy, so figures are
 //! medians with their spread, and only ratios within one run are compared.
 
-mod chart;
 mod claims;
 mod client;
 mod consensus;
@@ -18,8 +17,8 @@ mod interrupt;
 mod lab;
 mod machine;
 mod matrix;
-mod page;
 mod quick;
+mod report;
 mod scale;
 mod stats;
 mod stock_colo;

@@ -11,6 +11,17 @@ use plover_policy::{Secondary, Sent};
 use plover_syncvm::Phase;
 use std::time::Duration;
 
+/// Waits until the leader has sent outputs that only a match let go.
+pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
+    lab.wait("outputs go out on a match", |lab| {
+        let status = lab.lab().status();
+        let totals = status
+            .leader()
+            .and_then(|leader| leader.sync.more.get("totals"));
+        Ok(totals.is_some_and(|totals| totals["matched"].as_u64() > Some(0)))
+    })
+}
+
 /// Its host dies with its guest, and comes back.
 pub fn the_leader_dies(lab: &mut Experiment) -> Result<()> {
     let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;

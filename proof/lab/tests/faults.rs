@@ -33,9 +33,13 @@ fn memory_is_bounded(lab: &Experiment) -> Result<()> {
 #[test]
 fn hosts_die() {
     prove("t-die", Options::default(), |lab| {
+        // What a client has seen before any sync, the secondary's guest has sent as well.
+        script::outputs_match(lab)?;
         // The witness takes the place of either: the dead host is not needed for protection.
         script::the_leader_dies(lab)?;
+        script::outputs_match(lab)?;
         script::the_secondary_dies(lab)?;
+        script::outputs_match(lab)?;
 
         let (witness, at) = lab.strike(Fault::Kill, &role("witness"))?;
         lab.wait_for_answers(at)?;
@@ -61,7 +65,7 @@ fn the_leader_dies_in_each_phase_of_a_syncvm() {
     });
 }
 
-/// Machines with PCI, whose devices must be reset before a state is loaded (design §4).
+/// Machines with PCI, whose devices must be reset before a state is loaded.
 #[test]
 fn other_machines_fail_over_too() {
     for machine in ["q35", "pc"] {

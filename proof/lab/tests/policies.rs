@@ -16,8 +16,8 @@ use plover_lab::{Fault, Lab};
 use plover_lab_proof::crash::Moment;
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::script::{
-    phases, the_leader_dies, the_leader_dies_in, the_leader_is_cut_off, the_leader_stands_still,
-    the_secondary_dies, three_survive, two_survive,
+    outputs_match, phases, the_leader_dies, the_leader_dies_in, the_leader_is_cut_off,
+    the_leader_stands_still, the_secondary_dies, three_survive, two_survive,
 };
 use plover_lab_proof::{prove, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
@@ -56,17 +56,6 @@ fn a_guest_with_connections_in_free_order_goes_on() {
     });
 }
 
-/// Waits until the leader has sent outputs that only a match let go.
-fn outputs_match(lab: &mut Experiment) -> Result<()> {
-    lab.wait("outputs go out on a match", |lab| {
-        let status = lab.lab().status();
-        let totals = status
-            .leader()
-            .and_then(|leader| leader.sync.more.get("totals"));
-        Ok(totals.is_some_and(|totals| totals["matched"].as_u64() > Some(0)))
-    })
-}
-
 /// PLOVER itself: no output leaves before its sync.
 #[test]
 fn a_guest_whose_outputs_wait_for_a_sync_goes_on() {
@@ -74,19 +63,6 @@ fn a_guest_whose_outputs_wait_for_a_sync_goes_on() {
         the_leader_dies(lab)?;
         the_secondary_dies(lab)?;
         the_leader_dies_in(lab, Phase::Transfer)
-    });
-}
-
-/// What a client has seen before any sync, the secondary's guest has sent as well.
-#[test]
-fn a_guest_whose_outputs_are_matched_goes_on() {
-    prove("t-hybrid", under("hybrid"), |lab| {
-        outputs_match(lab)?;
-        the_leader_dies(lab)?;
-        outputs_match(lab)?;
-        the_secondary_dies(lab)?;
-        outputs_match(lab)?;
-        the_leader_dies_in(lab, Phase::Apply)
     });
 }
 

@@ -9,7 +9,7 @@
 //!   plan      which systems, which loads
 //!   subject   a system that runs: ours (`ours`), others' (`peers`), the limits (`floors`)
 //!   measured  latencies and CPU time of one load
-//!   report    table, JSON, a page with charts, and what must hold
+//!   report    table, JSON, and what must hold
 //! ```
 //!
 //! A system that cannot run here is named, with the reason, and left out.
@@ -57,7 +57,7 @@ pub(crate) struct Options {
     /// How often everything is measured.
     #[arg(long)]
     rounds: Option<usize>,
-    /// The folder for report.json and report.html [default: bench/consensus beside the program's
+    /// The folder for report.json [default: bench/consensus beside the program's
     /// build].
     #[arg(long)]
     out: Option<PathBuf>,

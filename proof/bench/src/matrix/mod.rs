@@ -4,7 +4,7 @@
 //!  plan ─▶ turns: a lab each, policies in alternation ─▶ state: each figure on disk at once
 //!            │ up                                          │
 //!            ├ workloads: client, counters around it       ▼
-//!            └ down                                      report: terminal, JSON, HTML
+//!            └ down                                      report: terminal, JSON
 //! ```
 //!
 //! A turn begins with a fresh lab, so that no policy inherits what another did to the guest; and
@@ -59,7 +59,7 @@ pub(crate) struct Options {
     /// How long each measurement takes.
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: Option<u64>,
-    /// The folder for report.json, report.html and measurements.jsonl [default: bench/matrix
+    /// The folder for report.json and measurements.jsonl [default: bench/matrix
     /// beside the program's build].
     #[arg(long)]
     out: Option<PathBuf>,
@@ -78,11 +78,10 @@ const LAB_GUESS: Duration = Duration::from_secs(16);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let all = policies::all()?;
     let plan = plan(
         options,
-        &policies::names(&all, false),
-        &policies::names(&all, !options.full),
+        &policies::names(false),
+        &policies::names(!options.full),
     )?;
     let out = match &options.out {
         Some(out) => out.clone(),
@@ -103,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .with_context(|| format!("cannot make {}", scratch.display()))?;
     let mut bench = Bench {
         plan: &plan,
-        refused: policies::refused(&all),
+        refused: policies::refused(),
         out: &out,
         began: Instant::now(),
         spent: Spent::default(),

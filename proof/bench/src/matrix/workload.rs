@@ -11,8 +11,6 @@ pub(crate) struct Workload {
     pub what: &'static str,
     /// The guest of `plover lab up --guest`.
     pub guest: &'static str,
-    /// What a request is called.
-    pub request: &'static str,
     /// Whether most of its requests change what the server holds.
     pub writes: bool,
     /// Who asks.
@@ -66,7 +64,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "redis",
         what: "Redis, half SET, half GET, one at a time on each of 16 connections",
         guest: "redis",
-        request: "operations",
         writes: true,
         client: redis(Traffic::RedisMixed, 1),
     },
@@ -74,7 +71,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "redis-batched",
         what: "Redis, half SET, half GET, in batches of 1000 on each of 16 connections",
         guest: "redis",
-        request: "operations",
         writes: true,
         client: redis(Traffic::RedisMixed, 1000),
     },
@@ -82,7 +78,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "redis-incr",
         what: "Redis, INCR of one key that 16 connections share",
         guest: "redis",
-        request: "operations",
         writes: true,
         client: redis(Traffic::RedisIncr, 1),
     },
@@ -90,7 +85,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "redis-time",
         what: "Redis, TIME on 16 connections: the two guests' answers always differ",
         guest: "redis",
-        request: "operations",
         writes: false,
         client: redis(Traffic::RedisTime, 1),
     },
@@ -98,7 +92,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "memcached",
         what: "memcached, 19 of 20 requests get, 16 connections",
         guest: "memcached",
-        request: "operations",
         writes: false,
         client: Client::Own {
             port: 11211,
@@ -111,7 +104,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "nginx",
         what: "nginx, a static page, 16 connections",
         guest: "nginx",
-        request: "pages",
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -123,7 +115,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "lighttpd-php",
         what: "lighttpd and PHP, a page that is computed, 16 connections",
         guest: "php",
-        request: "pages",
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -135,7 +126,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "nodejs",
         what: "Node.js, a page that is computed, 16 connections",
         guest: "node",
-        request: "pages",
         writes: false,
         client: Client::Wrk {
             port: 80,
@@ -147,7 +137,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "pgbench",
         what: "PostgreSQL, pgbench's TPC-B on 8 connections",
         guest: "postgres",
-        request: "transactions",
         writes: true,
         client: Client::Pgbench { connections: 8 },
     },
@@ -155,7 +144,6 @@ pub(crate) const ALL: [Workload; 10] = [
         name: "idle",
         what: "a guest that nobody asks anything: the kernel's own noise",
         guest: "idle",
-        request: "operations",
         writes: false,
         client: Client::Nobody,
     },

@@ -1,7 +1,6 @@
 //! What a run found: rows, what was left out, and how it is shown.
 
 mod claims;
-mod page;
 mod table;
 
 use super::core_alone::CoreAlone;
@@ -146,7 +145,7 @@ impl Report {
             .find(|row| row.setup == setup && row.load == load)
     }
 
-    /// Prints the table and what must hold; writes `report.json` and `report.html` into `folder`.
+    /// Prints the table and what must hold; writes `report.json` into `folder`.
     pub fn write(mut self, folder: &Path) -> Result<()> {
         // Systems ran in their own order; people read in this one.
         self.rows.sort_by_key(|row| {
@@ -159,11 +158,7 @@ impl Report {
         });
         self.claims = claims::all(&self);
         print!("{}", table::text(&self));
-        crate::page::write(
-            folder,
-            &serde_json::to_vec_pretty(&self)?,
-            &page::html(&self),
-        )
+        crate::report::write(folder, &self)
     }
 }
 

@@ -1,7 +1,6 @@
-//! What a run found, for a terminal, for programs and for a browser.
+//! What a run found, for a terminal and for programs.
 
 mod claims;
-mod page;
 mod table;
 
 use super::figures::{Figures, METRICS, Metric};
@@ -196,12 +195,11 @@ impl<'a> Report<'a> {
 /// What every other policy is compared with.
 const BASELINES: [&str; 2] = ["none", "vsmr"];
 
-/// Prints the tables, and writes `report.json` and `report.html` into `folder`.
+/// Prints the tables, and writes `report.json` into `folder`.
 pub(super) fn write(plan: &Plan, runs: &[Run], machine: &Machine, folder: &Path) -> Result<()> {
     let report = Report::new(plan, runs, machine);
     print!("{}", table::text(&report));
-    let json = serde_json::to_vec_pretty(&report.json(runs))?;
-    crate::page::write(folder, &json, &page::html(&report))
+    crate::report::write(folder, &report.json(runs))
 }
 
 #[cfg(test)]
@@ -264,20 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_the_report_has_every_cell() {
+    fn the_table_has_every_cell() {
         with_report(|report| {
-            for text in [table::text(report), page::html(report)] {
-                for word in ["none", "vsmr", "colo", "0.25", "refused", "scan"] {
-                    assert!(text.contains(word), "{word}: {text}");
-                }
-                assert!(!text.contains("NaN"), "{text}");
+            let text = table::text(report);
+            for word in ["none", "vsmr", "colo", "0.25", "refused", "scan"] {
+                assert!(text.contains(word), "{word}: {text}");
             }
-            let html = page::html(report);
-            assert!(html.contains("it &lt;refused&gt;") && html.contains("<svg"));
-            assert!(
-                !html.contains("http"),
-                "a page that needs no network: {html}"
-            );
+            assert!(!text.contains("NaN"), "{text}");
         });
     }
 }
