@@ -14,7 +14,6 @@ use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::{Fault, Lab};
 use plover_lab_proof::crash::Moment;
-use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::script::{
     outputs_match, phases, the_leader_dies, the_leader_dies_in, the_leader_is_cut_off,
     the_leader_stands_still, the_secondary_dies, three_survive, two_survive,
