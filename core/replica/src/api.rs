@@ -4,7 +4,10 @@ mod note;
 
 pub use note::Note;
 
-use apus::{Canary as ConsensusCanary, Configuration, Durability, DurableState, Entry};
+use crate::canary::Canary;
+use crate::jobs::JobId;
+
+use apus::{Configuration, Durability, DurableState, Entry};
 use plover_policy::{MatchConfig, Policy, SlotConfig, UnprotectedOutput};
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
@@ -80,53 +83,6 @@ pub enum Warm {
     Full,
 }
 
-/// Known bugs behind a test-only switch (style 19: the harness is tested too).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[doc(hidden)]
-pub enum Canary {
-    /// No bug.
-    #[default]
-    None,
-    /// A restarted replica votes with its empty log.
-    VoteAfterAmnesia,
-    /// Outputs go out before the secondary has acknowledged.
-    ReleaseBeforeAck,
-    /// A failed sync forgets its dirty pages.
-    DirtyBitsLost,
-    /// Of several blocks that differ in a page, one is not sent.
-    BlockMissed,
-    /// The secondary acknowledges before the blocks of its disks are durable.
-    AckBeforeDisks,
-    /// Compared outputs go out without a match.
-    ReleaseWithoutMatch,
-    /// A match does not ask what the secondary has acknowledged to the client.
-    IgnoreAcks,
-    /// A log of the guest's last generation on disk is taken for one of the present generation.
-    TrustOldGeneration,
-    /// What a syncvm brings is not sent on to the warm copy.
-    WarmForgetsSyncs,
-    /// A secondary that takes over forgets which numbers clients know its connections by.
-    ForgetNumbers,
-    /// A secondary of a pair that was stopped for long trusts its guest as before.
-    NeverDoubt,
-    /// A leader of a pair takes its own standstill for the secondary's silence.
-    ClockAlone,
-    /// A page that was written while it was hashed for a comparison counts as compared.
-    StaleCompare,
-}
-
-impl Canary {
-    pub(crate) fn of_consensus(self) -> ConsensusCanary {
-        match self {
-            Self::VoteAfterAmnesia => ConsensusCanary::VoteAfterAmnesia,
-            Self::TrustOldGeneration => ConsensusCanary::TrustOldGeneration,
-            Self::NeverDoubt => ConsensusCanary::NeverDoubt,
-            Self::ClockAlone => ConsensusCanary::ClockAlone,
-            _ => ConsensusCanary::None,
-        }
-    }
-}
-
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -188,16 +144,15 @@ pub enum Event {
     /// The answer to [`Action::StageDisks`].
     DisksStaged(SyncNo),
     /// The answer to [`Action::Scan`].
-    Scanned(PageSet),
-    /// The answer to [`Action::Hash`], in the order asked.
-    Hashed(Vec<Digest>),
-    /// The answer to [`Action::HashBlocks`], in the order asked: each page's blocks, one page after
-    /// the other.
-    BlocksHashed(Vec<u64>),
+    Scanned(JobId, PageSet),
+    /// The answer to [`Action::Hash`], in the order of its pages.
+    Hashed(JobId, Vec<Digest>),
+    /// The answer to [`Action::HashBlocks`]: each page's blocks, one page after the other.
+    BlocksHashed(JobId, Vec<u64>),
     /// The answer to [`Action::ReadPages`] or [`Action::ReadBlocks`]: a page chunk.
-    PagesRead(Vec<u8>),
+    PagesRead(JobId, Vec<u8>),
     /// The answer to [`Action::WriteChunks`], which the next write need not wait for.
-    ChunksWritten,
+    ChunksWritten(JobId),
     /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
     Sample {
         /// CPU time of all vCPUs since the start; `None` where the guest plainly has work: the
@@ -249,7 +204,7 @@ pub enum Action {
     /// Note what a restart of the whole group would need to know.
     PersistGuest(GuestRecord),
     /// Start a hypervisor with a paused guest → [`Event::GuestStarted`].
-    StartGuest,
+    StartGuest(BootReason),
     /// End the hypervisor.
     KillGuest,
     /// Stop the vCPUs → [`Event::GuestPaused`].
@@ -263,28 +218,47 @@ pub enum Action {
     /// Load device state → [`Event::StateLoaded`].
     LoadState(Vec<u8>),
     /// Collect and clear dirty bits → [`Event::Scanned`].
-    Scan,
+    Scan(JobId),
     /// Hash these pages → [`Event::Hashed`].
     Hash {
+        /// Its answer carries this.
+        job: JobId,
         /// The session's key.
         key: [u8; 32],
         /// The pages.
         pages: Vec<PageNo>,
     },
     /// Read these pages into one chunk → [`Event::PagesRead`].
-    ReadPages(Vec<PageNo>),
+    ReadPages {
+        /// Its answer carries this.
+        job: JobId,
+        /// The pages.
+        pages: Vec<PageNo>,
+    },
     /// Hash the blocks of these pages → [`Event::BlocksHashed`].
     HashBlocks {
+        /// Its answer carries this.
+        job: JobId,
         /// The session's key.
         key: [u8; 32],
         /// The pages.
         pages: Vec<PageNo>,
     },
     /// Read these blocks into one chunk → [`Event::PagesRead`].
-    ReadBlocks(Vec<Divergent>),
+    ReadBlocks {
+        /// Its answer carries this.
+        job: JobId,
+        /// The pages, and which blocks of each.
+        pages: Vec<Divergent>,
+    },
     /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. Whatever this
     /// guest does afterwards, it finds them written.
-    WriteChunks(Vec<Vec<u8>>),
+    WriteChunks {
+        /// Its answer carries this.
+        job: JobId,
+        /// The chunks.
+        chunks: Vec<Vec<u8>>,
+    },
     /// Make the blocks of disks in these page chunks durable, and what was written to the disks
     /// before: all or nothing, whenever this host dies → [`Event::DisksStaged`]. They are written
     /// by the [`Action::WriteChunks`] that follows.
@@ -309,11 +283,60 @@ pub enum Action {
     FaceClients(bool),
     /// Tell the network that the guest's address now lives here.
     Announce,
-    /// For the trace and the status.
+    /// What becomes of the guest's console output that this host holds.
+    Console(ConsoleHold),
+    /// This replica's role has changed.
+    Role {
+        /// From.
+        from: Role,
+        /// To.
+        to: Role,
+    },
+    /// For the trace and the status. It changes nothing.
     Note(Note),
 }
 
-/// What a restart needs to know (design §7, "all lost").
+/// Console output is an output (docs/decisions/0024): it is held until the state behind it is safe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConsoleHold {
+    /// Output so far belongs to this syncvm.
+    Cut(SyncNo),
+    /// The syncvm was given up: its output belongs to the running slot again.
+    Reopen,
+    /// The syncvm is acknowledged: its output is shown.
+    Show(SyncNo),
+    /// The state that has printed it is gone.
+    Forget,
+}
+
+/// What the body of a replica has to attend to until the next event; [`crate::Replica::apply`] returns it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// When the next [`Event::Tick`] is due at the latest.
+    pub deadline: Micros,
+    /// How soon after the last one an [`Event::Sample`] is of use; `None` if none is.
+    pub sample_every: Option<Micros>,
+    /// Whether frames of the guest are to be told at once ([`Event::Outputs`]). If not, nothing is waited
+    /// for but the guest's rest or its cut, and they may be told before the next event: each frame would
+    /// otherwise wake the body for nothing.
+    pub hears_outputs: bool,
+    /// Until when console output may be shown as it comes: a leader that is solo and has its lease. Otherwise
+    /// it is held ([`ConsoleHold`]).
+    pub console_until: Micros,
+    /// Log entries up to here have been reclaimed.
+    pub log_base: Index,
+}
+
+/// What a hypervisor is started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootReason {
+    /// The guest boots from this host's disks, which must be whole.
+    Boot,
+    /// The guest is to hold another replica's pages: disks and memory are overwritten.
+    Copy,
+}
+
+/// What a restart of the whole group needs to know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestRecord {
     /// The in-sync set.

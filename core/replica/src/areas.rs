@@ -6,7 +6,8 @@
 //!  ─────────────┼──────── A ────────────┼─────── B ─────────┼───── C ─────┼──────── D ────────
 //! ```
 
-use crate::api::Role;
+use crate::leader::Leader;
+use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_types::SyncNo;
 use serde::{Deserialize, Serialize};
@@ -26,26 +27,36 @@ pub enum Area {
 }
 
 impl Replica {
+    fn leader(&self) -> Option<&Leader> {
+        match &self.phase {
+            Phase::Leader(leader) => Some(leader),
+            _ => None,
+        }
+    }
+
     /// Whether an output of this leader's guest waits for the secondary's to send the same: area A.
     pub fn awaits_a_match(&self) -> bool {
-        let leads = self.role == Role::Leader && self.lead.is_none();
-        leads && self.heard().is_some() && !self.guard.is_empty()
+        let idle = self.leader().is_some_and(|leader| leader.sync.is_none());
+        idle && self.heard().is_some() && !self.cx.outputs.guard.is_empty()
     }
 
     /// Whether outputs of `slot` that go out now do so because both guests have sent them: area B
     /// before, area C amidst.
     pub fn is_match(&self, slot: SyncNo) -> bool {
-        slot > self.sync_no && self.heard().is_some() && self.secondary().is_some()
+        let secondary = self.leader().and_then(|leader| leader.secondary(&self.cx));
+        slot > self.cx.group.sync_no && self.heard().is_some() && secondary.is_some()
     }
 
     /// The slot that is compared, and how many of the secondary's frames this leader has heard of.
     pub fn heard(&self) -> Option<(SyncNo, u64)> {
-        self.matching.heard()
+        self.leader()?.matching.heard()
     }
 
     /// The slot that is compared, and how many of its frames this secondary has told the leader.
     pub fn said(&self) -> Option<(SyncNo, u64)> {
-        let saying = self.saying.as_ref()?;
-        Some(saying.said())
+        match &self.phase {
+            Phase::Secondary(secondary) => Some(secondary.report.as_ref()?.reported()),
+            _ => None,
+        }
     }
 }

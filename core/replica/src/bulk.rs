@@ -1,34 +1,41 @@
 //! What replicas say to each other beside the log: parts of syncvms and copies.
+//! [`plover_syncvm::message::Body`] says of each message who sends it, and when.
 
-use crate::api::{Action, Note, Role};
+use crate::api::Note;
+use crate::context::Context;
+use crate::copy::target::Offer;
+use crate::leader::Leader;
+use crate::phase::Phase;
 use crate::replica::Replica;
-use crate::standby::Offer;
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{Lane, ReplicaId, wire};
+use plover_types::{ReplicaId, wire};
 
 impl Replica {
     pub(crate) fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
-        let message: SyncMessage = match wire::decode(bytes) {
-            Ok(message) => message,
-            Err(error) => {
-                return self.note(Note::Rejected {
-                    from,
-                    why: error.to_string(),
-                });
-            }
-        };
-        if message.view != self.view {
+        let view = self.cx.group.view;
+        let rejected = match wire::decode::<SyncMessage>(bytes) {
+            Err(error) => Some(error.to_string()),
             // Not an error: the sender has not heard of the new view, or we have not yet.
-            let why = format!(
-                "bulk message of view {}, ours is {}",
-                message.view, self.view
-            );
-            return self.note(Note::Rejected { from, why });
+            Ok(message) if message.view != view => Some(format!(
+                "bulk message of view {}, ours is {view}",
+                message.view
+            )),
+            Ok(message) => self.on_body(from, message.body).map(|body| {
+                let what = format!("{body:?}").chars().take(40).collect::<String>();
+                format!("out of place: {what}")
+            }),
+        };
+        if let Some(why) = rejected {
+            self.cx.note(Note::Rejected { from, why });
         }
-        let leads = self.role == Role::Leader;
-        let follows = self.leader == Some(from) && !leads;
-        match message.body {
+    }
+
+    /// Gives a message back that is out of place here.
+    fn on_body(&mut self, from: ReplicaId, body: Body) -> Option<Body> {
+        let follows = self.cx.group.leader == Some(from) && self.leading().is_none();
+        let is_in_sync = self.cx.group.in_sync.contains(from);
+        match body {
             Body::CopyStart {
                 purpose,
                 attempt,
@@ -36,7 +43,7 @@ impl Replica {
                 policy,
                 pages,
                 disk_blocks,
-            } if follows || (purpose == CopyPurpose::Warm && self.in_sync.contains(from)) => {
+            } if follows || (purpose == CopyPurpose::Warm && is_in_sync) => {
                 let offer = Offer {
                     attempt,
                     stream,
@@ -61,25 +68,58 @@ impl Replica {
                 written,
                 compare_from,
                 keep_from,
-            } => self.on_copy_ready(from, attempt, written, (compare_from, keep_from)),
+            } => {
+                let pages = (compare_from, keep_from);
+                let is_news = self.cx.on_copy_ready(from, attempt, written, pages);
+                if let Some((leader, cx)) = self.leading().filter(|_| is_news) {
+                    leader.join_opened(cx, attempt, written.is_some());
+                }
+            }
             Body::CopyFailed { attempt, why } => self.on_copy_failed(from, attempt, &why),
-            Body::CopyAck { attempt, chunks } => self.on_copy_ack(from, attempt, chunks),
+            Body::CopyAck { attempt, chunks } => self.cx.on_copy_ack(from, attempt, chunks),
             Body::Compared {
                 attempt,
                 first,
                 digests,
-            } => self.on_compared(from, attempt, first, &digests),
-            Body::Dirty { sync, runs, key } if follows => self.follow_dirty(sync, &runs, key),
-            Body::Checkpoint { sync } if follows => self.follow_checkpoint(sync),
-            Body::Blocks { sync, runs, heard } if follows => self.follow_blocks(sync, &runs, heard),
-            Body::BlockHashes {
-                sync,
-                anew,
-                first,
-                total,
-                said,
-            } if leads => self.lead_block_hashes(from, sync, anew, (first, total), &said),
-            Body::Pages { sync, seq, chunk } if follows => self.follow_pages(sync, seq, chunk),
+            } => self.cx.on_compared(from, attempt, first, &digests),
+            body if follows => return self.on_body_of_leader(body),
+            body => {
+                return match self.leading() {
+                    Some((leader, cx)) => leader.on_body(cx, from, body),
+                    None => Some(body),
+                };
+            }
+        }
+        None
+    }
+
+    /// The target of a copy refuses it, or has given it up.
+    fn on_copy_failed(&mut self, from: ReplicaId, attempt: u64, why: &str) {
+        if !self.cx.on_copy_failed(from, attempt) {
+            return;
+        }
+        let cx = &mut self.cx;
+        match &mut self.phase {
+            Phase::Leader(leader) if leader.joins_with(attempt) => {
+                cx.peers.refused(from, cx.now);
+                leader.fail_join(cx, why);
+            }
+            Phase::Secondary(secondary) => {
+                secondary.warm.refused(cx.now);
+                let why = why.to_string();
+                cx.note(Note::WarmRefused { peer: from, why });
+            }
+            _ => {}
+        }
+    }
+
+    /// A message that only the leader sends.
+    fn on_body_of_leader(&mut self, body: Body) -> Option<Body> {
+        match body {
+            Body::Dirty { sync, runs, key } => self.follow_dirty(sync, &runs, key),
+            Body::Checkpoint { sync } => self.follow_checkpoint(sync),
+            Body::Blocks { sync, runs, heard } => self.follow_blocks(sync, &runs, heard),
+            Body::Pages { sync, seq, chunk } => self.follow_pages(sync, seq, chunk),
             Body::End {
                 sync,
                 chunks,
@@ -87,19 +127,36 @@ impl Replica {
                 refeed,
                 compare,
                 translations,
-            } if follows => {
-                self.follow_end(sync, chunks, device, refeed, (compare, translations));
+            } => self.follow_end(sync, chunks, device, refeed, (compare, translations)),
+            Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
+            Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
+            Body::Done { sync, frames } => {
+                if let Some((secondary, cx)) = self.following() {
+                    secondary.on_released(cx, sync, frames);
+                }
             }
-            Body::Fetched { sync, chunk, last } if follows => {
-                self.follow_fetched(sync, chunk, last);
-            }
-            Body::LeaderSyn { sync, syn } if follows => self.on_leader_syn(sync, syn),
-            Body::Done { sync, frames } if follows => self.on_done(sync, frames),
+            body => return Some(body),
+        }
+        None
+    }
+}
+
+impl Leader {
+    /// A message that only a secondary sends, or a replica that joins.
+    fn on_body(&mut self, cx: &mut Context, from: ReplicaId, body: Body) -> Option<Body> {
+        match body {
+            Body::BlockHashes {
+                sync,
+                anew,
+                first,
+                total,
+                said,
+            } => self.on_block_hashes(cx, from, sync, anew, (first, total), &said),
             Body::Said {
                 sync,
                 first,
                 frames,
-            } if leads => self.on_said(from, sync, first, &frames),
+            } => self.on_reported(cx, from, sync, first, &frames),
             Body::Hashes {
                 sync,
                 runs,
@@ -107,36 +164,13 @@ impl Replica {
                 total,
                 digests,
                 wait,
-            } if leads => {
-                self.lead_hashes(from, sync, &runs, (first, total), &digests, wait);
-            }
-            Body::PagesAck { sync, chunks } if leads => self.lead_pages_ack(from, sync, chunks),
-            Body::Fetch { sync, runs } if leads => self.lead_fetch(from, sync, &runs),
-            Body::Ack { sync } if leads => self.lead_ack(from, sync),
-            Body::GuestLost { why } if leads => self.lose_peer(from, &why),
-            body => {
-                let why = format!("{body:?}").chars().take(40).collect::<String>();
-                self.note(Note::Rejected {
-                    from,
-                    why: format!("out of place: {why}"),
-                });
-            }
+            } => self.on_hashes(cx, from, sync, &runs, (first, total), &digests, wait),
+            Body::PagesAck { sync, chunks } => self.on_pages_ack(cx, from, sync, chunks),
+            Body::Fetch { sync, runs } => self.on_fetch(cx, from, sync, &runs),
+            Body::Ack { sync } => self.on_ack(cx, from, sync),
+            Body::GuestLost { why } => self.lose_peer(cx, from, &why),
+            body => return Some(body),
         }
-    }
-
-    pub(crate) fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
-        let payload = body.payload();
-        let bytes = wire::encode(&SyncMessage {
-            view: self.view,
-            body,
-        });
-        let len = bytes.len() as u64;
-        self.out.push(Action::Write {
-            to,
-            lane: Lane::Bulk,
-            payload,
-            bytes,
-        });
-        len
+        None
     }
 }

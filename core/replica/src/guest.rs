@@ -2,8 +2,10 @@
 //! connections by.
 
 use crate::api::{Action, OperatorInput};
+use crate::pace::Pace;
 use plover_matching::SequenceTranslator;
 use plover_packets::by_connection;
+use plover_policy::IdleDetector;
 use plover_types::{Frame, Index, Micros, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
@@ -81,10 +83,69 @@ pub(crate) struct Guest {
     pub translator: SequenceTranslator,
     /// The pause that was ordered is no longer wanted: resume as soon as it is confirmed.
     pub resume_when_paused: bool,
+    /// How far it is in its work, as the bytes that it has sent tell.
+    pub pace: Pace,
+    /// Whether it is idle.
+    pub activity: Activity,
+}
+
+/// Whether the guest is idle, and whether that was found too early.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    detector: IdleDetector,
+    pub is_idle: bool,
+    /// The last slot ended because the guest was idle, and whether it was is not known yet.
+    pub is_unproven: bool,
+}
+
+impl Activity {
+    pub fn new(threshold: Micros) -> Self {
+        Self {
+            detector: IdleDetector::new(threshold),
+            is_idle: false,
+            is_unproven: false,
+        }
+    }
+
+    /// What the vCPUs have used, as [`IdleDetector::sample`] takes it.
+    pub fn sample(&mut self, now: Micros, cpu: Option<Micros>) {
+        self.is_idle = self.detector.sample(now, cpu);
+    }
+
+    /// The guest has something to do.
+    pub fn disturb(&mut self) {
+        self.detector.disturb();
+        self.is_idle = false;
+    }
+
+    /// An input comes to the guest.
+    pub fn fed(&mut self) {
+        if std::mem::take(&mut self.is_unproven) {
+            self.detector.was_timely();
+        }
+        self.disturb();
+    }
+
+    /// The guest has sent something.
+    pub fn sent(&mut self) {
+        if std::mem::take(&mut self.is_unproven) {
+            self.detector.was_early();
+        }
+    }
+
+    /// How soon the next sample is of use.
+    pub fn period(&self) -> Micros {
+        self.detector.period()
+    }
+
+    /// How long the guest must look idle.
+    pub fn threshold(&self) -> Micros {
+        self.detector.threshold()
+    }
 }
 
 impl Guest {
-    pub fn new() -> Self {
+    pub fn new(idle_threshold: Micros) -> Self {
         Self {
             power: Power::Off,
             taken: Index(0),
@@ -94,6 +155,8 @@ impl Guest {
             paced: VecDeque::new(),
             translator: SequenceTranslator::default(),
             resume_when_paused: false,
+            pace: Pace::default(),
+            activity: Activity::new(idle_threshold),
         }
     }
 
@@ -198,8 +261,15 @@ impl Guest {
     /// The hypervisor is gone, and with it whatever waited for it. The next one starts after
     /// what was `delivered`: the old one may have been fed inputs that were never committed.
     pub fn off(&mut self, delivered: Index) {
-        *self = Self::new();
-        self.taken = delivered;
+        let threshold = self.activity.threshold();
+        let off = Self::new(threshold);
+        // What was learnt of the guest holds for the next hypervisor, too.
+        let activity = std::mem::replace(&mut self.activity, Activity::new(threshold));
+        *self = Self {
+            taken: delivered,
+            activity,
+            ..off
+        };
     }
 
     /// When the guest has sent so many bytes it gets what waits next, if something does.

@@ -44,27 +44,32 @@
 mod api;
 mod areas;
 mod bulk;
-mod consensus;
+mod canary;
+mod context;
 mod copy;
 mod failover;
-mod follow_sync;
+mod follow;
+mod group;
 mod guest;
 mod inputs;
-mod join;
-mod lead_sync;
+mod jobs;
+mod leader;
 mod log_ops;
-mod matching;
 pub mod newest;
 mod outputs;
 mod pace;
-mod refusals;
+mod peers;
+mod phase;
 mod replica;
-mod standby;
+mod secondary;
 mod status;
-mod stream;
-mod warm;
 
-pub use api::{Action, Canary, Config, Event, GuestRecord, Note, OperatorInput, Role, Warm};
+pub use api::{
+    Action, BootReason, Config, ConsoleHold, Event, GuestRecord, Note, OperatorInput, Role, Warm,
+    Watch,
+};
 pub use areas::Area;
+pub use canary::Canary;
+pub use jobs::JobId;
 pub use replica::Replica;
 pub use status::{ReplicaStatus, WarmStatus};

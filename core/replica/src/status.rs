@@ -1,7 +1,9 @@
 //! A snapshot for people and tests.
 
 use crate::api::Role;
+use crate::copy::target::CopyTarget;
 use crate::guest::Power;
+use crate::phase::Phase;
 use crate::replica::Replica;
 use apus::Apus;
 use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, ReplicaSet, SyncNo, View};
@@ -64,82 +66,96 @@ pub struct WarmStatus {
 impl Replica {
     /// The consensus core, to be looked at from outside.
     pub fn consensus_core(&self) -> &Apus {
-        &self.apus
+        &self.cx.group.core
     }
 
     /// The group.
     pub fn members(&self) -> ReplicaSet {
-        self.config.members
+        self.cx.config.members
     }
 
     /// The pages that this side owes, to be looked at from outside.
     pub fn owed(&self) -> &PageSet {
-        self.ledger.owed()
+        self.cx.memory.ledger.owed()
     }
 
     /// Whether, as far as this source of a copy knows, its target may hold `page` otherwise; to be
     /// looked at from outside. `None` if it is no source, or its target has not answered.
     pub fn warm_copy_owes(&self, page: PageNo) -> Option<bool> {
-        let stream = self.stream.as_ref().filter(|stream| stream.is_open)?;
+        let stream = self.cx.peers.copy().filter(|stream| stream.is_open)?;
         Some(stream.owed().contains(page) || stream.is_in_flight(page))
+    }
+
+    fn target(&self) -> Option<&CopyTarget> {
+        match &self.phase {
+            Phase::Witness { copy } => copy.as_ref(),
+            Phase::Joining { copy } => Some(copy),
+            _ => None,
+        }
+    }
+
+    /// How many inputs wait for this side's guest to be as far as the leader's was; to be looked at
+    /// from outside.
+    pub fn inputs_paced(&self) -> usize {
+        self.cx.guest.paced_inputs()
+    }
+
+    /// How many bytes inputs of this slot have been waited for in vain; to be looked at from outside.
+    pub fn paced_in_vain(&self) -> u64 {
+        self.cx.guest.pace.missing
     }
 
     /// The stream that this replica is the source of and its target, or that its own copy follows
     /// and its source; to be looked at from outside.
     pub fn warm_stream(&self) -> Option<(u64, ReplicaId)> {
-        let source = self.stream.as_ref().map(|stream| (stream.id, stream.peer));
+        let source = self.cx.peers.copy().map(|stream| (stream.id, stream.peer));
         let target = || {
-            let standby = self.standby.as_ref()?;
-            Some((standby.follows?, standby.source))
+            let target = self.target()?;
+            Some((target.follows?, target.source))
         };
         source.or_else(target)
     }
 
-    /// Log entries up to here have been reclaimed.
-    pub fn log_base(&self) -> Index {
-        self.apus.status().base
-    }
-
     /// Where it stands at the last event.
     pub fn status(&self) -> ReplicaStatus {
-        let consensus = self.apus.status();
-        let leads = self.role == Role::Leader;
+        let consensus = self.cx.group.core.status();
+        let leader = match &self.phase {
+            Phase::Leader(leader) => Some(leader),
+            _ => None,
+        };
+        let serving = leader.is_some_and(|leader| leader.serving);
         ReplicaStatus {
-            id: self.config.me,
-            role: self.role,
-            view: self.view,
-            leader: self.leader,
-            in_sync: self.in_sync,
-            protected: leads
-                && self.serving
-                && self.in_sync.len() > 1
-                && self.pending_in_sync.is_none(),
-            serving: self.serving && self.now < self.apus.lease_until(),
-            guest_running: self.guest.power == Power::Running,
-            holds_state: self.holds_state,
-            sync: self.sync_no,
-            held_outputs: self.guard.len(),
-            idle_threshold: self.idle.threshold(),
-            slot_longest: self.slot_rule.longest(),
+            id: self.cx.config.me,
+            role: self.role(),
+            view: self.cx.group.view,
+            leader: self.cx.group.leader,
+            in_sync: self.cx.group.in_sync,
+            protected: leader.is_some_and(|leader| leader.is_protected(&self.cx)),
+            serving: serving && self.cx.now < self.cx.group.core.lease_until(),
+            guest_running: self.cx.guest.power == Power::Running,
+            holds_state: self.holds_state(),
+            sync: self.cx.group.sync_no,
+            held_outputs: self.cx.outputs.guard.len(),
+            idle_threshold: self.cx.guest.activity.threshold(),
+            slot_longest: self.cx.rules.slot.longest(),
             commit: consensus.commit,
             rejected: consensus.rejected,
             warm: self.warm_status(),
-            copied_bytes: self.copied_bytes,
+            copied_bytes: self.cx.copies.bytes,
             keeps_copy_of: self
-                .standby
-                .as_ref()
-                .filter(|standby| self.role == Role::Witness && standby.follows.is_some())
-                .map(|standby| standby.source),
+                .target()
+                .filter(|target| self.role() == Role::Witness && target.follows.is_some())
+                .map(|target| target.source),
         }
     }
 
     fn warm_status(&self) -> Option<WarmStatus> {
-        let stream = self.stream.as_ref()?;
+        let stream = self.cx.peers.copy()?;
         Some(WarmStatus {
             peer: stream.peer,
             open: stream.is_open,
             behind: stream.behind(),
-            of: self.config.pages - stream.keep_from,
+            of: self.cx.config.pages - stream.keep_from,
         })
     }
 }

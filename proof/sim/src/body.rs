@@ -14,7 +14,7 @@ use crate::schedule::{Arrival, Happening};
 use crate::spoken::Spoken;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Action, Event, OperatorInput, Role};
+use plover_replica::{Action, BootReason, Event, OperatorInput};
 use plover_types::{Frame, Lane, Micros, ReplicaId, SyncNo};
 
 /// The shortest time between a turn and the next one that only time asks for.
@@ -69,7 +69,7 @@ impl World {
                 .expect("a process that runs has a brain");
             let mut actions = Vec::new();
             let paced = Paced::of(replica);
-            replica.apply(local, event, &mut actions);
+            process.watch = replica.apply(local, event, &mut actions);
             process.actions.extend(actions);
             self.count_paced(who, paced);
             self.read_log(who);
@@ -114,20 +114,21 @@ impl World {
     fn rearm(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         let process = &mut self.processes[usize::from(who.0)];
-        let Some(replica) = &process.replica else {
+        if process.replica.is_none() {
             return;
-        };
+        }
+        let watch = process.watch;
         if let Some(hypervisor) = &mut process.hypervisor {
-            if replica.hears_outputs() {
+            if watch.hears_outputs {
                 hypervisor.hear_outputs();
             }
         }
-        let due = process.clock.global(replica.deadline()).max(now + TURN);
+        let due = process.clock.global(watch.deadline).max(now + TURN);
         if due < process.tick.0 && due != Micros::NEVER {
             process.tick = (due, process.tick.1 + 1);
             self.plan.at(due, Happening::Tick(who, process.tick.1));
         }
-        if let Some(period) = replica.wants_samples().filter(|_| !process.sample.0) {
+        if let Some(period) = watch.sample_every.filter(|_| !process.sample.0) {
             process.sample = (true, process.sample.1 + 1);
             self.plan
                 .after(period, Happening::Sample(who, process.sample.1));
@@ -142,14 +143,10 @@ impl World {
             return;
         }
         process.tick.0 = Micros::NEVER;
-        let Some(replica) = process
-            .replica
-            .as_ref()
-            .filter(|_| process.state == State::Up)
-        else {
+        if process.replica.is_none() || process.state != State::Up {
             return;
-        };
-        if process.clock.local(now) < replica.deadline() {
+        }
+        if process.clock.local(now) < process.watch.deadline {
             return self.rearm(who);
         }
         let spins = self.invariants.nothing_spins.ticked(who, now);
@@ -167,10 +164,7 @@ impl World {
             return;
         }
         process.sample.0 = false;
-        let wanted = process
-            .replica
-            .as_ref()
-            .is_some_and(|r| r.wants_samples().is_some());
+        let wanted = process.watch.sample_every.is_some();
         if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| wanted) {
             let cpu = hypervisor.sample(now);
             self.tell(who, Event::Sample { cpu });
@@ -199,7 +193,7 @@ impl World {
                 }
             }
             Action::PersistGuest(record) => self.store(who, Write::Guest(record)),
-            Action::StartGuest => self.start_guest(who),
+            Action::StartGuest(reason) => self.start_guest(who, reason),
             Action::KillGuest => self.process_mut(who).hypervisor = None,
             Action::Pause => self.order(who, Order::Pause),
             Action::Resume => {
@@ -215,12 +209,12 @@ impl World {
             Action::Reset => self.order(who, Order::Reset),
             Action::SaveState => self.order(who, Order::Save),
             Action::LoadState(state) => self.order(who, Order::Load(state)),
-            Action::Scan
+            Action::Scan(_)
             | Action::Hash { .. }
             | Action::HashBlocks { .. }
-            | Action::ReadBlocks(_)
-            | Action::ReadPages(_)
-            | Action::WriteChunks(_) => self.work(who, action),
+            | Action::ReadBlocks { .. }
+            | Action::ReadPages { .. }
+            | Action::WriteChunks { .. } => self.work(who, action),
             Action::Feed(frames) => {
                 let now = self.plan.now();
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
@@ -243,6 +237,8 @@ impl World {
                 let late = self.clients.learning();
                 self.plan.after(late, Happening::Learn(who));
             }
+            // The console shows nothing here, and a role tells itself by what it does.
+            Action::Console(_) | Action::Role { .. } => {}
             Action::Note(note) => self.observe(who, note),
         }
     }
@@ -289,11 +285,10 @@ impl World {
         }
     }
 
-    fn start_guest(&mut self, who: ReplicaId) {
+    fn start_guest(&mut self, who: ReplicaId, reason: BootReason) {
         let rng = self.chance.hypervisors.fork(u64::from(who.0));
-        let replica = self.process(who).replica.as_ref();
-        let boots = replica.is_some_and(|r| r.status().role == Role::Leader);
-        self.process_mut(who).disk.copy.start(!boots);
+        let copies = reason == BootReason::Copy;
+        self.process_mut(who).disk.copy.start(copies);
         let hypervisor = Hypervisor::start(self.scenario.hypervisor, rng, &mut self.histories);
         let process = self.process_mut(who);
         process.hypervisors += 1;
@@ -328,10 +323,7 @@ impl World {
         let Some(hypervisor) = &mut process.hypervisor else {
             return;
         };
-        let hears = process
-            .replica
-            .as_ref()
-            .is_some_and(|replica| replica.hears_outputs());
+        let hears = process.replica.is_some() && process.watch.hears_outputs;
         let event = hypervisor.on_due(now, due, hears, &mut self.histories);
         let whole = guest_is_whole::check(who, &hypervisor.guest);
         let strange = hypervisor.guest.strange.take();

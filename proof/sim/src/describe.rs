@@ -161,9 +161,11 @@ pub(crate) fn brief(event: &Event) -> String {
             )
         }
         Event::StateSaved(_) => "state saved".to_string(),
-        Event::Scanned(set) => format!("scanned {:?}", set.to_runs().0),
-        Event::Hashed(digests) => format!("hashed {} pages", digests.len()),
-        Event::PagesRead(chunk) => format!("read {} bytes of pages", chunk.len()),
+        Event::Scanned(_, set) => format!("scanned {:?}", set.to_runs().0),
+        Event::Hashed(_, digests) => format!("hashed {} pages", digests.len()),
+        Event::ChunksWritten(_) => "ChunksWritten".to_string(),
+        Event::BlocksHashed(_, hashes) => format!("BlocksHashed({hashes:?})"),
+        Event::PagesRead(_, chunk) => format!("read {} bytes of pages", chunk.len()),
         event => format!("{event:?}"),
     }
 }

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::hypervisor::Hypervisor;
-use plover_replica::{Action, Event, Replica};
+use plover_replica::{Action, Event, Replica, Watch};
 use plover_syncvm::Phase;
 use plover_types::{Index, Micros, View};
 use std::collections::VecDeque;
@@ -28,6 +28,8 @@ pub struct Process {
     pub incarnation: u64,
     /// The brain.
     pub replica: Option<Box<Replica>>,
+    /// What the brain waits for, as its last turn said.
+    pub watch: Watch,
     /// Its clock.
     pub clock: Clock,
     /// Its hypervisor.
@@ -69,6 +71,7 @@ impl Process {
             state: State::Down,
             incarnation: 0,
             replica: None,
+            watch: Watch::default(),
             clock: Clock::new(Micros::ZERO, Micros::ZERO, 0),
             hypervisor: None,
             hypervisors: 0,

@@ -8,7 +8,7 @@
 use crate::hypervisor::Hypervisor;
 use crate::schedule::Happening;
 use crate::world::World;
-use plover_replica::{Action, Event};
+use plover_replica::{Action, Event, JobId};
 use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId, SUBPAGES_PER_PAGE};
 
 impl World {
@@ -18,30 +18,30 @@ impl World {
         let ram = self.scenario.hypervisor.guest.ram_pages();
         let of_disks = |page: PageNo| page.0 >= ram;
         let (late, answer) = match action {
-            Action::Scan => return self.scan(who),
-            Action::Hash { key, pages } => {
+            Action::Scan(job) => return self.scan(who, job),
+            Action::Hash { job, key, pages } => {
                 let none = || vec![Digest::default(); pages.len()];
                 let digests = guest.map_or_else(none, |guest| guest.hash(&key, &pages));
                 let late = pages.into_iter().any(of_disks);
-                (late, Event::Hashed(digests))
+                (late, Event::Hashed(job, digests))
             }
             Action::HashBlocks { key, pages } => {
                 let none = || vec![0; pages.len() * SUBPAGES_PER_PAGE];
                 let hashes = guest.map_or_else(none, |guest| guest.hash_blocks(&key, &pages));
                 let late = pages.into_iter().any(of_disks);
-                (late, Event::BlocksHashed(hashes))
+                (late, Event::BlocksHashed(job, hashes))
             }
-            Action::ReadBlocks(pages) => {
+            Action::ReadBlocks { job, pages } => {
                 let chunk = guest.map(|guest| guest.read_blocks(&pages));
                 let late = pages.into_iter().any(|(page, _)| of_disks(page));
-                (late, Event::PagesRead(chunk.unwrap_or_default()))
+                (late, Event::PagesRead(job, chunk.unwrap_or_default()))
             }
-            Action::ReadPages(pages) => {
+            Action::ReadPages { job, pages } => {
                 let chunk = guest.map(|guest| guest.read_pages(&pages));
                 let late = pages.into_iter().any(of_disks);
-                (late, Event::PagesRead(chunk.unwrap_or_default()))
+                (late, Event::PagesRead(job, chunk.unwrap_or_default()))
             }
-            Action::WriteChunks(chunks) => {
+            Action::WriteChunks { job, chunks } => {
                 let late = self.overwrite_disks(who, &chunks);
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
                     for chunk in &chunks {
@@ -49,7 +49,7 @@ impl World {
                         written.expect("chunks are checked before");
                     }
                 }
-                (late, Event::ChunksWritten)
+                (late, Event::ChunksWritten(job))
             }
             other => unreachable!("no work on pages: {other:?}"),
         };
@@ -103,7 +103,7 @@ impl World {
         any
     }
 
-    fn scan(&mut self, who: ReplicaId) {
+    fn scan(&mut self, who: ReplicaId, job: JobId) {
         let pages = self.scenario.hypervisor.guest.pages;
         let process = self.process_mut(who);
         let dead = process.hypervisor.as_ref().is_some_and(Hypervisor::is_dead);
@@ -111,7 +111,7 @@ impl World {
             Some(hypervisor) if !dead => hypervisor.guest.scan(),
             _ => PageSet::new(pages),
         };
-        process.events.push_back(Event::Scanned(set));
+        process.events.push_back(Event::Scanned(job, set));
         if dead {
             process.hypervisor = None;
             process

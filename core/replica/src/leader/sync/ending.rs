@@ -1,18 +1,20 @@
 //! A syncvm ends: acknowledged, and its outputs go, or given up, and they stay.
 
 use super::{LeadSync, Stage};
-use crate::api::{Action, Canary, Note};
+use crate::api::{Action, ConsoleHold, Note};
+use crate::canary::canary;
+use crate::context::Context;
 use crate::guest::Power;
-use crate::replica::Replica;
+use crate::leader::Leader;
 use plover_policy::SlotCost;
 use plover_syncvm::Phase;
 use plover_types::{ReplicaId, SyncNo};
 
-impl Replica {
+impl Leader {
     /// The secondary holds all of it: the state of this slot cannot be lost any more.
-    pub(crate) fn lead_ack(&mut self, from: ReplicaId, number: SyncNo) {
-        let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else {
+    pub(crate) fn on_ack(&mut self, cx: &mut Context, from: ReplicaId, number: SyncNo) {
+        let now = cx.now;
+        let Some(sync) = self.sync_with(from, number) else {
             return;
         };
         if sync.stage != Stage::Acknowledging {
@@ -23,48 +25,48 @@ impl Replica {
         sync.enter(Phase::Release, now);
         let (index, join, peer) = (sync.index, sync.join, sync.peer);
         let held = sync.held.take();
-        self.note_phase(number, Phase::Release);
-        self.ledger.settle();
-        self.retry = false;
+        cx.note_phase(number, Phase::Release);
+        cx.memory.ledger.settle();
+        self.slot.is_retry = false;
         self.matching.acknowledged(number);
         if let Some(held) = held {
-            let outputs = self.clear_for_release(held) as u32;
-            if let Some(sync) = &mut self.lead {
+            let outputs = self.clear_for_release(cx, held) as u32;
+            if let Some(sync) = &mut self.sync {
                 sync.report.outputs = outputs;
             }
         }
-        self.apus.trim(index);
+        cx.group.core.trim(index);
         if join {
-            self.join_synced(peer);
+            self.join_synced(cx, peer);
         }
-        if self.guest.power == Power::Paused {
-            self.lead_resume();
+        if cx.guest.power == Power::Paused {
+            self.begin_next_slot(cx);
         }
-        self.release_what_is_safe();
-        if let Some(sync) = &mut self.lead {
+        self.release_what_is_safe(cx);
+        if let Some(sync) = &mut self.sync {
             sync.enter(Phase::Resume, now);
         }
-        self.finish_lead();
+        self.finish_sync(cx);
     }
 
     /// The next slot begins.
-    pub(super) fn lead_resume(&mut self) {
-        let Some(sync) = &mut self.lead else { return };
+    pub(super) fn begin_next_slot(&mut self, cx: &mut Context) {
+        let Some(sync) = &mut self.sync else { return };
         let refeed = std::mem::take(&mut sync.refeed);
-        let (idle, before) = (sync.idle, self.out.len());
-        self.resume_guest(refeed);
+        let (idle, before) = (sync.idle, cx.out.len());
+        self.resume_guest(cx, refeed);
         // What it is fed now it may answer at once.
         let fed = |action: &Action| matches!(action, Action::Feed(_) | Action::Operate(_));
-        self.idleness_unproven = idle && !self.out.iter().skip(before).any(fed);
-        self.begin_slot();
-        self.idle.disturb();
+        cx.guest.activity.is_unproven = idle && !cx.out.iter().skip(before).any(fed);
+        self.begin_slot(cx);
+        cx.guest.activity.disturb();
     }
 
     /// The guest runs again.
-    pub(crate) fn lead_resumed(&mut self) {
-        let now = self.now;
+    pub(crate) fn on_resumed(&mut self, cx: &mut Context) {
+        let now = cx.now;
         let Some(sync) = self
-            .lead
+            .sync
             .as_mut()
             .filter(|s| s.stage >= Stage::Transferring)
         else {
@@ -80,60 +82,62 @@ impl Replica {
             };
             sync.enter(next, now);
         }
-        self.finish_lead();
+        self.finish_sync(cx);
     }
 
     /// The sync is over when it is acknowledged and the guest runs.
-    pub(super) fn finish_lead(&mut self) {
+    pub(super) fn finish_sync(&mut self, cx: &mut Context) {
         let over = |s: &LeadSync| s.runs && s.stage == Stage::Acknowledged;
-        if !self.lead.as_ref().is_some_and(over) {
+        if !self.sync.as_ref().is_some_and(over) {
             return;
         }
-        let Some(mut sync) = self.lead.take() else {
+        let Some(mut sync) = self.sync.take() else {
             return;
         };
-        sync.enter(Phase::Idle, self.now);
+        sync.enter(Phase::Idle, cx.now);
         let report = &sync.report;
         let cost = SlotCost {
             slot: report.slot,
             pause: report.pause,
             outputs: report.outputs + report.matched,
         };
-        self.slot_rule.learn(&cost);
+        cx.rules.slot.learn(&cost);
         if !sync.join && !sync.retry {
             // A retried sync says nothing about this slot, so the controller does not learn from it.
-            self.matching.learn(&cost);
+            self.matching.learn(&cost, &mut cx.rules.matching);
         }
-        self.note(Note::Synced(Box::new(sync.report)));
+        cx.out.push(Action::Console(ConsoleHold::Show(sync.sync)));
+        cx.note(Note::Synced(Box::new(sync.report)));
     }
 
     /// Gives a running sync up: the guest goes on, nothing is released, nothing forgotten.
-    pub(crate) fn abort_lead(&mut self, why: &str) {
-        let Some(mut sync) = self.lead.take() else {
+    pub(crate) fn abort_sync(&mut self, cx: &mut Context, why: &str) {
+        let Some(mut sync) = self.sync.take() else {
             return;
         };
         if sync.stage == Stage::Acknowledged {
             // Only the confirmation that the guest runs was missing.
             return;
         }
-        self.note(Note::SyncFailed {
+        cx.out.push(Action::Console(ConsoleHold::Reopen));
+        cx.note(Note::SyncFailed {
             sync: sync.sync,
             why: why.to_string(),
         });
-        self.retry = true;
+        self.slot.is_retry = true;
         // Perhaps; if not, the next slot is a short one.
-        self.printed = true;
+        self.slot.printed = true;
         self.matching.stop();
         if let Some(held) = sync.held.take() {
-            self.guard.reopen(held);
+            cx.outputs.guard.reopen(held);
         }
-        if self.canary(Canary::DirtyBitsLost) {
-            self.ledger.settle();
+        if canary!(cx, DirtyBitsLost) {
+            cx.memory.ledger.settle();
         }
-        self.begin_slot();
-        match self.guest.power {
-            Power::Pausing => self.guest.resume_when_paused = true,
-            Power::Paused => self.resume_guest(sync.refeed),
+        self.begin_slot(cx);
+        match cx.guest.power {
+            Power::Pausing => cx.guest.resume_when_paused = true,
+            Power::Paused => self.resume_guest(cx, sync.refeed),
             Power::Off | Power::Starting | Power::Running => {}
         }
     }

@@ -9,13 +9,14 @@
 //! The secondary does it, and not the leader, since it is the one who leads when the leader is lost:
 //! then it knows by itself what the warm copy lacks, which is what it has not sent yet, and nobody
 //! else's word is needed. It has time for it, too. When the secondary is lost instead, the leader
-//! compares hashes with what the witness has (`stream`): slower than a ledger, much faster than a copy.
+//! compares hashes with what the witness has (`copy::stream`): slower than a ledger, much faster than a copy.
 //!
 //! It is best effort, and never in the way of a slot: nothing is sent while this side takes part in
 //! a syncvm, nor faster than configured; and a page that is written all the time goes once a sweep.
 
-use crate::api::{Note, Role, Warm};
-use crate::replica::Replica;
+use super::Secondary;
+use crate::api::{Note, Warm};
+use crate::context::Context;
 use plover_syncvm::message::CopyPurpose;
 use plover_types::{Micros, PAGE_BYTES, PageNo, ReplicaId};
 
@@ -43,8 +44,8 @@ const WINDOW_COMPARISONS: usize = 2;
 const HASH_COST_PART: u64 = 8;
 
 /// When what may go on.
-#[derive(Debug, Default)]
-pub(crate) struct Warming {
+#[derive(Debug)]
+pub(crate) struct WarmKeeper {
     /// The next offer.
     next_at: Micros,
     /// The next chunk or comparison.
@@ -54,7 +55,16 @@ pub(crate) struct Warming {
     told: u64,
 }
 
-impl Warming {
+impl WarmKeeper {
+    pub fn new(now: Micros) -> Self {
+        Self {
+            next_at: now + DELAY,
+            pace: Micros::ZERO,
+            next_sweep_at: Micros::ZERO,
+            told: 0,
+        }
+    }
+
     pub fn refused(&mut self, now: Micros) {
         self.next_at = now + REFUSED;
     }
@@ -65,90 +75,83 @@ impl Warming {
     }
 }
 
-impl Replica {
-    pub(crate) fn begin_warming(&mut self) {
-        self.warming = Warming {
-            next_at: self.now + DELAY,
-            ..Warming::default()
-        };
+impl Secondary {
+    fn keeps_warm(&self, cx: &Context) -> bool {
+        cx.config.warm != Warm::Off && cx.group.in_sync.contains(cx.config.me)
     }
 
-    fn keeps_warm(&self) -> bool {
-        self.role == Role::Secondary
-            && self.config.warm != Warm::Off
-            && self.holds_state
-            && self.in_sync.contains(self.config.me)
-    }
-
-    fn is_witness(&self, peer: ReplicaId) -> bool {
-        self.links.contains(peer) && !self.in_sync.contains(peer)
+    fn is_witness(&self, cx: &Context, peer: ReplicaId) -> bool {
+        cx.peers.is_linked(peer) && !cx.group.in_sync.contains(peer)
     }
 
     /// Who is kept warm: who was, or the first there is.
-    fn warm_peer(&self) -> Option<ReplicaId> {
-        let kept = self.stream.as_ref().map(|stream| stream.peer);
-        let others = self.config.members.iter().filter(|p| *p != self.config.me);
-        kept.into_iter().chain(others).find(|p| self.is_witness(*p))
+    fn warm_peer(&self, cx: &Context) -> Option<ReplicaId> {
+        let kept = cx.peers.copy().map(|stream| stream.peer);
+        let others = cx.config.members.iter().filter(|p| *p != cx.config.me);
+        kept.into_iter()
+            .chain(others)
+            .find(|p| self.is_witness(cx, *p))
     }
 
-    /// Offers the copy, and goes on with it as time and load allow.
-    pub(crate) fn tick_warm(&mut self) {
-        if !self.keeps_warm() {
+    /// Offers the copy, and goes on with it as time and load allow; not while this side takes part in a
+    /// syncvm.
+    pub(crate) fn tick_warm(&mut self, cx: &mut Context, in_a_sync: bool) {
+        if !self.keeps_warm(cx) {
             return;
         }
-        let now = self.now;
-        if let Some(stream) = &mut self.stream {
+        let now = cx.now;
+        if let Some(stream) = cx.peers.copy_mut() {
             if stream.awaits() && now.since(stream.last_progress) > RETRY {
                 stream.is_open = false;
             }
         }
-        let open = self.stream.as_ref().filter(|stream| stream.is_open);
-        if open.is_some_and(|stream| self.is_witness(stream.peer)) {
-            return self.pump_warm();
+        let open = cx.peers.copy().filter(|stream| stream.is_open);
+        if open.is_some_and(|stream| self.is_witness(cx, stream.peer)) {
+            return self.pump_warm(cx, in_a_sync);
         }
-        if now >= self.warming.next_at {
-            if let Some(peer) = self.warm_peer() {
-                self.warming.next_at = now + RETRY;
-                self.open_copy(peer, CopyPurpose::Warm);
+        if now >= self.warm.next_at {
+            if let Some(peer) = self.warm_peer(cx) {
+                self.warm.next_at = now + RETRY;
+                cx.open_copy(peer, CopyPurpose::Warm);
             }
         }
     }
 
-    fn pump_warm(&mut self) {
-        let now = self.now;
-        let Some(stream) = &mut self.stream else {
+    fn pump_warm(&mut self, cx: &mut Context, in_a_sync: bool) {
+        let now = cx.now;
+        let Some(stream) = cx.peers.copy_mut() else {
             return;
         };
-        if self.follow.is_some() || now < self.warming.pace {
+        if in_a_sync || now < self.warm.pace {
             return;
         }
         if stream.is_comparing() {
-            let bytes = u64::from(crate::stream::COMPARE_PAGES) * PAGE_BYTES as u64;
-            let rate = self.config.warm_bytes_per_s * HASH_COST_PART;
-            self.warming.charge(now, bytes, rate);
-            return self.pump_comparing(WINDOW_COMPARISONS);
+            let bytes = u64::from(crate::copy::stream::COMPARE_PAGES) * PAGE_BYTES as u64;
+            let rate = cx.config.warm_bytes_per_s * HASH_COST_PART;
+            self.warm.charge(now, bytes, rate);
+            return cx.pump_comparing(WINDOW_COMPARISONS);
         }
         let (peer, attempt) = (stream.peer, stream.attempt);
         let is_warm = stream.is_settled() && stream.sweeps > 0;
-        if stream.is_settled() && stream.is_stale() && now >= self.warming.next_sweep_at {
-            self.warming.next_sweep_at = now + SWEEP;
+        if stream.is_settled() && stream.is_stale() && now >= self.warm.next_sweep_at {
+            self.warm.next_sweep_at = now + SWEEP;
             stream.begin_sweep(PageNo(stream.keep_from));
         }
-        if is_warm && self.warming.told != attempt {
-            self.warming.told = attempt;
-            self.note(Note::Warm { peer });
+        if is_warm && self.warm.told != attempt {
+            self.warm.told = attempt;
+            cx.note(Note::Warm { peer });
         }
-        self.pump_copy(WINDOW_CHUNKS);
+        cx.pump_copy(WINDOW_CHUNKS);
     }
 
-    pub(crate) fn warm_deadline(&self) -> Micros {
-        if !self.keeps_warm() {
+    pub(crate) fn warm_deadline(&self, cx: &Context, in_a_sync: bool) -> Micros {
+        if !self.keeps_warm(cx) {
             return Micros::NEVER;
         }
-        let open = self.stream.as_ref().filter(|stream| stream.is_open);
-        let Some(stream) = open.filter(|stream| self.is_witness(stream.peer)) else {
-            return match self.warm_peer() {
-                Some(_) => self.warming.next_at,
+        let open = cx.peers.copy().filter(|stream| stream.is_open);
+        let Some(stream) = open.filter(|stream| self.is_witness(cx, stream.peer)) else {
+            return match self.warm_peer(cx) {
+                Some(_) => self.warm.next_at,
                 None => Micros::NEVER,
             };
         };
@@ -157,14 +160,14 @@ impl Replica {
         } else {
             Micros::NEVER
         };
-        let pace = self.warming.pace;
-        let work = if self.follow.is_some() {
+        let pace = self.warm.pace;
+        let work = if in_a_sync {
             // Its end is an event, after which this is asked again.
             Micros::NEVER
         } else if stream.can_compare(WINDOW_COMPARISONS) || stream.can_copy(WINDOW_CHUNKS) {
             pace
         } else if stream.is_settled() && !stream.is_comparing() && stream.is_stale() {
-            self.warming.next_sweep_at.max(pace)
+            self.warm.next_sweep_at.max(pace)
         } else {
             Micros::NEVER
         };

@@ -10,41 +10,35 @@
 //! (docs/decisions/0017).
 
 use super::Stage;
-use crate::replica::Replica;
-use plover_policy::{Secondary, Sent};
+use crate::context::Context;
+use crate::leader::Leader;
 use plover_syncvm::Phase;
 use plover_types::SyncNo;
 
-impl Replica {
-    /// Whether a secondary that runs is sent all pages, unhashed.
-    pub(crate) fn sends_unhashed(&self) -> bool {
-        let policy = &self.config.policy;
-        policy.secondary == Secondary::Runs && policy.sent == Sent::AllOfPrimary
-    }
-
+impl Leader {
     /// The secondary has been told our dirty pages; its own are awaited.
-    pub(super) fn lead_waits_for_theirs(&mut self, number: SyncNo) {
-        let now = self.now;
-        if let Some(sync) = &mut self.lead {
+    pub(super) fn await_theirs(&mut self, cx: &mut Context, number: SyncNo) {
+        let now = cx.now;
+        if let Some(sync) = &mut self.sync {
             sync.enter(Phase::Exchange, now);
         }
-        self.note_phase(number, Phase::Exchange);
-        self.lead_takes_theirs();
+        cx.note_phase(number, Phase::Exchange);
+        self.take_theirs(cx);
     }
 
     /// Sends what either side has written, once both are known.
-    pub(super) fn lead_takes_theirs(&mut self) {
-        let Some(sync) = &mut self.lead else { return };
+    pub(super) fn take_theirs(&mut self, cx: &mut Context) {
+        let Some(sync) = &mut self.sync else { return };
         let Some(theirs) = &sync.theirs else { return };
         if sync.stage != Stage::Exchanging {
             return;
         }
         // Owed from here on, should this sync fail.
-        self.ledger.owe(theirs);
-        sync.divergent = self.ledger.owed().iter().collect();
+        cx.memory.ledger.owe(theirs);
+        sync.divergent = cx.memory.ledger.owed().iter().collect();
         let count = sync.divergent.len() as u32;
         sync.report.union = count;
         sync.report.divergent = count;
-        self.begin_transfer();
+        self.begin_transfer(cx);
     }
 }

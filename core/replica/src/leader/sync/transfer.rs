@@ -1,30 +1,33 @@
 //! What differs is sent, as fast as it is acknowledged, and after it the device state: the end mark.
 
 use super::Stage;
-use crate::api::{Action, Canary};
-use crate::join::WINDOW_CHUNKS;
-use crate::replica::{Asked, Replica};
+use crate::api::Action;
+use crate::canary::canary;
+use crate::context::Context;
+use crate::jobs::Job;
+use crate::leader::Leader;
+use crate::leader::join::WINDOW_CHUNKS;
 use plover_syncvm::Phase;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
 use plover_types::{PageNo, ReplicaId, Runs, SyncNo};
 
-impl Replica {
+impl Leader {
     /// What is to be sent is known.
-    pub(super) fn begin_transfer(&mut self) {
-        let now = self.now;
-        let Some(sync) = &mut self.lead else { return };
+    pub(super) fn begin_transfer(&mut self, cx: &mut Context) {
+        let now = cx.now;
+        let Some(sync) = &mut self.sync else { return };
         sync.stage = Stage::Transferring;
         sync.enter(Phase::Transfer, now);
         let number = sync.sync;
-        self.note_phase(number, Phase::Transfer);
-        self.pump_transfer();
+        cx.note_phase(number, Phase::Transfer);
+        self.pump_transfer(cx);
     }
 
     /// Asks for as many divergent pages as the window allows; ends with the end mark.
-    pub(super) fn pump_transfer(&mut self) {
-        let now = self.now;
-        let Some(sync) = &mut self.lead else { return };
+    pub(super) fn pump_transfer(&mut self, cx: &mut Context) {
+        let now = cx.now;
+        let Some(sync) = &mut self.sync else { return };
         if sync.stage != Stage::Transferring {
             return;
         }
@@ -33,17 +36,20 @@ impl Replica {
         {
             let end = (sync.next + CHUNK_PAGES_MAX).min(sync.divergent.len());
             let pages = &sync.divergent[sync.next..end];
-            let action = match sync.masks.get(sync.next..end) {
+            let job = Job::LeadSync(sync.sync);
+            match sync.masks.get(sync.next..end) {
                 Some(masks) => {
                     let both = pages.iter().copied().zip(masks.iter().copied());
-                    Action::ReadBlocks(both.collect())
+                    let pages = both.collect();
+                    cx.ask(job, |job| Action::ReadBlocks { job, pages });
                 }
-                None => Action::ReadPages(pages.to_vec()),
-            };
+                None => {
+                    let pages = pages.to_vec();
+                    cx.ask(job, |job| Action::ReadPages { job, pages });
+                }
+            }
             sync.next = end;
             sync.chunks_asked += 1;
-            self.reads.push_back(Asked::Lead(sync.sync));
-            self.out.push(action);
         }
         let all_sent = sync.next == sync.divergent.len() && sync.chunks_sent == sync.chunks_asked;
         if !all_sent {
@@ -55,13 +61,13 @@ impl Replica {
         sync.report.bytes_device = device.len() as u64;
         sync.stage = Stage::Acknowledging;
         sync.last_progress = now;
-        let early = !self.config.needs_reset;
+        let early = !cx.config.needs_reset;
         sync.enter(if early { Phase::Resume } else { Phase::Apply }, now);
         let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
         let refeed = sync.refeed.clone();
         let translations = std::mem::take(&mut sync.translations);
         let compare = self.matching.compares();
-        self.send_bulk(
+        cx.send_bulk(
             peer,
             Body::End {
                 sync: number,
@@ -72,35 +78,35 @@ impl Replica {
                 translations,
             },
         );
-        self.note_phase(number, Phase::Apply);
+        cx.note_phase(number, Phase::Apply);
         if early {
-            self.lead_resume();
+            self.begin_next_slot(cx);
         }
-        self.break_by_canary();
+        self.break_by_canary(cx);
     }
 
     /// Puts a known bug back: the outputs go before their state is safe.
-    pub(super) fn break_by_canary(&mut self) {
-        if self.canary(Canary::ReleaseBeforeAck) {
-            if let Some(held) = self.lead.as_mut().and_then(|s| s.held.take()) {
-                self.clear_for_release(held);
+    pub(super) fn break_by_canary(&mut self, cx: &mut Context) {
+        if canary!(cx, ReleaseBeforeAck) {
+            if let Some(held) = self.sync.as_mut().and_then(|s| s.held.take()) {
+                self.clear_for_release(cx, held);
             }
         }
     }
 
-    pub(crate) fn lead_pages_read(&mut self, number: SyncNo, chunk: Vec<u8>) {
-        let now = self.now;
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+    pub(crate) fn on_pages_read(&mut self, cx: &mut Context, number: SyncNo, chunk: Vec<u8>) {
+        let now = cx.now;
+        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
             return;
         };
         sync.last_progress = now;
         if sync.copied.is_some() {
-            return self.lead_copied(chunk);
+            return self.on_copied(cx, chunk);
         }
         let (peer, seq) = (sync.peer, sync.chunks_sent);
         sync.chunks_sent += 1;
         sync.report.bytes_pages += chunk.len() as u64;
-        self.send_bulk(
+        cx.send_bulk(
             peer,
             Body::Pages {
                 sync: number,
@@ -108,45 +114,57 @@ impl Replica {
                 chunk,
             },
         );
-        self.pump_transfer();
+        self.pump_transfer(cx);
     }
 
-    pub(crate) fn lead_pages_ack(&mut self, from: ReplicaId, number: SyncNo, chunks: u32) {
-        let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else {
+    pub(crate) fn on_pages_ack(
+        &mut self,
+        cx: &mut Context,
+        from: ReplicaId,
+        number: SyncNo,
+        chunks: u32,
+    ) {
+        let now = cx.now;
+        let Some(sync) = self.sync_with(from, number) else {
             return;
         };
         sync.chunks_acked = chunks.min(sync.chunks_sent);
         sync.last_progress = now;
         if sync.copied.is_some() {
-            self.pump_checkpoint();
+            self.pump_checkpoint(cx);
         } else {
-            self.pump_transfer();
+            self.pump_transfer(cx);
         }
     }
 
-    pub(crate) fn lead_state_saved(&mut self, state: Vec<u8>) {
-        let Some(sync) = &mut self.lead else { return };
+    pub(crate) fn on_state_saved(&mut self, cx: &mut Context, state: Vec<u8>) {
+        let Some(sync) = &mut self.sync else { return };
         // A state saved for a sync that was aborted comes before the next pause is confirmed.
         if sync.stage > Stage::Pausing && sync.device.is_none() {
             sync.device = Some(state);
             if sync.copied.is_some() {
-                self.leave_copy();
+                self.leave_copy(cx);
             } else {
-                self.pump_transfer();
+                self.pump_transfer(cx);
             }
         }
     }
 
     /// The secondary's device reset wrote pages beside those it was sent.
-    pub(crate) fn lead_fetch(&mut self, from: ReplicaId, number: SyncNo, runs: &Runs) {
-        let pages = self.config.pages;
-        let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else {
+    pub(crate) fn on_fetch(
+        &mut self,
+        cx: &mut Context,
+        from: ReplicaId,
+        number: SyncNo,
+        runs: &Runs,
+    ) {
+        let pages = cx.config.pages;
+        let now = cx.now;
+        let Some(sync) = self.sync_with(from, number) else {
             return;
         };
         let Some(set) = runs.to_set(pages) else {
-            return self.abort_lead("the secondary fetched pages outside the guest");
+            return self.abort_sync(cx, "the secondary fetched pages outside the guest");
         };
         if sync.stage != Stage::Acknowledging {
             return;
@@ -158,20 +176,25 @@ impl Replica {
             .map(<[PageNo]>::to_vec)
             .collect();
         let count = parts.len();
-        for (i, part) in parts.into_iter().enumerate() {
-            self.reads
-                .push_back(Asked::LeadFetch(number, i + 1 == count));
-            self.out.push(Action::ReadPages(part));
+        for (i, pages) in parts.into_iter().enumerate() {
+            let job = Job::LeadFetch(number, i + 1 == count);
+            cx.ask(job, |job| Action::ReadPages { job, pages });
         }
     }
 
-    pub(crate) fn lead_fetch_read(&mut self, number: SyncNo, chunk: Vec<u8>, last: bool) {
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+    pub(crate) fn on_fetch_read(
+        &mut self,
+        cx: &mut Context,
+        number: SyncNo,
+        chunk: Vec<u8>,
+        last: bool,
+    ) {
+        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
             return;
         };
         sync.report.bytes_pages += chunk.len() as u64;
         let peer = sync.peer;
-        self.send_bulk(
+        cx.send_bulk(
             peer,
             Body::Fetched {
                 sync: number,

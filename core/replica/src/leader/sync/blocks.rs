@@ -9,8 +9,11 @@
 //! devices, pages that the reset wrote are fetched whole, whatever was staged of them.
 
 use super::Stage;
-use crate::api::{Action, Canary};
-use crate::replica::{Asked, Replica};
+use crate::api::Action;
+use crate::canary::canary;
+use crate::context::Context;
+use crate::jobs::Job;
+use crate::leader::Leader;
 use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
 use plover_syncvm::{HashHistory, Phase};
@@ -34,17 +37,17 @@ pub(super) struct Narrowing {
     said: Vec<u8>,
 }
 
-impl Replica {
+impl Leader {
     /// The divergent pages are known: asks for their blocks' hashes, if that pays. Returns whether
     /// it does.
-    pub(super) fn narrow(&mut self) -> bool {
-        let now = self.now;
-        let key = self.config.hash_key;
+    pub(super) fn narrow(&mut self, cx: &mut Context) -> bool {
+        let now = cx.now;
+        let key = cx.config.hash_key;
         let worth = PAGES_MIN..=PAGES_MAX;
-        let Some(sync) = &mut self.lead else {
+        let Some(sync) = &mut self.sync else {
             return false;
         };
-        if !self.config.blocks || !worth.contains(&sync.divergent.len()) {
+        if !cx.config.blocks || !worth.contains(&sync.divergent.len()) {
             return false;
         }
         sync.stage = Stage::Narrowing;
@@ -54,35 +57,39 @@ impl Replica {
         let body = Body::Blocks {
             sync: number,
             runs,
-            heard: self.hash_history.mark(),
+            heard: cx.memory.hash_history.mark(),
         };
-        let bytes = self.send_bulk(peer, body);
+        let bytes = cx.send_bulk(peer, body);
         self.count_hash_bytes(bytes);
-        self.block_hashes.push_back(Asked::Lead(number));
-        self.out.push(Action::HashBlocks { key, pages });
+        cx.ask(Job::LeadSync(number), |job| Action::HashBlocks {
+            job,
+            key,
+            pages,
+        });
         true
     }
 
-    pub(crate) fn lead_blocks_hashed(&mut self, number: SyncNo, hashes: Vec<u64>) {
-        let now = self.now;
-        if let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) {
+    pub(crate) fn on_blocks_hashed(&mut self, cx: &mut Context, number: SyncNo, hashes: Vec<u64>) {
+        let now = cx.now;
+        if let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) {
             sync.last_progress = now;
             sync.narrowing.ours = Some(hashes);
-            self.try_compare_blocks();
+            self.try_compare_blocks(cx);
         }
     }
 
     /// A part of the secondary's list.
-    pub(crate) fn lead_block_hashes(
+    pub(crate) fn on_block_hashes(
         &mut self,
+        cx: &mut Context,
         from: ReplicaId,
         number: SyncNo,
         anew: bool,
         (first, total): (u32, u32),
         part: &[u8],
     ) {
-        let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else {
+        let now = cx.now;
+        let Some(sync) = self.sync_with(from, number) else {
             return;
         };
         if sync.stage != Stage::Narrowing {
@@ -94,7 +101,7 @@ impl Replica {
             && said.len() + part.len() <= total as usize
             && total as usize <= HashHistory::bytes_max(sync.divergent.len());
         if !fits {
-            return self.abort_lead(NOT_ASKED_FOR);
+            return self.abort_sync(cx, NOT_ASKED_FOR);
         }
         said.extend(part);
         sync.report.bytes_hashes += part.len() as u64;
@@ -103,17 +110,17 @@ impl Replica {
             return;
         }
         let (pages, said) = (sync.divergent.clone(), std::mem::take(said));
-        let heard = self.hash_history.hear(anew, &pages, &said);
-        match (heard, &mut self.lead) {
+        let heard = cx.memory.hash_history.hear(anew, &pages, &said);
+        match (heard, &mut self.sync) {
             (Some(heard), Some(sync)) => sync.narrowing.theirs = Some(heard),
-            _ => return self.abort_lead(NOT_ASKED_FOR),
+            _ => return self.abort_sync(cx, NOT_ASKED_FOR),
         }
-        self.try_compare_blocks();
+        self.try_compare_blocks(cx);
     }
 
-    fn try_compare_blocks(&mut self) {
-        let missed = self.canary(Canary::BlockMissed);
-        let Some(sync) = &mut self.lead else { return };
+    fn try_compare_blocks(&mut self, cx: &mut Context) {
+        let missed = canary!(cx, BlockMissed);
+        let Some(sync) = &mut self.sync else { return };
         let Narrowing { ours, theirs, .. } = &sync.narrowing;
         let pages = sync.divergent.len();
         let (Some(ours), Some(theirs)) = (ours, theirs) else {
@@ -123,7 +130,7 @@ impl Replica {
             return;
         }
         let Some(mut masks) = compare_blocks(pages, ours, theirs) else {
-            return self.abort_lead("the block hashes are not of one length");
+            return self.abort_sync(cx, "the block hashes are not of one length");
         };
         if missed {
             let clear_lowest = |mask: &mut BlockMask| mask.0 &= mask.0 - 1;
@@ -136,6 +143,6 @@ impl Replica {
         sync.report.blocks_compared = (pages * SUBPAGES_PER_PAGE) as u32;
         sync.masks = masks;
         sync.narrowing = Narrowing::default();
-        self.begin_transfer();
+        self.begin_transfer(cx);
     }
 }

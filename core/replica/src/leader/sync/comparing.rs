@@ -5,31 +5,33 @@
 
 use super::Stage;
 use crate::api::Action;
-use crate::replica::{Asked, Replica};
+use crate::context::Context;
+use crate::jobs::Job;
+use crate::leader::Leader;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, compare};
 use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo};
 
-impl Replica {
-    pub(crate) fn lead_scanned(&mut self, number: SyncNo, set: &PageSet) {
-        self.ledger.owe(set);
-        self.much_written = false;
-        let now = self.now;
-        let key = self.config.hash_key;
-        let (checkpoint, unhashed) = (self.takes_checkpoints(), self.sends_unhashed());
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+impl Leader {
+    pub(crate) fn on_scanned(&mut self, cx: &mut Context, number: SyncNo, set: &PageSet) {
+        cx.memory.ledger.owe(set);
+        self.slot.much_written = false;
+        let now = cx.now;
+        let key = cx.config.hash_key;
+        let (checkpoint, unhashed) = (cx.takes_checkpoints(), cx.sends_unhashed());
+        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
             return;
         };
         if checkpoint {
-            return self.lead_copy(number);
+            return self.begin_copying(cx, number);
         }
         sync.stage = Stage::Exchanging;
-        sync.own = self.ledger.owed().iter().collect();
+        sync.own = cx.memory.ledger.owed().iter().collect();
         sync.report.dirty_leader = sync.own.len() as u32;
         let peer = sync.peer;
         let pages = sync.own.clone();
-        let runs = self.ledger.owed().to_runs();
-        let bytes = self.send_bulk(
+        let runs = cx.memory.ledger.owed().to_runs();
+        let bytes = cx.send_bulk(
             peer,
             Body::Dirty {
                 sync: number,
@@ -39,25 +41,29 @@ impl Replica {
         );
         self.count_hash_bytes(bytes);
         if unhashed {
-            return self.lead_waits_for_theirs(number);
+            return self.await_theirs(cx, number);
         }
-        if let Some(sync) = &mut self.lead {
+        if let Some(sync) = &mut self.sync {
             sync.enter(Phase::Hash, now);
         }
-        self.lead_hash(pages);
-        self.note_phase(number, Phase::Hash);
+        self.hash_own(cx, pages);
+        cx.note_phase(number, Phase::Hash);
     }
 
-    fn lead_hash(&mut self, pages: Vec<PageNo>) {
-        let key = self.config.hash_key;
-        let Some(sync) = &mut self.lead else { return };
-        self.hashes.push_back(Asked::Lead(sync.sync));
-        self.out.push(Action::Hash { key, pages });
+    fn hash_own(&mut self, cx: &mut Context, pages: Vec<PageNo>) {
+        let key = cx.config.hash_key;
+        let Some(sync) = &mut self.sync else { return };
+        cx.ask(Job::LeadSync(sync.sync), |job| Action::Hash {
+            job,
+            key,
+            pages,
+        });
     }
 
     /// A part of the secondary's list.
-    pub(crate) fn lead_hashes(
+    pub(crate) fn on_hashes(
         &mut self,
+        cx: &mut Context,
         from: ReplicaId,
         number: SyncNo,
         runs: &Runs,
@@ -65,14 +71,14 @@ impl Replica {
         digests: &[u8],
         wait: Micros,
     ) {
-        let (pages, unhashed) = (self.config.pages, self.sends_unhashed());
-        let now = self.now;
-        let Some(sync) = self.lead_of(from, number) else {
+        let (pages, unhashed) = (cx.config.pages, cx.sends_unhashed());
+        let now = cx.now;
+        let Some(sync) = self.sync_with(from, number) else {
             return;
         };
         if first == 0 && sync.theirs.is_none() {
             let Some(set) = runs.to_set(pages) else {
-                return self.abort_lead("the secondary's dirty pages lie outside the guest");
+                return self.abort_sync(cx, "the secondary's dirty pages lie outside the guest");
             };
             sync.report.dirty_secondary = set.len();
             sync.theirs = Some(set);
@@ -80,28 +86,28 @@ impl Replica {
             sync.report.phases[Phase::Wait as usize] = wait;
         }
         if first as usize != sync.their_digests.len() || sync.their_total != Some(total) {
-            return self.abort_lead("the secondary's digests do not follow each other");
+            return self.abort_sync(cx, "the secondary's digests do not follow each other");
         }
         sync.their_digests.extend(Digest::of_bytes(digests));
         sync.report.bytes_hashes += digests.len() as u64 + runs.0.len() as u64 * 4;
         sync.last_progress = now;
         if unhashed {
-            self.lead_takes_theirs();
+            self.take_theirs(cx);
         } else {
-            self.try_compare();
+            self.try_compare(cx);
         }
     }
 
-    pub(crate) fn lead_hashed(&mut self, number: SyncNo, digests: Vec<Digest>) {
-        let now = self.now;
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+    pub(crate) fn on_hashed(&mut self, cx: &mut Context, number: SyncNo, digests: Vec<Digest>) {
+        let now = cx.now;
+        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
             return;
         };
         sync.last_progress = now;
         if sync.own_digests.is_none() {
             sync.own_digests = Some(digests);
             sync.enter(Phase::Exchange, now);
-            self.note_phase(number, Phase::Exchange);
+            cx.note_phase(number, Phase::Exchange);
         } else {
             // The digests of `extra`: merge both rising lists into the union's order.
             let extra = sync.extra.take().unwrap_or_default();
@@ -116,13 +122,13 @@ impl Replica {
             };
             sync.extra = Some(Vec::new());
         }
-        self.try_compare();
+        self.try_compare(cx);
     }
 
     /// Compares as soon as both lists are whole.
-    pub(super) fn try_compare(&mut self) {
-        let now = self.now;
-        let Some(sync) = &mut self.lead else { return };
+    pub(super) fn try_compare(&mut self, cx: &mut Context) {
+        let now = cx.now;
+        let Some(sync) = &mut self.sync else { return };
         let Some(theirs) = &sync.theirs else { return };
         if sync.own_digests.is_none()
             || sync.stage != Stage::Exchanging
@@ -132,14 +138,14 @@ impl Replica {
         }
         if sync.extra.is_none() {
             let mut extra = theirs.clone();
-            extra.subtract(self.ledger.owed());
+            extra.subtract(cx.memory.ledger.owed());
             let extra: Vec<PageNo> = extra.iter().collect();
             // From here on the secondary's pages are owed too, should this sync fail.
-            self.ledger.owe(theirs);
+            cx.memory.ledger.owe(theirs);
             sync.extra = Some(extra.clone());
             if !extra.is_empty() {
                 sync.enter(Phase::Hash, now);
-                return self.lead_hash(extra);
+                return self.hash_own(cx, extra);
             }
         } else if sync.extra.as_ref().is_some_and(|e| !e.is_empty()) {
             return;
@@ -147,19 +153,19 @@ impl Replica {
         sync.enter(Phase::Compare, now);
         let ours = sync.own_digests.as_deref().unwrap_or_default();
         let Some(found) = compare(&sync.own, ours, &sync.their_digests) else {
-            return self.abort_lead("the hash lists are not of one length");
+            return self.abort_sync(cx, "the hash lists are not of one length");
         };
         sync.report.union = sync.own.len() as u32;
         sync.report.same = found.same;
         sync.report.divergent = found.divergent.len() as u32;
         sync.divergent = found.divergent;
-        if !self.narrow() {
-            self.begin_transfer();
+        if !self.narrow(cx) {
+            self.begin_transfer(cx);
         }
     }
 
     pub(super) fn count_hash_bytes(&mut self, bytes: u64) {
-        if let Some(sync) = &mut self.lead {
+        if let Some(sync) = &mut self.sync {
             sync.report.bytes_hashes += bytes;
         }
     }

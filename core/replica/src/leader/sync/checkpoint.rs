@@ -16,9 +16,10 @@
 
 use super::{LeadSync, Stage};
 use crate::api::Action;
-use crate::join::WINDOW_CHUNKS;
-use crate::replica::{Asked, Replica};
-use plover_policy::Secondary;
+use crate::context::Context;
+use crate::jobs::Job;
+use crate::leader::Leader;
+use crate::leader::join::WINDOW_CHUNKS;
 use plover_syncvm::Phase;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
@@ -34,17 +35,12 @@ pub(super) struct Copied {
     refeed: Unconsumed,
 }
 
-impl Replica {
-    /// Whether the secondary's guest stands still, so that syncs are checkpoints.
-    pub(crate) fn takes_checkpoints(&self) -> bool {
-        self.config.policy.secondary == Secondary::Waits
-    }
-
+impl Leader {
     /// The ledger names what is to be sent: copies it aside.
-    pub(super) fn lead_copy(&mut self, number: SyncNo) {
-        let now = self.now;
-        let pages: Vec<PageNo> = self.ledger.owed().iter().collect();
-        let Some(sync) = &mut self.lead else { return };
+    pub(super) fn begin_copying(&mut self, cx: &mut Context, number: SyncNo) {
+        let now = cx.now;
+        let pages: Vec<PageNo> = cx.memory.ledger.owed().iter().collect();
+        let Some(sync) = &mut self.sync else { return };
         sync.enter(Phase::Copy, now);
         sync.stage = Stage::Copying;
         let count = pages.len() as u32;
@@ -58,26 +54,29 @@ impl Replica {
         let peer = sync.peer;
         for part in pages.chunks(CHUNK_PAGES_MAX) {
             sync.chunks_asked += 1;
-            self.reads.push_back(Asked::Lead(number));
-            self.out.push(Action::ReadPages(part.to_vec()));
+            let pages = part.to_vec();
+            cx.ask(Job::LeadSync(number), |job| Action::ReadPages {
+                job,
+                pages,
+            });
         }
-        self.send_bulk(peer, Body::Checkpoint { sync: number });
-        self.note_phase(number, Phase::Copy);
-        self.leave_copy();
+        cx.send_bulk(peer, Body::Checkpoint { sync: number });
+        cx.note_phase(number, Phase::Copy);
+        self.leave_copy(cx);
     }
 
     /// A chunk is copied.
-    pub(super) fn lead_copied(&mut self, chunk: Vec<u8>) {
-        let copied = self.lead.as_mut().and_then(|sync| sync.copied.as_mut());
+    pub(super) fn on_copied(&mut self, cx: &mut Context, chunk: Vec<u8>) {
+        let copied = self.sync.as_mut().and_then(|sync| sync.copied.as_mut());
         if let Some(copied) = copied {
             copied.chunks.push_back(chunk);
-            self.leave_copy();
+            self.leave_copy(cx);
         }
     }
 
     /// Lets the guest go on as soon as pages and device state are copied.
-    pub(super) fn leave_copy(&mut self) {
-        let now = self.now;
+    pub(super) fn leave_copy(&mut self, cx: &mut Context) {
+        let now = cx.now;
         let is_copied = |sync: &LeadSync| {
             sync.stage == Stage::Copying
                 && sync.device.is_some()
@@ -86,24 +85,24 @@ impl Replica {
                     .as_ref()
                     .is_some_and(|copied| copied.chunks.len() == sync.chunks_asked as usize)
         };
-        let Some(sync) = self.lead.as_mut().filter(|sync| is_copied(sync)) else {
+        let Some(sync) = self.sync.as_mut().filter(|sync| is_copied(sync)) else {
             return;
         };
         sync.stage = Stage::Transferring;
         sync.last_progress = now;
         sync.enter(Phase::Resume, now);
         let number = sync.sync;
-        self.note_phase(number, Phase::Transfer);
-        self.lead_resume();
-        self.pump_checkpoint();
+        cx.note_phase(number, Phase::Transfer);
+        self.begin_next_slot(cx);
+        self.pump_checkpoint(cx);
     }
 
     /// Sends as many chunks as the window allows; ends with the end mark.
-    pub(super) fn pump_checkpoint(&mut self) {
-        let now = self.now;
+    pub(super) fn pump_checkpoint(&mut self, cx: &mut Context) {
+        let now = cx.now;
         let mut messages = Vec::new();
         let Some(sync) = self
-            .lead
+            .sync
             .as_mut()
             .filter(|sync| sync.stage == Stage::Transferring)
         else {
@@ -145,11 +144,11 @@ impl Replica {
             });
         }
         for body in messages {
-            self.send_bulk(peer, body);
+            cx.send_bulk(peer, body);
         }
         if is_last {
-            self.note_phase(number, Phase::Apply);
-            self.break_by_canary();
+            cx.note_phase(number, Phase::Apply);
+            self.break_by_canary(cx);
         }
     }
 }

@@ -24,16 +24,17 @@ mod blocks;
 mod checkpoint;
 mod comparing;
 mod ending;
-mod slot;
 mod transfer;
 mod unhashed;
 
 use self::blocks::Narrowing;
 use self::checkpoint::Copied;
-use crate::api::Action;
+use super::Leader;
+use crate::api::{Action, ConsoleHold};
+use crate::context::Context;
 use crate::guest::Power;
+use crate::jobs::Job;
 use crate::log_ops::LogOp;
-use crate::replica::{Asked, Replica};
 use apus::EntryKind;
 use plover_guard::HeldSlot;
 use plover_matching::Translation;
@@ -72,7 +73,7 @@ pub(crate) struct LeadSync {
     idle: bool,
     stage: Stage,
     started: Micros,
-    last_progress: Micros,
+    pub last_progress: Micros,
     phase: Phase,
     phase_since: Micros,
     report: SyncReport,
@@ -109,6 +110,11 @@ impl LeadSync {
         self.held
     }
 
+    /// Whether the secondary has acknowledged it.
+    pub fn is_acknowledged(&self) -> bool {
+        self.stage == Stage::Acknowledged
+    }
+
     fn enter(&mut self, phase: Phase, now: Micros) {
         let place = Phase::ALL
             .iter()
@@ -120,44 +126,44 @@ impl LeadSync {
     }
 }
 
-impl Replica {
+impl Leader {
     /// Ends the slot: the entry cuts the input stream on both sides, the guest is paused.
-    pub(crate) fn start_sync(&mut self, reason: SyncReason) {
+    pub(crate) fn start_sync(&mut self, cx: &mut Context, reason: SyncReason) {
         let target = if reason == SyncReason::Join {
             self.final_joiner()
         } else {
-            self.secondary()
+            self.secondary(cx)
         };
-        let Some(peer) = target.filter(|p| self.links.contains(*p)) else {
+        let Some(peer) = target.filter(|p| cx.peers.is_linked(*p)) else {
             // Tried again when the link is back; the consensus core tells if the peer is lost.
-            self.slot_started = self.now;
+            self.slot.started = cx.now;
             return;
         };
-        if self.lead.is_some() || self.follow.is_some() || self.guest.power != Power::Running {
+        if self.sync.is_some() || cx.guest.power != Power::Running {
             return;
         }
         // Whether every input before the cut has been fed.
-        let mut fed = self.guest.taken >= self.last_input_proposed;
-        let sync = self.sync_no.next();
-        let index = if self.takes_checkpoints() {
+        let mut fed = cx.guest.taken >= self.last_input_proposed;
+        let sync = cx.group.sync_no.next();
+        let index = if cx.takes_checkpoints() {
             fed = true;
-            self.delivered
+            cx.group.delivered
         } else {
             let payload = wire::encode(&LogOp::Syncvm(sync));
-            let Ok(viewstamp) = self.propose(EntryKind::App, payload) else {
-                self.slot_started = self.now;
+            let Ok(viewstamp) = cx.propose(EntryKind::App, payload) else {
+                self.slot.started = cx.now;
                 return;
             };
             viewstamp.index
         };
-        self.sync_no = sync;
+        cx.group.sync_no = sync;
         let report = SyncReport {
             sync,
             reason: reason_name(reason).to_string(),
-            slot: self.now.since(self.slot_started),
+            slot: cx.now.since(self.slot.started),
             ..SyncReport::default()
         };
-        self.lead = Some(LeadSync {
+        self.sync = Some(LeadSync {
             sync,
             peer,
             index,
@@ -165,10 +171,10 @@ impl Replica {
             retry: reason == SyncReason::Retry,
             idle: reason == SyncReason::Idle,
             stage: Stage::Ordering,
-            started: self.now,
-            last_progress: self.now,
+            started: cx.now,
+            last_progress: cx.now,
             phase: Phase::Pause,
-            phase_since: self.now,
+            phase_since: cx.now,
             report,
             refeed: Unconsumed::default(),
             held: None,
@@ -191,21 +197,21 @@ impl Replica {
             copied: None,
         });
         if fed {
-            self.lead_cut(sync);
+            self.reach_cut(cx, sync);
         }
     }
 
     /// Whether the guest runs on until the log reaches the cut.
     pub(crate) fn is_ordering(&self) -> bool {
-        self.lead
+        self.sync
             .as_ref()
             .is_some_and(|sync| sync.stage == Stage::Ordering)
     }
 
     /// Everything before the cut is fed: the guest is paused, and what comes later waits.
-    pub(crate) fn lead_cut(&mut self, number: SyncNo) {
-        let now = self.now;
-        let Some(sync) = self.lead.as_mut().filter(|s| s.sync == number) else {
+    pub(crate) fn reach_cut(&mut self, cx: &mut Context, number: SyncNo) {
+        let now = cx.now;
+        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
             return;
         };
         if sync.stage != Stage::Ordering {
@@ -213,34 +219,34 @@ impl Replica {
         }
         sync.stage = Stage::Pausing;
         sync.last_progress = now;
-        self.note_phase(number, Phase::Pause);
-        self.guest.pause(&mut self.out);
+        cx.note_phase(number, Phase::Pause);
+        cx.guest.pause(&mut cx.out);
     }
 
     /// The guest stands: its slot's outputs are complete, its memory holds still.
-    pub(crate) fn lead_paused(&mut self, unconsumed: Unconsumed) {
-        let now = self.now;
-        let Some(sync) = &mut self.lead else { return };
+    pub(crate) fn on_paused(&mut self, cx: &mut Context, unconsumed: Unconsumed) {
+        let now = cx.now;
+        let Some(sync) = &mut self.sync else { return };
         let number = sync.sync;
         sync.refeed = unconsumed;
-        sync.held = Some(self.guard.seal(number));
-        sync.translations = self.guest.translator.translations(now);
-        sync.report.matched = self.matching.cut(number);
-        self.printed = false;
-        self.pace.begin();
+        sync.held = Some(cx.outputs.guard.seal(number));
+        sync.translations = cx.guest.translator.translations(now);
+        sync.report.matched = self.matching.cut(number, &mut cx.rules.matching);
+        self.slot.printed = false;
+        cx.guest.pace.begin();
         sync.stage = Stage::Scanning;
         sync.last_progress = now;
         sync.enter(Phase::Scan, now);
-        self.scans.push_back(Asked::Lead(number));
-        self.out.push(Action::Scan);
+        cx.ask(Job::LeadSync(number), Action::Scan);
         // Memory first, as in a migration. It is also quicker: protecting pages interrupts every CPU
         // on which the hypervisor runs at the moment.
-        self.out.push(Action::SaveState);
-        self.note_phase(number, Phase::Scan);
+        cx.out.push(Action::SaveState);
+        cx.out.push(Action::Console(ConsoleHold::Cut(number)));
+        cx.note_phase(number, Phase::Scan);
     }
 
-    fn lead_of(&mut self, from: ReplicaId, number: SyncNo) -> Option<&mut LeadSync> {
-        self.lead
+    fn sync_with(&mut self, from: ReplicaId, number: SyncNo) -> Option<&mut LeadSync> {
+        self.sync
             .as_mut()
             .filter(|s| s.peer == from && s.sync == number)
     }

@@ -1,0 +1,84 @@
+//! Known bugs that the simulator puts back, to prove that it would catch them. They exist only with the
+//! feature `canary`, which proofs and tests turn on.
+
+use apus::Canary as ConsensusCanary;
+
+/// A known bug; without the feature `canary` there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[doc(hidden)]
+pub enum Canary {
+    /// No bug.
+    #[default]
+    None,
+    /// A restarted replica votes with its empty log.
+    #[cfg(feature = "canary")]
+    VoteAfterAmnesia,
+    /// Outputs go out before the secondary has acknowledged.
+    #[cfg(feature = "canary")]
+    ReleaseBeforeAck,
+    /// A failed sync forgets its dirty pages.
+    #[cfg(feature = "canary")]
+    DirtyBitsLost,
+    /// Of several blocks that differ in a page, one is not sent.
+    #[cfg(feature = "canary")]
+    BlockMissed,
+    /// The secondary acknowledges before the blocks of its disks are durable.
+    #[cfg(feature = "canary")]
+    AckBeforeDisks,
+    /// Compared outputs go out without a match.
+    #[cfg(feature = "canary")]
+    ReleaseWithoutMatch,
+    /// A match does not ask what the secondary has acknowledged to the client.
+    #[cfg(feature = "canary")]
+    IgnoreAcks,
+    /// A log of the guest's last generation on disk is taken for one of the present generation.
+    #[cfg(feature = "canary")]
+    TrustOldGeneration,
+    /// What a syncvm brings is not sent on to the warm copy.
+    #[cfg(feature = "canary")]
+    WarmForgetsSyncs,
+    /// A secondary that takes over forgets which numbers clients know its connections by.
+    #[cfg(feature = "canary")]
+    ForgetNumbers,
+    /// A secondary of a pair that was stopped for long trusts its guest as before.
+    #[cfg(feature = "canary")]
+    NeverDoubt,
+    /// A leader of a pair takes its own standstill for the secondary's silence.
+    #[cfg(feature = "canary")]
+    ClockAlone,
+    /// A page that was written while it was hashed for a comparison counts as compared.
+    #[cfg(feature = "canary")]
+    StaleCompare,
+}
+
+impl Canary {
+    pub(crate) fn of_consensus(self) -> ConsensusCanary {
+        match self {
+            #[cfg(feature = "canary")]
+            Self::VoteAfterAmnesia => ConsensusCanary::VoteAfterAmnesia,
+            #[cfg(feature = "canary")]
+            Self::TrustOldGeneration => ConsensusCanary::TrustOldGeneration,
+            #[cfg(feature = "canary")]
+            Self::NeverDoubt => ConsensusCanary::NeverDoubt,
+            #[cfg(feature = "canary")]
+            Self::ClockAlone => ConsensusCanary::ClockAlone,
+            _ => ConsensusCanary::None,
+        }
+    }
+}
+
+/// Whether the bug is put back: `canary!(cx, DirtyBitsLost)`.
+#[cfg(feature = "canary")]
+macro_rules! canary {
+    ($context:expr, $bug:ident) => {
+        $context.config.canary == $crate::Canary::$bug
+    };
+}
+#[cfg(not(feature = "canary"))]
+macro_rules! canary {
+    ($context:expr, $bug:ident) => {
+        false
+    };
+}
+
+pub(crate) use canary;

@@ -1,0 +1,155 @@
+//! What every phase of a replica shares: its configuration, its group, its peers, its guest.
+
+use crate::api::{Action, BootReason, Config, Note};
+use crate::copy::Copies;
+use crate::group::Group;
+use crate::guest::Power;
+use crate::guest::{Arrange, Cut, Guest, Input};
+use crate::jobs::{Job, JobId, Jobs};
+use crate::outputs::Outputs;
+use crate::peers::Peers;
+use apus::{EntryKind, ProposeError};
+use plover_policy::{MatchRule, Secondary, Sent, SlotRule, WaitRule};
+use plover_syncvm::message::Body;
+use plover_syncvm::{HashHistory, Ledger, Phase, SyncMessage};
+use plover_types::{Lane, Micros, PageSet, ReplicaId, SyncNo, Unconsumed, Viewstamp, wire};
+
+/// What is known of the guest's pages, on this side and the other.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub ledger: Ledger,
+    /// Pages that device resets have been seen to write.
+    pub reset_pages: PageSet,
+    /// Those that this replica has sent as a secondary, or received of one.
+    pub hash_history: HashHistory,
+}
+
+/// The rules that learn from syncs. They outlive a phase: the guest stays the same.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    pub slot: SlotRule,
+    pub wait: WaitRule,
+    pub matching: MatchRule,
+}
+
+/// The state that every phase may use.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub config: Config,
+    pub now: Micros,
+    pub out: Vec<Action>,
+    pub group: Group,
+    pub peers: Peers,
+    pub guest: Guest,
+    pub outputs: Outputs,
+    pub memory: Memory,
+    pub rules: Rules,
+    pub copies: Copies,
+    pub jobs: Jobs,
+}
+
+impl Context {
+    pub fn note(&mut self, note: Note) {
+        self.out.push(Action::Note(note));
+    }
+
+    pub fn note_phase(&mut self, sync: SyncNo, phase: Phase) {
+        self.note(Note::SyncPhase { sync, phase });
+    }
+
+    /// Asks for work on pages; the answer finds its job again.
+    pub fn ask(&mut self, job: Job, action: impl FnOnce(JobId) -> Action) {
+        let id = self.jobs.begin(job);
+        self.out.push(action(id));
+    }
+
+    /// Sends a message on the bulk lane; returns its length.
+    pub fn send_bulk(&mut self, to: ReplicaId, body: Body) -> u64 {
+        let payload = body.payload();
+        let bytes = wire::encode(&SyncMessage {
+            view: self.group.view,
+            body,
+        });
+        let len = bytes.len() as u64;
+        self.out.push(Action::Write {
+            to,
+            lane: Lane::Bulk,
+            payload,
+            bytes,
+        });
+        len
+    }
+
+    /// A message of the leader makes no sense here.
+    pub fn reject_leader(&mut self, why: &str) {
+        if let Some(from) = self.group.leader {
+            let why = why.to_string();
+            self.note(Note::Rejected { from, why });
+        }
+    }
+
+    pub fn consensus(&mut self, event: apus::Event<'_>) {
+        let Group { core, commands, .. } = &mut self.group;
+        core.apply(self.now, event, commands);
+    }
+
+    /// Proposes and sends at once.
+    pub fn propose(
+        &mut self,
+        kind: EntryKind,
+        payload: Vec<u8>,
+    ) -> Result<Viewstamp, ProposeError> {
+        let Group { core, commands, .. } = &mut self.group;
+        let viewstamp = core.propose(self.now, kind, payload)?;
+        core.flush(self.now, commands);
+        Ok(viewstamp)
+    }
+
+    pub fn is_log_half_full(&self) -> bool {
+        self.group.core.status().log_bytes * 2 > self.config.log_bytes_max
+    }
+
+    /// Whether the secondary's guest stands still, so that syncs are checkpoints.
+    pub fn takes_checkpoints(&self) -> bool {
+        self.config.policy.secondary == Secondary::Waits
+    }
+
+    /// Whether a secondary that runs is sent all pages, unhashed.
+    pub fn sends_unhashed(&self) -> bool {
+        let policy = &self.config.policy;
+        policy.secondary == Secondary::Runs && policy.sent == Sent::AllOfPrimary
+    }
+
+    /// What the guest opens from here on, clients know by its own sequence numbers.
+    pub fn stop_translating(&mut self) {
+        for frame in self.guest.translator.stop() {
+            // One that finds no room is lost, as on any network.
+            self.outputs.guard.hold(self.now, frame);
+        }
+    }
+
+    pub fn start_guest(&mut self, reason: BootReason) {
+        self.guest.power = Power::Starting;
+        self.out.push(Action::StartGuest(reason));
+    }
+
+    /// Gives the guest an input, which is no cut.
+    pub fn feed(&mut self, input: Input) {
+        self.guest.activity.fed();
+        let cut = self.guest.give(self.now, input, &mut self.out);
+        assert_eq!(cut, None, "an input is no cut");
+    }
+
+    /// Lets a paused guest run, `first` fed before what waits. Returns the cut at which the gate stays
+    /// shut.
+    pub fn resume_guest(&mut self, first: Unconsumed, arrange: Arrange) -> Option<Cut> {
+        self.guest.resume(self.now, first, arrange, &mut self.out)
+    }
+
+    /// Lets what waits through to a guest that runs, up to a cut.
+    pub fn open_gate(&mut self, arrange: Arrange) -> Option<Cut> {
+        let nothing = Unconsumed::default();
+        self.guest
+            .open_gate(self.now, nothing, arrange, &mut self.out)
+    }
+}

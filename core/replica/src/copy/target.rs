@@ -1,0 +1,311 @@
+//! The target's end of a copy: a guest that has never run, whose pages follow another replica's.
+//!
+//! A witness keeps one as its warm copy, and one that joins becomes a secondary with it. It counts
+//! for nothing before its first syncvm, so pages are written as they come, and nothing is lost with
+//! it but time.
+
+use crate::api::{Action, BootReason, Role, Warm};
+use crate::canary::canary;
+use crate::context::Context;
+use crate::guest::Power;
+use crate::jobs::Job;
+use crate::phase::Phase;
+use crate::replica::Replica;
+use plover_syncvm::message::{Body, CopyPurpose};
+use plover_syncvm::{Ledger, chunk};
+use plover_types::{Digest, PageNo, ReplicaId};
+
+/// A guest that stands and is written from outside.
+#[derive(Clone, Debug)]
+pub(crate) struct CopyTarget {
+    /// Who sends its pages.
+    pub source: ReplicaId,
+    attempt: u64,
+    /// The stream that was offered last.
+    offered: u64,
+    /// The stream that its pages follow, and how many of its chunks.
+    pub follows: Option<u64>,
+    chunks: u32,
+    /// Nothing was written into it since its hypervisor started: its memory is as at power-on.
+    is_blank: bool,
+}
+
+/// What a source offers.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub attempt: u64,
+    pub stream: u64,
+    pub policy: String,
+    /// The guest's pages, and how many of them are blocks of disks.
+    pub size: (u32, u32),
+}
+
+impl CopyTarget {
+    fn new(source: ReplicaId, offer: &Offer) -> Self {
+        Self {
+            source,
+            attempt: offer.attempt,
+            offered: offer.stream,
+            follows: None,
+            chunks: 0,
+            is_blank: true,
+        }
+    }
+
+    /// The stream is offered anew, by this source or another.
+    fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
+        self.source = source;
+        self.attempt = offer.attempt;
+        self.offered = offer.stream;
+    }
+
+    /// The hypervisor stands: the source may send.
+    pub fn is_ready(&mut self, cx: &mut Context) {
+        let ram_pages = cx.config.pages - cx.config.disk_blocks;
+        let keep_from = match cx.config.warm {
+            Warm::Full => 0,
+            Warm::Disk => ram_pages,
+            Warm::Off => cx.config.pages,
+        };
+        let written = (self.follows == Some(self.offered)).then_some(self.chunks);
+        if written.is_none() {
+            self.follows = None;
+            self.chunks = 0;
+        }
+        let ready = Body::CopyReady {
+            attempt: self.attempt,
+            written,
+            compare_from: if self.is_blank { ram_pages } else { 0 },
+            keep_from,
+        };
+        cx.send_bulk(self.source, ready);
+    }
+
+    fn on_copy(&mut self, cx: &mut Context, seq: u32, chunk: Vec<u8>) {
+        let pages = cx.config.pages;
+        if seq != self.chunks || chunk::read(&chunk, pages).any(|page| page.is_err()) {
+            return;
+        }
+        self.follows = Some(self.offered);
+        self.is_blank = false;
+        self.chunks += 1;
+        let written = Job::CopyWritten(self.attempt, self.chunks);
+        let chunks = vec![chunk];
+        cx.ask(written, |job| Action::WriteChunks { job, chunks });
+    }
+
+    /// The source wants to know what is here already.
+    fn on_compare(&mut self, cx: &mut Context, (first, count): (u32, u32), key: [u8; 32]) {
+        let pages = cx.config.pages;
+        let end = first.checked_add(count).filter(|end| *end <= pages);
+        let Some(end) = end.filter(|_| count > 0) else {
+            return;
+        };
+        let pages = (first..end).map(PageNo).collect();
+        let compare = Job::CompareTarget(self.attempt, first);
+        cx.ask(compare, |job| Action::Hash { job, key, pages });
+    }
+}
+
+impl Replica {
+    /// The target that this replica is, if it is one.
+    pub(crate) fn target_mut(&mut self) -> Option<&mut CopyTarget> {
+        match &mut self.phase {
+            Phase::Witness { copy } => copy.as_mut(),
+            Phase::Joining { copy } => Some(copy),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn on_copy_start(&mut self, from: ReplicaId, purpose: CopyPurpose, offer: &Offer) {
+        let attempt = offer.attempt;
+        let is_free = match purpose {
+            CopyPurpose::Join => !matches!(self.role(), Role::Recovering | Role::Leader),
+            CopyPurpose::Warm => self.role() == Role::Witness,
+        };
+        if !is_free {
+            return;
+        }
+        let unwanted = purpose == CopyPurpose::Warm && self.cx.config.warm == Warm::Off;
+        let why = if unwanted {
+            Some("this replica is configured with warm_witness = \"off\"".to_string())
+        } else {
+            self.why_not_copy(&offer.policy, offer.size)
+        };
+        if let Some(why) = why {
+            self.cx.send_bulk(from, Body::CopyFailed { attempt, why });
+            return;
+        }
+        let kept = self.take_target();
+        let stands = kept.is_some();
+        if !stands {
+            self.drop_guest();
+        }
+        self.become_witness();
+        let copy = match kept {
+            Some(mut copy) => {
+                copy.is_offered(from, offer);
+                copy
+            }
+            None => CopyTarget::new(from, offer),
+        };
+        match purpose {
+            CopyPurpose::Join => self.enter(Phase::Joining { copy }),
+            CopyPurpose::Warm => self.phase = Phase::Witness { copy: Some(copy) },
+        }
+        if !stands {
+            self.cx.memory.ledger = Ledger::settled(self.cx.config.pages);
+            self.cx.start_guest(BootReason::Copy);
+        } else if self.cx.guest.power == Power::Paused {
+            self.target_is_ready();
+        }
+    }
+
+    pub(crate) fn target_is_ready(&mut self) {
+        let Self { cx, phase, .. } = self;
+        match phase {
+            Phase::Witness { copy: Some(copy) } | Phase::Joining { copy } => copy.is_ready(cx),
+            _ => {}
+        }
+    }
+
+    /// What keeps this replica from running the leader's guest: it is configured for another.
+    fn why_not_copy(&self, policy: &str, (pages, blocks): (u32, u32)) -> Option<String> {
+        let own = self.cx.config.policy.to_string();
+        if policy != own {
+            return Some(format!(
+                "the [policy] of its configuration is another than the leader's: {own} instead of \
+                 {policy}"
+            ));
+        }
+        let (own_pages, own_blocks) = (self.cx.config.pages, self.cx.config.disk_blocks);
+        ((pages, blocks) != (own_pages, own_blocks)).then(|| {
+            format!(
+                "the guest has {} MiB of RAM and disks of {blocks} blocks (4 KiB), this replica is \
+                 configured for {} MiB and {own_blocks} blocks",
+                pages.saturating_sub(blocks) / 256,
+                own_pages.saturating_sub(own_blocks) / 256,
+            )
+        })
+    }
+
+    /// Gives up whatever else this replica did with its guest, if that has never run and no syncvm
+    /// has touched it. Returns it if it is still there.
+    fn take_target(&mut self) -> Option<CopyTarget> {
+        let stands = matches!(self.cx.guest.power, Power::Starting | Power::Paused);
+        if !stands || self.follow.is_some() {
+            return None;
+        }
+        let copy = match &mut self.phase {
+            Phase::Witness { copy } => copy.take()?,
+            Phase::Joining { copy } => copy.clone(),
+            _ => return None,
+        };
+        let power = self.cx.guest.power;
+        self.cx.guest.off(self.cx.group.delivered);
+        self.cx.guest.power = power;
+        self.early_dirty = None;
+        Some(copy)
+    }
+
+    /// An attempt to join is over before its first syncvm. What was copied is a warm copy, where
+    /// one is wanted.
+    pub(crate) fn leave_join(&mut self) {
+        let wanted = self.cx.config.warm == Warm::Full;
+        let copy = if wanted { self.take_target() } else { None };
+        if copy.is_none() {
+            self.drop_guest();
+        }
+        self.enter(Phase::Witness { copy });
+    }
+
+    /// This side of the present opening, while its guest may be written.
+    fn target_of(
+        &mut self,
+        from: ReplicaId,
+        attempt: u64,
+    ) -> Option<(&mut CopyTarget, &mut Context)> {
+        let is_ready = self.cx.guest.power == Power::Paused && self.follow.is_none();
+        let Self { cx, phase, .. } = self;
+        let (Phase::Witness { copy: Some(copy) } | Phase::Joining { copy }) = phase else {
+            return None;
+        };
+        let is_it = is_ready && copy.source == from && copy.attempt == attempt;
+        is_it.then_some((copy, cx))
+    }
+
+    pub(crate) fn on_copy(&mut self, from: ReplicaId, attempt: u64, seq: u32, chunk: Vec<u8>) {
+        if let Some((target, cx)) = self.target_of(from, attempt) {
+            target.on_copy(cx, seq, chunk);
+        }
+    }
+
+    pub(crate) fn on_compare(
+        &mut self,
+        from: ReplicaId,
+        attempt: u64,
+        pages: (u32, u32),
+        key: [u8; 32],
+    ) {
+        if let Some((target, cx)) = self.target_of(from, attempt) {
+            target.on_compare(cx, pages, key);
+        }
+    }
+
+    /// Whom to answer about this opening.
+    fn source_of(&mut self, attempt: u64) -> Option<ReplicaId> {
+        let target = self.target_mut().filter(|t| t.attempt == attempt)?;
+        Some(target.source)
+    }
+
+    /// So that a source is never further ahead than its window, however slow this side's disk is.
+    pub(crate) fn target_written(&mut self, attempt: u64, chunks: u32) {
+        if let Some(source) = self.source_of(attempt) {
+            self.cx.send_bulk(source, Body::CopyAck { attempt, chunks });
+        }
+    }
+
+    pub(crate) fn target_hashed(&mut self, attempt: u64, first: u32, digests: &[Digest]) {
+        let Some(source) = self.source_of(attempt) else {
+            return;
+        };
+        let is_one = digests.windows(2).all(|two| two[0] == two[1]);
+        let sent = if is_one { &digests[..1] } else { digests };
+        let body = Body::Compared {
+            attempt,
+            first,
+            digests: Digest::to_bytes(sent),
+        };
+        self.cx.send_bulk(source, body);
+    }
+
+    /// The hypervisor of a copy is gone, with its memory.
+    pub(crate) fn target_died(&mut self, why: String) {
+        if let Some(target) = self.target_mut() {
+            let (source, attempt) = (target.source, target.attempt);
+            self.cx.send_bulk(source, Body::CopyFailed { attempt, why });
+        }
+        self.drop_guest();
+    }
+}
+
+impl Context {
+    /// Writes page chunks that a syncvm brought.
+    pub(crate) fn write_chunks(&mut self, chunks: Vec<Vec<u8>>) {
+        if chunks.is_empty() {
+            return;
+        }
+        let forgets = canary!(self, WarmForgetsSyncs);
+        let pages = self.config.pages;
+        if let Some(stream) = self.peers.copy_mut().filter(|_| !forgets) {
+            for chunk in &chunks {
+                let pages = chunk::read(chunk, pages).flatten();
+                pages.for_each(|(page, _)| stream.owe_page(page));
+            }
+        }
+        self.ask(Job::Applied, |job| Action::WriteChunks { job, chunks });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,390 @@
+//! The secondary's side of a syncvm (PLOVER §4.4).
+//!
+//! ```text
+//!  Draining ─▶ Pausing ─▶ Scanning ─▶ Receiving ─▶ (end mark) ─┬────────────────────────────▶┬─────────▶ Loading ─▶ done
+//!     └───────────┴───────────┴────────────┴──▶ given up:      └▶ Saving ▶ Resetting ▶ Fetching ▶┤
+//!                       the guest goes on from its own state      (machine types that need a reset)└▶ Durable ▶┘
+//!                                                                                             (guests with disks)
+//! ```
+//!
+//! The end mark is the line: before it, a lost leader means that this side drops what it has
+//! staged and goes on from its own state; after it, this side goes forward to the staged state
+//! whatever happens, since the leader may have released the slot's outputs. So the stages behind it may
+//! outlive the phase: a secondary that is elected meanwhile finishes them as leader.
+//!
+//! A device reset writes guest RAM (virtio queues, option ROMs), and after it there is no way
+//! back to the own state. So it comes after the end mark and before the acknowledgement. Pages
+//! it writes that were not staged held what the leader holds; those that earlier resets wrote
+//! are copied before and put back after, and a page never seen before is fetched from the
+//! leader, which still stands. See docs/decisions/0003.
+//!
+//! Memory is gone with its host; disks are not, so a host that dies while they are half written
+//! must find them whole when it is back. What is staged for them is therefore durable as a whole
+//! before the acknowledgement, and written after it. See docs/decisions/0012.
+
+mod checkpoint;
+mod going_forward;
+mod hashing;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::checkpoint::Kept;
+use crate::api::{Action, Note, Role};
+use crate::guest::{Cut, Input, Power};
+use crate::jobs::Job;
+use crate::replica::Replica;
+use plover_matching::Translation;
+use plover_syncvm::message::Body;
+use plover_syncvm::{Staged, Staging};
+use plover_types::{Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
+
+/// Staged chunks between two acknowledgements of the transfer window.
+const CHUNKS_PER_ACK: u32 = 8;
+
+/// The leader's dirty pages and its hash key.
+#[derive(Debug)]
+struct LeaderDirty {
+    set: PageSet,
+    key: [u8; 32],
+}
+
+/// Those that came before the log entry of their syncvm, which takes another lane.
+#[derive(Debug)]
+pub(crate) struct EarlyDirty {
+    sync: SyncNo,
+    view: View,
+    dirty: LeaderDirty,
+}
+
+/// This side's guest stands at the cut.
+#[derive(Debug, Default)]
+struct Stopped {
+    /// How long it was waited for.
+    wait: Micros,
+    /// Inputs that its hypervisor had not consumed.
+    unconsumed: Unconsumed,
+}
+
+/// What the end mark completes: the other side's state, whole.
+#[derive(Debug)]
+struct Complete {
+    staged: Staged,
+    /// The leader wants to hear what the guest sends after this.
+    compare: bool,
+    /// The sequence-number translations that come with the state.
+    translations: Vec<Translation>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The guest finishes the inputs before the cut.
+    Draining {
+        since: Micros,
+        wait_max: Micros,
+        leaders: Option<LeaderDirty>,
+    },
+    /// It is being paused.
+    Pausing {
+        wait: Micros,
+        leaders: Option<LeaderDirty>,
+    },
+    /// Its dirty pages are collected; the leader's may be awaited.
+    Scanning {
+        stopped: Stopped,
+        own: Option<Runs>,
+        leaders: Option<LeaderDirty>,
+    },
+    /// Hashes are sent; pages arrive.
+    Receiving {
+        stopped: Stopped,
+        own: Runs,
+        key: [u8; 32],
+        /// The divergent pages whose block hashes are being made, and the mark of those that the leader
+        /// remembers.
+        narrowed: (Vec<PageNo>, u64),
+        staging: Staging,
+    },
+    /// The pages that a reset will write are copied aside.
+    Saving(Complete),
+    /// The devices are being reset; pages to put back.
+    Resetting(Complete, Vec<u8>),
+    /// Pages that the reset wrote beside the known ones are fetched.
+    Fetching(Complete, Vec<u8>),
+    /// What is staged for disks is being made durable; pages to put back after a reset.
+    Durable(Complete, Option<Vec<u8>>),
+    /// The staged state is in memory; devices are being loaded.
+    Loading(Complete),
+}
+
+/// A syncvm that this replica takes part in.
+#[derive(Debug)]
+pub(crate) struct FollowSync {
+    sync: SyncNo,
+    /// When the cut reached this side.
+    since: Micros,
+    stage: Stage,
+}
+
+impl FollowSync {
+    fn is_past_the_end_mark(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Saving(_)
+                | Stage::Resetting(..)
+                | Stage::Fetching(..)
+                | Stage::Durable(..)
+                | Stage::Loading(_)
+        )
+    }
+
+    pub fn is_draining(&self) -> bool {
+        matches!(self.stage, Stage::Draining { .. })
+    }
+}
+
+impl Replica {
+    /// The log cuts the input stream here. A guest that is still busy with the last syncvm
+    /// comes to this one when it is done.
+    pub(crate) fn on_syncvm_entry(&mut self, sync: SyncNo, at: Viewstamp) {
+        self.cx.group.sync_no = self.cx.group.sync_no.max(sync);
+        if at.view != self.cx.group.view || self.cx.group.leader.is_none() {
+            return;
+        }
+        match self.role() {
+            Role::Leader => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.reach_cut(cx, sync);
+                }
+            }
+            Role::Secondary => {
+                // A syncvm without its end mark was given up by the leader.
+                self.abort_follow("the leader has begun another one");
+                let cut = Input::Cut(Cut { sync, at });
+                let cx = &mut self.cx;
+                if cx.guest.give(cx.now, cut, &mut cx.out).is_some() {
+                    self.begin_follow(sync);
+                }
+            }
+            Role::Joining if self.cx.guest.power == Power::Paused => {
+                let follow = self.follow.as_ref();
+                if follow.is_some_and(FollowSync::is_past_the_end_mark) {
+                    // The leader's next slot ended before our first state was loaded.
+                    let cut = Input::Cut(Cut { sync, at });
+                    let cx = &mut self.cx;
+                    let cut = cx.guest.give(cx.now, cut, &mut cx.out);
+                    assert_eq!(cut, None, "the gate is shut while a state is loaded");
+                } else {
+                    // Its guest has never run, so a syncvm that was given up leaves no trace.
+                    self.follow = None;
+                    self.cx.guest.forget_backlog();
+                    self.begin_follow(sync);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// This side's part of a syncvm begins.
+    pub(crate) fn begin_follow(&mut self, sync: SyncNo) {
+        assert!(self.follow.is_none(), "one syncvm at a time");
+        let joining = self.role() == Role::Joining;
+        self.cx.guest.shut_gate();
+        let view = self.cx.group.view;
+        let early = self.early_dirty.take();
+        let early = early.filter(|early| early.sync == sync && early.view == view);
+        let leaders = early.map(|early| early.dirty);
+        let (since, wait_max) = (self.cx.now, self.cx.rules.wait.begin());
+        let stage = if joining {
+            Stage::Scanning {
+                stopped: Stopped::default(),
+                own: None,
+                leaders,
+            }
+        } else {
+            Stage::Draining {
+                since,
+                wait_max,
+                leaders,
+            }
+        };
+        self.follow = Some(FollowSync { sync, since, stage });
+        if joining {
+            self.cx.ask(Job::FollowSync(sync), Action::Scan);
+        }
+    }
+
+    /// Draining ends when the guest is idle or has been waited for long enough.
+    pub(crate) fn tick_follow(&mut self) {
+        let Self { cx, follow, .. } = self;
+        let Some(FollowSync { stage, .. }) = follow else {
+            return;
+        };
+        if let Stage::Draining {
+            since,
+            wait_max,
+            leaders,
+        } = stage
+        {
+            let waited = cx.now.since(*since);
+            let is_idle = cx.guest.activity.is_idle;
+            if cx.guest.power == Power::Running && (is_idle || waited >= *wait_max) {
+                cx.rules.wait.learn(waited, is_idle);
+                let leaders = leaders.take();
+                *stage = Stage::Pausing {
+                    wait: waited,
+                    leaders,
+                };
+                cx.guest.pause(&mut cx.out);
+            }
+        }
+    }
+
+    pub(crate) fn follow_deadline(&self) -> Micros {
+        match self.follow.as_ref().map(|follow| &follow.stage) {
+            Some(Stage::Draining {
+                since, wait_max, ..
+            }) if self.cx.guest.power == Power::Running => *since + *wait_max,
+            _ => Micros::NEVER,
+        }
+    }
+
+    pub(crate) fn follow_paused(&mut self, unconsumed: Unconsumed) {
+        let Some(follow) = &mut self.follow else {
+            return;
+        };
+        if let Stage::Pausing { wait, leaders } = &mut follow.stage {
+            let (wait, leaders) = (*wait, leaders.take());
+            follow.stage = Stage::Scanning {
+                stopped: Stopped { wait, unconsumed },
+                own: None,
+                leaders,
+            };
+            self.cx.ask(Job::FollowSync(follow.sync), Action::Scan);
+        }
+    }
+
+    pub(crate) fn follow_pages(&mut self, number: SyncNo, seq: u32, chunk: Vec<u8>) {
+        let Some(leader) = self.cx.group.leader else {
+            return;
+        };
+        let Some(Stage::Receiving { staging, .. }) = self.follow_stage(number) else {
+            return;
+        };
+        if let Err(error) = staging.push(seq, chunk) {
+            return self.cx.reject_leader(&error.to_string());
+        }
+        let chunks = staging.chunks();
+        if chunks % CHUNKS_PER_ACK == 0 {
+            let sync = number;
+            self.cx.send_bulk(leader, Body::PagesAck { sync, chunks });
+        }
+    }
+
+    /// The end mark: everything is staged, there is no way back.
+    pub(crate) fn follow_end(
+        &mut self,
+        number: SyncNo,
+        chunks: u32,
+        device: Vec<u8>,
+        refeed: Unconsumed,
+        (compare, translations): (bool, Vec<Translation>),
+    ) {
+        let is_secondary = self.role() == Role::Secondary;
+        let checkpoint = self.cx.takes_checkpoints();
+        let Some(follow) = self.follow.take_if(|follow| follow.sync == number) else {
+            return;
+        };
+        let FollowSync { sync, since, stage } = follow;
+        let (staging, stopped) = match stage {
+            Stage::Receiving {
+                staging, stopped, ..
+            } => (staging, stopped),
+            stage => {
+                self.follow = Some(FollowSync { sync, since, stage });
+                return;
+            }
+        };
+        if !checkpoint && is_secondary {
+            self.cx.rules.wait.ended(self.cx.now.since(since));
+        }
+        let staged = match staging.finish(chunks, device, refeed) {
+            Ok(staged) => staged,
+            Err(error) => {
+                self.cx.reject_leader(&error.to_string());
+                return self.give_up_follow(sync, stopped.unconsumed, "the syncvm is incomplete");
+            }
+        };
+        if checkpoint {
+            return self.keep_checkpoint(staged);
+        }
+        let complete = Complete {
+            staged,
+            compare,
+            translations,
+        };
+        if !self.cx.config.needs_reset {
+            return self.make_durable(sync, complete, None);
+        }
+        self.follow_on(sync, Stage::Saving(complete));
+        let pages: Vec<PageNo> = self.cx.memory.reset_pages.iter().collect();
+        let job = Job::FollowSync(sync);
+        self.cx.ask(job, |job| Action::ReadPages { job, pages });
+    }
+
+    /// The stage of the syncvm that a message or an answer is about, if that is the running one.
+    fn follow_stage(&mut self, sync: SyncNo) -> Option<&mut Stage> {
+        let follow = self.follow.as_mut().filter(|follow| follow.sync == sync)?;
+        Some(&mut follow.stage)
+    }
+
+    /// The syncvm goes on; behind the end mark nobody asks any more when it began.
+    fn follow_on(&mut self, sync: SyncNo, stage: Stage) {
+        let since = self.cx.now;
+        self.follow = Some(FollowSync { sync, since, stage });
+    }
+
+    /// Gives the syncvm up if its end mark has not come; carries it through otherwise.
+    pub(crate) fn abort_follow(&mut self, why: &str) {
+        let Some(follow) = &self.follow else { return };
+        if matches!(follow.stage, Stage::Fetching(..)) {
+            return self.lose_guest_in_fetch();
+        }
+        if follow.is_past_the_end_mark() {
+            return;
+        }
+        if let Some(follow) = self.follow.take() {
+            let unconsumed = match follow.stage {
+                Stage::Scanning { stopped, .. } | Stage::Receiving { stopped, .. } => {
+                    stopped.unconsumed
+                }
+                _ => Unconsumed::default(),
+            };
+            self.give_up_follow(follow.sync, unconsumed, why);
+        }
+    }
+
+    fn give_up_follow(&mut self, sync: SyncNo, unconsumed: Unconsumed, why: &str) {
+        let why = why.to_string();
+        self.cx.note(Note::SyncFailed { sync, why });
+        if self.role() == Role::Joining {
+            // Its guest has never run; the leader begins the attempt anew.
+            return self.leave_join();
+        }
+        match self.cx.guest.power {
+            Power::Running => self.open_gate(),
+            Power::Pausing => self.cx.guest.resume_when_paused = true,
+            // A guest that waits goes on waiting, with the last checkpoint.
+            Power::Paused if self.cx.takes_checkpoints() => {}
+            Power::Paused => self.resume_guest(unconsumed),
+            Power::Off | Power::Starting => {}
+        }
+    }
+
+    /// The leader is gone while a page that only it holds is missing: the one moment in which
+    /// a second event costs the guest (docs/decisions/0003).
+    fn lose_guest_in_fetch(&mut self) {
+        self.follow = None;
+        let why = "the leader was lost while pages written by a device reset were fetched";
+        self.on_guest_died(why.to_string());
+    }
+}

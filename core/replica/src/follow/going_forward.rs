@@ -1,0 +1,166 @@
+//! After the end mark the secondary goes forward to what is staged, whatever happens: its devices are
+//! reset where that must be, its disks' blocks made durable, all of it acknowledged and applied.
+
+use super::{Complete, FollowSync, Stage};
+use crate::api::{Action, ConsoleHold, Note, Role};
+use crate::canary::canary;
+use crate::jobs::Job;
+use crate::phase::Phase;
+use crate::replica::Replica;
+use plover_syncvm::message::Body;
+use plover_types::{PageNo, PageSet, SyncNo};
+
+impl Replica {
+    /// Takes the running syncvm out if it is this one and at a stage that `is_due`.
+    fn take_follow(
+        &mut self,
+        number: SyncNo,
+        is_due: impl FnOnce(&Stage) -> bool,
+    ) -> Option<Stage> {
+        let is_it = |follow: &mut FollowSync| follow.sync == number && is_due(&follow.stage);
+        let follow = self.follow.take_if(is_it)?;
+        Some(follow.stage)
+    }
+
+    /// The pages that a reset will write are copied aside: the devices may be reset.
+    pub(crate) fn follow_restore_read(&mut self, number: SyncNo, chunk: Vec<u8>) {
+        let saving = |stage: &Stage| matches!(stage, Stage::Saving(_));
+        if let Some(Stage::Saving(complete)) = self.take_follow(number, saving) {
+            self.follow_on(number, Stage::Resetting(complete, chunk));
+            self.cx.out.push(Action::Reset);
+        }
+    }
+
+    pub(crate) fn follow_reset_done(&mut self) {
+        let Some(follow) = &self.follow else { return };
+        if matches!(follow.stage, Stage::Resetting(..)) {
+            self.cx.ask(Job::FollowSync(follow.sync), Action::Scan);
+        }
+    }
+
+    /// What the reset wrote: put back, overwritten by the staged pages, or fetched.
+    pub(super) fn follow_reset_scanned(
+        &mut self,
+        number: SyncNo,
+        (complete, restore): (Complete, Vec<u8>),
+        written: &PageSet,
+    ) {
+        // Settled when the staged state is in place.
+        let memory = &mut self.cx.memory;
+        memory.ledger.owe(written);
+        let mut missing = written.clone();
+        missing.subtract(&complete.staged.touched);
+        missing.subtract(&memory.reset_pages);
+        memory.reset_pages.union_with(written);
+        if missing.is_empty() {
+            return self.make_durable(number, complete, Some(restore));
+        }
+        self.follow_on(number, Stage::Fetching(complete, restore));
+        let leader = self.cx.group.leader;
+        match leader.filter(|leader| self.cx.peers.is_linked(*leader)) {
+            Some(leader) => {
+                let (sync, runs) = (number, missing.to_runs());
+                self.cx.send_bulk(leader, Body::Fetch { sync, runs });
+            }
+            None => self.lose_guest_in_fetch(),
+        }
+    }
+
+    pub(crate) fn follow_fetched(&mut self, number: SyncNo, chunk: Vec<u8>, last: bool) {
+        let fetching = |stage: &Stage| matches!(stage, Stage::Fetching(..));
+        let Some(Stage::Fetching(mut complete, restore)) = self.take_follow(number, fetching)
+        else {
+            return;
+        };
+        let added = complete.staged.add(chunk);
+        if added.is_ok() && last {
+            return self.make_durable(number, complete, Some(restore));
+        }
+        self.follow_on(number, Stage::Fetching(complete, restore));
+        if added.is_err() {
+            self.lose_guest_in_fetch();
+        }
+    }
+
+    /// What is staged for disks comes first onto this host's own, where there are any.
+    pub(super) fn make_durable(
+        &mut self,
+        sync: SyncNo,
+        complete: Complete,
+        restore: Option<Vec<u8>>,
+    ) {
+        let config = &self.cx.config;
+        if config.disk_blocks == 0 {
+            return self.acknowledge_and_apply(sync, complete, restore);
+        }
+        let first_block = PageNo(config.pages - config.disk_blocks);
+        let chunks = complete.staged.chunks_from(first_block);
+        self.follow_on(sync, Stage::Durable(complete, restore));
+        self.cx.out.push(Action::StageDisks { sync, chunks });
+        if canary!(self.cx, AckBeforeDisks) {
+            self.follow_disks_staged(sync);
+        }
+    }
+
+    pub(crate) fn follow_disks_staged(&mut self, number: SyncNo) {
+        let staging = |stage: &Stage| matches!(stage, Stage::Durable(..));
+        if let Some(Stage::Durable(complete, restore)) = self.take_follow(number, staging) {
+            self.acknowledge_and_apply(number, complete, restore);
+        }
+    }
+
+    /// From the acknowledgement on the leader may release; the staged state is ours.
+    fn acknowledge_and_apply(
+        &mut self,
+        sync: SyncNo,
+        mut complete: Complete,
+        restore: Option<Vec<u8>>,
+    ) {
+        let mut chunks: Vec<Vec<u8>> = restore.into_iter().filter(|c| !c.is_empty()).collect();
+        chunks.append(&mut complete.staged.chunks);
+        let device = std::mem::take(&mut complete.staged.device);
+        self.follow_on(sync, Stage::Loading(complete));
+        let leader = self.cx.group.leader;
+        if let Some(leader) = leader.filter(|_| self.role() != Role::Leader) {
+            self.cx.send_bulk(leader, Body::Ack { sync });
+        }
+        self.cx.write_chunks(chunks);
+        self.cx.out.push(Action::LoadState(device));
+    }
+
+    /// Memory and devices are the leader's at the cut.
+    pub(crate) fn follow_state_loaded(&mut self) {
+        let loading = |follow: &mut FollowSync| matches!(follow.stage, Stage::Loading(_));
+        let Some(FollowSync {
+            sync,
+            stage: Stage::Loading(complete),
+            ..
+        }) = self.follow.take_if(loading)
+        else {
+            return;
+        };
+        let compare = complete.compare && self.role() != Role::Leader;
+        let cx = &mut self.cx;
+        cx.memory.ledger.settle();
+        // Own outputs of the slot, and own unconsumed inputs, belong to a state that is gone.
+        cx.outputs.guard.discard_all();
+        cx.guest
+            .translator
+            .begin(sync, compare, &complete.translations);
+        cx.guest.pace.begin();
+        cx.out.push(Action::Console(ConsoleHold::Forget));
+        cx.note(Note::Applied { sync });
+        self.become_secondary();
+        let cx = &mut self.cx;
+        if let Phase::Secondary(secondary) = &mut self.phase {
+            secondary.begin_report(cx, sync, compare);
+        }
+        cx.guest.activity.disturb();
+        self.resume_guest(complete.staged.refeed);
+        if let Some((leader, cx)) = self.leading() {
+            leader.serve_if_ready(cx);
+        }
+        // The in-sync set may have gone on without this replica while it was loading.
+        self.leave_if_out();
+    }
+}

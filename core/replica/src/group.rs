@@ -1,0 +1,113 @@
+//! The group as this replica knows it, and the consensus core that it owns: what the core is told, and what
+//! it asks for.
+
+use crate::api::{Action, Note, Role};
+use crate::replica::Replica;
+use apus::{Apus, Command, Phase as ConsensusPhase};
+use plover_types::{Index, Lane, Payload, ReplicaId, ReplicaSet, SyncNo, View};
+
+/// Where the group stands.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub core: Apus,
+    /// What the core asks for and was not looked at yet.
+    pub commands: Vec<Command>,
+    /// The core's phase when it was last looked at.
+    pub phase: ConsensusPhase,
+    pub view: View,
+    pub leader: Option<ReplicaId>,
+    /// The newest in-sync set that is committed.
+    pub in_sync: ReplicaSet,
+    /// The newest entry that was delivered.
+    pub delivered: Index,
+    /// The newest syncvm known.
+    pub sync_no: SyncNo,
+}
+
+impl Group {
+    pub fn new(core: Apus) -> Self {
+        Self {
+            core,
+            commands: Vec::new(),
+            phase: ConsensusPhase::Recovering,
+            view: View::NONE,
+            leader: None,
+            in_sync: ReplicaSet::EMPTY,
+            delivered: Index(0),
+            sync_no: SyncNo(0),
+        }
+    }
+}
+
+impl Replica {
+    pub(crate) fn drain_consensus(&mut self) {
+        while !self.cx.group.commands.is_empty() {
+            for command in std::mem::take(&mut self.cx.group.commands) {
+                self.on_command(command);
+            }
+        }
+        let phase = self.cx.group.core.status().phase;
+        if phase != self.cx.group.phase {
+            if phase == ConsensusPhase::PreVoting {
+                let view = self.cx.group.view;
+                self.cx.note(Note::Suspected { view });
+            }
+            let recovered = matches!(phase, ConsensusPhase::Following | ConsensusPhase::PreVoting);
+            if recovered && self.role() == Role::Recovering {
+                self.become_witness();
+            }
+            self.cx.group.phase = phase;
+        }
+    }
+
+    fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Write { to, bytes } => {
+                self.cx.out.push(Action::Write {
+                    to,
+                    lane: Lane::Log,
+                    payload: Payload::Log,
+                    bytes,
+                });
+            }
+            Command::PersistState(state) => self.cx.out.push(Action::PersistState(state)),
+            Command::PersistEntries {
+                after,
+                anew,
+                entries,
+            } => {
+                self.cx.out.push(Action::PersistEntries {
+                    after,
+                    anew,
+                    entries,
+                });
+            }
+            Command::Deliver(entry) => self.on_deliver(entry),
+            Command::InstallSnapshot {
+                base,
+                configuration,
+            } => self.on_install_snapshot(base.index, configuration.in_sync),
+            Command::Lead { view } => self.on_lead(view),
+            Command::Follow { view, leader } => self.on_follow(view, leader),
+            Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
+            Command::GroupEmpty { fresh } => {
+                self.cx.note(Note::GroupEmpty { fresh });
+                if fresh && self.cx.config.me == self.cx.config.first_leader {
+                    self.bootstrap();
+                }
+            }
+        }
+    }
+
+    /// A group whose replicas have all forgotten the guest may boot a new one.
+    pub(crate) fn bootstrap(&mut self) {
+        let group = &mut self.cx.group;
+        group.core.bootstrap(self.cx.now, &mut group.commands);
+    }
+
+    /// This replica cannot serve: another one in sync takes over, if there is one.
+    pub(crate) fn resign(&mut self) {
+        let group = &mut self.cx.group;
+        group.core.resign(self.cx.now, &mut group.commands);
+    }
+}

@@ -1,0 +1,127 @@
+//! Inputs from clients and operators, on their way into the log.
+//!
+//! While the guest is protected the leader feeds itself as soon as it has proposed: what the
+//! guest makes of an input stays in the guard until a syncvm, whose own entry stands behind the
+//! input in the log, is acknowledged. So nothing that rests on an uncommitted input gets out,
+//! and consensus costs no latency on the leader (docs/decisions/0002). Solo, outputs leave at
+//! once, so inputs are fed when they are committed.
+//!
+//! Under a policy that does not replicate inputs they are fed at once and not logged. What the
+//! guest makes of one is in the next checkpoint, and its outputs wait for that; a failover loses
+//! what came after the last checkpoint, as a network loses packets, and clients send it again.
+
+use super::Leader;
+use crate::api::{Note, OperatorInput};
+use crate::context::Context;
+use crate::guest::Input;
+use crate::log_ops::LogOp;
+use apus::EntryKind;
+use plover_policy::Input as Order;
+use plover_types::{Frame, wire};
+
+/// The part of the log, as a divisor, that inputs leave free: the syncvm that empties a full
+/// log must find room in it, also after some that failed.
+const KEPT_FREE_PART: usize = 8;
+
+impl Leader {
+    /// Clients' frames are proposed, or fed at once where the policy logs no inputs.
+    pub(crate) fn on_frames(&mut self, cx: &mut Context, frames: Vec<Frame>) {
+        if !self.serving || frames.is_empty() {
+            return;
+        }
+        let count = frames.len();
+        let taken = if cx.guest.backlog_frames() + count > cx.config.input_frames_max {
+            false
+        } else if cx.config.policy.input == Order::None {
+            cx.feed(Input::Frames(frames));
+            true
+        } else {
+            let op = match self.bytes_sent_by_now(cx) {
+                Some(after) => LogOp::Paced(after, frames),
+                None => LogOp::Inputs(frames),
+            };
+            self.propose_input(cx, op)
+        };
+        if !taken {
+            cx.note(Note::InputDropped { frames: count });
+        }
+    }
+
+    /// An operator's input goes the same way.
+    pub(crate) fn on_operator(&mut self, cx: &mut Context, input: OperatorInput) {
+        if !self.serving {
+            return;
+        }
+        if cx.config.policy.input == Order::None {
+            cx.feed(Input::Operator(input));
+        } else {
+            self.propose_input(cx, LogOp::Operator(input));
+        }
+    }
+
+    /// Solo, no syncvm reclaims the log, and none has to: this side's own state covers what its
+    /// guest was fed, and nobody else holds one. A joiner that is about to be synced needs what
+    /// comes after its cut, so that is kept.
+    fn reclaim_solo_log(&mut self, cx: &mut Context) {
+        if self.is_solo(cx) && self.final_joiner().is_none() && cx.is_log_half_full() {
+            cx.group.core.trim(cx.group.delivered);
+        }
+    }
+
+    fn propose_input(&mut self, cx: &mut Context, op: LogOp) -> bool {
+        self.reclaim_solo_log(cx);
+        let before = self.last_input_proposed;
+        let payload = wire::encode(&op);
+        let log_bytes_max = cx.config.log_bytes_max;
+        let kept_free = log_bytes_max / KEPT_FREE_PART;
+        if cx.group.core.status().log_bytes + payload.len() > log_bytes_max - kept_free {
+            return false;
+        }
+        let Ok(viewstamp) = cx.propose(EntryKind::App, payload) else {
+            return false;
+        };
+        self.last_input_proposed = viewstamp.index;
+        if self.feeds_at_the_proposal(cx) && cx.guest.taken >= before {
+            self.give_to_guest(cx, viewstamp.index, op);
+        }
+        true
+    }
+
+    /// Whether the leader may feed its guest before the commit: every output of what it feeds
+    /// is certain to wait for a syncvm.
+    fn feeds_at_the_proposal(&self, cx: &Context) -> bool {
+        cx.group.in_sync.len() > 1 && self.proposed.is_none() && !self.is_ordering()
+    }
+
+    /// The leader's guest gets frames as they came.
+    pub(crate) fn give_to_guest(
+        &mut self,
+        cx: &mut Context,
+        index: plover_types::Index,
+        op: LogOp,
+    ) {
+        cx.guest.taken = index;
+        if cx.guest.power == crate::guest::Power::Off {
+            return;
+        }
+        match op {
+            LogOp::Inputs(frames) | LogOp::Paced(_, frames) => cx.feed(Input::Frames(frames)),
+            LogOp::Operator(input) => cx.feed(Input::Operator(input)),
+            LogOp::Syncvm(_) => {}
+        }
+    }
+
+    /// How many bytes the guest has sent since the last syncvm, to be told with an input; nothing if inputs
+    /// are not paced.
+    fn bytes_sent_by_now(&self, cx: &Context) -> Option<u64> {
+        let ordered = cx.config.policy.input == Order::Total;
+        if !ordered || !cx.config.matching.paced || !self.matching.compares() {
+            None
+        } else if cx.guest.is_gate_open() && !self.is_ordering() {
+            Some(cx.guest.pace.sent)
+        } else {
+            // It is the first that the guest gets in the next slot.
+            Some(0)
+        }
+    }
+}

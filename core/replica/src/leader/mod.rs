@@ -1,0 +1,155 @@
+//! A leader: it runs the guest, faces clients, and keeps another replica in step.
+//!
+//! ```text
+//!            in-sync set {me} agreed,            joined: first syncvm acknowledged,
+//!            guest runs                          in-sync set of both agreed
+//!  elected ───────────────────▶ serving, solo ───────────────────────────────▶ protected
+//!                                     ▲                                           │
+//!                                     └──────── the secondary is lost: {me} ──────┘
+//! ```
+//!
+//! Solo or protected is no state of its own: it follows from the agreed in-sync set and the one proposed.
+//! [`slot`] says when a syncvm begins, [`sync`] carries it out, [`matching`] releases outputs between two of
+//! them, and [`join`] brings up a new secondary.
+
+mod inputs;
+pub(crate) mod join;
+pub(crate) mod matching;
+mod outputs;
+mod slot;
+pub(crate) mod sync;
+#[cfg(test)]
+mod tests;
+
+use self::join::LeadJoin;
+use self::matching::Matching;
+use self::slot::Slot;
+use self::sync::LeadSync;
+use crate::api::{Action, Config, Note};
+use crate::context::Context;
+use crate::guest::{Arrange, Power};
+use apus::EntryKind;
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
+
+/// What exists only while a replica leads.
+#[derive(Debug)]
+pub(crate) struct Leader {
+    /// Facing clients.
+    pub serving: bool,
+    /// The in-sync set that was proposed and is not yet seen committed.
+    pub proposed: Option<ReplicaSet>,
+    /// The newest log entry that holds an input.
+    pub last_input_proposed: Index,
+    pub slot: Slot,
+    /// The running syncvm.
+    pub sync: Option<LeadSync>,
+    pub matching: Matching,
+    /// The running attempt to bring up a secondary.
+    pub join: Option<LeadJoin>,
+    pub next_join_at: Micros,
+}
+
+impl Leader {
+    pub fn new(config: &Config, now: Micros) -> Self {
+        Self {
+            serving: false,
+            proposed: None,
+            last_input_proposed: Index(0),
+            slot: Slot::new(now),
+            sync: None,
+            matching: Matching::new(config),
+            join: None,
+            next_join_at: Micros::ZERO,
+        }
+    }
+
+    /// The peer that runs the guest in step with this leader.
+    pub fn secondary(&self, cx: &Context) -> Option<ReplicaId> {
+        let (me, set) = (cx.config.me, self.proposed.unwrap_or(cx.group.in_sync));
+        set.iter().find(|id| *id != me && set.contains(me))
+    }
+
+    /// Whether the agreed in-sync set is this replica alone and no other set is under way.
+    pub fn is_solo(&self, cx: &Context) -> bool {
+        self.proposed.is_none()
+            && cx.group.in_sync.len() == 1
+            && cx.group.in_sync.contains(cx.config.me)
+    }
+
+    /// Whether the guest would survive the loss of any one replica.
+    pub fn is_protected(&self, cx: &Context) -> bool {
+        self.serving && cx.group.in_sync.len() > 1 && self.proposed.is_none()
+    }
+
+    pub fn propose_in_sync(&mut self, cx: &mut Context, set: ReplicaSet) {
+        self.proposed = Some(set);
+        cx.propose(EntryKind::InSync(set), Vec::new())
+            .expect("a leader's log always has room for an in-sync set");
+    }
+
+    /// An in-sync set is committed.
+    pub fn on_in_sync(&mut self, cx: &mut Context) {
+        self.serve_if_ready(cx);
+        if self.proposed.is_none() {
+            if let Some(peer) = self.secondary(cx) {
+                cx.note(Note::Protected { peer });
+            }
+        }
+    }
+
+    /// Faces clients once the guest runs and the log says that nobody else can take over.
+    pub fn serve_if_ready(&mut self, cx: &mut Context) {
+        if !self.serving && self.is_solo(cx) && cx.guest.power == Power::Running {
+            self.serving = true;
+            self.next_join_at = cx.now;
+            cx.peers.forget_refusals();
+            self.slot.started = cx.now;
+            cx.out.push(Action::FaceClients(true));
+            cx.out.push(Action::Announce);
+            let view = cx.group.view;
+            cx.note(Note::Serving { view });
+        }
+    }
+
+    /// Goes on without `peer`: solo, until a new secondary is synced.
+    pub fn lose_peer(&mut self, cx: &mut Context, peer: ReplicaId, why: &str) {
+        if self.join.as_ref().is_some_and(|j| j.peer == peer) {
+            self.fail_join(cx, why);
+        }
+        if self.secondary(cx) != Some(peer) {
+            return;
+        }
+        if self.sync.as_ref().is_some_and(|s| s.peer == peer) {
+            self.abort_sync(cx, why);
+        }
+        self.slot.is_retry = false;
+        self.matching.stop();
+        cx.stop_translating();
+        self.next_join_at = cx.now;
+        let me = cx.config.me;
+        self.propose_in_sync(cx, ReplicaSet::of([me]));
+    }
+
+    /// The link to a peer broke or came up anew: what was in flight on the bulk lane is lost.
+    pub fn on_link(&mut self, cx: &mut Context, peer: ReplicaId) {
+        if self.sync.as_ref().is_some_and(|s| s.peer == peer) {
+            self.abort_sync(cx, "the link to the secondary broke");
+        }
+        if self.join.as_ref().is_some_and(|j| j.peer == peer) {
+            self.fail_join(cx, "the link to the joining replica broke");
+        }
+    }
+
+    /// Lets the paused guest run. Cuts among what waits are of older views: nobody carries them out.
+    pub fn resume_guest(&mut self, cx: &mut Context, first: Unconsumed) {
+        let mut cut = cx.resume_guest(first, Arrange::AsTheyCame);
+        while cut.is_some() {
+            cut = cx.open_gate(Arrange::AsTheyCame);
+        }
+    }
+
+    /// When something of a leader's is due at the latest.
+    pub fn deadline(&self, cx: &Context) -> Micros {
+        self.slot_deadline(cx).min(self.join_deadline(cx))
+    }
+}

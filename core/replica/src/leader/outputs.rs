@@ -1,0 +1,52 @@
+//! Outputs leave when their state is safe and the lease is valid.
+
+use super::Leader;
+use crate::api::Action;
+use crate::context::Context;
+use plover_guard::HeldSlot;
+use plover_policy::UnprotectedOutput;
+
+impl Leader {
+    /// The slot's syncvm is acknowledged: its outputs may go as soon as the lease allows.
+    pub(super) fn clear_for_release(&mut self, cx: &mut Context, held: HeldSlot) -> usize {
+        let count = held.len();
+        let slot = held.slot();
+        let frames = held.release();
+        if !frames.is_empty() {
+            cx.outputs.cleared.push_back((slot, frames));
+        }
+        count
+    }
+
+    /// Sends what may be sent. A leader that was stopped for a while (SIGSTOP, a stalled host)
+    /// may have been replaced without knowing; the lease says how long that is impossible.
+    pub(crate) fn release_what_is_safe(&mut self, cx: &mut Context) {
+        self.clear_what_is_matched(cx);
+        if cx.now >= cx.group.core.lease_until() {
+            return;
+        }
+        while let Some((slot, frames)) = cx.outputs.cleared.pop_front() {
+            cx.out.push(Action::Release { slot, frames });
+        }
+        self.report_released(cx);
+        if self.releases_at_once(cx) && !cx.outputs.guard.is_empty() {
+            let slot = cx.group.sync_no.next();
+            let frames = cx.outputs.guard.release_all();
+            cx.out.push(Action::Release { slot, frames });
+        }
+    }
+
+    /// Whether what the guest prints may be shown as it comes.
+    pub(crate) fn prints_at_once(&self, cx: &Context) -> bool {
+        cx.now < cx.group.core.lease_until() && self.releases_at_once(cx)
+    }
+
+    /// Solo: this replica's state is the only one, and explains whatever its guest sends.
+    fn releases_at_once(&self, cx: &Context) -> bool {
+        self.serving
+            && self.is_solo(cx)
+            && self.sync.is_none()
+            && (cx.config.members.len() == 1
+                || cx.config.unprotected_output == UnprotectedOutput::Release)
+    }
+}

@@ -1,0 +1,116 @@
+//! When a syncvm begins, and when a running one is given up.
+
+use super::Leader;
+use crate::context::Context;
+use crate::guest::Power;
+use plover_policy::{SlotView, SyncReason, SyncWhen};
+use plover_types::Micros;
+
+/// A sync that makes no progress for this many election timeouts has lost its secondary.
+const PATIENCE_TIMEOUTS: u64 = 10;
+
+/// Where slots wait for matches, one with something printed in it ends at this age: a person at a console
+/// does not feel a tenth of a second.
+const PRINTED_WITHIN: Micros = Micros::from_ms(100);
+
+/// What this leader knows of the running slot.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub started: Micros,
+    /// The last syncvm failed; the next one is a repetition.
+    pub is_retry: bool,
+    /// The guest has written so much to its disks that a syncvm is due.
+    pub much_written: bool,
+    /// What the guest has printed in this slot waits for its syncvm.
+    pub printed: bool,
+}
+
+impl Slot {
+    pub fn new(started: Micros) -> Self {
+        Self {
+            started,
+            is_retry: false,
+            much_written: false,
+            printed: false,
+        }
+    }
+}
+
+impl Leader {
+    /// The slot rule, the failed-sync repetition and the patience with a running one.
+    pub(crate) fn tick_slot(&mut self, cx: &mut Context) {
+        if let Some(sync) = &self.sync {
+            let patience = Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS);
+            if !sync.is_acknowledged() && cx.now.since(sync.last_progress) > patience {
+                let peer = sync.peer;
+                self.abort_sync(cx, "the secondary made no progress");
+                self.lose_peer(cx, peer, "a syncvm made no progress");
+            }
+            return;
+        }
+        if self.secondary(cx).is_none() || self.proposed.is_some_and(|s| s.len() < 2) {
+            return;
+        }
+        let view = self.slot_view(cx);
+        let reason = match self.match_view(cx) {
+            _ if self.slot.much_written => Some(SyncReason::Written),
+            Some(_) if self.slot.printed && view.age >= PRINTED_WITHIN => Some(SyncReason::Output),
+            Some(found) => self.compared_slot_ends(cx, &view, &found),
+            None => cx.config.policy.sync.ends(&cx.rules.slot, &view),
+        };
+        if let Some(reason) = reason {
+            let retry = self.slot.is_retry;
+            self.start_sync(cx, if retry { SyncReason::Retry } else { reason });
+        }
+    }
+
+    /// Nothing is known of the new slot yet.
+    pub(super) fn begin_slot(&mut self, cx: &mut Context) {
+        self.slot.started = cx.now;
+        cx.guest.activity.is_idle = false;
+    }
+
+    fn slot_view(&self, cx: &Context) -> SlotView {
+        SlotView {
+            age: cx.now.since(self.slot.started),
+            // What is printed is not compared, so a slot that waits for a match does not wait for it.
+            outputs_held: !cx.outputs.guard.is_empty()
+                || (self.slot.printed && cx.config.policy.sync != SyncWhen::Mismatch),
+            idle: cx.guest.activity.is_idle,
+            guard_full: cx.outputs.guard.is_full(),
+            log_half_full: cx.is_log_half_full(),
+        }
+    }
+
+    /// Whether the end of the slot depends on whether the guest is idle.
+    pub(crate) fn waits_for_idleness(&self, cx: &Context) -> bool {
+        cx.config.policy.sync.asks_for_idleness()
+            && self.sync.is_none()
+            && cx.guest.power == Power::Running
+            && self.secondary(cx).is_some()
+            && (self.slot.printed || !cx.outputs.guard.is_empty())
+            && !self.waits_for_a_match(cx)
+    }
+
+    pub(super) fn slot_deadline(&self, cx: &Context) -> Micros {
+        match &self.sync {
+            Some(sync) => sync.last_progress + Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS + 1),
+            None if self.secondary(cx).is_some() && cx.guest.power == Power::Running => {
+                let when = cx.config.policy.sync;
+                let view = self.slot_view(cx);
+                match self.match_view(cx) {
+                    Some(found) => {
+                        let matched = self.compared_slot_deadline(cx, &view, &found);
+                        let printed = self
+                            .slot
+                            .printed
+                            .then(|| self.slot.started + PRINTED_WITHIN);
+                        matched.min(printed.unwrap_or(Micros::NEVER))
+                    }
+                    None => self.slot.started + when.age_max(&cx.rules.slot, &view),
+                }
+            }
+            None => Micros::NEVER,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A secondary: it runs the guest in step with the leader, or keeps its last checkpoint.
+//!
+//! Its part of a syncvm is [`crate::follow`]'s, since a replica that joins, or one that takes over from a
+//! leader that died behind the end mark, takes part in one as well. What is its own: it reports what its
+//! guest sends ([`report`]) and keeps a witness warm ([`warm`]).
+
+mod report;
+#[cfg(test)]
+mod tests;
+mod warm;
+
+use self::report::OutputReport;
+use self::warm::WarmKeeper;
+use crate::follow::Kept;
+use plover_types::Micros;
+
+pub(crate) use self::report::window;
+
+/// What exists only while a replica is secondary.
+#[derive(Debug)]
+pub(crate) struct Secondary {
+    /// The in-sync set that names it is agreed: the next one without it is meant. Before, sets in the log
+    /// that are older than its joining must not make it drop its guest.
+    pub is_agreed: bool,
+    /// What it reports of this slot's outputs, where they are compared.
+    pub report: Option<OutputReport>,
+    /// The newest checkpoint, where its guest waits.
+    pub kept: Option<Kept>,
+    pub warm: WarmKeeper,
+}
+
+impl Secondary {
+    /// The first syncvm is applied: this replica runs the guest in step from now on.
+    pub fn new(now: Micros) -> Self {
+        Self {
+            is_agreed: false,
+            report: None,
+            kept: None,
+            warm: WarmKeeper::new(now),
+        }
+    }
+}
