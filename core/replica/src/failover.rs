@@ -239,3 +239,6 @@ impl Replica {
         self.cx.stop_translating();
     }
 }
+
+#[cfg(test)]
+mod tests;

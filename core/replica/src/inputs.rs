@@ -32,7 +32,7 @@ impl Replica {
         }
     }
 
-    fn give_to_guest(&mut self, index: Index, op: LogOp) {
+    pub(crate) fn give_to_guest(&mut self, index: Index, op: LogOp) {
         if let Some((leader, cx)) = self.leading() {
             return leader.give_to_guest(cx, index, op);
         }

@@ -63,6 +63,8 @@ mod phase;
 mod replica;
 mod secondary;
 mod status;
+#[cfg(test)]
+mod testing;
 
 pub use api::{
     Action, BootReason, Config, ConsoleHold, Event, GuestRecord, Note, OperatorInput, Role, Warm,

@@ -370,7 +370,7 @@ impl Replica {
     }
 
     /// Whether this secondary reports its guest's outputs, so that inputs are given at the leader's pace.
-    fn reports_outputs(&self) -> bool {
+    pub(crate) fn reports_outputs(&self) -> bool {
         matches!(&self.phase, Phase::Secondary(secondary) if secondary.report.is_some())
     }
 }

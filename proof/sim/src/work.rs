@@ -25,7 +25,7 @@ impl World {
                 let late = pages.into_iter().any(of_disks);
                 (late, Event::Hashed(job, digests))
             }
-            Action::HashBlocks { key, pages } => {
+            Action::HashBlocks { job, key, pages } => {
                 let none = || vec![0; pages.len() * SUBPAGES_PER_PAGE];
                 let hashes = guest.map_or_else(none, |guest| guest.hash_blocks(&key, &pages));
                 let late = pages.into_iter().any(of_disks);

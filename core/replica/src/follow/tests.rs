@@ -1,1 +1,190 @@
+//! A secondary's part of a syncvm, on synthetic events.
 
+use crate::api::{Action, Event, Note, Role};
+use crate::jobs::JobId;
+use crate::replica::Replica;
+use crate::testing::{LEADER, secondary, sent_to_leader, taken};
+use plover_policy::{Preset, VSMR};
+use plover_syncvm::message::Body;
+use plover_types::{Frame, Index, PageNo, PageSet, SyncNo, Unconsumed, View, Viewstamp};
+
+const KEY: [u8; 32] = [7; 32];
+
+fn cut(replica: &mut Replica, sync: u64) {
+    let view = replica.cx.group.view;
+    let at = Viewstamp {
+        view,
+        index: Index(sync),
+    };
+    replica.on_syncvm_entry(SyncNo(sync), at);
+}
+
+fn job_of(actions: &[Action]) -> JobId {
+    let job = actions.iter().find_map(|action| match action {
+        Action::Scan(job) | Action::Hash { job, .. } => Some(*job),
+        _ => None,
+    });
+    job.expect("work was asked for")
+}
+
+fn pages(pages: &[u32]) -> PageSet {
+    let mut set = PageSet::new(16);
+    pages.iter().for_each(|page| set.insert(PageNo(*page)));
+    set
+}
+
+/// A secondary that has hashed what either side wrote and waits for pages; it has sent a frame itself.
+fn receiving() -> Replica {
+    let mut replica = secondary(VSMR.policy);
+    replica.cx.memory.ledger.settle();
+    replica.on_outputs(vec![Frame(vec![1])]);
+    cut(&mut replica, 1);
+    replica.cx.guest.activity.is_idle = true;
+    replica.tick_follow();
+    assert!(matches!(taken(&mut replica)[..], [Action::Pause]));
+    replica.follow_paused(Unconsumed::default());
+    replica.cx.guest.power = crate::guest::Power::Paused;
+    let scan = job_of(&taken(&mut replica));
+    assert!(replica.cx.jobs.end(scan).is_some());
+    replica.follow_scanned(SyncNo(1), &pages(&[2]));
+    assert_eq!(
+        taken(&mut replica).len(),
+        0,
+        "the leader's pages are awaited"
+    );
+    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), KEY);
+    let asked = taken(&mut replica);
+    let [
+        Action::Hash {
+            key: KEY, pages, ..
+        },
+    ] = &asked[..]
+    else {
+        panic!("{asked:?}");
+    };
+    assert_eq!(pages, &[PageNo(2), PageNo(5)], "the union");
+    replica
+}
+
+fn end(replica: &mut Replica, chunks: u32) {
+    let nothing = Unconsumed::default();
+    replica.follow_end(SyncNo(1), chunks, vec![9], nothing, (false, Vec::new()));
+}
+
+#[test]
+fn the_end_mark_is_acknowledged_and_applied() {
+    let mut replica = receiving();
+    end(&mut replica, 0);
+    assert_eq!(sent_to_leader(&replica), [Body::Ack { sync: SyncNo(1) }]);
+    let out = taken(&mut replica);
+    let loaded = out
+        .iter()
+        .any(|a| matches!(a, Action::LoadState(state) if state == &[9]));
+    assert!(loaded, "{out:?}");
+    assert_eq!(
+        replica.cx.outputs.guard.len(),
+        1,
+        "until the state is there"
+    );
+    replica.follow_state_loaded();
+    assert_eq!(replica.cx.outputs.guard.len(), 0);
+    assert!(replica.cx.memory.ledger.owed().is_empty());
+    assert_eq!(replica.role(), Role::Secondary);
+}
+
+/// Rule 3: what is not whole is not acknowledged, and the own state goes on.
+#[test]
+fn an_end_mark_before_all_chunks_have_come_gives_the_sync_up() {
+    let mut replica = receiving();
+    end(&mut replica, 1);
+    assert_eq!(sent_to_leader(&replica), []);
+    let out = taken(&mut replica);
+    let failed = |a: &Action| matches!(a, Action::Note(Note::SyncFailed { .. }));
+    assert!(out.iter().any(failed), "{out:?}");
+    assert!(out.iter().any(|a| matches!(a, Action::Resume)));
+    let owed = replica.cx.memory.ledger.owed();
+    assert!(owed.contains(PageNo(2)) && owed.contains(PageNo(5)));
+    assert_eq!(replica.cx.outputs.guard.len(), 1, "its outputs are its own");
+}
+
+#[test]
+fn a_leader_that_is_lost_before_the_end_mark_changes_nothing() {
+    let mut replica = receiving();
+    replica.abort_follow("the link to the leader broke");
+    assert!(replica.follow.is_none());
+    let out = taken(&mut replica);
+    assert!(out.iter().any(|a| matches!(a, Action::Resume)), "{out:?}");
+}
+
+/// After it there is no way back, whatever becomes of the leader.
+#[test]
+fn a_leader_that_is_lost_after_the_end_mark_changes_nothing_either() {
+    let mut replica = receiving();
+    end(&mut replica, 0);
+    replica.abort_follow("the link to the leader broke");
+    assert!(replica.follow.is_some());
+    replica.follow_state_loaded();
+    let applied = |a: &Action| matches!(a, Action::Note(Note::Applied { sync: SyncNo(1) }));
+    assert!(taken(&mut replica).iter().any(applied));
+}
+
+/// The bulk lane may be faster than the log.
+#[test]
+fn the_leaders_pages_may_come_before_the_cut() {
+    let mut replica = secondary(VSMR.policy);
+    replica.follow_dirty(SyncNo(1), &pages(&[5]).to_runs(), KEY);
+    assert_eq!(taken(&mut replica).len(), 0);
+    cut(&mut replica, 1);
+    replica.cx.guest.activity.is_idle = true;
+    replica.tick_follow();
+    replica.follow_paused(Unconsumed::default());
+    replica.follow_scanned(SyncNo(1), &pages(&[]));
+    let hashes = |a: &Action| matches!(a, Action::Hash { .. });
+    assert!(taken(&mut replica).iter().any(hashes));
+}
+
+#[test]
+fn a_cut_of_another_view_is_nobodys() {
+    let mut replica = secondary(VSMR.policy);
+    let at = Viewstamp {
+        view: View(99),
+        index: Index(1),
+    };
+    replica.on_syncvm_entry(SyncNo(1), at);
+    assert!(replica.follow.is_none());
+}
+
+/// A checkpoint replaces the last one; its devices are loaded when this side takes over.
+#[test]
+fn a_checkpoint_is_kept_and_loaded_at_the_takeover() {
+    let remus = Preset::find("remus-25").unwrap().policy;
+    let mut replica = secondary(remus);
+    replica.cx.guest.power = crate::guest::Power::Paused;
+    replica.follow_checkpoint(SyncNo(4));
+    let nothing = Unconsumed::default();
+    replica.follow_end(SyncNo(4), 0, vec![3], nothing, (false, Vec::new()));
+    assert_eq!(sent_to_leader(&replica), [Body::Ack { sync: SyncNo(4) }]);
+    let out = taken(&mut replica);
+    assert!(!out.iter().any(|a| matches!(a, Action::LoadState(_))));
+    let kept = replica.following().and_then(|(s, _)| s.kept.take());
+    replica.take_over(kept.expect("a checkpoint is kept"));
+    let out = taken(&mut replica);
+    assert!(
+        matches!(&out[..], [Action::LoadState(state)] if state == &[3]),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn a_message_of_the_leader_that_makes_no_sense_is_rejected_and_harms_nothing() {
+    let mut replica = receiving();
+    replica.follow_pages(SyncNo(1), 3, vec![0; 8]);
+    let out = taken(&mut replica);
+    let [Action::Note(Note::Rejected { from, .. })] = &out[..] else {
+        panic!("{out:?}");
+    };
+    assert_eq!(*from, LEADER);
+    end(&mut replica, 0);
+    assert_eq!(sent_to_leader(&replica), [Body::Ack { sync: SyncNo(1) }]);
+    let _ = Event::Tick;
+}

@@ -1,1 +1,217 @@
+//! A leader on synthetic events. Its policy takes checkpoints, so that its syncs need no place in the log.
 
+use crate::api::{Action, Event, Note, OperatorInput};
+use crate::jobs::JobId;
+use crate::replica::Replica;
+use crate::testing::{LEADER as SECONDARY, leader, taken};
+use plover_policy::{Policy, Preset};
+use plover_syncvm::SyncMessage;
+use plover_syncvm::message::Body;
+use plover_types::{Frame, Lane, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
+
+const INTERVAL: Micros = Micros::from_ms(30);
+
+fn remus() -> Policy {
+    Preset::find("remus-25").unwrap().policy
+}
+
+fn apply(replica: &mut Replica, now: Micros, event: Event) -> Vec<Action> {
+    let mut out = Vec::new();
+    replica.apply(now, event, &mut out);
+    out
+}
+
+fn from_secondary(body: Body, replica: &Replica) -> Event {
+    let view = replica.cx.group.view;
+    Event::Received {
+        from: SECONDARY,
+        lane: Lane::Bulk,
+        bytes: wire::encode(&SyncMessage { view, body }),
+    }
+}
+
+fn bodies(actions: &[Action]) -> Vec<Body> {
+    let sent = actions.iter().filter_map(|action| match action {
+        Action::Write {
+            to: SECONDARY,
+            lane: Lane::Bulk,
+            bytes,
+            ..
+        } => Some(wire::decode::<SyncMessage>(bytes).unwrap().body),
+        _ => None,
+    });
+    sent.collect()
+}
+
+fn job_of(actions: &[Action]) -> JobId {
+    let job = actions.iter().find_map(|action| match action {
+        Action::Scan(job) | Action::ReadPages { job, .. } => Some(*job),
+        _ => None,
+    });
+    job.expect("work was asked for")
+}
+
+/// A protected leader whose guest has sent a frame and stands at the cut of its first checkpoint, one page
+/// dirty.
+fn at_the_cut() -> Replica {
+    let mut replica = leader(remus(), true);
+    apply(
+        &mut replica,
+        Micros(2),
+        Event::Outputs(vec![Frame(vec![7])]),
+    );
+    let out = apply(&mut replica, INTERVAL, Event::Tick);
+    assert!(out.iter().any(|a| matches!(a, Action::Pause)), "{out:?}");
+    let paused = Event::GuestPaused {
+        outputs: Vec::new(),
+        unconsumed: Unconsumed::default(),
+    };
+    let out = apply(&mut replica, INTERVAL, paused);
+    let scan = job_of(&out);
+    replica.cx.memory.ledger.settle();
+    let mut dirty = PageSet::new(16);
+    dirty.insert(PageNo(3));
+    let out = apply(&mut replica, INTERVAL, Event::Scanned(scan, dirty));
+    let read = job_of(&out);
+    replica.cx.out.push(Action::Scan(read));
+    replica
+}
+
+/// The job of the read that [`at_the_cut`] left open.
+fn open_read(replica: &mut Replica) -> JobId {
+    job_of(&taken(replica))
+}
+
+#[test]
+fn outputs_of_a_slot_wait_for_its_acknowledgement() {
+    let mut replica = at_the_cut();
+    let read = open_read(&mut replica);
+    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
+    let out = apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let resumed = out.iter().position(|a| matches!(a, Action::Resume));
+    assert!(
+        resumed.is_some(),
+        "the guest goes on before what it wrote is sent"
+    );
+    let sent = bodies(&out);
+    assert!(matches!(sent.last(), Some(Body::End { .. })), "{sent:?}");
+    assert!(replica.cx.outputs.cleared.is_empty(), "nothing is safe yet");
+    let ack = from_secondary(Body::Ack { sync: SyncNo(1) }, &replica);
+    apply(&mut replica, INTERVAL, ack);
+    assert_eq!(replica.cx.outputs.cleared.len(), 1);
+    assert!(replica.cx.memory.ledger.owed().is_empty());
+}
+
+/// The fear: dirty bits are cleared, the sync fails, and nobody remembers the pages.
+#[test]
+fn a_failed_sync_owes_its_pages_and_holds_its_outputs() {
+    let mut replica = at_the_cut();
+    taken(&mut replica);
+    let down = Event::Link {
+        peer: SECONDARY,
+        up: false,
+    };
+    let out = apply(&mut replica, INTERVAL, down);
+    let failed = |a: &Action| matches!(a, Action::Note(Note::SyncFailed { .. }));
+    assert!(out.iter().any(failed), "{out:?}");
+    assert!(out.iter().any(|a| matches!(a, Action::Resume)));
+    assert!(replica.cx.memory.ledger.owed().contains(PageNo(3)));
+    assert_eq!(replica.cx.outputs.guard.len(), 1);
+    assert!(replica.cx.outputs.cleared.is_empty());
+}
+
+#[test]
+fn an_acknowledgement_of_another_sync_or_another_peer_releases_nothing() {
+    let mut replica = at_the_cut();
+    let read = open_read(&mut replica);
+    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
+    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    let late = from_secondary(Body::Ack { sync: SyncNo(9) }, &replica);
+    apply(&mut replica, INTERVAL, late);
+    let Event::Received { lane, bytes, .. } =
+        from_secondary(Body::Ack { sync: SyncNo(1) }, &replica)
+    else {
+        panic!("a message");
+    };
+    let from = ReplicaId(2);
+    apply(
+        &mut replica,
+        INTERVAL,
+        Event::Received { from, lane, bytes },
+    );
+    assert!(replica.cx.outputs.cleared.is_empty());
+}
+
+/// A secondary that never answers costs its place, not the guest.
+#[test]
+fn a_sync_without_progress_is_given_up() {
+    let mut replica = at_the_cut();
+    let (leader, cx) = replica.leading().unwrap();
+    let deadline = leader.deadline(cx);
+    assert_eq!(deadline, INTERVAL + Micros(10 * cx.config.timeout.0 + 1));
+    leader.abort_sync(cx, "the secondary made no progress");
+    assert!(leader.sync.is_none());
+    assert!(leader.slot.is_retry);
+}
+
+#[test]
+fn inputs_that_find_no_room_are_dropped_and_counted() {
+    let mut replica = leader(remus(), true);
+    let max = replica.cx.config.input_frames_max;
+    let many = vec![Frame(vec![1]); max + 1];
+    let out = apply(&mut replica, Micros(2), Event::Frames(many));
+    let dropped =
+        |a: &Action| matches!(a, Action::Note(Note::InputDropped { frames }) if *frames == max + 1);
+    assert!(out.iter().any(dropped), "{out:?}");
+    let out = apply(&mut replica, Micros(2), Event::Frames(vec![Frame(vec![1])]));
+    assert!(out.iter().any(|a| matches!(a, Action::Feed(_))), "{out:?}");
+}
+
+#[test]
+fn a_leader_that_does_not_serve_takes_no_input() {
+    let mut replica = leader(remus(), true);
+    replica.leading().unwrap().0.serving = false;
+    let power = Event::Operator(OperatorInput::PowerButton);
+    assert_eq!(apply(&mut replica, Micros(2), power).len(), 0);
+    let frames = Event::Frames(vec![Frame(vec![1])]);
+    assert_eq!(apply(&mut replica, Micros(2), frames).len(), 0);
+}
+
+/// What the secondary reports counts once both guests go on from one state.
+#[test]
+fn reports_count_after_the_acknowledgement() {
+    let hybrid = Preset::find("hybrid").unwrap().policy;
+    let mut replica = leader(hybrid, true);
+    let (leader, cx) = replica.leading().unwrap();
+    leader.matching.cut(SyncNo(1), &mut cx.rules.matching);
+    let frames = [Frame(vec![1])];
+    leader.on_reported(cx, SECONDARY, SyncNo(1), 0, &frames);
+    assert_eq!(leader.matching.heard(), None);
+    leader.matching.acknowledged(SyncNo(1));
+    leader.on_reported(cx, SECONDARY, SyncNo(1), 0, &frames);
+    assert_eq!(leader.matching.heard(), Some((SyncNo(1), 1)));
+    leader.on_reported(cx, ReplicaId(2), SyncNo(1), 1, &frames);
+    assert_eq!(
+        leader.matching.heard(),
+        Some((SyncNo(1), 1)),
+        "no secondary"
+    );
+}
+
+#[test]
+fn a_solo_leader_offers_a_copy_and_backs_off_when_it_fails() {
+    let mut replica = leader(remus(), false);
+    let out = apply(&mut replica, Micros(2), Event::Tick);
+    let begun = out.iter().find_map(|a| match a {
+        Action::Note(Note::JoinBegun { peer }) => Some(*peer),
+        _ => None,
+    });
+    let peer = begun.expect("an attempt begins");
+    let down = Event::Link { peer, up: false };
+    let out = apply(&mut replica, Micros(3), down);
+    let failed = |a: &Action| matches!(a, Action::Note(Note::JoinFailed { .. }));
+    assert!(out.iter().any(failed), "{out:?}");
+    let out = apply(&mut replica, Micros(4), Event::Tick);
+    let again = |a: &Action| matches!(a, Action::Note(Note::JoinBegun { .. }));
+    assert!(!out.iter().any(again), "it waits before the next attempt");
+}

@@ -52,13 +52,14 @@ impl Answers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plover_replica::JobId;
 
     #[test]
     fn what_was_asked_behind_the_disk_waits_for_it() {
         let mut answers = Answers::new();
-        let hashed = |count: usize| Event::Hashed(vec![Default::default(); count]);
+        let hashed = |count: usize| Event::Hashed(JobId(1), vec![Default::default(); count]);
         let count = |event: Option<Event>| match event {
-            Some(Event::Hashed(digests)) => Some(digests.len()),
+            Some(Event::Hashed(_, digests)) => Some(digests.len()),
             _ => None,
         };
         assert_eq!(count(answers.now(hashed(1))), Some(1));

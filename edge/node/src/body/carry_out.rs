@@ -3,8 +3,7 @@
 use super::{Body, BoxError};
 use crate::{announce, clock};
 use plover_fabric::Fabric;
-use plover_replica::{Action, Note, Role};
-use plover_syncvm::Phase;
+use plover_replica::{Action, ConsoleHold, Note, Role};
 use plover_syncvm::blocks::BlockMask;
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
@@ -32,7 +31,7 @@ impl Body {
                 entries,
             } => self.storage.append(after, anew, &entries),
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
-            Action::StartGuest => self.start_guest(),
+            Action::StartGuest(reason) => self.start_guest(reason),
             Action::KillGuest => {
                 self.vm = None;
                 self.printed.forget();
@@ -47,17 +46,17 @@ impl Body {
             Action::Reset => self.order(VmCommand::Reset),
             Action::SaveState => self.order(VmCommand::SaveState),
             Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
-            Action::Scan => self.scan(),
-            Action::Hash { key, pages } => self.hash(key, pages),
-            Action::HashBlocks { key, pages } => self.hash_blocks(key, pages),
-            Action::ReadBlocks(pages) => self.read(pages),
-            Action::ReadPages(pages) => {
+            Action::Scan(job) => self.scan(job),
+            Action::Hash { job, key, pages } => self.hash(job, key, pages),
+            Action::HashBlocks { job, key, pages } => self.hash_blocks(job, key, pages),
+            Action::ReadBlocks { job, pages } => self.read(job, pages),
+            Action::ReadPages { job, pages } => {
                 let whole = pages.into_iter().map(|page| (page, BlockMask::ALL));
-                self.read(whole.collect());
+                self.read(job, whole.collect());
             }
-            Action::WriteChunks(chunks) => {
-                self.crash_in_apply(&chunks);
-                self.write_chunks(chunks);
+            Action::WriteChunks { job, chunks } => {
+                self.crash_in_apply(job, &chunks);
+                self.write_chunks(job, chunks);
             }
             Action::StageDisks { sync, chunks } => self.stage_disks(sync, chunks),
             Action::Feed(frames) => self.feed(&frames),
@@ -70,6 +69,8 @@ impl Body {
             Action::Announce => {
                 self.tap.write(&announce::frame(self.qemu.mac));
             }
+            Action::Console(hold) => self.hold_console(hold),
+            Action::Role { from, to } => self.change_role(from, to),
             Action::Note(note) => self.note(note),
         }
         Ok(())
@@ -110,42 +111,40 @@ impl Body {
         }
     }
 
-    fn note(&mut self, note: Note) {
-        match &note {
-            Note::Role { from, to, .. } => {
-                self.role = *to;
-                if *from == Role::Leader {
-                    self.dismiss_operators();
-                }
-                self.unprotected = None;
-                self.held.forget();
-                tracing::info!(role = ?to, "role");
-                self.place();
-            }
-            Note::SyncPhase { sync, phase } => {
-                if *phase == Phase::Scan {
-                    self.printed.cut(*sync);
-                }
-                self.at_phase(*phase, &note);
-            }
-            Note::SyncFailed { .. } => {
-                self.printed.reopen();
-                tracing::info!(?note, "note");
-            }
-            Note::Synced(report) => {
-                self.metrics.add((**report).clone());
-                let printed = self.printed.synced(report.sync);
+    fn hold_console(&mut self, hold: ConsoleHold) {
+        match hold {
+            ConsoleHold::Cut(sync) => self.printed.cut(sync),
+            ConsoleHold::Reopen => self.printed.reopen(),
+            ConsoleHold::Show(sync) => {
+                let printed = self.printed.synced(sync);
                 self.show(&printed);
             }
+            ConsoleHold::Forget => self.printed.forget(),
+        }
+    }
+
+    fn change_role(&mut self, from: Role, to: Role) {
+        self.role = to;
+        if from == Role::Leader {
+            self.dismiss_operators();
+        }
+        self.unprotected = None;
+        self.held.forget();
+        self.place();
+    }
+
+    /// For people: the log, the trace, the figures of the status.
+    fn note(&mut self, note: Note) {
+        match &note {
+            Note::Role { to, .. } => tracing::info!(role = ?to, "role"),
+            Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
+            Note::Synced(report) => self.metrics.add((**report).clone()),
             Note::InputDropped { frames } => self.dropped_inputs += *frames as u64,
             Note::OutputDropped { frames } => {
                 self.dropped_outputs += *frames as u64;
                 self.held.lose(*frames);
             }
-            Note::Applied { sync } | Note::Kept { sync } => {
-                self.printed.forget();
-                self.checksum(sync.0);
-            }
+            Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
                 let why = format!("the copy of the guest to replica {peer} failed: {why}");
@@ -173,7 +172,7 @@ impl Body {
 /// Whether an action is work of a tenth of a millisecond and more on the guest's memory.
 fn takes_long(action: &Action) -> bool {
     match action {
-        Action::Scan | Action::WriteChunks(_) => true,
+        Action::Scan(_) | Action::WriteChunks { .. } => true,
         Action::Hash { pages, .. } | Action::HashBlocks { pages, .. } => !pages.is_empty(),
         _ => false,
     }

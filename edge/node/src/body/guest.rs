@@ -3,7 +3,7 @@
 use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
 use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
-use plover_replica::{Area, Event, Note, OperatorInput, Role};
+use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
 use plover_types::{Frame, SyncNo, Unconsumed};
 use plover_vm::{QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
@@ -95,10 +95,10 @@ impl Body {
         Event::GuestDied(why)
     }
 
-    pub(super) fn start_guest(&mut self) {
+    pub(super) fn start_guest(&mut self, reason: BootReason) {
         // What is started inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
-        let disks = self.attach_disks().map_err(|error| error.to_string());
+        let disks = self.attach_disks(reason).map_err(|error| error.to_string());
         self.keep_this_thread_on(|cpus| &cpus.guest);
         let spawned = disks.and_then(|disks| {
             QemuVm::spawn(self.qemu.clone(), disks).map_err(|error| error.to_string())
@@ -114,16 +114,15 @@ impl Body {
         }
     }
 
-    /// The disks for a guest that starts: of a leader as they are, if they are whole; of one that
-    /// is to hold another replica's pages to be overwritten.
-    fn attach_disks(&mut self) -> Result<Option<Attachment>, DiskError> {
+    /// The disks for a guest that starts: to boot from, if they are whole, or to be overwritten with
+    /// another replica's pages.
+    fn attach_disks(&mut self, reason: BootReason) -> Result<Option<Attachment>, DiskError> {
         let Some(disks) = &mut self.disks else {
             return Ok(None);
         };
-        let attachment = if self.role != Role::Leader {
-            disks.attach_for_copy()?
-        } else {
-            disks.attach_to_boot()?
+        let attachment = match reason {
+            BootReason::Copy => disks.attach_for_copy()?,
+            BootReason::Boot => disks.attach_to_boot()?,
         };
         Ok(Some(attachment))
     }
@@ -212,10 +211,10 @@ impl Body {
     }
 
     /// The same on a secondary, whose memory and disks are left between two syncs.
-    pub(super) fn crash_in_apply(&mut self, chunks: &[Vec<u8>]) {
+    pub(super) fn crash_in_apply(&mut self, job: JobId, chunks: &[Vec<u8>]) {
         let hook = self.crash_in == Some(plover_syncvm::Phase::Apply);
         if hook && self.role == Role::Secondary {
-            self.write_chunks(chunks[..chunks.len().div_ceil(2)].to_vec());
+            self.write_chunks(job, chunks[..chunks.len().div_ceil(2)].to_vec());
             let disks = self.vm.as_ref().and_then(QemuVm::disks);
             disks.into_iter().for_each(Attachment::wait_until_written);
             self.crash();

@@ -7,7 +7,7 @@ use super::{Body, BoxError};
 use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
 use plover_disk::{Attachment, Batch, Blocks};
-use plover_replica::Event;
+use plover_replica::{Event, JobId};
 use plover_syncvm::blocks::Divergent;
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
 use plover_types::{PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
@@ -15,7 +15,7 @@ use plover_vm::QemuVm;
 use serde_json::json;
 
 impl Body {
-    pub(super) fn hash(&mut self, key: [u8; 32], mut pages: Vec<PageNo>) {
+    pub(super) fn hash(&mut self, job: JobId, key: [u8; 32], mut pages: Vec<PageNo>) {
         let blocks = pages.split_off(self.first_block(pages.iter()));
         let mut digests = Vec::with_capacity(pages.len() + blocks.len());
         match &self.vm {
@@ -24,17 +24,17 @@ impl Body {
         }
         let Some(disks) = disks_for(&self.vm, &blocks) else {
             digests.resize(pages.len() + blocks.len(), Default::default());
-            return self.answer(Event::Hashed(digests));
+            return self.answer(Event::Hashed(job, digests));
         };
         let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
             digests.extend(pages_of(disk, layout).hash(&key, &blocks));
             // Nobody waits for it any more where this fails.
-            let _ = answer.send(Event::Hashed(digests));
+            let _ = answer.send(Event::Hashed(job, digests));
         });
     }
 
-    pub(super) fn hash_blocks(&mut self, key: [u8; 32], mut pages: Vec<PageNo>) {
+    pub(super) fn hash_blocks(&mut self, job: JobId, key: [u8; 32], mut pages: Vec<PageNo>) {
         let blocks = pages.split_off(self.first_block(pages.iter()));
         let all = (pages.len() + blocks.len()) * SUBPAGES_PER_PAGE;
         let mut hashes = Vec::with_capacity(all);
@@ -44,26 +44,26 @@ impl Body {
         }
         let Some(disks) = disks_for(&self.vm, &blocks) else {
             hashes.resize(all, 0);
-            return self.answer(Event::BlocksHashed(hashes));
+            return self.answer(Event::BlocksHashed(job, hashes));
         };
         let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
             hashes.extend(pages_of(disk, layout).hash_blocks(&key, &blocks));
-            let _ = answer.send(Event::BlocksHashed(hashes));
+            let _ = answer.send(Event::BlocksHashed(job, hashes));
         });
     }
 
     /// Answers with the blocks asked for.
-    pub(super) fn read(&mut self, mut pages: Vec<Divergent>) {
+    pub(super) fn read(&mut self, job: JobId, mut pages: Vec<Divergent>) {
         let blocks = pages.split_off(self.first_block(pages.iter().map(|(page, _)| page)));
         let mut chunk = self.read_memory(&pages);
         let Some(disks) = disks_for(&self.vm, &blocks) else {
-            return self.answer(Event::PagesRead(chunk.finish()));
+            return self.answer(Event::PagesRead(job, chunk.finish()));
         };
         let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
             pages_of(disk, layout).read(&blocks, &mut chunk);
-            let _ = answer.send(Event::PagesRead(chunk.finish()));
+            let _ = answer.send(Event::PagesRead(job, chunk.finish()));
         });
     }
 
@@ -125,17 +125,17 @@ impl Body {
         writer
     }
 
-    pub(super) fn write_chunks(&mut self, chunks: Vec<Vec<u8>>) {
+    pub(super) fn write_chunks(&mut self, job: JobId, chunks: Vec<Vec<u8>>) {
         let layout = self.layout;
         self.write_memory(&chunks);
         let any: Vec<_> = of_disks(&chunks, layout).take(1).collect();
         let Some(disks) = disks_for(&self.vm, &any) else {
-            return self.answer(Event::ChunksWritten);
+            return self.answer(Event::ChunksWritten(job));
         };
         let answer = self.answers.later();
         disks.begin_writing(move |disk| {
             pages_of(disk, layout).write(&chunks);
-            let _ = answer.send(Event::ChunksWritten);
+            let _ = answer.send(Event::ChunksWritten(job));
         });
     }
 
@@ -174,10 +174,10 @@ impl Body {
         disks.stage_with(sync, move |disk| pages_of(disk, layout).batch(&chunks));
     }
 
-    pub(super) fn scan(&mut self) {
+    pub(super) fn scan(&mut self, job: JobId) {
         let mut set = PageSet::new(self.layout.pages());
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
-        self.events.push_back(Event::Scanned(set));
+        self.events.push_back(Event::Scanned(job, set));
         if let Some(Err(error)) = scanned {
             let event = self.guest_is_gone(format!("cannot scan the guest's memory: {error}"));
             self.events.push_back(event);

@@ -20,7 +20,7 @@ use crate::tap::Tap;
 use crate::trace::Trace;
 use plover_disk::{DiskEvent, Disks};
 use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
-use plover_replica::{Action, Area, Event, Replica, Role};
+use plover_replica::{Action, Area, Event, Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -76,6 +76,8 @@ struct Body {
     /// Which pages are RAM and which are blocks of disks.
     layout: PageLayout,
     replica: Replica,
+    /// What the brain waits for, as its last turn said.
+    watch: Watch,
     role: Role,
     actions: VecDeque<Action>,
     events: VecDeque<Event>,
@@ -178,6 +180,7 @@ impl Body {
             qemu,
             layout,
             replica: Replica::new(brain, start, now),
+            watch: Watch::default(),
             role: Role::Recovering,
             actions: VecDeque::new(),
             events: VecDeque::new(),
@@ -229,12 +232,12 @@ impl Body {
     fn wait(&mut self) {
         if let Some(vm) = &mut self.vm {
             // What has no room in QEMU's queues has some when the guest sends something.
-            let hears = self.replica.hears_outputs() || self.outputs_left || vm.has_backlog();
+            let hears = self.watch.hears_outputs || self.outputs_left || vm.has_backlog();
             vm.hear_outputs(hears);
         }
         let now = clock::now();
-        let mut until = self.replica.deadline();
-        if let Some(period) = self.replica.wants_samples() {
+        let mut until = self.watch.deadline;
+        if let Some(period) = self.watch.sample_every {
             until = until.min((self.sampled_at + period).max(now));
         }
         let timeout = self.fabric.as_ref().and_then(|f| f.timeout());
@@ -298,14 +301,14 @@ impl Body {
             self.take_control()?;
         }
         self.sample()?;
-        if clock::now() >= self.replica.deadline() {
+        if clock::now() >= self.watch.deadline {
             self.apply(Event::Tick)?;
         }
-        if self.replica.prints_at_once() {
+        if clock::now() < self.watch.console_until {
             let printed = self.printed.take_all();
             self.show(&printed);
         }
-        self.storage.trim(self.replica.log_base());
+        self.storage.trim(self.watch.log_base);
         self.storage.submit();
         self.flush();
         Ok(())
@@ -313,7 +316,7 @@ impl Body {
 
     /// Looks at what the guest is doing, when somebody waits for it and it is time.
     fn sample(&mut self) -> Result<(), BoxError> {
-        let (Some(period), Some(vm)) = (self.replica.wants_samples(), &self.vm) else {
+        let (Some(period), Some(vm)) = (self.watch.sample_every, &self.vm) else {
             return Ok(());
         };
         let now = clock::now();
@@ -418,7 +421,7 @@ impl Body {
         self.events.push_back(event);
         let mut actions = Vec::new();
         while let Some(event) = self.events.pop_front() {
-            self.replica.apply(clock::now(), event, &mut actions);
+            self.watch = self.replica.apply(clock::now(), event, &mut actions);
             self.actions.extend(actions.drain(..));
             while let Some(action) = self.actions.pop_front() {
                 self.act(action)?;

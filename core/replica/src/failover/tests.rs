@@ -1,0 +1,77 @@
+//! What becomes of a replica when the leader changes, the guest dies, or the in-sync set goes on without it.
+
+use crate::api::{Action, Role};
+use crate::testing::{LEADER, leader, secondary, sent_to_leader, taken};
+use plover_policy::VSMR;
+use plover_syncvm::message::Body;
+use plover_types::{Index, ReplicaId, ReplicaSet, View};
+
+fn kills(actions: &[Action]) -> bool {
+    actions.iter().any(|a| matches!(a, Action::KillGuest))
+}
+
+/// It may win again, so its guest runs on with its outputs held, until the log says that others go on.
+#[test]
+fn a_deposed_leader_keeps_its_guest_until_it_is_out() {
+    let mut replica = leader(VSMR.policy, true);
+    replica.on_follow(View(32), None);
+    assert_eq!(replica.role(), Role::Deposed);
+    let out = taken(&mut replica);
+    assert!(out.iter().any(|a| matches!(a, Action::FaceClients(false))));
+    assert!(!kills(&out));
+    replica.on_in_sync(ReplicaSet::of([LEADER]), Index(9));
+    assert_eq!(replica.role(), Role::Witness);
+    assert!(kills(&taken(&mut replica)));
+}
+
+#[test]
+fn a_leader_whose_guest_has_died_is_no_candidate() {
+    let mut replica = leader(VSMR.policy, true);
+    replica.on_guest_died("killed".to_string());
+    assert!(!replica.holds_state());
+    replica.on_follow(View(32), None);
+    assert_eq!(replica.role(), Role::Witness);
+}
+
+#[test]
+fn a_secondary_whose_guest_dies_says_so_and_votes_on() {
+    let mut replica = secondary(VSMR.policy);
+    replica.on_guest_died("killed".to_string());
+    assert_eq!(replica.role(), Role::Witness);
+    let sent = sent_to_leader(&replica);
+    assert!(matches!(&sent[..], [Body::GuestLost { .. }]), "{sent:?}");
+}
+
+/// Sets that are older than its joining do not name it yet.
+#[test]
+fn a_new_secondary_outlives_older_sets_and_not_newer_ones() {
+    let mut replica = secondary(VSMR.policy);
+    let me = replica.cx.config.me;
+    replica.on_in_sync(ReplicaSet::of([LEADER]), Index(5));
+    assert_eq!(replica.role(), Role::Secondary);
+    replica.on_in_sync(ReplicaSet::of([LEADER, me]), Index(6));
+    replica.on_in_sync(ReplicaSet::of([LEADER]), Index(7));
+    assert_eq!(replica.role(), Role::Witness);
+    assert!(kills(&taken(&mut replica)));
+}
+
+#[test]
+fn every_in_sync_set_is_remembered_on_disk() {
+    let mut replica = secondary(VSMR.policy);
+    let set = ReplicaSet::of([LEADER, ReplicaId(1)]);
+    replica.on_in_sync(set, Index(6));
+    let recorded = taken(&mut replica).into_iter().find_map(|a| match a {
+        Action::PersistGuest(record) => Some((record.in_sync, record.index)),
+        _ => None,
+    });
+    assert_eq!(recorded, Some((set, Index(6))));
+}
+
+/// A log that begins anew is another guest's.
+#[test]
+fn a_new_generation_drops_the_old_guest() {
+    let mut replica = secondary(VSMR.policy);
+    replica.on_install_snapshot(Index(0), ReplicaSet::of([LEADER]));
+    assert_eq!(replica.role(), Role::Witness);
+    assert!(kills(&taken(&mut replica)));
+}
