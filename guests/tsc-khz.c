@@ -1,13 +1,13 @@
 /*
- * Prints how many thousand cycles of the time-stamp counter pass in a second on this host.
- * See "The clock" in README.md for why the guest is told.
+ * Prints the frequency of this host's time-stamp counter in kHz. "The clock" in README.md says why the
+ * guest is told.
  */
 #include <stdint.h>
 #include <stdio.h>
 #include <time.h>
 #include <x86intrin.h>
 
-/* A clock reading and a counter reading of the same moment: the tightest of many tries. */
+/* Reads the clock and the counter at the same moment: the pair of many tries that took the least time. */
 static void moment(uint64_t *ns, uint64_t *cycles)
 {
 	uint64_t tightest = UINT64_MAX;

@@ -1,11 +1,11 @@
 /*
- * plover-load: dirty a known number of pages at a known rate.
+ * plover-load: dirties a known number of pages at a known rate.
  *
  *     plover-load PAGES HZ [SECONDS]
  *
- * Writes one word in each of PAGES pages, HZ times a second, for SECONDS (default: until
- * killed). The word is the number of the round, so that two guests in step hold the same
- * bytes. It prints nothing: the console is an output too.
+ * Writes one word in each of PAGES pages, HZ times a second, for SECONDS (default: until killed). The
+ * word is the number of the round, so two guests in step hold the same bytes. It prints nothing, because
+ * the console is an output, too.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -43,7 +43,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 
-	/* Absolute times: a pause of the guest is caught up with, not added to every period. */
+	/* Absolute times: after a pause of the guest the rounds catch up. */
 	struct timespec next;
 	clock_gettime(CLOCK_MONOTONIC, &next);
 	for (uint64_t round = 1; rounds == 0 || round <= rounds; round++) {

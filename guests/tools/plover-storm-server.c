@@ -1,27 +1,26 @@
 /*
- * plover-storm-server: writes to a disk, or a file, what a client outside asks for.
+ * plover-storm-server: writes to a disk or a file on behalf of a client outside the guest.
  *
  *     plover-storm-server [-p PORT] [-s MIB] FILE
  *
- * The other half is `plover-storm` (proof/lab): it decides what is written where, keeps a log of
- * what was acknowledged outside the guest, and judges what is read back. This half holds no state,
- * so that a guest that was restarted can be asked for what an earlier one wrote.
+ * The client is `plover-storm` (proof/lab). It decides what is written where, logs acknowledged writes
+ * outside the guest, and checks what is read back. The server holds no state, so that a restarted guest
+ * can be asked for the writes of an earlier one.
  *
  * Greets with `plover-storm 1 BLOCKS`, then takes one command a line:
  *
  *     write NUMBER BLOCK COUNT   COUNT blocks of 4 KiB from BLOCK on, as write NUMBER; no answer
- *     flush NUMBER               make durable what was written -> `durable NUMBER`
- *     read BLOCK COUNT           -> `data BYTES`, then the bytes as the disk holds them
+ *     flush NUMBER               make earlier writes durable -> `durable NUMBER`
+ *     read BLOCK COUNT           -> `data BYTES`, then the bytes on the disk
  *
- * Whatever fails is answered by `error …`, and the connection is closed. Connections are served
- * by a thread each and do not wait for each other.
+ * A failure is answered by `error …`, and the connection is closed. Each connection has a thread of its
+ * own, so they do not wait for each other.
  *
- * Each 512-byte sector says by itself what it is: the words `PLVSTORM`, NUMBER, its own place,
- * and 61 words of a generator that starts from these two. So there is exactly one right content
- * for each write, and a sector that is of another write, at another place or damaged shows.
+ * Each 512-byte sector describes itself: the words `PLVSTORM`, NUMBER, its own place, and 61 words of a
+ * generator that starts from these two. So there is exactly one right content for each write, and a
+ * sector that belongs to another write or place, or is damaged, is detected.
  *
- * Past the page cache where the file system can (O_DIRECT): what is read back must come from the
- * disk.
+ * It bypasses the page cache if the file system can (O_DIRECT), so that reads come from the disk.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -66,7 +65,7 @@ static void fill(uint64_t *words, uint64_t number, uint64_t sector)
 		words[i] = htole64(next(&state));
 }
 
-/* pwrite or pread of all of it. */
+/* pwrite or pread of all bytes. */
 static int transfer(int write, char *bytes, size_t length, off_t at)
 {
 	while (length > 0) {
@@ -85,7 +84,7 @@ static int transfer(int write, char *bytes, size_t length, off_t at)
 	return 0;
 }
 
-/* Runs one command. The answer, if any, goes to `out`; 0, or -1 when the connection is to end. */
+/* Runs one command; an answer goes to `out`. Returns 0, or -1 if the connection must end. */
 static int command(const char *line, char *buffer, FILE *out)
 {
 	uint64_t number, block, count;
@@ -151,7 +150,7 @@ static void die(const char *what)
 	exit(1);
 }
 
-/* Opens the disk, or makes the file, and finds out how large it is. */
+/* Opens the disk, or makes the file, and finds its size. */
 static void open_disk(const char *path, unsigned long mib)
 {
 	struct stat info;

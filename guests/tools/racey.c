@@ -1,16 +1,16 @@
 /*
  * racey: two threads race on an array without locks, on purpose.
  *
- * The check of PLOVER section 6.1: a program whose result depends on the exact interleaving
- * of its threads is the hardest load for a replicated guest. Leader and secondary compute
- * different signatures from the same input, so their memories diverge in every slot, and only
- * a syncvm that finds and copies *every* divergent page makes them equal again. The idea is
- * Hill and Xu's "Racey: a stress test for deterministic execution" (2009); the code is ours.
+ * The check of PLOVER section 6.1. A program whose result depends on the exact interleaving of its
+ * threads is the hardest load for a replicated guest. Leader and secondary compute different signatures
+ * from the same input, so their memories diverge in every slot. Only a syncvm that finds and copies
+ * *every* divergent page makes them equal again. The idea is from Hill and Xu's "Racey: a stress test for
+ * deterministic execution" (2009); the code is ours.
  *
  *     racey [-n RUNS] [-r ROUNDS] [-f FILE]
  *
- * Runs RUNS times (default 1; 0 means until killed) and appends one line a run to FILE
- * (default /tmp/racey.out): the number of the run and the signature.
+ * Runs RUNS times (default 1; 0: until killed). Each run appends a line to FILE (default
+ * /tmp/racey.out): the number of the run and the signature.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -22,8 +22,8 @@
 enum { THREADS = 2, CELLS = 64, PAGE = 4096 };
 
 /*
- * One cell a page: a lost or stale page then shows up as a wrong signature by itself, and one
- * run dirties CELLS pages. `volatile` makes every step a real load and a real store.
+ * One cell a page: a lost or stale page gives a wrong signature by itself, and one run dirties CELLS
+ * pages. `volatile` makes every step a real load and a real store.
  */
 static volatile struct { uint32_t value; char pad[PAGE - sizeof(uint32_t)]; }
     cells[CELLS] __attribute__((aligned(4096)));
@@ -42,17 +42,17 @@ static void *racer(void *argument)
 	unsigned me = (unsigned)(uintptr_t)argument;
 	uint32_t state = me + 1;
 
-	/* Start together; yield, for with one vCPU the other thread cannot run otherwise. */
+	/* Start together. Yield, because with one vCPU the other thread cannot run otherwise. */
 	__atomic_add_fetch(&running, 1, __ATOMIC_SEQ_CST);
 	while (running < THREADS)
 		sched_yield();
 
 	for (unsigned long i = 0; i < rounds; i++) {
 		unsigned from = state % CELLS, to = (state >> 8) % CELLS;
-		/* The race: read, compute, write back, with nothing to order it. */
+		/* The race: read, compute and write back, without any ordering. */
 		state = mix(cells[from].value ^ state, cells[to].value + me);
 		cells[to].value = state;
-		/* With one vCPU there is no race without switches: take some at racy places. */
+		/* With one vCPU there is no race without switches: switch at some racy places. */
 		if (state % 1024 == 0)
 			sched_yield();
 	}
