@@ -1,0 +1,68 @@
+use super::*;
+
+#[test]
+fn names_that_cannot_become_paths_are_refused() {
+    for good in ["default", "a", "Lab-2", "0123456789abcdef"] {
+        assert_eq!(good.parse::<LabName>().unwrap().as_str(), good);
+    }
+    for bad in ["", "..", "a/b", "0123456789abcdefg", "-x", "a b", "ü"] {
+        let error = bad.parse::<LabName>().unwrap_err();
+        assert!(error.contains("no name"), "{error}");
+    }
+}
+
+fn scratch(name: &str) -> LabDir {
+    let path = std::env::temp_dir().join(format!("plover-state-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    LabDir {
+        name: "scratch".parse().unwrap(),
+        path,
+    }
+}
+
+#[test]
+fn a_damaged_record_says_what_to_do() {
+    let dir = scratch("damaged");
+    let state = LabState {
+        builder: None,
+        guest_ip: Ipv4Addr::new(10, 0, 0, 1),
+        guest: Guest::default(),
+        policy: "vsmr".into(),
+        program: "/bin/true".into(),
+        replicas: vec![ReplicaState {
+            id: 0,
+            daemon: Process::me(),
+        }],
+    };
+    dir.save(&state).unwrap();
+    assert_eq!(dir.load().unwrap().replicas[0].daemon, Process::me());
+    assert!(
+        state
+            .replica(3)
+            .unwrap_err()
+            .to_string()
+            .contains("there are 0")
+    );
+    std::fs::write(dir.path.join("lab.json"), "{\"builder\":").unwrap();
+    assert!(format!("{:#}", dir.load().unwrap_err()).contains("plover lab down"));
+    std::fs::remove_dir_all(&dir.path).unwrap();
+    assert!(format!("{:#}", dir.load().unwrap_err()).contains("there is no lab"));
+}
+
+#[test]
+fn a_lock_excludes_others_and_ends_with_the_directory() {
+    let dir = scratch("lock");
+    let lock = dir.try_lock().unwrap().unwrap();
+    let _a_childs = lock.fd.try_clone().unwrap();
+    assert!(dir.try_lock().unwrap().is_none());
+    assert!(
+        dir.lock(Duration::ZERO)
+            .unwrap_err()
+            .to_string()
+            .contains("another command")
+    );
+    drop(lock);
+    assert!(dir.try_lock().unwrap().is_some());
+    std::fs::remove_dir_all(&dir.path).unwrap();
+    assert!(dir.try_lock().is_err());
+}

@@ -1,0 +1,53 @@
+use super::*;
+
+fn options(change: impl FnOnce(&mut Options)) -> Options {
+    let mut options = Options {
+        quick: false,
+        full: false,
+        anew: false,
+        only: Vec::new(),
+        rounds: None,
+        seconds: None,
+        out: None,
+        lab: Vec::new(),
+    };
+    change(&mut options);
+    options
+}
+
+#[test]
+fn quick_is_bounded_and_what_is_asked_for_is_not() {
+    let known = ["none", "vsmr", "plan1"].map(String::from);
+    let plan = |options: Options| super::plan(&options, &known, &known[..2]).unwrap();
+    let quick = plan(options(|_| {}));
+    assert_eq!((quick.rounds, quick.policies.len()), (2, 2));
+    assert!(quick.budget.is_some());
+    assert!(quick.workloads.contains(&"redis") && !quick.workloads.contains(&"nginx"));
+    let full = plan(options(|o| o.full = true));
+    assert_eq!(
+        (full.rounds, full.workloads.len()),
+        (5, workload::ALL.len())
+    );
+    assert!(full.budget.is_none());
+    let only = plan(options(|o| o.only = vec!["nginx/plan1".parse().unwrap()]));
+    assert_eq!(only.turns().len(), 2, "what quick leaves out can be named");
+    let cells = ["nginx/vsmr", "nginx/vsmr+blocks=false"].map(|cell| cell.parse().unwrap());
+    let variants = plan(options(|o| o.only = cells.into()));
+    assert_eq!(
+        variants.turns().len(),
+        4,
+        "a variant is a policy of its own"
+    );
+    let wrong = options(|o| o.only = vec!["redis/paxos".parse().unwrap()]);
+    assert!(super::plan(&wrong, &known, &known).is_err());
+}
+
+#[test]
+fn the_time_that_is_left_is_learnt() {
+    let mut spent = Spent::default();
+    assert_eq!(spent.lab(), LAB_GUESS);
+    spent.labs = [10, 20].map(Duration::from_secs).into();
+    assert_eq!(spent.lab(), Duration::from_secs(15));
+    assert_eq!(minutes(Duration::from_secs(119)), "119 s");
+    assert_eq!(minutes(Duration::from_secs(121)), "3 min");
+}
