@@ -1,87 +1,20 @@
 //! What happens to a replica, and what it asks of the world.
 
+mod config;
 mod note;
 
+pub use config::{Config, Warm};
 pub use note::Note;
 
-use crate::canary::Canary;
 use crate::jobs::JobId;
 
-use apus::{Configuration, Durability, DurableState, Entry};
-use plover_policy::{MatchConfig, Policy, SlotConfig, UnprotectedOutput};
+use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::blocks::Divergent;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
     Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
-
-/// How a replica is set up. All replicas of a group must agree on everything but `me`,
-/// `seed` and `hash_key`.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// This replica.
-    pub me: ReplicaId,
-    /// The group. One replica alone is the unreplicated baseline.
-    pub members: ReplicaSet,
-    /// Who boots the guest when the group starts for the first time.
-    pub first_leader: ReplicaId,
-    /// The leader's heartbeat period.
-    pub heartbeat: Micros,
-    /// Silence after which a replica is suspected (paper: 100 ms).
-    pub timeout: Micros,
-    /// When a log entry counts as acknowledged.
-    pub durability: Durability,
-    /// Payload bytes the log may hold.
-    pub log_bytes_max: usize,
-    /// Largest message on the log lane, bytes.
-    pub message_bytes_max: usize,
-    /// How the guest is protected. Must be one that [`Policy::check`] takes.
-    pub policy: Policy,
-    /// The slot's bounds.
-    pub slot: SlotConfig,
-    /// The bounds of a slot whose outputs are compared.
-    pub matching: MatchConfig,
-    /// What solo does with outputs.
-    pub unprotected_output: UnprotectedOutput,
-    /// Guest RAM in pages, and after them the blocks of its disks.
-    pub pages: u32,
-    /// How many of `pages` are blocks of disks: the last ones.
-    pub disk_blocks: u32,
-    /// Whether this machine type's devices must be reset before a state is loaded.
-    pub needs_reset: bool,
-    /// What of the guest a witness keeps ready for the day it becomes secondary: this replica's
-    /// choice as a witness, and whether it sends anything as secondary.
-    pub warm: Warm,
-    /// Bytes a second that a secondary sends to keep a witness warm, at most.
-    pub warm_bytes_per_s: u64,
-    /// Whether only the differing blocks of divergent pages are sent, not whole pages.
-    pub blocks: bool,
-    /// Held output bytes that force a sync.
-    pub guard_bytes_max: usize,
-    /// Frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
-    pub input_frames_max: usize,
-    /// This process's secret for page hashes, from the system's random source.
-    pub hash_key: [u8; 32],
-    /// Seed of timeouts.
-    pub seed: u64,
-    /// A known bug to put back, for the simulator's proof that it can fail.
-    #[doc(hidden)]
-    pub canary: Canary,
-}
-
-/// What a witness keeps of the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Warm {
-    /// Nothing.
-    Off,
-    /// Its disks.
-    Disk,
-    /// Its disks and its memory.
-    #[default]
-    Full,
-}
 
 /// What happened.
 #[derive(Clone, Debug)]

@@ -130,7 +130,7 @@ impl Replica {
             } => self.follow_end(sync, chunks, device, refeed, (compare, translations)),
             Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
             Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
-            Body::Done { sync, frames } => {
+            Body::OutputsReleased { sync, frames } => {
                 if let Some((secondary, cx)) = self.following() {
                     secondary.on_released(cx, sync, frames);
                 }
@@ -152,7 +152,7 @@ impl Leader {
                 total,
                 said,
             } => self.on_block_hashes(cx, from, sync, anew, (first, total), &said),
-            Body::Said {
+            Body::OutputsReported {
                 sync,
                 first,
                 frames,
@@ -164,7 +164,7 @@ impl Leader {
                 total,
                 digests,
                 wait,
-            } => self.on_hashes(cx, from, sync, &runs, (first, total), &digests, wait),
+            } => self.on_hashes(cx, (from, sync), &runs, (first, total), &digests, wait),
             Body::PagesAck { sync, chunks } => self.on_pages_ack(cx, from, sync, chunks),
             Body::Fetch { sync, runs } => self.on_fetch(cx, from, sync, &runs),
             Body::Ack { sync } => self.on_ack(cx, from, sync),

@@ -13,9 +13,10 @@
 //!    Deposed ───────────────────┘
 //! ```
 //!
-//! * **Recovering**: the process has just started and has forgotten the log (design §6).
+//! * **Recovering**: the process has just started and has forgotten the log (viewstamped replication's
+//!   recovery, in `apus`).
 //! * **Witness**: votes and logs; runs no guest, so it may never lead. It may keep one that stands,
-//!   with a warm copy of the secondary's pages (`warm`).
+//!   with a warm copy of the secondary's pages (`secondary::warm`).
 //! * **Joining**: receives a full copy while the leader's guest runs; counts for nothing yet.
 //! * **Secondary**: runs the guest in step; or, under a policy whose secondary waits, has the last
 //!   checkpoint in its memory. In the in-sync set, so it may stand for election.
@@ -25,21 +26,50 @@
 //!   Its guest runs on with outputs held, since it may win again; as soon as the log says that
 //!   the in-sync set goes on without it, the guest is dropped and it becomes a witness.
 //!
+//! [`Replica`] is a `Context`, which every phase shares, and a `Phase` with the data that exists only in it.
+//! A leader's handlers (`leader`) borrow the leader's data and the context, a secondary's (`secondary`) the
+//! secondary's; only `failover`, `follow` and `copy::target` may change the phase. Work on pages is asked
+//! for by an [`Action`] with a [`JobId`], which the answering [`Event`] carries. A [`Note`] is for people:
+//! nothing rests on it.
+//!
 //! The rules that keep external consistency (PLOVER §4.6), each with the place that has it:
 //!
 //! 1. While there is a secondary, an output leaves only after the secondary has acknowledged
-//!    the syncvm of its slot (`lead_sync`), or after its guest has itself sent the same since
-//!    the last one (`matching`); and only under a valid lease (`outputs`).
+//!    the syncvm of its slot (`leader::sync`), or after its guest has itself sent the same since
+//!    the last one (`leader::matching`); and only under a valid lease (`leader::outputs`).
 //! 2. Solo, an output leaves only if its inputs are committed, where inputs are logged at all,
-//!    and the lease is valid (`outputs`, `inputs`).
+//!    and the lease is valid (`leader::outputs`, `leader::inputs`).
 //! 3. The secondary stages a syncvm (or checkpoint) whole before it acknowledges, and once it has
-//!    acknowledged it applies it whatever happens (`follow_sync`).
-//! 4. Only a member of the in-sync set may lead, and a new leader commits an in-sync set of
-//!    itself alone before it serves (`failover`).
+//!    acknowledged it applies it whatever happens (`follow`).
+//! 4. Only a member of the in-sync set may lead, and a new leader commits an in-sync set of itself
+//!    alone before it serves (`failover`).
 //! 5. Dirty bits that were cleared stay owed until both sides are known to be equal
 //!    ([`plover_syncvm::Ledger`]).
-
-#![forbid(unsafe_code)]
+//!
+//! A group of one, the unreplicated baseline, boots its guest and serves:
+//!
+//! ```
+//! use plover_replica::{Action, BootReason, Config, Event, Replica, Role};
+//! use plover_types::{Micros, ReplicaId, ReplicaSet};
+//!
+//! let me = ReplicaId(0);
+//! let config = Config::new(me, ReplicaSet::of([me]), 256);
+//! let mut replica = Replica::new(config, apus::Start::Fresh, Micros(1));
+//! let mut actions = Vec::new();
+//! let mut now = Micros(1);
+//! while !actions.iter().any(|a| matches!(a, Action::StartGuest(BootReason::Boot))) {
+//!     for action in std::mem::take(&mut actions) {
+//!         if let Action::PersistState(state) = action {
+//!             replica.apply(now, Event::StatePersisted(state.promised), &mut actions);
+//!         }
+//!     }
+//!     let watch = replica.apply(now, Event::Tick, &mut actions);
+//!     now = now.max(watch.deadline);
+//! }
+//! replica.apply(now, Event::GuestStarted, &mut actions);
+//! assert_eq!(replica.status().role, Role::Leader);
+//! assert!(actions.iter().any(|a| matches!(a, Action::FaceClients(true))));
+//! ```
 
 mod api;
 mod areas;

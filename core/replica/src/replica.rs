@@ -59,8 +59,8 @@ impl Replica {
             guest: Guest::new(config.slot.idle_threshold),
             outputs: Outputs::new(config.guard_bytes_max),
             memory: Memory {
-                ledger: Ledger::all(config.pages),
-                reset_pages: PageSet::new(config.pages),
+                ledger: Ledger::all(config.layout.pages()),
+                reset_pages: PageSet::new(config.layout.pages()),
                 hash_history: HashHistory::default(),
             },
             rules: Rules {

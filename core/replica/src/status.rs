@@ -155,7 +155,7 @@ impl Replica {
             peer: stream.peer,
             open: stream.is_open,
             behind: stream.behind(),
-            of: self.cx.config.pages - stream.keep_from,
+            of: self.cx.config.layout.pages() - stream.keep_from,
         })
     }
 }

@@ -1,15 +1,14 @@
 //! Replicas in a given phase, for the tests of this crate.
 
 use crate::api::{Action, Config, Warm};
-use crate::canary::Canary;
 use crate::context::Context;
 use crate::guest::{Arrange, Power};
 use crate::leader::Leader;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use crate::secondary::Secondary;
-use apus::{Durability, Start};
-use plover_policy::{MatchConfig, Policy, SlotConfig, UnprotectedOutput};
+use apus::Start;
+use plover_policy::{MatchConfig, Policy};
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::Body;
 use plover_types::{Lane, Micros, ReplicaId, ReplicaSet, Unconsumed, wire};
@@ -18,30 +17,13 @@ pub(crate) const LEADER: ReplicaId = ReplicaId(0);
 
 /// A witness that follows [`LEADER`].
 pub(crate) fn witness(policy: Policy, warm: Warm) -> Replica {
+    let members = ReplicaSet::of((0..3).map(ReplicaId));
     let config = Config {
-        me: ReplicaId(1),
-        members: ReplicaSet::of((0..3).map(ReplicaId)),
         first_leader: LEADER,
-        heartbeat: Micros::from_ms(25),
-        timeout: Micros::from_ms(100),
-        durability: Durability::Memory,
-        log_bytes_max: 1 << 20,
-        message_bytes_max: 1 << 16,
         policy,
-        slot: SlotConfig::default(),
         matching: MatchConfig::default(),
-        unprotected_output: UnprotectedOutput::Release,
-        pages: 16,
-        disk_blocks: 0,
         warm,
-        warm_bytes_per_s: 1 << 20,
-        blocks: true,
-        needs_reset: false,
-        guard_bytes_max: 1 << 20,
-        input_frames_max: 64,
-        hash_key: [0; 32],
-        seed: 1,
-        canary: Canary::None,
+        ..Config::new(ReplicaId(1), members, 16)
     };
     let mut replica = Replica::new(config, Start::Fresh, Micros(1));
     replica.become_witness();

@@ -36,7 +36,7 @@ pub struct HashHistory {
 
 /// What [`HashHistory::say`] makes of a list of hashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct HashReport {
     /// Nothing that was said before is needed to understand it.
     pub anew: bool,
     /// For each page a mask (little-endian; bit n is block n), and 8 bytes for each block in it.
@@ -56,7 +56,7 @@ impl HashHistory {
 
     /// Says the hashes of all blocks of `pages`, page after page, to one whose mark is `heard`.
     /// `hashes` has [`SUBPAGES_PER_PAGE`] for each page.
-    pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> Said {
+    pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> HashReport {
         let anew = heard != self.mark;
         if anew {
             *self = Self::default();
@@ -72,7 +72,7 @@ impl HashHistory {
             bytes.extend(new.flat_map(|block| hashes[block].to_le_bytes()));
         }
         self.remember(pages, hashes, &bytes);
-        Said { anew, bytes }
+        HashReport { anew, bytes }
     }
 
     /// The hashes of all blocks of `pages`, of which the other end has said this. `None` if it is

@@ -31,7 +31,7 @@ pub mod message;
 mod staging;
 
 pub use compare::{Comparison, compare};
-pub use history::{HashHistory, Said};
+pub use history::{HashHistory, HashReport};
 pub use ledger::Ledger;
 pub use message::{CopyPurpose, Phase, SyncMessage, SyncReport};
 pub use staging::{Staged, Staging, StagingError};

@@ -217,7 +217,7 @@ pub enum Body {
         syn: LeaderSyn,
     },
     /// Secondary: what my guest has sent since it went on from this syncvm.
-    Said {
+    OutputsReported {
         /// The syncvm.
         sync: SyncNo,
         /// How many frames of this slot were said before these.
@@ -226,7 +226,7 @@ pub enum Body {
         frames: Vec<Frame>,
     },
     /// Leader: clients have got all that this many of your frames said; keep them no longer.
-    Done {
+    OutputsReleased {
         /// The syncvm with which the slot began.
         sync: SyncNo,
         /// How many, from the first on.
@@ -259,8 +259,8 @@ impl Body {
             | Self::Fetch { .. }
             | Self::Ack { .. }
             | Self::LeaderSyn { .. }
-            | Self::Said { .. }
-            | Self::Done { .. }
+            | Self::OutputsReported { .. }
+            | Self::OutputsReleased { .. }
             | Self::GuestLost { .. } => Payload::Other,
         }
     }

@@ -11,7 +11,7 @@ use plover_policy::{
     UnprotectedOutput, VSMR,
 };
 use plover_replica::{Canary, Config, Warm};
-use plover_types::{Micros, ReplicaId, ReplicaSet};
+use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
 
 /// How the clients behave.
 #[derive(Clone, Copy, Debug)]
@@ -241,8 +241,7 @@ fn draw_config(
             paced: guest.pages % 2 == 0,
         },
         unprotected_output,
-        pages: guest.pages,
-        disk_blocks: guest.disk_blocks,
+        layout: PageLayout::new(guest.ram_pages(), guest.disk_blocks),
         needs_reset,
         // By what was drawn before: seeds that others cite stay what they are.
         warm: match guest.pages % 4 {

@@ -17,7 +17,7 @@ impl Context {
         if self.peers.copy().is_none_or(|s| s.peer != peer) {
             let drawn = self.config.seed ^ self.now.0.rotate_left(32) ^ attempt;
             let id = SplitMix64::new(drawn).next_u64();
-            let stream = Stream::new(peer, id, self.config.pages);
+            let stream = Stream::new(peer, id, self.config.layout.pages());
             self.peers.begin_copy(stream);
         }
         let now = self.now;
@@ -30,8 +30,8 @@ impl Context {
             attempt,
             stream: stream.id,
             policy: self.config.policy.to_string(),
-            pages: self.config.pages,
-            disk_blocks: self.config.disk_blocks,
+            pages: self.config.layout.pages(),
+            disk_blocks: self.config.layout.disk_blocks(),
         };
         self.send_bulk(peer, start);
         attempt

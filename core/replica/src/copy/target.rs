@@ -61,11 +61,11 @@ impl CopyTarget {
 
     /// The hypervisor stands: the source may send.
     pub fn is_ready(&mut self, cx: &mut Context) {
-        let ram_pages = cx.config.pages - cx.config.disk_blocks;
+        let ram_pages = cx.config.layout.ram_pages();
         let keep_from = match cx.config.warm {
             Warm::Full => 0,
             Warm::Disk => ram_pages,
-            Warm::Off => cx.config.pages,
+            Warm::Off => cx.config.layout.pages(),
         };
         let written = (self.follows == Some(self.offered)).then_some(self.chunks);
         if written.is_none() {
@@ -82,7 +82,7 @@ impl CopyTarget {
     }
 
     fn on_copy(&mut self, cx: &mut Context, seq: u32, chunk: Vec<u8>) {
-        let pages = cx.config.pages;
+        let pages = cx.config.layout.pages();
         if seq != self.chunks || chunk::read(&chunk, pages).any(|page| page.is_err()) {
             return;
         }
@@ -96,7 +96,7 @@ impl CopyTarget {
 
     /// The source wants to know what is here already.
     fn on_compare(&mut self, cx: &mut Context, (first, count): (u32, u32), key: [u8; 32]) {
-        let pages = cx.config.pages;
+        let pages = cx.config.layout.pages();
         let end = first.checked_add(count).filter(|end| *end <= pages);
         let Some(end) = end.filter(|_| count > 0) else {
             return;
@@ -154,7 +154,7 @@ impl Replica {
             CopyPurpose::Warm => self.phase = Phase::Witness { copy: Some(copy) },
         }
         if !stands {
-            self.cx.memory.ledger = Ledger::settled(self.cx.config.pages);
+            self.cx.memory.ledger = Ledger::settled(self.cx.config.layout.pages());
             self.cx.start_guest(BootReason::Copy);
         } else if self.cx.guest.power == Power::Paused {
             self.target_is_ready();
@@ -178,7 +178,10 @@ impl Replica {
                  {policy}"
             ));
         }
-        let (own_pages, own_blocks) = (self.cx.config.pages, self.cx.config.disk_blocks);
+        let (own_pages, own_blocks) = (
+            self.cx.config.layout.pages(),
+            self.cx.config.layout.disk_blocks(),
+        );
         ((pages, blocks) != (own_pages, own_blocks)).then(|| {
             format!(
                 "the guest has {} MiB of RAM and disks of {blocks} blocks (4 KiB), this replica is \
@@ -296,7 +299,7 @@ impl Context {
             return;
         }
         let forgets = canary!(self, WarmForgetsSyncs);
-        let pages = self.config.pages;
+        let pages = self.config.layout.pages();
         if let Some(stream) = self.peers.copy_mut().filter(|_| !forgets) {
             for chunk in &chunks {
                 let pages = chunk::read(chunk, pages).flatten();

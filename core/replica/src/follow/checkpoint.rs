@@ -43,7 +43,7 @@ impl Replica {
             return cx.reject_leader("a checkpoint before the hypervisor is up");
         }
         cx.group.sync_no = cx.group.sync_no.max(sync);
-        let staging = Staging::new(sync, cx.config.pages);
+        let staging = Staging::new(sync, cx.config.layout.pages());
         let stage = Stage::Receiving {
             stopped: Stopped::default(),
             own: Runs::default(),
@@ -88,7 +88,7 @@ impl Replica {
     /// This replica leads: its guest goes on from the last checkpoint.
     pub(crate) fn take_over(&mut self, kept: Kept) {
         assert!(self.follow.is_none(), "what was unfinished is given up");
-        let pages = self.cx.config.pages;
+        let pages = self.cx.config.layout.pages();
         let staged = Staged {
             sync: kept.sync,
             chunks: Vec::new(),

@@ -90,10 +90,10 @@ impl Replica {
         restore: Option<Vec<u8>>,
     ) {
         let config = &self.cx.config;
-        if config.disk_blocks == 0 {
+        if config.layout.disk_blocks() == 0 {
             return self.acknowledge_and_apply(sync, complete, restore);
         }
-        let first_block = PageNo(config.pages - config.disk_blocks);
+        let first_block = PageNo(config.layout.ram_pages());
         let chunks = complete.staged.chunks_from(first_block);
         self.follow_on(sync, Stage::Durable(complete, restore));
         self.cx.out.push(Action::StageDisks { sync, chunks });

@@ -5,7 +5,7 @@ use crate::api::{Action, Role};
 use crate::jobs::Job;
 use crate::replica::Replica;
 use plover_syncvm::message::Body;
-use plover_syncvm::{Said, Staging};
+use plover_syncvm::{HashReport, Staging};
 use plover_types::{Digest, PageNo, PageSet, Runs, SyncNo};
 
 /// Digests in one message: 64 KiB.
@@ -20,7 +20,7 @@ impl Replica {
         if !self.holds_state() && self.role() != Role::Joining {
             return self.report_no_guest();
         }
-        let Some(set) = runs.to_set(self.cx.config.pages) else {
+        let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
             return self.cx.reject_leader("dirty pages outside the guest");
         };
         let dirty = LeaderDirty { set, key };
@@ -85,7 +85,7 @@ impl Replica {
             own: own.take().unwrap_or_default(),
             key,
             narrowed: Default::default(),
-            staging: Staging::new(number, cx.config.pages),
+            staging: Staging::new(number, cx.config.layout.pages()),
         };
         // Whatever becomes of this sync, these pages may differ until one succeeds.
         cx.memory.ledger.owe(&theirs.set);
@@ -131,7 +131,7 @@ impl Replica {
 
     /// The leader knows which pages differ and wants to know where.
     pub(crate) fn follow_blocks(&mut self, number: SyncNo, runs: &Runs, heard: u64) {
-        let Some(set) = runs.to_set(self.cx.config.pages) else {
+        let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
             return self.cx.reject_leader("divergent pages outside the guest");
         };
         let Some(Stage::Receiving { key, narrowed, .. }) = self.follow_stage(number) else {
@@ -153,7 +153,7 @@ impl Replica {
         };
         let (pages, heard) = std::mem::take(narrowed);
         let history = &mut self.cx.memory.hash_history;
-        let Said { anew, bytes } = history.say(heard, &pages, hashes);
+        let HashReport { anew, bytes } = history.say(heard, &pages, hashes);
         let total = bytes.len() as u32;
         for (part, said) in bytes.chunks(BLOCK_HASH_BYTES_PER_MESSAGE).enumerate() {
             let body = Body::BlockHashes {

@@ -214,11 +214,11 @@ impl Leader {
             return;
         }
         // Of a small guest, an eighth: more would be no ordinary slot there.
-        let few = FINAL_PAGES.min(cx.config.pages / 8);
+        let few = FINAL_PAGES.min(cx.config.layout.pages() / 8);
         if stream.owed().len() <= few || round + 1 >= ROUNDS_MAX {
             join.stage = Stage::Final;
             // What the sync clears stays owed to the stream, too, until the sync is acknowledged.
-            cx.memory.ledger = Ledger::settled(cx.config.pages);
+            cx.memory.ledger = Ledger::settled(cx.config.layout.pages());
             cx.memory.ledger.owe(stream.owed());
             self.start_sync(cx, SyncReason::Join);
         } else {

@@ -5,10 +5,10 @@
 //!  leader                                             secondary
 //!  End(sync n, compare) ────────────────────────────▶ apply, run
 //!  its guest sends  ─▶ guard, matcher                 its guest sends ─▶ guard
-//!                                              ◀───── Said(n, frames)
+//!                                    ◀──────────────── OutputsReported(n, frames)
 //!  a SYN: LeaderSyn(n, its number, clock) ──────────▶ says its own SYN with these
 //!  matcher: both have sent it ─▶ clients
-//!  Done(n, how many of yours) ──────────────────────▶ forgets those
+//!  OutputsReleased(n, how many) ────────────────────▶ forgets those
 //!  … until they differ, one is late, or the slot is long: sync n + 1
 //! ```
 //!
@@ -301,7 +301,7 @@ impl Leader {
         (slot.told, slot.told_bytes) = (done, bytes);
         let (sync, frames) = (slot.sync, done);
         if let Some(peer) = self.secondary(cx) {
-            cx.send_bulk(peer, Body::Done { sync, frames });
+            cx.send_bulk(peer, Body::OutputsReleased { sync, frames });
         }
     }
 }

@@ -85,7 +85,7 @@ impl Secondary {
             if frames.is_empty() {
                 return;
             }
-            let body = Body::Said {
+            let body = Body::OutputsReported {
                 sync,
                 first,
                 frames,

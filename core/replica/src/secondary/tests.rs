@@ -17,7 +17,7 @@ fn reporting() -> Replica {
 fn reported(replica: &Replica) -> Vec<(u64, usize)> {
     let bodies = sent_to_leader(replica).into_iter();
     let said = bodies.filter_map(|body| match body {
-        Body::Said { first, frames, .. } => Some((first, frames.len())),
+        Body::OutputsReported { first, frames, .. } => Some((first, frames.len())),
         _ => None,
     });
     said.collect()

@@ -134,12 +134,12 @@ fn matching() -> Vec<Body> {
     let (syn, _) = wire::decode_part(&[0; 64]).expect("zeroes are a connection");
     vec![
         Body::LeaderSyn { sync: SYNC, syn },
-        Body::Said {
+        Body::OutputsReported {
             sync: SYNC,
             first: 1401,
             frames: vec![Frame(vec![41])],
         },
-        Body::Done {
+        Body::OutputsReleased {
             sync: SYNC,
             frames: 1402,
         },

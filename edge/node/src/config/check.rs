@@ -140,7 +140,7 @@ mod tests {
             1,
             PageLayout::new(config.qemu().ram_pages(), 10),
         );
-        assert_eq!((brain.pages, brain.warm), (65546, Warm::Full));
+        assert_eq!((brain.layout.pages(), brain.warm), (65546, Warm::Full));
     }
 
     #[test]

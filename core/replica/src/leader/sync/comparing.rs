@@ -64,14 +64,13 @@ impl Leader {
     pub(crate) fn on_hashes(
         &mut self,
         cx: &mut Context,
-        from: ReplicaId,
-        number: SyncNo,
+        (from, number): (ReplicaId, SyncNo),
         runs: &Runs,
         (first, total): (u32, u32),
         digests: &[u8],
         wait: Micros,
     ) {
-        let (pages, unhashed) = (cx.config.pages, cx.sends_unhashed());
+        let (pages, unhashed) = (cx.config.layout.pages(), cx.sends_unhashed());
         let now = cx.now;
         let Some(sync) = self.sync_with(from, number) else {
             return;

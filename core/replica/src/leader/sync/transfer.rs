@@ -158,7 +158,7 @@ impl Leader {
         number: SyncNo,
         runs: &Runs,
     ) {
-        let pages = cx.config.pages;
+        let pages = cx.config.layout.pages();
         let now = cx.now;
         let Some(sync) = self.sync_with(from, number) else {
             return;
