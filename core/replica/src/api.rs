@@ -249,9 +249,8 @@ pub struct Watch {
     pub deadline: Micros,
     /// How soon after the last one an [`Event::Sample`] is of use; `None` if none is.
     pub sample_every: Option<Micros>,
-    /// Whether frames of the guest are to be told at once ([`Event::Outputs`]). If not, nothing is waited
-    /// for but the guest's rest or its cut, and they may be told before the next event: each frame would
-    /// otherwise wake the body for nothing.
+    /// Whether frames of the guest are to be told at once ([`Event::Outputs`]). If not, they may be told
+    /// together with the next event: each frame would otherwise wake the body for nothing.
     pub hears_outputs: bool,
     /// Until when console output may be shown as it comes: a leader that is solo and has its lease. Otherwise
     /// it is held ([`ConsoleHold`]).
@@ -288,7 +287,7 @@ pub struct GuestRecord {
 }
 
 impl GuestRecord {
-    /// A view that whoever wrote this had promised at the least: for [`apus::Start::PromiseLost`].
+    /// A view that the writer of this record had promised at the least: for [`apus::Start::PromiseLost`].
     pub fn promised_at_least(&self) -> View {
         self.view.max(self.generation)
     }

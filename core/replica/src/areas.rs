@@ -1,5 +1,5 @@
-//! The moments at which a leader that releases on match may die, as COLO's figure 4 has them; for
-//! those who strike just then. The brain itself asks none of this.
+//! The fault injection points of a leader that releases on match: the moments at which it may die, as in
+//! COLO's figure 4. Only tests and the simulator ask for them.
 //!
 //! ```text
 //!   leader's guest sends k     secondary has sent k     k goes out            checkpoint
@@ -47,12 +47,12 @@ impl Replica {
         slot > self.cx.group.sync_no && self.heard().is_some() && secondary.is_some()
     }
 
-    /// The slot that is compared, and how many of the secondary's frames this leader has heard of.
+    /// The slot that is compared, and how many of the secondary's frames were reported to this leader.
     pub fn heard(&self) -> Option<(SyncNo, u64)> {
         self.leader()?.matching.heard()
     }
 
-    /// The slot that is compared, and how many of its frames this secondary has told the leader.
+    /// The slot that is compared, and how many of its frames this secondary has reported.
     pub fn said(&self) -> Option<(SyncNo, u64)> {
         match &self.phase {
             Phase::Secondary(secondary) => Some(secondary.report.as_ref()?.reported()),

@@ -1,4 +1,4 @@
-//! What every phase of a replica shares: its configuration, its group, its peers, its guest.
+//! The state that every phase of a replica shares: its configuration, its group, its peers, its guest.
 
 use crate::api::{Action, BootReason, Config, Note};
 use crate::copy::Copies;
@@ -14,13 +14,13 @@ use plover_syncvm::message::Body;
 use plover_syncvm::{HashHistory, Ledger, Phase, SyncMessage};
 use plover_types::{Lane, Micros, PageSet, ReplicaId, SyncNo, Unconsumed, Viewstamp, wire};
 
-/// What is known of the guest's pages, on this side and the other.
+/// The guest's pages, as far as this side knows them and the other's.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub ledger: Ledger,
     /// Pages that device resets have been seen to write.
     pub reset_pages: PageSet,
-    /// Those that this replica has sent as a secondary, or received of one.
+    /// The hashes that this replica has sent as a secondary, or received from one.
     pub hash_history: HashHistory,
 }
 
@@ -120,7 +120,7 @@ impl Context {
         policy.secondary == Secondary::Runs && policy.sent == Sent::AllOfPrimary
     }
 
-    /// What the guest opens from here on, clients know by its own sequence numbers.
+    /// Clients know connections that the guest opens from here on by the guest's own sequence numbers.
     pub fn stop_translating(&mut self) {
         for frame in self.guest.translator.stop() {
             // One that finds no room is lost, as on any network.
@@ -140,13 +140,13 @@ impl Context {
         assert_eq!(cut, None, "an input is no cut");
     }
 
-    /// Lets a paused guest run, `first` fed before what waits. Returns the cut at which the gate stays
-    /// shut.
+    /// Lets a paused guest run; `first` is fed before the waiting inputs. Returns the cut at which the gate
+    /// stays shut.
     pub fn resume_guest(&mut self, first: Unconsumed, arrange: Arrange) -> Option<Cut> {
         self.guest.resume(self.now, first, arrange, &mut self.out)
     }
 
-    /// Lets what waits through to a guest that runs, up to a cut.
+    /// Lets waiting inputs through to a guest that runs, up to a cut.
     pub fn open_gate(&mut self, arrange: Arrange) -> Option<Cut> {
         let nothing = Unconsumed::default();
         self.guest

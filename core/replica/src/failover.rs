@@ -19,7 +19,7 @@ impl Replica {
         self.cx.peers.forget_liveness();
         self.cx.note(Note::Elected { view });
         if self.target_mut().is_some() {
-            // A new generation of the group begins here; what stands ready is of the last one.
+            // A new generation of the group begins here; the warm copy is of the last one.
             self.drop_guest();
         }
         let kept = match &mut self.phase {
@@ -41,7 +41,7 @@ impl Replica {
         }
         let last = self.cx.group.core.status().last.index;
         // Inputs that this guest was fed before their commit, as leader of an older view, may
-        // have lost their places in the log to others; what takes those places is new to it.
+        // have lost their places in the log to others, which are new to it.
         self.cx.guest.taken = self.cx.guest.taken.min(last);
         if self.cx.guest.power == Power::Off {
             if self.cx.group.core.generation() != view {
@@ -66,7 +66,7 @@ impl Replica {
         if changed {
             self.stop_comparing();
             if let Some(stream) = self.cx.peers.copy_mut() {
-                // What was on its way in the old view is dropped there.
+                // The target drops messages of the old view.
                 stream.is_open = false;
             }
         }
@@ -220,7 +220,7 @@ impl Replica {
         self.stop_comparing();
         self.cx.outputs.discard_all();
         self.cx.group.core.set_holds_state(false);
-        // What was asked of its memory is still answered, and the answers mean nothing.
+        // Open jobs on its memory are still answered, and the answers mean nothing.
         self.cx.jobs.forget_all();
         if self.cx.guest.power != Power::Off {
             self.cx.guest.off(self.cx.group.delivered);

@@ -19,8 +19,8 @@
 //! leader, which still stands. See docs/decisions/0003.
 //!
 //! Memory is gone with its host; disks are not, so a host that dies while they are half written
-//! must find them whole when it is back. What is staged for them is therefore durable as a whole
-//! before the acknowledgement, and written after it. See docs/decisions/0012.
+//! must find them whole when it is back. The staged blocks are therefore durable as a whole before the
+//! acknowledgement, and written after it. See docs/decisions/0012.
 
 mod checkpoint;
 mod going_forward;

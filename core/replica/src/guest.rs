@@ -1,5 +1,4 @@
-//! This side's guest: whether it runs, the gate before its NIC, and the numbers it knows its
-//! connections by.
+//! This side's guest: its hypervisor's power, the gate before its NIC, and the sequence-number translation.
 
 use crate::api::{Action, OperatorInput};
 use crate::pace::Pace;
@@ -9,7 +8,7 @@ use plover_policy::IdleDetector;
 use plover_types::{Frame, Index, Micros, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
-/// What the hypervisor is doing, as far as ordered and confirmed.
+/// The hypervisor's state, as far as ordered and confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     /// No hypervisor.
@@ -28,10 +27,10 @@ pub(crate) enum Power {
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     Frames(Vec<Frame>),
-    /// Frames that the leader's guest got when it had sent so many bytes: see [`crate::pace`].
+    /// Frames, and how many bytes the leader's guest had sent when it got them: see [`crate::pace`].
     Paced(u64, Vec<Frame>),
     Operator(OperatorInput),
-    /// A syncvm: what comes after it stays behind the gate until the syncvm is over.
+    /// A syncvm: inputs after it stay behind the gate until the syncvm is over.
     Cut(Cut),
 }
 
@@ -45,7 +44,7 @@ impl Input {
     }
 }
 
-/// How frames that are given to the guest at one time are put in order.
+/// The order of frames that are given to the guest at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrange {
     /// As they came.
@@ -64,7 +63,7 @@ pub(crate) struct Cut {
 /// The guest and the inputs that wait for it.
 ///
 /// The gate is shut from the moment a syncvm cuts the input stream until the guest resumes:
-/// what comes after the cut waits in the backlog, on both sides alike. The backlog may hold
+/// inputs after the cut wait in the backlog, on both sides alike. The backlog may hold
 /// further cuts: a leader that resumes fast can end its next slot before a slow secondary has
 /// applied the last one.
 #[derive(Debug)]
@@ -75,8 +74,8 @@ pub(crate) struct Guest {
     gate_open: bool,
     backlog: VecDeque<Input>,
     backlog_frames: usize,
-    /// What is through the gate and waits until the guest is where the leader's was: the first of it
-    /// does.
+    /// Inputs that are through the gate. The first waits until this guest is as far as the leader's was; the
+    /// others wait behind it.
     paced: VecDeque<(Micros, Input)>,
     /// Translates sequence numbers at the guest's NIC. Inputs behind the gate have the numbers that
     /// clients know; those that the hypervisor gives back have the guest's own.
@@ -107,7 +106,7 @@ impl Activity {
         }
     }
 
-    /// What the vCPUs have used, as [`IdleDetector::sample`] takes it.
+    /// Takes a sample of the vCPUs' time, as [`IdleDetector::sample`] does.
     pub fn sample(&mut self, now: Micros, cpu: Option<Micros>) {
         self.is_idle = self.detector.sample(now, cpu);
     }
@@ -186,8 +185,8 @@ impl Guest {
         self.gate_open = false;
     }
 
-    /// Lets what waits through, `first` before it, up to the next cut. At a cut the gate stays
-    /// shut; the caller carries it out or opens the gate again. Frames between two cuts are
+    /// Lets waiting inputs through, `first` before them, up to the next cut. At a cut the gate stays
+    /// shut; the caller carries the cut out or opens the gate again. Frames between two cuts are
     /// `arrange`d together.
     pub fn open_gate(
         &mut self,
@@ -228,7 +227,7 @@ impl Guest {
         }
     }
 
-    /// Lets what waits through, up to the next cut, and the guest run.
+    /// Lets waiting inputs through, up to the next cut, and the guest run.
     pub fn resume(
         &mut self,
         now: Micros,
@@ -258,12 +257,12 @@ impl Guest {
         self.backlog_frames = 0;
     }
 
-    /// The hypervisor is gone, and with it whatever waited for it. The next one starts after
-    /// what was `delivered`: the old one may have been fed inputs that were never committed.
+    /// The hypervisor is gone, and with it all waiting inputs. The next one starts after the entry
+    /// `delivered` last: the old one may have been fed inputs that were never committed.
     pub fn off(&mut self, delivered: Index) {
         let threshold = self.activity.threshold();
         let off = Self::new(threshold);
-        // What was learnt of the guest holds for the next hypervisor, too.
+        // The learnt idle threshold holds for the next hypervisor, too.
         let activity = std::mem::replace(&mut self.activity, Activity::new(threshold));
         *self = Self {
             taken: delivered,
@@ -272,7 +271,7 @@ impl Guest {
         };
     }
 
-    /// When the guest has sent so many bytes it gets what waits next, if something does.
+    /// Since when the next input waits for the guest's pace, and for how many sent bytes.
     pub fn paced_until(&self) -> Option<(Micros, u64)> {
         let (since, input) = self.paced.front()?;
         match input {
@@ -303,7 +302,7 @@ impl Guest {
     fn feed(&mut self, now: Micros, input: Input, out: &mut Vec<Action>) -> Option<Cut> {
         match input {
             Input::Cut(cut) => {
-                // What is before the cut is the guest's before it is paused.
+                // The guest gets all inputs before the cut before it is paused.
                 self.take_all_paced(now, out);
                 return Some(cut);
             }

@@ -54,8 +54,8 @@ impl Replica {
         self.cx.feed(input);
     }
 
-    /// The leader's guest gets frames as they came; where connections are free of each other the
-    /// secondary's does not.
+    /// The leader's guest gets frames as they came. Where only each connection has an order, the secondary's
+    /// guest gets them one connection after the other.
     fn arrange(&self) -> Arrange {
         let free = self.cx.config.policy.input == Order::PerConnection;
         if free && self.role() != Role::Leader {
@@ -65,13 +65,13 @@ impl Replica {
         }
     }
 
-    /// Lets a paused guest run, `first` fed before what waits.
+    /// Lets a paused guest run; `first` is fed before the waiting inputs.
     pub(crate) fn resume_guest(&mut self, first: Unconsumed) {
         let cut = self.cx.resume_guest(first, self.arrange());
         self.carry_out(cut);
     }
 
-    /// Lets what waits through to a guest that runs.
+    /// Lets waiting inputs through to a guest that runs.
     pub(crate) fn open_gate(&mut self) {
         let cut = self.cx.open_gate(self.arrange());
         self.carry_out(cut);

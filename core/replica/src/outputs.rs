@@ -10,7 +10,7 @@ use plover_matching::Outgoing;
 use plover_types::{Frame, SyncNo};
 use std::collections::VecDeque;
 
-/// What the guest has sent and clients have not got.
+/// Frames that the guest has sent and clients have not got.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     pub guard: Guard,

@@ -1,14 +1,13 @@
 //! Inputs at the leader's pace: two guests that get the same frames at the same points of their work
 //! do the same.
 //!
-//! A server reads whichever connection is ready. In which order it serves two that share a counter
-//! depends on what has come in when it looks, and the kernel keeps a connection's place among the ready
-//! ones until it has looked once more. So it is not enough that both guests get the same frames in the
-//! same order: a secondary that is behind gets some while it still answers the last ones, and the
-//! leader's guest got them after.
+//! A server reads whichever connection is ready. The order in which it serves two connections that share a
+//! counter depends on the frames that have come when it looks. So it is not enough that both guests get the
+//! same frames in the same order: a secondary that is behind gets some frames while it still answers the last
+//! ones, and the leader's guest got them after that.
 //!
-//! What a guest sends tells how far it is. So the leader notes with each input how many bytes its guest
-//! had sent by then, and the secondary's guest gets it when that has sent as many:
+//! The bytes that a guest has sent tell how far it is. So the leader notes with each input how many bytes
+//! its guest had sent by then, and the secondary's guest gets the input when it has sent as many:
 //!
 //! ```text
 //!  leader's guest     a b c ▸ A B ▸ d ▸ C ▸ e ▸ D          a … e: inputs; A … D: what it answers
@@ -16,18 +15,18 @@
 //!  secondary's guest      a b c ▸ A ▸ B ▸ d ▸ C ▸ e ▸ D    d waits for B though it was there before
 //! ```
 //!
-//! Nothing waits on the leader. On the secondary what waits is for a guest that has work, and if not,
-//! because the two have sent different amounts, then once: what is missing is left out of the account
-//! from then on. Bytes are those of TCP and UDP, so how they are cut into segments, and acknowledgements
-//! alone, do not count. Both sides count from the last syncvm on, and only slots whose outputs are
-//! compared are paced. Nothing rests on it: an input is the guest's whenever it gets it.
+//! Nothing waits on the leader. On the secondary an input usually waits only while its guest has work to do.
+//! If the two guests send different amounts, an input waits in vain once: the missing bytes are left out of
+//! the account from then on. Payload bytes of TCP and UDP count, so neither segment boundaries nor
+//! acknowledgements matter. Both sides count from the last syncvm on, and only slots whose outputs are
+//! compared are paced. Correctness does not depend on pacing: a guest may get an input at any time.
 
 use crate::context::Context;
 use crate::guest::Power;
 use plover_packets::payload_bytes;
 use plover_types::{Frame, Micros};
 
-/// An input waits at most so long for its moment. An emulated guest on a busy machine answers within 2
+/// An input waits at most this long for its moment. An emulated guest on a busy machine answers within 2
 /// to 4 ms what 16 clients of a Redis ask at one time.
 const PACE_WAIT_MAX: Micros = Micros::from_ms(5);
 
@@ -53,7 +52,7 @@ impl Pace {
 }
 
 impl Context {
-    /// Gives the guest what has waited for it to be as far as the leader's was. A guest that is not
+    /// Gives the guest the inputs that have waited for it to be as far as the leader's was. A guest that is not
     /// compared waits for nothing.
     pub(crate) fn tick_pace(&mut self, is_compared: bool) {
         if self.guest.power != Power::Running {

@@ -51,7 +51,7 @@ fn is_allowed(from: Role, to: Role) -> bool {
 }
 
 impl Replica {
-    /// The one place where the phase changes. What the old one still holds is given up before.
+    /// The one place where the phase changes. The caller gives up before what the old phase still holds.
     ///
     /// # Panics
     /// If there is no way between the two, or a leader's syncvm still runs.

@@ -18,18 +18,17 @@
 //! * It is back when a scan finds that the source's guest has written it, when the source itself
 //!   writes it (what a syncvm brought), and when the chunk that held it was not acknowledged and the
 //!   target says that it has not got it.
-//! * What the source's guest has written and no scan has found is still dirty there; a later scan
+//! * A page that the source's guest has written and no scan has found is still dirty there; a later scan
 //!   finds it.
 //! * A scan can come while this side hashes for a comparison. It is not known then whether the hash
-//!   saw the page before the write or after it, so what it says of that page is void.
+//!   saw the page before the write or after it, so the hash of that page is void.
 //!
-//! Nothing is said of what the target's hypervisor writes into its guest's memory when it starts:
-//! that comes before the first opening, and what it writes later its own scan finds.
+//! The target's hypervisor writes into its guest's memory when it starts. That comes before the first
+//! opening, and the target's own scan finds all later writes.
 //!
-//! A stream is named by a number that is drawn, not counted: a source that was started again has
-//! forgotten what it counted. So a target's word that it has so many chunks of this stream is enough
-//! to go on; a target that knows it not is compared or copied from the beginning, which is slower and
-//! never wrong.
+//! A stream is named by a random number, since a source that was started again would count from the
+//! beginning. If a target says that it has so many chunks of this stream, the source goes on from there. A
+//! target that does not know the stream is compared or copied from the beginning.
 
 use plover_syncvm::Ledger;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
@@ -37,9 +36,8 @@ use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-/// Pages that are compared at a time, in a row: a quarter of a millisecond of hashing on either side;
-/// and 1 MiB to be read of a disk, where it is that and not in memory, so that neither loop is held up
-/// for long.
+/// Pages that are compared at a time, in a row: a quarter of a millisecond of hashing on either side, or
+/// 1 MiB to be read from a disk. Neither side's loop is held up for long.
 pub(crate) const COMPARE_PAGES: u32 = 256;
 
 /// One copy's source.
@@ -70,7 +68,7 @@ pub(crate) struct Stream {
     hashing: VecDeque<(Range<u32>, Vec<Digest>)>,
     /// Of those, the pages that have changed since this side was asked to hash them.
     stale: BTreeSet<u32>,
-    /// How far the sweep is through what is owed, in the order of pages; `None` when it is over.
+    /// The next page of the sweep through the owed pages; `None` when it is over.
     sweep: Option<PageNo>,
     /// Chunks sent, and the pages of those that are not acknowledged.
     sent: u32,
@@ -121,7 +119,7 @@ impl Stream {
         }
     }
 
-    /// What the target may hold otherwise, but for chunks on their way.
+    /// Pages that the target may hold otherwise, but for chunks on their way.
     pub fn owed(&self) -> &PageSet {
         self.ledger.owed()
     }
@@ -163,7 +161,7 @@ impl Stream {
                 if let Some(first) = self.asked.drain(..).next() {
                     self.compare.start = first.start;
                 }
-                // What it has not come to is for the next sweep to find.
+                // The next sweep finds the pages that this one has not come to.
                 self.is_stale |= self.sweep.take().is_some();
             }
             None => {
@@ -236,7 +234,7 @@ impl Stream {
         }
     }
 
-    /// Puts a known bug back: what was written meanwhile is forgotten.
+    /// Puts a known bug back: pages written meanwhile are forgotten.
     pub fn trust(&mut self) {
         self.stale.clear();
     }
@@ -246,8 +244,7 @@ impl Stream {
         self.is_stale
     }
 
-    /// Begins to copy what is owed from page `from` on, once through; returns how many pages that
-    /// is by now.
+    /// Begins to copy the owed pages from `from` on, once through; returns how many there are by now.
     pub fn begin_sweep(&mut self, from: PageNo) -> u32 {
         self.is_stale = false;
         self.sweeps += 1;
@@ -281,7 +278,7 @@ impl Stream {
             return None;
         }
         for page in &pages {
-            // Read before the guest's next turn; a later write is a later scan's.
+            // It is read before the guest's next turn; a later scan finds a later write.
             self.ledger.copied(*page);
         }
         let seq = self.sent;

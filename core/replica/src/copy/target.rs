@@ -30,7 +30,7 @@ pub(crate) struct CopyTarget {
     is_blank: bool,
 }
 
-/// What a source offers.
+/// A source's offer.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub attempt: u64,
@@ -169,7 +169,7 @@ impl Replica {
         }
     }
 
-    /// What keeps this replica from running the leader's guest: it is configured for another.
+    /// Why this replica cannot run the leader's guest: it is configured for another.
     fn why_not_copy(&self, policy: &str, (pages, blocks): (u32, u32)) -> Option<String> {
         let own = self.cx.config.policy.to_string();
         if policy != own {
@@ -211,8 +211,8 @@ impl Replica {
         Some(copy)
     }
 
-    /// An attempt to join is over before its first syncvm. What was copied is a warm copy, where
-    /// one is wanted.
+    /// An attempt to join is over before its first syncvm. The pages copied so far stay as a warm copy,
+    /// where one is wanted.
     pub(crate) fn leave_join(&mut self) {
         let wanted = self.cx.config.warm == Warm::Full;
         let copy = if wanted { self.take_target() } else { None };
@@ -255,13 +255,14 @@ impl Replica {
         }
     }
 
-    /// Whom to answer about this opening.
+    /// The peer to answer about this opening.
     fn source_of(&mut self, attempt: u64) -> Option<ReplicaId> {
         let target = self.target_mut().filter(|t| t.attempt == attempt)?;
         Some(target.source)
     }
 
-    /// So that a source is never further ahead than its window, however slow this side's disk is.
+    /// Acknowledges the chunk, so that a source is never further ahead than its window, however slow this
+    /// side's disk is.
     pub(crate) fn target_written(&mut self, attempt: u64, chunks: u32) {
         if let Some(source) = self.source_of(attempt) {
             self.cx.send_bulk(source, Body::CopyAck { attempt, chunks });

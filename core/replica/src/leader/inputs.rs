@@ -1,14 +1,13 @@
 //! Inputs from clients and operators, on their way into the log.
 //!
-//! While the guest is protected the leader feeds itself as soon as it has proposed: what the
-//! guest makes of an input stays in the guard until a syncvm, whose own entry stands behind the
-//! input in the log, is acknowledged. So nothing that rests on an uncommitted input gets out,
-//! and consensus costs no latency on the leader (docs/decisions/0002). Solo, outputs leave at
-//! once, so inputs are fed when they are committed.
+//! While the guest is protected, the leader feeds its guest as soon as it has proposed an input. The guest's
+//! outputs stay in the guard until the next syncvm is acknowledged, whose own entry stands behind the input
+//! in the log. So no output that depends on an uncommitted input leaves, and consensus costs no latency on
+//! the leader (docs/decisions/0002). Solo, outputs leave at once, so inputs are fed when they are committed.
 //!
-//! Under a policy that does not replicate inputs they are fed at once and not logged. What the
-//! guest makes of one is in the next checkpoint, and its outputs wait for that; a failover loses
-//! what came after the last checkpoint, as a network loses packets, and clients send it again.
+//! Under a policy that does not replicate inputs, they are fed at once and not logged. The next checkpoint
+//! contains their effects, and the outputs wait for it. A failover loses the inputs after the last
+//! checkpoint, as a network loses packets, and clients send them again.
 
 use super::Leader;
 use crate::api::{Note, OperatorInput};

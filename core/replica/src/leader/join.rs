@@ -14,9 +14,9 @@
 //!
 //! Until the in-sync set is committed nothing depends on the joiner, so any failure simply ends
 //! the attempt and another one begins a little later, with what has been copied where that is still
-//! there. A leader that was the secondary before has kept a witness warm (`warm`): its round 0 is
-//! what that copy lacks. Everybody else's is what a joiner's old disks and memory do not hold
-//! already, by their hashes (`copy::stream`).
+//! there. A leader that was the secondary before has kept a witness warm (`secondary::warm`): its round 0
+//! copies the pages that the warm copy lacks. Any other leader compares hashes first, and round 0 copies the
+//! pages that the joiner's old disks and memory do not hold already (`copy::stream`).
 
 use super::Leader;
 use crate::api::{Action, Note};
@@ -60,19 +60,19 @@ pub(crate) struct LeadJoin {
 enum Stage {
     /// The joiner starts its hypervisor.
     Starting,
-    /// What it holds of an older copy is compared.
+    /// The joiner's older copy is compared, page by page.
     Comparing,
     /// A round is being copied.
     Copying { round: u32 },
-    /// It is over; what was dirtied meanwhile is being collected.
+    /// A round is over; the pages dirtied meanwhile are being collected.
     Scanning { round: u32 },
     /// The final syncvm runs, or its in-sync set is being agreed.
     Final,
 }
 
 impl Leader {
-    /// Starts an attempt when this leader is solo and somebody is there to join; gives up one
-    /// that makes no progress.
+    /// Starts an attempt when this leader is solo and a peer can join; gives up an attempt that makes no
+    /// progress.
     pub(crate) fn tick_join(&mut self, cx: &mut Context) {
         if self.join.is_some() {
             if cx.now.since(self.join_progress(cx)) > PATIENCE {
@@ -87,12 +87,12 @@ impl Leader {
         }
         let ready = cx.peers.ready_for_a_copy(cx.now);
         let candidates = ReplicaSet(ready.0 & !cx.group.in_sync.0);
-        // Whose copy is warm, unless that has been tried in vain.
+        // The peer with the warm copy comes first, unless it has been tried in vain.
         let warm = cx.peers.copy().filter(|stream| !stream.failed);
         let warm = warm
             .map(|stream| stream.peer)
             .filter(|p| candidates.contains(*p));
-        // Another one each time, so that one broken host does not stop protection.
+        // Each attempt takes another peer, so that one broken host does not stop protection.
         let turn = cx.copies.opened as usize % candidates.len().max(1);
         let Some(peer) = warm.or_else(|| candidates.iter().nth(turn)) else {
             return;
@@ -137,7 +137,7 @@ impl Leader {
             self.abort_sync(cx, why);
         }
         if let Some(stream) = cx.peers.copy_mut() {
-            // What was copied may still be of use to the next attempt.
+            // The next attempt may go on with the pages that were copied.
             stream.is_open = false;
             stream.failed = true;
         }
@@ -213,11 +213,12 @@ impl Leader {
         if join.attempt != attempt {
             return;
         }
-        // Of a small guest, an eighth: more would be no ordinary slot there.
+        // Of a small guest, an eighth of its pages: more would be no ordinary slot there.
         let few = FINAL_PAGES.min(cx.config.layout.pages() / 8);
         if stream.owed().len() <= few || round + 1 >= ROUNDS_MAX {
             join.stage = Stage::Final;
-            // What the sync clears stays owed to the stream, too, until the sync is acknowledged.
+            // Pages whose dirty bits the sync clears stay owed to the stream, too, until the sync is
+            // acknowledged.
             cx.memory.ledger = Ledger::settled(cx.config.layout.pages());
             cx.memory.ledger.owe(stream.owed());
             self.start_sync(cx, SyncReason::Join);

@@ -6,23 +6,21 @@
 //!  End(sync n, compare) ────────────────────────────▶ apply, run
 //!  its guest sends  ─▶ guard, matcher                 its guest sends ─▶ guard
 //!                                    ◀──────────────── OutputsReported(n, frames)
-//!  a SYN: LeaderSyn(n, its number, clock) ──────────▶ says its own SYN with these
+//!  a SYN: LeaderSyn(n, its number, clock) ──────────▶ reports its own SYN with these
 //!  matcher: both have sent it ─▶ clients
 //!  OutputsReleased(n, how many) ────────────────────▶ forgets those
 //!  … until they differ, one is late, or the slot is long: sync n + 1
 //! ```
 //!
-//! *Compared slot*: from the pause of sync n to the pause of sync n + 1. The leader decides at
-//! its begin ([`plover_policy::MatchRule`]) and tells with the end mark. What the secondary says
-//! counts once sync n is acknowledged: only then do both guests go on from one state, and only
-//! what was sent since then is compared. The two sides' frames are numbered, so that a message
-//! that was lost is noticed and ends the comparing, as does a failed sync, a lost secondary, a
-//! change of the view.
+//! A *compared slot* lasts from the pause of sync n to the pause of sync n + 1. The leader decides at
+//! its begin whether to compare ([`plover_policy::MatchRule`]) and tells the secondary with the end mark.
+//! Reports count once sync n is acknowledged: from then on both guests go on from one state, and only
+//! frames sent since then are compared. Frames are numbered on both sides, so a lost message is noticed.
+//! It ends the comparing; so does a failed sync, a lost secondary or a change of the view.
 //!
-//! The secondary keeps what it has said until it hears that clients have it: if the leader
-//! dies, it is the secondary's to send. What clients then get twice they have to bear with, as
-//! on any network. It has at most a window of bytes under way, so that neither the leader's
-//! memory nor the lane fills up.
+//! The secondary keeps a reported frame until it hears that clients have it: if the leader dies, the
+//! secondary sends it. Clients may then get a frame twice, as on any network. At most a window of bytes is
+//! reported and not released, so neither the leader's memory nor the lane fills up.
 
 use super::Leader;
 use crate::api::{Config, Note};
@@ -36,7 +34,7 @@ use plover_policy::{
 use plover_syncvm::message::Body;
 use plover_types::{Frame, Micros, OutputNo, ReplicaId, SyncNo};
 
-/// The secondary hears of so many frames at once, so that hearing costs little.
+/// The secondary is told of this many released frames at once, so that telling costs little.
 const DONE_FRAMES: u64 = 64;
 
 /// The slot that is being compared, as the leader sees it.
@@ -47,11 +45,11 @@ struct Compared {
     /// That sync is acknowledged.
     acknowledged: bool,
     verdict: Verdict,
-    /// When it was found that a sync is needed.
+    /// Since when it is known that a sync is needed.
     differs_since: Option<Micros>,
     /// Frames that went out on a match.
     matched: u32,
-    /// Frames the secondary has said, and how many it was told to be done.
+    /// Frames that the secondary has reported, and how many of them it was told to be released.
     said: u64,
     told: u64,
     told_bytes: usize,
@@ -105,14 +103,15 @@ impl Matching {
         ended.map_or(0, |ended| ended.matched)
     }
 
-    /// What the slot before the last cut has cost, its sync included.
+    /// Learns from the cost of the slot before the last cut, its sync included.
     pub fn learn(&self, cost: &SlotCost, rule: &mut MatchRule) {
         if self.releases_on_match {
             rule.learn(self.ended, cost);
         }
     }
 
-    /// The slot that is compared since its sync was acknowledged, and how much was heard in it.
+    /// The slot that is compared since its sync was acknowledged, and how many frames the secondary has
+    /// reported in it.
     pub fn heard(&self) -> Option<(SyncNo, u64)> {
         let slot = self.slot.as_ref().filter(|slot| slot.acknowledged)?;
         Some((slot.sync, slot.said))
@@ -130,7 +129,7 @@ impl Matching {
         }
     }
 
-    /// What the two sides send has nothing to do with each other any more.
+    /// The outputs of the two sides are not compared any more.
     pub fn stop(&mut self) {
         self.slot = None;
     }
@@ -160,7 +159,7 @@ impl Leader {
         }
     }
 
-    /// The outputs that the secondary's guest has sent as well are as good as synced.
+    /// Outputs that the secondary's guest has sent as well are as good as synced: they may go.
     pub(crate) fn clear_what_is_matched(&mut self, cx: &mut Context) {
         self.notice_difference(cx);
         let settled = self.proposed.is_none() && self.secondary(cx).is_some();
@@ -286,8 +285,8 @@ impl Leader {
         }
     }
 
-    /// Tells the secondary what it need not keep, now and then. What is cleared and waits for
-    /// the lease is not done.
+    /// Tells the secondary now and then which frames it need not keep. A frame that is cleared and waits
+    /// for the lease is not released yet.
     pub(crate) fn report_released(&mut self, cx: &mut Context) {
         let many = window(&cx.config) / 4;
         let Matching { matcher, slot, .. } = &mut self.matching;

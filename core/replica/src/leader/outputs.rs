@@ -36,7 +36,7 @@ impl Leader {
         }
     }
 
-    /// Whether what the guest prints may be shown as it comes.
+    /// Whether console output may be shown as it comes.
     pub(crate) fn prints_at_once(&self, cx: &Context) -> bool {
         cx.now < cx.group.core.lease_until() && self.releases_at_once(cx)
     }

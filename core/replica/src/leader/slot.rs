@@ -21,7 +21,7 @@ pub(crate) struct Slot {
     pub is_retry: bool,
     /// The guest has written so much to its disks that a syncvm is due.
     pub much_written: bool,
-    /// What the guest has printed in this slot waits for its syncvm.
+    /// Console output of this slot waits for its syncvm.
     pub printed: bool,
 }
 
@@ -37,7 +37,7 @@ impl Slot {
 }
 
 impl Leader {
-    /// The slot rule, the failed-sync repetition and the patience with a running one.
+    /// Starts a sync when the slot rule says so or the last one failed; gives one up that stands still.
     pub(crate) fn tick_slot(&mut self, cx: &mut Context) {
         if let Some(sync) = &self.sync {
             let patience = Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS);
@@ -73,7 +73,7 @@ impl Leader {
     fn slot_view(&self, cx: &Context) -> SlotView {
         SlotView {
             age: cx.now.since(self.slot.started),
-            // What is printed is not compared, so a slot that waits for a match does not wait for it.
+            // Console output is not compared, so a slot that waits for a match does not wait for it.
             outputs_held: !cx.outputs.guard.is_empty()
                 || (self.slot.printed && cx.config.policy.sync != SyncWhen::Mismatch),
             idle: cx.guest.activity.is_idle,

@@ -43,7 +43,7 @@ use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::{Phase, SyncReport};
 use plover_types::{Digest, Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
 
-/// Stages in the order of their happening.
+/// The stages, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     /// Inputs before the cut are not committed yet.
@@ -89,11 +89,11 @@ pub(crate) struct LeadSync {
     theirs: Option<PageSet>,
     their_digests: Vec<Digest>,
     their_total: Option<u32>,
-    /// Pages only the secondary has written; hashed after its list came.
+    /// Pages that only the secondary has written; they are hashed after its list has come.
     extra: Option<Vec<PageNo>>,
     divergent: Vec<PageNo>,
     narrowing: Narrowing,
-    /// What differs of each divergent page; empty: they go whole.
+    /// The differing blocks of each divergent page; empty if pages go whole.
     masks: Vec<BlockMask>,
     next: usize,
     chunks_asked: u32,
@@ -135,7 +135,7 @@ impl Leader {
             self.secondary(cx)
         };
         let Some(peer) = target.filter(|p| cx.peers.is_linked(*p)) else {
-            // Tried again when the link is back; the consensus core tells if the peer is lost.
+            // It is tried again when the link is back. If the peer is lost, the consensus core says so.
             self.slot.started = cx.now;
             return;
         };

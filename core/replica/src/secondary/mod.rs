@@ -1,8 +1,8 @@
 //! A secondary: it runs the guest in step with the leader, or keeps its last checkpoint.
 //!
 //! Its part of a syncvm is [`crate::follow`]'s, since a replica that joins, or one that takes over from a
-//! leader that died behind the end mark, takes part in one as well. What is its own: it reports what its
-//! guest sends ([`report`]) and keeps a witness warm ([`warm`]).
+//! leader that died behind the end mark, takes part in one as well. Only a secondary reports its guest's
+//! outputs ([`report`]) and keeps a witness warm ([`warm`]).
 
 mod report;
 #[cfg(test)]

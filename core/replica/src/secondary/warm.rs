@@ -6,13 +6,13 @@
 //!                          witness lacks)                      and has never run)
 //! ```
 //!
-//! The secondary does it, and not the leader, since it is the one who leads when the leader is lost:
-//! then it knows by itself what the warm copy lacks, which is what it has not sent yet, and nobody
-//! else's word is needed. It has time for it, too. When the secondary is lost instead, the leader
-//! compares hashes with what the witness has (`copy::stream`): slower than a ledger, much faster than a copy.
+//! The secondary does it, not the leader, because the secondary leads when the leader is lost. It then knows
+//! from its own ledger which pages the warm copy lacks. It also has more time. When the secondary is lost
+//! instead, the leader compares hashes with the witness (`copy::stream`): slower than a ledger, much faster
+//! than a copy.
 //!
-//! It is best effort, and never in the way of a slot: nothing is sent while this side takes part in
-//! a syncvm, nor faster than configured; and a page that is written all the time goes once a sweep.
+//! Keeping warm is best effort and never delays a slot: nothing is sent while this side takes part in a
+//! syncvm, nor faster than configured. A page that is written all the time is sent once a sweep.
 
 use super::Secondary;
 use crate::api::{Note, Warm};
@@ -20,17 +20,16 @@ use crate::context::Context;
 use plover_syncvm::message::CopyPurpose;
 use plover_types::{Micros, PAGE_BYTES, PageNo, ReplicaId};
 
-/// From becoming secondary to the first offer: a guest that has just been brought up has better
-/// things to do.
+/// From becoming secondary to the first offer: first the new guest catches up.
 const DELAY: Micros = Micros::from_ms(500);
 
 /// A target that has not answered is asked again after this: a hypervisor starts in less.
 const RETRY: Micros = Micros::from_ms(3_000);
 
-/// One that has refused, after this.
+/// A target that has refused is asked again after this.
 const REFUSED: Micros = Micros::from_ms(60_000);
 
-/// From the begin of a sweep to that of the next, at least: what is written more often is sent
+/// From the begin of a sweep to that of the next, at least: a page that is written more often is sent
 /// this often.
 const SWEEP: Micros = Micros::from_ms(1_000);
 
@@ -43,7 +42,7 @@ const WINDOW_COMPARISONS: usize = 2;
 /// Hashing a page costs this part of sending it.
 const HASH_COST_PART: u64 = 8;
 
-/// When what may go on.
+/// When each part of the work may go on.
 #[derive(Debug)]
 pub(crate) struct WarmKeeper {
     /// The next offer.
@@ -51,7 +50,7 @@ pub(crate) struct WarmKeeper {
     /// The next chunk or comparison.
     pace: Micros,
     next_sweep_at: Micros,
-    /// The opening whose target has been told of as warm.
+    /// The opening that was last reported as warm ([`Note::Warm`]).
     told: u64,
 }
 
@@ -84,7 +83,7 @@ impl Secondary {
         cx.peers.is_linked(peer) && !cx.group.in_sync.contains(peer)
     }
 
-    /// Who is kept warm: who was, or the first there is.
+    /// The witness that is kept warm: the last one, or the first there is.
     fn warm_peer(&self, cx: &Context) -> Option<ReplicaId> {
         let kept = cx.peers.copy().map(|stream| stream.peer);
         let others = cx.config.members.iter().filter(|p| *p != cx.config.me);

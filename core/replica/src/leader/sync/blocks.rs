@@ -1,4 +1,5 @@
-//! The leader's side of the second round: which blocks of divergent pages differ (design §9).
+//! The leader's side of the second round: which blocks of divergent pages differ
+//! (docs/decisions/0014).
 //!
 //! ```text
 //!  Exchanging ─▶ (few or very many divergent pages) ────────────────▶ Transferring, whole pages
@@ -6,7 +7,7 @@
 //! ```
 //!
 //! It costs one more round trip while the guest stands. Where the secondary must reset its
-//! devices, pages that the reset wrote are fetched whole, whatever was staged of them.
+//! devices, pages that the reset wrote are fetched whole, even if blocks of them were staged.
 
 use super::Stage;
 use crate::api::Action;
@@ -19,11 +20,11 @@ use plover_syncvm::message::Body;
 use plover_syncvm::{HashHistory, Phase};
 use plover_types::{ReplicaId, Runs, SUBPAGES_PER_PAGE, SyncNo};
 
-/// Fewer divergent pages are sent whole: four of them are through before another round trip is.
+/// Fewer divergent pages are sent whole: sending them takes less time than another round trip.
 const PAGES_MIN: usize = 4;
 
 /// More divergent pages are sent whole: their hashes would be 1 MiB and more, and a slot that
-/// leaves so many has other things to write than time stamps.
+/// leaves so many has not changed them by a few bytes each.
 const PAGES_MAX: usize = 8192;
 
 const NOT_ASKED_FOR: &str = "the secondary's block hashes are not those asked for";
@@ -33,13 +34,13 @@ const NOT_ASKED_FOR: &str = "the secondary's block hashes are not those asked fo
 pub(super) struct Narrowing {
     ours: Option<Vec<u64>>,
     theirs: Option<Vec<u64>>,
-    /// What the secondary has said of them so far.
+    /// The part of the secondary's list that has come so far.
     said: Vec<u8>,
 }
 
 impl Leader {
-    /// The divergent pages are known: asks for their blocks' hashes, if that pays. Returns whether
-    /// it does.
+    /// The divergent pages are known: asks for their blocks' hashes, if that pays. Returns whether it
+    /// has asked.
     pub(super) fn narrow(&mut self, cx: &mut Context) -> bool {
         let now = cx.now;
         let key = cx.config.hash_key;

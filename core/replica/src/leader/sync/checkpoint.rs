@@ -10,9 +10,9 @@
 //! goes. So the pages are copied aside while the guest stands, the guest goes on, and then they
 //! are sent (MC's *copy* and *transfer*). Outputs wait for the acknowledgement as always.
 //!
-//! Inputs are not in the log, so a checkpoint needs no place in it either: what the
-//! acknowledgement says is between the two that hold the state. The view and the lease guard it as
-//! they guard a syncvm, and a majority still decides who of the two may lead.
+//! Inputs are not in the log, so a checkpoint needs no place in it either: its acknowledgement concerns
+//! only the two replicas that hold the state. The view and the lease guard it as they guard a syncvm, and a
+//! majority still decides which of the two may lead.
 
 use super::{LeadSync, Stage};
 use crate::api::Action;

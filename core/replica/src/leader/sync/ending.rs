@@ -1,4 +1,4 @@
-//! A syncvm ends: acknowledged, and its outputs go, or given up, and they stay.
+//! The end of a syncvm. If it is acknowledged, its outputs go; if it is given up, they stay held.
 
 use super::{LeadSync, Stage};
 use crate::api::{Action, ConsoleHold, Note};
@@ -55,7 +55,7 @@ impl Leader {
         let refeed = std::mem::take(&mut sync.refeed);
         let (idle, before) = (sync.idle, cx.out.len());
         self.resume_guest(cx, refeed);
-        // What it is fed now it may answer at once.
+        // A guest that is fed now may answer at once, so its idleness is not put to the test.
         let fed = |action: &Action| matches!(action, Action::Feed(_) | Action::Operate(_));
         cx.guest.activity.is_unproven = idle && !cx.out.iter().skip(before).any(fed);
         self.begin_slot(cx);
@@ -125,7 +125,7 @@ impl Leader {
             why: why.to_string(),
         });
         self.slot.is_retry = true;
-        // Perhaps; if not, the next slot is a short one.
+        // We assume that console output is pending. If none is, the only cost is one short slot.
         self.slot.printed = true;
         self.matching.stop();
         if let Some(held) = sync.held.take() {

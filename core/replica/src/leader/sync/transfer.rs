@@ -1,4 +1,5 @@
-//! What differs is sent, as fast as it is acknowledged, and after it the device state: the end mark.
+//! The divergent pages are sent, as fast as the secondary acknowledges them. The device state follows: the
+//! end mark.
 
 use super::Stage;
 use crate::api::Action;
@@ -13,7 +14,7 @@ use plover_syncvm::message::Body;
 use plover_types::{PageNo, ReplicaId, Runs, SyncNo};
 
 impl Leader {
-    /// What is to be sent is known.
+    /// The divergent pages are known: they are sent.
     pub(super) fn begin_transfer(&mut self, cx: &mut Context) {
         let now = cx.now;
         let Some(sync) = &mut self.sync else { return };

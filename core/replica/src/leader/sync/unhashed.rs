@@ -5,8 +5,8 @@
 //! ```
 //!
 //! COLO sends what the primary has written and lets the secondary put back what it has written
-//! itself, from a copy of its memory as it was at the last checkpoint. Here the leader sends both:
-//! its memory has what lay in the pages that only the secondary has written
+//! itself, from a copy of its memory as it was at the last checkpoint. Here the leader sends both: the
+//! pages that only the secondary has written still have their old contents in the leader's memory
 //! (docs/decisions/0017).
 
 use super::Stage;
