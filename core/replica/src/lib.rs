@@ -71,6 +71,8 @@
 //! assert!(actions.iter().any(|a| matches!(a, Action::FaceClients(true))));
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod api;
 mod areas;
 mod bulk;
