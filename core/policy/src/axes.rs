@@ -1,10 +1,9 @@
-//! A policy: one choice on each of five axes (design §8).
+//! A policy: one choice on each of five axes (docs/policies.md).
 //!
-//! Every system that the papers compare is a point in this space, so all of them run on one
-//! engine and differ in nothing else. The engine asks the axes; it never asks for a name.
+//! Every system that the papers compare is such a policy, so all of them run on one engine and differ in
+//! nothing else. The engine looks at the axes, never at a name.
 //!
-//! Not every point makes sense: what one choice needs, another may take away. [`Policy::check`]
-//! says which two axes do not go together, and why.
+//! Some choices exclude each other. [`Policy::check`] says which two axes do not go together, and why.
 
 use plover_types::Micros;
 use serde::Deserialize;
@@ -129,11 +128,11 @@ impl Policy {
         self.check_mix()
     }
 
-    /// Whether a group of two may be protected so. Either replica goes on without the other there,
-    /// so after a cut both serve; one order of all inputs is what a majority is for.
+    /// Whether a group of two may be protected so. Each of the two goes on without the other, so after a
+    /// cut both serve clients. One order of all inputs needs a majority.
     ///
     /// # Errors
-    /// In words: which axis needs a third replica, and why.
+    /// The text says which axis needs a third replica, and why.
     pub fn check_pair(&self) -> Result<(), PolicyError> {
         if self.input == Input::Total {
             return Err(PolicyError::NeedsThird {
@@ -269,7 +268,7 @@ fn short(span: Micros) -> String {
 }
 
 impl fmt::Display for Policy {
-    /// All choices in a line. Two policies are the same if and only if this is.
+    /// All choices in a line. Two policies are equal if and only if their lines are.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -306,8 +305,8 @@ mod tests {
     use super::*;
     use crate::presets::{PRESETS, VSMR};
 
-    /// Every point of the space: a mix is refused with both axes named, or it is allowed; none
-    /// is refused for one axis alone.
+    /// Of all policies: a mix is refused with both axes named, or it is allowed; none is refused for one
+    /// axis alone.
     #[test]
     fn impossible_mixes_name_both_axes() {
         let mut possible = 0;

@@ -5,11 +5,11 @@
 //! vCPU threads from outside, and add one condition: the NIC's input queue is empty, since on a
 //! busy host a vCPU thread with work may simply not have been scheduled yet.
 //!
-//! How long a guest must look idle is learnt, too. One that sends something after the slot was
-//! ended, although nothing was fed to it since, was not done: it had only paused between two steps
-//! (a disk, a lock, a timer), and what it did before and after on the two sides is compared at
-//! different points. So the threshold grows by half each time that happens, and shrinks by a
-//! sixty-fourth each time it does not: where one slot in 26 is cut short, the two balance.
+//! The time that a guest must look idle is learnt, too. A guest that sends something after its slot has
+//! ended, although nothing was fed to it since, was not done: it had paused between two steps (a disk, a
+//! lock, a timer), and the two guests are then compared at different points of their work. So the
+//! threshold grows by half each time that happens, and shrinks by a sixty-fourth each time it does not.
+//! The two balance where one slot in 26 is cut short.
 
 use plover_types::Micros;
 
@@ -24,7 +24,7 @@ const PART: u64 = 64;
 /// Judges samples of the vCPU clocks.
 #[derive(Clone, Debug)]
 pub struct IdleDetector {
-    /// As configured; what is learnt stays within half of it and eight times it.
+    /// The configured threshold. The learnt one stays between half of it and eight times it.
     usual: Micros,
     threshold: Micros,
     last: Option<(Micros, Micros)>,
@@ -68,7 +68,7 @@ impl IdleDetector {
         self.is_idle(now)
     }
 
-    /// When the next sample is of use: sooner once the guest looks idle.
+    /// The time until the next sample: shorter once the guest looks idle.
     pub fn period(&self) -> Micros {
         let period = if self.last.is_some() {
             self.threshold.0 / 2

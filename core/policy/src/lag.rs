@@ -1,12 +1,12 @@
 //! How long outputs wait for their match, and after how long one is late.
 //!
-//! It is the question of a TCP's retransmission timer, and has its answer (Jacobson 1988, RFC 6298):
-//! the smoothed wait and four times its mean deviation, twice as much after each output that was given up, until
-//! another one is matched.
+//! The limit is computed as TCP computes its retransmission timeout (Jacobson 1988, RFC 6298): the
+//! smoothed wait plus four times its mean deviation. Each output that is given up doubles the limit,
+//! until another output is matched.
 
 use plover_types::Micros;
 
-/// An output that was given up doubles what the next one may wait, this often at most.
+/// Outputs that are given up double the limit at most this many times.
 const DOUBLINGS_MAX: u32 = 8;
 
 /// The waits of outputs that were matched.
@@ -35,12 +35,12 @@ impl Lag {
         known.smoothed = Micros((known.smoothed.0 * 7 + waited.0) / 8);
     }
 
-    /// One was given up as late.
+    /// An output was given up as late.
     pub fn was_late(&mut self) {
         self.doublings = (self.doublings + 1).min(DOUBLINGS_MAX);
     }
 
-    /// After how long one is late; `None` while nothing was matched.
+    /// An output is late after this long; `None` while nothing was matched.
     pub fn late_after(&self) -> Option<Micros> {
         let known = self.known?;
         let wait = known.smoothed.0 + 4 * known.deviation.0;
@@ -74,7 +74,8 @@ mod tests {
         assert!((3000..8000).contains(&mixed.0), "{mixed:?}");
     }
 
-    /// Whose waits have grown hears of no match until it waits long enough for one.
+    /// When waits have grown, outputs that are given up too early are never matched. So the limit must
+    /// grow as well.
     #[test]
     fn who_gives_up_waits_longer_next_time() {
         let mut lag = lag([1000; 100]);

@@ -1,7 +1,7 @@
 //! The policy axes and the slot and idle rules.
 //!
-//! A [`Policy`] is plain data: five axes (design §8), each with its choices. A [`Preset`] is a
-//! named point in that space. The unreplicated baseline, `none`, is no policy but a group of one.
+//! A [`Policy`] is plain data: five axes (docs/policies.md), each with its choices. A [`Preset`] is a
+//! policy with a name. The unreplicated baseline, `none`, is no policy but a group of one.
 
 #![forbid(unsafe_code)]
 

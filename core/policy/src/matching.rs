@@ -1,10 +1,10 @@
-//! Which slots are compared, and when a compared one ends (COLO §3.3.2; design §8, `hybrid`).
+//! Which slots are compared, and when a compared one ends (COLO §3.3.2; docs/decisions/0011).
 //!
-//! While the two guests say the same, outputs leave as soon as both have said it, and no sync is
-//! needed. While they do not, comparing costs: an output waits for the secondary to say something
-//! else before the sync begins that lets it go. A guest that answers with the time of day always
-//! differs, and is better off with the syncs of an idle guest alone. So each slot is either
-//! *compared* or not, and the rule finds out which pays:
+//! While the two guests send the same, outputs leave as soon as both have sent them, and no sync is
+//! needed. While they differ, comparing costs: an output waits until the secondary sends something else,
+//! and only then the sync begins that releases it. A guest that answers with the time of day always
+//! differs; for it the syncs of an idle guest alone are better. So each slot is either *compared* or not,
+//! and the rule finds out which pays:
 //!
 //! ```text
 //!   compared ──▶ it yields less than others do ─▶ not compared for 1, 2, 4, … slots ─┐
@@ -13,16 +13,17 @@
 //!      └──┴────────────────────── another try ◀───────────────────────────────────────┘
 //! ```
 //!
-//! What slots of either kind *yield* is the outputs that they let go, on a match and with their sync, by the
-//! time that they took, the pause included. It is known of slots of either kind, and lately: as long as
-//! comparing pays, some slots now and then are not compared. Where clients wait for their answers, the kind that yields more
-//! is also the one that lets them wait less (Little's law). Slots that are compared and differ have to yield a
-//! quarter more: what comparing costs falls on the slot after, too. Where they yielded about the same, as with
-//! a Redis that tells the time, a load did a tenth less when every second slot was compared.
+//! The *yield* of a kind of slot is the outputs that it releases, on a match and with its sync, divided
+//! by its time, the pause included. The rule knows the recent yield of both kinds: as long as comparing
+//! pays, some slots now and then are not compared. Where clients wait for their answers, the kind with
+//! the higher yield also lets them wait less (Little's law). Compared slots that differ must yield a
+//! quarter more, because part of the cost of comparing falls on the next slot. With about equal yields, a
+//! Redis that tells the time did a tenth less work when every second slot was compared.
 //!
-//! A secondary that serves clients in another order says nothing more where one holds a lock that the
-//! leader's guest has given to another, and then nobody does. So an output is late soon after it usually
-//! would have been matched (docs/decisions/0030), but not before waiting has cost as much as some pauses.
+//! When the two guests have given a lock to different clients, both stand still: the secondary sends
+//! nothing more until the other client goes on, and the answer of that client is held
+//! (docs/decisions/0030). So an output is late soon after it usually would have been matched, but not
+//! before it has waited as long as some pauses.
 
 use crate::axes::{Input, Policy};
 use crate::lag::Lag;
@@ -30,48 +31,49 @@ use crate::slot::{SlotCost, SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 use serde::{Deserialize, Serialize};
 
-/// About so many slots count, of either kind: where two guests serve one counter they part after a few answers
-/// or after some thousands, and it is the latter that pay for the former.
+/// About this many slots of either kind count. Two guests that serve one counter differ after a few
+/// answers or after some thousands, and the long slots pay for the short ones.
 const SLOTS_COUNTED: u64 = 64;
 
-/// After so many compared slots that differed, a few are not compared, to see what those yield now.
+/// After this many compared slots that differed, a few are not compared, to measure the present yield of
+/// such slots.
 const SLOTS_TO_PLAIN: u32 = 128;
-/// How many.
+/// The number of those slots.
 const SLOTS_OF_PLAIN: u32 = 8;
 
-/// So many slots in a row that are not compared, when nothing is known of such slots yet: what they yield
-/// is then known to a tenth or so.
+/// Slots in a row that are not compared while the yield of such slots is unknown: it is then known to a
+/// tenth or so.
 const SLOTS_TO_KNOW: u32 = 16;
 
-/// Slots that are not compared between two tries, at most. A plain slot takes about 5 ms under
-/// load, so a load that begins to agree is found out within some seconds; and a try that fails
-/// costs an output at most [`MatchConfig::unmatched_max`], which is then a few percent.
+/// The most slots that are not compared between two tries. A plain slot takes about 5 ms under load, so a
+/// load that begins to agree is found out within some seconds. A try that fails costs an output at most
+/// [`MatchConfig::unmatched_max`], which is then a few percent.
 const SLOTS_BETWEEN_TRIES_MAX: u32 = 512;
 
-/// A sync that is due and cannot begin, because the secondary is not connected at the moment, is
-/// tried again after this long.
+/// A sync that is due but cannot begin, because the secondary is not connected at the moment, is tried
+/// again after this long.
 const AGAIN: Micros = Micros::from_ms(5);
 
-/// An output is never late before it has waited for as long as so many pauses: giving it up costs one, and
-/// what the slot might yet have let go.
+/// An output is never late before it has waited for this many pauses. Giving it up costs one pause, and
+/// the outputs that the slot could still have released.
 const LATE_PAUSES: u64 = 4;
 
 /// The bounds of a compared slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MatchConfig {
-    /// An output that the secondary has not sent after this long ends the slot; earlier, unless `always`,
-    /// where outputs are usually matched earlier. COLO waits for
-    /// 200 ms, which is also how long a client's TCP waits before it sends a segment again
-    /// (RFC 6298 asks for a second, Linux takes 200 ms): half of it leaves time for the sync.
+    /// An output that the secondary has not sent after this long ends the slot. Unless `always`, the slot
+    /// ends earlier where outputs are usually matched earlier. COLO waits for 200 ms, which is also how
+    /// long a client's TCP waits before it sends a segment again (RFC 6298 asks for a second, Linux takes
+    /// 200 ms). Half of it leaves time for the sync.
     pub unmatched_max: Micros,
-    /// A slot in which all agrees ends after this long, so that what has silently diverged stays
-    /// few pages and the log of inputs short. A sync costs some milliseconds: below 1% of it.
+    /// A slot in which all outputs agree ends after this long. That keeps the pages that have silently
+    /// diverged few, and the log of inputs short. A sync costs some milliseconds: below 1% of it.
     pub slot_max: Micros,
-    /// Whether every slot is compared, ends as soon as the outputs differ, and waits for them by the clock, as
-    /// COLO does; else only those in which it is likely to pay.
+    /// Whether every slot is compared, ends as soon as outputs differ, and waits for them by the clock,
+    /// as in COLO. Otherwise only slots in which comparing is likely to pay are compared.
     pub always: bool,
-    /// Whether, while outputs are compared, the secondary's guest gets an input when it has sent as
-    /// much as the leader's had: what they do then depends less on when they get it.
+    /// Whether, while outputs are compared, the secondary's guest gets an input when it has sent as much
+    /// as the leader's had. The guests' work then depends less on the time of an input.
     pub paced: bool,
 }
 
@@ -87,9 +89,9 @@ impl Default for MatchConfig {
 }
 
 impl MatchConfig {
-    /// What is usual under a policy. One whose inputs are ordered by connection only is COLO's:
-    /// it compares always, and waits for as long as COLO does (§3.3.2). COLO bounds no slot in
-    /// which all agrees; ten seconds keep the log of inputs short.
+    /// The defaults of a policy. One whose inputs are ordered by connection only is COLO's: it compares
+    /// always, and waits for as long as COLO does (COLO §3.3.2). COLO does not bound a slot in which all
+    /// outputs agree; ten seconds keep the log of inputs short.
     pub fn of(policy: &Policy) -> Self {
         match policy.input {
             Input::PerConnection => Self {
@@ -103,22 +105,23 @@ impl MatchConfig {
     }
 }
 
-/// How the outputs of a compared slot came out.
+/// The result of comparing a slot's outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing differed so far.
     #[default]
     Agrees,
-    /// A connection was opened, which no two guests do alike: nothing is known about the load.
+    /// A connection was opened, with sequence numbers that differ between any two guests. That says
+    /// nothing about the load.
     Opens,
-    /// They differ, or the secondary is late.
+    /// Outputs differ, or the secondary is late.
     Differs,
 }
 
-/// What the rule looks at in a compared slot, beside the [`SlotView`].
+/// The facts about a compared slot that the rule decides on, beside the [`SlotView`].
 #[derive(Clone, Copy, Debug)]
 pub struct MatchView {
-    /// How long ago it was found that a sync is needed.
+    /// The time since it was found that a sync is needed.
     pub differs_for: Option<Micros>,
     /// How long the oldest output has waited.
     pub oldest_waits: Micros,
@@ -130,20 +133,20 @@ pub struct MatchRule {
     config: MatchConfig,
     /// Slots not to be compared before the next try.
     pause: u32,
-    /// How many the next pause has.
+    /// Slots of the next pause.
     next_pause: u32,
-    /// Slots that differ are compared: that was worth it when it was last asked.
+    /// Whether slots that differ are compared, because that paid when it was last measured.
     pays: bool,
-    /// How many of them since one was not compared.
+    /// Compared slots that differed since a slot was not compared.
     differed: u32,
-    /// What slots that were compared, and differed, have yielded lately; and slots that were not compared.
+    /// The recent yields of compared slots that differed, and of slots that were not compared.
     compared: Yield,
     plain: Yield,
     lag: Lag,
 }
 
-/// Outputs and the time that they took, over slots of a kind; the more slots of either kind came after one, the
-/// less it counts.
+/// Outputs of slots of one kind, and the time that they took. A slot counts the less, the more slots of
+/// either kind came after it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Yield {
     /// In units of 1/1024, so that nothing is lost to rounding.
@@ -152,7 +155,7 @@ struct Yield {
 }
 
 impl Yield {
-    /// A slot more, of whichever kind: what came before counts less.
+    /// Another slot of either kind has ended: earlier ones count less.
     fn age(&mut self) {
         self.outputs -= self.outputs / SLOTS_COUNTED;
         self.micros -= self.micros / SLOTS_COUNTED;
@@ -167,7 +170,7 @@ impl Yield {
         self.micros > 0
     }
 
-    /// Whether it is more, by so much that it is worth it.
+    /// Whether it is a quarter more than `other`.
     fn pays_beside(&self, other: &Self) -> bool {
         let rate = |one: &Self, by: &Self| u128::from(one.outputs) * u128::from(by.micros);
         rate(self, other) * 4 > rate(other, self) * 5
@@ -199,7 +202,7 @@ impl MatchRule {
         self.lag.was_late();
     }
 
-    /// After how long an output is late.
+    /// An output is late after this long.
     fn late_after(&self, rule: &SlotRule) -> Micros {
         let longest = self.config.unmatched_max;
         let usual = self.lag.late_after().filter(|_| !self.config.always);
@@ -207,8 +210,9 @@ impl MatchRule {
         usual.map_or(longest, late).min(longest)
     }
 
-    /// Whether the slot that begins now is compared. To be asked once a slot, with how the slot before came
-    /// out: what that has cost is not known before its sync is over.
+    /// Whether the slot that begins now is compared. To be asked once a slot. `before` is the result of
+    /// the slot before, which [`Self::learn`] does not know yet: its cost is known only when its sync is
+    /// over.
     pub fn compares(&mut self, before: Option<Verdict>) -> bool {
         if self.config.always {
             return true;
@@ -227,7 +231,7 @@ impl MatchRule {
                 self.compared.age();
                 self.plain.age();
             }
-            // A sync for each connection says nothing about what is said on it.
+            // A connection was opened: that says nothing about the data on it.
             Some(Verdict::Opens) => return,
             Some(Verdict::Agrees) => {
                 (self.pause, self.next_pause) = (0, 1);
@@ -240,7 +244,7 @@ impl MatchRule {
         }
         self.compared.add(cost);
         if self.pause > 0 {
-            // It had begun before it was known that the one before did not pay.
+            // This slot had begun before it was known that the one before did not pay.
             return;
         }
         self.pays = self.plain.is_known() && self.compared.pays_beside(&self.plain);
@@ -258,8 +262,8 @@ impl MatchRule {
         }
     }
 
-    /// Whether a compared slot ends now, and why. One that needs a sync ends as a plain slot
-    /// does, counted from when that was found out.
+    /// Whether a compared slot ends now, and why. One that needs a sync ends as a plain slot does,
+    /// counted from the time at which that was found.
     pub fn ends(&self, rule: &SlotRule, view: &SlotView, found: &MatchView) -> Option<SyncReason> {
         if view.guard_full {
             Some(SyncReason::GuardFull)
@@ -279,10 +283,10 @@ impl MatchRule {
         }
     }
 
-    /// How long until [`Self::ends`] may say something else than nothing.
+    /// The time until [`Self::ends`] may return something.
     pub fn ends_within(&self, rule: &SlotRule, view: &SlotView, found: &MatchView) -> Micros {
         if found.differs_for.is_some() && self.config.always {
-            // At once; this is for a sync that could not begin.
+            // It ends at once. This is for a sync that could not begin.
             return AGAIN;
         }
         if let Some(age) = found.differs_for {
@@ -297,7 +301,8 @@ impl MatchRule {
     }
 }
 
-/// A slot that needs a sync and ends as a plain one does, counted from when that was found out.
+/// The view of a slot that needs a sync and ends as a plain one does, counted from the time at which that
+/// was found.
 fn plain(view: &SlotView, age: Micros) -> SlotView {
     SlotView { age, ..*view }
 }

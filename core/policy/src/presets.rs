@@ -1,8 +1,7 @@
-//! The systems of the papers, as points of the space.
+//! The systems of the papers, as policies.
 //!
-//! `str` and `plan2` are one point: PLOVER §6.3 says that they differ in how inputs are ordered
-//! (STR's own protocol, or Paxos) and in little else; here both use the log. `plan3` is the whole
-//! of PLOVER.
+//! `str` and `plan2` are one policy: PLOVER §6.3 says that they differ in how inputs are ordered (STR's
+//! own protocol, or Paxos) and in little else; here both use the log. `plan3` is the whole of PLOVER.
 
 use crate::axes::{Input, Policy, ReleaseWhen, Secondary, Sent, SyncWhen};
 use plover_types::Micros;
@@ -11,11 +10,11 @@ use serde::Serialize;
 /// A policy with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Preset {
-    /// How it is chosen.
+    /// The name by which a configuration chooses it.
     pub name: &'static str,
     /// Other names for it.
     pub aliases: &'static [&'static str],
-    /// What it is, in one line.
+    /// A description of one line.
     pub about: &'static str,
     /// The axes.
     pub policy: Policy,
@@ -60,10 +59,10 @@ pub const HYBRID: Preset = Preset {
     },
 };
 
-/// What protects a guest for which nothing else is said (docs/decisions/0031).
+/// The policy of a configuration that names none (docs/decisions/0031).
 pub static DEFAULT: &Preset = &HYBRID;
 
-/// All of them.
+/// All presets.
 pub static PRESETS: [Preset; 9] = [
     VSMR,
     Preset {

@@ -26,7 +26,7 @@ pub enum SyncReason {
     Unmatched,
     /// The guard is full.
     GuardFull,
-    /// The log is half full; a sync lets it be reclaimed (design §6).
+    /// The log is half full; a sync lets it be reclaimed.
     LogFull,
     /// Much was written to the guest's disks; a sync keeps the next one small.
     Written,
@@ -65,7 +65,7 @@ impl Default for SlotConfig {
     }
 }
 
-/// What the rule looks at.
+/// The facts that the rule decides on.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotView {
     /// How long the slot has run.
@@ -88,7 +88,7 @@ pub struct SlotRule {
     pause: Micros,
 }
 
-/// What a finished sync cost, and what it was for.
+/// The cost of a finished sync, and the outputs of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCost {
     /// How long the slot ran.
@@ -99,8 +99,8 @@ pub struct SlotCost {
     pub outputs: u32,
 }
 
-/// A busy guest runs this many times as long as the pause that ends its slot, so that it
-/// keeps at least three quarters of its time however much a sync costs.
+/// A busy guest runs this many times as long as the pause that ends its slot. So it keeps three quarters
+/// of its time, as far as [`SlotConfig::slot_max`] allows.
 const RUN_PER_PAUSE: u64 = 3;
 
 impl SlotRule {

@@ -4,12 +4,12 @@ use crate::axes::SyncWhen;
 use crate::slot::{SlotConfig, SlotRule, SlotView, SyncReason};
 use plover_types::Micros;
 
-/// An output that waits ends the slot at once. Where no sync can begin, because the secondary is
-/// not connected at the moment, this long passes before the next attempt.
+/// A waiting output ends the slot at once. Where no sync can begin, because the secondary is not
+/// connected at the moment, this long passes before the next attempt.
 const OUTPUT_AGAIN: Micros = Micros::from_ms(5);
 
 impl SyncWhen {
-    /// Whether the slot ends now, and why. `rule` is asked where the guest's idleness counts.
+    /// Whether the slot ends now, and why. `rule` decides where the guest's idleness counts.
     pub fn ends(self, rule: &SlotRule, view: &SlotView) -> Option<SyncReason> {
         let reason = match self {
             Self::Idle | Self::Mismatch => return rule.decide(view),
@@ -36,14 +36,14 @@ impl SyncWhen {
         }
     }
 
-    /// Whether it counts that the leader's guest is idle.
+    /// Whether the choice depends on the leader's guest being idle.
     pub fn asks_for_idleness(self) -> bool {
         matches!(self, Self::Idle | Self::Mismatch)
     }
 
-    /// The longest that the secondary may take to finish its inputs while the leader stands.
-    /// With a fixed slot it stops wherever it is: that the two are then at different points of
-    /// their work is what PLOVER's Plan2 measures.
+    /// The longest that the secondary may take to finish its inputs while the leader stands. With a fixed
+    /// slot it stops at once: PLOVER's Plan2 measures the cost of stopping both guests at different
+    /// points of their work.
     pub fn wait_max(self, slot: &SlotConfig) -> Micros {
         match self {
             Self::Every(_) => Micros::ZERO,
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(ends(SyncWhen::Idle, Micros(1), false), None);
     }
 
-    /// The deadline is never behind the decision: a loop that sleeps until it would oversleep.
+    /// The deadline is never after the decision; otherwise a loop that sleeps until it would oversleep.
     #[test]
     fn a_slot_ends_by_its_deadline() {
         let rule = SlotRule::new(SlotConfig::default());

@@ -1,18 +1,16 @@
-//! How long the secondary may finish its inputs while the leader stands (PLOVER §4.4: the
-//! secondary pauses "when its programs become idle").
+//! How long the paused leader waits for the secondary to finish its inputs (PLOVER §4.4: the secondary
+//! pauses "when its programs become idle").
 //!
-//! Waiting makes the two memories more alike, and every microsecond of it is added to the pause.
-//! Whether it pays depends on the machine: where both sides run at one speed, the secondary is
-//! done a moment after the leader; under emulation it has to translate its code anew after every
-//! sync and takes many times as long, and then sending what diverges is cheaper. The rule finds
-//! out which it is: it waits about as long as the secondary has lately needed, halves the wait
-//! each time the secondary was not done, and now and then tries a longer one.
+//! Waiting makes the two memories more alike and the pause longer. Whether it pays depends on the
+//! machine. Where both sides run at one speed, the secondary is done a moment after the leader. Under
+//! emulation the secondary translates its code anew after every sync and takes many times as long; then
+//! it is cheaper to send the divergent pages. So the rule waits about as long as the secondary has lately
+//! needed, halves the wait each time the secondary was not done, and now and then tries a longer wait.
 //!
-//! A secondary that is done in time may still not be worth it: where it needs milliseconds, sending
-//! what diverges is cheaper, however seldom it fails to finish. So the whole of a sync, from the cut
-//! to its end mark, is measured with and without a wait, and what takes longer is only tried now and
-//! then (docs/decisions/0020). A try is compared with the syncs right before it: slots become longer and
-//! shorter, and their syncs with them, while a try comes once in 64.
+//! A secondary that is always done in time may still need milliseconds, and then it is cheaper to send
+//! the divergent pages. So whole syncs are measured, from the cut to the end mark, with and without a
+//! wait, and the slower kind is only tried once in 64 syncs (docs/decisions/0020). A try is compared with
+//! the syncs right before it, because syncs become longer and shorter with their slots.
 
 use plover_types::Micros;
 
@@ -20,19 +18,20 @@ use plover_types::Micros;
 /// the mean pause.
 const TRY_EVERY: u32 = 128;
 
-/// Which of so many syncs try, if they wait: the first where only syncs that measure do, the other where
-/// only those do not.
+/// Which syncs of each `TRY_EVERY` are tries, if they wait at all. The first is for rules that usually do
+/// not wait: it is a sync that measures. The second is for rules that usually wait: it is one that does
+/// not measure.
 const TRIES: [u32; 2] = [0, MEASURE_EVERY / 2];
 
-/// How long a try waits at least. A secondary that runs at the leader's speed is done within a
-/// few hundred microseconds of it; one that needs more than this is better not waited for,
-/// since a whole slot's pages (some 150 in a Redis guest) travel in half of it.
+/// The shortest bound of a try. A secondary at the leader's speed is done within a few hundred
+/// microseconds. Waiting for one that needs more than this does not pay: a whole slot's pages (some 150
+/// in a Redis guest) travel in half of it.
 const TRY_MIN: Micros = Micros(2400);
 
-/// How much longer than the usual wait a try is.
+/// A try may wait this many times as long as usual.
 const TRY_FACTOR: u64 = 4;
 
-/// Syncs between two in which what usually takes longer is measured anew. Where a wait takes 4 ms,
+/// Once in this many syncs the kind that usually takes longer is measured anew. Where a wait takes 4 ms,
 /// this adds 60 µs to the mean pause.
 const MEASURE_EVERY: u32 = 64;
 
@@ -44,10 +43,10 @@ pub struct WaitRule {
     syncs: u32,
     /// Whether this sync waits.
     waits: bool,
-    /// Smoothed, from the cut to the end mark: of syncs that do what is usual.
+    /// Smoothed time from the cut to the end mark, of syncs of the usual kind.
     usual: Option<Micros>,
-    /// Smoothed: by how much of the usual a sync that waits takes longer than one that does not, in 1024ths;
-    /// less than 0 where it is shorter.
+    /// Smoothed: how much longer a sync takes with a wait than without, in 1/1024 of the usual time;
+    /// negative if it is shorter.
     longer: Option<i64>,
 }
 
@@ -93,14 +92,14 @@ impl WaitRule {
         bound.min(self.max)
     }
 
-    /// Learns from it: the secondary was waited for this long, and had or had not finished.
+    /// Learns from the sync: how long the leader waited, and whether the secondary had finished.
     pub fn learn(&mut self, waited: Micros, finished: bool) {
         if !self.waits {
             return;
         }
         self.bound = if finished {
-            // Twice what was needed, approached slowly from above so that one quick sync does
-            // not cut off the usual ones.
+            // Twice the needed time. The bound falls slowly, so that one quick sync does not cut off the
+            // usual ones.
             let needed = Micros(waited.0 * 2);
             if needed > self.bound {
                 needed
@@ -115,7 +114,7 @@ impl WaitRule {
 }
 
 impl WaitRule {
-    /// The sync that was begun last has its end mark, so long after its cut.
+    /// The sync that was begun last has reached its end mark, this long after its cut.
     pub fn ended(&mut self, took: Micros) {
         let usually = self.usually_waits();
         let Some(usual) = self.usual.filter(|_| self.waits != usually) else {
@@ -123,7 +122,7 @@ impl WaitRule {
             self.usual = Some(self.usual.map_or(took, smooth));
             return;
         };
-        // One that was held up by something else says no more than one that took twice the usual time.
+        // A sync that something else held up counts at most as twice the usual time.
         let ratio = took.0.saturating_mul(1024) / usual.0.max(1);
         let by = ratio.min(2048) as i64 - 1024;
         let by = if self.waits { by } else { -by };
@@ -140,7 +139,7 @@ mod tests {
 
     const MAX: Micros = Micros::from_ms(20);
 
-    /// What the last half of some syncs did.
+    /// Figures of the second half of a run.
     #[derive(Debug)]
     struct Outcome {
         /// Syncs that waited.
@@ -151,8 +150,8 @@ mod tests {
         mean: u64,
     }
 
-    /// `syncs` syncs of a secondary that is done after `needs`, if what is not finished costs
-    /// `diverges` more.
+    /// Runs `syncs` syncs. The secondary is done after `needs`; a sync in which it is not done takes
+    /// `diverges` longer.
     fn run(rule: &mut WaitRule, syncs: u64, needs: Micros, diverges: Micros) -> Outcome {
         let (mut waits, mut finished, mut waited) = (0, 0, 0);
         for sync in 0..syncs {
@@ -188,7 +187,7 @@ mod tests {
         assert!(outcome.waits < 50, "{outcome:?}");
     }
 
-    /// As was seen under emulation: done in time each time, and not worth it.
+    /// Seen under emulation: the secondary is done in time each time, and waiting does not pay.
     #[test]
     fn a_secondary_that_is_done_late_each_time_is_not_waited_for() {
         let mut rule = WaitRule::new(MAX);
@@ -196,8 +195,8 @@ mod tests {
         assert!(outcome.mean < 100, "{outcome:?}");
     }
 
-    /// As was seen under `hybrid`: a sync of a slot of a second takes three times as long, and was remembered
-    /// as what one without a wait takes.
+    /// Seen under `hybrid`: the sync of a slot of one second takes three times as long, and was taken for
+    /// a sync without a wait.
     #[test]
     fn what_long_syncs_took_is_not_held_against_short_ones() {
         let mut rule = WaitRule::new(MAX);

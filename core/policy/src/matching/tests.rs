@@ -2,7 +2,7 @@ use super::*;
 use crate::presets::Preset;
 use crate::slot::SlotConfig;
 
-/// A slot that took so many milliseconds and let so many outputs go.
+/// The cost of a slot that took this many milliseconds and released this many outputs.
 fn cost(millis: u64, outputs: u32) -> SlotCost {
     SlotCost {
         slot: Micros::from_ms(millis),
@@ -11,7 +11,7 @@ fn cost(millis: u64, outputs: u32) -> SlotCost {
     }
 }
 
-/// A rule, and the slot before, of which the rule learns after it was asked about the next.
+/// A rule, and the last slot. The rule learns from that after it was asked about the next one.
 struct Run {
     rule: MatchRule,
     before: Option<(Option<Verdict>, SlotCost)>,
@@ -19,7 +19,7 @@ struct Run {
 }
 
 impl Run {
-    /// Slots that are not compared let 16 outputs go in 5 ms.
+    /// Slots that are not compared release 16 outputs in 5 ms.
     fn new() -> Self {
         Self::of(MatchConfig::default())
     }
@@ -32,7 +32,7 @@ impl Run {
         }
     }
 
-    /// One slot; if it is compared it comes out so. Returns whether it is.
+    /// Runs one slot; if it is compared, `verdict` is the result. Returns whether it is compared.
     fn slot(&mut self, verdict: Verdict, compared: SlotCost) -> bool {
         let compares = self
             .rule
@@ -47,7 +47,7 @@ impl Run {
         compares
     }
 
-    /// How many of so many are compared.
+    /// Runs `slots` slots; returns how many were compared.
     fn slots(&mut self, slots: u32, verdict: Verdict, compared: SlotCost) -> u32 {
         (0..slots)
             .map(|_| u32::from(self.slot(verdict, compared)))
@@ -64,7 +64,8 @@ fn a_load_that_always_differs_is_hardly_ever_compared() {
     assert!((9..=11).contains(&tries), "{tries} tries");
 }
 
-/// The fear: comparing pays beside what an idle guest yielded, and is never asked again.
+/// The fear: comparing pays in comparison with an idle guest's yield, and that yield is never measured
+/// again.
 #[test]
 fn a_load_that_begins_to_differ_is_found_out() {
     let mut run = Run::new();
@@ -86,7 +87,7 @@ fn a_load_that_begins_to_agree_is_found_out() {
     assert_eq!(agree(&mut run, 100), 100);
 }
 
-/// What was seen of a guest that had little to do soon counts no more.
+/// The yields of a guest that had little to do are soon forgotten.
 #[test]
 fn a_light_load_is_soon_forgotten() {
     let mut run = Run::new();
@@ -135,7 +136,7 @@ fn it_is_the_sum_that_counts() {
     assert!(compared < 150, "{compared}");
 }
 
-/// What pays is found out by comparing, not guessed.
+/// Yields decide what is compared, not a guess.
 #[test]
 fn slots_that_yield_more_than_others_are_compared() {
     for (millis, pays) in [(3, true), (5, false)] {
@@ -186,7 +187,7 @@ fn an_idle_guest_whose_outputs_agree_is_left_alone() {
     assert_eq!(rule.ends(&slot, &view, &late), Some(SyncReason::Unmatched));
 }
 
-/// What the slot rule knows of pauses that take so many milliseconds.
+/// A slot rule that has learnt pauses of this many milliseconds.
 fn pauses(millis: u64) -> SlotRule {
     let mut rule = SlotRule::new(SlotConfig::default());
     let pause = Micros::from_ms(millis);
@@ -197,7 +198,7 @@ fn pauses(millis: u64) -> SlotRule {
     rule
 }
 
-/// With what an output of a rule is late, where others waited for a millisecond.
+/// The wait after which an output is late, where others waited for a millisecond.
 fn late(config: MatchConfig, slot: &SlotRule) -> u64 {
     let mut rule = MatchRule::new(config);
     (0..100).for_each(|_| rule.matched(Micros::from_ms(1)));
@@ -216,8 +217,8 @@ fn late(config: MatchConfig, slot: &SlotRule) -> u64 {
     late.0
 }
 
-/// The fear: each time the secondary's guest has given a lock to another client, all stand still for a
-/// tenth of a second.
+/// The fear: each time the secondary's guest has given a lock to another client, all clients stand still
+/// for a tenth of a second.
 #[test]
 fn an_output_is_late_by_what_is_usual_and_by_what_a_sync_costs() {
     let config = MatchConfig::default();
@@ -229,7 +230,7 @@ fn an_output_is_late_by_what_is_usual_and_by_what_a_sync_costs() {
     assert_eq!(late(colo, &pauses(3)), colo.unmatched_max.0);
 }
 
-/// A loop that sleeps as long as it is told wakes to something.
+/// After the wait that the rule names, the slot ends.
 #[test]
 fn a_slot_ends_by_its_deadline() {
     let rule = MatchRule::new(MatchConfig::default());
