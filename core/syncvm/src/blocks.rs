@@ -1,13 +1,13 @@
-//! Inside a divergent page only the blocks that differ travel (design §9).
+//! Of a divergent page only the blocks that differ travel (docs/decisions/0014).
 //!
-//! Two replicas that did the same work differ, where they differ, in a few words of a page: a time
-//! stamp, a counter, a pointer. So once the pages that differ are known, both sides hash their
-//! blocks, and only blocks with different hashes are sent.
+//! Two replicas that did the same work differ in a few words of a page: a time stamp, a counter, a
+//! pointer. So once the divergent pages are known, both sides hash their blocks, and only blocks with
+//! different hashes are sent.
 //!
-//! A block's hash has 64 bits of the same keyed hash as a page's. That is enough here because it
-//! only says what to send of a page already known to differ by 128: a guest that does not see the
-//! key makes two different blocks look the same with a chance of one in 2^64 a block, and a page in
-//! which no block seems to differ is sent whole.
+//! A block's hash has 64 bits of the same keyed hash as a page's. They only select the blocks to send of
+//! a page that 128 bits have shown to differ. A guest that does not see the key makes two different
+//! blocks look the same with a chance of one in 2^64 a block, and a page in which no block seems to
+//! differ is sent whole.
 
 use plover_types::{PageNo, SUBPAGE_BYTES, SUBPAGES_PER_PAGE};
 
@@ -29,7 +29,7 @@ impl BlockMask {
         self.0 == 0
     }
 
-    /// Where its blocks lie in the page, rising.
+    /// The byte ranges of its blocks in the page, rising.
     pub fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
         (0..SUBPAGES_PER_PAGE)
             .filter(move |block| self.0 >> block & 1 == 1)
@@ -37,8 +37,8 @@ impl BlockMask {
     }
 }
 
-/// What differs in each of some divergent pages, by both sides' hashes of all their blocks, page
-/// after page. `None` if the lists are not of one length, which a correct peer never sends.
+/// The blocks that differ in each of `pages` divergent pages, by both sides' hashes of all their blocks,
+/// page after page. `None` if the lists are not of one length, which a correct peer never sends.
 pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<BlockMask>> {
     let count = pages * SUBPAGES_PER_PAGE;
     if ours.len() != count || theirs.len() != count {
@@ -50,7 +50,7 @@ pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<
     let masks = pairs.map(|(ours, theirs)| {
         let differ = ours.iter().zip(theirs).map(|(a, b)| u64::from(a != b));
         let mask = BlockMask(differ.rev().fold(0, |mask, bit| mask << 1 | bit));
-        // The page is known to differ: where no block shows it, a hash has lied.
+        // The page is known to differ. If no block shows it, two hashes are equal by chance.
         if mask.is_empty() {
             BlockMask::ALL
         } else {
@@ -60,7 +60,7 @@ pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<
     Some(masks.collect())
 }
 
-/// A divergent page and what of it differs.
+/// A divergent page and its blocks that differ.
 pub type Divergent = (PageNo, BlockMask);
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Page contents on the wire: a chunk is a sequence of `page number, kind, bytes`.
 //!
-//! A zero page is its number and one byte; of a page of which only some blocks are sent, a mask of
-//! 8 bytes says which. Nothing is compressed here: a chunk is written into memory as it lies. On
-//! its way it may be (docs/decisions/0023).
+//! A zero page is its number and one byte. If only some blocks of a page are sent, a mask of 8 bytes
+//! names them. Nothing is compressed here: the receiver writes a chunk into memory as it is. On its way
+//! it may be compressed (docs/decisions/0023).
 
 use crate::blocks::BlockMask;
 use plover_types::{PAGE_BYTES, PageNo, SUBPAGE_BYTES};
@@ -67,7 +67,7 @@ impl ChunkWriter {
     }
 }
 
-/// What a chunk says of one page.
+/// The content of one page in a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageContent<'a> {
     /// All zero.
@@ -79,7 +79,7 @@ pub enum PageContent<'a> {
 }
 
 impl PageContent<'_> {
-    /// Makes `page`, of [`PAGE_BYTES`] bytes, what this says.
+    /// Writes this content into `page`, which has [`PAGE_BYTES`] bytes.
     pub fn apply(&self, page: &mut [u8]) {
         match self {
             Self::Zero => page.fill(0),
@@ -92,7 +92,7 @@ impl PageContent<'_> {
         }
     }
 
-    /// Whether it says all of the page.
+    /// Whether it is the content of the whole page.
     pub fn is_whole(&self) -> bool {
         !matches!(self, Self::Blocks(..))
     }
@@ -102,7 +102,7 @@ impl PageContent<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed page chunk at byte {at}")]
 pub struct ChunkError {
-    /// Where it stops making sense.
+    /// The place of the first byte that cannot be read.
     pub at: usize,
 }
 

@@ -1,8 +1,8 @@
-//! Of the block hashes that a secondary says, only those travel that it has not said before.
+//! Block hashes travel only if they changed since the secondary last sent them (docs/decisions/0032).
 //!
-//! A page that differs at one syncvm mostly differs at the next one as well, and then most of its
-//! blocks are what they were. So both ends remember the hashes that were said last of each page,
-//! and a page is said as a mask of its blocks whose hashes are others, and those:
+//! A page that differs at one syncvm mostly differs at the next one as well, and most of its blocks are
+//! unchanged. So both ends remember the last sent hashes of each page. A page's hashes are then sent as a
+//! mask of the blocks whose hashes changed, and those hashes:
 //!
 //! ```text
 //!  leader                                        secondary
@@ -10,16 +10,16 @@
 //!                              ◀──────────────── BlockHashes(anew or not, masks and hashes)
 //! ```
 //!
-//! A *mark* is a hash of all that was said since nothing was remembered, so equal marks are equal
-//! histories, whatever syncvms failed and whichever of the two led meanwhile. What is
-//! remembered is only ever what was said, never what a page holds: the leader hears the same
-//! hashes as if all of them had travelled.
+//! A *mark* is a hash of everything that was sent since the history was empty. So equal marks mean equal
+//! histories, whatever syncvms failed and whichever of the two led meanwhile. The history holds only
+//! hashes that were sent, never hashes of a page's present content. So the leader hears the same hashes
+//! as if all of them had travelled.
 
 use plover_types::{PageNo, SUBPAGES_PER_PAGE};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Pages that are remembered, 256 bytes each; of more, only those that were said last.
+/// Pages that are remembered, 256 bytes each. When there are more, only those of the last message stay.
 const PAGES_KEPT: usize = 4096;
 
 const MASK_BYTES: usize = SUBPAGES_PER_PAGE / 8;
@@ -27,35 +27,35 @@ const HASH_BYTES: usize = size_of::<u64>();
 
 type Hashes = [u64; SUBPAGES_PER_PAGE];
 
-/// The block hashes that were said last of each page, at the end that says or the one that hears.
+/// The block hashes that were sent last of each page, kept by the sender and by the receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HashHistory {
     pages: BTreeMap<PageNo, Hashes>,
     mark: u64,
 }
 
-/// What [`HashHistory::say`] makes of a list of hashes.
+/// The result of [`HashHistory::say`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashReport {
-    /// Nothing that was said before is needed to understand it.
+    /// The receiver must forget its history: this report stands alone.
     pub anew: bool,
     /// For each page a mask (little-endian; bit n is block n), and 8 bytes for each block in it.
     pub bytes: Vec<u8>,
 }
 
 impl HashHistory {
-    /// A hash of all that is remembered; 0 for nothing.
+    /// A hash of the whole history; 0 for an empty one.
     pub fn mark(&self) -> u64 {
         self.mark
     }
 
-    /// The most bytes in which the hashes of this many pages are said.
+    /// The most bytes of a report about this many pages.
     pub fn bytes_max(pages: usize) -> usize {
         pages * (MASK_BYTES + SUBPAGES_PER_PAGE * HASH_BYTES)
     }
 
-    /// Says the hashes of all blocks of `pages`, page after page, to one whose mark is `heard`.
-    /// `hashes` has [`SUBPAGES_PER_PAGE`] for each page.
+    /// Makes a report of the hashes of all blocks of `pages`, page after page, for a receiver whose mark
+    /// is `heard`. `hashes` has [`SUBPAGES_PER_PAGE`] for each page.
     pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> HashReport {
         let anew = heard != self.mark;
         if anew {
@@ -75,8 +75,8 @@ impl HashHistory {
         HashReport { anew, bytes }
     }
 
-    /// The hashes of all blocks of `pages`, of which the other end has said this. `None` if it is
-    /// not of these pages, which a correct peer never says.
+    /// The hashes of all blocks of `pages`, from the other end's report. `None` if the report is not
+    /// about these pages, which a correct peer never sends.
     pub fn hear(&mut self, anew: bool, pages: &[PageNo], bytes: &[u8]) -> Option<Vec<u64>> {
         if anew {
             *self = Self::default();
@@ -121,7 +121,7 @@ impl HashHistory {
     }
 }
 
-/// The first `count` of `bytes`, which begin behind them then.
+/// Takes the first `count` bytes off `bytes`.
 fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (first, rest) = bytes.split_at_checked(count)?;
     *bytes = rest;
@@ -141,7 +141,7 @@ mod tests {
         numbers.map(PageNo).collect()
     }
 
-    /// Hashes of blocks all of which are others for each `salt`.
+    /// Hashes of blocks; all differ from those of another `salt`.
     fn hashes(pages: &[PageNo], salt: u64) -> Vec<u64> {
         let of = |page: &PageNo| u64::from(page.0) << 32 | salt << 8;
         let blocks = 0..SUBPAGES_PER_PAGE as u64;
@@ -151,7 +151,7 @@ mod tests {
             .collect()
     }
 
-    /// Says and hears; returns the bytes that it took.
+    /// Sends a report from one end to the other; returns its bytes.
     fn exchange(ends: &mut [HashHistory; 2], pages: &[PageNo], hashes: &[u64]) -> usize {
         let [says, hears] = ends;
         let said = says.say(hears.mark(), pages, hashes);
@@ -177,13 +177,13 @@ mod tests {
             exchange(&mut ends, &pages, &list),
             10 * MASK_BYTES + 2 * HASH_BYTES
         );
-        // A page that was not among the last ones is remembered as well.
+        // A page that was not in the last message is remembered as well.
         let other = super::tests::pages(90..91);
         exchange(&mut ends, &other, &hashes(&other, 1));
         assert_eq!(exchange(&mut ends, &pages, &list), 10 * MASK_BYTES);
     }
 
-    /// A syncvm that fails after the secondary has said its hashes; a new leader; a new secondary.
+    /// Cases: a syncvm that fails after the secondary has sent its hashes, a new leader, a new secondary.
     #[test]
     fn ends_that_remember_other_things_begin_anew() {
         let mut ends = <[HashHistory; 2]>::default();
@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The two change places, and both still have their memory.
+    /// The two ends exchange their roles and keep their histories.
     #[test]
     fn who_led_may_follow() {
         let mut ends = <[HashHistory; 2]>::default();

@@ -1,9 +1,8 @@
 //! Pages that may differ between the two sides.
 //!
-//! Scanning clears the dirty bits, and with that the only other record that a page was
-//! written. From then on the [`Ledger`] owes it: a page leaves only when both sides are known
-//! to hold the same bytes. A sync that fails after the scan therefore loses nothing: the next
-//! union contains its pages again.
+//! Scanning clears the dirty bits, and with them the only other record that a page was written. From then
+//! on the [`Ledger`] owes the page. A page leaves it only when both sides are known to hold the same
+//! bytes. So a sync that fails after the scan loses nothing: the next union contains its pages again.
 
 use plover_types::{PageNo, PageSet};
 
@@ -21,14 +20,14 @@ impl Ledger {
         }
     }
 
-    /// A ledger for a guest of which nothing is known.
+    /// A ledger for a guest that may differ from its peer's in every page.
     pub fn all(pages: u32) -> Self {
         Self {
             owed: PageSet::all(pages),
         }
     }
 
-    /// Adds what a scan found (and cleared).
+    /// Adds the pages that a scan found (and cleared).
     pub fn owe(&mut self, scanned: &PageSet) {
         self.owed.union_with(scanned);
     }
@@ -38,13 +37,12 @@ impl Ledger {
         self.owed.insert(page);
     }
 
-    /// What is owed.
+    /// The owed pages.
     pub fn owed(&self) -> &PageSet {
         &self.owed
     }
 
-    /// One page has been copied to a peer that is still catching up; a later write shows up in
-    /// a later scan.
+    /// One page has been copied to a peer that is still catching up. The next scan finds a later write.
     pub fn copied(&mut self, page: PageNo) {
         self.owed.remove(page);
     }
@@ -67,7 +65,7 @@ mod tests {
         let mut first = PageSet::new(100);
         first.insert(PageNo(3));
         ledger.owe(&first);
-        // The sync fails here: nobody calls `settle`.
+        // The sync fails here: `settle` is not called.
         let mut second = PageSet::new(100);
         second.insert(PageNo(7));
         ledger.owe(&second);

@@ -1,4 +1,4 @@
-//! syncvm: making two running guests equal by sending only what differs (PLOVER §4.4; design §9).
+//! syncvm: making two running guests equal by sending only the bytes that differ (PLOVER §4.4).
 //!
 //! ```text
 //!  leader                                   secondary
@@ -15,10 +15,9 @@
 //!  release outputs, resume                  apply what was staged, resume
 //! ```
 //!
-//! What can go wrong between any two of these lines is the replica's business
-//! (`plover-replica`); this crate holds the parts: the [`message`]s, page [`chunk`]s, the
-//! [`Ledger`] of pages not yet known to be equal, the comparing, and the [`Staging`] area that
-//! makes the secondary's step atomic.
+//! `plover-replica` handles failures between any two of these lines. This crate holds the parts: the
+//! [`message`]s, page [`chunk`]s, the [`Ledger`] of pages not yet known to be equal, the comparing, and
+//! the [`Staging`] area that makes the secondary's step atomic.
 
 #![forbid(unsafe_code)]
 

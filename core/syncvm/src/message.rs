@@ -1,4 +1,4 @@
-//! What the two sides say to each other on the bulk lane, and what a finished sync reports.
+//! The messages of the bulk lane, and the report of a finished sync.
 
 use plover_matching::{LeaderSyn, Translation};
 use plover_types::{Frame, Micros, Payload, Runs, SyncNo, Unconsumed, View};
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct SyncMessage {
     /// The view the sender is in.
     pub view: View,
-    /// What it says.
+    /// The message.
     pub body: Body,
 }
 
-/// What a copy of a guest's pages is for.
+/// The purpose of a copy of a guest's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CopyPurpose {
     /// Leader to witness: become my secondary.
@@ -23,16 +23,17 @@ pub enum CopyPurpose {
     Warm,
 }
 
-/// The bodies, in the order of their use.
+/// The kinds of messages, in the order of their use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// Source of a copy: take my guest's pages; start a hypervisor, if you have none that stands.
     CopyStart {
-        /// What the copy is for.
+        /// Its purpose.
         purpose: CopyPurpose,
         /// Names this opening among all of its source.
         attempt: u64,
-        /// Names the sequence of chunks that follows: one that was broken off goes on.
+        /// Names the sequence of chunks that follows. A sequence that was broken off goes on under the
+        /// same name.
         stream: u64,
         /// The source's policy in words: the target's must be the same.
         policy: String,
@@ -45,9 +46,9 @@ pub enum Body {
     CopyReady {
         /// The opening.
         attempt: u64,
-        /// Of this stream that many chunks are written here; `None` if it holds none of it.
+        /// Chunks of this stream that are written here; `None` if it holds none.
         written: Option<u32>,
-        /// Pages from this one on may hold something worth comparing; those before it are blank.
+        /// Pages from this one on are to be compared; those before it are blank.
         compare_from: u32,
         /// Of a warm copy: pages from this one on are to be kept warm.
         keep_from: u32,
@@ -80,8 +81,8 @@ pub enum Body {
         #[serde(with = "serde_bytes")]
         digests: Vec<u8>,
     },
-    /// Source: pages, while its guest runs. Written at once: the target's memory counts for nothing
-    /// before its first syncvm.
+    /// Source: pages, while its guest runs. The target writes them at once: its memory is not used before
+    /// its first syncvm.
     Copy {
         /// The opening.
         attempt: u64,
@@ -135,26 +136,25 @@ pub enum Body {
         sync: SyncNo,
         /// The divergent pages.
         runs: Runs,
-        /// The mark of the block hashes that you have said and I remember
-        /// ([`crate::HashHistory::mark`]).
+        /// The mark of the block hashes from you that I remember ([`crate::HashHistory::mark`]).
         heard: u64,
     },
-    /// Secondary: the hashes of all blocks of these pages, rising by page, as
-    /// [`crate::HashHistory::say`] says them.
+    /// Secondary: the hashes of all blocks of these pages, rising by page, as a report of
+    /// [`crate::HashHistory::say`].
     BlockHashes {
         /// The syncvm.
         sync: SyncNo,
-        /// Whether you have to forget what I have said before.
+        /// Whether you must forget my earlier block hashes.
         anew: bool,
-        /// Which byte of it all the part starts with.
+        /// The place of this part's first byte in the report.
         first: u32,
-        /// How many there are.
+        /// Bytes of the whole report.
         total: u32,
         /// The part.
         #[serde(with = "serde_bytes")]
         said: Vec<u8>,
     },
-    /// Leader: divergent pages or what differs of them, or the pages of a checkpoint.
+    /// Leader: divergent pages or their differing blocks, or the pages of a checkpoint.
     Pages {
         /// The syncvm.
         sync: SyncNo,
@@ -182,26 +182,26 @@ pub enum Body {
         device: Vec<u8>,
         /// Inputs to feed again after the cut.
         refeed: Unconsumed,
-        /// Whether the outputs of the slot that begins here are compared: say them.
+        /// Whether the outputs of the slot that begins here are compared. If so, report yours.
         compare: bool,
-        /// The connections of the guest in this state that clients know by other sequence numbers.
+        /// The connections of this guest state that clients know by other sequence numbers.
         translations: Vec<Translation>,
     },
-    /// Secondary: resetting my devices wrote these pages too; send them before I acknowledge.
+    /// Secondary: resetting my devices wrote these pages too. Send them before I acknowledge.
     Fetch {
         /// The syncvm.
         sync: SyncNo,
         /// The pages.
         runs: Runs,
     },
-    /// Leader: the fetched pages; the last part says so.
+    /// Leader: the fetched pages, in one or more parts.
     Fetched {
         /// The syncvm.
         sync: SyncNo,
         /// A page chunk.
         #[serde(with = "serde_bytes")]
         chunk: Vec<u8>,
-        /// Whether more follows.
+        /// Whether this is the last part.
         last: bool,
     },
     /// Secondary: I hold all of this syncvm and will apply it whatever happens to you.
@@ -216,20 +216,20 @@ pub enum Body {
         /// The connection and its numbers.
         syn: LeaderSyn,
     },
-    /// Secondary: what my guest has sent since it went on from this syncvm.
+    /// Secondary: frames that my guest has sent since it went on from this syncvm.
     OutputsReported {
         /// The syncvm.
         sync: SyncNo,
-        /// How many frames of this slot were said before these.
+        /// Frames of this slot that were reported before these.
         first: u64,
         /// The frames, oldest first.
         frames: Vec<Frame>,
     },
-    /// Leader: clients have got all that this many of your frames said; keep them no longer.
+    /// Leader: clients have got the contents of this many of your reported frames. Keep them no longer.
     OutputsReleased {
         /// The syncvm with which the slot began.
         sync: SyncNo,
-        /// How many, from the first on.
+        /// The number of frames, from the first of the slot on.
         frames: u64,
     },
     /// Either side: my guest is gone; I do not hold its state any more.
@@ -240,7 +240,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// As what its bytes are counted.
+    /// The payload kind under which its bytes are counted.
     pub fn payload(&self) -> Payload {
         match self {
             Self::Dirty { .. } | Self::Hashes { .. } | Self::Blocks { .. } => Payload::Digests,
@@ -266,7 +266,7 @@ impl Body {
     }
 }
 
-/// The phases of a sync, named so everywhere: metrics, trace, bench columns (design §9).
+/// The phases of a sync, under the same names everywhere: metrics, trace, bench columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -289,8 +289,8 @@ pub enum Phase {
     Compare,
     /// Divergent pages and device state travel.
     Transfer,
-    /// The secondary's acknowledgement is awaited. The leader's guest already runs again, unless
-    /// the machine type needs a device reset; so this is part of the outputs' wait, not of the
+    /// The secondary's acknowledgement is awaited. The leader's guest already runs again, unless the
+    /// machine type needs a device reset. So this time delays the outputs and does not lengthen the
     /// pause.
     Apply,
     /// The guest is being resumed.
@@ -317,7 +317,7 @@ impl Phase {
     ];
 }
 
-/// What one finished sync cost and found, as the leader saw it.
+/// The costs and findings of one finished sync, as the leader saw it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncReport {
     /// Its number.

@@ -7,7 +7,7 @@
 use crate::chunk;
 use plover_types::{PageNo, PageSet, SyncNo, Unconsumed};
 
-/// What arrived does not fit together; the sync is given up and its pages stay owed.
+/// The received parts do not fit together. The sync is given up and its pages stay owed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StagingError {
     /// A chunk is missing or came twice.
@@ -47,7 +47,7 @@ pub struct Staged {
     pub sync: SyncNo,
     /// Page chunks, to be written in this order.
     pub chunks: Vec<Vec<u8>>,
-    /// The pages of which they hold all.
+    /// The pages that they hold whole.
     pub touched: PageSet,
     /// The guest's size in pages.
     pub pages: u32,
@@ -109,7 +109,7 @@ impl Staging {
     }
 }
 
-/// Notes the pages that `chunk` holds whole, and finds out whether it makes sense.
+/// Notes the pages that the chunk holds whole. Fails if the chunk is malformed.
 fn note_whole(bytes: &[u8], pages: u32, touched: &mut PageSet) -> Result<(), chunk::ChunkError> {
     for page in chunk::read(bytes, pages) {
         let (page, content) = page?;
@@ -131,8 +131,8 @@ impl Staged {
         self.chunks.iter().filter(holds).cloned().collect()
     }
 
-    /// Adds pages that were asked for after the end mark (what a device reset wrote, on machine
-    /// types that need one).
+    /// Adds pages that were asked for after the end mark: those that a device reset wrote, on machine
+    /// types that need one.
     pub fn add(&mut self, bytes: Vec<u8>) -> Result<(), StagingError> {
         note_whole(&bytes, self.pages, &mut self.touched)?;
         self.chunks.push(bytes);

@@ -1,5 +1,5 @@
-//! What two sides of a sync say to each other, one example of each thing, every number another: a
-//! change is noticed.
+//! One example of each message of the bulk lane, with a different number in every field, so that a
+//! changed format is noticed.
 
 use super::*;
 use plover_types::forms::{assert_every_kind, assert_form};
@@ -11,7 +11,7 @@ fn runs() -> Runs {
     Runs(vec![(1002, 3), (1006, 7)])
 }
 
-/// How a copy to another replica begins and goes.
+/// Messages of a copy to another replica.
 fn copies() -> Vec<Body> {
     let start = |purpose| Body::CopyStart {
         purpose,
@@ -59,7 +59,7 @@ fn copies() -> Vec<Body> {
     ]
 }
 
-/// What is compared.
+/// Messages that compare pages and blocks.
 fn comparing() -> Vec<Body> {
     vec![
         Body::Dirty {
@@ -90,7 +90,7 @@ fn comparing() -> Vec<Body> {
     ]
 }
 
-/// What is sent of it, and how it ends.
+/// Messages that transfer pages and end a sync.
 fn transfer() -> Vec<Body> {
     let refeed = Unconsumed {
         frames: vec![Frame(vec![31, 32])],
@@ -113,7 +113,7 @@ fn transfer() -> Vec<Body> {
             device: vec![35],
             refeed,
             compare: true,
-            // Their form is looked at where they are made.
+            // Their format is tested in the crate that defines them.
             translations: Vec::new(),
         },
         Body::Fetch {
@@ -129,7 +129,7 @@ fn transfer() -> Vec<Body> {
     ]
 }
 
-/// What the outputs of a slot are compared by.
+/// Messages about the outputs of a compared slot.
 fn matching() -> Vec<Body> {
     let (syn, _) = wire::decode_part(&[0; 64]).expect("zeroes are a connection");
     vec![
