@@ -1,13 +1,12 @@
-//! Telling the network where the guest's address lives now.
+//! Tells the network where the guest's address is now.
 
 use plover_types::{Frame, Mac};
 
 const ETHERTYPE_RARP: u16 = 0x8035;
 const RARP_REQUEST: u16 = 3;
 
-/// A broadcast RARP request from the guest's MAC. Bridges and switches learn the port it comes
-/// from; it needs no IP address, which only the guest knows (QEMU's `announce-self` does the
-/// same after a migration).
+/// A broadcast RARP request from the guest's MAC. Bridges and switches learn its port from it. It needs
+/// no IP address, which only the guest knows (QEMU's `announce-self` does the same after a migration).
 pub(crate) fn frame(mac: Mac) -> Frame {
     let mut bytes = Vec::with_capacity(60);
     bytes.extend_from_slice(&[0xff; 6]);

@@ -23,7 +23,7 @@ pub enum ConfigError {
     Read {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// It is not TOML, has an unknown key, or a value of the wrong kind.
@@ -298,7 +298,7 @@ impl ReplicaConfig {
         Ok(config)
     }
 
-    /// Whether two replicas may lead at once after a cut: there is no third to decide.
+    /// Whether two replicas may lead at once after a cut: a group of two has no third replica to decide.
     pub(crate) fn can_split(&self) -> bool {
         self.members().len() == 2
     }
@@ -349,7 +349,7 @@ impl ReplicaConfig {
         layout: PageLayout,
     ) -> plover_replica::Config {
         let policy = &self.policy;
-        // Checked when the configuration was.
+        // This was checked with the configuration.
         let axes = policy.axes().unwrap_or(DEFAULT.policy);
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);

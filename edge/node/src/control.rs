@@ -1,7 +1,7 @@
-//! The control socket: how people and tools ask a running replica.
+//! The control socket, for people and tools.
 //!
-//! `control.sock` in the run directory, mode 0600. One JSON object a line in, one a line out;
-//! `{"op":"console"}` turns its connection into a raw byte stream after the reply.
+//! `control.sock` in the run directory, mode 0600. Each request and each answer is one JSON object on one
+//! line. After the answer to `{"op":"console"}` the connection is a raw byte stream.
 
 use plover_replica::newest::DiskCopy;
 use rustix::event::{EventfdFlags, eventfd};
@@ -21,15 +21,15 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
 const CONSOLE_CHUNKS_MAX: usize = 256;
 
-/// What may be asked.
+/// The requests.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Op {
     Status,
     /// Press the guest's power button.
     Power,
-    /// The operator's word that a group which has forgotten its guest may boot a new one. `others`:
-    /// what the other replicas' status says of their copies of the guest's disks, if it is known.
+    /// The operator's statement that a group which has forgotten its guest may boot a new one. `others`:
+    /// the other replicas' copies of the guest's disks by their status, if known.
     Bootstrap {
         #[serde(default)]
         others: Vec<DiskCopy>,
@@ -41,7 +41,7 @@ pub(crate) enum Op {
     CrashInPhase {
         phase: plover_syncvm::Phase,
     },
-    /// Test hook: the same of a leader, at a moment in the life of an output that is released on a
+    /// Test hook: the same on a leader, at a fault injection point in the release of an output on a
     /// match; `d` is the transfer of a checkpoint.
     CrashInArea {
         area: plover_replica::Area,
@@ -62,7 +62,7 @@ pub(crate) enum Request {
         output: SyncSender<Vec<u8>>,
         reply: Sender<Value>,
     },
-    /// Somebody typed.
+    /// Bytes that an operator typed.
     Typed(Vec<u8>),
     /// The process was asked to end.
     Stop,
@@ -143,7 +143,7 @@ impl Control {
         self.handle.clone()
     }
 
-    /// Takes the requests that wait.
+    /// Takes the waiting requests.
     pub fn take(&self) -> Vec<Request> {
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&*self.handle.wake, &mut count);
@@ -195,7 +195,7 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
     }
 }
 
-/// What the loop answers.
+/// Sends a request to the loop and waits for its answer.
 fn ask(handle: &StopHandle, request: impl FnOnce(Sender<Value>) -> Request) -> Value {
     let (reply, answer) = channel();
     handle.send(request(reply));
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// An operator is told what the loop says, and nothing before it.
+    /// An operator gets the loop's answer first, and then the console's output.
     #[test]
     fn the_console_is_what_the_loop_says() {
         let dir = tempfile::tempdir().unwrap();

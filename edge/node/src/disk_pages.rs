@@ -7,17 +7,17 @@ use plover_types::{BlockNo, Digest, PAGE_BYTES, PageLayout, PageNo};
 use plover_vm::PageHasher;
 use std::ops::Range;
 
-/// Of more pages, several threads take a part each: what starting them costs is hidden by then, and a
-/// disk does more at once than one thread asks for.
+/// More pages than this are divided among several threads. The cost of starting them is then small, and a
+/// disk serves several requests at a time.
 const ALONE_PAGES: usize = 512;
 
-/// The disks' blocks by the numbers that pages have: those of guest RAM come first.
+/// The disks' blocks under their page numbers, which follow those of guest RAM.
 pub(crate) struct DiskPages<'a> {
     pub(crate) blocks: &'a Blocks,
     pub(crate) layout: PageLayout,
 }
 
-/// Where the last look has found data, so that a hole is looked at once.
+/// The last range in which data was looked for, so that each hole is looked up once.
 struct Data<'a> {
     disk: &'a DiskPages<'a>,
     looked: Range<u32>,
@@ -70,7 +70,7 @@ impl DiskPages<'_> {
         })
     }
 
-    /// The keyed hashes of the parts of `pages`.
+    /// The keyed hashes of the 128-byte blocks of `pages`.
     pub(crate) fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
         in_parts(pages, |pages| {
             let read = |page, to: &mut [u8]| self.blocks.read(self.block(page), to);
@@ -80,7 +80,7 @@ impl DiskPages<'_> {
         })
     }
 
-    /// Adds what was asked for to a chunk.
+    /// Adds the blocks of `pages` to a chunk.
     pub(crate) fn read(&self, pages: &[Divergent], chunk: &mut ChunkWriter) {
         let (mut data, mut bytes) = (self.looker(), [0; PAGE_BYTES]);
         for (page, mask) in pages {
@@ -94,7 +94,7 @@ impl DiskPages<'_> {
         }
     }
 
-    /// The blocks in `chunks` as they are to be.
+    /// The disk blocks in `chunks`, with their new content.
     fn changed<'c>(
         &'c self,
         chunks: &'c [Vec<u8>],
@@ -108,7 +108,7 @@ impl DiskPages<'_> {
         for (block, content) in self.changed(chunks) {
             match content {
                 PageContent::Raw(content) => self.blocks.write(block, content),
-                // What was never written is zero already.
+                // A block that was never written is zero already.
                 PageContent::Zero if self.blocks.first_data(block) > block.0 => {}
                 content => {
                     self.fill(block, &content, &mut bytes);
@@ -118,7 +118,8 @@ impl DiskPages<'_> {
         }
     }
 
-    /// The same for the journal, which has whole blocks, whatever part of them was sent.
+    /// The blocks in `chunks` for the journal, which has whole blocks even if only a part of one was
+    /// sent.
     pub(crate) fn batch(&self, chunks: &[Vec<u8>]) -> Batch {
         let (mut batch, mut bytes) = (Batch::new(), [0; PAGE_BYTES]);
         for (block, content) in self.changed(chunks) {
@@ -136,7 +137,7 @@ impl DiskPages<'_> {
     }
 }
 
-/// What `chunks`, which were checked when they came, say of pages behind those of guest RAM.
+/// The pages of disks in `chunks`, which were checked when they came.
 pub(crate) fn of_disks(
     chunks: &[Vec<u8>],
     layout: PageLayout,
@@ -147,7 +148,7 @@ pub(crate) fn of_disks(
         .filter(move |(page, _)| layout.is_disk(*page))
 }
 
-/// What `one` makes of `pages`, by as many threads as pay.
+/// The result of `one` on `pages`, divided among as many threads as pay.
 fn in_parts<T: Send>(pages: &[PageNo], one: impl Fn(&[PageNo]) -> Vec<T> + Sync) -> Vec<T> {
     if pages.len() <= ALONE_PAGES {
         return one(pages);

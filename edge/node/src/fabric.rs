@@ -1,8 +1,8 @@
-//! The fabric that a configuration asks for: one for each way in which peers are reached.
+//! Opens the configured fabric: one part for each way in which peers are reached.
 //!
-//! A replica names one fabric, and between two of them it is the one that both name, or else TCP,
-//! which works everywhere. So a group may mix: some replicas on one host over shared memory, the
-//! others over the network.
+//! Each replica names one fabric. Two replicas use the one that both name; if they name different ones
+//! they use TCP, which works everywhere. So a group may mix: some replicas on one host over shared
+//! memory, the others over the network.
 
 use crate::body::BoxError;
 use crate::config::{GroupConfig, PeerConfig, ReplicaConfig};
@@ -35,8 +35,7 @@ impl GroupConfig {
         replica.fabric.unwrap_or(self.fabric)
     }
 
-    /// The others that this replica reaches over `name`. Between two replicas it is what both
-    /// name, and TCP if they name different ones.
+    /// The peers that this replica reaches over `name`.
     pub(crate) fn peers_over(&self, name: FabricName) -> Vec<ReplicaId> {
         let own = self.replica.iter().find(|r| r.id == self.me);
         let own = own.map_or(FabricName::Tcp, |own| self.fabric_of(own));
@@ -100,7 +99,7 @@ impl std::fmt::Display for FabricName {
     }
 }
 
-/// Opens it; `None` for a replica that is alone.
+/// Opens the fabric; `None` for a replica that is alone.
 pub(crate) fn open(config: &ReplicaConfig) -> Result<Option<BoxedFabric>, BoxError> {
     let mut parts = Vec::new();
     for name in FabricName::ALL {
@@ -111,7 +110,7 @@ pub(crate) fn open(config: &ReplicaConfig) -> Result<Option<BoxedFabric>, BoxErr
     }
     Ok(match parts.len() {
         0 => None,
-        // No detour for the usual case.
+        // The usual case needs no [`Mixed`].
         1 => parts.pop().map(|(fabric, _)| fabric),
         _ => Some(Box::new(Mixed::new(parts)?)),
     })
@@ -148,7 +147,8 @@ fn open_one(
     }
 }
 
-/// Its handshake listens one port above TCP's, so that a replica that uses both has both.
+/// Opens the libfabric fabric. Its handshake listens one port above TCP's, so that a replica can use
+/// both.
 #[cfg(feature = "ofi")]
 fn open_ofi(config: &ReplicaConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
     use plover_fabric::ofi::{OfiConfig, OfiFabric};

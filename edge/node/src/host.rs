@@ -1,4 +1,4 @@
-//! Where a replica's threads run on their host: the CPUs that it names, and who comes first.
+//! On which CPUs of the host a replica's threads run, and at which priority.
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -28,7 +28,7 @@ pub struct CpuConfig {
 }
 
 impl HostConfig {
-    /// Checks that some CPU is named everywhere; the host's own are known where it starts.
+    /// Checks that each list names a CPU. [`Self::check_here`] checks that the CPUs exist.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self.lists().find(|(_, cpus)| cpus.is_empty()) {
             Some((key, _)) => Err(format!("{key} = [] leaves nothing to run on")),
@@ -59,7 +59,7 @@ impl HostConfig {
         .into_iter()
     }
 
-    /// Of the role.
+    /// The CPUs of the role.
     pub(crate) fn of(&self, leads: bool) -> &CpuConfig {
         if leads { &self.leader } else { &self.follower }
     }
@@ -73,8 +73,8 @@ pub fn usable_cpus() -> std::io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Lets all threads of process `pid` run on `cpus` only. A thread that ends meanwhile needs no place,
-/// and one that starts has that of the thread that starts it.
+/// Lets all threads of process `pid` run on `cpus` only. A thread that starts meanwhile inherits the CPUs
+/// of the thread that starts it.
 pub(crate) fn keep_on(pid: Pid, cpus: &[usize]) {
     for (thread, _) in threads(pid) {
         keep_thread_on(Some(thread), cpus);
@@ -87,18 +87,18 @@ pub(crate) fn keep_thread_on(thread: Option<Pid>, cpus: &[usize]) {
     for cpu in cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
         set.set(*cpu);
     }
-    // What is refused costs speed only; that the CPUs exist was checked.
+    // A refusal costs only speed: that the CPUs exist was checked.
     let _ = sched_setaffinity(thread, &set);
 }
 
-/// Lets the main thread of the QEMU with process id `pid` wait for a vCPU that has its CPU, and not take it
-/// at once with each frame that the guest sends: where the two share a CPU that costs four
-/// switches a frame, and makes one piece of work of each (docs/decisions/0029).
+/// Makes the main thread of the QEMU with process id `pid` wait for a vCPU that has its CPU, instead of
+/// preempting it with each frame that the guest sends. Where the two share a CPU, preempting costs four
+/// switches a frame and handles each frame by itself (docs/decisions/0029).
 pub(crate) fn gather_work(pid: Pid) {
-    // SAFETY: all that is passed is the number and a structure that lives as long as the call.
+    // SAFETY: the call gets a number and a pointer to a structure that lives as long as the call.
     unsafe {
         let priority = libc::sched_param { sched_priority: 0 };
-        // What is refused costs speed only.
+        // A refusal costs only speed.
         libc::sched_setscheduler(pid.as_raw_nonzero().get(), libc::SCHED_BATCH, &priority);
     }
 }
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn all_threads_of_a_process_are_kept_on_its_cpus() {
         let last = *usable_cpus().unwrap().last().unwrap();
-        // The test below in a process of its own: it has a main thread and one for the test.
+        // Runs the test below in a process of its own, which has a main thread and one for the test.
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "--nocapture", "--test-threads=2"])
             .arg("host::tests::a_process_with_threads")

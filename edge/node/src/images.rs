@@ -1,4 +1,4 @@
-//! The disks' images before the replica starts: those of other formats are imported.
+//! Prepares the disks' images before the replica starts: those of other formats are imported.
 
 use crate::config::{DiskConfig, ReplicaConfig};
 use plover_disk::import::{Format, Source};
@@ -6,10 +6,10 @@ use plover_disk::{DiskError, DiskSpec};
 use std::path::Path;
 use std::time::Duration;
 
-/// What the disks' journal is called, in the state directory.
+/// The name of the disks' journal in the state directory.
 pub(crate) const JOURNAL: &str = "disks";
 
-/// The disks as raw images: those that are none by their name are imported first, unless that was
+/// The disks as raw images. An image whose name says another format is imported first, unless that was
 /// done before.
 pub(crate) fn prepare(config: &ReplicaConfig) -> Result<Vec<DiskSpec>, DiskError> {
     let state = &config.paths.state_dir;
@@ -35,7 +35,7 @@ fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, 
         path: raw.into(),
         ..spec
     };
-    // A host that is to be filled by the leader need not have the image.
+    // A host whose copy the leader fills does not need the image.
     if raw.exists() || (!disk.path.exists() && spec.bytes.is_some()) {
         return Ok(spec);
     }
@@ -43,7 +43,8 @@ fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, 
         return Ok(spec);
     };
     if used_before && !disk.readonly {
-        // The copy was lost. The image is older than what clients have seen: to be filled instead.
+        // The copy was lost. The image is older than the state that clients have seen, so the leader
+        // fills a new copy instead.
         spec.bytes = spec.bytes.or(Some(source.bytes()));
         return Ok(spec);
     }

@@ -1,7 +1,8 @@
-//! The body of a replica: waits, turns what happened into events, applies, acts.
+//! The body of a replica: waits, turns occurrences into events, applies them to the brain, and carries
+//! out its actions.
 //!
-//! One thread owns the brain, the guest, the fabric and the TAP. It sleeps in one `ppoll` until
-//! something happens (or a deadline comes), and between two sleeps it does one turn:
+//! One thread owns the brain, the guest, the fabric and the TAP. It sleeps in one `ppoll` until a
+//! descriptor is ready or a deadline comes. Between two sleeps it does one turn:
 //!
 //! ```text
 //!  ppoll ─▶ fabric records ┐
@@ -10,7 +11,7 @@
 //!        ─▶ control        ┘         └── answers ◀───┘ (scans, hashes, pages)
 //! ```
 //!
-//! Everything that is decided is decided by `plover-replica`; nothing here chooses.
+//! `plover-replica` makes all decisions. This crate makes none.
 
 mod announce;
 mod body;

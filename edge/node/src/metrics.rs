@@ -1,7 +1,7 @@
-//! What syncs cost and how long outputs wait, for the status.
+//! The costs of syncs and the waits of outputs, for the status.
 //!
-//! Medians look back over a window, so that `plover status` shows the present. Sums run from the
-//! start: who reads the status twice has the exact figures of the time between.
+//! Medians cover a recent window, so that `plover status` shows the present. Sums run from the start, so
+//! that two readings give the exact figures of the time between.
 
 use plover_syncvm::{Phase, SyncReport};
 use plover_types::Micros;
@@ -17,7 +17,7 @@ const RELEASES: usize = 4096;
 /// A number of a sync's report.
 type Figure = fn(&SyncReport) -> u64;
 
-/// What is summed up of every sync, by the name it has in the status.
+/// The figures that are summed over all syncs, with their names in the status.
 const SUMMED: [(&str, Figure); 15] = [
     ("count", |_| 1),
     ("slot_us", |r| r.slot.0),
@@ -108,11 +108,11 @@ impl SyncMetrics {
 
 /// How long the leader's outputs wait between the guest and the clients.
 ///
-/// The guard is a queue, so ages are paired first in, first out. A policy that releases out of
-/// turn changes which frame an age belongs to, not the mean.
+/// The guard is a queue, so ages are assigned first in, first out. A policy that releases out of turn
+/// changes which frame has which age, not the mean.
 #[derive(Debug, Default)]
 pub(crate) struct HeldOutputs {
-    /// When frames that still wait were heard of, and how many.
+    /// When waiting frames were reported, and how many.
     waiting: VecDeque<(Micros, usize)>,
     /// Ages of released frames, and how many had that age.
     window: VecDeque<(u64, usize)>,
@@ -121,7 +121,7 @@ pub(crate) struct HeldOutputs {
 }
 
 impl HeldOutputs {
-    /// Frames that the guest sent were heard of.
+    /// The guest has sent frames.
     pub fn hold(&mut self, now: Micros, frames: usize) {
         if frames > 0 {
             self.waiting.push_back((now, frames));
@@ -140,8 +140,8 @@ impl HeldOutputs {
         }
     }
 
-    /// Frames went out, the oldest first. Those that this replica took over with its role are
-    /// not known here and have no age.
+    /// Frames went out, the oldest first. Frames that this replica took over with its role were not
+    /// counted when they were sent, and have no age.
     pub fn release(&mut self, now: Micros, mut frames: usize) {
         while let Some((since, first)) = self.waiting.front_mut().filter(|_| frames > 0) {
             let out = frames.min(*first);
@@ -160,7 +160,7 @@ impl HeldOutputs {
         }
     }
 
-    /// This replica faces clients no more; what it holds is not its to release.
+    /// This replica no longer faces clients, so it will not release the frames that it holds.
     pub fn forget(&mut self) {
         self.waiting.clear();
     }

@@ -1,18 +1,18 @@
-//! Records on their way between two replicas, compressed (docs/decisions/0023).
+//! Compresses records between two replicas (docs/decisions/0023).
 //!
 //! ```text
 //!  pack ─▶ small, or not of a kind that shrinks, or it did not pay lately ─▶ as it is
 //!    └──▶ MARK, flags, CRC-32C, length, what zstd made of it ══▶ unpack ─▶ the record
 //! ```
 //!
-//! Each lane to each peer is one stream of zstd: a record is made of pieces of those before it, since
-//! syncs resemble each other. The two ends agree on what came before because a link keeps order and
-//! loses nothing while it is up. Where that ends (the link broke, the fabric did not take a record, or
-//! every so often) the stream begins anew, and says so. Should the ends ever disagree, the checksum,
-//! which is of the record itself, shows it; the record is dropped then, as one that was lost.
+//! Each lane to each peer is one zstd stream, in which a record refers to earlier ones, since syncs
+//! resemble each other. The two ends agree on the earlier records because a link keeps order and loses
+//! nothing while it is up. When the link breaks or the fabric refuses a record, and also after a fixed
+//! number of records, the stream begins anew and says so. If the ends disagree all the same, the checksum
+//! of the plain record does not match, and the receiver drops the record as if it were lost.
 //!
-//! A record that is not compressed begins with the version of the wire, and one that is with
-//! another byte. So every replica understands both, whatever it sends itself.
+//! A plain record begins with the version of the wire, a compressed one with another byte. So every
+//! replica understands both, whether or not it compresses.
 
 use plover_types::{Lane, Payload, ReplicaId, wire::WIRE_VERSION};
 use std::collections::BTreeMap;
@@ -27,36 +27,36 @@ const ANEW: u8 = 1;
 /// Mark, flags, checksum, length.
 const HEADER_BYTES: usize = 10;
 
-/// Smaller records go as they are, by lane: they are the ones that somebody waits for, such as the
-/// requests of a few clients, and a compressor's call (10 to 20 µs) is longer than their way. A batch
-/// of requests is at least two full frames.
+/// Smaller records go uncompressed, by lane. They are the ones that someone waits for, such as the
+/// requests of a few clients, and compressing takes longer (10 to 20 µs) than sending them. A batch of
+/// requests is at least two full frames.
 const RECORD_BYTES_MIN: [usize; 2] = [2048, 512];
-/// Of zstd's levels, on recorded traffic of Redis in batches: 1 leaves 21% of the log at 250 MB/s, -1
+/// zstd's level. On recorded traffic of Redis in batches, level 1 leaves 21% of the log at 250 MB/s, -1
 /// leaves 28% at 320, 3 leaves 21% at 150; lz4 leaves 40% at 600.
 const LEVEL: i32 = 1;
-/// How far a stream looks back, by lane, as a power of two: the log has nothing that repeats after
-/// long, syncs resemble each other. With 256 KiB a sync's pages and hashes would be a tenth longer.
+/// How far a stream looks back, by lane, as a power of two. The log repeats only recent bytes; syncs
+/// resemble each other. With 256 KiB a sync's pages and hashes would be a tenth longer.
 const WINDOW_LOG: [u32; 2] = [18, 20];
-/// And the entries of the table by which it finds things there: a larger one finds a fiftieth more, and
-/// no longer fits into a core's cache.
+/// Entries of the table of earlier bytes, as a power of two. A larger table finds a fiftieth more, and no
+/// longer fits into a core's cache.
 const HASH_LOG: [u32; 2] = [14, 16];
-/// A stream begins anew after this many records, so that ends that disagree do not do so for ever.
+/// A stream begins anew after this many records, so that a disagreement of the ends does not last.
 const RECORDS_A_STREAM: u32 = 4096;
-/// What compressing saves is looked at after this many bytes...
+/// The saving is measured over this many bytes...
 const TRIAL_BYTES: usize = 1 << 20;
-/// ...and if it was less than an eighth, that many are sent as they are.
+/// ...and if it was less than an eighth, this many bytes are sent uncompressed.
 const REST_BYTES: usize = 16 << 20;
 
 /// Why a record could not be unpacked. It counts as lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnpackError {
-    /// No replica sends such a thing.
+    /// Its form is wrong. No replica sends such a record.
     #[error("malformed: {0}")]
     Malformed(&'static str),
-    /// It continues a stream that this side does not have.
+    /// It continues a stream of which this side has not seen the beginning.
     #[error("a part of a stream whose beginning was not seen")]
     NoBeginning,
-    /// The two ends do not agree on what came before, or a bug.
+    /// The record does not match its checksum: the two ends do not agree on earlier records, or a bug.
     #[error("it does not give the record that was packed")]
     Different,
 }
@@ -70,17 +70,17 @@ pub(crate) struct Packer {
     packed: Vec<u8>,
     sent: BTreeMap<Payload, u64>,
     plain: u64,
-    /// Of the record that was packed last: its kind, its bytes, and those before.
+    /// The last packed record: its kind, its bytes as sent, and its plain bytes.
     last: Option<(Payload, u64, u64)>,
 }
 
 struct Sending {
     encoder: Encoder<'static>,
-    /// Records since the stream began; at the most, it begins anew.
+    /// Records since the stream began. At [`RECORDS_A_STREAM`] it begins anew.
     records: u32,
-    /// Bytes of the present trial, before and after.
+    /// Bytes of the present trial, before and after compressing.
     tried: (usize, usize),
-    /// Bytes still to be sent as they are.
+    /// Bytes still to be sent uncompressed.
     rest: usize,
 }
 
@@ -91,7 +91,7 @@ struct Receiving {
 }
 
 impl Packer {
-    /// Compresses what it is given if `on`. No record is longer than these, by lane.
+    /// A packer that compresses if `on`. No record is longer than `record_bytes_max`, by lane.
     pub fn new(on: bool, record_bytes_max: [usize; 2]) -> Self {
         Self {
             on,
@@ -105,7 +105,7 @@ impl Packer {
         }
     }
 
-    /// What is to be written in place of `record`, next on this lane.
+    /// The bytes to write in place of `record`, next on this lane.
     pub fn pack<'a>(
         &'a mut self,
         to: ReplicaId,
@@ -122,7 +122,7 @@ impl Packer {
         out
     }
 
-    /// The fabric has taken what was packed last.
+    /// The fabric has taken the last packed record.
     pub fn was_sent(&mut self) {
         if let Some((payload, sent, plain)) = self.last.take() {
             *self.sent.entry(payload).or_insert(0) += sent;
@@ -130,7 +130,7 @@ impl Packer {
         }
     }
 
-    /// Packs `record` into `self.packed`, if that is worth it.
+    /// Packs `record` into `self.packed`. `false` if it is to go uncompressed.
     fn pack_it(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> bool {
         let sending = match self.sending.entry((to, lane)) {
             Entry::Occupied(at) => at.into_mut(),
@@ -152,7 +152,7 @@ impl Packer {
         good
     }
 
-    /// The fabric did not take what was packed last: the other end will not see it.
+    /// The fabric has refused the last packed record, so the other end will not see it.
     pub fn not_sent(&mut self, to: ReplicaId, lane: Lane) {
         if let Some(sending) = self.sending.get_mut(&(to, lane)) {
             sending.begin_anew();
@@ -167,7 +167,7 @@ impl Packer {
         }
     }
 
-    /// The record that `peer` packed; `bytes` came next on this lane.
+    /// The record that `from` packed; `bytes` came next on this lane.
     pub fn unpack(
         &mut self,
         from: ReplicaId,
@@ -183,12 +183,12 @@ impl Packer {
             Entry::Vacant(at) => at.insert(Receiving::new(lane)?),
         };
         let unpacked = receiving.unpack(&header, &bytes[HEADER_BYTES..]);
-        // What follows would be understood wrongly.
+        // After an error, later records of the stream would be decoded wrongly.
         receiving.begun = unpacked.is_ok();
         unpacked
     }
 
-    /// Bytes written so far, by what they were for.
+    /// Bytes written so far, by payload.
     pub fn bytes_out(&self) -> impl Iterator<Item = (Payload, u64)> + '_ {
         Payload::ALL.into_iter().map(|payload| {
             let bytes = self.sent.get(&payload).copied().unwrap_or(0);
@@ -196,7 +196,7 @@ impl Packer {
         })
     }
 
-    /// What they would have been uncompressed.
+    /// The same bytes uncompressed.
     pub fn plain_bytes(&self) -> u64 {
         self.plain
     }
@@ -231,7 +231,8 @@ impl Sending {
         packed.extend([MARK, if anew { ANEW } else { 0 }]);
         packed.extend(crc32c::crc32c(record).to_le_bytes());
         packed.extend((record.len() as u32).to_le_bytes());
-        // Noise grows by 3 bytes in each 128 KiB, and a stream's beginning has a few of its own.
+        // Incompressible data grows by 3 bytes in each 128 KiB, and a stream's beginning has a few bytes
+        // of its own.
         packed.resize(HEADER_BYTES + record.len() + record.len() / 1024 + 64, 0);
         let mut out = OutBuffer::around(&mut packed[HEADER_BYTES..]);
         let mut input = InBuffer::around(record);
@@ -247,7 +248,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Data that does not shrink is left alone for a while.
+    /// Measures the saving. Data that does not shrink is then sent uncompressed for a while.
     fn learn(&mut self, before: usize, after: usize) {
         self.tried.0 += before;
         self.tried.1 += after;
@@ -260,7 +261,7 @@ impl Sending {
     }
 }
 
-/// What stands before the compressed bytes.
+/// The bytes before the compressed ones.
 struct Header {
     anew: bool,
     checksum: u32,

@@ -132,7 +132,7 @@ impl PolicyConfig {
     /// The axes: the preset's, with what is set beside its name.
     ///
     /// # Errors
-    /// In words: what does not go together.
+    /// The text says which choices do not go together.
     pub fn axes(&self) -> Result<Policy, String> {
         let base = match self.name {
             PolicyName::Preset(preset) => preset.policy,
@@ -158,8 +158,8 @@ impl PolicyConfig {
         }
     }
 
-    /// Whether records are compressed on their way. Usually where hashes already make them few: the systems
-    /// that send all of the leader's pages do not compress them, as they are in their papers.
+    /// Whether records are compressed on their way. By default they are where a sync sends only divergent
+    /// pages. Systems that send all of the leader's pages do not compress them, as in their papers.
     pub(crate) fn compresses(&self) -> bool {
         let sent = self.axes().unwrap_or(DEFAULT.policy).sent;
         self.compress.unwrap_or(sent == Sent::Divergent)
@@ -180,7 +180,7 @@ impl PolicyConfig {
 
     fn sync_when(&self, base: SyncWhen) -> Result<SyncWhen, String> {
         let interval = self.interval_ms.map(Micros::from_ms).or(base.interval());
-        // Without an interval: zero, which the check of the axes refuses by name.
+        // Without an interval it is zero, which the check of the axes refuses by name.
         let some = interval.unwrap_or_default();
         let when = match self.sync {
             Some(SyncName::Idle) => SyncWhen::Idle,

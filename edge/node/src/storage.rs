@@ -1,4 +1,4 @@
-//! What outlives the process: the promised view, in disk mode the log, and the guest record.
+//! State that outlives the process: the promised view, in disk mode the log, and the guest record.
 //!
 //! ```text
 //!   state_dir/
@@ -6,9 +6,8 @@
 //!     state.json    the guest record: what an operator needs to know when all replicas were lost
 //! ```
 //!
-//! `state.json` is replaced whole (`record`). It changes with the in-sync set and with syncvms, never
-//! with an entry. Promise and log are queued, and written by the store's thread while the loop goes
-//! on.
+//! `state.json` is replaced whole (see `record`). It changes with the in-sync set and with syncvms, never
+//! with an entry. Promise and log are queued, and the store's thread writes them while the loop goes on.
 
 mod record;
 
@@ -27,37 +26,37 @@ pub enum StorageError {
     /// A file operation failed: remove the cause and start the replica again.
     #[error("{what} {path}: {source}{}", plover_store::advice(.path, .source))]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// On which file.
+        /// Its file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The state file is of another release or is damaged. If this replica's state is really lost,
-    /// and the others run, move the state directory away: it then recovers from them. To be done on one
-    /// replica only, for nothing tells any longer how old its disks are.
+    /// The state file is of another release or is damaged. If this replica's state is really lost, and
+    /// the others run, move the state directory away: the replica then recovers from them. Do so on one
+    /// replica only, because it is then unknown how old its disks are.
     #[error(
         "{path} is damaged or was written by another release ({why}): start that release, or move the \
          state directory of this replica alone away to recover from the others"
     )]
     Damaged {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// How.
+        /// The reason.
         why: String,
     },
     /// The directory belongs to another group. Check the configuration.
     #[error("{path} belongs to the group '{found}', not to '{wanted}'")]
     OtherGroup {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// The group that it belongs to.
         found: String,
-        /// Whose it should be.
+        /// The group of the configuration.
         wanted: String,
     },
-    /// The promise or the log; the text says what to do.
+    /// An error of the promise or the log; the text says what to do.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -79,7 +78,7 @@ fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Storag
 }
 
 impl Storage {
-    /// Opens `dir`, and says what the replica remembers.
+    /// Opens `dir`. Returns the state that the replica remembers.
     pub fn open(
         dir: &Path,
         group: &str,
@@ -87,7 +86,7 @@ impl Storage {
     ) -> Result<(Self, Start), StorageError> {
         std::fs::create_dir_all(dir).map_err(io_error("cannot create", dir))?;
         let options = Options::new(group, durability);
-        // First: it refuses a directory that another process uses.
+        // This comes first: it refuses a directory that another process uses.
         let (store, recovered) = Store::open(&dir.join("consensus"), &options)?;
         let record = RecordFile::open(dir, group)?;
         let mut storage = Self {
@@ -98,8 +97,8 @@ impl Storage {
             completions: Vec::new(),
         };
         let start = match recovered.start() {
-            // Somebody has moved the store away. The disks beside it may be old: that they are the
-            // newest, only the operator can say (`plover bootstrap`).
+            // The store was moved away. The disks beside it may be old; only the operator can say that
+            // they are the newest (`plover bootstrap`).
             Start::Fresh if storage.guest() != GuestRecord::default() => {
                 let least = storage.guest().promised_at_least();
                 storage.promise_lost = true;
@@ -111,8 +110,8 @@ impl Storage {
         Ok((storage, start))
     }
 
-    /// What of the log was unreadable, or missing, in words for the operator; the replica recovers from
-    /// the others then.
+    /// The part of the log that was unreadable or missing, in words for the operator. The replica then
+    /// recovers from the others.
     pub fn damage(&self) -> Option<String> {
         if self.promise_lost {
             let text = "paths.state_dir has been used before and has no 'consensus' any more: what this \
@@ -128,7 +127,7 @@ impl Storage {
         self.store.persist_state(consensus);
     }
 
-    /// Queues what the log is after `after`.
+    /// Queues the log's content after `after`.
     pub fn append(&mut self, after: Viewstamp, anew: Option<Configuration>, entries: &[Entry]) {
         self.store.persist_entries(after, anew, entries);
     }
@@ -138,7 +137,7 @@ impl Storage {
         self.store.trim(base);
     }
 
-    /// Hands what a turn has queued to the store's thread: one sync for all of it.
+    /// Hands everything that a turn has queued to the store's thread: one sync for all of it.
     pub fn submit(&mut self) {
         self.store.submit();
     }
@@ -148,10 +147,10 @@ impl Storage {
         self.store.wait_fd().as_raw_fd()
     }
 
-    /// What has become durable.
+    /// Adds an event for each state or entry that has become durable.
     ///
     /// # Errors
-    /// The disk failed, so that nothing this replica promises is worth anything.
+    /// The disk failed, so this replica can keep no promise.
     pub fn persisted(&mut self, out: &mut Vec<Event>) -> Result<(), StorageError> {
         self.store.completions(&mut self.completions);
         for completion in self.completions.drain(..) {
@@ -201,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Waits as the loop does until `count` things have become durable.
+    /// Waits as the loop does until `count` events have come.
     fn wait_for(storage: &mut Storage, count: usize) -> Vec<Event> {
         storage.submit();
         let mut events = Vec::new();
@@ -291,7 +290,7 @@ mod tests {
         assert!(matches!(start, Start::Restarted { durable, .. } if durable.promised == promised));
     }
 
-    /// Its disks may be a week old: it must not boot from them by itself.
+    /// The disks of such a replica may be a week old, so it must not boot from them by itself.
     #[test]
     fn a_replica_whose_promise_was_moved_away_has_run() {
         let dir = tempfile::tempdir().unwrap();

@@ -48,7 +48,7 @@ impl Tap {
         })
     }
 
-    /// Reads frames that wait, at most `max`.
+    /// Reads waiting frames, at most `max`.
     pub fn read(&mut self, max: usize, frames: &mut Vec<Frame>) {
         for _ in 0..max {
             match rustix::io::read(&self.fd, &mut self.buffer[..]) {
@@ -58,7 +58,7 @@ impl Tap {
         }
     }
 
-    /// Drops what waits: it was meant for whoever was the guest's face before.
+    /// Drops waiting frames: they were for the replica that was the face before.
     pub fn drain(&mut self) {
         while let Ok(n) = rustix::io::read(&self.fd, &mut self.buffer[..]) {
             if n == 0 {

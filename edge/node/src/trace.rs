@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// A trace file is renamed to `.1` at this size, so that tmpfs never fills.
 const BYTES_MAX: u64 = 8 << 20;
 
-/// Writes what happened to this replica. Every line is flushed: a killed process leaves it.
+/// Writes the events of this replica. Every line is flushed, so a killed process leaves all of them.
 #[derive(Debug)]
 pub(crate) struct Trace {
     me: ReplicaId,
@@ -34,7 +34,8 @@ impl Trace {
         })
     }
 
-    /// Whether a note belongs into the file. Those of a sync come several a millisecond.
+    /// Whether a note belongs into the file. A sync makes several notes a millisecond, which are written
+    /// only if configured.
     pub fn wants(&self, note: &Note) -> bool {
         match note {
             // Counted in the status; a flood of frames must not become a flood of lines.

@@ -1,16 +1,16 @@
-//! Answers to work on pages, in the order asked.
+//! Answers to jobs on pages, in the order of the jobs.
 //!
-//! Those that need no disk are there at once; those that do are made by another thread, and whatever
-//! was asked behind them waits for them.
+//! A job that needs no disk is answered at once. Another thread does those that do, and the answers of
+//! later jobs wait for them.
 
 use plover_replica::Event;
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// What was asked and is not answered.
+/// Jobs whose answers were not taken yet.
 #[derive(Debug)]
 pub(super) struct Answers {
-    /// Nothing where the disk's thread still works on it.
+    /// `None` where the disk's thread still works on it.
     waiting: VecDeque<Option<Event>>,
     made: (Sender<Event>, Receiver<Event>),
 }
@@ -23,7 +23,7 @@ impl Answers {
         }
     }
 
-    /// An answer that is there; given back if none has to come before it.
+    /// Takes an answer that is ready. Returns it if no earlier answer is outstanding.
     pub(super) fn now(&mut self, answer: Event) -> Option<Event> {
         if self.waiting.is_empty() {
             return Some(answer);
@@ -32,7 +32,7 @@ impl Answers {
         None
     }
 
-    /// Where to send an answer that is not there yet. One thread makes all of those, in order.
+    /// Where to send an answer that is not ready yet. One thread makes all of those, in order.
     pub(super) fn later(&mut self) -> Sender<Event> {
         self.waiting.push_back(None);
         self.made.0.clone()

@@ -1,4 +1,4 @@
-//! Carries out what the core has decided.
+//! Carries out the actions of the core.
 
 use super::{Body, BoxError};
 use crate::{announce, clock};
@@ -11,7 +11,7 @@ use plover_vm::VmCommand;
 impl Body {
     pub(super) fn act(&mut self, action: Action) -> Result<(), BoxError> {
         if takes_long(&action) {
-            // Peers and the disk have something to do meanwhile.
+            // Peers and the disk can work meanwhile.
             self.storage.submit();
             self.flush();
         }
@@ -98,13 +98,13 @@ impl Body {
             Ok(()) => self.packer.was_sent(),
             Err(error) => {
                 self.packer.not_sent(to, lane);
-                // The core repeats what matters; a bulk message that is lost ends its sync.
+                // The core repeats messages that matter. A lost bulk message ends its sync.
                 tracing::debug!(%to, ?lane, %error, "a message was not sent");
             }
         }
     }
 
-    /// Hands over what was written to peers.
+    /// Hands the fabric all messages written to peers.
     pub(super) fn flush(&mut self) {
         if let Some(fabric) = &mut self.fabric {
             fabric.flush();
@@ -133,7 +133,7 @@ impl Body {
         self.place();
     }
 
-    /// For people: the log, the trace, the figures of the status.
+    /// Takes a note into the log, the trace and the figures of the status.
     fn note(&mut self, note: Note) {
         match &note {
             Note::Role { to, .. } => tracing::info!(role = ?to, "role"),
@@ -148,7 +148,7 @@ impl Body {
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
                 let why = format!("the copy of the guest to replica {peer} failed: {why}");
-                // The leader tries again and again: told once.
+                // The leader tries again and again: the failure is logged once.
                 if self.unprotected.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
@@ -158,7 +158,7 @@ impl Body {
                 tracing::info!(%peer, "protected");
                 self.unprotected = None;
             }
-            // As often as slots end.
+            // These come as often as slots end.
             Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
             Note::OutputsUnmatched { why } => tracing::debug!(why, "an output is not matched"),
             other => tracing::info!(?other, "note"),
@@ -169,7 +169,7 @@ impl Body {
     }
 }
 
-/// Whether an action is work of a tenth of a millisecond and more on the guest's memory.
+/// Whether an action works on the guest's memory for a tenth of a millisecond or more.
 fn takes_long(action: &Action) -> bool {
     match action {
         Action::Scan(_) | Action::WriteChunks { .. } => true,

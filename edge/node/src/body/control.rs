@@ -1,4 +1,4 @@
-//! What operators ask and are told.
+//! Requests of operators, and the answers.
 
 use super::{Body, BoxError};
 use crate::clock;
@@ -58,8 +58,8 @@ impl Body {
         Ok(())
     }
 
-    /// Why the guest must not start from this replica's disks, as far as it and what the operator says
-    /// of the other replicas know.
+    /// Why the guest must not start from this replica's disks, by its own record and the operator's
+    /// statements about the other replicas.
     fn why_not_bootstrap(&self, others: &[DiskCopy]) -> Option<String> {
         let disks = self.disks.as_ref()?;
         if self.config.group.first_leader != self.config.group.me {
@@ -78,7 +78,7 @@ impl Body {
     }
 
     /// Bytes to and from the peers since the start, as they travelled: by lane, and those of the bulk
-    /// lane by what they were for. `plain` is what all of them would have been uncompressed.
+    /// lane by payload. `plain_bytes_out` is the sum before compression.
     fn traffic(&self) -> serde_json::Value {
         let stats = self.fabric.as_ref().map(|f| f.stats()).unwrap_or_default();
         let mut traffic = json!({
@@ -97,7 +97,7 @@ impl Body {
         traffic
     }
 
-    /// The peers that this replica and they refuse each other, by id, and why.
+    /// The peers with which no link comes up because one end refuses the other, by id, and why.
     fn refused(&self) -> serde_json::Value {
         let peers = self.replica.members().iter();
         let refused = peers.filter_map(|peer| {

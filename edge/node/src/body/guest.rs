@@ -1,4 +1,4 @@
-//! The hypervisor: its start, its end, what it says and what it is told.
+//! The hypervisor: its start, its end, its events and its orders.
 
 use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
 use crate::host::{self, CpuConfig};
@@ -26,7 +26,7 @@ impl Body {
         if !printed.is_empty() {
             self.print(&printed)?;
         }
-        // What was sent before something happened is told before it.
+        // Outputs from before an event are reported before it.
         self.take_outputs()?;
         for event in happened {
             let event = match event {
@@ -68,7 +68,7 @@ impl Body {
         Ok(())
     }
 
-    /// The guest stands: collect all it has sent and all it has not consumed.
+    /// The guest is paused: collects all frames that it has sent and all inputs that it has not consumed.
     fn paused(&mut self) -> Event {
         let (mut outputs, mut unconsumed) = (Vec::new(), Unconsumed::default());
         if let Some(vm) = &mut self.vm {
@@ -96,7 +96,7 @@ impl Body {
     }
 
     pub(super) fn start_guest(&mut self, reason: BootReason) {
-        // What is started inherits the nice value and the CPUs of the thread that starts it.
+        // The new process inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
         let disks = self.attach_disks(reason).map_err(|error| error.to_string());
         self.keep_this_thread_on(|cpus| &cpus.guest);
@@ -130,7 +130,7 @@ impl Body {
     pub(super) fn order(&mut self, command: VmCommand) {
         if let Some(vm) = &mut self.vm {
             vm.command(command);
-            // Some orders are answered on the spot.
+            // Some orders are answered at once.
             self.ready.vm = true;
         }
     }
@@ -153,10 +153,10 @@ impl Body {
         }
     }
 
-    /// Gives this process and its guest, once that has all its threads, the CPUs of its role, and the
-    /// guest's vCPUs the rank among the host's threads that the role deserves; QEMU's main thread
-    /// keeps its own, since a leader waits for it in every syncvm. Only root may raise a priority
-    /// again, so nobody else lowers it.
+    /// Gives this process and its guest the CPUs of its role, and the guest's vCPUs the nice value of the
+    /// role; called when the guest has all its threads. QEMU's main thread keeps its priority, since a
+    /// leader waits for it in every syncvm. Only root may raise a priority again, so it is lowered only
+    /// as root.
     pub(super) fn place(&self) {
         let guest = self.vm.as_ref().and_then(QemuVm::pid);
         let guest = guest.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
@@ -187,7 +187,7 @@ impl Body {
         Some(host.of(self.role == Role::Leader))
     }
 
-    /// Test hooks that strike in a given phase of a sync this replica leads.
+    /// Test hooks that crash this replica in a given phase of a sync that it leads.
     pub(super) fn at_phase(&mut self, phase: plover_syncvm::Phase, note: &Note) {
         if phase == plover_syncvm::Phase::Scan {
             if let Note::SyncPhase { sync, .. } = note {
@@ -200,7 +200,8 @@ impl Body {
         }
     }
 
-    /// How many of the frames that go out are to go before a crash, if one is to come here.
+    /// If a test hook is to crash this replica during this release: how many of the frames go out before
+    /// that.
     pub(super) fn crash_in_release(&self, slot: SyncNo, frames: usize) -> Option<usize> {
         let area = self.crash_at.filter(|_| self.replica.is_match(slot))?;
         match area {
@@ -210,7 +211,7 @@ impl Body {
         }
     }
 
-    /// The same on a secondary, whose memory and disks are left between two syncs.
+    /// A test hook that crashes a secondary, with memory and disks left between two syncs.
     pub(super) fn crash_in_apply(&mut self, job: JobId, chunks: &[Vec<u8>]) {
         let hook = self.crash_in == Some(plover_syncvm::Phase::Apply);
         if hook && self.role == Role::Secondary {
@@ -221,10 +222,10 @@ impl Body {
         }
     }
 
-    /// As if the host had lost its power.
+    /// Ends the replica and its guest as a loss of the host's power would.
     pub(super) fn crash(&mut self) {
         if let Some(fabric) = &mut self.fabric {
-            // What was sent until now has been sent.
+            // Messages that were written before the crash are sent.
             fabric.flush();
         }
         if let Some(pid) = self.vm.as_ref().and_then(QemuVm::pid) {
@@ -236,13 +237,14 @@ impl Body {
         let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
     }
 
-    /// The guest has printed: the log has it at once, whoever looks as soon as its state is safe.
+    /// The guest has printed. The console log gets the output at once, operators as soon as the guest's
+    /// state is safe.
     fn print(&mut self, bytes: &[u8]) -> Result<(), BoxError> {
         if self.console_log_bytes < CONSOLE_LOG_BYTES_MAX {
             self.console_log_bytes += bytes.len() as u64;
             let _ = self.console_log.write_all(bytes);
         }
-        // A secondary's would be shown to those who look at it if it took over.
+        // A secondary holds its output too, to show it if it takes over.
         self.printed.hold(bytes);
         if self.console.is_empty() {
             return Ok(());
@@ -262,7 +264,7 @@ impl Body {
         });
     }
 
-    /// Lets an operator look at the console. Only a leader's shows anything.
+    /// Opens the console for an operator; only a leader's shows anything.
     pub(super) fn attach(&mut self, output: SyncSender<Vec<u8>>) -> Value {
         if self.role != Role::Leader {
             return json!({"error": self.not_leading("does not lead")});
@@ -271,14 +273,15 @@ impl Body {
         json!({"ok": true})
     }
 
-    /// This replica leads no more: whoever looks at its console would see nothing, and not know why.
+    /// This replica no longer leads. It says so on the open consoles and closes them; otherwise they
+    /// would show nothing, without a reason.
     pub(super) fn dismiss_operators(&mut self) {
         let why = format!("\r\n[{}]\r\n", self.not_leading("leads no more"));
         self.show(why.as_bytes());
         self.console.clear();
     }
 
-    /// That this replica `does_not`, and who does instead, as far as it knows.
+    /// A message that this replica `does_not`, and which one leads instead, if known.
     fn not_leading(&self, does_not: &str) -> String {
         let status = self.replica.status();
         let who = match status.leader.filter(|leader| *leader != status.id) {

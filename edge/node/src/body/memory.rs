@@ -1,7 +1,7 @@
 //! Work on the guest's memory and disks that the core asks for.
 //!
-//! What lies in memory is worked on here and now. Blocks of disks are left to a thread that can wait
-//! for them (`disk_pages`); what it has made comes back through [`Body::take_answers`].
+//! Work on memory is done at once. Blocks of disks are left to a thread that can wait for them
+//! (`disk_pages`); its results come back through [`Body::take_answers`].
 
 use super::{Body, BoxError};
 use crate::clock;
@@ -29,7 +29,7 @@ impl Body {
         let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
             digests.extend(pages_of(disk, layout).hash(&key, &blocks));
-            // Nobody waits for it any more where this fails.
+            // Fails only when the receiver is gone.
             let _ = answer.send(Event::Hashed(job, digests));
         });
     }
@@ -53,7 +53,7 @@ impl Body {
         });
     }
 
-    /// Answers with the blocks asked for.
+    /// Reads blocks of pages, and answers with them.
     pub(super) fn read(&mut self, job: JobId, mut pages: Vec<Divergent>) {
         let blocks = pages.split_off(self.first_block(pages.iter().map(|(page, _)| page)));
         let mut chunk = self.read_memory(&pages);
@@ -67,7 +67,7 @@ impl Body {
         });
     }
 
-    /// Where among `pages`, which rise, those of guest RAM end.
+    /// The number of `pages`, which rise, that are guest RAM.
     fn first_block<'a>(&self, pages: impl Iterator<Item = &'a PageNo>) -> usize {
         let (mut count, mut last) = (0, None);
         for page in pages {
@@ -82,9 +82,10 @@ impl Body {
         self.events.extend(self.answers.now(answer));
     }
 
-    /// Applies the answers whose turn has come, one by one: what one of them makes the brain ask for is
-    /// answered behind the others. What went wrong is noted before the answer that it makes void is
-    /// sent, and so is looked for after that has been taken, and told before it.
+    /// Applies the answers whose turn has come, one by one: new jobs that the brain then asks for are
+    /// answered after the others. The disk's thread notes a failure before it sends an answer that the
+    /// failure makes void. So a failure is looked for after each answer was taken, and reported before
+    /// it.
     pub(super) fn take_answers(&mut self) -> Result<(), BoxError> {
         loop {
             let answer = self.answers.take();
@@ -105,7 +106,8 @@ impl Body {
         let Some(vm) = &self.vm else {
             return writer;
         };
-        // A part of a copy is pages in a row: looking pays, and reading would allocate them.
+        // A part of a copy is consecutive pages. There it pays to look for holes, which reading would
+        // allocate.
         let in_a_row = |(first, last): (&Divergent, &Divergent)| {
             pages.len() > 1 && last.0.0.checked_sub(first.0.0) == Some(pages.len() as u32 - 1)
         };
@@ -148,7 +150,7 @@ impl Body {
                 match page {
                     Ok((number, _)) if layout.is_disk(number) => {}
                     Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
-                    // What was never touched is zero already.
+                    // A page that was never touched is zero already.
                     Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
                     Ok((number, content)) => {
                         if !content.is_whole() {
@@ -204,7 +206,7 @@ impl Body {
     }
 }
 
-/// The guest's disks, if there is one that has some and they are asked for anything.
+/// The disks of the guest, unless there is no guest, it has no disks, or `blocks` is empty.
 fn disks_for<'a, T>(vm: &'a Option<QemuVm>, blocks: &[T]) -> Option<&'a Attachment> {
     vm.as_ref().filter(|_| !blocks.is_empty())?.disks()
 }

@@ -28,17 +28,17 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SyncSender;
 
-/// Frames taken from the TAP or the guest in one go: one batch, one log entry.
+/// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
 
-/// The loop's place before the guests' vCPUs.
+/// The loop's nice value: before the guests' vCPUs.
 const NICE: i32 = -10;
 
-/// Free memory that this process keeps: a few usual slots' pages. Well within the 64 MiB that a
-/// replica may hold beside its buffers.
+/// Freed memory that this process keeps: the pages of a few usual slots. It is well within the 64 MiB
+/// that a replica may hold beside its buffers.
 const KEPT_BYTES: libc::c_int = 16 << 20;
 
-/// What a group of two says at its start, and in its status.
+/// The warning of a group of two, at its start and in its status.
 pub const SPLIT_WARNING: &str = "two replicas without a witness: if the link between them fails, \
      both answer clients, and what one of them has answered is lost when it is back; a third replica \
      rules that out";
@@ -50,13 +50,12 @@ pub enum ExitReason {
     Stopped,
 }
 
-/// Runs one replica until it is told to stop. `ready` gets the handle that does so, once
-/// everything is open. Must be called on the process's main thread: the hypervisor dies with
-/// the thread that started it.
+/// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open.
+/// It must be called on the process's main thread: the hypervisor dies with the thread that started it.
 ///
 /// # Errors
-/// Everything that keeps a replica from starting: the TAP, the address to listen on, the state
-/// directory; and the loss of the disk while running, which makes its promises worthless.
+/// The TAP, the address to listen on or the state directory cannot be used; or the disk failed while
+/// running, so that the replica can keep no promise.
 pub fn run(
     config: ReplicaConfig,
     ready: impl FnOnce(StopHandle),
@@ -76,7 +75,7 @@ struct Body {
     /// Which pages are RAM and which are blocks of disks.
     layout: PageLayout,
     replica: Replica,
-    /// What the brain waits for, as its last turn said.
+    /// The occurrences that the brain waits for, by its last turn.
     watch: Watch,
     role: Role,
     actions: VecDeque<Action>,
@@ -87,7 +86,7 @@ struct Body {
     tap: Tap,
     facing: bool,
     vm: Option<QemuVm>,
-    /// Of a guest that has some.
+    /// `None` for a guest without disks.
     disks: Option<Disks>,
     control: Control,
     answers: Answers,
@@ -103,20 +102,20 @@ struct Body {
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
-    /// Why the last copy to another replica failed; nothing once one has succeeded.
+    /// Why the last copy to another replica failed; `None` once one has succeeded.
     unprotected: Option<String>,
     stopping: bool,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
     ready: Ready,
-    /// The guest has perhaps sent more than one turn takes.
+    /// Whether the guest may have sent more frames than one turn takes.
     outputs_left: bool,
-    /// When the fabric wants to go on though nothing has come.
+    /// When the fabric must be called even if nothing has come.
     fabric_due: Micros,
 }
 
-/// What has something to say, so that a turn asks nobody else: most turns are one of some thousand
-/// looks a second at whether the guest rests.
+/// Which sources are ready. One turn of the loop reads only these: most turns are one of some thousand
+/// samples a second of whether the guest is idle.
 #[derive(Debug, Default)]
 struct Ready {
     control: bool,
@@ -231,7 +230,8 @@ impl Body {
     /// Sleeps until something happens or a deadline comes.
     fn wait(&mut self) {
         if let Some(vm) = &mut self.vm {
-            // What has no room in QEMU's queues has some when the guest sends something.
+            // Inputs that do not fit into QEMU's queues wait until it has read others. The guest's next
+            // output is a good moment to try again.
             let hears = self.watch.hears_outputs || self.outputs_left || vm.has_backlog();
             vm.hear_outputs(hears);
         }
@@ -271,15 +271,15 @@ impl Body {
             .collect();
         let counted = rustix::event::poll(&mut polled, Some(&timeout));
         for ((ready, _), polled) in fds.iter_mut().zip(&polled) {
-            // After a signal, which says nothing of them, all are asked.
+            // After a signal `poll` reports no source, so all are read.
             **ready = counted.is_err() || !polled.revents().is_empty();
         }
         self.ready = ready;
     }
 
-    /// Everything that has happened, in one turn.
+    /// Handles everything that has happened, in one turn.
     fn turn(&mut self) -> Result<(), BoxError> {
-        // What the guest has sent comes before what it is fed, whoever has that.
+        // The guest's outputs come before its next inputs, whichever source has those.
         self.take_outputs()?;
         if self.ready.storage {
             self.take_storage()?;
@@ -314,7 +314,7 @@ impl Body {
         Ok(())
     }
 
-    /// Looks at what the guest is doing, when somebody waits for it and it is time.
+    /// Samples the guest's activity, when the brain waits for a sample and it is time.
     fn sample(&mut self) -> Result<(), BoxError> {
         let (Some(period), Some(vm)) = (self.watch.sample_every, &self.vm) else {
             return Ok(());
@@ -324,8 +324,9 @@ impl Body {
             return Ok(());
         }
         self.sampled_at = now;
-        // The clock of a thread that runs is read by interrupting its CPU: only when it is of use. Who
-        // has work is asked first, as it mostly has, and again when nothing is left to give it any.
+        // Reading the clock of a running thread interrupts its CPU, so it is read only if the guest has
+        // no work. The threads are looked at first, because they mostly run, and once more after the
+        // queues are found empty.
         let at_rest = !vm.has_work() && vm.consumed_all() && !vm.has_work();
         let cpu = at_rest.then(|| Micros(vm.cpu_time().as_micros() as u64));
         self.apply(Event::Sample { cpu })
@@ -407,7 +408,8 @@ impl Body {
         }
     }
 
-    /// Applies an event and carries out what follows, with the answers that are there at once.
+    /// Applies an event and carries out the actions that follow, including the answers that are ready at
+    /// once.
     fn apply(&mut self, event: Event) -> Result<(), BoxError> {
         if let Event::Outputs(frames)
         | Event::GuestPaused {
@@ -426,8 +428,8 @@ impl Body {
             while let Some(action) = self.actions.pop_front() {
                 self.act(action)?;
                 if !self.events.is_empty() {
-                    // An answer goes first: nothing may come between a question and it, but
-                    // the actions already decided keep their order.
+                    // An answer is applied first, so that nothing comes between a job and its answer. The
+                    // actions already decided keep their order.
                     break;
                 }
             }
@@ -443,16 +445,15 @@ fn borrow<T>(fd: std::os::fd::RawFd, _owner: &T) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Short sleeps and a place before the guests' vCPUs: this thread does little, but others
-/// wait for it. Failing costs only latency.
+/// Exact sleeps, kept memory, and a priority before the guests' vCPUs: this thread does little, but
+/// others wait for it. A failure costs only latency.
 fn prepare_process() {
     // SAFETY: PR_SET_TIMERSLACK takes its argument by value.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong);
     }
-    // What a sync takes it gives back, and takes again a few milliseconds later: the allocator shall
-    // keep that much rather than return it to the kernel and have it zeroed anew each time.
-    // SAFETY: mallopt takes its arguments by value; no other thread allocates yet.
+    // A sync frees its memory and the next one allocates as much a few milliseconds later. So the
+    // allocator keeps it, instead of returning it to the kernel, which would zero it anew each time.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);

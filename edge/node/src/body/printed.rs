@@ -1,4 +1,4 @@
-//! What the guest prints on its console, on its way to those who look (docs/decisions/0024).
+//! Console output of the guest, on its way to operators (docs/decisions/0024).
 //!
 //! ```text
 //!           print           the pause of a syncvm          synced
@@ -8,19 +8,19 @@
 //!                    └──────────────────────────────┘ failed
 //! ```
 //!
-//! What an operator has seen must be explained by the state that survives, as with clients. So it is
-//! held as frames are, by the side that shows it.
+//! Output that an operator has seen must be explained by the state that survives, as with clients. So the
+//! replica that shows console output holds it as the guard holds frames.
 
 use plover_types::SyncNo;
 
-/// Bytes held at most; of more, the oldest are forgotten. `console.log` has them.
+/// Bytes held at most; beyond that the oldest are dropped. `console.log` has them.
 const HELD_BYTES_MAX: usize = 1 << 20;
 
-/// Printed and not shown.
+/// Console output that was not shown yet.
 #[derive(Debug, Default)]
 pub(super) struct Printed {
     slot: Vec<u8>,
-    /// What belongs to a syncvm that is not over.
+    /// The output of a syncvm that is not over.
     cut: Option<(SyncNo, Vec<u8>)>,
 }
 
@@ -32,13 +32,13 @@ impl Printed {
         self.slot.drain(..over);
     }
 
-    /// The guest is paused for a syncvm: its state has printed this.
+    /// The guest is paused for a syncvm, whose state includes all output so far.
     pub(super) fn cut(&mut self, sync: SyncNo) {
         self.reopen();
         self.cut = Some((sync, std::mem::take(&mut self.slot)));
     }
 
-    /// The syncvm is acknowledged: what may be shown.
+    /// The syncvm is acknowledged: returns the output that may be shown.
     pub(super) fn synced(&mut self, sync: SyncNo) -> Vec<u8> {
         let cut = self.cut.take_if(|(of, _)| *of == sync);
         cut.map_or_else(Vec::new, |(_, bytes)| bytes)
@@ -52,13 +52,13 @@ impl Printed {
         }
     }
 
-    /// All of it may be shown.
+    /// Returns all output: it may be shown.
     pub(super) fn take_all(&mut self) -> Vec<u8> {
         self.reopen();
         std::mem::take(&mut self.slot)
     }
 
-    /// The state that has printed it is gone.
+    /// The state that has printed the output is gone.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
@@ -85,8 +85,8 @@ mod tests {
         assert_eq!(printed.synced(SyncNo(4)), b"two three");
     }
 
-    /// A secondary that takes over shows what its own guest has printed since it was last the leader's;
-    /// what it printed before, the leader has shown.
+    /// A secondary that takes over shows its own guest's output since the last sync; the leader has shown
+    /// earlier output.
     #[test]
     fn who_takes_over_shows_what_nobody_has_seen() {
         let mut printed = Printed::default();

@@ -7,7 +7,7 @@ use plover_policy::Secondary;
 use plover_types::ReplicaId;
 
 impl ReplicaConfig {
-    /// Checks what the types cannot say.
+    /// Checks the conditions that the types do not express.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mismatch = |why: String| Err(ConfigError::Mismatch(why));
         let group = &self.group;

@@ -49,7 +49,7 @@ fn a_record_shrinks_and_the_next_like_it_more() {
     assert!(sent * 3 < plain && plain == 2 * record.len() as u64);
 }
 
-/// What zstd makes of a record is zstd's: any of its releases understands any other's.
+/// Only the header is checked: every release of zstd understands the output of every other.
 #[test]
 fn the_form_of_a_header_is_that_of_its_version() {
     let (mut there, _) = pair();
@@ -156,7 +156,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever is sent, refused by the fabric or lost with its link: what arrives is what was packed.
+    /// Whether records are sent, refused by the fabric or lost with their link: those that arrive are
+    /// those that were packed.
     #[test]
     fn what_arrives_is_what_was_packed(steps in prop::collection::vec(step(), 1..60), bulk: bool) {
         let lane = if bulk { Lane::Bulk } else { Lane::Log };
@@ -191,7 +192,7 @@ proptest! {
         prop_assert!(here.unpack(PEER, Lane::Log, head).is_err());
     }
 
-    /// A packed record with one byte changed is refused, or it is the record.
+    /// A packed record with one changed byte is refused, or still gives the record.
     #[test]
     fn damage_is_refused(at in 0usize..400, by in 1u8..) {
         let (mut there, mut here) = pair();

@@ -1,8 +1,8 @@
 //! The guest record's file, `state.json`.
 //!
 //! It is replaced whole (write, fsync, exchange of names, fsync of the directory), so it is either the
-//! old or the new one. The old one stays, as `state.json.new`, and is written over next: what a
-//! failover must write down takes no space that a full disk would not have.
+//! old or the new one. The old one stays as `state.json.new` and is overwritten next. So a failover needs
+//! no free space to write it.
 
 use super::{StorageError, io_error};
 use plover_replica::GuestRecord;
@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 const NAME: &str = "state.json";
 const NEXT: &str = "state.json.new";
 
-/// Bytes of the file, padded with blanks: a block, many times what it holds.
+/// Bytes of the file, padded with blanks: one block, many times its content.
 const FILE_BYTES: usize = 4096;
 
-/// Fields of other releases are refused: one that kept the promise here must not lose it.
+/// Unknown fields are refused: an older release kept the promise here, and it must not be lost.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -25,7 +25,7 @@ struct Content {
     guest: GuestRecord,
 }
 
-/// The file and what is in it.
+/// The file and its content.
 #[derive(Debug)]
 pub(super) struct RecordFile {
     dir: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct RecordFile {
 }
 
 impl RecordFile {
-    /// Reads the file in `dir`, which is made if there is none.
+    /// Reads the file in `dir`, and makes it if there is none.
     pub(super) fn open(dir: &Path, group: &str) -> Result<Self, StorageError> {
         let this = Self {
             dir: dir.to_path_buf(),
@@ -50,7 +50,7 @@ impl RecordFile {
         Ok(this)
     }
 
-    /// What was written last.
+    /// The last written record.
     pub(super) fn guest(&self) -> GuestRecord {
         self.content.guest
     }
@@ -80,8 +80,8 @@ impl RecordFile {
     }
 }
 
-/// Lets two files change their names; without a second one, or where the file system cannot, gives
-/// the first the other's name.
+/// Exchanges the names of two files. Without a second file, or where the file system cannot exchange
+/// names, it gives the first the other's name.
 fn exchange(new: &Path, old: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     match renameat_with(CWD, new, CWD, old, RenameFlags::EXCHANGE) {
@@ -122,7 +122,7 @@ mod tests {
     use plover_types::Index;
     use std::os::unix::fs::MetadataExt;
 
-    /// What a failover must write down does not depend on free space.
+    /// The record that a failover writes does not depend on free space.
     #[test]
     fn it_is_written_over_what_is_there() {
         let dir = tempfile::tempdir().unwrap();
@@ -144,7 +144,7 @@ mod tests {
             assert_eq!(found.guest(), record);
             assert_eq!(space(), before, "the same two files");
         }
-        // As an older release, or a copy of the one file that counts, leaves it.
+        // An older release, or a copy of only the file that counts, leaves the directory like this.
         std::fs::remove_file(dir.path().join(NEXT)).unwrap();
         let file = RecordFile::open(dir.path(), "g").unwrap();
         assert_eq!(file.guest().index, Index(3));
