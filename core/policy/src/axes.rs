@@ -112,7 +112,7 @@ pub enum PolicyError {
     Interval {
         /// The choice.
         when: &'static str,
-        /// What was given.
+        /// The given interval.
         interval: Micros,
     },
 }
@@ -305,8 +305,8 @@ mod tests {
     use super::*;
     use crate::presets::{PRESETS, VSMR};
 
-    /// Of all policies: a mix is refused with both axes named, or it is allowed; none is refused for one
-    /// axis alone.
+    /// Over all policies: a mix is refused with both axes named, or it is allowed; none is refused for
+    /// one axis alone.
     #[test]
     fn impossible_mixes_name_both_axes() {
         let mut possible = 0;

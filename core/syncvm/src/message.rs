@@ -50,7 +50,7 @@ pub enum Body {
         written: Option<u32>,
         /// Pages from this one on are to be compared; those before it are blank.
         compare_from: u32,
-        /// Of a warm copy: pages from this one on are to be kept warm.
+        /// For a warm copy: pages from this one on are to be kept warm.
         keep_from: u32,
     },
     /// Target: I do not take this copy.
@@ -114,9 +114,9 @@ pub enum Body {
         sync: SyncNo,
         /// Pages the secondary has written, and its debt. Empty in later parts.
         runs: Runs,
-        /// Which digest of the union the part starts with.
+        /// The place of this part's first digest in the union.
         first: u32,
-        /// How many digests the union has.
+        /// Digests of the union.
         total: u32,
         /// 16 bytes a digest.
         #[serde(with = "serde_bytes")]
@@ -336,13 +336,13 @@ pub struct SyncReport {
     pub dirty_secondary: u32,
     /// Dirty pages on either.
     pub union: u32,
-    /// Of those, equal on both.
+    /// Pages of the union that are equal on both sides.
     pub same: u32,
-    /// Of those, different: sent.
+    /// Pages of the union that differ, and are sent.
     pub divergent: u32,
     /// Blocks of divergent pages that were sent, where they were compared block by block.
     pub blocks: u32,
-    /// Out of this many.
+    /// Blocks that were compared.
     pub blocks_compared: u32,
     /// Bytes of bitmaps and digests, both directions.
     pub bytes_hashes: u64,

@@ -9,7 +9,7 @@ pub enum DiskError {
     /// A file operation failed: remove the cause.
     #[error("{what} {path}: {source}; {}", advice(.source))]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -161,7 +161,7 @@ impl DiskError {
     }
 }
 
-/// What a person can do about a failed file operation.
+/// Advice for a failed file operation.
 pub(crate) fn advice(error: &io::Error) -> &'static str {
     use io::ErrorKind as Kind;
     match error.kind() {

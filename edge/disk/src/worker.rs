@@ -10,7 +10,7 @@ use plover_types::SyncNo;
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
 
-/// What happened to the disks.
+/// An event of the disks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskEvent {
     /// A syncvm's blocks are durable ([`crate::Disks::stage`]).

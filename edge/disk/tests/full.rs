@@ -1,12 +1,12 @@
-//! A file system that is full, in a process of its own: the limit that stands for it is the whole
-//! process's.
+//! A full file system, as a limit on the size of files. The limit holds for the whole process, so the
+//! test has a process of its own.
 
 use plover_disk::{Batch, DiskEvent, DiskSpec, Disks};
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::time::Duration;
 
-/// Files may grow to `bytes`, and writes beyond fail.
+/// Lets files grow to `bytes`; writes beyond fail.
 fn room_for(bytes: Option<u64>) {
     // SAFETY: ignoring a signal changes no memory; without it the process would be ended instead of
     // the write being refused.
@@ -46,7 +46,7 @@ fn a_full_file_system_is_told_and_room_mends_it() {
     };
     let mut disks = Disks::open(&[spec], &dir.path().join("journal")).expect("they open");
 
-    // A copy that finds no room.
+    // A copy for which there is no room.
     room_for(Some(32 << 10));
     let attachment = disks
         .attach_for_copy()
@@ -64,7 +64,7 @@ fn a_full_file_system_is_told_and_room_mends_it() {
     assert!(disks.failure().is_some_and(|said| said.starts_with(&why)));
     assert!(!disks.is_whole());
 
-    // A syncvm whose journal finds none.
+    // A syncvm for whose journal there is no room.
     let attachment = loop {
         match disks.attach_for_copy() {
             Ok(attachment) => break attachment,
@@ -84,7 +84,7 @@ fn a_full_file_system_is_told_and_room_mends_it() {
     drop(attachment);
     assert!(!disks.is_whole(), "nothing of it counts");
 
-    // Somebody makes room.
+    // Room is made.
     room_for(None);
     let attachment = loop {
         match disks.attach_for_copy() {

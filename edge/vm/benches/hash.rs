@@ -1,9 +1,9 @@
-//! What hashing a page costs one core: the promise is at most 0.8 µs (the paper's CityHash took
-//! 6.3 µs, PLOVER §6.4).
+//! The time in which one core hashes a page. The promise is at most 0.8 µs. The paper's CityHash took 6.3
+//! µs (PLOVER §6.4).
 //!
-//! As in a sync, each page is copied out of the guest's memory and hashed in the copy. Once the
-//! pages come from memory, out of a span that no cache holds; once again and again from the same
-//! few, to tell the hash from the memory.
+//! As in a sync, each page is copied out of the guest's memory and hashed in the copy. One benchmark
+//! takes pages from a span that no cache holds; the other takes the same few pages again and again, to
+//! tell the hash from the memory.
 //!
 //! ```text
 //! ./x bench hash
@@ -14,7 +14,7 @@ use plover_types::{PAGE_BYTES, SplitMix64};
 use plover_vm::PageHasher;
 use std::hint::black_box;
 
-/// Pages of each span. The greater is 256 MiB: more than any last-level cache that one core of a
+/// Pages of each span. The larger one is 256 MiB: more than any last-level cache that one core of a
 /// common server can use.
 const SPANS: [(&str, usize); 2] = [("from memory", 1 << 16), ("from the cache", 4)];
 
@@ -30,8 +30,8 @@ fn hash(criterion: &mut Criterion) {
         let mut page = 0;
         group.bench_function(BenchmarkId::from_parameter(name), |bencher| {
             bencher.iter(|| {
-                // A step that is odd visits all pages of a power of two, never in a row: dirty
-                // pages lie apart, and what the processor fetches ahead does not help them.
+                // An odd step visits all pages of a power of two, never in a row: dirty pages lie apart,
+                // and the processor's prefetching does not help them.
                 page = (page + 12_345) % pages;
                 let mut bytes = [0; PAGE_BYTES];
                 bytes.copy_from_slice(&memory[page * PAGE_BYTES..][..PAGE_BYTES]);
@@ -42,7 +42,7 @@ fn hash(criterion: &mut Criterion) {
     group.finish();
 }
 
-// As criterion's own macros, which would make a public function without a word on it.
+// Instead of criterion's own macros, which would make a public function without documentation.
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     hash(&mut criterion);

@@ -19,7 +19,7 @@ pub enum VmCommand {
     PowerButton,
 }
 
-/// What happened to the guest.
+/// An event of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmEvent {
     /// QEMU is up, and the guest is paused before its first instruction.
@@ -53,7 +53,7 @@ pub enum VmError {
     /// A system call on the guest's memory or process failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, on what.
+        /// The failed operation and its object.
         what: String,
         /// The system's error.
         source: std::io::Error,
@@ -64,7 +64,7 @@ pub enum VmError {
 }
 
 impl VmError {
-    /// For `map_err` on a system call: says what was tried.
+    /// For `map_err` on a system call; `what` names the failed operation.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |error| Self::Io {
             what: what.to_owned(),

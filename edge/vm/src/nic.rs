@@ -206,7 +206,7 @@ mod tests {
         Frame(number.to_be_bytes().repeat(20))
     }
 
-    /// What QEMU would do.
+    /// Reads frames as QEMU would.
     fn consume(nic: &mut Nic, count: usize) -> Vec<Frame> {
         let mut buffer = vec![0; DATAGRAM_BYTES];
         (0..count)

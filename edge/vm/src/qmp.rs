@@ -97,7 +97,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Adds what was read.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }

@@ -1,8 +1,8 @@
-//! Two guests that are 512 bytes of real-mode code, synced under KVM and under TCG.
+//! Two guests of 512 bytes of real-mode code, synced under KVM and under TCG.
 //!
-//! KVM cannot run Linux on every machine that has `/dev/kvm`, but it runs this everywhere, and it
-//! is the other way in which guest memory gets written: by the processor itself, through KVM's own
-//! page tables. The code counts up a word in each of 128 pages, for ever.
+//! KVM cannot run Linux on every machine that has `/dev/kvm`, but it runs this code everywhere. So KVM's
+//! way of writing guest memory is tested too: the processor itself writes, through KVM's own page tables.
+//! The code counts up a word in each of 128 pages, for ever.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn count(guest: &Guest, page: u32) -> u32 {
 /// Lets a guest run until its counters have moved since they were `before`.
 fn run_past(guest: &mut Guest, before: u32) {
     let mut code = [0; PAGE_BYTES];
-    // The firmware comes first, and has its own use for those pages.
+    // The firmware runs first, and uses those pages itself.
     while code[0xc00..0xc00 + CODE.len()] != *CODE {
         guest.run_for(Duration::from_millis(5));
         guest.vm.read_page(PageNo(7), &mut code);
@@ -101,7 +101,7 @@ fn counters_go_on(accel: Accel, machine: Machine) {
         for dirty in [synced.dirty_a, synced.dirty_b] {
             assert!(dirty >= PAGES.len() as u32, "{dirty} pages seen");
         }
-        // The guest goes on where the other stood: its counters are those of one loop.
+        // The guest goes on where the other one stopped: its counters are those of one loop.
         let counts: Vec<u32> = PAGES.map(|page| count(&b, page)).collect();
         let (low, high) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
         assert!(high - low <= 1 && *low > before, "{counts:?}");

@@ -1,7 +1,7 @@
-//! The serial console across a sync: what the UART holds is part of the state.
+//! The serial console across a sync: the UART's content is part of the state.
 //!
-//! Two programs of a few bytes stand for a guest that reads its console and one that does not;
-//! the machine is the one whose devices are not reset before a load.
+//! Two programs of a few bytes stand for a guest that reads its console and one that does not. The
+//! machine type is the one whose devices are not reset before a load.
 
 mod common;
 
@@ -10,7 +10,7 @@ use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
 use std::io::Write;
 use std::time::Duration;
 
-/// Switches the UART's queues on and says `!`:
+/// Switches the UART's queues on and prints `!`:
 ///
 /// ```text
 ///         mov  dx, 0x3fa      ; FIFO control
@@ -39,14 +39,14 @@ const ECHO: &[u8] = &[
     0xef,
 ];
 
-/// `jmp $`: reads nothing, ever.
+/// `jmp $`: never reads.
 const DEAF: &[u8] = &[0xeb, 0xfe];
 
-/// QEMU's UART takes no more once its queue is filled up to the trigger.
+/// QEMU's UART takes no more bytes once its queue is filled up to the trigger.
 const QUEUE: &[u8; 14] = b"0123456789abcd";
 
-/// An ELF file whose PVH note (the boot protocol of `microvm` for anything but Linux) says that
-/// `code` is to be entered, in 32-bit mode, where it is loaded.
+/// An ELF file whose PVH note (the boot protocol of `microvm` for anything but Linux) makes QEMU enter
+/// `code`, in 32-bit mode, where it is loaded.
 fn kernel(code: &[u8]) -> Vec<u8> {
     const LOAD_AT: u32 = 0x10_0000;
     const CODE_AT: u32 = 0x100;
@@ -91,9 +91,9 @@ fn start(program: &[u8]) -> Guest {
     guest
 }
 
-/// Bytes that a guest has not read belong to the state that a sync replaces. They once stayed in
-/// the UART's queue: with the queue full, the guest that went on never heard its console again;
-/// otherwise it heard them in front of what was typed next.
+/// Bytes that a guest has not read belong to the state that a sync replaces. Once they stayed in the
+/// UART's queue. With the queue full, the guest never got console input again; otherwise it got them
+/// before newly typed bytes.
 #[test]
 fn a_load_leaves_nothing_unread_of_the_state_before() {
     if !have_qemu() {

@@ -1,4 +1,4 @@
-//! Guests with disks: a real QEMU, its disk served from here, two of them synced while they write.
+//! Guests with disks: a real QEMU, its disks served from here. Two guests are synced while they write.
 
 mod common;
 
@@ -74,7 +74,7 @@ fn synced_guests_have_equal_disks(machine: Machine) {
         a.run_for(Duration::from_millis(100));
         b.run_for(Duration::from_millis(100));
         let mut scanned = PageSet::new(layout.pages());
-        // Looked at before the sync, and given back to it.
+        // This scan takes the written pages from the sync, so `by_load` hands them back to it.
         a.order(VmCommand::Pause);
         a.vm.scan_dirty(&mut scanned).unwrap();
         written += scanned.iter().filter(|page| layout.is_disk(*page)).count();
@@ -86,7 +86,7 @@ fn synced_guests_have_equal_disks(machine: Machine) {
         b.order(VmCommand::Resume);
     }
     assert!(written > 50, "the load was none: {written} blocks");
-    // The first guest dies; the other's disk is its own, and works.
+    // The first guest dies. The other one goes on with its own disk.
     a.vm.kill();
     drop(a);
     b.type_line("sync; dd if=/dev/vda of=/dev/null bs=1M && echo read $((40+2))");
@@ -106,14 +106,14 @@ fn q35_disks_are_equal_after_each_sync() {
     synced_guests_have_equal_disks(Machine::Q35);
 }
 
-/// The firmware finds a boot sector on every bus, and what the guest reads is what is there.
+/// The firmware finds a boot sector on every bus, and the guest reads the disk's content.
 #[test]
 fn firmware_boots_from_every_bus() {
     if !have_qemu() {
         return;
     }
-    /// Says "disk!" on the first serial port and stops: `mov si, text; next: lodsb; test al, al;
-    /// jz end; mov dx, 0x3f8; out dx, al; jmp next; end: hlt; jmp end`.
+    /// Prints "disk!" on the first serial port and stops: `mov si, text; next: lodsb; test al, al; jz
+    /// end; mov dx, 0x3f8; out dx, al; jmp next; end: hlt; jmp end`.
     const CODE: &[u8] = &[
         0xfa, 0x31, 0xc0, 0x8e, 0xd8, 0xbe, 0x17, 0x7c, 0xac, 0x84, 0xc0, 0x74, 0x06, 0xba, 0xf8,
         0x03, 0xee, 0xeb, 0xf5, 0xf4, 0xeb, 0xfd, 0x90, b'd', b'i', b's', b'k', b'!', 0,
@@ -151,7 +151,7 @@ fn firmware_boots_from_every_bus() {
     }
 }
 
-/// A disk that fails stops the guest, whose replica says what failed; the guest does not see it.
+/// A failing disk stops the guest, and the replica reports the failure. The guest does not see it.
 #[test]
 fn a_disk_that_fails_is_the_replicas_end() {
     if !have_qemu() {
@@ -163,7 +163,7 @@ fn a_disk_that_fails_is_the_replicas_end() {
     let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
     guest.order(VmCommand::Resume);
     guest.wait_console("plover-guest: ready");
-    // What lies behind the new end cannot be read any more.
+    // Blocks beyond the new end cannot be read any more.
     let image = std::fs::File::options()
         .write(true)
         .open(dir.path().join("a"))

@@ -1,4 +1,4 @@
-//! What a hypervisor can do to us: die, lack a symbol, shut down, and swallow frames.
+//! Faults of a hypervisor: it dies, lacks a symbol, shuts down, or swallows frames.
 
 mod common;
 
@@ -16,8 +16,8 @@ fn config(machine: Machine) -> QemuConfig {
     }
 }
 
-/// A guest that is killed is reported as dead, once, by a readable `wait_fd`, also when orders are
-/// open; its process and its descriptors are gone.
+/// A killed guest is reported as dead, once, by a readable `wait_fd`, also when orders are open. Its
+/// process and its descriptors are gone.
 #[test]
 fn a_killed_qemu_is_noticed_at_once() {
     if !have_qemu() {
@@ -45,7 +45,7 @@ fn a_killed_qemu_is_noticed_at_once() {
         rustix::process::test_kill_process(pid).is_err(),
         "it was waited for"
     );
-    // Whoever still asks gets an answer.
+    // Later calls do not fail.
     guest.vm.feed(&ping(1, 9));
     guest.vm.console_write(b"x");
     let _ = guest
@@ -53,7 +53,7 @@ fn a_killed_qemu_is_noticed_at_once() {
         .scan_dirty(&mut PageSet::new(guest.vm.layout().pages()));
 }
 
-/// What QEMU says on its way down is in the report.
+/// QEMU's last error output is in the report.
 #[test]
 fn the_reason_of_a_failed_start_is_told() {
     if !have_qemu() {
@@ -104,7 +104,7 @@ fn first_event(vm: &mut QemuVm) -> String {
     }
 }
 
-/// 500 frames fed to a guest that stands come back, all and in order, and QEMU saw none.
+/// 500 frames fed to a paused guest come back, all and in order, and QEMU has seen none.
 #[test]
 fn frames_fed_to_a_standing_guest_come_back_whole() {
     if !have_qemu() {
@@ -123,8 +123,8 @@ fn frames_fed_to_a_standing_guest_come_back_whole() {
     assert_eq!(back, frames);
 }
 
-/// Many frames, with pauses in the middle of them. Each frame is answered by the guest, or taken
-/// back; none is both, and none is neither.
+/// Feeds many frames, with pauses in between. Each frame is either answered by the guest or taken back,
+/// never both.
 #[test]
 fn pauses_lose_no_frame_and_feed_none_twice() {
     /// Unanswered frames at any time. More than 256 fill the guest's ring (see `nic`), and more
@@ -157,7 +157,7 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
         guest.order(VmCommand::Pause);
         let before = back.len();
         back.extend(guest.vm.take_unconsumed().frames);
-        // Fed again by the one who took them, every other time.
+        // In every other round the frames are fed again.
         if round % 2 == 0 {
             for frame in back.drain(before..) {
                 assert!(guest.vm.feed(&frame));
@@ -174,7 +174,7 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
             guest.collect(Duration::from_millis(100));
         }
     }
-    // All that is still on its way is answered before this one is.
+    // The guest answers all earlier frames before this one.
     guest.wait_answer(60_001);
     let answered = answered(&guest);
     let taken: Vec<u16> = back.iter().filter_map(number).collect();
@@ -195,7 +195,7 @@ fn number(frame: &Frame) -> Option<u16> {
     request.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
 }
 
-/// A guest that powers off or reboots stops, and that is told once; it does not run on.
+/// A guest that powers off or reboots stops, and that is reported once. It does not run on.
 #[test]
 fn a_guest_that_ends_itself_is_told() {
     if !have_qemu() {
@@ -218,7 +218,7 @@ fn a_guest_that_ends_itself_is_told() {
     }
 }
 
-/// Pause and save in one go, which is how a leader syncs.
+/// Pause and save are ordered back to back, as a leader does in a sync.
 #[test]
 fn orders_may_be_given_back_to_back() {
     if !have_qemu() {

@@ -1,8 +1,8 @@
-//! Two running Linux guests, synced fifty times under load, the whole memory compared each time.
+//! Two running Linux guests, synced fifty times under load. The whole memory is compared each time.
 //!
-//! The load makes the two diverge as much as two copies can: racing threads (their result depends
-//! on every switch), a steady writer, Redis, and pings at different moments. Each sync must leave
-//! every page equal, and after the last the overwritten guest must go on as the other one would.
+//! The load makes the two diverge as much as possible: racing threads (their result depends on every
+//! switch), a steady writer, Redis, and pings at different moments. Each sync must leave every page
+//! equal, and after the last one the overwritten guest must go on as the other one would.
 
 mod common;
 
@@ -16,10 +16,10 @@ fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
     if !have_qemu() {
         return;
     }
-    // Under KVM where that runs Linux, else translated.
+    // Under KVM where it runs Linux, else under TCG.
     let config = linux(machine, vcpus);
     let mut a = Guest::boot(config.clone());
-    // The secondary has run too, but is at another place: it is overwritten whole at first.
+    // The secondary has run too, to another point, so the first sync overwrites all of it.
     let mut b = Guest::start(config);
     b.order(VmCommand::Resume);
     b.run_for(Duration::from_millis(300));
@@ -65,7 +65,7 @@ fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
     );
     assert!(dirty_a > 150 && divergent > 0, "the load was none");
 
-    // The first guest dies; the second is all that is left, and works.
+    // The first guest dies. The second goes on alone.
     a.vm.kill();
     b.wait_ping(60_000);
     b.type_line("echo alive $((6*7)); cat /proc/loadavg; tail -n 1 /tmp/racey.out");

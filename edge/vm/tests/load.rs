@@ -1,4 +1,4 @@
-//! What loading device state does to a guest, and what is left of the state before.
+//! Loading device state: its effect on a guest, and remains of the state before.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn config() -> QemuConfig {
     }
 }
 
-/// A bad state is an error, drops the orders behind it, and the guest does not run on it.
+/// A bad state is an error and drops later orders. The guest does not run on it.
 #[test]
 fn a_bad_state_is_refused() {
     if !have_qemu() {
@@ -39,16 +39,16 @@ fn a_bad_state_is_refused() {
         "the resume behind it was dropped: {:?}",
         guest.events
     );
-    // And QEMU survived it: the next state is taken.
+    // QEMU has survived it: it takes the next state.
     let state = guest.save();
     guest.order(VmCommand::LoadState(state));
     guest.order(VmCommand::Resume);
     guest.wait_ping(7);
 }
 
-/// A guest that has set up its NIC's queues is made what another is that has not, and sets them up
-/// again, as a secondary does that is ahead of its leader while they boot: its NIC counts on from
-/// nothing of before, which QEMU alone would have it do.
+/// A guest that has set up its NIC's queues is synced to one that has not, and then sets them up again.
+/// That happens to a secondary that is ahead of its leader while they boot. Its NIC must count from zero;
+/// QEMU alone would count on.
 #[test]
 fn a_nic_starts_anew_where_the_state_has_none() {
     if !have_qemu() {
@@ -70,14 +70,14 @@ fn a_nic_starts_anew_where_the_state_has_none() {
     );
     ahead.wait_console("back2");
     ahead.wait_ping(2);
-    // A state in which a device and its guest count differently is refused.
+    // A load refuses a state in which a device and its guest count differently; this one is taken.
     sync(&mut ahead, &mut behind, true);
     behind.order(VmCommand::Resume);
     behind.wait_ping(3);
 }
 
-/// A guest is made what another is that has not begun to boot, or has just begun, and boots: also
-/// what firmware keeps in memory of its own is the other's, so it finds its devices.
+/// A guest is synced to another one that has not begun to boot, or has just begun, and then boots. The
+/// firmware's own memory is synced too, so it finds its devices.
 #[test]
 fn a_guest_boots_where_another_has_begun_to() {
     if !have_qemu() {
@@ -86,7 +86,7 @@ fn a_guest_boots_where_another_has_begun_to() {
     let mut behind = Guest::start(config());
     let mut ahead = Guest::boot(config());
     ahead.wait_ping(1);
-    // Not at all; a little; the kernel runs.
+    // Times at which the other guest has not begun, is in its firmware, and runs its kernel.
     for (n, millis) in [0, 100, 400].into_iter().enumerate() {
         if millis > 0 {
             behind.order(VmCommand::Resume);
@@ -103,20 +103,20 @@ fn a_guest_boots_where_another_has_begun_to() {
     }
 }
 
-/// A load under TCG keeps what QEMU has translated, but not of pages that were overwritten: a
-/// program that counts up is changed in memory to count down, and then must do so.
+/// A load under TCG keeps QEMU's translations, except those of overwritten pages. A program that counts
+/// up is changed in memory to count down, and must then do so.
 #[test]
 fn code_that_was_overwritten_is_translated_anew() {
     const SIGNATURE: [u8; 8] = *b"plover:)";
-    /// Where the loop stands in the file, and so in its page.
+    /// The loop's place in the file, and so in its page.
     const LOOP: usize = 0x89;
     const INC: [u8; 3] = [0x48, 0xff, 0x05];
     const DEC: [u8; 3] = [0x48, 0xff, 0x0d];
     if !have_qemu() {
         return;
     }
-    // A whole ELF program at 0x400000: one segment, writable and executable, three pages long.
-    // It stores the signature and then counts in its third page, for ever.
+    // A whole ELF program at 0x400000: one segment, writable and executable, three pages long. It stores
+    // the signature and then counts in its third page, for ever.
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
     elf.resize(16, 0);
     elf.extend([2, 0, 62, 0, 1, 0, 0, 0]);
@@ -168,7 +168,7 @@ fn code_that_was_overwritten_is_translated_anew() {
         guest.vm.read_page(counter, &mut page);
         u64::from_le_bytes(std::array::from_fn(|byte| page[byte]))
     };
-    // Onto the very state it was saved from: nothing but the code is different.
+    // The state is loaded onto the guest that it was saved from, so only the code is different.
     guest.order(VmCommand::LoadState(state));
     let before = count(&guest);
     guest.order(VmCommand::Resume);

@@ -1,4 +1,4 @@
-//! A guest under UEFI: its firmware, with the variables it keeps, is what its memory is.
+//! A guest under UEFI: its firmware, with its variables, is in its memory.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn disks(dir: &Path, name: &str) -> Disks {
     Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()
 }
 
-/// Up to the firmware's own shell: there is nothing on the disk.
+/// Runs a guest up to the firmware's own shell: its disk is empty.
 fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
     let config = QemuConfig {
         machine,
@@ -37,8 +37,8 @@ fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
     guest
 }
 
-/// A variable that the one guest's firmware was told is the other's after a syncvm, when the first
-/// is gone.
+/// A variable that was set in one guest's firmware is there in the other's after a syncvm, when the first
+/// guest is gone.
 fn variables_outlive_a_host(machine: Machine) {
     if !have_qemu() {
         return;
@@ -66,7 +66,7 @@ fn variables_outlive_a_host(machine: Machine) {
     drop(a);
     b.console.clear();
     b.vm.console_write(b"set\r");
-    // In one piece only as an answer: what is typed comes back letter by letter.
+    // Only the answer comes in one piece: the echo of typed bytes comes letter by letter.
     b.wait_console("plover");
     b.wait_console("forty-two");
 }

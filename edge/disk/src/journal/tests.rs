@@ -13,8 +13,8 @@ fn batch(blocks: &[u32], fill: u8) -> Batch {
     batch
 }
 
-/// The file as it is after `cut` of its changed 512-byte sectors, in rising order, have
-/// reached the disk.
+/// The file after those of its changed 512-byte sectors for which `reached` holds have reached the disk;
+/// it gets their numbers in rising order.
 fn torn(before: &[u8], after: &[u8], reached: impl Fn(usize) -> bool) -> Vec<u8> {
     let mut file = before.to_vec();
     file.resize(after.len().max(before.len()), 0);
@@ -41,8 +41,8 @@ fn reopen(path: &Path, bytes: &[u8]) -> (bool, SyncNo, Option<Batch>) {
     )
 }
 
-/// Whichever part of a staging reached the disk before a power loss, a restart finds the state before
-/// it, or all of the blocks.
+/// If any part of a staging has reached the disk before a power loss, a restart finds either the state
+/// before it or all of the blocks.
 #[test]
 fn a_torn_stage_never_was() {
     let dir = tempfile::tempdir().unwrap();

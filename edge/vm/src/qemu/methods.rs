@@ -1,6 +1,6 @@
-//! What can be done with a running guest. Each method goes to the part that it concerns.
+//! The methods of a running guest. Each goes to the part that it concerns.
 //!
-//! Every method returns at once, except that work on pages takes as long as the pages do.
+//! Every method returns at once, except that work on pages takes time in proportion to their number.
 
 use super::{NIC, Phase, QemuVm};
 use crate::cpu_clock::CpuClock;
@@ -20,7 +20,7 @@ impl QemuVm {
         if self.phase != Phase::Gone {
             self.orders.push(command);
             self.next_order();
-            // Some orders are answered on the spot.
+            // Some orders are answered at once.
             if !self.events.is_empty() {
                 // Fails only if its counter is full, and then it is readable anyway.
                 let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -42,8 +42,8 @@ impl QemuVm {
         self.epoll.as_raw_fd()
     }
 
-    /// Whether something fed or typed waits for room in QEMU's queue. `poll` puts it there; `wait_fd`
-    /// does not say when there is room.
+    /// Whether fed frames or typed bytes wait for room in QEMU's queue. `poll` puts them there; `wait_fd`
+    /// does not report room.
     pub fn has_backlog(&self) -> bool {
         self.nic.has_backlog() || self.console.has_backlog()
     }
@@ -115,13 +115,13 @@ impl QemuVm {
         self.regions().first_data(page)
     }
 
-    /// Its disks, for work that takes as long as a disk takes.
+    /// The guest's disks, for work that can wait for a disk.
     pub fn disks(&self) -> Option<&Attachment> {
         self.disks.as_ref()
     }
 
-    /// Why a page of a disk could not be read or written, if that has happened. What was read or
-    /// written is void then, and so is the guest.
+    /// Why a page of a disk could not be read or written, if that has happened. The content read or
+    /// written is then void, and so is the guest.
     pub fn disk_failure(&self) -> Option<String> {
         self.disks.as_ref()?.failure()
     }
@@ -152,8 +152,8 @@ impl QemuVm {
         }
     }
 
-    /// Whether outputs make [`Self::wait_fd`] readable; at the start they do. A guest that does not
-    /// wake plover with each output has more of its CPU.
+    /// Whether outputs make [`Self::wait_fd`] readable; at the start they do. A guest that does not wake
+    /// plover with each output gets more of its CPU.
     pub fn hear_outputs(&mut self, hear: bool) {
         if hear == self.hears_outputs {
             return;

@@ -144,7 +144,7 @@ impl QemuVm {
         self.end();
         self.process.read_stderr();
         let words = self.process.last_words();
-        // If a disk failed, that is why QEMU stopped, whatever QEMU says.
+        // If a disk failed, that is the reason for QEMU's end, whatever its error output says.
         let why = match self.disks.as_ref().and_then(Attachment::failure) {
             Some(failure) => failure,
             None => format!("{why}{words}"),

@@ -3,13 +3,13 @@
 use super::{CLIENT_IP, CLIENT_MAC, GUEST_IP, GUEST_MAC};
 use plover_types::Frame;
 
-/// Tells the guest our address, by asking for its own; it answers that.
+/// Asks for the guest's address, which also tells the guest ours. The guest answers.
 pub fn arp_request() -> Frame {
     arp(1)
 }
 
-/// Confirms our address, as if the guest had asked. It does ask, every half minute or so, and
-/// drops its answers to us if nobody tells it.
+/// Confirms our address as an answer to the guest does. The guest asks every half minute or so, and
+/// without an answer it drops its frames to us.
 pub fn arp_reply() -> Frame {
     arp(2)
 }

@@ -1,5 +1,5 @@
-//! What the tests with a real QEMU share: a guest to wait on, a sync, a comparison of the whole
-//! memory, and frames that a guest answers.
+//! Shared by the tests with a real QEMU: a guest to wait on, a sync, a comparison of the whole memory,
+//! and frames that a guest answers.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 mod frames;
@@ -22,10 +22,10 @@ pub const CLIENT_IP: [u8; 4] = [10, 77, 0, 1];
 pub const CLIENT_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
 pub const GUEST_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 0x64]);
 
-/// Nothing here takes this long; a test that waits longer has found something that hangs.
+/// A test that waits this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Whether there is a QEMU at all. Prints why a test does nothing, if there is none.
+/// Whether there is a QEMU. If not, prints why the test does nothing.
 pub fn have_qemu() -> bool {
     let found = std::process::Command::new("qemu-system-x86_64")
         .arg("--version")
@@ -77,7 +77,7 @@ pub fn linux(machine: Machine, vcpus: u32) -> QemuConfig {
     }
 }
 
-/// A guest and what it has said so far.
+/// A guest, and its output so far.
 pub struct Guest {
     pub vm: QemuVm,
     pub events: VecDeque<VmEvent>,
@@ -115,7 +115,7 @@ impl Guest {
         guest
     }
 
-    /// Collects what there is, waiting at most `timeout` for something.
+    /// Collects events and output, waiting at most `timeout` for the first.
     pub fn collect(&mut self, timeout: Duration) {
         // SAFETY: the descriptor belongs to `self.vm`, which outlives this call.
         let fd = unsafe { BorrowedFd::borrow_raw(self.vm.wait_fd()) };
@@ -186,7 +186,7 @@ impl Guest {
         }
     }
 
-    /// Lets the guest run for a while, collecting what it says.
+    /// Lets the guest run for a while, and collects its output.
     pub fn run_for(&mut self, time: Duration) {
         let begin = Instant::now();
         while let Some(left) = time.checked_sub(begin.elapsed()) {
@@ -194,7 +194,7 @@ impl Guest {
         }
     }
 
-    /// Waits until the console has said `text` since it was last cleared.
+    /// Waits until the console has printed `text` since it was last cleared.
     pub fn wait_console(&mut self, text: &str) {
         let begin = Instant::now();
         while !self.console.contains(text) {
@@ -256,7 +256,7 @@ impl Guest {
     }
 }
 
-/// What one sync moved.
+/// The figures of one sync.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Synced {
     pub dirty_a: u32,
@@ -265,8 +265,8 @@ pub struct Synced {
     pub state_bytes: usize,
 }
 
-/// Makes `b` what `a` is, both running before; both stand afterwards. With `full`, all pages are
-/// compared, as for the first sync of two guests.
+/// Syncs `b` to `a`; both run before and are paused afterwards. With `full`, all pages are compared, as
+/// for the first sync of two guests.
 pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
     let pages = a.vm.layout().pages();
     a.order(VmCommand::Pause);
@@ -301,14 +301,14 @@ pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
     b.order(VmCommand::LoadState(state));
     b.by_load.clear();
     b.vm.scan_dirty(&mut b.by_load).unwrap();
-    // The frames each side has not consumed: on the secondary the leader's would be fed again.
+    // Drops `b`'s frames that it has not consumed. A real secondary would get the leader's instead.
     b.vm.take_unconsumed();
     synced
 }
 
-/// After a sync, compares every page of both guests. They are equal; under KVM, except for what
-/// KVM itself writes into the guest when its clock is loaded (the pvclock page: the guest's own
-/// view of its host's clock). Then the scan has seen that, and the next sync moves it.
+/// After a sync, compares every page of both guests. They are equal, except under KVM: when a clock is
+/// loaded, KVM itself writes into the guest (the pvclock page: the guest's view of its host's clock). The
+/// scan must have seen that, and the next sync moves it.
 pub fn assert_equal(a: &Guest, b: &Guest) {
     let (mut left, mut right) = ([0; PAGE_BYTES], [0; PAGE_BYTES]);
     let mut differing = PageSet::new(a.vm.layout().pages());

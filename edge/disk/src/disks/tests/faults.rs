@@ -3,7 +3,7 @@
 use super::*;
 use std::time::Instant;
 
-/// Tries as a leader makes a replica try, until it gets there.
+/// Tries again and again, as a leader makes a replica do, until it succeeds.
 fn attach_for_copy(disks: &mut Disks) -> Attachment {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -15,7 +15,7 @@ fn attach_for_copy(disks: &mut Disks) -> Attachment {
     }
 }
 
-/// What a copy ends with.
+/// Ends a copy, as a first syncvm does.
 fn complete(disks: &mut Disks, sync: u64) {
     disks.stage(SyncNo(sync), Batch::new());
     assert_eq!(wait(disks), DiskEvent::Staged(SyncNo(sync)));
@@ -45,7 +45,7 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
         early.contains(&why) && early.contains("again later"),
         "{early}"
     );
-    // When it does look again, it sees what there is by then.
+    // The next try sees the present file.
     let mut seen = disks.attach().err().unwrap().to_string();
     assert!(seen.contains("0 bytes, not"), "{seen}");
     seen = disks.attach_to_boot().err().unwrap().to_string();
@@ -65,8 +65,7 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
     assert!(scratch.crash().open().is_whole());
 }
 
-/// What a syncvm has staged is in the journal until it is on the disk: after a write that failed, for
-/// as long as the journal is there.
+/// If a write of staged blocks fails, the syncvm stays in the journal until its blocks are on the disk.
 #[test]
 fn a_sync_that_could_not_be_written_is_not_settled() {
     let scratch = Scratch::new();
@@ -82,8 +81,8 @@ fn a_sync_that_could_not_be_written_is_not_settled() {
     assert_eq!(contents(&after.open().attach().unwrap())[20], 5);
 }
 
-/// A replica whose image is gone when it starts still has its vote, and gets a copy when there is a
-/// place for it again.
+/// A replica whose image is missing at the start can still vote. It takes a copy once there is a place
+/// for it.
 #[test]
 fn a_replica_starts_without_its_image_if_it_had_one() {
     let scratch = Scratch::new();
@@ -110,7 +109,7 @@ fn a_replica_starts_without_its_image_if_it_had_one() {
     assert!(disks.is_whole() && disks.failure().is_none());
 }
 
-/// An image that is made anew is not the guest's, whatever the journal says.
+/// A newly made image does not hold the guest's disk, whatever the journal says.
 #[test]
 fn an_image_that_was_lost_is_not_whole_when_it_is_made_again() {
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! Copies that outlive their hosts, at every point where one can die.
+//! Copies of disks after a crash of their host, at every point of a sync.
 
 mod faults;
 mod slow;
@@ -40,7 +40,7 @@ impl Scratch {
     }
 
     fn open(&self) -> Disks {
-        // The thread of disks that were dropped a moment ago may still have them.
+        // The thread of disks that were dropped a moment ago may still have them open.
         let (specs, journal) = (self.specs(), self.dir.path().join("journal"));
         loop {
             match Disks::open(&specs, &journal) {
@@ -50,8 +50,7 @@ impl Scratch {
         }
     }
 
-    /// The files as a host leaves them that loses its power now, but for what the system has not
-    /// written yet.
+    /// The files after a crash of the host at this moment, as if the kernel had written all dirty pages.
     fn crash(&self) -> Self {
         let copy = Self::new();
         for entry in std::fs::read_dir(self.dir.path()).unwrap() {
@@ -95,8 +94,8 @@ fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
     batch
 }
 
-/// A host that dies while a syncvm is applied is before it or after it when it is back: before the
-/// staging is durable, with any number of blocks written, and settled or not.
+/// If a host dies while a syncvm is applied, a restart finds its disks before or after the syncvm: before
+/// the staging is durable, with any number of blocks written, and settled or not.
 #[test]
 fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     let scratch = Scratch::new();
@@ -130,7 +129,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
         after_crash(&after);
     }
     disks.settle();
-    // Settled as soon as a change of the guest's is let through.
+    // It is settled as soon as the guest's write is let through.
     let server = Server {
         inner: Arc::clone(&disks.opened().inner),
         image: 0,
@@ -174,8 +173,8 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     assert_eq!(found[0], 99, "the journal was written over the guest's own");
 }
 
-/// A guest that died with its replica alive: the next one finds the disks after the syncvm, and
-/// nothing of the old one's is written any more.
+/// A guest has died and its replica has not. The next guest finds the disks after the syncvm, and no
+/// write of the old guest is carried out any more.
 #[test]
 fn the_next_guest_finds_what_was_staged() {
     let scratch = Scratch::new();
@@ -189,7 +188,7 @@ fn the_next_guest_finds_what_was_staged() {
     disks.stage(SyncNo(1), batch(&BTreeMap::from([(3, 4)])));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
     std::thread::scope(|scope| {
-        // It waits for the settling that never comes.
+        // The write waits for a settling that never comes.
         let late =
             scope.spawn(|| old.change(&mut || old.image().write(0, &[99; DISK_BLOCK_BYTES])));
         drop(attachment);
@@ -218,8 +217,7 @@ fn a_copy_cut_short_is_no_copy() {
     assert!(scratch.crash().open().is_whole());
 }
 
-/// What the guest writes is told by the next scan, numbered through both disks; enough of it says
-/// so.
+/// The next scan reports the blocks that the guest wrote, numbered through both disks.
 #[test]
 fn scans_tell_what_the_guest_wrote() {
     let scratch = Scratch::new();
@@ -299,7 +297,7 @@ fn images_that_are_none_are_refused() {
     qcow2.resize(8192, 0);
     std::fs::write(&path, qcow2).unwrap();
     says(open(None), "qemu-img convert");
-    // Once a guest has had it, it is raw, whatever the guest writes.
+    // Once a guest has used an image it is raw, whatever the guest writes.
     drop(Journal::open(&journal, 2).unwrap());
     assert!(open(None).is_ok());
     std::fs::remove_file(&journal).unwrap();

@@ -1,4 +1,4 @@
-//! A disk that takes its time: whoever has other things to do does not wait for it.
+//! A slow disk: callers with other work do not wait for it.
 
 use super::*;
 use std::sync::mpsc::channel;
@@ -24,7 +24,7 @@ fn write_all(attachment: &Attachment, fill: u8) {
     });
 }
 
-/// The caller goes on at once and hears in order what is done; the guest finds what was written.
+/// The caller goes on at once, work is reported in order, and the guest reads the written content.
 #[test]
 fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     let scratch = Scratch::new();
@@ -45,7 +45,7 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     }
     assert!(heard.try_recv().is_err(), "nothing is done yet");
     go.send(()).unwrap();
-    // What the guest reads in the middle of it is what was written.
+    // The guest reads meanwhile, and gets the written content.
     let server = server(&disks, 2);
     server.before_read();
     let mut bytes = [0; DISK_BLOCK_BYTES];
@@ -64,7 +64,7 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
     assert_eq!(events, [const { DiskEvent::Worked }; 4]);
 }
 
-/// The journal comes after what was to be written before it, and before what is written after it.
+/// The journal is written after earlier work and before later work.
 #[test]
 fn nothing_is_staged_before_what_was_to_be_written_before_it() {
     let scratch = Scratch::new();
@@ -75,7 +75,7 @@ fn nothing_is_staged_before_what_was_to_be_written_before_it() {
     disks.stage(SyncNo(1), Batch::new());
     let mut events = Vec::new();
     while !events.contains(&DiskEvent::Staged(SyncNo(1))) {
-        // Only a whole copy may be looked at: the blocks of another are just being written.
+        // Only a whole copy is compared: the blocks of another one are being written.
         if scratch.crash().open().is_whole() {
             assert_eq!(contents(&attachment), [7; BLOCKS as usize]);
         }
@@ -85,7 +85,7 @@ fn nothing_is_staged_before_what_was_to_be_written_before_it() {
     assert_eq!(contents(&scratch.crash().open().attach().unwrap()), [7; 24]);
 }
 
-/// A guest that is given up is not waited for, and what was to be written for it is not.
+/// Work for a guest that is gone is neither waited for nor carried out.
 #[test]
 fn work_for_a_guest_that_is_no_more_ends() {
     let scratch = Scratch::new();
