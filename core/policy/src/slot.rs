@@ -18,7 +18,7 @@ pub enum SyncReason {
     Longest,
     /// The slot has run for the policy's interval.
     Interval,
-    /// An output waits, and the policy waits for nothing else.
+    /// An output waits, which is enough under this policy.
     Output,
     /// The outputs of the two sides differ.
     Differ,

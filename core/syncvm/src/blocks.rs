@@ -1,6 +1,6 @@
 //! Of a divergent page only the blocks that differ travel (docs/decisions/0014).
 //!
-//! Two replicas that did the same work differ in a few words of a page: a time stamp, a counter, a
+//! Two replicas that did the same work differ only in a few words of a page: a time stamp, a counter, a
 //! pointer. So once the divergent pages are known, both sides hash their blocks, and only blocks with
 //! different hashes are sent.
 //!

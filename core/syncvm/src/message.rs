@@ -26,7 +26,7 @@ pub enum CopyPurpose {
 /// The kinds of messages, in the order of their use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// Source of a copy: take my guest's pages; start a hypervisor, if you have none that stands.
+    /// Source of a copy: take my guest's pages. Start a hypervisor if none is ready.
     CopyStart {
         /// Its purpose.
         purpose: CopyPurpose,
@@ -42,7 +42,7 @@ pub enum Body {
         /// How many of them are blocks of disks.
         disk_blocks: u32,
     },
-    /// Target: my hypervisor stands ready.
+    /// Target: my hypervisor is ready.
     CopyReady {
         /// The opening.
         attempt: u64,
@@ -171,7 +171,7 @@ pub enum Body {
         /// Chunks staged.
         chunks: u32,
     },
-    /// Leader: that was all.
+    /// Leader: the end mark. All chunks are sent.
     End {
         /// The syncvm.
         sync: SyncNo,

@@ -1,5 +1,5 @@
-//! The body of a replica: waits, turns occurrences into events, applies them to the brain, and carries
-//! out its actions.
+//! The body of a replica: it turns messages, frames and finished work into events, applies them to the
+//! brain, and carries out the brain's actions.
 //!
 //! One thread owns the brain, the guest, the fabric and the TAP. It sleeps in one `ppoll` until a
 //! descriptor is ready or a deadline comes. Between two sleeps it does one turn:

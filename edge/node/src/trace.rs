@@ -38,7 +38,7 @@ impl Trace {
     /// only if configured.
     pub fn wants(&self, note: &Note) -> bool {
         match note {
-            // Counted in the status; a flood of frames must not become a flood of lines.
+            // The status counts these. A line for each would flood the trace.
             Note::InputDropped { .. } | Note::OutputDropped { .. } => false,
             Note::SyncPhase { .. }
             | Note::Synced(_)

@@ -64,8 +64,8 @@ fn a_load_that_always_differs_is_hardly_ever_compared() {
     assert!((9..=11).contains(&tries), "{tries} tries");
 }
 
-/// The fear: comparing pays in comparison with an idle guest's yield, and that yield is never measured
-/// again.
+/// The fear: comparing seems to pay because slots of an idle guest yielded little, and slots that are not
+/// compared are never measured again.
 #[test]
 fn a_load_that_begins_to_differ_is_found_out() {
     let mut run = Run::new();

@@ -46,7 +46,7 @@ pub const SPLIT_WARNING: &str = "two replicas without a witness: if the link bet
 /// Why the node ended, when it ended as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitReason {
-    /// It was told to.
+    /// It was told to stop.
     Stopped,
 }
 
@@ -75,7 +75,7 @@ struct Body {
     /// Which pages are RAM and which are blocks of disks.
     layout: PageLayout,
     replica: Replica,
-    /// The occurrences that the brain waits for, by its last turn.
+    /// What the brain waits for, as returned by its last [`Replica::apply`].
     watch: Watch,
     role: Role,
     actions: VecDeque<Action>,
