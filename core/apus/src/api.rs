@@ -1,11 +1,11 @@
-//! What goes into the consensus core and what comes out of it.
+//! The interface of the consensus core: events go in, commands come out.
 
 use crate::entry::VOTERS_MAX;
 use crate::{Configuration, DurableState, Entry, Members};
 use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
-/// What may happen to a consensus core.
+/// An event that the consensus core is told.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
     /// Time has passed.
@@ -32,7 +32,7 @@ pub enum Event<'a> {
     EntriesPersisted(Viewstamp),
 }
 
-/// What the consensus core asks of the world.
+/// A command: the consensus core asks its caller to carry it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Write these bytes into this replica's ring at `to`. They may be lost with the link or when
@@ -159,7 +159,7 @@ pub enum MembersError {
     ViewTooYoung,
 }
 
-/// What a core does.
+/// The phase of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// It has forgotten what it accepted, and does not vote until it has recovered.
@@ -174,10 +174,10 @@ pub enum Phase {
     Leading,
 }
 
-/// A snapshot for people and tests.
+/// The state of a core, for people and tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What it does.
+    /// Its phase.
     pub phase: Phase,
     /// The highest promised view.
     pub view: View,

@@ -1,4 +1,4 @@
-//! What a core is started with.
+//! The configuration and the stored state with which a core starts.
 
 use crate::{Canary, Configuration, Entry};
 use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
@@ -21,8 +21,8 @@ pub struct Config {
     /// This replica.
     pub me: ReplicaId,
     /// The voters with which the group began, 1 to 9. Entries of the log change them
-    /// ([`EntryKind::Members`](crate::EntryKind::Members)). A newcomer gives the voters of the group that it joins, without
-    /// itself.
+    /// ([`EntryKind::Members`](crate::EntryKind::Members)). A newcomer gives the voters of the group
+    /// that it joins, without itself.
     pub members: ReplicaSet,
     /// The replica that leads first in a group that has never run; it alone is in sync then.
     pub first_leader: ReplicaId,
@@ -59,7 +59,7 @@ pub struct Config {
     pub canary: Canary,
 }
 
-/// What outlives a process besides the log: written at every promise of a view.
+/// The state besides the log that outlives a process. It is written at every promise of a view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DurableState {
     /// The highest view this replica has promised. It never accepts from an older one.
@@ -73,7 +73,7 @@ pub struct DurableState {
     pub amnesiac: bool,
 }
 
-/// What a process finds when it starts.
+/// The state that a process finds when it starts.
 #[derive(Clone, Debug)]
 pub enum Start {
     /// The state directory is empty: this replica has never promised anything, or its disk was

@@ -71,7 +71,7 @@ impl Apus {
         }
     }
 
-    /// Storage has the promise of `view`: what waited for it may now be said.
+    /// Storage has the promise of `view`: sends the messages that waited for it.
     pub(crate) fn state_persisted(&mut self, now: Micros, view: View, out: &mut Vec<Command>) {
         self.durable = self.durable.max(view.min(self.promised));
         if self.durable < self.promised {

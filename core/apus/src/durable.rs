@@ -1,4 +1,4 @@
-//! What is durable, and what counts once it is.
+//! Durability: which state is stored, and when an entry counts towards a majority.
 //!
 //! The promise of a view is durable before anything rests on it, in either mode. With
 //! [`Durability::Disk`] the log is durable too, and an entry counts towards a majority, this
@@ -19,7 +19,7 @@ impl Apus {
         }));
     }
 
-    /// Disk mode: stores the log after `after`, which is new.
+    /// Disk mode: stores the entries after `after`, because this part of the log has changed.
     pub(crate) fn persist_after(
         &mut self,
         after: Viewstamp,
@@ -40,7 +40,7 @@ impl Apus {
         }
     }
 
-    /// Up to where this replica's own copy of the log counts.
+    /// The last index at which this replica's own copy of the log counts towards a majority.
     pub(crate) fn counted(&self) -> Index {
         match self.config.durability {
             Durability::Disk if !canary!(self.config, AcknowledgeBeforeDisk) => self.log.stable(),

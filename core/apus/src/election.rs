@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 pub(crate) enum Stage {
     /// Storage does not have the candidate's own promise yet.
     Promising,
-    /// The same, for the first view of a generation, which needs no votes.
+    /// As `Promising`, for the first view of a generation, which needs no votes.
     Beginning,
-    /// The same, for a view that one of a pair leads without the other's vote.
+    /// As `Promising`, for a view that one of a pair leads without the other's vote.
     Alone,
     /// Votes come in.
     Collecting,
@@ -157,7 +157,7 @@ impl Apus {
             return;
         }
         if view == self.promised && self.durable == self.promised {
-            // The answer was lost.
+            // The candidate asks again, so the answer was lost.
             self.send_promise(out);
             return;
         }
@@ -206,7 +206,7 @@ impl Apus {
             return;
         }
         match self.role {
-            // That member has promised a higher view and acknowledges nothing of this one any more.
+            // The sender has promised a higher view and acknowledges no more entries of this one.
             Role::Leading(_) => self.follow(now, out),
             Role::Electing(_) => self.give_up(now, out),
             Role::Following(_) | Role::PreVoting(_) => {}

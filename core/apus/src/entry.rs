@@ -1,9 +1,9 @@
-//! Log entries, and what they say of the group.
+//! Log entries, and the configuration of the group that they name.
 
 use plover_types::{ReplicaSet, Viewstamp};
 use serde::{Deserialize, Serialize};
 
-/// What a log entry is for.
+/// The kind of a log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryKind {
     /// Starts a view; carries nothing.
@@ -23,7 +23,7 @@ pub enum EntryKind {
 pub struct Members {
     /// A majority of them elects and commits; 1 to 9.
     pub voters: ReplicaSet,
-    /// They are sent the log, but do not vote or count: replicas that catch up before they vote.
+    /// Replicas that are sent the log, but do not vote or count: they catch up before they vote.
     pub learners: ReplicaSet,
 }
 
@@ -79,9 +79,9 @@ impl Configuration {
 pub struct Entry {
     /// Its name and place.
     pub viewstamp: Viewstamp,
-    /// What it is for.
+    /// Its kind.
     pub kind: EntryKind,
-    /// The application's bytes, empty unless `kind` is [`EntryKind::App`].
+    /// The caller's bytes, in an [`EntryKind::App`] or [`EntryKind::Members`]; empty otherwise.
     #[serde(with = "serde_bytes")]
     pub payload: Vec<u8>,
 }

@@ -19,7 +19,7 @@ use crate::{Command, Configuration, Durability};
 use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
 use std::fmt;
 
-/// What a replica keeps of the leader it follows.
+/// The state of a follower.
 #[derive(Clone, Debug)]
 pub(crate) struct Follower {
     /// The leader, once heard from, until suspected.
@@ -53,7 +53,8 @@ pub(crate) struct Acked {
     bytes: Vec<u8>,
 }
 
-/// No part of a replica's state: whether it can still be taken back depends on the caller.
+/// Prints no fields, because they are no part of a replica's state: whether the acknowledgement can
+/// still be taken back depends on the caller.
 impl fmt::Debug for Acked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Acked")
@@ -68,8 +69,8 @@ impl Acked {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Removes it from `out` if it is of `view` and still there. For the others that is the same as a
-    /// lost message.
+    /// Removes it from `out` if it is of `view` and still there. To the other replicas, a removed
+    /// acknowledgement is the same as a lost one.
     fn take_back(&self, view: View, out: &mut Vec<Command>) -> Option<Vec<u8>> {
         let is_there = matches!(
             out.get(self.place),
@@ -226,7 +227,8 @@ impl Apus {
         }
     }
 
-    /// Acknowledges all that counts, if there is a leader and the promise of its view is durable.
+    /// Acknowledges the log as far as it counts, if there is a leader and the promise of its view is
+    /// durable.
     pub(crate) fn acknowledge(&mut self, out: &mut Vec<Command>) {
         let Role::Following(follower) = &self.role else {
             return;
@@ -246,7 +248,7 @@ impl Apus {
         if self.down.contains(leader) {
             return;
         }
-        // One acknowledgement is enough for a turn: an earlier one says less.
+        // One acknowledgement a turn is enough: the newest covers the earlier ones.
         if let Some(bytes) = self.acked.take_back(self.promised, out) {
             self.pool.give(bytes);
         }

@@ -8,7 +8,7 @@
 //! log describes a guest that is gone.
 //!
 //! One of a pair that goes on without the other begins a new generation, too, with the log and the
-//! guest that it has (`pair`). So what the other one does meanwhile is dropped when they meet.
+//! guest that it has (`pair`). So when the two meet, the other one drops its log of that time.
 //!
 //! On disk a new generation and its empty log are two writes. A replica that died between them finds
 //! a log that begins in a lower view than the generation that it knows of. That log belongs to no

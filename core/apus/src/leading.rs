@@ -26,7 +26,7 @@ use crate::{Command, Entry, EntryKind, Members, ProposeError, VOTERS_MAX};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::collections::BTreeMap;
 
-/// What a replica keeps while it leads.
+/// The state of a leader.
 #[derive(Clone, Debug)]
 pub(crate) struct Leadership {
     pub peers: BTreeMap<ReplicaId, Peer>,
@@ -134,8 +134,8 @@ impl Apus {
         viewstamp
     }
 
-    /// Sends what was proposed since the last time, and makes it durable. Call it at the end of each
-    /// turn in which something was proposed.
+    /// Sends the entries that were proposed since the last call, and makes them durable. Call it at the
+    /// end of each turn in which something was proposed.
     pub fn flush(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &mut self.role else {
             return;
@@ -143,7 +143,7 @@ impl Apus {
         let Some(prev) = leadership.unsent.take() else {
             return;
         };
-        // The others first, so that their storage works at the same time as this replica's.
+        // Sends first, so that the others' storage works at the same time as this replica's.
         self.replicate_to_all(now, false, out);
         self.persist_after(prev, None, out);
         self.advance_commit(now, out);
@@ -158,7 +158,7 @@ impl Apus {
         }
     }
 
-    /// Until when no other replica can have been elected: the send time of the newest heartbeat that
+    /// The time until which no other replica can be elected: the send time of the newest heartbeat that
     /// a quorum has acknowledged, plus the timeout less an eighth for clock drift. Zero unless
     /// leading; [`Micros::NEVER`] for a group of one, and for a leader of a pair that has no partner
     /// in sync.
@@ -264,7 +264,7 @@ impl Apus {
         }
     }
 
-    /// Up to where a quorum holds this log.
+    /// The last index up to which a quorum holds this log.
     fn held_by_quorum(&self, leadership: &Leadership, members: Members) -> Index {
         let mut held = [Index(0); VOTERS_MAX + 1];
         if self.is_voter() {
@@ -278,7 +278,7 @@ impl Apus {
         held[members.quorum() - 1]
     }
 
-    /// Commits what a quorum holds, if that ends with an entry of this view.
+    /// Commits the entries that a quorum holds, if the last of them is of this view.
     pub(crate) fn advance_commit(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &self.role else {
             return;

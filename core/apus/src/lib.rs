@@ -135,7 +135,7 @@ use recovery::Recovery;
 /// What a replica does, with the data that exists only while it does that.
 #[derive(Clone, Debug)]
 enum Role {
-    /// Also while it recovers: then [`Recovery`] forbids voting.
+    /// A replica that recovers follows too; [`Recovery`] forbids it to vote.
     Following(Follower),
     PreVoting(PreVote),
     Electing(Election),
@@ -166,11 +166,11 @@ pub struct Apus {
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
-    /// When something was last applied.
+    /// When the last event was applied.
     awake_at: Micros,
     /// Peers whose link is down: a message to them would be lost.
     down: ReplicaSet,
-    /// The last [`Command::Follow`].
+    /// The view and the leader of the last [`Command::Follow`].
     told: Option<(View, Option<ReplicaId>)>,
     rejected: u64,
     pool: Pool,
@@ -200,7 +200,7 @@ impl Apus {
     }
 
     /// Sets whether this replica holds the guest's state, and so may stand for election when the
-    /// in-sync set names it. It does not after a start.
+    /// in-sync set names it. After a start it does not hold it.
     pub fn set_holds_state(&mut self, holds: bool) {
         self.holds_state = holds;
         if !holds {
@@ -252,7 +252,7 @@ impl Apus {
         }
     }
 
-    /// A snapshot of where it stands.
+    /// This replica's phase, view, log and counters, for people and tests.
     pub fn status(&self) -> Status {
         let (phase, leader) = match &self.role {
             Role::Following(follower) if self.recovery.amnesiac => {
@@ -359,7 +359,7 @@ impl Apus {
 }
 
 impl Entry {
-    /// The same, in a buffer of `pool`.
+    /// A copy of this entry, with the payload in a buffer of `pool`.
     fn copied(&self, pool: &mut Pool) -> Self {
         Self {
             payload: pool.copy(&self.payload),

@@ -7,10 +7,10 @@
 //!             ^ configuration_at_base     ^ may be truncated by a new leader
 //! ```
 //!
-//! Entries at or below `commit` are chosen for ever. Consensus exists so that they are never
-//! truncated, so that is asserted in release builds too. The newest in-sync set and the newest
-//! members in the log are in force as soon as they are in the log, committed or not, and are
-//! reverted with their entries. So the log keeps them, as its *configuration*.
+//! Entries at or below `commit` are chosen for ever: they are never truncated, and release builds
+//! assert this too. The newest in-sync set and the newest members in the log are in force as soon as
+//! they are in the log, committed or not, and are reverted with their entries. So the log keeps
+//! them, as its *configuration*.
 
 use crate::message::Batch;
 use crate::pool::Pool;
@@ -18,7 +18,7 @@ use crate::{Configuration, Entry, EntryKind};
 use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 
-/// What happened with entries that a leader sent.
+/// The effect of a leader's entries on the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
     /// The log does not hold the entry before the first of them.

@@ -64,9 +64,8 @@ impl Apus {
         self.is_quorum_by(self.members(), consenting)
     }
 
-    /// The same, of the `members` that another log names. If that log is better than this
-    /// replica's, these are the members that decide: of the older ones, a majority may be gone for
-    /// good.
+    /// As `is_quorum`, with the `members` that another log names. If that log is better than this
+    /// replica's, its members decide, because a majority of the older members may be gone for good.
     pub(crate) fn is_quorum_by(&self, members: Members, consenting: ReplicaSet) -> bool {
         let mut consenting = consenting;
         consenting.insert(self.config.me);
@@ -87,7 +86,8 @@ impl Apus {
             && (self.config.any_voter_stands || configuration.in_sync.contains(self.config.me))
     }
 
-    /// Whether it has what a leader goes on from: the guest, or the log where that is all there is.
+    /// Whether this replica has the state that a leader needs: the guest, or the log in a group
+    /// without a guest.
     pub(crate) fn has_state(&self) -> bool {
         if self.config.any_voter_stands {
             !self.recovery.amnesiac
@@ -96,8 +96,8 @@ impl Apus {
         }
     }
 
-    /// Up to where the log of `peer` is known to equal this one. `None` unless this replica leads
-    /// and sends it the log.
+    /// The last index up to which the log of `peer` is known to equal this one. `None` unless this
+    /// replica leads and sends `peer` the log.
     pub fn matched(&self, peer: ReplicaId) -> Option<Index> {
         match &self.role {
             Role::Leading(leadership) => Some(leadership.peers.get(&peer)?.matched),

@@ -36,14 +36,15 @@ impl Apus {
             return;
         };
         let voters = election.voters();
-        // Of equally good logs, the one that reaches back farthest.
+        // Of equally good logs, takes the one that reaches back farthest.
         let best = election
             .votes
             .iter()
             .max_by_key(|(_, vote)| (vote.last, Reverse(vote.base)));
         let better = best.filter(|(_, vote)| vote.last > self.log.last());
         let better = better.map(|(from, vote)| (*from, *vote));
-        // A majority of the newer members is enough: that of the older ones may be gone for good.
+        // A majority of the newer members is enough: a majority of the older ones may be gone for
+        // good.
         let newer = better.is_some_and(|(_, vote)| self.is_quorum_by(vote.members, voters));
         if !newer && !self.is_quorum(voters) {
             return;
@@ -76,8 +77,8 @@ impl Apus {
         after: Viewstamp,
         out: &mut Vec<Command>,
     ) {
-        // The log that the promise described is the candidate's only while nothing higher is
-        // promised: afterwards it may change, and a mixture would be no replica's log.
+        // This log is the one that the promise described only while nothing higher is promised.
+        // Afterwards it may change, and the candidate would merge a mixture of two logs.
         let promised = view == self.promised && self.durable == view && !self.recovery.amnesiac;
         if !promised || !matches!(self.role, Role::Following(_)) {
             return;
@@ -169,7 +170,7 @@ impl Apus {
         let named = self.is_eligible();
         // The log that names this replica may be that of a voter that has not answered yet.
         let more_may_tell = !named && self.voters_without(promisers) > 0;
-        // And these may be no majority of the members that the merged log names.
+        // The promisers may be no majority of the members that the merged log names.
         let elected = self.is_quorum(promisers) || canary!(self.config, OldMajorityElects);
         if more_may_tell || !elected {
             self.collect_more(out);
@@ -196,7 +197,7 @@ impl Apus {
         }
     }
 
-    /// Asks the members for their promise that have not given it.
+    /// Asks the members that have not promised yet for their promise.
     fn collect_more(&mut self, out: &mut Vec<Command>) {
         if let Role::Electing(election) = &mut self.role {
             let merged = matches!(election.stage, Stage::Merging { .. });

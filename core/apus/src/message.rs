@@ -51,7 +51,8 @@ pub(crate) enum Message {
     Refuse {
         /// The view of the message that is refused.
         view: View,
-        /// What the sender has promised. If that is lower, it refuses because a leader is alive.
+        /// The view that the sender has promised. If it is lower, the sender refuses because a leader is
+        /// alive.
         promised: View,
     },
     PreVote {
@@ -145,7 +146,7 @@ pub(crate) struct Grant {
     pub generation: View,
 }
 
-/// What a promise says of the voter's log.
+/// The voter's log, as its promise describes it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Vote {
     /// Where it ends.
@@ -178,7 +179,7 @@ pub(crate) struct Request {
     pub incarnation: u64,
     /// Counts the times it asked.
     pub round: u32,
-    /// What it has promised.
+    /// The view that it has promised.
     pub promised: View,
     /// Where its log ends.
     pub last: Viewstamp,
@@ -197,7 +198,7 @@ pub(crate) struct Response {
     pub round: u32,
     /// What the sender has promised.
     pub promised: View,
-    /// And what it is.
+    /// What the sender is to the replica that asked.
     pub standing: Standing,
 }
 
@@ -212,7 +213,7 @@ pub(crate) enum Standing {
     Empty(Empty),
 }
 
-/// What a replica has that cannot go on by itself.
+/// The state of a replica that cannot go on by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Empty {
     /// It has never had anything.
@@ -221,13 +222,13 @@ pub(crate) struct Empty {
     pub guest: bool,
     /// Its log ends here.
     pub last: Viewstamp,
-    /// And this is the configuration by that log.
+    /// The configuration that its log names.
     pub configuration: Configuration,
 }
 
 impl Message {
-    /// The bytes of one record, in the place of what `buffer` held. `entries` are those that the
-    /// message announces.
+    /// Encodes the message as one record into `buffer`, whose old content is dropped. `entries` are
+    /// those that the message announces.
     pub(crate) fn encode<'a>(
         &self,
         entries: impl Iterator<Item = &'a Entry>,

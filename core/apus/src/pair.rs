@@ -79,7 +79,8 @@ impl Apus {
         (in_sync.contains(*id) || asked).then_some(peer)
     }
 
-    /// Up to where all that this leader of a pair needs hold its log.
+    /// The last index that this leader of a pair may commit: its own copy counts, and its partner, if it
+    /// needs one, has acknowledged it.
     pub(crate) fn held_by_pair(&self, leadership: &Leadership) -> Index {
         let partner = self.partner(leadership);
         partner.map_or(self.counted(), |peer| peer.matched.min(self.counted()))
@@ -108,8 +109,8 @@ impl Apus {
         }
     }
 
-    /// An event comes at `now`. Doubts if this replica was stopped since the last one for as long as
-    /// the other needs to go on without it.
+    /// An event comes at `now`. This replica doubts its state if it was stopped since the last event
+    /// for as long as the other one needs to go on without it.
     pub(crate) fn wake(&mut self, now: Micros) {
         let slept_since = std::mem::replace(&mut self.awake_at, now);
         let slept = now.since(slept_since) >= self.config.timeout;
@@ -122,7 +123,7 @@ impl Apus {
         }
     }
 
-    /// Whether the other one was not silent yet at `then`, and may go on if this replica is.
+    /// Whether the other replica was not silent yet at `then`, so that it may have gone on alone since.
     fn heard_other_until(&self, then: Micros) -> bool {
         match &self.role {
             Role::Following(follower) => {
@@ -190,7 +191,7 @@ impl Apus {
         self.lead(now, &BTreeMap::new(), out);
     }
 
-    /// The other one of a pair is in a newer generation: drops what this one has.
+    /// The other one of a pair is in a newer generation: drops this replica's log and guest.
     pub(crate) fn yield_to(&mut self, now: Micros, generation: View, out: &mut Vec<Command>) {
         self.follow(now, out);
         self.adopt_generation(generation, out);

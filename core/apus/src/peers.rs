@@ -1,4 +1,4 @@
-//! What a leader knows of one backup.
+//! A backup as its leader knows it.
 //!
 //! `next` runs ahead of `matched`: entries are sent as soon as they are proposed, with many
 //! messages in flight, and `next` assumes that all of them arrive. When the backup reports a gap or
@@ -37,7 +37,7 @@ pub(crate) struct Peer {
     /// Heartbeats since then.
     pub unanswered: u64,
     alive: Option<bool>,
-    /// The start of its process that last sent a `Recovery`.
+    /// The incarnation of its process that last sent a `Recovery`.
     incarnation: Option<u64>,
 }
 
@@ -98,8 +98,8 @@ impl Peer {
     }
 
     /// Sends everything after `held` again, as if what was in flight were lost. `held` is `None` when
-    /// the backup lacks entries that the leader has reclaimed. `round` is the last in which it was
-    /// sent anything.
+    /// the backup lacks entries that the leader has reclaimed. `round` is the leader's last round of
+    /// sending.
     ///
     /// `matched` falls too when a backup has restarted without its memory. That is safe: it does not
     /// vote before it holds again what it had acknowledged.
@@ -114,7 +114,7 @@ impl Peer {
         self.rewound_at = round + 1;
     }
 
-    /// The backup answered what was sent at `stamp`. True if it was not known to be alive.
+    /// The backup answered the message sent at `stamp`. True if it was not known to be alive.
     pub(crate) fn heard(&mut self, stamp: Micros, now: Micros) -> bool {
         self.echo = self.echo.max(Some(stamp));
         self.heard_at = now;

@@ -99,7 +99,7 @@ impl Pool {
     }
 }
 
-/// Which size a power of two from [`BYTES_MIN`] on is.
+/// The place among the sizes of `room`, a power of two of at least [`BYTES_MIN`].
 fn size_of(room: usize) -> usize {
     (room.ilog2() - BYTES_MIN.ilog2()) as usize
 }

@@ -62,10 +62,10 @@ impl Apus {
         now < self.heard_at + self.config.timeout
     }
 
-    /// Whether this replica may stand for election. Its own log need not name it: it may end before
-    /// the in-sync set that does (a secondary that has just joined), and the merged log decides
-    /// (`merge`). Where every voter may lead, the log has to name it: those that it names are
-    /// enough.
+    /// Whether this replica may stand for election. The in-sync set in its own log need not name it:
+    /// the log of a secondary that has just joined may end before that set, and the merged log
+    /// decides (`merge`). Where every voter may lead, its log has to name it as a voter: the voters
+    /// that the log names are enough to elect a leader.
     fn may_stand(&self, now: Micros) -> bool {
         self.generation > View::NONE
             && self.has_state()

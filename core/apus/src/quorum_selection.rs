@@ -47,7 +47,7 @@ const LOOK_BONUS: u32 = LOOK_COMMITS / 4;
 /// little work compared with those of so long a time.
 const LOOK_BEATS: u64 = 5;
 
-/// What a leader keeps for the selection.
+/// The leader's state of the selection.
 #[derive(Clone, Debug)]
 pub(crate) struct QuorumSelection {
     /// The backups that are sent everything at once; `None` for all of them.
@@ -60,7 +60,7 @@ pub(crate) struct QuorumSelection {
     parts: [u32; u16::BITS as usize],
     /// When slow followers are sent what they lack.
     slow_at: Micros,
-    /// What was committed when they last were sent something.
+    /// The commit index when they were last sent something.
     commit: Index,
 }
 
@@ -114,7 +114,7 @@ impl QuorumSelection {
 impl Apus {
     /// The backups whose answers a leader waits for: those with uncommitted entries on their way, and
     /// how many of them have to answer before anything more can be committed. `None` if any message
-    /// may matter: it does not lead, nothing is on its way, or to too few.
+    /// may matter: this replica does not lead, or entries are on their way to too few backups.
     ///
     /// A hint for a caller that can sleep until so many have written. It holds until the leader
     /// sends something. Messages of others are to be read soon all the same: at the
@@ -147,7 +147,7 @@ impl Apus {
         })
     }
 
-    /// A majority has just committed up to `index`: chooses those that mostly make it.
+    /// A majority has just committed up to `index`: chooses the backups that are mostly part of it.
     pub(crate) fn select_quorum(&mut self, now: Micros, index: Index) {
         let members = self.members();
         let selects = self.config.quorum_selection && members.voters.len() >= VOTERS_MIN;
@@ -187,8 +187,8 @@ impl Apus {
         selection.look_at = now + Micros(self.config.heartbeat.0 * LOOK_BEATS);
     }
 
-    /// Sends slow followers what they lack, when it is time. If nothing was committed since the last
-    /// time although something was proposed, the fast set is not a majority any more.
+    /// Sends slow followers the entries that they lack, when it is time. If nothing was committed since
+    /// the last time although something was proposed, the fast set is not a majority any more.
     pub(crate) fn tick_slow_followers(&mut self, now: Micros, out: &mut Vec<Command>) {
         let (commit, last) = (self.log.commit(), self.log.last().index);
         let Role::Leading(leadership) = &mut self.role else {

@@ -38,7 +38,7 @@ use crate::{Command, Config, Configuration, Durability, Members, Start};
 use plover_types::{Micros, ReplicaId, View, Viewstamp};
 use std::collections::BTreeMap;
 
-/// What a replica knows of its own recovery.
+/// The state of a replica's recovery.
 #[derive(Clone, Debug)]
 pub(crate) struct Recovery {
     /// Names this start of the process.
@@ -62,11 +62,11 @@ pub(crate) struct Recovery {
     answers: BTreeMap<ReplicaId, (View, Standing)>,
     /// Amnesiac: the view to recover from, and where its leader's log ended.
     source: Option<(View, Viewstamp)>,
-    /// It was stopped, and may have missed that its leader went on alone (see `pair`).
+    /// It was stopped, and the other one of the pair may have gone on alone meanwhile (see `pair`).
     pub doubt: Option<Doubt>,
     /// By the newest answers, no replica holds the guest.
     empty: bool,
-    /// And that was reported to the caller.
+    /// The empty group was reported to the caller.
     reported: bool,
 }
 
@@ -153,7 +153,8 @@ impl Apus {
     /// describe nearly one moment.
     pub(crate) fn ask_all(&mut self, now: Micros, out: &mut Vec<Command>) {
         if std::mem::take(&mut self.recovery.unrecorded) {
-            // From now on entries are copied, which the next start could take for a whole log.
+            // From now on storage gets copied entries, and the next start could take them for a
+            // whole log. So storage first records the amnesia.
             self.persist_state(out);
         }
         self.recovery.round = self.recovery.round.wrapping_add(1);
@@ -210,7 +211,7 @@ impl Apus {
         }
     }
 
-    /// What this replica has when there is no leader.
+    /// The state that this replica has left when there is no leader.
     fn what_is_left(&self) -> Empty {
         Empty {
             fresh: self.never_ran(),
@@ -348,7 +349,7 @@ impl Apus {
             .iter()
             .any(|(id, empty)| empty.guest && named.contains(*id))
         {
-            // That replica will stand for election again, and merge that log.
+            // The named replica will stand for election again, and merge the best log.
             return self.recovery.not_empty();
         }
         let fresh = left.iter().all(|(_, empty)| empty.fresh);

@@ -43,9 +43,9 @@ impl Apus {
         self.replicate_like(now, to, beat, &mut None, out);
     }
 
-    /// The same as part of a round. Backups mostly lack the same entries: `twin` is the message that
-    /// was last encoded in this round, and its place in `out`. If the next one equals it, its bytes
-    /// are copied.
+    /// As `replicate`, for one backup of a round. Backups mostly lack the same entries: `twin` is the
+    /// message that was last encoded in this round, and its place in `out`. If the next message equals
+    /// it, its bytes are copied.
     fn replicate_like(
         &mut self,
         now: Micros,
@@ -125,7 +125,7 @@ impl Apus {
         }
     }
 
-    /// The same, to all that are sent the log.
+    /// Replicates to all backups and learners in one round; if `beat`, each gets at least a heartbeat.
     pub(crate) fn replicate_to_all(&mut self, now: Micros, beat: bool, out: &mut Vec<Command>) {
         let Role::Leading(leadership) = &mut self.role else {
             return;
@@ -153,8 +153,8 @@ impl Apus {
         }
     }
 
-    /// Up to where the log of a peer equals this one, by where it ends or up to where it is committed.
-    /// `None` if it needs a snapshot.
+    /// The last index up to which a peer's log is known to equal this one: this log holds the peer's
+    /// last entry or its last committed one. `None` if the peer needs a snapshot.
     pub(crate) fn held_by(&self, last: Viewstamp, commit: Viewstamp) -> Option<Index> {
         [last, commit]
             .iter()
@@ -177,8 +177,9 @@ impl Apus {
         }
     }
 
-    /// Notes that a peer answered what was sent to it at `stamp`: the peer, and the last round of
-    /// sending. `None` if the answer is to be ignored: it is late, or no correct replica sends it.
+    /// Notes that a peer answered the message sent to it at `stamp`. Returns the peer, and the leader's
+    /// last round of sending; `None` if the answer is to be ignored: it is late, or no correct
+    /// replica sends it.
     fn heard_peer(
         &mut self,
         now: Micros,

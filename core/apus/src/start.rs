@@ -1,4 +1,4 @@
-//! A core begins with what its process found on storage.
+//! The start of a core, from the state that its process found on storage.
 
 use crate::canary::canary;
 use crate::following::{Acked, Follower};
@@ -12,7 +12,7 @@ use plover_types::{Index, Micros, ReplicaSet, SplitMix64, View, Viewstamp};
 const MESSAGE_BYTES_MIN: usize = 256;
 
 impl Apus {
-    /// A core that starts at `now` with what `start` says it remembers.
+    /// A core that starts at `now` with the state in `start`.
     ///
     /// # Panics
     ///
@@ -87,7 +87,7 @@ fn remembered(config: &Config, start: Start) -> (Log, View, View) {
             configuration_at_base,
             forgotten: false,
         } if config.durability == Durability::Disk => {
-            // Storage that was never told of a log has one from the beginning.
+            // If storage was never told where its log begins, the log begins at index 0.
             let begun = base != Viewstamp::default();
             let configuration = if begun { configuration_at_base } else { first };
             let log = Log::restored(base, configuration, log);

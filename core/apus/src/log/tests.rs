@@ -13,7 +13,7 @@ fn set(ids: &[u8]) -> ReplicaSet {
     ReplicaSet::of(ids.iter().map(|id| ReplicaId(*id)))
 }
 
-/// Of the in-sync set `ids`, in a group of three.
+/// The configuration with the in-sync set `ids`, in a group of three.
 fn configuration(ids: &[u8]) -> Configuration {
     Configuration {
         in_sync: set(ids),
@@ -21,7 +21,7 @@ fn configuration(ids: &[u8]) -> Configuration {
     }
 }
 
-/// What a leader sent reaches the log as bytes.
+/// The log accepts `entries`, encoded as in a leader's message.
 fn accept(log: &mut Log, prev: Viewstamp, entries: &[Entry]) -> Accepted {
     let bytes = entries.iter().fold(Vec::new(), |bytes, entry| {
         plover_types::wire::encode_part(entry, bytes)
@@ -100,7 +100,7 @@ fn trimming_stops_at_commit_and_carries_the_in_sync_set_to_the_base() {
     assert_eq!(log.bytes(), 3);
     assert_eq!(log.at(Index(3)), None);
     assert_eq!(log.committed(), vs(16, 4));
-    // What lies below the base is committed and therefore the same everywhere.
+    // Entries up to the base are committed and therefore the same everywhere.
     let again = vec![entry(16, 4, EntryKind::App), entry(16, 5, EntryKind::App)];
     assert_eq!(accept(&mut log, vs(16, 3), &again), Accepted::Unchanged);
 }

@@ -5,9 +5,10 @@ use crate::{Configuration, EntryKind};
 use plover_types::{ReplicaId, View, Viewstamp, wire};
 use serde::Deserialize;
 
-/// No replica gets here by counting rounds; beyond it, adding one might overflow.
+/// The highest round that is accepted. No replica reaches it by counting; adding one to a much
+/// higher round might overflow.
 pub(super) const ROUND_MAX: u64 = 1 << 56;
-/// No log gets here by counting entries.
+/// The highest index that is accepted. No log reaches it by counting entries.
 const INDEX_MAX: u64 = 1 << 56;
 
 /// One entry where it lies in a message.
