@@ -1,4 +1,4 @@
-//! The guest images: when to run `guests/build`, which makes them.
+//! The guest images: `guests/build` knows how, this decides when.
 
 use crate::packages;
 use crate::run::{self, Result};
@@ -6,10 +6,10 @@ use anyhow::bail;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The guest that is booted where no other is named.
+/// What everything boots that does not ask for another.
 pub(crate) const DEFAULT: &str = "redis";
 
-/// The guest that is a disk image, made by another script.
+/// The one that is a disk, by another script.
 pub(crate) const DISK: &str = "debian";
 
 /// The folder with `kernel` and `initrd` of a guest, built if missing or stale.
@@ -20,8 +20,7 @@ pub(crate) const DISK: &str = "debian";
 pub(crate) fn build(name: &str) -> Result<PathBuf> {
     let script = run::root().join("guests/build");
     let succeeds = || -> Result<bool> {
-        // Its progress is not our output: with `--json`, the standard output belongs to the program that
-        // replaces us.
+        // Its progress is not our output: with `--json` that belongs to the program we become.
         let status = Command::new(&script)
             .arg(name)
             .stdout(std::io::stderr())
@@ -56,7 +55,7 @@ pub(crate) fn build_disk() -> Result<()> {
     run::finish(Command::new(script).stdout(std::io::stderr()))
 }
 
-/// The names of all guests that run from memory, in alphabetical order.
+/// The names of all guests that run from memory, in the order of the alphabet.
 pub(crate) fn recipes() -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(run::root().join("guests"))? {
@@ -69,7 +68,7 @@ pub(crate) fn recipes() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The guest that `lab up` names.
+/// The guest that `lab up` is asked for.
 pub(crate) fn named(arguments: &[std::ffi::OsString]) -> String {
     let mut words = arguments.iter().map(|word| word.to_string_lossy());
     while let Some(word) = words.next() {

@@ -1,9 +1,9 @@
-//! Reading the replicas' traces.
+//! Reading what the replicas wrote into their traces.
 //!
-//! A trace is a file of one JSON object a line, flushed line by line, so it holds what a replica did
-//! until the microsecond in which it was killed. All replicas of a lab run on one machine and stamp
-//! their lines with its monotonic clock, so their traces, and the moments that the lab's own commands
-//! note, can be put into one timeline.
+//! A trace is a file of one JSON object a line, flushed line by line: what a replica did until
+//! the microsecond in which it was killed is there. All replicas of a lab run on one machine
+//! and stamp their lines with its monotonic clock, so their traces, and the moments that the
+//! lab's own commands note, can be put into one timeline.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
@@ -20,29 +20,29 @@ pub fn now_us() -> u64 {
 /// One line of a trace.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TraceEvent {
-    /// The time, on the machine's monotonic clock.
+    /// When, on the machine's monotonic clock.
     pub mono_us: u64,
-    /// The replica.
+    /// Which replica.
     pub replica: u8,
-    /// The kind of event: `role`, `suspected`, `elected`, `serving`, `in_sync`, `protected` …
+    /// What: `role`, `suspected`, `elected`, `serving`, `in_sync`, `protected` …
     pub what: String,
-    /// All other fields.
+    /// What else was said.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
 impl TraceEvent {
-    /// The number in field `key`.
+    /// A number that was said.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.more.get(key)?.as_u64()
     }
 
-    /// The text in field `key`.
+    /// A text that was said.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.more.get(key)?.as_str()
     }
 
-    /// The event in words for a progress line, if it is worth one.
+    /// The event in words for a progress line, if it is one that people want to see.
     pub fn in_words(&self) -> Option<String> {
         let me = format!("replica {}", self.replica);
         let peer = || {
@@ -103,7 +103,7 @@ impl Tail {
         }
     }
 
-    /// The events since the last call, in the order of time.
+    /// What was written since the last call, in the order of time.
     pub fn take(&mut self) -> Vec<TraceEvent> {
         let mut events: Vec<TraceEvent> = Vec::new();
         for file in &mut self.files {

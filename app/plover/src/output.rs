@@ -1,4 +1,4 @@
-//! Writing results without a panic on a closed pipe.
+//! Writing results without panicking when nobody reads them.
 
 use anyhow::Result;
 use std::io::Write;

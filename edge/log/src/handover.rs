@@ -112,7 +112,7 @@ impl<M: StateMachine> Server<M> {
         self.catch_up()
     }
 
-    /// Proposes the hashes of this replica's outputs, through the leader.
+    /// Has the hashes of this replica's outputs put into the log.
     pub(crate) fn report_outputs(&mut self) {
         if self.state.pieces.is_empty() {
             return;

@@ -29,7 +29,7 @@ pub fn begin(address: &Address) -> Result<String, RemoteError> {
     }
 }
 
-/// One item that a reader of the log gets.
+/// What a reader of the log gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TailEvent<'a> {
     /// A committed entry.

@@ -1,4 +1,4 @@
-//! Remote clients. They run in this process, which the servers cannot tell.
+//! Clients in other processes, as far as the servers can tell.
 
 mod common;
 

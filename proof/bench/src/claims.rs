@@ -1,17 +1,17 @@
-//! Claims: a ratio of two figures of one run, and its bound.
+//! What must hold: a ratio of two figures of one run, and its bound.
 //!
-//! A claim is a verdict on a run, not a test: on a machine that is busy with something else, a ratio can
-//! fail that holds on a quiet one. No build should depend on that.
+//! A verdict on a run, not a test: on a machine that does something else meanwhile a ratio can fail
+//! that holds on a quiet one, and nobody's build shall depend on that.
 
 use crate::stats::Sample;
 use serde::Serialize;
 
-/// One claim and its figures.
+/// One promise and what became of it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Claim {
-    /// The ratio, in words.
+    /// What is compared.
     pub what: String,
-    /// The bound that must hold.
+    /// What must hold.
     pub bound: Bound,
     /// The figure of each round; nothing where a side of it was not measured.
     pub figures: Option<Sample>,

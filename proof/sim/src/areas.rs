@@ -1,4 +1,5 @@
-//! Leaders that die just where COLO's figure 4 asks what becomes of a packet.
+//! Leaders that die in the four areas of COLO's figure 4: the moments between sending, comparing
+//! and releasing a packet.
 
 use crate::faults::Fault;
 use crate::rng::{Rng, mix};
@@ -7,13 +8,14 @@ use plover_replica::{Area, Replica};
 use plover_syncvm::Phase;
 use plover_types::{ReplicaId, SyncNo};
 
-/// Names the stream of these decisions: they were added when there were seeds that others cite.
+/// The stream of these random decisions. It is separate, because seeds that documents cite are older
+/// than these decisions and must stay what they are.
 const AREA_STREAM: u64 = 15;
 
-/// How often a leader dies that comes there.
+/// The probability that a leader in the seed's area dies.
 const CHANCE: f64 = 0.02;
 
-/// Where the leaders of a seed die.
+/// The area in which the leaders of a seed die.
 #[derive(Debug)]
 pub struct Areas {
     area: Option<Area>,
@@ -21,7 +23,7 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// Of a seed; most have none.
+    /// The area of a seed; most seeds have none.
     pub fn draw(seed: u64) -> Self {
         let mut rng = Rng::new(mix(seed, AREA_STREAM));
         let area = rng.pick(&[Area::A, Area::B, Area::C, Area::D]);
@@ -49,14 +51,14 @@ impl World {
         self.strike(Fault::Crash(who), None);
     }
 
-    /// The turn of a replica is over in which its guest has sent something.
+    /// A replica has ended a turn in which its guest sent something.
     pub(crate) fn after_outputs(&mut self, who: ReplicaId) {
         let Some(leader) = self.process(who).replica.as_deref() else {
             return;
         };
         let heard = leader.heard();
         let waits = leader.awaits_a_match();
-        // Nothing of the secondary's is on its way either.
+        // No newer report of the secondary's outputs is on its way.
         let is_new = self
             .running()
             .any(|(id, replica)| id != who && replica.said().is_some() && replica.said() == heard);
@@ -65,8 +67,8 @@ impl World {
         }
     }
 
-    /// Outputs of `slot` are about to go out. How many of the `frames` do: the leader dies after
-    /// them, or with `None` it does not.
+    /// Outputs of `slot` are about to go out. Returns how many of the `frames` go out before the leader
+    /// dies; `None` if it does not die.
     pub(crate) fn cut_short(
         &mut self,
         who: ReplicaId,
@@ -95,7 +97,7 @@ impl World {
         self.die_in(who, name);
     }
 
-    /// A checkpoint has come to this phase.
+    /// A checkpoint has reached this phase.
     pub(crate) fn at_checkpoint(&mut self, who: ReplicaId, phase: Phase) {
         if !self.scenario.releases_on_match() {
             return;

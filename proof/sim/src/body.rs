@@ -1,4 +1,4 @@
-//! The body of a replica: what `plover-node` is in earnest, with the same order of things.
+//! The body of a replica: it stands for `plover-node`, and keeps the node's order of steps.
 //!
 //! Events are applied one at a time; actions are carried out in order; answers to work on memory
 //! are applied before the next action (`work`). A crash can come between any two actions.
@@ -17,7 +17,7 @@ use crate::world::World;
 use plover_replica::{Action, BootReason, Event, OperatorInput};
 use plover_types::{Frame, Lane, Micros, ReplicaId, SyncNo};
 
-/// The shortest time between a turn and the next one that only time asks for.
+/// The shortest time between a turn and the next tick.
 const TURN: Micros = Micros(20);
 
 impl World {
@@ -37,8 +37,8 @@ impl World {
         }
     }
 
-    /// Something happens to the hypervisor of a replica. Of one that the replica has replaced
-    /// meanwhile it hears nothing any more.
+    /// Something happens to the hypervisor of a replica. If the replica has replaced that hypervisor
+    /// meanwhile, it is not told.
     pub(crate) fn tell_of_hypervisor(&mut self, who: ReplicaId, number: u64, event: Event) {
         let process = self.process_mut(who);
         if process.hypervisors != number || process.hypervisor.is_none() {
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// Applies what has happened and carries out what follows.
+    /// Applies the waiting events and carries out the actions that follow.
     pub(crate) fn turn(&mut self, who: ReplicaId) {
         while let Some(event) = self.process_mut(who).events.pop_front() {
             if !matches!(event, Event::Tick) {
@@ -90,7 +90,7 @@ impl World {
         self.rearm(who);
     }
 
-    /// What the log has reclaimed goes from the disk too.
+    /// Reclaims on the disk the entries that the log has reclaimed.
     fn reclaim(&mut self, who: ReplicaId) {
         let process = self.process_mut(who);
         if let Some(replica) = &process.replica {
@@ -110,7 +110,8 @@ impl World {
         self.tell(to, Event::Received { from, lane, bytes });
     }
 
-    /// Plans the next tick and the next sample; what was not to be heard at once may be so now.
+    /// Plans the next tick and the next sample. Outputs that the replica did not want to hear of at once
+    /// are planned too, if it does now.
     fn rearm(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         let process = &mut self.processes[usize::from(who.0)];
@@ -237,13 +238,13 @@ impl World {
                 let late = self.clients.learning();
                 self.plan.after(late, Happening::Learn(who));
             }
-            // The console shows nothing here, and a role tells itself by what it does.
+            // The simulated console shows nothing, and a role shows in the other actions.
             Action::Console(_) | Action::Role { .. } => {}
             Action::Note(note) => self.observe(who, note),
         }
     }
 
-    /// A host is about to lose its guest; what it keeps of the disks must be of use.
+    /// A host is about to lose its guest: checks the disks that it finds again afterwards.
     pub(crate) fn check_disks(&mut self, who: ReplicaId) {
         if !self.invariants.log.in_sync().contains(who) {
             return;
@@ -343,7 +344,7 @@ impl World {
         self.tell_of_hypervisor(who, number, Event::GuestDied("killed".to_string()));
     }
 
-    /// Outputs go to clients: the moment everything else is about.
+    /// Outputs go to clients. Most invariants are checked here.
     fn release(&mut self, who: ReplicaId, slot: SyncNo, mut frames: Vec<Frame>) {
         let cut_short = self.cut_short(who, slot, frames.len());
         frames.truncate(cut_short.unwrap_or(frames.len()));

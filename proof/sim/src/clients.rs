@@ -1,8 +1,8 @@
 //! The guest's clients and the bridge that leads to it.
 //!
-//! A client asks, waits, repeats what nobody answers, and notes each reply. Its frames go to
-//! whichever replica the bridge believes to be the guest, which it learns from what comes from
-//! there: an announcement, a reply. It may be slow to learn.
+//! A client sends a request, repeats it until it is answered, and counts each reply. The bridge
+//! sends its frames to the replica from which the guest's last announcement or reply came. The
+//! bridge may be slow to learn that.
 
 use crate::request::{Answered, Request};
 use crate::rng::Rng;
@@ -17,12 +17,12 @@ struct Client {
     asked_at: Micros,
     waiting: bool,
     connection: u8,
-    /// What it has got on this connection, and the history that explains the last of it.
+    /// What it has received on this connection, and the history that explains the newest part.
     heard: Option<(Answered, u64)>,
 }
 
 impl Client {
-    /// Takes what comes next on its connection, as a TCP does.
+    /// Takes the segment if it continues the connection's stream, as TCP does.
     fn hear(&mut self, spoken: &Spoken) {
         if spoken.connection != self.connection {
             return;
@@ -47,7 +47,7 @@ pub struct Clients {
     habits: ClientHabits,
     rng: Rng,
     clients: Vec<Client>,
-    /// Behind which port the bridge believes the guest to be.
+    /// The replica behind whose port the bridge believes the guest to be.
     pub port: Option<ReplicaId>,
     /// The bridge is slow to learn.
     pub stale: bool,
@@ -56,7 +56,7 @@ pub struct Clients {
     pub replies: u64,
     /// Replies to requests that were first sent after this moment.
     fresh_after: Micros,
-    /// How many of those.
+    /// How many replies to such requests were received.
     pub fresh_replies: u64,
 }
 

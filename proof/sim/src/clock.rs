@@ -1,7 +1,7 @@
 //! Every process has its own clock: its own zero, and a crystal that runs a little fast or slow.
 //!
-//! The lease of `apus` allows for an eighth of drift; ours stay far below. What a clock does to
-//! a stopped process is in `world`: it goes on, and the process sees it jump.
+//! The lease of `apus` allows for an eighth of drift; the drift here stays far below. The clock of a
+//! stopped process goes on, so the process sees it jump (`strike`).
 
 use plover_types::Micros;
 
@@ -24,14 +24,14 @@ impl Clock {
         }
     }
 
-    /// What it shows at the world's time `now`.
+    /// The time that it shows at the world's time `now`.
     pub fn local(&self, now: Micros) -> Micros {
         let span = now.since(self.started).0;
         let drift = span as i64 * self.drift_ppm / 1_000_000;
         self.zero + Micros(span.saturating_add_signed(drift))
     }
 
-    /// When, by the world's time, it shows at least `local`.
+    /// The world's time at which it shows at least `local`.
     pub fn global(&self, local: Micros) -> Micros {
         if local == Micros::NEVER {
             return Micros::NEVER;
@@ -39,7 +39,7 @@ impl Clock {
         let span = u128::from(local.since(self.zero).0);
         let rate = 1_000_000_u64.saturating_add_signed(self.drift_ppm);
         let span = (span * 1_000_000).div_ceil(u128::from(rate));
-        // One more than needed makes up for the rounding of `local`.
+        // The extra microsecond makes up for the rounding in `local`.
         self.started + Micros(u64::try_from(span).unwrap_or(u64::MAX)) + Micros(1)
     }
 }

@@ -1,7 +1,8 @@
-//! What a replica's host keeps of its guest's disks when it dies.
+//! The disks of a replica's guest after its host has died.
 //!
 //! The blocks themselves are the guest's last pages, which its hypervisor holds; a real guest's
-//! are in files that the process writes. What a host that dies leaves of them is decided here:
+//! blocks are in files that the process writes. A syncvm changes them in three steps, and a host may
+//! die at each:
 //!
 //! ```text
 //!   stage (durable)      WriteChunks            Resume
@@ -14,19 +15,20 @@ use std::collections::BTreeMap;
 /// Blocks with their content, by page.
 pub type Blocks = BTreeMap<u32, u64>;
 
-/// The disks of one replica's guest, beside their blocks.
+/// The state of a replica's copy of the guest's disks, without the blocks.
 #[derive(Debug, Default)]
 pub struct Copy {
-    /// The blocks are a guest's, and not a full copy under way.
+    /// The blocks are those of one moment of a guest, and not of a full copy under way.
     whole: bool,
-    /// Durable, and not yet known to be in the blocks.
+    /// The blocks in the durable journal, which are not yet known to be written in place.
     journal: Option<Blocks>,
-    /// What was there before the syncvm that is being written.
+    /// The old content of blocks that the syncvm under way has overwritten.
     before: Blocks,
 }
 
 impl Copy {
-    /// A guest is started; one that does not boot from its disks is overwritten first.
+    /// A guest is started. If `is_copied`, it does not boot from its disks: a copy overwrites them
+    /// first.
     pub fn start(&mut self, is_copied: bool) {
         *self = Self {
             whole: !is_copied,
@@ -34,7 +36,7 @@ impl Copy {
         };
     }
 
-    /// What was staged is durable.
+    /// The staged blocks are durable in the journal.
     pub fn staged(&mut self, blocks: Blocks) {
         self.whole = true;
         self.journal = Some(blocks);
@@ -47,14 +49,15 @@ impl Copy {
         }
     }
 
-    /// The guest runs, with what was written.
+    /// The guest runs: the written blocks are in place, and the journal is void.
     pub fn settle(&mut self) {
         self.before.clear();
         self.journal = None;
     }
 
-    /// What a host that dies now finds again, if that is of use; `now` are the blocks as they are,
-    /// `reached` says of each whether it was written already.
+    /// The blocks that a host that dies now finds again; `None` while a full copy is under way. `now`
+    /// are the blocks as the guest sees them; `reached` draws for each new block whether it had reached
+    /// the disk.
     pub fn after_crash(
         &self,
         now: &[(u32, u64)],

@@ -1,5 +1,5 @@
-//! How often the interesting things were reached. A simulator that never reached a moment has
-//! proved nothing about it.
+//! Coverage: how often each interesting moment was reached. The simulator proves nothing about a
+//! moment that it never reaches.
 
 use plover_syncvm::Phase;
 use std::collections::BTreeMap;
@@ -44,22 +44,22 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// One more.
+    /// Counts one.
     pub fn hit(&mut self, what: &'static str) {
         self.add(what, 1);
     }
 
-    /// Some more.
+    /// Adds `count`.
     pub fn add(&mut self, what: &'static str, count: u64) {
         *self.counts.entry(what).or_default() += count;
     }
 
-    /// How often so far.
+    /// How often this was reached so far.
     pub fn of(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
-    /// Takes in another run's.
+    /// Adds another run's counts.
     pub fn merge(&mut self, other: &Self) {
         for (what, count) in &other.counts {
             self.add(what, *count);

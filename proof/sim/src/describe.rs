@@ -1,4 +1,4 @@
-//! Names for what happens: for the coverage, and for the trace.
+//! Names of events, for the coverage and for the trace.
 
 use crate::coverage::failed_in;
 use crate::world::World;
@@ -8,7 +8,7 @@ use plover_syncvm::message::Body;
 use plover_types::{Lane, ReplicaId, wire};
 
 impl World {
-    /// Counts what a note tells of.
+    /// Counts the moment that a note reports.
     pub(crate) fn count(&mut self, who: ReplicaId, note: &Note) {
         let phase = self.process(who).phase;
         match note {
@@ -85,8 +85,8 @@ impl World {
         self.coverage.hit(what);
     }
 
-    /// Counts inputs that wait for the secondary's guest, by what ends it: `before` is how it was
-    /// before the event that was the last.
+    /// Counts inputs that begin to wait for the secondary's guest, and how the wait ends. `before` is
+    /// the state before the last event.
     pub(crate) fn count_paced(&mut self, who: ReplicaId, before: Paced) {
         let replica = self.process(who).replica.as_deref();
         let now = replica.map_or_else(Paced::default, Paced::of);
@@ -102,12 +102,12 @@ impl World {
     }
 }
 
-/// How a replica's inputs wait for its guest.
+/// The inputs of a replica that wait for its guest.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Paced {
-    /// So many inputs do.
+    /// How many inputs wait.
     waiting: usize,
-    /// So many bytes have been waited for in vain.
+    /// For how many bytes they have waited in vain so far.
     in_vain: u64,
 }
 
@@ -120,7 +120,7 @@ impl Paced {
     }
 }
 
-/// What kind of event this is, for counting what it causes.
+/// The kind of an event, to count its effects by.
 pub(crate) fn name(event: &Event) -> &'static str {
     match event {
         Event::Received {
@@ -135,7 +135,7 @@ pub(crate) fn name(event: &Event) -> &'static str {
     }
 }
 
-/// A line's worth of an event.
+/// An event in one line.
 pub(crate) fn brief(event: &Event) -> String {
     match event {
         Event::Received { from, lane, bytes } => {

@@ -1,7 +1,7 @@
-//! What a replica's process finds again after a crash.
+//! A replica's stable storage, which its next process finds after a crash.
 //!
-//! Writes become durable one after the other, each a while after it was asked for; a crash
-//! keeps some of those under way, in order, and loses the rest, told or not.
+//! Writes become durable in order, each a while after it was asked for. A crash keeps some of the
+//! writes under way, from the oldest on, and loses the rest.
 
 use crate::copy::{Blocks, Copy};
 use apus::{Configuration, DurableState, Entry, Start};
@@ -12,13 +12,13 @@ use std::collections::VecDeque;
 /// One write.
 #[derive(Clone, Debug)]
 pub enum Write {
-    /// The promise.
+    /// The consensus core's durable state: its promise.
     State(DurableState),
     /// The log after this viewstamp.
     Entries(Viewstamp, Option<Configuration>, Vec<Entry>),
     /// The guest record.
     Guest(GuestRecord),
-    /// What a syncvm changes on the guest's disks.
+    /// The blocks that a syncvm changes on the guest's disks.
     Staged(SyncNo, Blocks),
 }
 
@@ -30,7 +30,7 @@ pub struct Disk {
     base: Viewstamp,
     configuration_at_base: Configuration,
     log: Vec<Entry>,
-    /// The guest's disks.
+    /// The state of the guest's disks.
     pub copy: Copy,
     under_way: VecDeque<Write>,
 }
@@ -41,7 +41,7 @@ impl Disk {
         self.under_way.push_back(write);
     }
 
-    /// The oldest write under way is durable; returns what the replica hears.
+    /// The oldest write under way is durable. Returns the event for the replica, if there is one.
     pub fn complete(&mut self) -> Option<Event> {
         match self.under_way.pop_front()? {
             Write::State(state) => {
@@ -80,7 +80,7 @@ impl Disk {
         at == self.base || self.log.iter().any(|entry| entry.viewstamp == at)
     }
 
-    /// The process is gone; the first `kept` of the writes under way made it.
+    /// The process is gone; the first `kept` of the writes under way have become durable.
     pub fn crash(&mut self, kept: usize) {
         for _ in 0..kept {
             let _ = self.complete();
@@ -88,8 +88,8 @@ impl Disk {
         self.under_way.clear();
     }
 
-    /// Gives back the space of entries up to `index`, once all writes are done: before that, what
-    /// stands there may be what a write is about to cut.
+    /// Gives back the space of entries up to `index`. It waits until all writes are done, because a
+    /// write may still replace entries there.
     pub fn reclaim(&mut self, index: Index) {
         if !self.under_way.is_empty() {
             return;
@@ -113,7 +113,7 @@ impl Disk {
         self.under_way.len()
     }
 
-    /// What a new process finds.
+    /// The state with which a new process starts.
     pub fn start(&self, keeps_log: bool) -> Start {
         let durable = match (self.state, self.guest) {
             (Some(durable), _) => durable,

@@ -1,8 +1,8 @@
-//! What goes wrong, and when.
+//! Faults, and when they come.
 //!
-//! Some faults come at random moments. Others lie in wait for a moment in which the protocol is
-//! in the middle of something (a phase of a syncvm, a full copy, an election) and strike just
-//! then: those are the moments in which bugs live, and chance alone rarely meets them.
+//! Some faults come at random moments. Others are *ambushes*: they wait until the protocol is in the
+//! middle of something (a phase of a syncvm, a full copy, an election) and strike then. Most bugs
+//! are at such moments, and random faults rarely hit them.
 
 use crate::rng::Rng;
 use plover_replica::{Note, Role};
@@ -16,7 +16,7 @@ pub enum Fault {
     Crash(ReplicaId),
     /// The same, and its disk is lost with it: it starts as if it had never run.
     Wipe(ReplicaId),
-    /// SIGSTOP; true: its hypervisor stands still too.
+    /// SIGSTOP; if true, of its hypervisor too.
     Stop(ReplicaId, bool),
     /// The hypervisor dies.
     KillGuest(ReplicaId),
@@ -39,7 +39,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether it is a link's.
+    /// Whether it is a fault of a link.
     pub fn is_of_links(self) -> bool {
         match self {
             Self::Cut(..) | Self::CutOneWay(..) | Self::Isolate(_) => true,
@@ -50,16 +50,16 @@ impl Fault {
     }
 }
 
-/// Who is to be hit.
+/// The replica that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
-    /// Whoever serves, or else anyone.
+    /// The leader, or any replica if there is none.
     Leader,
-    /// The leader's secondary or joiner, or else anyone.
+    /// The secondary or the joining replica, or any replica if there is none.
     Secondary,
-    /// Anyone.
+    /// Any replica.
     Anyone,
-    /// Whoever the moment was about.
+    /// The replica at which the moment has come.
     Myself,
 }
 
@@ -92,7 +92,7 @@ pub enum Kind {
     StaleBridge,
 }
 
-/// All kinds; those that destroy come twice.
+/// All kinds; some are listed twice, so that they come more often.
 const KINDS: [Kind; 15] = [
     Kind::Crash,
     Kind::Crash,
@@ -123,7 +123,7 @@ const SUDDEN: [Kind; 8] = [
     Kind::Reset,
 ];
 
-/// A moment of the protocol that a fault can lie in wait for.
+/// A moment of the protocol for which a fault can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// A phase of a syncvm on the leader.
@@ -146,7 +146,7 @@ pub enum Moment {
     Role(Role),
 }
 
-/// Moments worth waiting for.
+/// The moments for which faults wait.
 const MOMENTS: [Moment; 16] = [
     Moment::Phase(Phase::Pause),
     Moment::Phase(Phase::Scan),
@@ -189,25 +189,25 @@ impl Moment {
     }
 }
 
-/// A fault that lies in wait.
+/// A fault that waits for a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Ambush {
-    /// For this moment.
+    /// The moment.
     pub moment: Moment,
-    /// It strikes this often.
+    /// The probability that it strikes when the moment comes.
     pub chance: f64,
-    /// What it does.
+    /// The kind of fault.
     pub kind: Kind,
-    /// To whom.
+    /// The replica that it hits.
     pub victim: Victim,
-    /// How long after the moment; zero: in the middle of the replica's turn.
+    /// How long after the moment it strikes. Zero is in the middle of the replica's turn.
     pub delay: (u64, u64),
 }
 
 impl Ambush {
     fn draw(rng: &mut Rng) -> Self {
         let moment = rng.pick(&MOMENTS);
-        // Syncvms come by the hundred, elections by the handful.
+        // A run has hundreds of syncvms, but only a few elections.
         let often = matches!(moment, Moment::Phase(_) | Moment::Applied);
         Self {
             moment,
@@ -229,27 +229,27 @@ impl Ambush {
     }
 }
 
-/// How a seed's faults come.
+/// The faults of a seed.
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
     /// When the first may come.
     pub begin: Micros,
     /// When all of them end.
     pub heal: Micros,
-    /// Between two at random moments.
+    /// The time between two faults at random moments.
     pub gap: (u64, u64),
     /// One at a time: the next waits until the group is whole and protected again.
     pub one_at_a_time: bool,
-    /// Links do not fail, and processes are stopped one at a time: what a pair promises to survive.
+    /// Links do not fail, and processes are stopped one at a time. A pair promises to survive that.
     pub links_hold: bool,
     /// An operator is at hand who lets an empty group begin a new generation at once.
     pub operator: bool,
-    /// Those that lie in wait.
+    /// The faults that wait for a moment.
     pub ambushes: Vec<Ambush>,
 }
 
 impl FaultPlan {
-    /// A plan.
+    /// Draws the plan of a seed.
     pub fn draw(rng: &mut Rng, span: Micros) -> Self {
         let begin = rng.pick(&[0, 1_500_000, 1_500_000, 1_500_000]);
         let ambushes = rng.pick(&[0, 1, 2, 2, 3]);
@@ -320,7 +320,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
 pub fn span_of(fault: Fault, rng: &mut Rng) -> Micros {
     match fault {
         Fault::Crash(_) | Fault::Wipe(_) => rng.micros((20_000, 2_000_000)),
-        // Around the timeout and well beyond it: the lease is what is tried here.
+        // Around the timeout and well beyond it, to test the lease.
         Fault::Stop(..) => {
             let longest = rng.pick(&[120_000, 400_000, 3_000_000]);
             rng.micros((5_000, longest))

@@ -39,16 +39,16 @@ pub struct GuestHabits {
     pub noise: f64,
     /// How often an answer depends on a race.
     pub divergence: f64,
-    /// How long it works on a frame.
+    /// How long the guest works on a frame.
     pub work: (u64, u64),
-    /// How long between two timer ticks.
+    /// The time between two timer ticks.
     pub tick: (u64, u64),
-    /// How often a reset writes a page that none has written before.
+    /// How often a reset writes a page that no reset has written before.
     pub reset_stray: f64,
 }
 
 impl GuestHabits {
-    /// Its RAM.
+    /// How many of its pages are RAM.
     pub fn ram_pages(&self) -> u32 {
         self.pages - self.disk_blocks
     }
@@ -57,7 +57,7 @@ impl GuestHabits {
 /// The guest's end of a client's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Stream {
-    /// On which connection it goes on, once one is open.
+    /// The newest connection that carries it, once one is open.
     connection: Option<u8>,
     /// The numbers of the connection's SYN, and of what comes next.
     first: u32,
@@ -74,18 +74,19 @@ impl Stream {
     }
 }
 
-/// A client has acknowledged what this guest has never sent on the connection, or echoed another clock.
+/// A client has acknowledged bytes that this guest has never sent on the connection, or echoed
+/// another clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Strange {
-    /// Whose frame.
+    /// The client's frame.
     pub request: Request,
-    /// The history it was sent in answer to.
+    /// The newest history whose words the client acknowledges.
     pub heard: u64,
     /// Where the guest stood.
     pub history: u64,
 }
 
-/// The stream on which the guest speaks of its own accord.
+/// The stream of frames that the guest sends without being asked.
 const OWN_ACCORD: u8 = 200;
 
 /// A line typed on the console is a number of so many bytes.
@@ -117,7 +118,7 @@ pub struct FakeGuest {
     pub devices_clean: bool,
     /// Memory and devices are of two different moments.
     pub torn: bool,
-    /// The newest frame that acknowledges what was never sent, until it is asked for.
+    /// The newest strange frame, until a check takes it.
     pub strange: Option<Strange>,
 }
 
@@ -145,7 +146,7 @@ impl FakeGuest {
         };
         guest.write(0, history);
         guest.write_disks(history);
-        // The firmware leaves traces of its own on every machine.
+        // Each machine's firmware writes other pages.
         for _ in 0..habits.pages / 4 {
             guest.scribble();
         }
@@ -157,7 +158,7 @@ impl FakeGuest {
         self.dirty.insert(PageNo(page));
     }
 
-    /// A page that nothing but this side's luck determines.
+    /// Writes a page with random content, so that it differs between the two sides.
     fn scribble(&mut self) {
         let page = self.any_page();
         let value = self.rng.word();
@@ -183,7 +184,7 @@ impl FakeGuest {
             .collect()
     }
 
-    /// How long until the next thing happens in it, if it runs.
+    /// How long until its next step is due, if it runs.
     pub fn next_step_in(&self) -> Micros {
         let work = self
             .devices
@@ -217,7 +218,7 @@ impl FakeGuest {
         }
     }
 
-    /// Does what is due now; returns what it sends.
+    /// Does the work that is due now. Returns the frames that it sends.
     pub fn step(&mut self, histories: &mut Histories) -> Vec<Frame> {
         let mut sent = Vec::new();
         if self
@@ -243,7 +244,8 @@ impl FakeGuest {
         sent
     }
 
-    /// What it sends is mostly what every guest would, cut into segments as it happens.
+    /// The answer to a frame: mostly the same words as any guest would send, but cut into segments at
+    /// random.
     fn answer(&mut self, frame: &Frame, histories: &mut Histories) -> Vec<Frame> {
         let Some(request) = Request::of(&frame.0) else {
             return Vec::new();
@@ -273,8 +275,8 @@ impl FakeGuest {
         sent
     }
 
-    /// What a client acknowledges on a connection, this guest has sent, and what it echoes is the connection's
-    /// clock: else its TCP would take the frame for a stranger's.
+    /// Checks the numbers of a client's frame: it must acknowledge bytes that this guest has sent on the
+    /// connection, and echo the connection's clock. Otherwise the guest's TCP would refuse the frame.
     fn look_at_numbers(&mut self, request: &Request, answered: Option<Answered>) {
         let stream = self.devices.streams.get(&request.client);
         let stream = stream.filter(|one| one.connection == Some(request.connection));
@@ -305,7 +307,7 @@ impl FakeGuest {
         Some(self.speak(client, &[], true, histories))
     }
 
-    /// A line of the console: its number.
+    /// The guest reads a line of the console: a number.
     pub fn hear(&mut self, line: &[u8], histories: &mut Histories) {
         let number = u64::from_le_bytes(line.try_into().expect("a line is a number"));
         self.live(Step::Typed(number), number, histories);
@@ -340,8 +342,7 @@ impl FakeGuest {
         spoken.encode()
     }
 
-    /// One step of its life: memory and devices change, mostly as every guest's would, and
-    /// sometimes by a race.
+    /// One step: memory and devices change, mostly as any guest's would, and sometimes by a race.
     fn live(&mut self, step: Step, input: u64, histories: &mut Histories) {
         self.torn |= self.memory[0] != self.devices.history;
         if self.torn {
@@ -359,7 +360,7 @@ impl FakeGuest {
         self.write_disks(history);
         let span = u64::from(self.habits.ram_pages()) - 3;
         for i in 0..1 + input % 5 {
-            // Half of what it writes follows from the input alone: equal on both sides.
+            // Half of the writes follow from the input alone, so they are equal on both sides.
             let basis = if i % 2 == 0 { input } else { history };
             let value = mix(basis, i);
             let page = 3 + (mix(value, i) % span) as u32;
@@ -400,7 +401,7 @@ impl FakeGuest {
         wire::encode(&self.devices)
     }
 
-    /// Loads device state; false if it is none.
+    /// Loads device state; false if the bytes are none.
     pub fn load_devices(&mut self, bytes: &[u8]) -> bool {
         match wire::decode(bytes) {
             Ok(devices) => {

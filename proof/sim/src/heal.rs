@@ -1,4 +1,4 @@
-//! After the last fault: the group has to get well, by itself or with an operator's word.
+//! After the last fault, the group has to recover, by itself or after an operator's bootstrap.
 
 use crate::invariants::progress_after_healing::{HEALING_MAX, Outlook};
 use crate::process::State;
@@ -14,11 +14,12 @@ pub(crate) const LOOK_EVERY: Micros = Micros(50_000);
 /// Between two looks of an operator who is there all the time.
 const OPERATOR_LOOKS_EVERY: Micros = Micros(150_000);
 
-/// How long the operator watches a group that nobody serves before giving the word.
+/// How long the operator watches a group without service before acting.
 const OPERATOR_WAITS: Micros = Micros(3_000_000);
 
 impl World {
-    /// Whether all processes run, and a leader serves whose guest is protected in earnest.
+    /// Whether all processes run, and a leader serves with a guest that each member of the in-sync set
+    /// really holds.
     pub(crate) fn is_whole(&self) -> bool {
         let up = self
             .processes
@@ -59,7 +60,7 @@ impl World {
         self.plan.after(Micros(1_000_000), Happening::Look);
     }
 
-    /// Has the group recovered? If it cannot by itself, the operator acts.
+    /// Looks whether the group has recovered. If it cannot by itself, the operator acts.
     pub(crate) fn look(&mut self) {
         let members = self.scenario.members.clone();
         let processes = &self.processes;
@@ -84,8 +85,8 @@ impl World {
         self.plan.after(LOOK_EVERY, Happening::Look);
     }
 
-    /// An impatient operator: a group without a leader may begin anew. It is the group that
-    /// has to know whether it is empty.
+    /// An impatient operator: bootstraps the group whenever it has no leader. The group itself has to
+    /// refuse if it is not empty.
     pub(crate) fn watch(&mut self) {
         if self.healed_at.is_some() {
             return;
@@ -101,7 +102,7 @@ impl World {
         self.tell(self.scenario.first_leader(), Event::Bootstrap);
     }
 
-    /// What an operator does about a group that cannot serve any more.
+    /// The operator acts on a group that cannot serve any more.
     fn operate(&mut self) {
         let outlook = self.invariants.progress.outlook();
         if outlook == Some(Outlook::Alive) {

@@ -1,9 +1,9 @@
-//! What a guest has lived through, as seen from outside of it.
+//! The history of a guest, as seen from outside of it.
 //!
-//! A guest's state is a function of all it has done since it booted: its *history*. Two guests
-//! that race (design §2, "divergent") leave a common history and have each their own from there
-//! on. So histories form a tree, and "the state of this guest explains that output" means: the
-//! node at which the output was sent is this guest's node or one of its ancestors.
+//! A guest's state is a function of all it has done since it booted: its *history*. Two guests whose
+//! races end differently leave their common history, and each has its own from there on. So
+//! histories form a tree. A guest's state *explains* an output if the node at which the output was
+//! sent is this guest's node or one of its ancestors.
 //!
 //! ```text
 //!  boot ── 1 ── 2 ── 3 ── 4 ── 5          the leader; it sent an output at 3
@@ -30,14 +30,14 @@ pub enum Step {
     Input(u64),
     /// The guest read the line with this number on its console.
     Typed(u64),
-    /// A timer tick: nothing that is counted.
+    /// Anything else, such as a timer tick.
     Other,
 }
 
 #[derive(Debug)]
 struct Node {
     parent: History,
-    /// Where it booted.
+    /// The node at which this guest booted.
     boot: History,
     depth: u32,
     step: Step,
@@ -47,12 +47,12 @@ struct Node {
 #[derive(Debug, Default)]
 pub struct Histories {
     nodes: Vec<Node>,
-    // Only looked up, never walked: their order decides nothing.
+    // Never iterated, so that the run does not depend on its order.
     by_hash: HashMap<u64, History>,
-    /// The words that guests have sent at each place of each client's stream, and where in
-    /// their lives.
+    /// The words that guests have sent at each place of each client's stream, and the node at which
+    /// each was sent.
     words: HashMap<(u8, u32), Vec<(History, u32)>>,
-    /// How many of each client's frames guests have said to have consumed, and where.
+    /// How many of each client's frames guests have reported as consumed, and the node of each report.
     heard: HashMap<u8, Vec<(History, u32)>>,
 }
 
@@ -69,8 +69,8 @@ impl Histories {
         self.by_hash.insert(hash, id);
     }
 
-    /// A guest at `from` makes a step. `noise` is what no input determines: the moment of an
-    /// interrupt, the outcome of a race. Equal steps from equal places lead to one place.
+    /// A guest at `from` makes a step. `noise` stands for everything that no input determines: the
+    /// moment of an interrupt, the outcome of a race. Equal steps from equal places lead to one place.
     pub fn step(&mut self, from: u64, step: Step, noise: u64) -> u64 {
         let what = match step {
             Step::Boot => 0,
@@ -110,7 +110,7 @@ impl Histories {
         at == earlier
     }
 
-    /// Whether guests with these names are of one boot.
+    /// Whether the guests with these names come from the same boot.
     pub fn are_of_one_boot(&self, one: u64, other: u64) -> bool {
         let boot = |hash| self.find(hash).map(|at| self.nodes[at.0 as usize].boot);
         boot(one).is_some() && boot(one) == boot(other)
@@ -118,7 +118,7 @@ impl Histories {
 
     /// A guest at `spoken.history` sends this.
     pub fn speak(&mut self, spoken: &Spoken) {
-        // A guest that is torn has none; that is for another invariant to say.
+        // A torn guest has no history. `guest_is_whole` reports it.
         let Some(&at) = self.by_hash.get(&spoken.history) else {
             return;
         };
@@ -130,8 +130,8 @@ impl Histories {
         heard.push((at, spoken.heard));
     }
 
-    /// Whether a guest at `at` has itself sent what `spoken` says: the same words at the same
-    /// places, and that it has consumed at least as many of the client's frames.
+    /// Whether a guest at `at` has itself sent the content of `spoken`: the same words at the same
+    /// places, and a report of at least as many consumed frames of the client.
     pub fn has_sent(&self, at: History, spoken: &Spoken) -> bool {
         let lived = |(then, _): &&(History, u32)| self.contains(at, *then);
         let words = spoken.placed().all(|(place, word)| {

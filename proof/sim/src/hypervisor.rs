@@ -5,9 +5,9 @@
 //!  frames ─▶ [NIC queue] ─▶ guest, while it runs ─▶ [outputs] ─▶ the replica, a little later
 //! ```
 //!
-//! It may die at any moment, or refuse an order: device state can only be loaded onto clean
-//! devices on the machine types that need a reset (design §4), so a replica that gets the order
-//! of a syncvm wrong loses its guest here as it would in earnest.
+//! It may die at any moment, or refuse an order. Some machine types load device state only onto
+//! devices that were reset before (docs/decisions/0003). So a replica that gets the steps of a
+//! syncvm in the wrong order loses its guest here, as it would with QEMU.
 
 use crate::guest::{FakeGuest, GuestHabits, TYPED_BYTES};
 use crate::history::Histories;
@@ -36,18 +36,18 @@ pub enum Order {
     Load(Vec<u8>),
 }
 
-/// Something of a hypervisor's own that comes due.
+/// An event of a hypervisor that comes due.
 #[derive(Clone, Copy, Debug)]
 pub enum Due {
     /// The order at the head is carried out.
     Order,
     /// The guest's next step, unless it was paused since.
     Step(u64),
-    /// What it has sent reaches the replica.
+    /// The guest's outputs reach the replica.
     Outputs,
 }
 
-/// What makes one hypervisor differ from the next.
+/// The properties of a seed's hypervisors.
 #[derive(Clone, Copy, Debug)]
 pub struct HypervisorHabits {
     /// The guest in it.
@@ -72,14 +72,14 @@ pub struct Hypervisor {
     /// Lines typed and not read.
     console: VecDeque<u8>,
     outputs: Vec<Frame>,
-    /// Whether they have come, and wait for the replica to hear of something else.
+    /// Whether outputs are due, and wait until the replica is told something else.
     unheard: bool,
     orders: VecDeque<Order>,
     running_since: Option<Micros>,
     token: u64,
     cpu: Micros,
     dead: bool,
-    /// Stopped together with its replica: what comes due waits.
+    /// Stopped together with its replica: events that come due wait here.
     frozen: Option<Vec<Due>>,
     due: Vec<(Micros, Due)>,
 }
@@ -108,7 +108,7 @@ impl Hypervisor {
         hypervisor
     }
 
-    /// What has come due since the last call, as delays from now.
+    /// The events planned since the last call, with their delays from now.
     pub fn take_due(&mut self) -> std::vec::Drain<'_, (Micros, Due)> {
         self.due.drain(..)
     }
@@ -177,7 +177,7 @@ impl Hypervisor {
         self.frozen.get_or_insert_with(Vec::new);
     }
 
-    /// And go on.
+    /// The replica and its hypervisor go on.
     pub fn thaw(&mut self, now: Micros) {
         if let Some(missed) = self.frozen.take() {
             self.due
@@ -189,14 +189,14 @@ impl Hypervisor {
         }
     }
 
-    /// What the replica did not want to hear of at once, if it is there.
+    /// The outputs that the replica did not want to hear of at once, if there are any.
     pub fn take_unheard(&mut self) -> Option<Event> {
         std::mem::take(&mut self.unheard)
             .then(|| self.sent())
             .flatten()
     }
 
-    /// The replica wants to hear of it at once from now on.
+    /// The replica wants to hear of outputs at once from now on.
     pub fn hear_outputs(&mut self) {
         if std::mem::take(&mut self.unheard) {
             self.due.push((Micros::ZERO, Due::Outputs));
@@ -208,8 +208,8 @@ impl Hypervisor {
         (!frames.is_empty()).then_some(Event::Outputs(frames))
     }
 
-    /// Something comes due; returns what the replica hears of it, which `hears` of outputs at once or
-    /// not.
+    /// An event comes due. Returns the event for the replica, if there is one. `hears` says whether the
+    /// replica wants to hear of outputs at once.
     pub fn on_due(
         &mut self,
         now: Micros,

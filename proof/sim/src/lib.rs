@@ -14,20 +14,19 @@
 //!             guest, disk      cuts         moment
 //! ```
 //!
-//! * The brain is the one that runs in earnest, with the same order of events and actions
-//!   (`body`); everything around it is made up.
-//! * One seed is one run, for ever: [`run::run`] of the same seed gives the same trace.
-//! * Faults come for some seconds, then all of them end, and the group must get well.
-//! * What must never happen is in [`invariants`], one property a file.
-//!
-//! * In groups of two (`pair`) either nothing is cut, and all of it must hold; or links fail, two may lead
-//!   at once, and once healed there must be one leader again that serves.
+//! * The brain is the code that runs in production, with the same order of events and actions
+//!   (`body`); everything around it is simulated.
+//! * A run depends on nothing but its seed: [`run::run`] of the same seed gives the same trace.
+//! * Faults come for some seconds, then all of them end, and the group must recover.
+//! * Each property is a file of [`invariants`].
+//! * In groups of two (`pair`) either links hold, and all properties must hold; or links fail, two
+//!   may lead at once, and once healed there must be one leader again that serves.
 //!
 //! # What is not simulated
 //!
 //! * A process that is stopped *between* the brain's decision and the act: a `Release` that was
 //!   decided under a valid lease and carried out long after it. No user-space program can rule
-//!   that out; it costs uniqueness of the sender for a moment, never the clients' state.
+//!   this out. For a moment two replicas may then send as the guest, but no client's state is lost.
 //! * Time that computing takes: a turn takes no time, hashing and copying included.
 //! * Bytes that change under way or on disk (the fabric's checksums and the storage have tests
 //!   of their own), and replicas that lie.

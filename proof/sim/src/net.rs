@@ -20,10 +20,10 @@ use crate::schedule::{Arrival, Happening, Schedule};
 use plover_types::{Lane, Micros, ReplicaId};
 use std::collections::{BTreeMap, VecDeque};
 
-/// How the network behaves when nothing is wrong with it.
+/// The network without faults.
 #[derive(Clone, Copy, Debug)]
 pub struct NetHabits {
-    /// One way, per record.
+    /// The delay of a record, one way.
     pub delay: (u64, u64),
     /// Bytes that a link moves in a microsecond.
     pub bytes_per_us: u64,
@@ -115,7 +115,7 @@ impl Net {
             .expect("a link between members")
     }
 
-    /// Two replicas try to connect; `ready` says whether both their processes answer.
+    /// Two replicas try to connect. `ready` says whether the processes of both answer.
     pub fn connect(&mut self, a: ReplicaId, b: ReplicaId, ready: bool, plan: &mut Schedule) {
         let cut = self.way(a, b).cut || self.way(b, a).cut;
         let link = self.link(a, b);
@@ -159,7 +159,7 @@ impl Net {
         );
     }
 
-    /// A notice reaches a living end. False if it means nothing any more.
+    /// A notice reaches a running end. False if the notice is out of date.
     pub fn on_notice(&mut self, end: ReplicaId, peer: ReplicaId, session: u64, up: bool) -> bool {
         let way = self.way(end, peer);
         let current = way.told == Some(session);
@@ -203,7 +203,7 @@ impl Net {
         }
     }
 
-    /// The process at `end` is gone, and with it what it believed.
+    /// The process at `end` is gone, and with it the sessions that it knew.
     pub fn process_died(
         &mut self,
         end: ReplicaId,
@@ -225,14 +225,15 @@ impl Net {
         plan.after(patience, Happening::BreakLink(from, to, session));
     }
 
-    /// It passes again; what has stalled arrives a little later, before what was sent since.
+    /// Records pass from `from` to `to` again. Stalled records arrive a little later, before newer
+    /// ones.
     pub fn mend(&mut self, from: ReplicaId, to: ReplicaId, plan: &mut Schedule) {
         self.way(from, to).cut = false;
         let late = self.rng.micros(self.habits.delay);
         plan.after(late, Happening::Mended(from, to));
     }
 
-    /// What has stalled arrives now, unless the way is cut again.
+    /// The stalled records, which arrive now; none if the way is cut again.
     pub fn take_stalled(&mut self, from: ReplicaId, to: ReplicaId) -> Vec<Arrival> {
         let way = self.way(from, to);
         if way.cut {
@@ -244,7 +245,7 @@ impl Net {
             .collect()
     }
 
-    /// Makes a link slow, or not any more.
+    /// Sets how many times slower than usual a link is.
     pub fn set_slowness(&mut self, a: ReplicaId, b: ReplicaId, slowness: u64) {
         self.link(a, b).slowness = slowness;
     }

@@ -1,4 +1,4 @@
-//! What the invariants and the coverage see of a replica: its log, its notes, its messages.
+//! Shows a replica's log, notes and messages to the invariants and the coverage.
 
 use crate::describe::{brief, name};
 use crate::faults::Ambush;
@@ -15,11 +15,11 @@ use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
 
-/// Messages longer than this carry pages, which nothing here looks at; an end mark may carry all the
-/// inputs that have come while a slow disk was waited for.
+/// Longer messages carry pages and are not decoded here. The limit has room for an end mark with all
+/// inputs that came while a slow disk was waited for.
 const LOOK_BYTES_MAX: usize = 1 << 16;
 
-/// An operator's word is carried out within this time: a promise behind others on a slow disk.
+/// A bootstrap is carried out within this time: its promise may wait behind others on a slow disk.
 const OPERATOR_HEARD_WITHIN: Micros = Micros(10_000_000);
 
 fn unwanted_generation(message: String) -> Violation {
@@ -161,7 +161,7 @@ impl World {
             .map(|(_, replica)| replica.consensus_core().status())
             .max_by_key(|s| s.last);
         let Some(best) = best else { return };
-        // One of two that doubts what it holds may not go on with it.
+        // A replica of a pair that doubts its state may not go on with it.
         let holds = |r: &Replica| r.status().holds_state && !r.consensus_core().status().doubts;
         let holder = others().find(|(id, r)| holds(r) && best.in_sync.contains(*id));
         if let Some((holder, _)) = holder {
@@ -234,7 +234,7 @@ impl World {
             .elected(who, &self.invariants.log);
     }
 
-    /// What the guest of a replica has lived through.
+    /// The history of a replica's guest.
     pub(crate) fn history_of(&self, who: ReplicaId) -> Option<History> {
         let guest = &self.process(who).hypervisor.as_ref()?.guest;
         self.histories.find(guest.history())
@@ -290,7 +290,7 @@ impl World {
         let Some(ours) = self.side(leader) else {
             return;
         };
-        // One that the group goes on without may differ as it likes: it gets a full copy.
+        // A replica that the in-sync set leaves out may differ: it gets a full copy.
         let in_sync = self.invariants.log.in_sync();
         let follows = |side: &Side<'_>| {
             in_sync.contains(leader)
@@ -304,7 +304,7 @@ impl World {
         self.check(check);
     }
 
-    /// The copy that a replica takes, against its source's ledger.
+    /// Checks the warm copy on `target` against its source's ledger.
     fn check_warm_copy(&mut self, target: ReplicaId) {
         let stream = |side: &Side<'_>| side.replica.warm_stream();
         let theirs = self.side(target);
@@ -334,7 +334,7 @@ impl World {
         })
     }
 
-    /// A guest that waits has a checkpoint in its memory; its devices come later.
+    /// A waiting secondary has a checkpoint in its guest's memory; the device state comes later.
     fn on_kept(&mut self, who: ReplicaId, sync: SyncNo) {
         if let Some(now) = self.snapshot(who) {
             let memory = &mut self.invariants.memory_equal_after_sync;

@@ -1,9 +1,9 @@
 //! Groups of two, where one goes on without the other's vote (docs/decisions/0018).
 //!
-//! While links hold, every invariant is asked for. Where links fail, both may lead: from the moment
-//! at which one takes over, what a split brain breaks is not looked at any more, until a new guest
-//! is booted. What remains must hold all the same: views are led once, memories are equal after a
-//! sync, nobody panics or spins, and when all is healed one leader serves a protected guest.
+//! While links hold, every invariant is checked. Where links fail, both may lead: from the moment at
+//! which one takes over, the invariants that a split brain breaks are not checked until a new guest
+//! is booted. The others must hold all the same: views are led once, memories are equal after a
+//! sync, no replica panics or spins, and after healing one leader serves a protected guest.
 
 use crate::faults::Fault;
 use crate::process::State;
@@ -23,8 +23,8 @@ pub(crate) const BROKEN_BY_A_SPLIT: [&str; 8] = [
     "streams_go_on",
 ];
 
-/// Between two standstills in a group whose links hold: time for a heartbeat and its answer. A
-/// backup that is stopped right after its leader was cannot tell that leader from a dead one.
+/// The least time between two stops in a group whose links hold: enough for a heartbeat and its
+/// answer. A backup that is stopped right after its leader cannot tell that leader from a dead one.
 const CALM: Micros = Micros(200_000);
 
 impl World {
@@ -40,7 +40,7 @@ impl World {
         !fault.is_of_links() && (!is_stop || calm)
     }
 
-    /// Whether the newest generation of `who`'s log is the old one's log gone on with.
+    /// Whether the newest generation of `who`'s log continues the log of the one before.
     pub(crate) fn goes_on(&self, who: ReplicaId) -> bool {
         let Some(replica) = self.process(who).replica.as_deref() else {
             return false;

@@ -1,4 +1,4 @@
-//! Broken invariants of the code under test, as messages.
+//! Panics of the code under test, as messages for the report.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
@@ -10,8 +10,8 @@ thread_local! {
     static SIMULATING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A panic in a simulated world is a finding: it is kept for the report. Panics elsewhere are
-/// none of our business.
+/// Keeps the message of a panic in a simulated world for the report. Panics elsewhere are printed as
+/// usual.
 fn catch_panics_quietly() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -26,7 +26,7 @@ fn catch_panics_quietly() {
     });
 }
 
-/// What `work` returns, or the message of its panic, which is not printed.
+/// The result of `work`, or the message of its panic, which is not printed.
 pub fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_panics_quietly();
     SIMULATING.set(true);

@@ -1,14 +1,14 @@
-//! Faults that are harmless one by one and were chosen to be harmful together: the classic ways
-//! in which replicated systems lose what they have promised.
+//! Plots: sequences of faults that are harmless one by one and chosen to be harmful together. These
+//! are the classic ways in which replicated systems lose data.
 
 use crate::faults::Fault;
 use crate::rng::Rng;
 use plover_types::{Micros, ReplicaId};
 
-/// Who plays what.
+/// The replicas that play the roles of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Cast {
-    /// Serves.
+    /// Serves clients.
     pub leader: ReplicaId,
     /// Runs the guest in step.
     pub secondary: ReplicaId,
@@ -19,21 +19,21 @@ pub struct Cast {
 /// A plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plot {
-    /// The leader goes on without its secondary with the witness's vote; then the witness
-    /// forgets that vote, and the leader falls silent. Now the secondary, with an old state,
+    /// The leader goes on without its secondary, with the witness's acknowledgement. Then the
+    /// witness forgets it, and the leader falls silent. Now the secondary, with an old state,
     /// and the witness, with none, are a majority.
     Amnesia,
-    /// The leader stands still just as long as an election takes, in a busy moment: on waking
-    /// it believes itself leader.
+    /// The leader is stopped for about as long as an election takes. When it wakes, it believes that
+    /// it still leads.
     Sleeper,
-    /// The leader dies, and whoever takes over dies while it brings up the next.
+    /// The leader dies, and its successor dies while it copies its guest to the next secondary.
     Succession,
-    /// The leader hears everybody and nobody hears it; then the other way round.
+    /// The leader hears all others, but none hears it; then the other way round.
     DeafAndDumb,
     /// The link between leader and secondary breaks again and again.
     BrokenRecord,
-    /// The secondary stands still until the leader has gone on without it; then the leader dies,
-    /// and the secondary wakes with an old state that its log vouches for.
+    /// The secondary is stopped until the leader has gone on without it. Then the leader dies, and
+    /// the secondary wakes with an old state and a log that still names it in sync.
     LeftBehind,
 }
 
@@ -46,7 +46,7 @@ pub const PLOTS: [Plot; 5] = [
     Plot::BrokenRecord,
 ];
 
-/// Those of groups of two.
+/// The plots of groups of two.
 pub const PLOTS_OF_PAIRS: [Plot; 4] = [
     Plot::Sleeper,
     Plot::Succession,
@@ -55,7 +55,7 @@ pub const PLOTS_OF_PAIRS: [Plot; 4] = [
 ];
 
 impl Plot {
-    /// For the coverage.
+    /// The name in the coverage.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amnesia => "plot: amnesia",
@@ -68,7 +68,7 @@ impl Plot {
     }
 }
 
-/// What happens when, and for how long.
+/// The faults of a plot: when each strikes, and for how long.
 pub fn scenes(plot: Plot, cast: Cast, rng: &mut Rng) -> Vec<(Micros, Fault, Micros)> {
     let Cast {
         leader,
@@ -78,7 +78,7 @@ pub fn scenes(plot: Plot, cast: Cast, rng: &mut Rng) -> Vec<(Micros, Fault, Micr
     let mut ms = |low: u64, high: u64| rng.micros((low * 1000, high * 1000));
     match plot {
         Plot::Amnesia => {
-            // Beyond the timeout, so that the in-sync set without the secondary is agreed.
+            // Longer than the timeout, so that the in-sync set without the secondary is committed.
             let parted = ms(120, 500);
             let late = parted + ms(1, 60);
             vec![

@@ -19,16 +19,16 @@ pub enum State {
     Stopped,
 }
 
-/// A process, over all its lives.
+/// A replica's process, and what stays when it is started again.
 #[derive(Debug)]
 pub struct Process {
     /// Whether it runs.
     pub state: State,
-    /// Which life this is.
+    /// Counts how often the process was started.
     pub incarnation: u64,
     /// The brain.
     pub replica: Option<Box<Replica>>,
-    /// What the brain waits for, as its last turn said.
+    /// The events that the brain waits for, by its last turn.
     pub watch: Watch,
     /// Its clock.
     pub clock: Clock,
@@ -38,27 +38,27 @@ pub struct Process {
     pub hypervisors: u64,
     /// Its disk, which outlives it.
     pub disk: Disk,
-    /// When the disk is done with what it was told.
+    /// When the disk is done with all writes that it was given.
     pub disk_free_at: Micros,
     /// The disk is slow.
     pub disk_slow: bool,
     /// Whether it reads the TAP.
     pub facing: bool,
-    /// What happened and was not looked at yet.
+    /// Events that are not applied yet.
     pub events: VecDeque<Event>,
-    /// What the brain asked for and was not done yet.
+    /// Actions that are not carried out yet.
     pub actions: VecDeque<Action>,
-    /// Answers to work on pages that wait for its disk, and when the last of them comes.
+    /// Answers to work on pages that wait for the disk.
     pub answers: VecDeque<Event>,
-    /// See `answers`.
+    /// When the last of `answers` comes.
     pub answers_free_at: Micros,
-    /// What happened while it was stopped, and to which of its hypervisors if to one.
+    /// Events that came while it was stopped, with the number of the hypervisor if they are of one.
     pub missed: Vec<(Option<u64>, Event)>,
-    /// When it is to be woken, and which plan to wake it counts.
+    /// When its next tick is due, and the number of that tick: a tick with an older number is ignored.
     pub tick: (Micros, u64),
-    /// Whether a sample is planned, and which plan counts.
+    /// Whether a sample is planned, and its number: a sample with an older number is ignored.
     pub sample: (bool, u64),
-    /// How far its log was read: the generation and the index.
+    /// Up to where its log was read: the generation and the index.
     pub read: (View, Index),
     /// The phase of the syncvm that it leads.
     pub phase: Option<Phase>,

@@ -1,36 +1,36 @@
-//! What clients ask the guest, as frames: TCP segments that acknowledge what the client has got.
+//! Requests of clients, as frames: TCP segments that acknowledge the replies received so far.
 
 use crate::spoken::{CLIENTS, GUEST, port, stamps};
 use etherparse::{PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice};
 use plover_types::{Frame, wire};
 use serde::{Deserialize, Serialize};
 
-/// What a client asks.
+/// A client's request.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Request {
-    /// Which client.
+    /// The client.
     pub client: u8,
-    /// Its how-manieth request; repeated ones keep the number.
+    /// Counts its requests; a repeated request keeps its number.
     pub request: u32,
     /// The frame's number: every frame has another.
     pub number: u64,
-    /// On which of its connections.
+    /// The connection that carries it.
     pub connection: u8,
     /// The name of the newest history whose words it acknowledges.
     pub heard: Option<u64>,
 }
 
-/// What a client answers in a segment of its own.
+/// The acknowledgement in a client's segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answered {
-    /// The number of what comes next.
+    /// The sequence number that it expects next.
     pub ack: u32,
-    /// The clock that it echoes.
+    /// The timestamp that it echoes.
     pub clock: u32,
 }
 
 impl Request {
-    /// As a client sends it; the first segment of a connection answers nothing.
+    /// The frame that the client sends. The first segment of a connection acknowledges nothing.
     pub fn to_frame(self, answered: Option<Answered>) -> Frame {
         let builder = PacketBuilder::ethernet2([4, 0, 0, 0, 0, self.client], [2; 6])
             .ipv4(CLIENTS, GUEST, 64)
@@ -49,12 +49,12 @@ impl Request {
         Frame(bytes)
     }
 
-    /// What a frame asks, if it is a client's.
+    /// The request in a frame, if it is a client's.
     pub fn of(frame: &[u8]) -> Option<Self> {
         wire::decode(segment(frame)?.payload()).ok()
     }
 
-    /// What a frame answers.
+    /// The acknowledgement in a frame.
     pub fn answers(frame: &[u8]) -> Option<Answered> {
         let tcp = segment(frame)?;
         Some(Answered {

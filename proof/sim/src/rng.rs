@@ -1,8 +1,8 @@
-//! Chance, from a seed.
+//! Random decisions from a seed.
 //!
 //! Every part of the simulated world draws from a stream of its own, so that one more draw in
 //! one part (a client's pause, say) does not shift what another part (the network) does. That
-//! keeps a failing seed failing while somebody looks into it.
+//! keeps a failing seed failing while its cause is looked for.
 
 use plover_types::{Micros, SplitMix64};
 
@@ -37,13 +37,13 @@ impl Rng {
         Micros(self.range(low, high))
     }
 
-    /// True once in `1 / probability` times.
+    /// True with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
-        // 53 bits are what a double holds exactly.
+        // A double holds 53 bits exactly.
         ((self.word() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
-    /// True in `thousandths` of a thousand cases.
+    /// True with a probability of `thousandths` in a thousand.
     pub fn often(&mut self, thousandths: u64) -> bool {
         self.range(0, 999) < thousandths
     }
@@ -54,7 +54,7 @@ impl Rng {
     }
 }
 
-/// Two words into one, so that every bit of both decides about every bit of the result.
+/// Mixes two words into one, so that every bit of the result depends on every bit of both.
 pub fn mix(a: u64, b: u64) -> u64 {
     SplitMix64::new(a.rotate_left(23) ^ b.wrapping_mul(0xd6e8_feb8_6659_fd93)).next_u64()
 }

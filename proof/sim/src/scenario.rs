@@ -1,4 +1,4 @@
-//! What one seed's world is like: sizes, speeds, habits and the plan of faults.
+//! The world of a seed: sizes, speeds, habits and the plan of faults.
 
 use crate::faults::FaultPlan;
 use crate::guest::GuestHabits;
@@ -16,11 +16,11 @@ use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
 /// How the clients behave.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientHabits {
-    /// How many.
+    /// How many clients there are.
     pub clients: u8,
-    /// Between a reply and the next request.
+    /// The time between a reply and the next request.
     pub think: (u64, u64),
-    /// How long one waits before it repeats a request.
+    /// How long a client waits before it repeats a request.
     pub patience: (u64, u64),
     /// How often a request is a burst of frames.
     pub burst: f64,
@@ -43,9 +43,9 @@ pub struct Scenario {
     pub store: (u64, u64),
     /// How far clocks drift, in millionths.
     pub drift_ppm_max: u64,
-    /// What goes wrong.
+    /// The plan of faults.
     pub faults: FaultPlan,
-    /// All hosts die at once again and again, and with them the guest's generation; see
+    /// All hosts die at once again and again, so each generation of the guest is short; see
     /// [`has_short_lives`].
     pub short_lives: bool,
     config: Config,
@@ -92,7 +92,8 @@ impl Scenario {
             think: rng.pick(&[(2_000, 20_000), (10_000, 80_000)]),
             patience: rng.pick(&[(60_000, 120_000), (200_000, 400_000)]),
             burst: rng.pick(&[0.0, 0.1]),
-            // Where connections overtake each other, `inputs_in_order` follows one a client.
+            // Where connections may overtake each other, `inputs_in_order` follows only one
+            // connection a client, so clients do not reconnect.
             reconnects: match preset.policy.input {
                 Input::PerConnection => 0.0,
                 _ if pages % 3 == 0 => 0.1,
@@ -119,13 +120,13 @@ impl Scenario {
         }
     }
 
-    /// Whatever a replica writes arrives, unless one of the two ends dies.
+    /// Lets no link fail: every record arrives, unless one of the two ends dies.
     pub fn hold_links(&mut self) {
         self.net.harsh = 0.0;
         self.faults.links_hold = true;
     }
 
-    /// Makes the guest's lives short, in a group whose logs are on disk: only there can a crash
+    /// Makes the guest's generations short, in a group whose logs are on disk. Only there can a crash
     /// leave a part of an old generation beside a part of a new one.
     pub fn shorten_lives(&mut self) {
         self.short_lives = true;
@@ -164,14 +165,14 @@ impl Scenario {
         self.config.matching.paced
     }
 
-    /// Who boots the guest when the group has none.
+    /// The replica that boots the guest when the group has none.
     pub fn first_leader(&self) -> ReplicaId {
         self.config.first_leader
     }
 }
 
-/// The policy of a seed that is given none: `vsmr` in every other seed, in the rest each of
-/// those that this version runs. In a pair, one of those that need no third.
+/// The policy of a seed for which none is given: `vsmr` in about every other seed, and in the others
+/// any policy that this version runs. In a pair, a policy that needs no third replica.
 pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
     let mut rng = Rng::new(mix(seed, POLICY_STREAM));
     if rng.chance(0.5) && !is_pair {
@@ -188,17 +189,18 @@ pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
     rng.pick(&others)
 }
 
-/// Whether the lives of a seed's guest are short: a new one begins as soon as all hosts have died,
-/// and a host may die just then. By chance alone that comes once in some ten thousand seeds. With it
-/// comes the stream that decides when.
+/// Whether the generations of a seed's guest are short: a new one begins as soon as all hosts have
+/// died, and a host may die just then. Random faults reach this once in some ten thousand seeds. Also
+/// returns the stream of random decisions that says when.
 pub fn has_short_lives(seed: u64) -> (bool, Rng) {
     let mut rng = Rng::new(mix(seed, LIVES_STREAM));
     (rng.chance(0.05), rng)
 }
 
-/// Names the stream of this one decision: it was added when there were seeds that others cite.
+/// The stream of this one decision. It is separate, because seeds that documents cite are older than
+/// the decision and must stay what they are.
 const POLICY_STREAM: u64 = 10;
-/// Likewise.
+/// Separate for the same reason as [`POLICY_STREAM`].
 const LIVES_STREAM: u64 = 14;
 
 fn draw_config(
@@ -229,7 +231,7 @@ fn draw_config(
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         policy: VSMR.policy,
         slot: SlotConfig {
-            // Ten times the real one: a sample is an event here.
+            // Ten times the real one, because each sample is an event here.
             idle_threshold: Micros(1000),
             quiet_max: Micros::from_ms(rng.pick(&[100, 500])),
             ..SlotConfig::default()
@@ -243,7 +245,7 @@ fn draw_config(
         unprotected_output,
         layout: PageLayout::new(guest.ram_pages(), guest.disk_blocks),
         needs_reset,
-        // By what was drawn before: seeds that others cite stay what they are.
+        // Taken from a value drawn before, so that seeds that documents cite stay what they are.
         warm: match guest.pages % 4 {
             2 => Warm::Disk,
             3 => Warm::Off,

@@ -1,4 +1,4 @@
-//! What is going to happen, in the order of the world's time.
+//! The happenings of the simulated world, in the order of its time.
 //!
 //! Two things at the same microsecond happen in the order in which they were planned, so that
 //! a run depends on nothing but its seed.
@@ -17,7 +17,7 @@ pub enum Happening {
     Sample(ReplicaId, u64),
     /// A record reaches the end of its lane.
     Arrival(Arrival),
-    /// A way that was cut passes what has stalled.
+    /// A way that was cut passes its stalled records.
     Mended(ReplicaId, ReplicaId),
     /// An end learns that its link is up anew, or down.
     LinkNotice {
@@ -34,7 +34,7 @@ pub enum Happening {
     Connect(ReplicaId, ReplicaId),
     /// A link over which nothing passes is given up, if it is still that session.
     BreakLink(ReplicaId, ReplicaId, u64),
-    /// Something of the hypervisor that this replica's n-th order to start one brought.
+    /// An event of this replica's n-th hypervisor.
     Hypervisor(ReplicaId, u64, Due),
     /// A hypervisor's death is noticed.
     HypervisorDied(ReplicaId, u64),
@@ -50,9 +50,9 @@ pub enum Happening {
     Learn(ReplicaId),
     /// A client sends its next request.
     Ask(u8),
-    /// A client repeats a request that nobody has answered.
+    /// A client repeats a request that is not answered yet.
     AskAgain(u8, u32),
-    /// A fault strikes, for so long if the plan says.
+    /// A fault strikes, for this long if the plan says.
     Strike(Fault, Option<Micros>),
     /// A fault ends.
     Mend(Fault),
@@ -62,9 +62,9 @@ pub enum Happening {
     AllDie,
     /// A process starts again.
     Restart(ReplicaId),
-    /// The operator looks at the group, in the middle of its misfortunes.
+    /// The operator looks at the group while faults go on.
     Operator,
-    /// Somebody types a line on the guest's console.
+    /// Lines are typed on the guest's console.
     Type,
     /// Every fault ends.
     Heal,
@@ -75,11 +75,11 @@ pub enum Happening {
 /// A record under way.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Who wrote it.
+    /// The replica that wrote it.
     pub from: ReplicaId,
-    /// Whose ring it goes to.
+    /// The owner of the ring.
     pub to: ReplicaId,
-    /// Which ring.
+    /// The lane of the ring.
     pub lane: Lane,
     /// Which session of the link.
     pub session: u64,

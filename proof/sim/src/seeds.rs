@@ -1,5 +1,5 @@
-//! Many seeds on several threads, what came of each, and the report of them all. The simulators of
-//! protected guests and of consensus alone share this.
+//! Runs many seeds on several threads and reports their outcomes. The simulators of protected guests
+//! and of consensus alone share this.
 
 use crate::coverage::Coverage;
 use crate::invariants::Violation;
@@ -11,27 +11,27 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What came of a seed.
+/// The outcome of a seed.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The seed.
     pub seed: u64,
-    /// What went wrong, if anything.
+    /// The violation, if there was one.
     pub violation: Option<Violation>,
-    /// What was reached.
+    /// How often each interesting moment was reached.
     pub coverage: Coverage,
     /// A digest of the trace, if there was one.
     pub trace_sum: u64,
     /// The last lines of the trace, if there was one.
     pub tail: Vec<String>,
-    /// How much time went by in it.
+    /// The simulated time.
     pub simulated: Micros,
-    /// How many things happened.
+    /// How many happenings there were.
     pub happenings: u64,
 }
 
 impl Outcome {
-    /// What came of a seed whose run ended as `ran`: a panic is a violation, too.
+    /// The outcome of a seed whose run ended as `ran`. A panic is a violation, too.
     pub fn new(
         seed: u64,
         ran: Result<Option<Violation>, String>,
@@ -56,7 +56,7 @@ impl Outcome {
         }
     }
 
-    /// What went wrong, and the command that repeats it; empty if nothing did.
+    /// The violation and the command that repeats it; empty if there was none.
     pub fn headline(&self, repeat: &str) -> String {
         let seed = self.seed;
         let told = |violation: &Violation| {

@@ -1,17 +1,19 @@
-//! What the guest sends, as frames: a stream of words to each client.
+//! The guest's outputs, as frames: a stream of words to each client.
 //!
-//! Real TCP segments, since that is what outputs are compared by. The name of the history that
-//! explains a segment travels behind it, where Ethernet pads a frame. A client's words have places
-//! that count from the first one ever said to it, whatever connection and sequence numbers carry
-//! them: that place travels in the window, which the comparing passes over as well. So it does the
-//! timestamps: the clock of a connection, which stands still, so that any distance shows.
+//! They are real TCP segments, because outputs are compared as TCP. Three fields carry data for the
+//! simulator where the comparison does not look:
+//!
+//! * Behind the segment, where Ethernet pads a frame: the name of the history that explains it.
+//! * In the window: the place of its words. Places count from the first word ever sent to the client,
+//!   over all of its connections.
+//! * In the timestamp: the clock of the connection. It stands still, so that any difference shows.
 
 use etherparse::{
     NetSlice, PacketBuilder, SlicedPacket, TcpOptionElement, TcpSlice, TransportSlice,
 };
 use plover_types::Frame;
 
-/// Bytes of a word: the unit in which streams are looked at.
+/// Bytes of a word, the unit in which streams are checked.
 pub const WORD_BYTES: usize = 4;
 
 /// The port of client 0's first connection; those of its next ones lie 256 apart.
@@ -33,9 +35,9 @@ pub fn port(client: u8, connection: u8) -> u16 {
 /// One segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spoken {
-    /// Whose stream.
+    /// The client of the stream.
     pub client: u8,
-    /// On which of its connections.
+    /// The client's connection that carries it.
     pub connection: u8,
     /// It opens the connection.
     pub opens: bool,
@@ -45,7 +47,7 @@ pub struct Spoken {
     pub clock: u32,
     /// The place of its first byte, and of the next word's: modulo 2^18.
     pub place: u32,
-    /// How many of the client's frames the guest has consumed, it says.
+    /// How many of the client's frames the guest reports to have consumed.
     pub heard: u32,
     /// The words.
     pub words: Vec<u32>,
@@ -54,7 +56,7 @@ pub struct Spoken {
 }
 
 impl Spoken {
-    /// As the guest sends it.
+    /// The frame that the guest sends.
     pub fn encode(&self) -> Frame {
         let stamp = TcpOptionElement::Timestamp(self.clock, 0);
         let data: Vec<u8> = self.words.iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -78,7 +80,7 @@ impl Spoken {
         Frame(bytes)
     }
 
-    /// As a client or an invariant reads it.
+    /// The segment in a frame, as a client or an invariant reads it.
     pub fn decode(frame: &Frame) -> Option<Self> {
         let packet = SlicedPacket::from_ethernet(&frame.0).ok()?;
         let (Some(NetSlice::Ipv4(_)), Some(TransportSlice::Tcp(tcp))) =
@@ -107,14 +109,14 @@ impl Spoken {
         })
     }
 
-    /// The sequence number of what follows it.
+    /// The sequence number of the next byte after it.
     pub fn end(&self) -> u32 {
         let bytes = self.words.len() * WORD_BYTES;
         self.seq.wrapping_add(bytes as u32 + u32::from(self.opens))
     }
 
-    /// One and the same number for all that is said on a connection: its first place less the
-    /// place of the stream at which it was opened.
+    /// A number that is the same for all segments of a connection: its first sequence number less the
+    /// place in the stream at which the connection was opened.
     pub fn opened_at(&self) -> u32 {
         let first = self.seq.wrapping_sub(u32::from(!self.opens));
         first.wrapping_sub(self.place)

@@ -1,14 +1,13 @@
-//! Tidiness: habits of STYLE.md that no other tool checks.
+//! Tidiness: habits of STYLE.md that no other tool knows.
 
 use super::files;
 use crate::run::{self, Result};
 use anyhow::{Context, bail};
 
-/// The line that each crate of `core` has. Clippy bans the calls that it must not make
-/// (`core/clippy.toml`).
+/// What each crate of `core` says. Clippy bans the calls that it must not make (`core/clippy.toml`).
 const NO_UNSAFE: &str = "#![forbid(unsafe_code)]";
 
-/// A longer file gives a warning and no error: a table may be long.
+/// Longer files are named, but no error: a table may be long.
 const LINES_MAX: usize = 500;
 
 pub(super) fn check() -> Result<()> {

@@ -4,8 +4,7 @@ use crate::stock_colo;
 use plover_policy::{PRESETS, Preset};
 use std::collections::BTreeMap;
 
-/// The policies that `--quick` has time for: the systems that the papers compare, and Plover's own
-/// default.
+/// What `--quick` has time for: the systems that the papers compare, and what goes past them.
 const QUICK: [&str; 7] = [
     "none",
     "vsmr",
@@ -16,7 +15,7 @@ const QUICK: [&str; 7] = [
     "colo",
 ];
 
-/// The names of the policies, the baseline first. If a policy has two names, only the first.
+/// Their names, the baseline first. Of two names for one policy only the first.
 pub(super) fn names(quick: bool) -> Vec<String> {
     let mut distinct: Vec<&Preset> = Vec::new();
     for preset in &PRESETS {
@@ -31,7 +30,7 @@ pub(super) fn names(quick: bool) -> Vec<String> {
         .collect()
 }
 
-/// The policies that this version refuses, with its reasons.
+/// Those that this version refuses, with its reasons.
 pub(super) fn refused() -> BTreeMap<String, String> {
     let reason = |preset: &Preset| {
         let why = preset.policy.check().err()?;

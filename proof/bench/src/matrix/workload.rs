@@ -1,30 +1,30 @@
-//! The workloads of guests, as data.
+//! What guests are asked to do: each workload is data.
 
 use crate::client::Traffic;
 
 /// A server in a guest, and what its client does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
-    /// The name on the command line and in the reports.
+    /// As it is typed and as it stands in the reports.
     pub name: &'static str,
-    /// A description.
+    /// In words.
     pub what: &'static str,
     /// The guest of `plover lab up --guest`.
     pub guest: &'static str,
     /// Whether most of its requests change what the server holds.
     pub writes: bool,
-    /// The client.
+    /// Who asks.
     pub client: Client,
 }
 
-/// The client of a server.
+/// Who loads the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Client {
     /// Our own (`crate::client`).
     Own {
         /// The server's port.
         port: u16,
-        /// Its requests.
+        /// What it asks.
         traffic: Traffic,
         /// Connections.
         connections: u32,
@@ -35,7 +35,7 @@ pub(crate) enum Client {
     Wrk {
         /// The server's port.
         port: u16,
-        /// The path that it requests.
+        /// What it gets.
         path: &'static str,
         /// Connections.
         connections: u32,
@@ -45,7 +45,7 @@ pub(crate) enum Client {
         /// Connections.
         connections: u32,
     },
-    /// No client: the guest is left alone.
+    /// Nobody: the guest is left alone.
     Nobody,
 }
 

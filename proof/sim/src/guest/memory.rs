@@ -17,7 +17,7 @@ impl FakeGuest {
         std::mem::replace(&mut self.dirty, PageSet::new(self.habits.pages))
     }
 
-    /// What a scan would find.
+    /// The dirty pages that a scan would find.
     pub fn dirty(&self) -> &PageSet {
         &self.dirty
     }
@@ -72,7 +72,7 @@ impl FakeGuest {
         writer.finish()
     }
 
-    /// A page's bytes: its value in two halves, each at the beginning of another block.
+    /// A page's bytes: its value in two halves, each at the beginning of a block.
     fn page(&self, page: PageNo) -> [u8; PAGE_BYTES] {
         let mut bytes = [0; PAGE_BYTES];
         let value = self.memory[page.0 as usize].to_le_bytes();
@@ -90,7 +90,7 @@ impl FakeGuest {
         Ok(())
     }
 
-    /// What a page is once `content` is written into it.
+    /// A page's value after `content` is written into it.
     fn changed_by(&self, page: PageNo, content: &PageContent<'_>) -> u64 {
         let mut bytes = self.page(page);
         content.apply(&mut bytes);

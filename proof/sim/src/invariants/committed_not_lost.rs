@@ -1,8 +1,8 @@
-//! Whoever is elected holds every entry that was committed in an older view.
+//! An elected replica holds every entry that was committed in an older view.
 //!
-//! A replica may win the election of a view that others have left behind already: stopped in
-//! the middle of it, and woken by votes of long ago. It need not know what they have committed
-//! since; it can commit nothing itself.
+//! A replica may be stopped during its election, and wake when the others are already in a later
+//! view. It then wins by old votes, and need not hold the entries that the others have committed
+//! since. It can commit nothing itself.
 
 use super::logs_agree::CommittedLog;
 use super::{Check, Violation};

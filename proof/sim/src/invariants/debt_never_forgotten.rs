@@ -1,7 +1,7 @@
 //! Every page that differs between the two sides is owed by one of them, or dirty on one.
 //!
-//! Clearing a dirty bit makes a debt (style 6). A syncvm that fails after the scan must leave
-//! its pages in a ledger; one that is forgotten differs for ever, and no later syncvm looks.
+//! Clearing a dirty bit makes a debt. A syncvm that fails after the scan must leave its pages in a
+//! ledger. A forgotten page differs for ever, because no later syncvm looks at it.
 
 use super::{Check, Violation};
 use crate::guest::FakeGuest;
@@ -11,7 +11,7 @@ use plover_types::{PageNo, ReplicaId};
 /// A side: its replica and its guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// Which.
+    /// Its replica's id.
     pub who: ReplicaId,
     /// The replica, with its ledger.
     pub replica: &'a Replica,
@@ -26,7 +26,7 @@ impl Side<'_> {
     }
 }
 
-/// Both sides, at any moment at which the leader is not in the middle of a scan.
+/// Checks both sides, at any moment at which the leader is not in the middle of a scan.
 pub fn check(leader: Side<'_>, secondary: Side<'_>) -> Check {
     let (ours, theirs) = (leader.guest.memory(), secondary.guest.memory());
     let forgotten: Vec<_> = (0..ours.len())

@@ -1,5 +1,6 @@
-//! A host that dies finds its guest's disks as they were at one moment, and if it was in sync that
-//! moment explains what clients have seen: a restart of all hosts may go on from them.
+//! A host that has died finds its guest's disks as they were at one moment. If it was in sync, that
+//! moment explains everything that clients have seen, so that a restart of all hosts may go on from
+//! these disks.
 
 use super::external_consistency::ExternalConsistency;
 use super::{Check, Violation};

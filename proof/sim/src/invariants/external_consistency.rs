@@ -2,12 +2,12 @@
 //!
 //! Every output names the [history](crate::history) that explains it. When it is released,
 //! every other member of the committed in-sync set must have acknowledged a state that contains
-//! this history, since any of them may lead next; and whoever serves later must contain it.
+//! this history, because any of them may lead next. Every later leader's history must contain it.
 //!
 //! Where outputs are released on match, a member may explain an output in another way: its guest
 //! has itself sent the same words at the same place of the stream, and has acknowledged at least
-//! as much to the client (COLO §3.1). Whoever serves later must then have done so, or contain
-//! the history.
+//! as much to the client (COLO §3.1). Every later leader's guest must then have done so, too, or
+//! contain the history.
 
 use super::{Check, Violation};
 use crate::history::{Histories, History};
@@ -15,29 +15,29 @@ use crate::spoken::Spoken;
 use plover_types::{ReplicaId, View};
 use std::collections::BTreeMap;
 
-/// What clients have been shown.
+/// The outputs that clients have received, and the histories that explain them.
 #[derive(Debug, Default)]
 pub struct ExternalConsistency {
-    /// Whoever serves contains this: a state that every member of the in-sync set has held.
+    /// A history that every member of the in-sync set has held, and that every leader must contain.
     anchor: Option<(History, ReplicaId)>,
-    /// What was shown beyond it, with the history that explains it.
+    /// The outputs released beyond it, each with the history that explains it.
     shown: Vec<(History, ReplicaId, Spoken)>,
-    /// A state that explains all that was shown: so does every one that contains it.
+    /// A history that explains all outputs; every history that contains it does, too.
     explains_all: Option<History>,
-    /// What each replica has acknowledged that it holds.
+    /// The history that each replica has acknowledged.
     acknowledged: BTreeMap<ReplicaId, History>,
 }
 
 /// A replica sends outputs to clients.
 #[derive(Debug)]
 pub struct Release {
-    /// Who.
+    /// The replica.
     pub who: ReplicaId,
-    /// In which view.
+    /// Its view.
     pub view: View,
-    /// Where its guest stands now, if it still has one.
+    /// Its guest's history now, if it still has a guest.
     pub stands: Option<History>,
-    /// The other members of the committed in-sync set, and where their guests stand.
+    /// The other members of the committed in-sync set, and their guests' histories.
     pub members: Vec<(ReplicaId, Option<History>)>,
     /// Whether outputs may be released on match.
     pub on_match: bool,
@@ -52,7 +52,7 @@ fn violation(message: String) -> Violation {
 }
 
 impl ExternalConsistency {
-    /// A secondary acknowledges a syncvm at whose cut the leader's guest stood here.
+    /// A secondary acknowledges a syncvm at whose cut the leader's guest was at `at`.
     pub fn acknowledged(&mut self, who: ReplicaId, at: History) {
         self.acknowledged.insert(who, at);
     }
@@ -94,7 +94,7 @@ impl ExternalConsistency {
         Ok(())
     }
 
-    /// Whether a guest that stands here explains all that clients have been shown.
+    /// Whether a guest at `stands` explains all outputs that clients have received.
     fn explained(&self, who: ReplicaId, view: View, stands: History, all: &Histories) -> Check {
         if self
             .explains_all
@@ -121,13 +121,13 @@ impl ExternalConsistency {
         }
     }
 
-    /// A replica starts to face clients with a guest that stands here.
+    /// A replica starts to face clients with a guest at `at`.
     pub fn serves(&self, who: ReplicaId, view: View, at: History, all: &Histories) -> Check {
         self.explained(who, view, at, all)
     }
 
-    /// Whether disks of the moment `at` explain all that clients have been shown: they contain it; or,
-    /// `on_match`, their guest had itself sent the same by then.
+    /// Whether disks of the moment `at` explain all outputs that clients have received: their history
+    /// contains the output's; or, with `on_match`, their guest had itself sent the same by then.
     pub fn is_explained_by(&self, at: History, on_match: bool, all: &Histories) -> bool {
         let explains = |(shown, _, spoken): &(History, ReplicaId, Spoken)| {
             all.contains(at, *shown) || (on_match && all.has_sent(at, spoken))
@@ -136,7 +136,7 @@ impl ExternalConsistency {
             && self.shown.iter().all(explains)
     }
 
-    /// Whether clients have been shown anything.
+    /// Whether clients have received any output.
     pub fn has_shown(&self) -> bool {
         self.explains_all.is_some()
     }

@@ -1,19 +1,19 @@
-//! A guest whose outputs are released has consumed the committed inputs in the log's order,
-//! none twice and none left out. The same holds for what was typed on the console; between the
-//! two there is no order, since a guest has a queue for each.
+//! A guest whose outputs are released has consumed the committed frames in the log's order, none
+//! twice and none left out. The same holds for lines typed on the console. There is no order between
+//! frames and lines, because a guest has a queue for each.
 //!
-//! One exception: a leader feeds its guest before the commit while the outputs are held anyway.
-//! If it is deposed, and wins again before anybody else has served, such inputs may have lost
-//! their places in the log. Its guest's is then the only state there is, and they are part of it.
+//! One exception: a leader feeds its guest before the commit, because the outputs are held anyway.
+//! If it is deposed, and wins again before another replica has served, such inputs may have lost
+//! their places in the log. They are allowed, because its guest's state is then the only one.
 //!
-//! Where outputs are released on match, such a leader's may leave before the commit: the other
-//! guest has sent the same and was fed nothing that is not committed (`external_consistency`
-//! asks for that). The input must still get the place in which it was consumed, which is looked
-//! at with the outputs that follow.
+//! Where outputs are released on match, such a leader may release outputs before the inputs behind
+//! them are committed: the other guest has sent the same, and was fed committed inputs only
+//! (`external_consistency` checks that). The input must still be committed at the place at which it
+//! was consumed. The next output checks this.
 //!
-//! A policy that orders inputs by connection promises this for the frames of each client. One that
-//! does not replicate inputs promises less: what was consumed was sent, and none was consumed
-//! twice.
+//! A policy that orders inputs by connection promises this for the frames of each client. A policy
+//! that does not replicate inputs promises only that a guest consumes frames that a client has
+//! sent, and none twice.
 
 use super::logs_agree::CommittedLog;
 use super::{Check, Violation};
@@ -26,27 +26,27 @@ use std::collections::{HashMap, HashSet};
 /// How far the history that clients have seen was checked.
 #[derive(Debug)]
 pub struct InputsInOrder {
-    /// What is due after each history that was checked. Only looked up.
+    /// The inputs due after each history that was checked. Never iterated.
     checked: HashMap<History, Due>,
     /// The frame with each number.
     frames: HashMap<u64, Vec<u8>>,
     /// Inputs that each replica was offered since it last won an election.
     offered: HashMap<ReplicaId, Vec<Step>>,
-    /// Those that were not committed when it won again.
+    /// Inputs that were not committed when the replica that was offered them won again.
     excused: HashSet<Step>,
-    /// What the policy promises.
+    /// The order that the policy promises.
     promised: Order,
-    /// Where each input was consumed. Only looked up.
+    /// The nodes at which each input was consumed. Never iterated.
     consumed: HashMap<Step, Vec<History>>,
 }
 
-/// Connections that are told apart.
+/// How many connections are counted apart.
 const CONNECTIONS: usize = 8;
 
 /// The places, among all that was committed, of the next frame and the next line typed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
-    /// Of each connection; of all frames in the first, if their order is total.
+    /// One count for each client; only the first, for all frames, if their order is total.
     frames: [u64; CONNECTIONS],
     line: u64,
 }
@@ -164,7 +164,7 @@ impl InputsInOrder {
                         continue;
                     }
                     if on_match {
-                        // Looked at again with the next output.
+                        // The next output checks it again.
                         return Ok(());
                     }
                     return Err(violation(format!(
@@ -185,7 +185,7 @@ impl InputsInOrder {
         Ok(())
     }
 
-    /// Which of the counts of [`Due`] a frame belongs to.
+    /// The place in [`Due::frames`] of a frame's count.
     fn lane(&self, number: u64) -> usize {
         let request = self.frames.get(&number).and_then(|f| Request::of(f));
         match (self.promised, request) {

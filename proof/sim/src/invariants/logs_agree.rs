@@ -1,7 +1,7 @@
 //! Entries that two replicas deliver at one index are equal.
 //!
-//! Every replica's log is read from outside each time it commits something; the first reading
-//! of an index is what all others are held against.
+//! Every replica's log is read from outside each time it commits something. All later readings of
+//! an index have to equal the first.
 
 use super::{Check, Violation};
 use crate::request::Request;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
-/// The replica's own form of an entry's payload, which it keeps to itself.
+/// The form of an entry's payload, which is private to `plover-replica`.
 #[derive(Debug, Serialize, Deserialize)]
 enum Payload {
     Inputs(Vec<Frame>),
@@ -26,30 +26,30 @@ enum Payload {
 #[derive(Clone, Copy, Debug)]
 pub struct Committed {
     digest: u64,
-    /// Who delivered it first.
+    /// The replica that delivered it first.
     pub by: ReplicaId,
-    /// In which view that replica was: it was committed in this one or an older one.
+    /// That replica's view then. The entry was committed in this view or an older one.
     pub view: View,
 }
 
-/// What has been committed in this generation of the guest.
+/// The entries committed in this generation of the guest.
 #[derive(Debug, Default)]
 pub struct CommittedLog {
     /// Each entry's first delivery, from index 1.
     entries: Vec<Committed>,
     /// The newest committed in-sync set.
     in_sync: ReplicaSet,
-    /// The place of each committed frame among the inputs, by the frame's bytes. Only looked up.
+    /// The place of each committed frame among the inputs, by the frame's bytes. Never iterated.
     inputs: HashMap<Vec<u8>, u64>,
-    /// Its place among those of its connection.
+    /// The place of each committed frame among those of its connection.
     in_connection: HashMap<Vec<u8>, u64>,
     /// How many frames of each client are committed.
     connections: BTreeMap<u8, u64>,
-    /// The same of lines typed on the console.
+    /// The place of each committed line of the console among those lines.
     typed: HashMap<Vec<u8>, u64>,
 }
 
-/// A digest of an entry and all it says.
+/// A digest of an entry with its payload.
 fn digest(entry: &Entry) -> u64 {
     let kind = match entry.kind {
         EntryKind::Noop => 1,
@@ -69,7 +69,7 @@ fn digest(entry: &Entry) -> u64 {
 }
 
 impl CommittedLog {
-    /// The last index that anybody has delivered.
+    /// The last index that any replica has delivered.
     pub fn last(&self) -> Index {
         Index(self.entries.len() as u64)
     }
@@ -153,7 +153,7 @@ impl CommittedLog {
         self.entries.get(index.0 as usize - 1).copied()
     }
 
-    /// Whether this is the entry that was committed at its index, as far as anything was.
+    /// Whether this entry was committed at its index, or none was yet.
     pub fn agrees(&self, entry: &Entry) -> bool {
         self.first(entry.viewstamp.index)
             .is_none_or(|first| first.digest == digest(entry))

@@ -1,15 +1,15 @@
-//! After a syncvm the secondary's memory and devices are the leader's at the cut, byte for
-//! byte, whatever happened to the syncvms before it.
+//! After a syncvm, the secondary's memory and devices equal the leader's at the cut, byte for byte,
+//! even if earlier syncvms failed.
 
 use super::{Check, Violation};
 use plover_types::{ReplicaId, SyncNo, View};
 use std::collections::BTreeMap;
 
-/// Cuts that are kept: some minutes of syncvms. A secondary that was stopped for long applies one
-/// that lies far back.
+/// How many cuts are kept: some minutes of syncvms, because a secondary that was stopped for long
+/// may apply an old one.
 const CUTS_KEPT: usize = 20_000;
 
-/// A guest that stands.
+/// The state of a paused guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Its memory.
@@ -20,13 +20,13 @@ pub struct Snapshot {
     pub history: u64,
 }
 
-/// What leaders' guests looked like at their cuts.
+/// The leaders' guests at their cuts.
 #[derive(Debug, Default)]
 pub struct MemoryEqualAfterSync {
     cuts: BTreeMap<(View, SyncNo), Snapshot>,
-    /// Whose end mark each secondary has received last.
+    /// The syncvm whose end mark each secondary has received last.
     ended: BTreeMap<ReplicaId, (View, SyncNo)>,
-    /// Which checkpoint each waiting secondary has in its memory.
+    /// The checkpoint that each waiting secondary has in its memory.
     kept: BTreeMap<ReplicaId, (View, SyncNo)>,
 }
 
@@ -64,8 +64,8 @@ impl MemoryEqualAfterSync {
         same_memory(who, sync, self.cut_of(who, at)?, now)
     }
 
-    /// A secondary says that it has applied a syncvm; one that waited, that it has taken over
-    /// from the newest checkpoint it kept.
+    /// A secondary reports that it has applied a syncvm. A secondary that waited reports that it has
+    /// taken over from the newest checkpoint that it kept.
     pub fn applied(&mut self, who: ReplicaId, sync: SyncNo, now: &Snapshot) -> Check {
         let kept = self.kept.remove(&who).filter(|(_, kept)| *kept == sync);
         let at = match kept {

@@ -1,6 +1,5 @@
-//! What must never happen, one property a file, each with the place in the papers that asks for
-//! it. They watch from outside: what replicas say of themselves is believed only where the
-//! property is about that.
+//! The invariants, one property a file, each with its section in the papers. The checks observe from
+//! outside: a replica's report of itself counts only where the property is about that report.
 
 pub mod committed_not_lost;
 pub mod debt_never_forgotten;
@@ -25,7 +24,7 @@ use std::fmt;
 pub struct Violation {
     /// The property: the name of its file.
     pub invariant: &'static str,
-    /// Where the papers ask for it.
+    /// The section of the papers that asks for it.
     pub section: &'static str,
     /// What happened.
     pub message: String,
@@ -37,10 +36,10 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a check says.
+/// The result of a check.
 pub type Check = Result<(), Violation>;
 
-/// All of them, with what each remembers.
+/// The invariants that remember something.
 #[derive(Debug)]
 pub struct Invariants {
     /// See the file.
@@ -64,7 +63,7 @@ pub struct Invariants {
 }
 
 impl Invariants {
-    /// Nothing has happened yet, and this is the policy under which it will.
+    /// The invariants at the beginning of a run under `policy`.
     pub fn new(policy: &Policy) -> Self {
         Self {
             one_leader_a_view: one_leader_a_view::OneLeaderAView::default(),
@@ -79,8 +78,8 @@ impl Invariants {
         }
     }
 
-    /// The operator let the group begin a new generation with a new guest: what the old one told its
-    /// clients binds nobody any more.
+    /// The operator let the group begin a new generation with a new guest. Promises to the old guest's
+    /// clients end here.
     pub fn new_generation(&mut self) {
         self.log = logs_agree::CommittedLog::default();
         self.external_consistency = external_consistency::ExternalConsistency::default();

@@ -1,23 +1,23 @@
-//! A replica that waits for something sleeps: it does not ask to be woken at once, for ever.
+//! A replica that waits for something sleeps. It does not ask again and again to be woken at once.
 
 use super::{Check, Violation};
 use plover_types::{Micros, ReplicaId};
 use std::collections::BTreeMap;
 
-/// Ticks in a row, with nothing else between them, that are one too many.
+/// So many ticks in a row without another event between them break the invariant.
 const TICKS_MAX: u32 = 300;
 
 /// Ticks closer than this follow each other; heartbeats are 25 ms apart.
 const CLOSE: Micros = Micros(200);
 
-/// How often each replica was woken for nothing.
+/// How many ticks in a row each replica has had.
 #[derive(Debug, Default)]
 pub struct NothingSpins {
     ticks: BTreeMap<ReplicaId, (Micros, u32)>,
 }
 
 impl NothingSpins {
-    /// Something else than time happened to a replica.
+    /// A replica was told an event other than a tick.
     pub fn busy(&mut self, who: ReplicaId) {
         self.ticks.remove(&who);
     }

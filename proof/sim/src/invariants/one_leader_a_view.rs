@@ -1,18 +1,18 @@
-//! No view is led twice: not by two replicas, and not by one replica in two lives of its
-//! process, the second of which has forgotten what the first had proposed.
+//! No view is led twice: not by two replicas, and not by two processes of one replica, of which the
+//! second has forgotten what the first proposed.
 
 use super::{Check, Violation};
 use plover_types::{ReplicaId, View};
 use std::collections::BTreeMap;
 
-/// Who has led which view.
+/// The leader of each view.
 #[derive(Debug, Default)]
 pub struct OneLeaderAView {
     elected: BTreeMap<View, ReplicaId>,
 }
 
 impl OneLeaderAView {
-    /// A replica says that it leads a view from now on.
+    /// A replica reports that it leads a view from now on.
     pub fn elected(&mut self, who: ReplicaId, view: View) -> Check {
         match self.elected.insert(view, who) {
             None => Ok(()),
@@ -24,8 +24,8 @@ impl OneLeaderAView {
         }
     }
 
-    /// A replica has lost its disk. Views that it led and that nobody has heard of (`known` is
-    /// the highest that anybody has) have left no trace: it may come upon them again.
+    /// A replica has lost its disk. It may lead views again that it led and that no other replica has
+    /// heard of (`known` is the highest that one has): they have left no trace.
     pub fn forgotten(&mut self, who: ReplicaId, known: View) {
         self.elected
             .retain(|view, leader| *leader != who || *view <= known);

@@ -1,19 +1,19 @@
-//! Never two replicas that send as the guest: no slot's outputs are released by two of them,
-//! and once a newer leader faces clients, no older one releases anything.
+//! Two replicas never send as the guest: no slot's outputs are released by two of them, and once a
+//! newer leader faces clients, no older one releases anything.
 //!
-//! Where outputs are released on match a slot has no such border: what the old leader did not
-//! get out of it the new one, which has sent the same, does. What clients see of it is then the
-//! business of `streams_go_on`.
+//! Where outputs are released on match, two leaders may release outputs of one slot: the new leader's
+//! guest has sent the same, so it releases the outputs that the old leader could not. `streams_go_on`
+//! then checks the bytes that clients see.
 
 use super::{Check, Violation};
 use plover_types::{ReplicaId, SyncNo, View};
 use std::collections::BTreeMap;
 
-/// Who has sent what.
+/// The senders so far.
 #[derive(Debug, Default)]
 pub struct OneSenderASlot {
     slots: BTreeMap<SyncNo, ReplicaId>,
-    /// The newest view in which somebody faced clients.
+    /// The newest view in which a replica faced clients, and that replica.
     newest: Option<(View, ReplicaId)>,
 }
 
@@ -48,7 +48,7 @@ impl OneSenderASlot {
         }
     }
 
-    /// A disk was lost, and with it the only word of views above `known`.
+    /// A disk was lost, and with it the only promise of views above `known`.
     pub fn forgotten(&mut self, known: View) {
         self.newest = self.newest.filter(|(view, _)| *view <= known);
     }

@@ -1,51 +1,51 @@
-//! Once every fault has ended the group serves again, protected; or, if nobody holds the state
-//! any more, nobody serves until an operator has spoken.
+//! Once every fault has ended, the group serves again, protected. If no replica holds the guest's
+//! state any more, none serves until the operator bootstraps the group.
 //!
 //! | what is left when the faults end | what must come of it |
 //! |---|---|
-//! | a leader that holds the guest; or a holder whom the best log of a majority that has not forgotten lets lead | it serves, is protected, answers a new request |
-//! | no holder | nobody serves; the group says that it is empty; after the operator's word it lives anew |
-//! | a holder that may not lead: more replicas have forgotten than the group can bear | nobody serves; once the operator has restarted the holder, as above |
+//! | a leader that holds the guest; or a holder that may lead by the best log of a majority that has not forgotten | it serves, is protected, answers a new request |
+//! | no holder | no replica serves; the group reports that it is empty; after a bootstrap it begins a new generation |
+//! | a holder that may not lead: more replicas have forgotten than the group can bear | no replica serves; once the operator has restarted the holder, as above |
 
 use super::{Check, Violation};
 use apus::Phase;
 use plover_replica::Replica;
 use plover_types::{Micros, ReplicaId, ReplicaSet, View};
 
-/// How long after the end of all faults the group may take. A joiner's patience of 15 s, once,
-/// with the copy that follows, is the longest single wait.
+/// How long the group may take to heal after the end of all faults. The longest single wait is that
+/// of a joining replica: 15 s, and then the copy.
 pub const HEALING_MAX: Micros = Micros(45_000_000);
 
-/// What can be expected of the group.
+/// The outlook of the group when the faults have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outlook {
-    /// Somebody can lead.
+    /// A replica can lead.
     Alive,
-    /// Nobody holds the state.
+    /// No replica holds the state.
     Lost,
-    /// Somebody holds the state and may not lead.
+    /// A replica holds the state, but may not lead.
     Stuck,
 }
 
-/// How the healing goes.
+/// The progress of the healing.
 #[derive(Debug, Default)]
 pub struct Progress {
     outlook: Option<Outlook>,
     /// The generation that was looked at.
     lost: View,
-    /// Replicas that said the guest is lost or the group is empty.
+    /// A replica has reported that the guest is lost or the group is empty.
     said: bool,
-    /// The operator has spoken.
+    /// The operator has acted.
     operator: bool,
 }
 
 impl Progress {
-    /// A replica says that a guest is lost, or the group empty.
+    /// A replica reports that the guest is lost, or that the group is empty.
     pub fn said(&mut self) {
         self.said = true;
     }
 
-    /// The operator let the group live anew.
+    /// The operator has acted on the group.
     pub fn operator_spoke(&mut self) {
         self.operator = true;
     }
@@ -55,7 +55,7 @@ impl Progress {
         self.operator
     }
 
-    /// What was expected when last asked.
+    /// The outlook at the first look after healing.
     pub fn outlook(&self) -> Option<Outlook> {
         self.outlook
     }
@@ -72,8 +72,8 @@ impl Progress {
         }
     }
 
-    /// Somebody starts to serve in this generation of the guest, while the outlook was that nobody
-    /// could go on with it.
+    /// A replica starts to serve in this generation of the guest. It must not if the outlook was that no
+    /// replica holds the state.
     pub fn serves(&self, who: ReplicaId, generation: View) -> Check {
         if self.outlook == Some(Outlook::Lost) && generation <= self.lost {
             return Err(violation(format!(
@@ -83,7 +83,7 @@ impl Progress {
         Ok(())
     }
 
-    /// The group is still not whole when it had time enough.
+    /// The group has not recovered in [`HEALING_MAX`].
     pub fn too_late(&self, report: &str) -> Violation {
         let word = if self.operator {
             ", even after the operator's word"
@@ -98,7 +98,7 @@ impl Progress {
         ))
     }
 
-    /// Nobody serves and nobody can: was that said?
+    /// No replica serves and none can: one of them must have reported this.
     pub fn silence(&self) -> Check {
         if self.said {
             return Ok(());
@@ -125,7 +125,7 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
             .clone()
             .filter(|(_, replica)| replica.status().holds_state)
     };
-    // One that begins a generation has no guest yet, and needs none of the last generation.
+    // A leader that begins a generation has no guest yet, and needs none of the last generation.
     let leads = |replica: &Replica| {
         let consensus = replica.consensus_core();
         let status = consensus.status();

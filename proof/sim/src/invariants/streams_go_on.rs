@@ -1,12 +1,12 @@
-//! What a client has read of a stream never changes: whoever sends, the bytes at one place are
-//! the same (COLO §3.1, equation 4: packets of the primary, then packets of the secondary).
+//! The bytes at one place of a client's stream are the same from every sender (COLO §3.1, equation 4:
+//! packets of the primary, then packets of the secondary).
 //!
-//! A client's TCP would take a second sender's other bytes for the same place as nothing new,
-//! and go on from what it has; the guest that sent them would be of another mind.
+//! If a second sender sent other bytes for a place that the client has read, the client's TCP would
+//! drop them as old. The client and the new guest would then disagree on the stream.
 //!
-//! So it is with the sequence numbers of a connection: whoever sends, they count from one number,
-//! and stamps are read off one clock. And what a client acknowledges, every guest that may serve it has sent,
-//! under its own number and stamp.
+//! The sequence numbers of a connection count from the same number with every sender, and timestamps
+//! are read off the same clock. Every guest that may serve a client has sent the bytes that the client
+//! acknowledges, under its own numbers and timestamps.
 
 use super::{Check, Violation};
 use crate::guest::Strange;
@@ -15,11 +15,11 @@ use crate::spoken::Spoken;
 use plover_types::{ReplicaId, View};
 use std::collections::HashMap;
 
-/// What clients have read.
+/// The streams that clients have read.
 #[derive(Debug, Default)]
 pub struct StreamsGoOn {
     words: HashMap<(u8, u32), (u32, ReplicaId)>,
-    /// Where each connection's numbers count from, and its clock.
+    /// The number from which each connection counts, and its clock.
     numbers: HashMap<(u8, u8), ((u32, u32), ReplicaId)>,
 }
 
@@ -60,8 +60,8 @@ impl StreamsGoOn {
         Ok(())
     }
 
-    /// The guest of a member of the in-sync set has got a frame that acknowledges what it has
-    /// never sent, as it sees it, or echoes another clock than the connection's.
+    /// The guest of a member of the in-sync set has received a frame that acknowledges bytes that, by its
+    /// own numbers, it has never sent, or that echoes another clock than the connection's.
     pub fn fed(who: ReplicaId, strange: Option<Strange>, all: &Histories) -> Check {
         let Some(Strange {
             request,

@@ -1,7 +1,8 @@
 //! Every page that differs between a warm copy and its source is known to the source.
 //!
 //! A warm copy is only worth its memory if a join need not look at all of it again. So its source
-//! keeps a ledger, and what that forgets is wrong on the secondary for ever: no syncvm looks at it.
+//! keeps a ledger. A page that the ledger forgets stays wrong on the secondary for ever, because no
+//! syncvm looks at it.
 
 use super::debt_never_forgotten::Side;
 use super::{Check, Violation};

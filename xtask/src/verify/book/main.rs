@@ -1,4 +1,4 @@
-//! The checks of the guide that mdBook does not make.
+//! What mdBook does not check of the guide.
 //!
 //! ```text
 //!  book          exits with 1 and says what is wrong; writes nothing
