@@ -1,4 +1,4 @@
-//! The guest images: `guests/build` knows how, this decides when.
+//! The guest images: when to run `guests/build`, which makes them.
 
 use crate::packages;
 use crate::run::{self, Result};
@@ -6,10 +6,10 @@ use anyhow::bail;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What everything boots that does not ask for another.
+/// The guest that is booted where no other is named.
 pub(crate) const DEFAULT: &str = "redis";
 
-/// The one that is a disk, by another script.
+/// The guest that is a disk image, made by another script.
 pub(crate) const DISK: &str = "debian";
 
 /// The folder with `kernel` and `initrd` of a guest, built if missing or stale.
@@ -20,7 +20,8 @@ pub(crate) const DISK: &str = "debian";
 pub(crate) fn build(name: &str) -> Result<PathBuf> {
     let script = run::root().join("guests/build");
     let succeeds = || -> Result<bool> {
-        // Its progress is not our output: with `--json` that belongs to the program we become.
+        // Its progress is not our output: with `--json`, the standard output belongs to the program that
+        // replaces us.
         let status = Command::new(&script)
             .arg(name)
             .stdout(std::io::stderr())
@@ -55,7 +56,7 @@ pub(crate) fn build_disk() -> Result<()> {
     run::finish(Command::new(script).stdout(std::io::stderr()))
 }
 
-/// The names of all guests that run from memory, in the order of the alphabet.
+/// The names of all guests that run from memory, in alphabetical order.
 pub(crate) fn recipes() -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(run::root().join("guests"))? {
@@ -68,7 +69,7 @@ pub(crate) fn recipes() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The guest that `lab up` is asked for.
+/// The guest that `lab up` names.
 pub(crate) fn named(arguments: &[std::ffi::OsString]) -> String {
     let mut words = arguments.iter().map(|word| word.to_string_lossy());
     while let Some(word) = words.next() {

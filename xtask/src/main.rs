@@ -1,11 +1,11 @@
-//! One entry point for every task of the repository: what `./x` runs.
+//! One entry point for every task of the repository: the program behind `./x`.
 //!
-//! Thin on purpose. A subcommand makes sure that what it needs is there (Debian packages, the
-//! guest image), and then *becomes* the program that does the work: the last step replaces this
-//! process, so that signals, the terminal and the exit code are that program's own, and Ctrl-C
-//! leaves nothing behind.
+//! A subcommand makes sure that its needs are met (Debian packages, the guest image), and then *becomes*
+//! the program that does the work: the last step replaces this process, so that signals, the terminal
+//! and the exit code are that program's own, and Ctrl-C leaves nothing behind.
 //!
-//! Exit codes: those of what was run; 2 when this machine lacks something, said in a sentence.
+//! Exit codes: those of the program that was run; 2 when this machine lacks something, with a sentence
+//! that says what.
 
 mod guest;
 mod packages;
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Not clap's code 2, which here is for what a machine lacks.
+            // Not clap's code 2, which here means that the machine lacks something.
             let _ = error.print();
             return if error.use_stderr() {
                 ExitCode::FAILURE
@@ -103,7 +103,7 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Lab(rest) => {
             let mut cargo = Cargo::run("plover");
-            // Only a lab that starts needs an image and QEMU; `status` shall answer at once.
+            // Only a lab that starts needs an image and QEMU; `status` must answer at once.
             if rest.arguments.iter().any(|argument| argument == "up") {
                 packages::ensure(&[LAB, GUEST])?;
                 if rest.arguments.iter().any(|argument| argument == "--uefi") {
@@ -120,7 +120,7 @@ fn run(task: Task) -> Result<ExitCode> {
             }
             cargo.args(["lab"]).args(rest.arguments).become_it()
         }
-        // Consensus alone needs no lab and no guest, but the systems it is measured beside.
+        // Consensus alone needs no lab and no guest, only the systems it is compared with.
         Task::Bench(rest)
             if rest
                 .arguments
@@ -138,7 +138,7 @@ fn run(task: Task) -> Result<ExitCode> {
                 .args(rest.arguments)
                 .become_it()
         }
-        // Neither does hashing.
+        // The benchmark of hashing needs none of these either.
         Task::Bench(rest) if rest.arguments.first().is_some_and(|word| word == "hash") => {
             Cargo::bench("plover-vm", "hash")
                 .args(&rest.arguments[1..])
@@ -176,7 +176,7 @@ fn run(task: Task) -> Result<ExitCode> {
             for name in TESTED {
                 guest::build(name)?;
             }
-            // Who asks for everything gets what is off by default, too.
+            // A run of everything includes what is off by default.
             let ofi = !rest.arguments.is_empty() || test_ofi()?;
             let workspace = Cargo::new("test")
                 .args((!some).then_some("--workspace"))
@@ -223,14 +223,14 @@ fn run(task: Task) -> Result<ExitCode> {
     }
 }
 
-/// Builds and tests the fabric over libfabric, whose package not every system has. `false` if
-/// that failed; where the package cannot be had it is left out.
+/// Builds and tests the fabric over libfabric, whose package not every system has. Returns `false` if a
+/// test failed. Without the package, the tests are left out.
 fn test_ofi() -> Result<bool> {
     if let Err(error) = packages::ensure(&[OFI]) {
         eprintln!("x: the feature `ofi` is left out: {error:#}");
         return Ok(true);
     }
-    // Its unit tests only: the program that the other tests start is the one without the feature.
+    // Only the program's unit tests: the other tests start the program without the feature.
     let built = Cargo::new("test")
         .args(["-p", "plover", "--features", "ofi", "--bin", "plover"])
         .succeeds()?;

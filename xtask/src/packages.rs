@@ -5,7 +5,7 @@ use anyhow::bail;
 use std::path::Path;
 use std::process::Command;
 
-/// What must be there, and the package that brings it.
+/// A program or file that must be there, and its package.
 pub(crate) struct Need {
     /// A program in `PATH`, or a file if it starts with a slash.
     probe: &'static str,
@@ -55,7 +55,7 @@ pub(crate) const BENCH: &[Need] = &[need("redis-benchmark", "redis-tools")];
 /// To load the web servers among the guests. Only `bench` asks for it.
 pub(crate) const WEB: &[Need] = &[need("wrk", "wrk")];
 
-/// To measure consensus beside the systems that people know. Only `bench consensus` asks for them.
+/// To compare consensus with well-known systems. Only `bench consensus` asks for them.
 pub(crate) const CONSENSUS: &[Need] = &[
     need("etcd", "etcd-server"),
     need("/usr/share/java/zookeeper.jar", "zookeeper"),
@@ -90,13 +90,13 @@ pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
     .concat())
 }
 
-/// Whether nothing of it is missing.
+/// Whether no need is missing.
 pub(crate) fn are_there(needs: &[&[Need]]) -> bool {
     missing(needs.iter().copied().flatten(), is_there).is_empty()
 }
 
-/// Installs `rustfmt` or `clippy` where the toolchain is the distribution's. `false` if it is not,
-/// or the packages cannot be had.
+/// Installs `rustfmt` or `clippy` if the toolchain is the distribution's. `false` if it is not, or the
+/// packages cannot be had.
 pub(crate) fn install_rust_component(component: &str) -> bool {
     // Debian 12 has two toolchains, and `x` may have taken the one kept up for browsers.
     let web = is_there("/usr/share/doc/cargo-web");

@@ -20,7 +20,7 @@ pub(crate) fn root() -> PathBuf {
 /// The cargo that runs us, and hence the toolchain that `x` chose.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Set for us, not for what we start: cargo would take them for the user's wishes.
+    // Cargo sets these for us. Passed on, they would look like the user's wishes.
     for variable in [
         "CARGO_MANIFEST_DIR",
         "CARGO_MANIFEST_PATH",
@@ -117,7 +117,7 @@ pub(crate) fn finish(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command prints.
+/// The standard output of a command.
 pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     let name = words(command);
     let output = command

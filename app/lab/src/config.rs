@@ -1,8 +1,8 @@
 //! The configuration that each of a lab's daemons gets.
 //!
-//! Three layers, the later over the earlier: the lab's defaults, the user's overlay
-//! (`--config FILE`), and the flags of the command line. What makes a lab a lab (addresses,
-//! paths, ids) is not the overlay's to change.
+//! Three layers, the later over the earlier: the lab's defaults, the user's overlay (`--config FILE`),
+//! and the flags of the command line. The overlay cannot change the addresses, paths and ids that the
+//! lab gives to its replicas.
 
 use crate::cpus;
 use crate::image::Image;
@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use toml::{Table, Value};
 
-/// What the lab alone decides: a key of a table, or all of it.
+/// The keys that the lab alone decides: a key of a table, or (`None`) the whole table.
 const THE_LABS_OWN: [(&str, Option<&str>); 7] = [
     ("group", Some("name")),
     ("group", Some("me")),
@@ -23,7 +23,7 @@ const THE_LABS_OWN: [(&str, Option<&str>); 7] = [
     ("paths", None),
 ];
 
-/// What one replica's configuration depends on, besides the user's choices.
+/// The inputs of one replica's configuration, besides the user's choices.
 #[derive(Clone, Debug)]
 pub struct Place<'a> {
     /// Its id.
@@ -117,7 +117,7 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
     config
 }
 
-/// What the guest is, and what it starts from.
+/// The section `[guest]`: the guest's hardware, and what it starts from.
 fn guest(options: &Options, image: &Image, place: &Place<'_>) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
     let (ip, prefix) = place.guest_ip;
@@ -149,7 +149,7 @@ fn disk_of(options: &Options, disk: &DiskImage) -> Value {
     table(pairs).into()
 }
 
-/// What the command line said about the guest.
+/// The guest's settings from the command line.
 fn flags(options: &Options) -> Table {
     let guest = [
         ("machine", options.machine.clone().map(Value::from)),
@@ -255,7 +255,7 @@ mod tests {
             config["group"]["replica"][2]["address"].as_str(),
             Some("10.77.1.12:7700")
         );
-        // A key that no replica knows passes through: the replica names it when it refuses.
+        // The lab passes on a key that no replica knows. The replica names it when it refuses.
         assert_eq!(config["debug"]["x"].as_integer(), Some(1));
     }
 

@@ -1,8 +1,8 @@
 //! The guest's serial console on the user's terminal, wherever the guest is.
 //!
-//! The connection goes to the leader's daemon: what is typed becomes an input of the guest like
-//! any other and goes through the log, what the guest prints comes back. When the leader is
-//! lost, or another takes over, the console follows.
+//! The connection goes to the leader's daemon. Typed bytes become an input of the guest like any other
+//! and go through the log; what the guest prints comes back. When the leader is lost, or another takes
+//! over, the console follows.
 //!
 //! Three sources feed one loop: the terminal, the connection, and the time.
 
@@ -23,10 +23,10 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long it looks for a leader at first: longer than an election.
 const FIRST_LEADER_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long it looks for the next one, when somebody has the console open.
+/// How long it looks for the next leader while the console is open.
 const NEXT_LEADER_WITHIN: Duration = Duration::from_secs(60);
 
-/// Where a script types, nobody says when to leave: after this long a silence.
+/// Without a terminal nothing says when to leave. The console closes after this long a silence.
 const QUIET: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -34,14 +34,13 @@ enum Message {
     Typed(Vec<u8>),
     InputEnded,
     Leave,
-    /// By the connection with this number.
+    /// Bytes from the connection with this number.
     Printed(u32, Vec<u8>),
     Closed(u32),
 }
 
-/// Connects the terminal (or whatever the standard streams are) to the guest's console, until
-/// Ctrl-] is typed, or, where no terminal types, until the input has ended and the guest is
-/// quiet.
+/// Connects the terminal (or whatever the standard streams are) to the guest's console. Ends when Ctrl-]
+/// is typed or, without a terminal, when the input has ended and the guest is quiet.
 pub fn attach(lab: &Lab) -> Result<()> {
     let terminal = isatty(std::io::stdin());
     let mut console = Console::new(lab);
@@ -207,7 +206,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// `eprintln!` panics when nobody reads.
+/// Unlike `eprintln!`, does not panic on a closed pipe.
 fn eprintln_quietly(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,7 +1,7 @@
 //! Talking to a running daemon over its control socket.
 //!
-//! One JSON object a line there, one a line back. A daemon answers within a turn of its loop,
-//! so one that does not answer within a second or so is stopped, overloaded or gone.
+//! A request is one JSON object on a line, and so is the answer. A daemon answers within a turn of its
+//! loop, so one that does not answer within a second or so is stopped, overloaded or gone.
 
 use plover_node::newest::DiskCopy;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub enum ControlError {
         /// What was wrong.
         why: String,
     },
-    /// The daemon said no, and why.
+    /// The daemon refused, and said why.
     #[error("the replica refused: {0}")]
     Refused(String),
 }
@@ -95,7 +95,7 @@ impl Control {
             .set_write_timeout(Some(ANSWER_WITHIN))
             .map_err(absent)?;
         writeln!(stream, "{request}").map_err(|error| self.garbled(error))?;
-        // Unbuffered, for what follows the line belongs to whoever gets the stream.
+        // Unbuffered: the bytes after the line belong to the caller, who gets the stream.
         let line = read_line(&stream).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::UnexpectedEof => {
                 ControlError::Silent {
@@ -123,7 +123,7 @@ fn read_line(stream: &UnixStream) -> std::io::Result<String> {
     let mut line = String::new();
     // A buffer of one byte never holds anything back.
     BufReader::with_capacity(1, stream).read_line(&mut line)?;
-    // Half a line is what a daemon leaves that dies while it answers.
+    // A daemon that dies while it answers leaves half a line.
     if line.ends_with('\n') {
         Ok(line)
     } else {
@@ -131,8 +131,8 @@ fn read_line(stream: &UnixStream) -> std::io::Result<String> {
     }
 }
 
-/// What a daemon says of itself, as far as the lab uses it. Fields that it does not send are
-/// at their defaults, so that daemons of other releases can be asked too.
+/// A daemon's status, as far as the lab uses it. Fields that a daemon does not send have their defaults,
+/// so that daemons of other releases can be asked too.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DaemonStatus {
@@ -154,7 +154,7 @@ pub struct DaemonStatus {
     pub qemu_pid: Option<u32>,
     /// What its syncs cost.
     pub sync: SyncStatus,
-    /// Everything else, as it was said.
+    /// All other fields, as they were sent.
     #[serde(flatten)]
     pub more: serde_json::Map<String, Value>,
 }
@@ -181,7 +181,7 @@ pub struct SyncStatus {
     pub dirty_secondary: u64,
     /// Bytes sent.
     pub bytes: u64,
-    /// Everything else, as it was said.
+    /// All other fields, as they were sent.
     #[serde(flatten)]
     pub more: serde_json::Map<String, Value>,
 }
@@ -202,7 +202,8 @@ impl DaemonStatus {
         disk_copy(self.id, &self.more)
     }
 
-    /// The replicas that it and they refuse each other, and why: a sentence for each.
+    /// A sentence for each replica with which it has no link because one refuses the other: which, and
+    /// why.
     pub fn refused(&self) -> Vec<String> {
         let peers = self.more.get("refused").and_then(Value::as_object);
         let sentence = |(peer, why): (&String, &Value)| {
@@ -211,8 +212,8 @@ impl DaemonStatus {
         peers.into_iter().flatten().filter_map(sentence).collect()
     }
 
-    /// The number of its view, by which later views exceed earlier ones, and who leads it;
-    /// none before the first.
+    /// The number of its view (later views have higher ones) and its leader; `None` before the first
+    /// view.
     pub fn view_parts(&self) -> Option<(u64, u8)> {
         let (number, leader) = self.view.split_once("@r")?;
         Some((number.parse().ok()?, leader.parse().ok()?))

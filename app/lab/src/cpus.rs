@@ -1,8 +1,8 @@
 //! Which of this machine's CPUs each of a lab's hosts gets.
 //!
-//! A lab's hosts are one machine. Where it has few CPUs, the kernel now and then lets two guests take
-//! turns on one CPU, which on hosts of their own they never would, and every slot waits for the slower
-//! one. So the two guests that run are kept apart:
+//! A lab's hosts are one machine. If it has few CPUs, the kernel now and then runs two guests by turns
+//! on one CPU. Guests on hosts of their own never do so. Every slot then waits for the slower guest. So
+//! the two guests that run are kept apart:
 //!
 //! ```text
 //!   CPU 0   the leader's guest       the followers' plover
@@ -11,8 +11,8 @@
 
 use toml::{Table, Value};
 
-/// The section `[host]` for every replica of a lab on `cpus`, whose guest has `vcpus` processors.
-/// `None`: there are enough for every thread that is often busy, or too few to keep two guests apart.
+/// The section `[host]` for every replica of a lab on `cpus`, whose guest has `vcpus` processors. `None`
+/// if there are enough CPUs for every thread that is often busy, or too few to keep two guests apart.
 pub(crate) fn shares(cpus: &[usize], vcpus: usize) -> Option<Table> {
     let (guests, replicas) = (2 * vcpus, 2);
     if cpus.len() < guests || cpus.len() >= guests + replicas {

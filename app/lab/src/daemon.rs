@@ -1,4 +1,4 @@
-//! The daemons of a lab: starting them, waiting for them, and what they said last.
+//! The daemons of a lab: starting them, waiting for them, and the last lines of their logs.
 
 use crate::lab::Lab;
 use crate::process::{self, Life, Process};
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A daemon that has not opened its control socket by then is not going to.
+/// A daemon that has not opened its control socket within this time has failed.
 const DAEMON_OPENS_WITHIN: Duration = Duration::from_secs(20);
 
 impl Lab {
@@ -27,7 +27,7 @@ impl Lab {
         {
             bail!("replica {id} is running; `plover lab fault kill --replica {id}` ends it");
         }
-        // Whatever a dead daemon left on its host.
+        // Processes that a dead daemon left on its host.
         for process in process::in_namespace(&self.host(id).path()) {
             process.signal(Signal::KILL);
         }
@@ -55,7 +55,7 @@ impl Lab {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Out of reach of the Ctrl-C that is meant for the command that starts it.
+            // The Ctrl-C that is meant for the starting command does not reach it.
             .process_group(0);
         let mut command = self.host(id).exec_in(command)?;
         inherit_nothing(&mut command);
@@ -63,7 +63,7 @@ impl Lab {
             .spawn()
             .with_context(|| format!("cannot start {}", self.state.program.display()))?;
         let daemon = Process::now(child.id());
-        // Somebody must wait for a child or its number stays taken; this thread does so if the
+        // An ended child keeps its number until its parent has waited for it. This thread does so if the
         // daemon ends before this process, and costs nothing otherwise.
         std::thread::spawn(move || child.wait());
         let daemon = daemon.with_context(|| self.last_words(id, "ended at once"))?;
@@ -99,20 +99,20 @@ impl Lab {
         }
     }
 
-    /// What a daemon wrote last, for an error about it.
+    /// An error about a daemon, with the end of its log.
     pub(crate) fn last_words(&self, id: u8, what: &str) -> String {
         let last = last_lines(&self.files(id).log());
         format!("replica {id} {what}; the end of its log:\n    {last}")
     }
 
-    /// What the guest printed last at this replica, for an error about it.
+    /// The last lines that the guest printed at this replica, for an error about it.
     pub(crate) fn last_print(&self, id: u8) -> String {
         let last = last_lines(&self.files(id).console_log());
         format!("its guest printed last:\n    {last}")
     }
 }
 
-/// The end of a file, as lines that are set in; what a terminal would obey is left out.
+/// The end of a file as indented lines, without control characters.
 fn last_lines(path: &Path) -> String {
     const LINES: usize = 12;
     let text = std::fs::read(path).unwrap_or_default();
@@ -127,8 +127,8 @@ fn last_lines(path: &Path) -> String {
     }
 }
 
-/// Leaves `command` its standard streams only. What else the caller of this program has open, a
-/// lock of a script say, would be held for as long as the daemon lives.
+/// Leaves `command` only its standard streams. Otherwise the daemon would hold, for as long as it lives,
+/// whatever else the caller of this program has open, such as a script's lock.
 fn inherit_nothing(command: &mut Command) {
     // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
     unsafe {

@@ -1,9 +1,10 @@
 //! The disks of a lab's guest: each replica gets a file of its own, as hosts would have.
 //!
-//! The first replica's is a copy of the user's image, which stays as it is. The others' are of its
-//! size and empty: the guest's leader fills them, as it would on hosts that are new; but of what the
-//! guest cannot write each has the same. All are holes where the image is. They do not lie with the rest of the lab, which is in memory. Images of other
-//! formats are imported ([`plover_disk::import`]).
+//! The first replica's file is a copy of the user's image, which stays as it is. The others' files have
+//! the image's size and are empty: the guest's leader fills them, as it would on new hosts. A disk that
+//! the guest cannot write is copied to all of them. Holes in the image stay holes. The files do not lie
+//! with the rest of the lab, which is in memory. Images of other formats are imported
+//! ([`plover_disk::import`]).
 
 use crate::options::DiskImage;
 use crate::progress::Progress;
@@ -15,10 +16,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What is copied at once.
+/// Bytes that are copied at once.
 const PART_BYTES: usize = 1 << 20;
 
-/// A copy from here on takes so long that people want to know how far it is.
+/// From this size on a copy takes long, so its progress is shown.
 const LONG_BYTES: u64 = 1 << 30;
 
 /// The files of replica `id` that stand for `images`, whether they are made yet or not.
@@ -30,7 +31,7 @@ pub fn places(images: &[DiskImage], dir: &LabDir, id: u8) -> Vec<DiskImage> {
     places.collect()
 }
 
-/// Makes them.
+/// Makes the files of [`places`].
 pub fn prepare(images: &[DiskImage], dir: &LabDir, id: u8, progress: &Progress) -> Result<()> {
     let place = dir.disks();
     for (i, disk) in images.iter().enumerate() {

@@ -1,10 +1,10 @@
 //! Removing a lab, whatever state it is in.
 //!
-//! Nothing here believes `lab.json`, which may be damaged or older than the truth. A lab is
-//! whatever its *name* leads to: the namespaces that are called after it, the processes inside
-//! them, the processes whose command line names its directory, and the directory. So this also
-//! cleans up after a lab command or a daemon that was killed at any moment, and doing it twice
-//! is the same as doing it once.
+//! Nothing here believes `lab.json`, which may be damaged or older than the truth. The lab's *name*
+//! alone leads to all of it: the namespaces that are called after it, the processes inside them, the
+//! processes whose command line names its directory, and the directory. So this also cleans up after a
+//! lab command or a daemon that was killed at any moment, and doing it twice is the same as doing it
+//! once.
 
 use crate::fault::wait_until_gone;
 use crate::net::Topology;
@@ -25,7 +25,7 @@ const LOCK_WITHIN: Duration = Duration::from_secs(5);
 /// Where `ip netns` keeps names.
 const NAMESPACES: &str = "/run/netns";
 
-/// What a lab's daemons are, as the kernel shows their names.
+/// The programs of a lab's daemons, as the kernel shows their names.
 const PROGRAMS: [&str; 2] = ["plover", "qemu"];
 
 /// Takes a lab down. Returns whether there was anything of it.
@@ -33,8 +33,8 @@ pub fn down(name: &LabName) -> Result<bool> {
     let dir = LabDir::of(name);
     let there_was = dir.exists() || Topology::exists(name.as_str());
     stop_builder(&dir);
-    // A command that restarts a daemon meanwhile would leave it behind. Where the lock cannot
-    // be had (nobody else can keep it for long), being done matters more.
+    // A command that restarts a daemon meanwhile would leave it behind. No command holds the lock for
+    // long; if we cannot get it all the same, taking the lab down matters more.
     let lock = if dir.exists() {
         dir.lock(LOCK_WITHIN).ok()
     } else {
@@ -68,7 +68,7 @@ fn lab_of(namespace: &str) -> Option<LabName> {
     (matches!(part, "sw" | "client") || is_replica).then(|| lab.parse().ok())?
 }
 
-/// Ends a `lab up` that is at work: it must not build while this takes down.
+/// Ends a `lab up` that is at work: it must not go on building while the lab is taken down.
 fn stop_builder(dir: &LabDir) {
     let builder = dir.load().ok().and_then(|state| state.builder);
     let Some(builder) = builder.filter(|builder| Some(*builder) != Process::me()) else {
@@ -83,7 +83,7 @@ fn stop_builder(dir: &LabDir) {
 }
 
 fn teardown(dir: &LabDir) -> Result<()> {
-    // Even if a process will not die: the more is removed, the less it can do.
+    // Goes on even if a process does not end: the less is left of the lab, the less that process can do.
     let hosts = remove_hosts(dir);
     let files = dir.remove();
     hosts.and(files)
@@ -97,7 +97,7 @@ pub(crate) fn remove_hosts(dir: &LabDir) -> Result<()> {
             .iter()
             .flat_map(|path| process::in_namespace(path))
             .collect();
-        // A daemon whose namespace has lost its name; and its QEMU, which dies with it.
+        // These are daemons whose namespace has lost its name, and their QEMUs.
         found.extend(process::with_argument_below(dir.path(), &PROGRAMS));
         for process in &found {
             process.signal(Signal::KILL);

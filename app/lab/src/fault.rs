@@ -1,7 +1,7 @@
 //! Bad things that can be done to a replica.
 //!
-//! A replica's namespace stands for its host, so what is done is done to everything that runs
-//! there: a kill ends `plover` and QEMU in the same instant, as a power cut would.
+//! A replica's namespace stands for its host, so a fault hits everything that runs there: a kill ends
+//! `plover` and QEMU in the same instant, as a power cut would.
 
 use crate::lab::Lab;
 use crate::process::{self, Process};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// back, and a thread that writes to a slow disk ends only when that is done.
 const DEATH_WITHIN: Duration = Duration::from_secs(60);
 
-/// Whom an operation is about.
+/// The replica that an operation is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The replica with this id.
@@ -23,8 +23,7 @@ pub enum Target {
     Role(String),
 }
 
-/// What can be done to a replica: to its whole host, that is, to everything that runs in its
-/// namespace.
+/// A fault of a replica's whole host, that is, of everything that runs in its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The host dies.
@@ -43,7 +42,7 @@ pub enum Fault {
     Heal,
 }
 
-/// What was done, after "replica N: ".
+/// The words after "replica N: ".
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -58,7 +57,7 @@ impl std::fmt::Display for Fault {
 }
 
 impl Lab {
-    /// The id of whom `target` means.
+    /// The id of the replica that `target` means.
     pub fn find(&self, target: &Target) -> Result<u8> {
         match target {
             Target::Replica(id) => Ok(self.state.replica(*id)?.id),
@@ -77,8 +76,8 @@ impl Lab {
         }
     }
 
-    /// Does it, and returns when it is done, with the moment at which it began on the clock of
-    /// the traces.
+    /// Causes the fault, and returns when it is done. Returns the moment at which it began, on the clock
+    /// of the traces.
     pub fn fault(&self, fault: Fault, id: u8) -> Result<u64> {
         self.state.replica(id)?;
         let began_us;
@@ -129,8 +128,8 @@ impl Lab {
         Ok(began_us)
     }
 
-    /// Waits until a host has no process, and its daemon is no more: on its way out a process leaves
-    /// its namespace a moment before it has ended.
+    /// Waits until a host has no process and its daemon has ended. A process that ends leaves its
+    /// namespace a moment before it is gone.
     pub(crate) fn wait_until_empty(&self, id: u8) -> Result<()> {
         let daemon = self.state.replica(id)?.daemon;
         wait_until_gone(|| {

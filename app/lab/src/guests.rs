@@ -1,8 +1,8 @@
 //! The guests that `guests/build` can make: what each is called, how much memory it needs, and
 //! how to find out that its service works.
 //!
-//! A service works when it answers a question of its own protocol. That its port is open says
-//! less: a server listens before it can serve, and a failed one may still hold its port.
+//! A service works when it answers a question of its own protocol. An open port says less: a server
+//! listens before it can serve, and a failed one may still hold its port.
 
 use serde::{Deserialize, Serialize};
 use std::io::{self, Error, ErrorKind, Read, Write};
@@ -31,7 +31,7 @@ pub enum Guest {
     Idle,
     /// A whole Debian on a disk: systemd, sshd, PostgreSQL.
     Debian,
-    /// Writes to its disk what `plover-storm` tells it to, or to a file where it has no disk.
+    /// Writes to its disk, or to a file if it has none, as `plover-storm` tells it to.
     Storm,
 }
 
@@ -40,16 +40,16 @@ pub enum Guest {
 pub struct Probe {
     /// The TCP port on which it answers.
     pub port: u16,
-    /// What to say; nothing to one that speaks first.
+    /// What to send; nothing to a service that speaks first.
     pub question: &'static [u8],
-    /// How the answer of one that works begins.
+    /// The beginning of a working service's answer.
     pub answer: &'static [u8],
 }
 
-/// What a page is asked for with.
+/// The request for a page.
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\nConnection: close\r\n\r\n";
 
-/// How the answer begins when there is one.
+/// The beginning of the answer if there is a page.
 const OK: &[u8] = b"HTTP/1.1 200";
 
 /// PostgreSQL's start-up packet, protocol 3.0; it answers `R`, for authentication, once clients
@@ -105,7 +105,7 @@ impl Guest {
         }
     }
 
-    /// What makes its image.
+    /// The command that makes its image.
     pub fn script(self) -> String {
         match self {
             Self::Debian => "guests/build-disk".into(),
@@ -175,14 +175,14 @@ mod tests {
         assert!("pdp11".parse::<Guest>().unwrap_err().contains("redis"));
     }
 
-    /// The answer of a service that says `says` to whoever connects.
+    /// Asks a service that sends `says` to every client.
     fn ask(says: &'static [u8]) -> io::Result<()> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let service = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.write_all(says).unwrap();
-            // Reads what was asked: closing with unread input would be a reset.
+            // Reads the question: closing with unread input would reset the connection.
             let mut question = [0; 6];
             stream.read_exact(&mut question).unwrap();
         });

@@ -1,9 +1,10 @@
 //! The files a lab's guest boots from.
 //!
 //! Looked for in this order: `--kernel` and `--initrd`; `$PLOVER_GUEST_KERNEL` and
-//! `$PLOVER_GUEST_INITRD`, which are meant for the default guest alone; `.cache/guests/NAME` in
-//! the working directory, in the folders above it, and in those above the program. A lab boots from its own copy: a rebuild of the image
-//! removes the old one, and a replica that joins hours later must start from the same files.
+//! `$PLOVER_GUEST_INITRD`, which are meant for the default guest alone; `.cache/guests/NAME` in the
+//! working directory, in the folders above it, and in those above the program. A lab boots from its own
+//! copy: a rebuild of the image removes the old one, and a replica that joins hours later must start
+//! from the same files.
 
 use crate::guests::Guest;
 use crate::options::Options;
@@ -108,7 +109,7 @@ impl Image {
     }
 }
 
-/// The working directory and the program, and what lies above them.
+/// The working directory and the program, and the folders above them.
 fn places() -> impl Iterator<Item = PathBuf> {
     let above = |path: PathBuf| path.ancestors().map(Path::to_path_buf).collect::<Vec<_>>();
     [std::env::current_dir(), std::env::current_exe()]

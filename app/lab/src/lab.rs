@@ -1,4 +1,4 @@
-//! A lab that exists: who is in it and how to reach them.
+//! A lab that exists: its replicas and how to reach them.
 
 use crate::control::Control;
 use crate::net::{GUEST_IP, Namespace, Topology};
@@ -57,7 +57,7 @@ impl Lab {
         &self.topology
     }
 
-    /// Where the guest's service answers, for who asks from the client's namespace.
+    /// The address of the guest's service, for a client in the client's namespace.
     pub fn service(&self) -> SocketAddrV4 {
         SocketAddrV4::new(GUEST_IP, self.state.guest.probe().port)
     }
@@ -67,7 +67,7 @@ impl Lab {
         &self.state.program
     }
 
-    /// Where everyone stands.
+    /// The status of all replicas.
     pub fn status(&self) -> LabStatus {
         LabStatus::gather(&self.dir, &self.state)
     }
@@ -137,7 +137,7 @@ impl Lab {
                 files.trace(),
                 files.console_log(),
             ] {
-                // One that was never written is evidence as well.
+                // A file that was never written is left out, which is evidence as well.
                 if let (true, Some(name)) = (file.exists(), file.file_name()) {
                     std::fs::copy(&file, to.join(name))
                         .with_context(|| format!("cannot copy {}", file.display()))?;
@@ -147,8 +147,8 @@ impl Lab {
         Ok(())
     }
 
-    /// The operator's word that a new guest may be booted, after all replicas have lost the old
-    /// one's state: from the newest disks, if it has some. Waits until it is protected.
+    /// Has a new guest booted after all replicas have lost the old one's state: from the newest disks,
+    /// if it has some. Waits until it is protected. The operator calls for this.
     pub fn bootstrap(&mut self, progress: &Progress) -> Result<()> {
         let status = self.status();
         if let Some(holder) = status.replicas.iter().find(|replica| replica.holds_state()) {
@@ -161,8 +161,8 @@ impl Lab {
         traces.take();
         self.choose_disks(&status, progress)?;
         let deadline = Instant::now() + BOOTSTRAPPED_WITHIN;
-        // Until all of them have heard from each other that nobody holds the guest, the word is
-        // said in vain.
+        // The request has no effect until all replicas have heard from each other that none of them
+        // holds the guest.
         while self.status().leader().is_none() && Instant::now() < deadline {
             for id in self.ids() {
                 self.control(id)
@@ -175,10 +175,11 @@ impl Lab {
         Ok(())
     }
 
-    /// Boots the guest again from its newest disks, if nobody has it any more and that needs nobody's
-    /// word: all replicas are back and have said what they remember, so that the newest in-sync set
-    /// among them is the last there was, and a member of it has a whole copy (docs/decisions/0012).
-    /// To the guest that is a loss of power. `false` if there was nothing to do, or it is not as sure.
+    /// Boots the guest again from its newest disks, if that is safe without an operator
+    /// (docs/decisions/0012). It is safe if no replica holds the guest and all are back and have said
+    /// what they remember: then the newest in-sync set among them is the last there was, and a member of
+    /// it must have a whole copy. To the guest this is a loss of power. Returns `false` if the guest is
+    /// not lost, or no such copy exists.
     pub fn boot_after_a_loss(&mut self, progress: &Progress) -> Result<bool> {
         let status = self.status();
         if !status.guest_is_lost() {

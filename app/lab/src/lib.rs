@@ -19,10 +19,9 @@
 //! | talking to daemons, reading what they did | [`control`], [`status`], [`trace`], [`logs`] |
 //! | the guest's console | [`console`] |
 //!
-//! Two rules keep a lab from doing harm. A process is only ever signalled if it is in one of the
-//! lab's namespaces or was started by it and has the same start time ([`process`]); and a lab is
-//! found by its name alone, so that it can be taken down when everything that was written down
-//! is lost ([`down`]).
+//! Two rules keep a lab from doing harm. A process is only ever signalled if it is in one of the lab's
+//! namespaces or was started by it and has the same start time ([`process`]). And a lab is found by its
+//! name alone, so that it can be taken down when all its records are lost ([`down`]).
 
 pub mod config;
 pub mod console;

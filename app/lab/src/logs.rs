@@ -6,11 +6,11 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How often new lines are looked for.
+/// How often the loop looks for new lines.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Prints the logs of the replicas `ids`, each line behind its replica when there are several;
-/// with `follow` goes on for ever.
+/// Prints the logs of the replicas `ids`. If there are several, each line starts with its replica. With
+/// `follow` this goes on for ever.
 pub fn print(lab: &Lab, ids: &[u8], follow: bool, output: &mut impl Write) -> Result<()> {
     let mut logs: Vec<Log> = ids
         .iter()
@@ -45,7 +45,7 @@ impl Log {
         }
     }
 
-    /// Prints the whole lines that are new; with `all` also one without its end.
+    /// Prints the new whole lines; with `all` also a last line without its end.
     fn print(&mut self, named: bool, all: bool, output: &mut impl Write) -> Result<()> {
         let Ok(mut file) = std::fs::File::open(&self.path) else {
             return Ok(());

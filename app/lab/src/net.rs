@@ -18,10 +18,10 @@
 //! machine's own links, routes and sysctls stay as they are. What a lab owns follows from its
 //! name alone, so [`Topology::destroy`] also removes what a crashed lab left.
 //!
-//! # Nothing speaks unasked
-//! Frames on `guest0` are the guest's inputs and go through consensus. So the lab makes none:
-//! no IPv6, no spanning tree, no multicast snooping, and the replicas know each other's
-//! addresses from fixed neighbour entries instead of asking by broadcast.
+//! # The lab sends no frames of its own
+//! Frames on `guest0` are the guest's inputs and go through consensus. So the lab makes none: no IPv6,
+//! no spanning tree, no multicast snooping, and the replicas know each other's addresses from fixed
+//! neighbour entries instead of asking by broadcast.
 //!
 //! # Whole frames with whole checksums
 //! A namespace's TCP hands over segments of up to 64 KiB with the checksum left to "the
@@ -30,10 +30,9 @@
 //! `ethtool` is needed for that; a test reads the TAP and checks.
 //!
 //! # Why the `ip` tool
-//! The design prefers `rtnetlink`, which brings `tokio` and its threads into a program that has
-//! no other use for them. A lab is made of about fifty commands, given in one batch a namespace,
-//! takes a tenth of a second, and a person can type the same commands to look at it or to
-//! repeat the one that failed.
+//! `rtnetlink` would bring `tokio` and its threads into a program that has no other use for them. A lab
+//! is made of about fifty commands, given in one batch a namespace, and that takes a tenth of a second.
+//! A person can type the same commands to look at the lab or to repeat one that failed.
 
 mod cut;
 mod namespace;
@@ -69,7 +68,7 @@ const fn replica_mac(replica: usize) -> Mac {
     Mac([0x02, 0x00, 0x00, 0x77, 0x01, 10 + replica as u8])
 }
 
-/// More would not fit what the addresses and names above leave room for.
+/// The addresses and names above have no room for more.
 const REPLICAS_MAX: usize = 9;
 
 /// The namespaces of one lab.
@@ -106,7 +105,7 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The lab `name` if its namespaces are all there.
+    /// The lab `name`, if all its namespaces are there.
     pub fn open(name: &str) -> Result<Option<Self>> {
         let found = names_of(name)?;
         let count = found.iter().filter(|part| part.starts_with('r')).count();
@@ -121,13 +120,13 @@ impl Topology {
         }))
     }
 
-    /// Whether any namespace of a lab `name` exists, be it only a crashed lab's.
+    /// Whether any namespace of a lab `name` exists, even if only a crashed lab's.
     pub fn exists(name: &str) -> bool {
         names_of(name).is_ok_and(|found| !found.is_empty())
     }
 
-    /// Removes every namespace and device of the lab; also the leftovers of a crashed one, and
-    /// nothing where there is nothing.
+    /// Removes every namespace and device of the lab, also the leftovers of a crashed one. No error if
+    /// there is nothing.
     pub fn destroy(self) -> Result<()> {
         Self::remove(&self.name)
     }
@@ -139,8 +138,8 @@ impl Topology {
         if parts.is_empty() {
             return Ok(());
         }
-        // A namespace lives on, nameless, while a process is in it. Unplugging first makes sure
-        // that even then nothing is left that could send to anyone.
+        // A namespace lives on, nameless, while a process is in it. Unplugging first makes sure that
+        // even then nothing that is left can send.
         let mut result = Ok(());
         if parts.iter().any(|part| part == "sw") {
             result = unplug_all(&namespace(name, "sw"));
@@ -195,7 +194,7 @@ impl Topology {
         tool::ip(None, &add)
             .context("cannot create network namespaces: this needs root and the 'ip' tool")?;
         for namespace in &namespaces {
-            // Before any device exists, so that none ever says hello.
+            // Before any device exists, so that no device ever sends anything of its own.
             namespace.set_sysctls(&[
                 ("net/ipv6/conf/all/disable_ipv6", "1"),
                 ("net/ipv6/conf/default/disable_ipv6", "1"),
@@ -286,7 +285,7 @@ impl Topology {
         tool::ip(Some(&self.replica(replica)), &lines)
     }
 
-    /// Gives the address that cut links send to a place where frames end.
+    /// Gives the switch an entry that drops what cut links send.
     fn add_void(&self) -> Result<()> {
         tool::bridge(
             &self.switch(),
@@ -309,8 +308,8 @@ fn add_bridge() -> String {
 /// it is.
 fn unplug_all(switch: &Namespace) -> Result<()> {
     let ports = tool::ports_of(switch, "br0")?;
-    // A namespace that was deleted a moment ago takes its devices along when the kernel gets to
-    // it, which may be just before us. So what counts is what is left, not what failed.
+    // The kernel removes the devices of a deleted namespace a little later, perhaps just before us. So a
+    // failed command is no error if nothing is left.
     let result = tool::ip_all(switch, ports.iter().map(|port| format!("link del {port}")));
     if tool::ports_of(switch, "br0")?.is_empty() {
         Ok(())

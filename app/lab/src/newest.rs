@@ -1,5 +1,5 @@
-//! Booting the guest from the newest copy of its disks, after all replicas have lost it. Which copy that
-//! is the product decides ([`plover_node::newest`]).
+//! Booting the guest from the newest copy of its disks, after all replicas have lost it. The product
+//! decides which copy that is ([`plover_node::newest`]).
 
 use crate::Fault;
 use crate::control::disk_copy;
@@ -11,8 +11,8 @@ use plover_node::newest::{self, DiskCopy};
 use toml::{Table, Value};
 
 impl Lab {
-    /// Lets a replica that has the newest copy of the guest's disks be the one that boots it. The
-    /// replicas are started again for it, if that is another one than configured.
+    /// Makes a replica that has the newest copy of the guest's disks the one that boots it. If the
+    /// configuration names another one, all replicas get a new configuration and are started again.
     pub(crate) fn choose_disks(&mut self, status: &LabStatus, progress: &Progress) -> Result<()> {
         let copies = status.disk_copies();
         if copies.is_empty() {
@@ -59,7 +59,7 @@ impl Lab {
 }
 
 impl LabStatus {
-    /// What each replica that answers says of its copy of the guest's disks.
+    /// Each answering replica's copy of the guest's disks.
     fn disk_copies(&self) -> Vec<DiskCopy> {
         let copies = self.replicas.iter();
         copies
@@ -72,13 +72,14 @@ impl LabStatus {
         self.disk_copies().iter().any(DiskCopy::was_used)
     }
 
-    /// The replica whose copy of the guest's disks explains all that clients have seen; none while
-    /// not all replicas have said what they remember, and if no such copy is whole.
+    /// The replica whose copy of the guest's disks explains all that clients have seen. None unless all
+    /// replicas have said what they remember, or if no such copy is whole.
     pub fn newest_disks(&self) -> Option<u8> {
         self.newest_disks_or(0)
     }
 
-    /// The same, and `preferred` if there are several and it is one of them.
+    /// As [`newest_disks`](Self::newest_disks); of several such replicas, `preferred` if it is one of
+    /// them.
     fn newest_disks_or(&self, preferred: u8) -> Option<u8> {
         let copies = self.disk_copies();
         if copies.len() < self.replicas.len() {

@@ -1,4 +1,4 @@
-//! What a user may choose about a lab.
+//! The choices that a user has about a lab.
 
 use crate::guests::Guest;
 use crate::state::LabName;
@@ -7,7 +7,7 @@ pub use plover_vm::Firmware;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The choices of `plover lab up`. What is `None` is left to the overlay, then to the default.
+/// The choices of `plover lab up`. The overlay, then the default, decides for a `None`.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The lab's name.
@@ -34,7 +34,7 @@ pub struct Options {
     pub firmware: Option<Firmware>,
     /// The guest's disks, beside that of its image.
     pub disks: Vec<DiskImage>,
-    /// How they are connected where they do not say it: `virtio` (default), `scsi`, `ide`.
+    /// The bus of disks that do not name one: `virtio` (default), `scsi`, `ide`.
     pub disk_bus: Option<String>,
     /// A TOML file whose keys go into every replica's configuration.
     pub overlay: Option<PathBuf>,
@@ -64,7 +64,7 @@ impl From<PathBuf> for DiskImage {
     }
 }
 
-/// `FILE[,bus=BUS][,readonly]`. Other commas are the file's.
+/// `FILE[,bus=BUS][,readonly]`. Other commas belong to the file's name.
 impl FromStr for DiskImage {
     type Err = String;
 

@@ -1,5 +1,5 @@
-//! What this machine must have for a lab, each missing thing told in one sentence that says
-//! what to do.
+//! The things this machine must have for a lab. The error has one sentence for each missing thing, which
+//! says what to do.
 
 use crate::image::Image;
 use crate::options::{Firmware, Options};
@@ -12,8 +12,8 @@ use std::path::Path;
 #[error("{}", .0.join("\n"))]
 pub struct Missing(pub Vec<String>);
 
-/// Looks for everything that can be looked for before anything is made, and finds the guest's
-/// image. All that is missing is told at once.
+/// Looks for everything that can be looked for before anything is made, and finds the guest's image. The
+/// error names all that is missing at once.
 pub fn check(options: &Options) -> Result<Image, Missing> {
     let mut missing = Vec::new();
     if let Err(Missing(sentences)) = check_root() {

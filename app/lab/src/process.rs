@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// One process, for ever.
+/// One process, which no later process with its number can be mistaken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
     /// Its number.
@@ -68,7 +68,7 @@ impl Process {
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else {
             return false;
         };
-        // The number may have been given away before the handle was opened, not after.
+        // The number may have passed to another process before the handle was opened, but not after.
         self.is_alive() && pidfd_send_signal(handle, signal).is_ok()
     }
 }
@@ -79,14 +79,14 @@ fn read_stat(pid: u32) -> Option<(Life, u64)> {
 }
 
 fn parse_stat(stat: &str) -> Option<(Life, u64)> {
-    // The second field is the program's name in parentheses, which may itself contain spaces
-    // and parentheses: what follows the last one is field 3.
+    // The second field is the program's name in parentheses, which may itself contain spaces and
+    // parentheses. Field 3 comes after the last parenthesis.
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?;
     let threads: u32 = fields.nth(16)?.parse().ok()?;
     let life = match state {
-        // The first thread has ended before the others: the process still has its files, a socket
-        // on which it listens among them.
+        // The first thread has ended before the others. The process still has its files, perhaps a
+        // listening socket.
         "Z" if threads > 1 => Life::Running,
         "Z" | "X" | "x" => Life::Gone,
         "T" | "t" => Life::Stopped,
@@ -103,16 +103,17 @@ pub fn in_namespace(namespace: &Path) -> Vec<Process> {
     };
     all()
         .filter(|process| {
-            // Not readable for a process that has ended: it is in no namespace any more.
+            // The file of a process that has ended is not readable: that process is in no namespace any
+            // more.
             std::fs::metadata(format!("/proc/{}/ns/net", process.pid))
                 .is_ok_and(|has| (has.dev(), has.ino()) == (wanted.dev(), wanted.ino()))
         })
         .collect()
 }
 
-/// All processes of programs called `names…` that have a file below `dir` in their command line,
-/// but never the caller: the last resort of `lab down` when the namespaces have lost their
-/// names. Whoever else looks at the lab's files is none of them.
+/// All processes of programs called `names…` that have a file below `dir` in their command line, but
+/// never the caller. `lab down` needs this when the namespaces have lost their names. Other programs
+/// that look at the lab's files are not among them.
 pub fn with_argument_below(dir: &Path, names: &[&str]) -> Vec<Process> {
     let prefix = format!("{}/", dir.display()).into_bytes();
     all()
@@ -185,7 +186,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// The fear: the number has been given to another process, which is then killed.
+    /// The failure to prevent: the number has been given to another process, which is then killed.
     #[test]
     fn another_process_with_the_same_number_is_not_signalled() {
         let mut child = sleeper();

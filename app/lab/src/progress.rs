@@ -1,4 +1,4 @@
-//! What a long command says while it works, and how it notices that it shall stop.
+//! Progress lines of a long command, and the request to stop it.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fmt;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Somebody pressed Ctrl-C, or asked the process to end. Everything that the command had made
-/// is gone when this comes out of it.
+/// Somebody pressed Ctrl-C, or asked the process to end. When a command returns this, everything that it
+/// had made is gone.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
@@ -73,7 +73,7 @@ impl Progress {
         }
     }
 
-    /// Since the start.
+    /// The time since the start.
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
@@ -97,7 +97,7 @@ impl Progress {
         }
     }
 
-    /// Sleeps, but not through an interruption.
+    /// Sleeps; an interruption ends the sleep.
     pub fn sleep(&self, time: Duration) -> Result<(), Interrupted> {
         let end = Instant::now() + time;
         loop {

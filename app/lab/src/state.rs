@@ -1,4 +1,4 @@
-//! What a lab leaves on disk so that later commands find it.
+//! The files of a lab, by which later commands find it.
 //!
 //! ```text
 //! /run/plover-lab/NAME/            mode 0700; locked (flock) by whoever changes the lab
@@ -34,8 +34,8 @@ pub const ROOT: &str = "/run/plover-lab";
 /// Where the disks of their guests are: these are too large for memory.
 const DISK_ROOT: &str = "/var/tmp/plover-lab";
 
-/// The name of a lab: letters, digits and dashes, at most 16 of them, as it becomes a part of
-/// the names of namespaces and of socket paths, which have a short limit.
+/// The name of a lab: letters, digits and dashes, at most 16 of them. It becomes a part of the names of
+/// namespaces and of socket paths, which have a short limit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LabName(String);
@@ -126,7 +126,7 @@ impl LabDir {
         Path::new(DISK_ROOT).join(self.name.as_str())
     }
 
-    /// The file of a replica's copy of one of them, counted from 0.
+    /// The file of a replica's copy of one of the disks, counted from 0.
     pub fn disk(&self, replica: u8, disk: usize) -> PathBuf {
         self.disks()
             .join(format!("replica-{replica}-disk-{disk}.raw"))
@@ -179,7 +179,7 @@ impl LabDir {
         }
     }
 
-    /// Locks it; `None` when somebody else has the lock.
+    /// Locks it; `None` while another process has the lock.
     pub fn try_lock(&self) -> Result<Option<LabLock>> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(|_| self.missing())?;
@@ -219,7 +219,7 @@ impl LabDir {
         })
     }
 
-    /// Writes down what exists, in one step.
+    /// Writes down what exists, in one step: the old file or the new one is there, never a part.
     pub fn save(&self, state: &LabState) -> Result<()> {
         let (new, path) = (self.path.join("lab.json.new"), self.path.join("lab.json"));
         let write = || -> std::io::Result<()> {
@@ -230,7 +230,7 @@ impl LabDir {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Removes it with all that is in it, and the root when that was the last lab.
+    /// Removes it with all that is in it, and the root after the last lab.
     pub fn remove(&self) -> Result<()> {
         for path in [self.disks(), self.path.clone()] {
             match std::fs::remove_dir_all(&path) {
@@ -240,7 +240,7 @@ impl LabDir {
                 _ => {}
             }
         }
-        // Fails while other labs exist, which is what is wanted.
+        // These fail while other labs exist, as they should.
         let _ = std::fs::remove_dir(DISK_ROOT);
         let _ = std::fs::remove_dir(ROOT);
         Ok(())
@@ -264,8 +264,8 @@ pub struct LabLock {
     fd: OwnedFd,
 }
 
-/// Said, and not left to the closing of the directory: a child that another thread is just starting
-/// has a copy of it until its `exec`.
+/// Unlocks explicitly. Closing the descriptor is not enough: a child that another thread is just
+/// starting has a copy of it until its `exec`.
 impl Drop for LabLock {
     fn drop(&mut self) {
         let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);

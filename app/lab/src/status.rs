@@ -1,4 +1,4 @@
-//! Where a lab stands, put together from what its daemons say and what the kernel knows.
+//! The status of a lab, put together from its daemons' answers and the kernel's.
 
 mod table;
 
@@ -31,11 +31,11 @@ pub struct LabStatus {
 pub struct ReplicaStatus {
     /// Its id.
     pub id: u8,
-    /// What it says it is (`leader`, `secondary`, `witness`, `joining`, `recovering`,
-    /// `deposed`), or what keeps it from saying: `down` (its process has ended), `stopped` (by
-    /// `fault stop`), `silent` (it does not answer).
+    /// The role it names (`leader`, `secondary`, `witness`, `joining`, `recovering`, `deposed`), or why
+    /// it names none: `down` (its process has ended), `stopped` (by `fault stop`), `silent` (it does not
+    /// answer).
     pub role: String,
-    /// The number of the view it is in; none when it says nothing.
+    /// The number of the view it is in; none if it does not answer.
     pub view: Option<u64>,
     /// The replica that leads this view.
     pub view_leader: Option<u8>,
@@ -52,7 +52,7 @@ pub struct ReplicaStatus {
     pub trouble: Option<String>,
     /// What its syncs cost.
     pub sync: SyncStatus,
-    /// Everything else it said.
+    /// All other fields that it sent.
     pub more: serde_json::Map<String, serde_json::Value>,
     /// Whether it says that the guest is protected.
     #[serde(skip)]
@@ -60,7 +60,7 @@ pub struct ReplicaStatus {
 }
 
 impl LabStatus {
-    /// Asks everyone, all at the same time: one that is stopped makes nobody else late.
+    /// Asks all replicas at the same time, so that a stopped one does not delay the others.
     pub fn gather(dir: &LabDir, state: &LabState) -> Self {
         let replicas: Vec<ReplicaStatus> = std::thread::scope(|scope| {
             let asked: Vec<_> = state
@@ -89,13 +89,13 @@ impl LabStatus {
         status
     }
 
-    /// The replica that leads the newest view. One that led an older view and has not heard of
-    /// its end yet is not meant.
+    /// The replica that leads the newest view, not one that led an older view and has not heard of its
+    /// end.
     pub fn leader(&self) -> Option<&ReplicaStatus> {
         self.with_role("leader")
     }
 
-    /// The replica of this role; where several say so, the one in the newest view.
+    /// The replica with this role; of several, the one in the newest view.
     pub fn with_role(&self, role: &str) -> Option<&ReplicaStatus> {
         let newest = |replica: &&ReplicaStatus| (replica.view, replica.view_leader);
         self.replicas
@@ -115,7 +115,7 @@ impl LabStatus {
             && !self.replicas.iter().any(ReplicaStatus::holds_state)
     }
 
-    /// Which replica lost the guest and why, when all say that none of them has it any more.
+    /// If the guest is lost: a replica that lost it, and why.
     pub fn why_guest_is_lost(&self) -> Option<(u8, &str)> {
         if !self.guest_is_lost() {
             return None;
@@ -124,7 +124,7 @@ impl LabStatus {
         replicas.find_map(|replica| Some((replica.id, replica.last_failure()?)))
     }
 
-    /// Whether the guest is up as well as it can be under its policy.
+    /// Whether the guest is as well protected as its policy allows.
     pub fn is_settled(&self) -> bool {
         match self.policy.as_str() {
             "none" => self.leader().is_some_and(|leader| leader.serving),
@@ -134,7 +134,7 @@ impl LabStatus {
 }
 
 impl ReplicaStatus {
-    /// Whether it said anything.
+    /// Whether it answered.
     pub fn answers(&self) -> bool {
         !matches!(self.role.as_str(), "down" | "stopped" | "silent")
     }
@@ -165,12 +165,12 @@ impl ReplicaStatus {
                 trouble: last_error(&dir.replica(replica.id).log()),
                 ..Self::mute(replica.id, "down", None)
             },
-            // It would not answer, and waiting for that takes seconds.
+            // A stopped process does not answer, and waiting for that takes seconds.
             Life::Stopped => Self::mute(replica.id, "stopped", pid),
             Life::Running => {
                 match Control::at(dir.replica(replica.id).control_socket()).status() {
                     Ok(said) => Self::said(replica.id, said),
-                    // Between the look at the process and the question it may have ended.
+                    // It may have ended since we looked at the process.
                     Err(ControlError::Absent { .. })
                         if replica.daemon.is_none_or(|daemon| !daemon.is_alive()) =>
                     {
@@ -220,8 +220,8 @@ impl ReplicaStatus {
     }
 }
 
-/// The error with which a daemon has ended by itself, from the end of its log. One that was killed
-/// has said none.
+/// The error with which a daemon has ended by itself, from the end of its log. `None` for a daemon that
+/// was killed.
 fn last_error(log: &Path) -> Option<String> {
     const END_BYTES: i64 = 4096;
     let mut file = File::open(log).ok()?;
@@ -258,7 +258,7 @@ mod tests {
         LabStatus::of([10, 77, 0, 100].into(), "vsmr".into(), replicas)
     }
 
-    /// A leader that is cut off believes what was true before.
+    /// A leader that is cut off still reports what was true before.
     #[test]
     fn the_newest_view_counts() {
         let status = lab(vec![

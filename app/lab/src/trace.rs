@@ -1,9 +1,9 @@
-//! Reading what the replicas wrote into their traces.
+//! Reading the replicas' traces.
 //!
-//! A trace is a file of one JSON object a line, flushed line by line: what a replica did until
-//! the microsecond in which it was killed is there. All replicas of a lab run on one machine
-//! and stamp their lines with its monotonic clock, so their traces, and the moments that the
-//! lab's own commands note, can be put into one timeline.
+//! A trace is a file of one JSON object a line, flushed line by line, so it holds what a replica did
+//! until the microsecond in which it was killed. All replicas of a lab run on one machine and stamp
+//! their lines with its monotonic clock, so their traces, and the moments that the lab's own commands
+//! note, can be put into one timeline.
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
@@ -20,29 +20,29 @@ pub fn now_us() -> u64 {
 /// One line of a trace.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TraceEvent {
-    /// When, on the machine's monotonic clock.
+    /// The time, on the machine's monotonic clock.
     pub mono_us: u64,
-    /// Which replica.
+    /// The replica.
     pub replica: u8,
-    /// What: `role`, `suspected`, `elected`, `serving`, `in_sync`, `protected` …
+    /// The kind of event: `role`, `suspected`, `elected`, `serving`, `in_sync`, `protected` …
     pub what: String,
-    /// What else was said.
+    /// All other fields.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
 impl TraceEvent {
-    /// A number that was said.
+    /// The number in field `key`.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.more.get(key)?.as_u64()
     }
 
-    /// A text that was said.
+    /// The text in field `key`.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.more.get(key)?.as_str()
     }
 
-    /// The event in words for a progress line, if it is one that people want to see.
+    /// The event in words for a progress line, if it is worth one.
     pub fn in_words(&self) -> Option<String> {
         let me = format!("replica {}", self.replica);
         let peer = || {
@@ -103,7 +103,7 @@ impl Tail {
         }
     }
 
-    /// What was written since the last call, in the order of time.
+    /// The events since the last call, in the order of time.
     pub fn take(&mut self) -> Vec<TraceEvent> {
         let mut events: Vec<TraceEvent> = Vec::new();
         for file in &mut self.files {

@@ -5,8 +5,8 @@
 //!                   └───────── any failure, or Ctrl-C: everything is taken down ──────┘
 //! ```
 //!
-//! Whatever can be found out before something is made is found out then, and in the order in
-//! which a person can mend it.
+//! All checks that need nothing of the lab come before anything is made, in an order in which a person
+//! can mend what they find.
 
 use crate::config::{self, Place};
 use crate::disks;
@@ -29,16 +29,15 @@ use std::time::{Duration, Instant};
 /// The port on which replicas listen for each other.
 const REPLICATION_PORT: u16 = 7700;
 
-/// An emulated guest boots in about ten seconds on an idle machine and is copied in a few more;
-/// this is for machines that are slow and busy.
+/// An emulated guest boots in about ten seconds on an idle machine and is copied in a few more. The rest
+/// is for slow and busy machines.
 const UP_WITHIN: Duration = Duration::from_secs(240);
 
-/// A guest that was lost on its way up, and that no replica has got back for this long, is not
-/// waited for any longer.
+/// If the guest is lost on its way up, and no replica has it back after this time, we stop waiting.
 const LOST_FOR: Duration = Duration::from_secs(5);
 
-/// How long one attempt to reach the guest may take. Until the guest has configured its
-/// address nobody answers, and the attempt must not hold up the other messages.
+/// How long one attempt to reach the guest may take. The guest does not answer until it has configured
+/// its address, and an attempt must not hold up the other messages.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 impl Lab {
@@ -106,7 +105,7 @@ fn build(
     configure(options, dir, image, overlay, progress)?;
     progress.check()?;
 
-    // The directory was free, so namespaces of this name are what a crash left.
+    // The directory was free, so a crash left the namespaces of this name.
     remove_hosts(dir)?;
     let topology = Topology::create(options.name.as_str(), ids.len())?;
     progress.say(format!(
@@ -136,8 +135,8 @@ fn build(
     Ok(lab)
 }
 
-/// Writes every replica's configuration, has each checked by the code that will read it, and only then
-/// copies the disks, which can take minutes.
+/// Writes every replica's configuration, and has the daemon's own code check each. Only then copies the
+/// disks, which can take minutes.
 fn configure(
     options: &Options,
     dir: &LabDir,
@@ -146,7 +145,7 @@ fn configure(
     progress: &Progress,
 ) -> Result<()> {
     let image = image.copy_into(dir.path())?;
-    // The guest's own is the first that it sees.
+    // The disk of the guest's image is the first that the guest sees.
     let own = image.disk.clone().map(DiskImage::from);
     let images: Vec<DiskImage> = own.iter().chain(&options.disks).cloned().collect();
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
@@ -247,7 +246,8 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
     }
 }
 
-/// What each replica did last, and the guest on either side: one that stands looks idle to the other.
+/// The last log lines of each replica, and the last console lines of each guest: a guest that hangs
+/// looks idle from the other side.
 fn what_they_did(lab: &Lab, status: &LabStatus) -> String {
     let mut words = status.leader().map_or_else(String::new, |leader| {
         let sync = &leader.sync;

@@ -9,8 +9,8 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A lab of its own for each test: they run at the same time. Taken down also when the test
-/// fails.
+/// A lab of its own for each test, because tests run at the same time. It is taken down also when the
+/// test fails.
 struct Lab(Option<Topology>);
 
 impl Lab {
@@ -39,7 +39,7 @@ impl Drop for Lab {
     }
 }
 
-/// The kernel's whole view of links, from outside the lab.
+/// All links that the kernel shows outside the lab.
 fn links_here() -> String {
     let output = Command::new("ip").args(["-o", "link"]).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
@@ -57,8 +57,8 @@ fn links_in(namespace: std::fs::File) -> String {
     .unwrap()
 }
 
-/// What comes of a datagram that `from` sends to `to`: one direction only. Sending itself must
-/// succeed even where nothing arrives, for a cut is silent.
+/// The result of a datagram that `from` sends to `to`: one direction only. Sending itself must succeed
+/// even where nothing arrives, because a cut is silent.
 fn send(lab: &Topology, from: usize, to: usize, patience: Duration) -> std::io::Result<usize> {
     let bind = |id| {
         lab.replica(id)
@@ -216,8 +216,8 @@ fn a_lab_is_not_mistaken_for_another() {
 #[test]
 fn leftovers_of_a_crashed_lab_are_removed() {
     let lab = Lab::new("t-crash", 3);
-    // As after a crash in the middle of going down: a part is gone, and a process still lives
-    // in another, which keeps that namespace and its devices alive.
+    // As after a crash in the middle of going down: one namespace is gone, and a process still lives in
+    // another one, which keeps that namespace and its devices alive.
     let mut sleeper = Command::new("sleep");
     sleeper.arg("60");
     let mut child = lab.replica(1).exec_in(sleeper).unwrap().spawn().unwrap();
@@ -308,7 +308,8 @@ fn a_cut_is_silent_for_connections() {
     assert_eq!(&text, b"during");
 }
 
-/// The fear: traffic that is cut off, or between replicas at all, floods into the guests.
+/// The failure to prevent: traffic that is cut off, or any traffic between replicas, floods into the
+/// guests.
 #[test]
 fn nothing_but_the_clients_frames_reaches_the_guests() {
     let lab = Lab::new("t-quiet", 3);
@@ -334,7 +335,7 @@ fn nothing_but_the_clients_frames_reaches_the_guests() {
     }
 }
 
-/// What the client's kernel leaves to "the hardware" is done before a frame is on the TAP.
+/// The work that the client's kernel leaves to "the hardware" is done before a frame is on the TAP.
 #[test]
 fn frames_on_the_tap_are_whole() {
     let lab = Lab::new("t-whole", 1);
@@ -356,8 +357,8 @@ fn frames_on_the_tap_are_whole() {
         for len in [1, 33, 1472] {
             socket.send_to(&vec![0xa5; len], (GUEST_IP, 5000))?;
         }
-        // One datagram for the socket, cut into several by "the hardware" (UDP segmentation
-        // offload): the same way on which TCP sends its super-frames.
+        // One datagram for the socket, cut into several by "the hardware" (UDP segmentation offload).
+        // TCP's super-frames go the same way.
         let segment: libc::c_int = 1000;
         // SAFETY: pointer and length describe `segment`, which outlives the call.
         let result = unsafe {

@@ -1,4 +1,4 @@
-//! `plover bench consensus`: what an entry costs, in a group that runs or in one made for it.
+//! `plover bench consensus`: the cost of an entry, in a running group or in one made for it.
 //!
 //! Each connection is a thread with one entry outstanding, through the clients' sockets, so the
 //! figures are what a client of `plover log serve` sees. The repository's `./x bench consensus`

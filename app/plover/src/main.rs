@@ -63,14 +63,14 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Says what went wrong, in sentences, and with which code to exit.
+/// Prints what went wrong, in sentences, and returns the exit code.
 fn report(error: &anyhow::Error) -> ExitCode {
     let broken_pipe = error
         .chain()
         .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
         .any(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
     if broken_pipe {
-        // Whoever read our output has seen enough, as in `plover lab logs | head`.
+        // The reader of our output has seen enough, as in `plover lab logs | head`.
         return ExitCode::SUCCESS;
     }
     let mut stderr = std::io::stderr();
@@ -88,7 +88,7 @@ fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// An error and its causes, each said once: some say theirs themselves.
+/// An error and its causes. Some errors name their cause themselves, so each is said once.
 fn in_words(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

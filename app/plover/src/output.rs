@@ -1,4 +1,4 @@
-//! Writing results without panicking when nobody reads them.
+//! Writing results without a panic on a closed pipe.
 
 use anyhow::Result;
 use std::io::Write;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// What `none` is, which is no point on the axes.
+/// The description of `none`, which is no point on the axes.
 const NONE_ABOUT: &str = "not replicated at all: the baseline";
 
 /// Runs one of the commands.

@@ -24,8 +24,8 @@ pub fn run(config: &Path) -> Result<ExitCode> {
         .init();
     let config = ReplicaConfig::load(config)?;
     prerequisites::check_hypervisor(&config.qemu())?;
-    // Before the replica starts, so that a signal never finds the default: death without
-    // taking the hypervisor along.
+    // Before the replica starts: a signal with its default action would end the process and leave the
+    // hypervisor running.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     plover_node::run(config, move |stop| {
         std::thread::spawn(move || {
@@ -38,7 +38,7 @@ pub fn run(config: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Passes on the operator's word that a new guest may be booted. `others` hold what `plover status
+/// Tells the replica that the operator allows booting a new guest. `others` hold what `plover status
 /// --json` printed for the other replicas.
 pub fn bootstrap(run_dir: &Path, others: &[PathBuf]) -> Result<ExitCode> {
     let control = Control::in_run_dir(run_dir);

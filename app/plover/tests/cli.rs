@@ -11,7 +11,8 @@ fn plover(arguments: &[&str]) -> Output {
         .expect("plover starts")
 }
 
-/// It exits with `code` and says all of `words`, in a sentence and not in a backtrace.
+/// Checks that the command exits with `code` and says all of `words`, in a sentence and not in a
+/// backtrace.
 fn fails(arguments: &[&str], code: i32, words: &[&str]) {
     let output = plover(arguments);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -149,7 +150,7 @@ fn a_lab_that_is_not_there() {
     assert!(output.status.success(), "taking down nothing is no failure");
 }
 
-/// These need root to get as far as the mistake; without it the answer is about root.
+/// These need root to get as far as the mistake. Without root the error is about root.
 #[test]
 fn a_lab_that_cannot_be_made() {
     let up = ["lab", "--name", "t-cli", "up"];

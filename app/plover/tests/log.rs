@@ -20,14 +20,14 @@ fn says(output: &Output) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// What it prints when all goes well.
+/// The command's output. It must succeed.
 fn prints(arguments: &[&str]) -> String {
     let output = plover(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", says(&output));
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// It fails with code 1 and says all of `words`.
+/// Checks that the command fails with code 1 and says all of `words`.
 fn fails(arguments: &[&str], words: &[&str]) {
     let output = plover(arguments);
     let said = says(&output);
@@ -76,7 +76,7 @@ impl Group {
         self.dir.join(format!("{id}.sock")).display().to_string()
     }
 
-    /// What replica `id` says goes there.
+    /// The file of the log messages of replica `id`.
     fn log(&self, id: usize) -> PathBuf {
         self.dir.join(format!("{id}.log"))
     }
@@ -225,7 +225,8 @@ fn on_disk_a_group_goes_on_after_all_of_it_has_ended() {
                 _ => group.shows(id, &["first", "second"]),
             }
         }
-        // Only then: a replica that has yet to learn what was appended needs the others.
+        // The replicas are stopped only now: one that has yet to learn what was appended needs the
+        // others.
         for id in 0..3 {
             group.stop(id);
         }

@@ -9,7 +9,7 @@ use apus::{Command, Configuration, Entry, EntryKind, Event, Phase};
 use plover_fabric::Lane;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
 
-/// What an entry weighs in the log besides its payload, bytes.
+/// Bytes that an entry takes in the log besides its payload.
 const ENTRY_WEIGHT: usize = 64;
 
 impl<M: StateMachine> Server<M> {
@@ -163,7 +163,8 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    /// Tells `origin` that its entry was not appended, or not known to be.
+    /// Tells `origin` that its entry was not appended, or that this replica does not know whether it
+    /// was.
     pub(crate) fn refuse(&mut self, origin: Origin, error: Error) {
         match origin {
             Origin::Submitted(ticket) => self.submitted.complete(ticket, Err(error), &[]),
@@ -181,7 +182,7 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    /// The log begins after `base` now, where the group is what `configuration` says.
+    /// Starts the log anew after `base`, where `configuration` names the group.
     fn install_snapshot(
         &mut self,
         base: Viewstamp,
@@ -272,7 +273,8 @@ impl<M: StateMachine> Server<M> {
         self.state.applied.index
     }
 
-    /// What stable storage has written since this replica started; nothing in memory.
+    /// Counts of what stable storage has written since this replica started. Zero without stable
+    /// storage.
     pub fn stored(&self) -> Counters {
         self.stable.counters()
     }
@@ -282,8 +284,8 @@ impl<M: StateMachine> Server<M> {
         self.linked
     }
 
-    /// Begins a new log after every replica has lost the entries of the old one. Only the group's
-    /// first leader can, and only while no replica still holds the log. False if it has not.
+    /// Begins a new log after every replica has lost the entries of the old one. Only the group's first
+    /// leader can, and only while no replica still holds the log. Returns whether it has begun one.
     pub fn begin(&mut self) -> bool {
         let now = self.now();
         let before = self.commands.len();

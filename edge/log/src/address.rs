@@ -45,7 +45,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A listening socket; a unix socket's file goes when it is dropped.
+/// A listening socket. Dropping it removes the file of a unix socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub socket: OwnedFd,

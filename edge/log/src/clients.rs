@@ -32,9 +32,9 @@ const CONNECTIONS_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConnectionId(u64);
 
-/// The listening socket, for epoll.
+/// Epoll's name for the listening socket.
 const LISTENER: u64 = u64::MAX;
-/// What only ends the server's sleep, for epoll.
+/// Epoll's name for descriptors that only end the server's sleep.
 const WAKER: u64 = u64::MAX - 1;
 
 /// A client that reads the log.
@@ -42,7 +42,7 @@ const WAKER: u64 = u64::MAX - 1;
 pub(crate) struct Tail {
     /// The next entry to send.
     pub next: Index,
-    /// Whether it wants the entries to come as well.
+    /// Whether the client wants future entries as well.
     pub follow: bool,
 }
 
@@ -52,7 +52,8 @@ pub(crate) struct Connection {
     framed: Framed,
     interest: EventFlags,
     pub tail: Option<Tail>,
-    /// Nothing more will come from it, or make sense.
+    /// The connection closes once its output is sent: the client has ended it, or has sent something
+    /// that is no request.
     closing: bool,
     broken: bool,
 }
@@ -137,7 +138,7 @@ pub(crate) struct Clients {
     listener: Option<Listener>,
     connections: BTreeMap<ConnectionId, Connection>,
     next: u64,
-    /// Connections, those included that are taken out.
+    /// The number of connections, including those that are taken out.
     pub count: usize,
     /// Connections that may have frames or want to send.
     pub busy: Vec<ConnectionId>,
@@ -157,7 +158,7 @@ impl Clients {
         })
     }
 
-    /// Lets `waker` make `epoll` readable. The caller looks itself what it is about.
+    /// Makes `epoll` readable while `waker` is. The caller checks the waker's own source itself.
     pub fn watch(&self, waker: BorrowedFd<'_>) -> Result<(), Errno> {
         epoll::add(
             &self.epoll,
@@ -265,7 +266,7 @@ impl Clients {
         self.connections.insert(id, connection);
     }
 
-    /// Answers a request of a connection, if it is still there; sent at the end of the turn.
+    /// Queues a reply on a connection, if it is still there. The end of the turn sends it.
     pub fn reply(&mut self, id: ConnectionId, reply: &Reply<'_>) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.reply(reply);
@@ -279,7 +280,7 @@ impl Clients {
         tails.map(|(id, _)| *id).collect()
     }
 
-    /// Sends what all of them have to send, as far as that goes.
+    /// Sends the output of all busy connections, as far as their sockets take it.
     pub fn flush(&mut self) {
         while let Some(id) = self.busy.pop() {
             if let Some(connection) = self.take_out(id) {

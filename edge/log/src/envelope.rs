@@ -1,5 +1,5 @@
-//! What a log entry of this server holds: the application's bytes and whose they are, or a report
-//! for the output check.
+//! The payload of a log entry of this server: the application's bytes, perhaps with their session, or a
+//! report for the output check.
 
 use crate::outputs::Piece;
 use plover_types::{ReplicaId, wire};
@@ -15,7 +15,7 @@ pub(crate) enum Envelope<'a> {
     Plain(#[serde(borrow, with = "serde_bytes")] &'a [u8]),
     /// An entry of a session, applied once.
     Session(SessionRequest, #[serde(with = "serde_bytes")] &'a [u8]),
-    /// What a replica has sent.
+    /// Hashes of what a replica has sent.
     Outputs(ReplicaId, Vec<Piece>),
 }
 
@@ -35,8 +35,8 @@ impl<'a> Envelope<'a> {
         wire::encode_part(self, payload)
     }
 
-    /// Decodes an entry. `None` for what this release does not know: every replica runs the same
-    /// release, so all of them skip the same entries.
+    /// Decodes an entry. `None` for an entry that this release does not know: every replica runs the
+    /// same release, so all of them skip the same entries.
     pub fn take(payload: &'a [u8]) -> Option<Self> {
         match wire::decode_part(payload) {
             Ok((envelope, [])) => Some(envelope),

@@ -1,4 +1,4 @@
-//! The errors of proposers and of those who run a replica.
+//! The errors of proposals, and of running a replica.
 
 use plover_types::ReplicaId;
 use std::io;
@@ -31,8 +31,8 @@ pub enum Error {
         /// The largest size.
         max: usize,
     },
-    /// A session's earlier number came after a later one, whose answer has replaced its own: two
-    /// owners use one session.
+    /// A session's earlier number came after a later one, whose answer is the one that is kept. Two
+    /// clients use one session.
     #[error("the entry was not appended: its session has used a later number")]
     Stale,
 }

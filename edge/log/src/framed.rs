@@ -1,4 +1,4 @@
-//! A stream socket that carries frames, with what has been read and what is to be written.
+//! A stream socket that carries frames, with its unread input and its unsent output.
 
 use crate::wire::{self, FrameError};
 use rustix::buffer::spare_capacity;
@@ -14,10 +14,10 @@ pub(crate) const READ_BYTES: usize = 64 << 10;
 pub(crate) struct Framed {
     pub socket: OwnedFd,
     input: Vec<u8>,
-    /// Up to where `input` has been dealt with.
+    /// How many bytes of `input` have been dealt with.
     taken: usize,
     output: Vec<u8>,
-    /// Up to where `output` has been sent.
+    /// How many bytes of `output` have been sent.
     sent: usize,
 }
 
@@ -54,8 +54,8 @@ impl Framed {
         self.taken = 0;
     }
 
-    /// Reads once; the number of bytes, 0 at the end. After fewer than [`READ_BYTES`] nothing more
-    /// waited.
+    /// Reads once. Returns the number of bytes, 0 at the end of the stream. Fewer than [`READ_BYTES`]
+    /// mean that nothing more waited.
     pub fn read(&mut self) -> Result<usize, Errno> {
         self.input.reserve(READ_BYTES);
         let input = &mut self.input;

@@ -112,7 +112,7 @@ impl<M: StateMachine> Server<M> {
         self.catch_up()
     }
 
-    /// Has the hashes of this replica's outputs put into the log.
+    /// Proposes the hashes of this replica's outputs, through the leader.
     pub(crate) fn report_outputs(&mut self) {
         if self.state.pieces.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! A replicated log: consensus over any fabric, with proposers near and far.
+//! A replicated log: consensus over any fabric, with proposers in this process and in others.
 //!
 //! ```text
 //!   Server::append (this thread) ──┐                 ┌── Remote (other threads and processes)
@@ -30,9 +30,9 @@
 //! * **Bounds.** The log has a size; when it is full, proposals wait. The leader keeps the newest
 //!   [`Config::retain_bytes`] of the committed entries and trims the rest. A replica that is further
 //!   behind gets the state of another one.
-//! * **What survives.** In memory, the loss of a minority at a time ([`Server::in_memory`]; with a
-//!   promise on disk, [`Server::in_directory`], a restarted replica needs only the leader to
-//!   recover). On disk, the end of all replicas.
+//! * **Durability.** In memory, the log survives the loss of a minority at a time
+//!   ([`Server::in_memory`]). With a promise on disk ([`Server::in_directory`]), a restarted replica
+//!   needs only the leader to recover. With the log on disk, it survives the end of all replicas.
 //! * **Members.** The group can change while it runs: a replica is removed, another learns the log,
 //!   then votes ([`wire::MemberChange`]; `plover log member`).
 //! * **Output check.** Replicas compare hashes of their answers through the log (APUS §3,

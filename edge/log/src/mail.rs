@@ -74,7 +74,7 @@ impl Outgoing {
         }
     }
 
-    /// The link was lost, and what was on its way with it.
+    /// Drops the snapshot on its way to `peer`: the link was lost.
     pub fn forget(&mut self, peer: ReplicaId) {
         self.0.remove(&peer);
     }
@@ -83,7 +83,7 @@ impl Outgoing {
         self.0.is_empty()
     }
 
-    /// Sends on; `send` says whether the ring took the record.
+    /// Sends further parts. `send` returns whether the ring took the record.
     pub fn advance(&mut self, mut send: impl FnMut(ReplicaId, &Mail) -> bool) {
         self.0.retain(|&peer, sending| {
             while sending.next < sending.bytes.len() {
@@ -120,7 +120,7 @@ impl Incoming {
         self.ask_at = now + ASK_EVERY;
     }
 
-    /// Takes a part; the whole snapshot once that was the last.
+    /// Takes a part. Returns the whole snapshot after its last part.
     pub fn part(
         &mut self,
         now: Micros,

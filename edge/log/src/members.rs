@@ -5,10 +5,10 @@
 //!   remove:  Members{voters - id}
 //! ```
 //!
-//! Each step is an entry of the log whose payload holds the addresses of all replicas; every
-//! replica links to the ones that the committed entry names. The leader carries out one change at a
-//! time. If it stops leading, the client asks the next leader, which does what is left to do. A
-//! change that has been made already succeeds at once.
+//! Each step is an entry of the log whose payload holds the addresses of all replicas; every replica
+//! links to the ones that the committed entry names. The leader carries out one change at a time. If it
+//! stops leading, the client asks the next leader, which does what is left to do. A change that is
+//! already made succeeds at once.
 
 use crate::clients::ConnectionId;
 use crate::wire::{MemberChange, Reply};
@@ -26,7 +26,7 @@ const REPORT_EVERY: Micros = Micros::from_ms(500);
 /// How long the link of a removed replica stays, so that it learns of its removal.
 const FAREWELL: Micros = Micros::from_ms(1000);
 
-/// The group that the last committed entry of that kind names.
+/// The group that the last committed membership entry names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Group {
     pub members: Members,
@@ -40,7 +40,7 @@ impl Group {
         wire::encode(&self.addresses)
     }
 
-    /// The group by an entry of the log.
+    /// Decodes the group from an entry of the log.
     pub fn decode(members: Members, payload: &[u8]) -> Option<Self> {
         let addresses = wire::decode(payload).ok()?;
         Some(Self { members, addresses })
@@ -119,7 +119,7 @@ impl<M: StateMachine> Server<M> {
             if id.0 > 15 {
                 return failed(&format!("{id} cannot join: give it an id from 0 to 15"));
             }
-            // Over shared memory replicas may have none, the newcomer included.
+            // Over shared memory replicas may have no address. Then the newcomer needs none either.
             let own = self.state.group.addresses.get(&self.config.me);
             let is_none = address.is_empty() && own.is_some_and(String::is_empty);
             if !is_none && address.parse::<std::net::SocketAddr>().is_err() {
@@ -210,7 +210,7 @@ impl<M: StateMachine> Server<M> {
         Some(Reply::Progress(text))
     }
 
-    /// The log names this group: opens the links to its replicas.
+    /// Takes the group that the log names, and opens the links to its replicas.
     pub(crate) fn regroup(&mut self, group: Group) {
         let me = self.config.me;
         let now = self.now();
@@ -235,7 +235,7 @@ impl<M: StateMachine> Server<M> {
         let now = self.now();
         while let Some(place) = self.departing.iter().position(|(_, at)| *at <= now) {
             let (id, _) = self.departing.swap_remove(place);
-            // Fails with a fabric whose peers are fixed, which has no newcomers either.
+            // This fails with a fabric whose peers are fixed. Such a fabric has no newcomers either.
             let _ = self.fabric.set_peer(id, None);
             self.linked(id, false);
             self.client_addresses.remove(&id);
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn the_group_of_a_generation_is_that_of_its_first_leader() {
         let name = format!("log-generation-{}", std::process::id());
-        // Of the third only its word is needed, that it has nothing.
+        // The third replica is needed only for its answer that it has no log.
         let all = set(&[0, 1, 2]);
         let mut servers = [(0, set(&[0, 1])), (1, all), (2, all)].map(|(me, told)| {
             let me = ReplicaId(me);

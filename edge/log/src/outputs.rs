@@ -50,7 +50,7 @@ pub(crate) struct Piece {
 /// What one replica has sent on one stream, hashed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OutputHash {
-    /// Of the piece under way, which begins with the hash of the piece before.
+    /// The CRC of the piece under way, which begins with the hash of the piece before.
     crc: u64,
     bytes: u64,
 }
@@ -118,7 +118,7 @@ pub struct Divergence {
     pub replicas: ReplicaSet,
 }
 
-/// What is known of one stream.
+/// The verdict on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The name of the stream.
@@ -210,15 +210,16 @@ impl Reports {
     /// The replicas whose hash is not that of the majority.
     fn odd_ones(&self) -> ReplicaSet {
         let votes = |hash: &u64| self.hashes.values().filter(|it| *it == hash).count();
-        // Of several with most votes, the last: the hash of the lowest id.
+        // `max_by_key` returns the last of several with most votes. In reverse order that is the hash of
+        // the lowest id.
         let usual = self.hashes.values().rev().max_by_key(|hash| votes(hash));
         let odd = self.hashes.iter().filter(|(_, hash)| Some(*hash) != usual);
         ReplicaSet::of(odd.map(|(replica, _)| *replica))
     }
 }
 
-/// Removes the entry that was used longest ago if `map` has `max` of them: there is room for one
-/// more then.
+/// Makes room for one more entry: removes the entry that was used longest ago if `map` has `max` of
+/// them.
 pub(crate) fn make_room<T>(
     map: &mut BTreeMap<u64, T>,
     max: usize,
@@ -231,7 +232,7 @@ pub(crate) fn make_room<T>(
     map.remove_entry(&oldest)
 }
 
-/// CRC-64/XZ (the ECMA-182 polynomial, reflected) of what `crc` is of, and `bytes`.
+/// Continues `crc` with `bytes`: CRC-64/XZ (the ECMA-182 polynomial, reflected).
 fn crc64(crc: u64, bytes: &[u8]) -> u64 {
     !bytes.iter().fold(!crc, |crc, byte| {
         CRC_TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8)
@@ -356,7 +357,8 @@ mod tests {
     }
 
     proptest! {
-        /// However the bytes were cut into calls, and whatever stands elsewhere.
+        /// The replicas may record a stream in parts of different sizes, and the flipped byte may be
+        /// anywhere.
         #[test]
         fn equal_streams_agree_and_others_do_not(
             bytes in proptest::collection::vec(any::<u8>(), 1..5000),

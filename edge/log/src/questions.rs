@@ -29,7 +29,7 @@ pub fn begin(address: &Address) -> Result<String, RemoteError> {
     }
 }
 
-/// What a reader of the log gets.
+/// One item that a reader of the log gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TailEvent<'a> {
     /// A committed entry.

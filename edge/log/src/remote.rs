@@ -1,4 +1,5 @@
-//! A client in another process: follows the leader, and repeats without doing twice.
+//! A client in another process. It follows the leader, and repeats requests without having them applied
+//! twice.
 //!
 //! ```text
 //!   request ─► some replica ──► Appended
@@ -73,7 +74,7 @@ pub enum RemoteError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Not a server of this release.
+    /// The address is not a server of this release.
     #[error(
         "{address} does not answer as a replica of this release does ({source}): use its release"
     )]
@@ -142,7 +143,7 @@ impl Link {
             if left.is_zero() {
                 return Err(Errno::TIMEDOUT);
             }
-            // Zero would mean for ever.
+            // A timeout of zero would mean none.
             let left = Some(left.max(Duration::from_millis(1)));
             sockopt::set_socket_timeout(&self.framed.socket, sockopt::Timeout::Recv, left)?;
         }
@@ -212,8 +213,8 @@ impl Remote {
         }
     }
 
-    /// Continues the session of that name, of which `number` requests were sent: a program that
-    /// kept both can repeat its last request after a crash of its own.
+    /// Continues the session named `session` after its request `number`. A program that kept both can
+    /// repeat a request after a crash of its own.
     pub fn resume(mut self, session: u64, number: u64) -> Self {
         self.session = session;
         self.number = number;
@@ -259,8 +260,8 @@ impl Remote {
         })
     }
 
-    /// Asks the leader to change the group; `progress` hears how far it is. Repeated until done: a
-    /// change that has been made already succeeds.
+    /// Asks the leader to change the group, and tells `progress` how far it is. Repeats the request
+    /// until it is done, which is harmless: a change that is already made succeeds.
     pub fn change_members(
         &mut self,
         change: &MemberChange,
@@ -304,7 +305,7 @@ impl Remote {
                     last: failed.to_string(),
                 });
             }
-            // Without a leader to go to, the next target, after a pause.
+            // No other replica was named: the next target, after a pause.
             if self.next == next {
                 self.next = (self.next + 1) % self.targets.len();
                 std::thread::sleep(PAUSE);
@@ -312,7 +313,7 @@ impl Remote {
         }
     }
 
-    /// Asks the target that is next. Each sign of progress gives the request new patience.
+    /// Sends the request to the next target. Each sign of progress gives the request new patience.
     fn attempt<T>(
         &mut self,
         request: &Request<'_>,

@@ -1,4 +1,4 @@
-//! What every replica computes alike from the log: the state machine, the sessions, and the
+//! The state that every replica computes alike from the log: the state machine, the sessions, and the
 //! comparison of outputs. All of it travels in one snapshot.
 
 use crate::envelope::{Envelope, SessionRequest};
@@ -32,11 +32,11 @@ pub(crate) struct Replicated<M> {
     answer: Vec<u8>,
 }
 
-/// What is remembered of the entries, besides the machine's state.
+/// The part of the replicated state that is not the machine's.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct History {
     sessions: BTreeMap<u64, Session>,
-    /// What proposers without a session were answered.
+    /// The hash of the answers to proposers without a session.
     answered: OutputHash,
     check: OutputCheck,
 }
@@ -132,9 +132,9 @@ impl<M: StateMachine> Replicated<M> {
         wire::encode(&(self.applied, &self.group, &self.history, machine))
     }
 
-    /// Becomes what a [`snapshot`](Self::snapshot) says, its own or another replica's, except for
-    /// the group, which it returns. `None`, and nothing changes, if the snapshot is of a log before
-    /// the one that began in the view `generation`.
+    /// Takes over a [`snapshot`](Self::snapshot), this replica's or another one's, except for its group,
+    /// which it returns. `None`, and nothing changes, if the snapshot is of a log before the one that
+    /// began in the view `generation`.
     pub fn restore(&mut self, bytes: &[u8], generation: View) -> Result<Option<Group>, String> {
         let (applied, group, history, machine) = match wire::decode_front(bytes) {
             Ok((snapshot, [])) => snapshot,
@@ -152,7 +152,7 @@ impl<M: StateMachine> Replicated<M> {
         Ok(Some(group))
     }
 
-    /// Becomes what it was before the first entry.
+    /// Returns to the state before the first entry of a log that begins after `base`.
     pub fn reset(&mut self, base: Viewstamp) -> Result<(), String> {
         self.machine.restore(None)?;
         self.applied = base;
@@ -169,7 +169,7 @@ mod tests {
     use plover_types::forms::{assert_every_kind, assert_form};
     use plover_types::{Index, ReplicaId};
 
-    /// Counts, and says how far.
+    /// Counts bytes, and answers with the count.
     #[derive(Default)]
     struct Counter(u64);
 
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(state.machine.0, 1);
     }
 
-    /// What servers say to each other, and what they write into snapshots and entries.
+    /// The messages between servers, and the content of snapshots and entries.
     #[test]
     fn the_form_of_what_servers_say_is_that_of_its_version() {
         let piece = Piece {

@@ -88,7 +88,7 @@ impl<M: StateMachine> Server<M> {
         }
     }
 
-    /// Says who leads, for the request `number`.
+    /// The reply to the request `number` that names the leader.
     pub(crate) fn elsewhere(&self, number: u64) -> Reply<'static> {
         let leader = self.core.status().leader;
         let leader = leader.filter(|leader| *leader != self.config.me);
@@ -157,7 +157,8 @@ impl<M: StateMachine> Server<M> {
             self.feed(&mut connection);
             let more = |tail: Tail| tail.next <= self.commit.index;
             connection.write();
-            // Otherwise a new entry, or room in its socket, begins the turn that continues.
+            // In the other cases a new entry, or room in the client's socket, begins the turn that
+            // continues.
             self.tails_wait |= connection.tail.is_some_and(more) && !connection.is_full();
             self.clients.put_back(id, connection);
         }

@@ -37,8 +37,8 @@ use std::time::{Duration, Instant};
 /// ring of the default size, so that a full window never overflows it.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// What a message and an entry in it add to the application's bytes, at most. A generous figure:
-/// the core decides.
+/// An upper bound of the bytes that a message and an entry in it add to the application's bytes. It is
+/// generous: the core makes the exact check.
 const ENTRY_OVERHEAD_MAX: usize = 192 + ENVELOPE_BYTES_MAX;
 
 /// One replica of a log.
@@ -197,8 +197,8 @@ impl<M: StateMachine> Server<M> {
         Ok(server)
     }
 
-    /// Lets remote clients in at `address`. Says where it listens: the port, if that was left
-    /// to the kernel.
+    /// Lets remote clients in at `address`. Returns the address on which it listens, with the port if
+    /// the kernel chose it.
     pub fn listen(&mut self, address: &Address) -> Result<Address, ServerError> {
         let failed = |source| ServerError::Listen {
             address: address.to_string(),
@@ -211,7 +211,7 @@ impl<M: StateMachine> Server<M> {
         Ok(address)
     }
 
-    /// Takes turns until a [`Stopper`] ends that.
+    /// Takes turns until a [`Stopper`] stops the server.
     pub fn run(&mut self) -> Result<(), ServerError> {
         while !self.stopper.take() {
             self.turn(None)?;
@@ -247,7 +247,7 @@ impl<M: StateMachine> Server<M> {
         self.core.apply(now, Event::Tick, &mut self.commands);
     }
 
-    /// Feeds consensus what its peers have written.
+    /// Passes the peers' records to consensus, and their mail to the server.
     fn take_records(&mut self) -> Result<(), ServerError> {
         let mut happened = std::mem::take(&mut self.happened);
         self.fabric.progress(&mut happened);
@@ -364,11 +364,11 @@ impl Stopper {
     /// The server returns after the turn it is in.
     pub fn stop(&self) {
         self.0.wanted.store(true, Ordering::SeqCst);
-        // A full counter means that it is being woken already.
+        // The write fails only if the counter is full, and then the server is being woken already.
         let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
     }
 
-    /// Whether the server was asked to stop; asked once, it stops once.
+    /// Whether the server was asked to stop. Clears the request.
     fn take(&self) -> bool {
         let wanted = self.0.wanted.swap(false, Ordering::SeqCst);
         if wanted {

@@ -14,7 +14,7 @@ impl<M: StateMachine> Server<M> {
     /// Sleeps until something happens or is due, at most for `patience`.
     pub(crate) fn sleep(&mut self, patience: Option<Duration>) -> Result<(), ServerError> {
         let span = self.may_sleep_for(patience);
-        // Without clients, what is there is taken in without asking the kernel first.
+        // Nothing to wait for, and no clients to look at: no system call is needed.
         if span.is_zero() && self.clients.address().is_none() {
             return Ok(());
         }
@@ -31,7 +31,7 @@ impl<M: StateMachine> Server<M> {
         Ok(())
     }
 
-    /// For how long nothing is due. Tells peers that this replica sleeps.
+    /// How long the loop may sleep. Also tells the fabric which peers' records end the sleep.
     fn may_sleep_for(&mut self, patience: Option<Duration>) -> Duration {
         let mut until = self.core.deadline();
         if let Some(incoming) = &self.incoming {

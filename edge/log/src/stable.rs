@@ -1,4 +1,4 @@
-//! What outlives the process: the promise, in disk mode the log, and a snapshot of the state
+//! The state that outlives the process: the promise, in disk mode the log, and a snapshot of the state
 //! from before the log begins.
 //!
 //! ```text
@@ -117,7 +117,7 @@ impl Stable {
         self.queued = false;
         if self.pace > QUICK {
             store.submit();
-            // So that the quick way is tried again some time.
+            // The quick way is tried again after a while.
             self.pace -= self.pace / 64;
             return;
         }
@@ -142,8 +142,8 @@ impl Stable {
         Ok(())
     }
 
-    /// The log in memory, which began in the view `generation`, starts after `base` now. The log on disk is
-    /// trimmed once a snapshot on disk reflects `base`; `snapshot` makes one of the state, which
+    /// Trims the log on disk, once a snapshot on disk reflects `base`. The log in memory began in the
+    /// view `generation` and starts after `base` now. `snapshot` makes a snapshot of the state, which
     /// reflects `applied`.
     pub fn trim(
         &mut self,
@@ -253,7 +253,8 @@ impl Snapshots {
 impl Drop for Snapshots {
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
-            // Half a file would do no harm, it has another name. But no thread outlives its owner.
+            // Half a file would do no harm, because it has another name. We wait so that no thread
+            // outlives its owner.
             let _ = writing.join();
         }
     }

@@ -4,9 +4,9 @@
 //!   length (4)  CRC32C of the body (4)  body: version (1), message
 //! ```
 //!
-//! TCP's own checksum is weak and does not cover what a proxy does; the CRC costs little. A
-//! frame that does not fit, check or decode ends the connection, because the start of the next one
-//! is not known. Decoding never panics and allocates nothing for the bytes that it borrows.
+//! TCP's own checksum is weak and does not cover what a proxy does; the CRC costs little. A frame that
+//! is too long, has a wrong checksum or does not decode ends the connection, because the start of the
+//! next one is not known. Decoding never panics and allocates nothing for the bytes that it borrows.
 
 use crate::outputs::Verdict;
 use apus::{Durability, Phase};
@@ -36,7 +36,7 @@ pub enum FrameError {
 /// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request<'a> {
-    /// Append `bytes`. With `session`, once for each number however often it is asked.
+    /// Append `bytes`. With `session`, once for each number, however often the client repeats it.
     Append {
         /// The client's name for this request; comes back with the reply.
         number: u64,
@@ -103,7 +103,7 @@ pub enum Reply<'a> {
     Elsewhere {
         /// The request.
         number: u64,
-        /// Who leads, if that is known.
+        /// The leader, if it is known.
         leader: Option<ReplicaId>,
         /// Where it serves clients, if that is known.
         address: Option<String>,

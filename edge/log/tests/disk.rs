@@ -1,4 +1,4 @@
-//! A group whose log is on disk: what a damaged log means to it.
+//! A group whose log is on disk, and one replica's log is damaged.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn a_replica_with_a_damaged_log_recovers_from_the_others_before_it_votes() {
     let (group, mut servers) = Group::new(60);
     servers.clear();
     group.damage(2);
-    // It has forgotten, and without the others it stays so, also after a restart.
+    // It has forgotten its log, and stays so without the others, also after a restart.
     for _ in 0..2 {
         servers.clear();
         servers.push(group.open(2));
@@ -69,7 +69,7 @@ fn a_replica_with_a_damaged_log_recovers_from_the_others_before_it_votes() {
     turn_until(&mut servers, |all| {
         !is_recovering(&all[0]) && all[0].machine().sum == 60
     });
-    // It counts again, after another restart too: with it alone another one commits.
+    // It counts for a majority again, also after another restart: it and one other replica commit.
     drop(servers.remove(0));
     servers.push(group.open(2));
     assert!(!is_recovering(&servers[2]), "its log is on its disk");

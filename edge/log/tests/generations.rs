@@ -65,8 +65,8 @@ fn a_snapshot_of_the_log_before_is_not_taken_for_one_of_the_new_log() {
     begin_and_restart(dir.path());
 }
 
-/// When another release's log was moved away as the replica had asked for, its snapshot is still there,
-/// until there is another.
+/// The operator moved another release's log away, as the replica had asked for. That release's snapshot
+/// stays until there is another.
 #[test]
 fn a_snapshot_of_another_wire_version_is_passed_over() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! The output check (APUS §3) on a group in which one replica says something else.
+//! The output check (APUS §3) on a group in which one replica sends something else.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::{append, config, free_addresses, tcp, turn_until};
 use plover_log::{Server, StateMachine};
 use plover_types::{ReplicaId, ReplicaSet, Viewstamp};
 
-/// Answers with what it is given; one of them gets the 200th entry wrong.
+/// Answers with each entry. One replica gets the 200th wrong.
 #[derive(Default)]
 struct Echo {
     wrong: bool,

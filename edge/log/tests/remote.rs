@@ -1,4 +1,4 @@
-//! Clients in other processes, as far as the servers can tell.
+//! Remote clients. They run in this process, which the servers cannot tell.
 
 mod common;
 

@@ -165,8 +165,8 @@ impl StoredFile {
         if length == 0 {
             return Ok(());
         }
-        // A file system that has too little takes what there is before it fails and gives it back:
-        // meanwhile everything else that writes there would find the disk full.
+        // A file system with too little space first takes what is left, then fails and gives it back.
+        // Meanwhile every other writer would find the disk full. So the space is checked first.
         let has_room = rustix::fs::fstatvfs(&self.file)
             .is_ok_and(|it| it.f_blocks == 0 || it.f_bfree * it.f_frsize >= length);
         if !has_room {
@@ -175,7 +175,7 @@ impl StoredFile {
         }
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(&self.file, flags, offset, length) {
-            // A file system without it allocates while writing.
+            // A file system without `fallocate` allocates while writing.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) | Ok(()) => {}
             Err(error) => return Err(io_error("cannot allocate space for", &path)(error.into())),
         }

@@ -23,7 +23,7 @@ pub struct Counters {
     pub promises: u64,
 }
 
-/// The files. The thread that writes owns them meanwhile.
+/// The files. The thread that writes a batch owns them meanwhile.
 #[derive(Debug)]
 pub(crate) struct Engine {
     state: StateFile,
@@ -56,12 +56,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Work that nobody waits for: removes old segments, and orders the next one.
+    /// Removes old segments, and orders the next one. No caller waits for this.
     pub fn tidy(&mut self) -> Result<(), StoreError> {
         self.log.as_mut().map_or(Ok(()), LogWriter::tidy)
     }
 
-    /// Seals the end. To be called when nothing is pending.
+    /// Writes a seal at the end of the log. To be called when nothing is pending.
     pub fn seal(&mut self) -> Result<(), StoreError> {
         self.log.as_mut().map_or(Ok(()), LogWriter::seal)
     }
@@ -85,14 +85,14 @@ pub(crate) struct LogWriter {
     sealed: bool,
     /// The base that the records name.
     base: Base,
-    /// A newer one, which the next segment will begin with.
+    /// A newer base, which the next segment will begin with.
     trimmed: Option<Base>,
     last: Viewstamp,
     /// The highest index in the current segment.
     index_max: Index,
     closed: VecDeque<Closed>,
     supply: Supply,
-    /// For the records that the log itself adds.
+    /// Buffer for the records that the log itself adds.
     small: Vec<u8>,
 }
 
@@ -115,7 +115,7 @@ impl LogWriter {
         )
     }
 
-    /// A log whose next record stands `at` this place of the current segment; at 0 a Begin is written.
+    /// A log whose next record goes to byte `at` of the current segment. At 0, a Begin is written first.
     fn open(
         salt: u64,
         (current, at): (Segment, u64),
@@ -145,8 +145,8 @@ impl LogWriter {
         Ok(log)
     }
 
-    /// Continues where `found` ends. The rest of a torn batch is overwritten first, or a record of it
-    /// could later be taken for one that follows a new record.
+    /// Continues where `found` ends. First overwrites the rest of a torn batch: a record of it could
+    /// later be taken for one that follows a new record.
     pub fn resume(
         directory: &Directory,
         salt: u64,
@@ -173,7 +173,7 @@ impl LogWriter {
                 .front()
                 .is_some_and(|c| c.index_max <= base.viewstamp.index)
             {
-                // Segments can go once this says why they are gone.
+                // A Trim on disk must say why segments are gone before they go.
                 pending.push(Kind::Trim, &base, Effect::Trim(base));
                 self.trimmed = None;
             } else {
@@ -237,8 +237,8 @@ impl LogWriter {
         }
     }
 
-    /// Completes the current segment and begins the next, which has room for `length` bytes. The
-    /// next one has its name before the End record is written, which says that there is one.
+    /// Completes the current segment and begins the next, which has room for `length` bytes. The next
+    /// one gets its name before the End record is written, because an End promises that there is one.
     fn go_on_in_next(&mut self, length: u64) -> Result<(), StoreError> {
         let number = self.current.number.next();
         self.base = self.trimmed.take().unwrap_or(self.base);
@@ -292,8 +292,8 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Writes behind the last batch that it has been synced. The next batch overwrites the seal, and
-    /// the seal is not synced itself: it is for a time in which nothing else happens.
+    /// Writes a seal behind the last batch: the batch has been synced. The seal itself is not synced,
+    /// and the next batch overwrites it. It is of use only while nothing else is written.
     fn seal(&mut self) -> Result<(), StoreError> {
         if self.sealed {
             return Ok(());
@@ -303,7 +303,7 @@ impl LogWriter {
     }
 }
 
-/// Puts the first record of a segment into `small`; its length.
+/// Puts the first record of a segment into `small`. Returns its length.
 fn begin_bytes(small: &mut Vec<u8>, base: Base, last: Viewstamp) -> u64 {
     small.clear();
     record::push(small, Kind::Begin, &(base, last));

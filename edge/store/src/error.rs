@@ -141,7 +141,7 @@ impl fmt::Display for SegmentNumber {
 /// Why acknowledged records of the log cannot be read any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// Some of it is there and bad.
+    /// Part of the log is there, and some of it is bad.
     Bad {
         /// The segment.
         segment: SegmentNumber,

@@ -33,7 +33,7 @@ impl Outline {
         self.last
     }
 
-    /// Whether the log holds this entry, or ends its reclaimed part with it.
+    /// Whether the log holds this entry, or this is the last reclaimed one.
     pub fn holds(&self, viewstamp: Viewstamp) -> bool {
         self.view_at(viewstamp.index) == Some(viewstamp.view)
     }
@@ -88,7 +88,7 @@ impl Outline {
         Ok(())
     }
 
-    /// Reclaims up to `index`, at most up to the last entry; the new base.
+    /// Reclaims up to `index`, at most up to the last entry. Returns the new base.
     pub fn trim(&mut self, index: Index) -> Base {
         let index = index.min(self.last.index);
         if let Some(view) = self.view_at(index) {

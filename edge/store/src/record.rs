@@ -133,11 +133,11 @@ pub(crate) fn check(bytes: &[u8], salt: u64, segment: SegmentNumber) -> Option<C
     })
 }
 
-/// A record of which there may be no more than the header.
+/// A record's header; the rest of the record may be missing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
     pub batch_start: u64,
-    /// Bytes to the next record; 0 for one that is all header, as an End or a Seal.
+    /// Bytes to the next record; 0 for a record without a body, such as an End or a Seal.
     pub length: u64,
 }
 

@@ -30,14 +30,14 @@ use crate::segment::{self, Segment};
 use apus::Entry;
 use plover_types::Index;
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
 /// A segment that takes no more records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Closed {
     pub number: SegmentNumber,
-    /// The highest index in it; what a trim must reach for the segment to go.
+    /// The highest index in it. The segment can go once a trim reaches it.
     pub index_max: Index,
 }
 
@@ -207,7 +207,7 @@ impl Reader<'_> {
             tail.torn = true;
         }
         match seal {
-            // Nothing came after the seal, or it would be overwritten, as it is now.
+            // Nothing came after the seal, or that would have overwritten it. The next batch does so.
             Some(seal) => tail.at = seal,
             None if is_cut_off(bytes, tail.at, number, batch_start) => {
                 return Err(cut_off(number, tail.at, bytes.len() as u64));
@@ -217,7 +217,7 @@ impl Reader<'_> {
         Ok(tail)
     }
 
-    /// Takes one record; whether it completes the segment.
+    /// Takes one record. Returns whether it completes the segment.
     fn take(
         &mut self,
         number: SegmentNumber,

@@ -50,14 +50,14 @@ struct Queue {
     counters: Counters,
 }
 
-/// Whom to wake when a batch is durable: the owner need not be woken by itself.
+/// Whether to wake the owner when a batch is durable. The owner need not be woken by its own write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wake {
     Owner,
     Nobody,
 }
 
-/// Belongs to the thread that writes.
+/// The engine and its batch. The thread that writes holds the lock.
 #[derive(Debug)]
 struct Hand {
     engine: Engine,

@@ -6,7 +6,7 @@ use plover_types::{Index, ReplicaId, View, Viewstamp};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts every allocation of the process; this file has one test, so nobody else allocates.
+/// Counts every allocation of the process. This file has one test, so no other test allocates.
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);

@@ -1,17 +1,17 @@
-//! What must hold: a ratio of two figures of one run, and its bound.
+//! Claims: a ratio of two figures of one run, and its bound.
 //!
-//! A verdict on a run, not a test: on a machine that does something else meanwhile a ratio can fail
-//! that holds on a quiet one, and nobody's build shall depend on that.
+//! A claim is a verdict on a run, not a test: on a machine that is busy with something else, a ratio can
+//! fail that holds on a quiet one. No build should depend on that.
 
 use crate::stats::Sample;
 use serde::Serialize;
 
-/// One promise and what became of it.
+/// One claim and its figures.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Claim {
-    /// What is compared.
+    /// The ratio, in words.
     pub what: String,
-    /// What must hold.
+    /// The bound that must hold.
     pub bound: Bound,
     /// The figure of each round; nothing where a side of it was not measured.
     pub figures: Option<Sample>,

@@ -1,7 +1,7 @@
-//! An allocator that counts, so that "allocates nothing" is a figure and not a hope.
+//! An allocator that counts, so that "allocates nothing" can be measured.
 //!
-//! It stands in front of the system's for the whole program, the replicas that it starts too. One
-//! relaxed addition an allocation is far below what can be measured here.
+//! It stands in front of the system's allocator for the whole program, and for the replicas that the
+//! program starts. One relaxed addition for each allocation is far below what can be measured here.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,10 @@
-//! `./x bench disk`: what protection costs a guest that writes to its disk.
+//! `./x bench disk`: the cost of protection for a guest that writes to its disk.
 //!
-//! Two loads, each on a fresh guest with a disk that every replica has a copy of: random writes of 4
-//! to 64 KiB with flushes, and PostgreSQL under TPC-B with its data on that disk. Rounds alternate
-//! between `none` (the same guest and disk, unreplicated) and `vsmr`, so that a drift of the machine's
-//! speed hits both. What was acknowledged is read back each time, or the figure would be worth nothing.
+//! Two loads, each on a fresh guest with a disk of which every replica has a copy: random writes of 4 to
+//! 64 KiB with flushes, and PostgreSQL under TPC-B with its data on that disk. Rounds alternate between
+//! `none` (the same guest and disk, unreplicated) and `vsmr`, so that a drift of the machine's speed
+//! hits both. Every acknowledged write is read back each time, because a figure is worth nothing if
+//! writes were lost.
 
 use crate::lab::{own_name, plover, progress};
 use crate::machine::Machine;
@@ -41,7 +42,7 @@ const CLIENTS: u32 = 8;
 
 const POLICIES: [&str; 2] = ["none", "vsmr"];
 
-/// What is done to the guest.
+/// The load on the guest.
 #[derive(Clone, Copy, Debug)]
 enum Load {
     Storm,
@@ -51,7 +52,7 @@ enum Load {
 impl Load {
     const ALL: [Self; 2] = [Self::Storm, Self::Pgbench];
 
-    /// What is counted.
+    /// The unit of the rate.
     const fn unit(self) -> &'static str {
         match self {
             Self::Storm => "writes acknowledged/s",
@@ -77,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut rates: [Rates; 2] = Default::default();
     let mut accel = String::new();
     let done = measure_all(options, &mut rates, &mut accel);
-    // What was measured is told, however the run ended.
+    // The figures are printed even if the run fails.
     if rates.iter().flatten().any(|sample| !sample.is_empty()) {
         print_table(options, &rates, &Machine::this(&accel));
     }
@@ -112,7 +113,7 @@ fn make_disk(dir: &Path, mib: u64, load: Load) -> Result<PathBuf> {
     let path = dir.join("disk.raw");
     std::fs::File::create(&path)?.set_len(mib << 20)?;
     if matches!(load, Load::Pgbench) {
-        // All of it now: the guest's kernel is not to write by itself later.
+        // All of it now, so that the guest's kernel does not write by itself later.
         let made = Command::new("/sbin/mke2fs")
             .args(["-q", "-F", "-t", "ext4"])
             .args(["-E", "lazy_itable_init=0,lazy_journal_init=0"])
@@ -144,7 +145,7 @@ fn accelerator(lab: &Lab) -> String {
     said.unwrap_or("unknown").to_owned()
 }
 
-/// What the guest did a second.
+/// The guest's rate, per second.
 fn measure(
     lab: &Lab,
     load: Load,

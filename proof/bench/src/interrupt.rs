@@ -1,9 +1,8 @@
-//! Ctrl-C while a lab is up: what was started ends, the lab is taken down, what was measured stays.
+//! Ctrl-C while a lab is up: the children end, the lab is taken down, and the figures stay.
 //!
-//! Children stand in process groups of their own, so that a Ctrl-C at the terminal reaches us
-//! alone. A thread waits for signals; the first one makes it end the child that is waited for,
-//! whose waiter then finds [`Interrupted`]. From there on errors lead out as always, through the
-//! drops that take labs down.
+//! Children are in process groups of their own, so that a Ctrl-C at the terminal reaches us alone. A
+//! thread waits for signals. The first signal makes it end the child that is waited for, and the wait
+//! then returns [`Interrupted`]. From there on errors are returned as always, and drops take labs down.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -12,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Somebody has asked the benchmark to end.
+/// The benchmark was asked to end.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("ended by a signal; the lab is taken down, and what was measured is kept")]
 pub(crate) struct Interrupted;
@@ -47,7 +46,7 @@ pub(crate) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// An error once somebody has asked us to end.
+/// An error once we were asked to end.
 pub(crate) fn check() -> Result<()> {
     if state().interrupted {
         return Err(Interrupted.into());
@@ -55,7 +54,7 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// As Ctrl-C would: a lab that is coming up takes itself down.
+/// Sends SIGTERM, which ends a child as Ctrl-C would: a lab that is coming up takes itself down.
 fn end(pid: u32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
         // It may be gone already.
@@ -96,7 +95,7 @@ impl Task {
         Ok(status?)
     }
 
-    /// Waits for its end, and reads what it says meanwhile.
+    /// Waits for its end, and returns its output.
     pub fn output(mut self) -> Result<Output> {
         let child = self.0.take().context("a child is waited for once")?;
         let pid = child.id();
@@ -115,7 +114,7 @@ impl Drop for Task {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
             forget(child.id());
-            // Nothing is left running that nobody waits for; most have ended.
+            // Ends a child that was never waited for. Most have ended already.
             if !matches!(child.try_wait(), Ok(Some(_))) {
                 end(child.id());
                 let _ = child.wait();

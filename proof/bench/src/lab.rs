@@ -1,5 +1,5 @@
-//! A lab, driven through the `plover` command; taken down when dropped. Or, under the name of a
-//! policy that `plover` does not have, a pair of QEMUs that protects a guest without it.
+//! A lab, driven through the `plover` command and taken down when dropped. Under the name of a policy
+//! that `plover` does not have, a pair of QEMUs that protects a guest without `plover`.
 
 use crate::interrupt::{Task, check};
 use crate::stock_colo::{self, StockColo};
@@ -17,18 +17,18 @@ use std::sync::atomic::AtomicBool;
 #[derive(Debug)]
 pub(crate) struct Lab {
     name: String,
-    /// What is there in the place of a lab.
+    /// The pair of QEMUs, if there is one in the place of a lab.
     colo: Option<StockColo>,
 }
 
 impl Lab {
-    /// Brings a lab up with these further options of `plover lab up`. The error holds what that
-    /// said.
+    /// Brings a lab up with these further options of `plover lab up`. The error holds that command's
+    /// error output.
     pub fn up(policy: &str, options: &[String]) -> Result<Self> {
         Self::up_as(own_name(), policy, options)
     }
 
-    /// The same under another name: there can be several at once.
+    /// As [`up`](Self::up), under another name: there can be several at once.
     pub fn up_as(name: String, policy: &str, options: &[String]) -> Result<Self> {
         let mut lab = Self { name, colo: None };
         if policy == stock_colo::NAME {
@@ -56,10 +56,10 @@ impl Lab {
         printed(command, self.output_of(command)?)
     }
 
-    /// The same for a command that waits for ever where nobody answers it: an error after `limit_s`
-    /// seconds.
+    /// As [`exec`](Self::exec), for a command that waits for ever without an answer. An error after
+    /// `limit_s` seconds.
     pub fn exec_within(&self, limit_s: u32, command: &[&str]) -> Result<String> {
-        /// What `timeout` exits with when it has ended the command.
+        /// The exit code of `timeout` when it has ended the command.
         const TIMED_OUT: i32 = 124;
         let limit = limit_s.to_string();
         let output = self.output_of(&[&["timeout", &limit], command].concat())?;
@@ -120,7 +120,7 @@ impl Lab {
     }
 }
 
-/// What a command on the client's host printed, if it went well.
+/// The output of a command on the client's host, if it succeeded.
 fn printed<S: AsRef<OsStr>>(command: &[S], output: Output) -> Result<String> {
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -147,7 +147,7 @@ pub(crate) fn own_name() -> String {
     format!("bench{}", std::process::id())
 }
 
-/// For labs of this process: says what happens, and ends what is waited for on Ctrl-C.
+/// For labs of this process: prints progress, and ends waits on Ctrl-C.
 pub(crate) fn progress() -> Result<Progress> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -169,7 +169,7 @@ fn plover_lab(name: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Takes a lab down, whoever made it.
+/// Takes down a lab, also one of another process.
 pub(crate) fn down(name: &str) {
     // In a group of its own: a second Ctrl-C does not stop it halfway.
     let _ = plover_lab(name, &["down"])

@@ -1,4 +1,4 @@
-//! What a figure was measured on: a figure without it says nothing.
+//! The machine of a measurement. A figure without it says nothing.
 
 use serde::Serialize;
 use std::process::Command;
@@ -14,7 +14,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// This machine; `accel` is what the lab says it runs guests with.
+    /// This machine. `accel` is the accelerator that the lab reports.
     pub fn this(accel: &str) -> Self {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo
@@ -56,7 +56,7 @@ impl Machine {
         }
     }
 
-    /// What concerns no guest.
+    /// The description of the hardware, without the hypervisor.
     pub fn hardware(&self) -> String {
         format!(
             "{}, {} cores, {} GiB, Linux {}",

@@ -2,10 +2,10 @@
 //!
 //! Without a subcommand: every workload under every policy (`matrix`).
 //!
-//! What concerns guests goes through the `plover` command, as a user would: a lab is brought up,
-//! a client runs in its client namespace, the lab's status is read, the lab is taken down; what
-//! concerns the log alone is in `consensus`. Machines are shared and noisy, so figures are
-//! medians with their spread, and only ratios within one run are compared.
+//! Benchmarks of guests go through the `plover` command, as a user would: a lab is brought up, a client
+//! runs in its client namespace, the lab's status is read, the lab is taken down. Benchmarks of the log
+//! alone are in `consensus`. Machines are shared and noisy, so figures are medians with their spread,
+//! and only ratios within one run are compared.
 
 mod claims;
 mod client;

@@ -1,7 +1,7 @@
-//! `./x bench quick`: what protection costs a Redis server.
+//! `./x bench quick`: the cost of protection for a Redis server.
 //!
-//! Rounds alternate between `none` (the same guest and NIC path, unreplicated) and the policies that
-//! are asked for, each in a fresh lab, so that a drift of the machine's speed hits all.
+//! Rounds alternate between `none` (the same guest and NIC path, unreplicated) and the requested
+//! policies, each in a fresh lab, so that a drift of the machine's speed hits all.
 
 use crate::lab::Lab;
 use crate::machine::Machine;
@@ -49,18 +49,18 @@ const LOADS: [Load; 2] = [
 
 const TESTS: [&str; 2] = ["SET", "GET"];
 
-/// redis-benchmark waits for ever for a guest that answers no more. Checkpoints every 100 ms let it
-/// take 100 s; QEMU's own COLO, which stands still now and then, takes 6.
+/// redis-benchmark waits for ever for a guest that does not answer any more. With checkpoints every 100
+/// ms it takes 100 s. With QEMU's own COLO, which stands still now and then, it takes 6 s.
 const WITHIN_S: u32 = 600;
 const COLO_WITHIN_S: u32 = 60;
 
-/// What the others are compared with: the guest unreplicated.
+/// The baseline: the guest unreplicated.
 const NONE: &str = "none";
 
 #[derive(Debug, Default, Serialize)]
 struct Cell {
     requests_per_s: Sample,
-    /// Of what `none` had in the same round; nothing of `none` itself.
+    /// Divided by the figure of `none` in the same round. Empty for `none` itself.
     of_none: Sample,
     p50_ms: Sample,
     p99_ms: Sample,
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     crate::interrupt::watch()?;
     let mut cells = Cells::new();
     let mut accel = String::new();
-    // What was measured is shown also where something, or somebody, ended it.
+    // The figures are printed even if the run was ended.
     let ended = measure_all(options, &mut cells, &mut accel);
     if cells.is_empty() {
         return ended;
@@ -109,13 +109,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ended
 }
 
-/// All rounds; `accel` becomes what runs the guests' instructions.
+/// All rounds. Sets `accel` to the accelerator of the guests.
 fn measure_all(options: &Options, cells: &mut Cells, accel: &mut String) -> Result<()> {
     for round in 0..options.rounds {
         for policy in turns(options) {
             eprintln!("round {}/{}: {policy}", round + 1, options.rounds);
             match measure_turn(options, &policy, cells, accel) {
-                // It locks itself out now and then (docs/bench.md); the others go on.
+                // QEMU's COLO locks up now and then (docs/bench.md). The other policies go on.
                 Err(error) if policy == stock_colo::NAME && crate::interrupt::check().is_ok() => {
                     eprintln!("{policy}: left out of this round: {error:#}");
                 }

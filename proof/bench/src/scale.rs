@@ -1,9 +1,9 @@
 //! `./x bench scale`: several protected guests on one machine (PLOVER §6.4), and guests of
 //! several vCPUs (figure 6).
 //!
-//! Each point is measured in labs of its own, all of a policy's guests loaded at the same time;
-//! policies alternate, rounds repeat the whole. On a machine with fewer cores than the guests
-//! have vCPUs, replicas and clients included, this shows how they share them, no more.
+//! Each point is measured in labs of its own, with all of a policy's guests loaded at the same time.
+//! Policies alternate, and rounds repeat the whole. On a machine with fewer cores than the guests have
+//! vCPUs, replicas and clients included, this shows only how they share the cores.
 
 use crate::interrupt;
 use crate::lab::{Lab, own_name};
@@ -38,7 +38,7 @@ pub(crate) struct Options {
     seconds: u64,
 }
 
-/// So many guests of so many vCPUs.
+/// A number of guests, each with a number of vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Point {
     guests: u32,
@@ -53,7 +53,7 @@ impl std::fmt::Display for Point {
     }
 }
 
-/// What a point gave: all guests together.
+/// The figures of a point, for all guests together.
 #[derive(Debug, Default)]
 struct Row {
     requests_per_s: Sample,
@@ -86,7 +86,7 @@ fn measure_all<'a>(
                 let row = rows.entry((point, policy)).or_default();
                 match one(point, policy, workload, options.seconds) {
                     Ok(all) => row.add(&all),
-                    // Its lab is down by now.
+                    // Its lab has been taken down.
                     Err(error) => {
                         interrupt::check()?;
                         row.missing = Some(format!("{error:#}"));
@@ -98,7 +98,7 @@ fn measure_all<'a>(
     Ok(())
 }
 
-/// One guest of one vCPU stands in both series, and is measured once.
+/// One guest of one vCPU is in both series, and is measured once.
 fn points(options: &Options) -> Vec<Point> {
     let guests = options
         .guests

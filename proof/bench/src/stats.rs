@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Several measurements of one thing.
+/// Several measurements of the same figure.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample(Vec<f64>);
 
@@ -13,17 +13,17 @@ impl FromIterator<f64> for Sample {
 }
 
 impl Sample {
-    /// Whether there is none.
+    /// Whether there are no measurements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many were measured.
+    /// The number of measurements.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The one that was measured last.
+    /// The last measurement.
     pub fn last(&self) -> Option<f64> {
         self.0.last().copied()
     }
@@ -32,7 +32,7 @@ impl Sample {
         self.0.push(value);
     }
 
-    /// The middle one; of an even number, the mean of the two in the middle.
+    /// The middle value; of an even number of values, the mean of the two in the middle.
     pub fn median(&self) -> f64 {
         let sorted = self.sorted();
         match sorted.len() {
@@ -49,7 +49,7 @@ impl Sample {
         (end(sorted.first()), end(sorted.last()))
     }
 
-    /// Round by round, this one divided by `other`.
+    /// The ratios of this sample's values to those of `other`, round by round.
     pub fn ratio(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }

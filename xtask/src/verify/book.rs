@@ -1,7 +1,7 @@
 //! The guide in `docs/`: it is complete and current, its links lead somewhere, and mdBook renders it.
 //!
-//! What reads Markdown and Rust is a program of its own (`book/main.rs`, feature `book`), because
-//! `./x` is built before everything else and must not wait for two parsers.
+//! A program of its own reads Markdown and Rust (`book/main.rs`, feature `book`), because `./x` is built
+//! before everything else and must not wait for two parsers.
 
 use crate::run::{self, Cargo, Result};
 use anyhow::{Context, bail};
@@ -33,7 +33,7 @@ pub(super) fn check() -> Result<()> {
 fn render() -> Result<()> {
     let mut mdbook = Command::new(mdbook()?);
     mdbook.arg("build").arg(run::root().join("docs"));
-    // It tells its progress on the error output, with a time; only its failures matter.
+    // Its progress on the error output is left out; only its failures matter.
     mdbook.env("RUST_LOG", "error").stdout(Stdio::null());
     run::finish(&mut mdbook)
 }

@@ -1,4 +1,4 @@
-//! `./x verify`: all that can be said about the tree without running it. Never writes.
+//! `./x verify`: all checks of the tree that do not run it. Never writes.
 
 mod book;
 mod layers;
@@ -8,7 +8,7 @@ use crate::packages;
 use crate::run::{self, Result};
 use std::process::{Command, ExitCode};
 
-/// Runs every check, also after one has failed: one run shows all there is to mend.
+/// Runs every check, also after one has failed, so that one run shows all there is to mend.
 pub(crate) fn all() -> Result<ExitCode> {
     let mut failed = Vec::new();
     let mut check = |name: &'static str, check: &dyn Fn() -> Result<()>| {
@@ -37,7 +37,7 @@ pub(crate) fn all() -> Result<ExitCode> {
 
 fn format() -> Result<()> {
     tool("fmt", "rustfmt")?;
-    // The names of files are enough: what to change in them is `x fix`'s business.
+    // The names of the files are enough: `x fix` makes the changes.
     run::plain(&["fmt", "--all", "--check", "--", "-l"])
 }
 
@@ -51,7 +51,7 @@ fn lints() -> Result<()> {
         "--workspace",
         "--all-targets",
     ]);
-    // Installs nothing: what needs libfabric's headers is looked at where they are.
+    // Installs nothing. The code over libfabric is checked only where its headers are.
     let ofi = packages::are_there(&[packages::OFI]);
     cargo.arg("--features=xtask/book");
     cargo.args(ofi.then_some("--features=plover/ofi,plover-bench/ofi"));
@@ -65,7 +65,7 @@ fn lints() -> Result<()> {
     Ok(())
 }
 
-/// Formatter and linter come apart from the compiler.
+/// The formatter and the linter are not part of the compiler's package.
 fn tool(subcommand: &str, component: &str) -> Result<()> {
     let works = || {
         let there = run::cargo().args([subcommand, "--version"]).output();

@@ -1,13 +1,14 @@
-//! Tidiness: habits of STYLE.md that no other tool knows.
+//! Tidiness: habits of STYLE.md that no other tool checks.
 
 use super::files;
 use crate::run::{self, Result};
 use anyhow::{Context, bail};
 
-/// What each crate of `core` says. Clippy bans the calls that it must not make (`core/clippy.toml`).
+/// The line that each crate of `core` has. Clippy bans the calls that it must not make
+/// (`core/clippy.toml`).
 const NO_UNSAFE: &str = "#![forbid(unsafe_code)]";
 
-/// Longer files are named, but no error: a table may be long.
+/// A longer file gives a warning and no error: a table may be long.
 const LINES_MAX: usize = 500;
 
 pub(super) fn check() -> Result<()> {

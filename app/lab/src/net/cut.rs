@@ -1,21 +1,21 @@
 //! Cutting replicas off each other, silently.
 //!
-//! A real cable that breaks somewhere in the network tells nobody: senders go on sending, their
-//! sockets report no error, and only the silence shows it. So a cut must not take a link down
-//! or reject anything. It changes the sender's fixed neighbour entry for the peer to an Ethernet
-//! address that belongs to nobody, for which the switch has an entry that leads nowhere: frames
-//! leave in good order and end there. The two directions are two entries, so a cut can have one
-//! direction only; the guest's own network is not touched, so a replica that is cut off could
-//! still speak to clients, which is exactly what it must be kept from by the protocol.
+//! A real cable that breaks somewhere in the network tells no host: senders go on sending, their sockets
+//! report no error, and only the silence shows it. So a cut must not take a link down or reject
+//! anything. It changes the sender's fixed neighbour entry for the peer to an unused Ethernet address,
+//! for which the switch has an entry that leads nowhere: frames leave in good order and end there. The
+//! two directions are two entries, so a cut can have one direction only. The guest's own network is not
+//! touched: a replica that is cut off still reaches clients, and the protocol must keep it from serving
+//! them.
 
 use super::{REPLICATION_DEVICE, Topology, replica_ip, replica_mac, tool};
 use anyhow::Result;
 use plover_types::Mac;
 
-/// Nobody's address; the switch drops what is sent to it. Locally administered.
+/// An unused address: the switch drops what is sent to it. Locally administered.
 pub(super) const VOID: Mac = Mac([0x02, 0x00, 0x00, 0x77, 0x00, 0x00]);
 
-/// The `ip` command that makes a replica send to `mac` what is meant for `peer`.
+/// The `ip` command that makes a replica send to `mac` the frames for `peer`.
 pub(super) fn neighbour(peer: usize, mac: Mac) -> String {
     let ip = replica_ip(peer);
     format!("neigh replace {ip} lladdr {mac} dev {REPLICATION_DEVICE} nud permanent")
@@ -31,7 +31,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Drops what `from` sends to `to`; the way back stays open.
+    /// Drops what `from` sends to `to`. The other direction stays open.
     pub fn cut_one_way(&self, from: usize, to: usize) -> Result<()> {
         tool::ip(Some(&self.replica(from)), &[neighbour(to, VOID)])
     }

@@ -62,8 +62,8 @@ impl Namespace {
         Ok(command)
     }
 
-    /// Runs `work` in this namespace: on a thread of its own, for a namespace is a property of
-    /// a thread. What `work` opens there (a socket, a TAP) stays there.
+    /// Runs `work` in this namespace, on a thread of its own, because a namespace is a property of a
+    /// thread. What `work` opens there (a socket, a TAP) stays there.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let file = self.open()?;
         let in_namespace = move || {
@@ -79,8 +79,8 @@ impl Namespace {
         })
     }
 
-    /// Sets values below `/proc/sys`, which shows each thread its own namespace's. What this
-    /// kernel was built without is passed over.
+    /// Sets values below `/proc/sys`, where each thread sees its own namespace's. A key that this kernel
+    /// was built without is skipped.
     pub(super) fn set_sysctls(&self, values: &[(&str, &str)]) -> Result<()> {
         self.run(|| {
             for (key, value) in values {

@@ -62,8 +62,8 @@ fn batch(tool: &str, namespace: Option<&Namespace>, lines: &[String]) -> Result<
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run '{tool}' (package iproute2)"))?;
-    // Dropped at once: the end of the input is the end of the batch. A tool that died early
-    // breaks the pipe; its own words, below, say why.
+    // The input is dropped at once: its end is the end of the batch. A tool that died early breaks the
+    // pipe; its own error output, below, says why.
     let _ = child
         .stdin
         .take()
@@ -76,7 +76,7 @@ fn batch(tool: &str, namespace: Option<&Namespace>, lines: &[String]) -> Result<
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    // "Command failed -:3" is about the third line.
+    // "Command failed -:3" means the third line.
     let line = said
         .lines()
         .find_map(|line| {

@@ -1,11 +1,11 @@
-//! A lab's status for people: the table, what is wrong, and what to do about it.
+//! A lab's status as text: the table, the troubles, and what to do about them.
 
 use super::{LabStatus, ReplicaStatus};
 use plover_node::SPLIT_WARNING;
 use std::fmt;
 
 impl LabStatus {
-    /// What to do when nobody has the guest; nothing while somebody does.
+    /// What to do when no replica holds the guest. `None` while one does.
     fn after_a_loss(&self) -> Option<String> {
         let down = || self.replicas.iter().filter(|replica| !replica.answers());
         if self.replicas.iter().any(ReplicaStatus::holds_state)
@@ -106,7 +106,7 @@ impl fmt::Display for LabStatus {
                     .join(",")
             });
             let sync = &replica.sync;
-            // Who has led before still knows what its syncs cost then.
+            // A former leader still knows what its syncs cost. Only the present leader's are shown.
             let leads = replica.role == "leader" && sync.count > 0;
             let synced = |text: String| if leads { text } else { "-".into() };
             writeln!(

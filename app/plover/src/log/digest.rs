@@ -1,7 +1,7 @@
-//! The state that `plover log` replicates besides the log: a digest of all entries so far.
+//! The state machine of `plover log`: a digest of all entries so far.
 //!
-//! It is the answer to each entry, so that the output check (APUS §3, `plover log check`) has something
-//! to compare: replicas with other entries, or another order, do not agree.
+//! The digest is the answer to each entry, so that the output check (APUS §3, `plover log check`) has
+//! something to compare. Replicas with other entries, or another order, do not agree.
 
 use plover_log::StateMachine;
 use plover_types::Viewstamp;

@@ -45,7 +45,7 @@ pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the server when a signal comes.
+/// Ends the server when a signal arrives.
 fn stop_at(mut signals: Signals, stopper: Stopper) {
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
@@ -139,7 +139,7 @@ fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fab
     }
 }
 
-/// Where this replica listens, and where the others do.
+/// Where this replica and the others listen.
 fn addresses(options: &ServeOptions) -> anyhow::Result<(SocketAddr, Vec<(ReplicaId, SocketAddr)>)> {
     let mut peers = Vec::new();
     let mut own = None;

@@ -1,5 +1,5 @@
-//! One example of each message between clients and servers, every number another, so that a change
-//! of the form is noticed.
+//! One example of each message between clients and servers. All numbers differ, so that a change of the
+//! form is noticed.
 
 use super::*;
 use crate::outputs::Divergence;

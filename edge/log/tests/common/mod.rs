@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 /// Longer than anything here takes, on the busiest machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Addresses that nobody listens on, out of a part of 127.0.0.0/8 that no other test uses, so
-/// that a replica can come back to its port.
+/// Free addresses in a part of 127.0.0.0/8 that no other test uses, so that a replica can come back to
+/// its port.
 pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -28,7 +28,7 @@ pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
     held.iter().map(address).collect()
 }
 
-/// Adds what it is given to a sum, and answers with it.
+/// Adds the bytes of each entry to a sum, and answers with the sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     pub sum: u64,
@@ -88,8 +88,8 @@ pub fn servers(size: usize, change: impl Fn(&mut Config)) -> Vec<Server<Sum>> {
     (0..size).map(open).collect()
 }
 
-/// For replicas in threads of their own: these share the machine with whatever else it does, and
-/// another leader is not wanted.
+/// Longer timeouts for replicas in threads of their own. They may run late on a busy machine, and must
+/// not elect another leader.
 pub fn patient(config: &mut Config) {
     config.heartbeat = Micros::from_ms(100);
     config.timeout = Micros::from_ms(1000);
@@ -138,7 +138,7 @@ pub fn turn_until<M: StateMachine>(
     }
 }
 
-/// Appends through the leader, trying again while there is none. The leader, and the answer.
+/// Appends through the leader, and tries again while there is none. Returns the leader and the answer.
 pub fn append<M: StateMachine>(servers: &mut [Server<M>], entry: &[u8]) -> (usize, Vec<u8>) {
     loop {
         let mut leader = 0;

@@ -154,7 +154,7 @@ fn the_owner_is_woken_for_every_batch_and_not_without_news() {
     assert_eq!(done.len(), 2000);
 }
 
-/// Whether the store calls, within so many seconds or ever.
+/// Whether the store's descriptor is readable within so many seconds. `None` waits for ever.
 fn readable(store: &Store, seconds: Option<i64>) -> bool {
     let flags = rustix::event::PollFlags::IN;
     let mut fds = [rustix::event::PollFd::from_borrowed_fd(

@@ -1,8 +1,8 @@
 //! A crash between any two operations, and in the middle of any write.
 //!
-//! The store runs over a recorder; then, for every prefix of what it did, a directory is built as
-//! a disk may hold it: everything that was synced, and of the rest any part. What is acknowledged
-//! must be found there, and nothing that was never written.
+//! The store runs over a recorder. Then, for every prefix of the recorded operations, a directory is
+//! built as a disk may hold it: everything that was synced, and any part of the rest. It must hold all
+//! that was acknowledged, and nothing that was never written.
 
 use super::{directory, entry, open, promise, stamp, synced};
 use crate::Completion;
@@ -63,7 +63,7 @@ impl Recorder {
     }
 }
 
-/// A file as the cache has it, and what of that the disk may lack.
+/// A file: what was synced, and the writes that the disk may lack.
 #[derive(Clone, Debug, Default)]
 struct Image {
     synced: Vec<u8>,

@@ -48,7 +48,7 @@ fn flip(path: &Path, bit: usize) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// The log may be whole or known to be damaged; nothing else.
+/// Checks that the log is whole, or known to be damaged. Returns whether it is known to be damaged.
 fn check(dir: &Path, log: &[Entry]) -> bool {
     let (_, found) = open(dir);
     assert_eq!(

@@ -56,7 +56,7 @@ fn entries_of_another_wire_version_are_left_alone() {
             "log.*",
         ],
     );
-    // As the sentence says.
+    // The error says to do so.
     for segment in Files::of(dir.path()).segments() {
         std::fs::remove_file(dir.path().join(segment)).unwrap();
     }
@@ -103,7 +103,7 @@ fn a_promise_outlives_the_release_that_made_it() {
     with_wire(dir.path(), WIRE_VERSION + 1);
     let (_, found) = Store::open(dir.path(), &memory).unwrap();
     assert_eq!(found.promise, Some(promise(1)));
-    // One that goes over to disk then has a log that it understands.
+    // A store that changes to disk mode has a log that it understands.
     let (mut store, _) = open(dir.path());
     store.persist_state(promise(2));
     synced(&mut store);
@@ -155,7 +155,7 @@ fn state() -> State {
     }
 }
 
-/// Another format has another number.
+/// A change of the form must raise `FORMAT`.
 #[test]
 fn the_form_of_the_promise_is_that_of_its_format() {
     let mut bytes = Vec::new();

@@ -40,7 +40,7 @@ impl Files {
         Self(files.collect())
     }
 
-    /// In a directory of their own.
+    /// Copies the files into a directory of their own.
     pub fn copy(&self) -> TempDir {
         let dir = directory();
         for (name, bytes) in &self.0 {
@@ -92,7 +92,7 @@ pub(crate) fn promise(round: u64) -> DurableState {
     }
 }
 
-/// Writes what is queued and takes what comes of it.
+/// Writes what is queued, and returns the completions.
 pub(crate) fn synced(store: &mut Store) -> Vec<Completion> {
     store.sync();
     let mut done = Vec::new();

@@ -33,8 +33,8 @@ fn difference(before: &[u8], after: &[u8]) -> (usize, usize) {
     (first, last)
 }
 
-/// Whatever of the second batch is found is a beginning of it, after all of the first; and the
-/// log can be written on from there.
+/// Checks that the log is the first batch, or a beginning of the log after the second, and that it can
+/// be written on from there. Returns its length.
 fn check(dir: &Path) -> usize {
     let (mut store, found) = open(dir);
     assert!(!found.forgotten, "{:?}", found.damage);
@@ -67,7 +67,7 @@ fn a_tail_torn_anywhere_is_cut_and_the_rest_kept() {
     let (origin, before, after) = before_and_after();
     let (first, last) = difference(&before, &after);
     let mut lengths = [0; 5];
-    // Every third byte meets every place of a word.
+    // Steps of three bytes reach every offset in a word.
     for tear in (first..=last + 1).step_by(3) {
         let dir = origin.copy();
         let mut bytes = before.clone();

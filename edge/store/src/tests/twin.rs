@@ -1,4 +1,4 @@
-//! The store beside a twin that is too simple to be wrong.
+//! The store against a model that is too simple to be wrong.
 
 use super::*;
 use apus::Configuration;
@@ -36,7 +36,7 @@ struct Twin {
     base: Viewstamp,
     configuration: Configuration,
     log: Vec<Entry>,
-    /// Up to here it has said that it will not be asked again.
+    /// The store was asked to trim up to here.
     trimmed: Index,
 }
 

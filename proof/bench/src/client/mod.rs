@@ -1,13 +1,13 @@
 //! A client that loads a server for a given time: connections that each have one batch of
 //! requests outstanding, in one thread.
 //!
-//! It exists beside the clients that people know because what is compared here differs by a
-//! factor of a hundred in speed: a client that ends after a number of requests would run for a
-//! second under one policy and for minutes under the next. It also mixes reads and writes in a
-//! batch, and knows every latency, not only the usual quantiles.
+//! It exists beside the well-known clients because the policies compared here differ by a factor of a
+//! hundred in speed: a client that ends after a number of requests would run for a second under one
+//! policy and for minutes under the next. It also mixes reads and writes in a batch, and knows every
+//! latency, not only the usual quantiles.
 //!
-//! It runs on the client's host of a lab, as a process of its own. It says `began` when the time
-//! that counts begins, and its figures as one JSON object when that time is over.
+//! It runs on the client's host of a lab, as a process of its own. It prints `began` when the time that
+//! counts begins, and its figures as one JSON object when that time is over.
 
 mod connection;
 mod traffic;
@@ -23,10 +23,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// The longest latency that is told apart from longer ones.
+/// The longest latency that is told from longer ones.
 const LATENCY_US_MAX: u64 = 600_000_000;
 
-/// Requests that fill the server go out so many at a time.
+/// How many requests that fill the server go out at a time.
 const FILLING: u64 = 500;
 
 /// How long filling may wait for an answer.
@@ -54,14 +54,14 @@ pub(crate) struct Options {
     span_ms: u64,
 }
 
-/// What a client measured.
+/// A client's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// Requests answered.
     pub requests: u64,
-    /// In this time.
+    /// The time in which they were answered.
     pub seconds: f64,
-    /// From sending to the answer, or to a batch's last answer; `None` if nothing was answered.
+    /// From sending to the answer, or to a batch's last answer. `None` if there was no answer.
     pub latency: Option<Latency>,
 }
 
@@ -74,9 +74,9 @@ pub(crate) struct Latency {
 }
 
 impl Latency {
-    /// The quantiles of latencies in µs; `None` of none.
+    /// The quantiles of latencies in µs. `None` if there are none.
     pub fn of(latencies: impl IntoIterator<Item = u64>) -> Option<Self> {
-        // Three digits: finer than any two runs agree. The bounds are sound, so it can be made.
+        // Three digits: finer than any two runs agree. The bounds are valid, so this does not fail.
         let mut histogram = Histogram::<u64>::new_with_bounds(1, LATENCY_US_MAX, 3).ok()?;
         for latency in latencies {
             histogram.saturating_record(latency);
@@ -90,7 +90,7 @@ impl Latency {
     }
 }
 
-/// Loads the server and says what came of it.
+/// Loads the server and prints the figures.
 pub(crate) fn run(options: &Options) -> Result<()> {
     fill(options)?;
     let measured = load(options, || {
@@ -102,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Puts the keys into a server that is read.
+/// Puts the keys into a server whose keys are read.
 fn fill(options: &Options) -> Result<()> {
     let traffic = options.traffic;
     if traffic.filling(0).is_none() {
@@ -144,7 +144,7 @@ fn load(options: &Options, began: impl FnOnce() -> Result<()>) -> Result<Measure
     let mut answered = Vec::new();
     let end = start + Duration::from_millis(options.span_ms);
     answers_until(end, &mut poll, &mut connections, &mut answered)?;
-    // What came after the end was read in the same turn, and does not count.
+    // The turn also read answers from after the end. They do not count.
     answered.retain(|answered| answered.at <= end);
     let latencies = answered.iter().map(|answered| {
         let span = answered.at.duration_since(answered.since);
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// A server that answers every line that begins a request.
+    /// A server that answers every line which starts with `marks`.
     fn server(answer: &'static [u8], marks: u8) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,10 +1,10 @@
-//! What the client says to a server, and where an answer ends.
+//! The client's requests to a server, and where an answer ends.
 
 use anyhow::{Result, bail};
 use plover_types::SplitMix64;
 use std::io::Write;
 
-/// Keys that requests choose from.
+/// How many keys requests choose from.
 const KEYS: u64 = 10_000;
 
 /// A kind of requests.
@@ -53,7 +53,7 @@ impl Traffic {
         wanted.then(|| format!("set key:{number:05} 0 0 100\r\n{:0100}\r\n", number))
     }
 
-    /// The length of the first answer in `bytes`; `None` if it is not all there.
+    /// The length of the first answer in `bytes`. `None` if part of it is missing.
     ///
     /// # Errors
     /// The server refused the request, or what it says is not its protocol.
@@ -122,7 +122,7 @@ fn memcached(bytes: &[u8]) -> Result<Option<usize>> {
 mod tests {
     use super::*;
 
-    /// Every answer is found whole, and none of its beginnings is taken for it.
+    /// Every answer is found whole, and no part of it is taken for an answer.
     #[test]
     fn answers_end_where_they_end() {
         for (traffic, answer) in [

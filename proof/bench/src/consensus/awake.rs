@@ -1,10 +1,10 @@
-//! Cores that do not fall asleep while something is measured.
+//! Keeps cores awake while something is measured.
 //!
-//! In a virtual machine a core that has nothing to do is given back to the host, and waking it
-//! costs 50 µs and more: several times what is measured here. Whether a wake-up meets such a core
-//! is up to the scheduler, so that one and the same program takes 8 µs or 60, a floor as well as
-//! what stands on it. A spinner of the idle class on each core keeps it; it runs only when
-//! nothing else wants to, and any other thread takes its place at once. For every system alike.
+//! In a virtual machine an idle core is given back to the host, and waking it costs 50 µs and more:
+//! several times what is measured here. The scheduler decides whether a wake-up meets such a core, so
+//! the same program takes 8 µs or 60, and a floor varies as much as the system above it. A spinner of
+//! the idle class on each core keeps the core awake. It runs only when nothing else wants to, and any
+//! other thread takes its place at once. This is the same for every system.
 
 use super::children::Process;
 use anyhow::{Context, Result};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-/// Starts the spinners; they end with what is returned.
+/// Starts the spinners. They end when the returned process is dropped.
 pub(super) fn keep(folder: &Path) -> Result<Process> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("keep-awake");

@@ -1,4 +1,4 @@
-//! Processes and folders that are gone when the benchmark is, however it ends.
+//! Processes and folders that do not outlive the benchmark, however it ends.
 //!
 //! ```text
 //!   the end of a series   Drop: SIGKILL, wait
@@ -7,8 +7,8 @@
 //!                         stay, and the next run removes those whose owner is dead
 //! ```
 //!
-//! Children stand in process groups of their own: a Ctrl-C at the terminal reaches us alone, and
-//! no half of a cluster stops before the other.
+//! Children are in process groups of their own. A Ctrl-C at the terminal reaches us alone, so no part of
+//! a cluster stops before the rest.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What has to go.
+/// The processes and folders that have to go.
 static OWNED: Mutex<Owned> = Mutex::new(Owned {
     pids: Vec::new(),
     folders: Vec::new(),
@@ -35,7 +35,7 @@ fn owned() -> MutexGuard<'static, Owned> {
     OWNED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From here on a signal that ends us ends all children and removes all folders first.
+/// From here on a signal that ends us first ends all children and removes all folders.
 pub(crate) fn watch_signals() -> Result<()> {
     let watched = [SIGINT, SIGTERM, SIGHUP]
         .into_iter()
@@ -51,14 +51,14 @@ pub(crate) fn watch_signals() -> Result<()> {
                 let _ = fs::remove_dir_all(folder);
             }
             eprintln!("\nbench: ended by a signal; no process and no file is left");
-            // With the lock held: the main thread must not clean up halfway at the same time.
+            // The lock stays held: the main thread must not clean up halfway at the same time.
             std::process::exit(128 + signal);
         }
     });
     Ok(())
 }
 
-/// Whether a signal is ignored, as under `nohup`, and shall stay so.
+/// Whether a signal is ignored, as under `nohup`. It must stay so.
 fn is_ignored(signal: i32) -> bool {
     // SAFETY: all of a `sigaction` may be zero.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -78,13 +78,13 @@ fn kill(pid: u32) {
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    /// Its last words, for errors.
+    /// The file of its output, for errors.
     log: PathBuf,
 }
 
 impl Process {
-    /// Starts it; what it says goes to `log`, but for a standard output that is already piped.
-    /// To be called from the main thread: the kernel's word is bound to the thread that starts.
+    /// Starts it. Its output goes to `log`, except a standard output that is piped. To be called from
+    /// the main thread: the kernel kills the child when the starting thread ends.
     pub fn start(command: &mut Command, log: &Path, piped: bool) -> Result<Self> {
         let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         command.stderr(file.try_clone()?).process_group(0);
@@ -101,7 +101,7 @@ impl Process {
                 rustix::process::set_parent_process_death_signal(Some(
                     rustix::process::Signal::KILL,
                 ))?;
-                // The parent may have died before that was said.
+                // The parent may have died before this call.
                 if rustix::process::getppid() != Some(parent) {
                     return Err(io::ErrorKind::BrokenPipe.into());
                 }
@@ -135,7 +135,7 @@ impl Process {
         }
     }
 
-    /// The end of what it said.
+    /// The end of its output.
     pub fn last_words(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -181,7 +181,7 @@ impl Scratch {
     /// A new, empty folder in it.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.0.join(name);
-        // The same series of an earlier round.
+        // An earlier round may have left it.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)

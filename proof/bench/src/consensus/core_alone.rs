@@ -1,6 +1,6 @@
 //! The consensus core without a fabric: three of them in one thread, messages handed over.
 //!
-//! What is left is what the protocol itself computes: encoding, checking, counting. And whether it
+//! The rest is what the protocol itself computes: encoding, checking, counting. Also measures whether it
 //! allocates.
 
 use crate::counting::allocations;
@@ -15,7 +15,7 @@ const REPLICAS: u8 = 3;
 const PAYLOAD_BYTES: usize = 256;
 const BATCHES: u64 = 20_000;
 
-/// What an entry costs on all three replicas together.
+/// The cost of an entry on all three replicas together.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct CoreAlone {
     /// Entries proposed before each flush.
@@ -26,18 +26,18 @@ pub(super) struct CoreAlone {
     pub allocations_per_entry: f64,
 }
 
-/// Three cores and what is on its way between them.
+/// Three cores and the messages on their way between them.
 struct Group {
     cores: Vec<Apus>,
     now: Micros,
     wire: VecDeque<(usize, usize, Vec<u8>)>,
-    /// What a core has just asked for; empty between calls, kept for its room.
+    /// The commands that a core has just given. Empty between calls, kept for its room.
     commands: Vec<Command>,
     /// Entries that the leader delivered.
     delivered: u64,
 }
 
-/// Lets entries go round in batches of `batch`, after some that do not count.
+/// Lets entries go round in batches of `batch`, after a warm-up that does not count.
 pub(super) fn measure(batch: u64) -> Result<CoreAlone> {
     let mut group = Group::new()?;
     for _ in 0..BATCHES / 10 {

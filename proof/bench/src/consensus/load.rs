@@ -1,4 +1,4 @@
-//! Closed loops of clients that await one answer each: how the systems with clients are loaded.
+//! Closed loops of clients that await one answer each: the load on the systems with clients.
 //!
 //! All loops share one thread and one event loop, so that 24 connections cost no thread switches
 //! among themselves. A connection only writes its request and reads its answer.
@@ -20,19 +20,19 @@ pub(crate) trait Connection: 'static {
     /// Has these bytes committed.
     fn put(&mut self, payload: &[u8]) -> impl Future<Output = Result<()>>;
 
-    /// Says goodbye.
+    /// Ends the session.
     fn close(self) -> impl Future<Output = Result<()>>;
 }
 
-/// When a load counts.
+/// The spans of a load: the warm-up, and the time that counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spans {
     pub warm_up: Duration,
     pub span: Duration,
 }
 
-/// Runs each connection in a loop of its own until the span is over. `pids` are the processes
-/// that do the work beside this one.
+/// Runs each connection in a loop of its own until the span is over. `pids` are the other processes that
+/// do the work.
 pub(crate) async fn closed_loops<C: Connection>(
     connections: Vec<C>,
     load: Load,

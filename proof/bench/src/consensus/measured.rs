@@ -1,15 +1,15 @@
 //! One load's figures, and how they are taken.
 //!
-//! The CPU time of an entry is that of *all* processes which had a part in it, clients included,
-//! divided by the entries committed meanwhile: a system that is quick because it keeps two cores
-//! busy shall not look cheap.
+//! The CPU time of an entry is that of *all* processes which had a part in it, clients included, divided
+//! by the entries committed meanwhile. A system that is quick because it keeps two cores busy must not
+//! look cheap.
 
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
-/// What one load showed in one round.
+/// The figures of one load in one round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// Entries that counted.
@@ -20,11 +20,11 @@ pub(crate) struct Measured {
     pub p50_us: f64,
     /// 99 of 100 took at most this long.
     pub p99_us: f64,
-    /// CPU time of all processes, an entry; nothing where nobody could count it.
+    /// CPU time of all processes per entry. `None` if it could not be counted.
     pub cpu_us: Option<f64>,
-    /// Requests of all replicas to the allocator, an entry; nothing where nobody counted.
+    /// Requests of all replicas to the allocator per entry. `None` if they were not counted.
     pub allocations: Option<f64>,
-    /// Entries that one sync of the leader's disk carried; nothing in memory.
+    /// Entries that one sync of the leader's disk carried. `None` in memory.
     pub entries_per_sync: Option<f64>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Measured {
 pub(crate) struct Recorder {
     counts_from: Instant,
     until: Instant,
-    /// All entries, the warm-up's too: what the CPU time is divided by.
+    /// All entries, also the warm-up's. The CPU time is divided by it.
     pub entries_in_all: u64,
     nanos: Vec<u64>,
 }
@@ -43,7 +43,7 @@ const LATENCIES: usize = 1 << 21;
 
 impl Recorder {
     pub fn new(warm_up: Duration, span: Duration) -> Self {
-        // Not zeros: they would be pages that are only made when they are written.
+        // Not zeros: the kernel gives the pages of zeros only when they are written.
         let mut nanos = vec![u64::MAX; LATENCIES];
         nanos.clear();
         let counts_from = Instant::now() + warm_up;
@@ -130,8 +130,8 @@ fn used(others: &[u32]) -> io::Result<Duration> {
     Ok(sum)
 }
 
-/// All threads of a process, those that have ended too; exact to the nanosecond, where
-/// `/proc/PID/stat` counts ticks of 10 ms.
+/// The CPU time of all threads of a process, also of those that have ended. Exact to the nanosecond,
+/// while `/proc/PID/stat` counts ticks of 10 ms.
 fn cpu_time(clock: libc::clockid_t) -> io::Result<Duration> {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: `time` is a valid place for one timespec.

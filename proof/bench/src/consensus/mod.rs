@@ -1,9 +1,9 @@
-//! `./x bench consensus`: what an entry of the log costs, beside its limits and its peers.
+//! `./x bench consensus`: the cost of an entry of the log, beside its limits and its peers.
 //!
-//! Everything is measured in one run and in rounds: each round puts every system under every
-//! load once, for a second or less, and every other round goes backwards, so that a change of the
-//! machine's mood hits all alike. Figures are the medians of the rounds, with the least and the
-//! greatest; ratios are taken round by round.
+//! Everything is measured in one run and in rounds. Each round puts every system under every load once,
+//! for a second or less, and every other round goes backwards, so that a change of the machine's speed
+//! hits all alike. Figures are the medians of the rounds, with the least and the greatest. Ratios are
+//! taken round by round.
 //!
 //! ```text
 //!   plan      which systems, which loads
@@ -74,7 +74,7 @@ pub(crate) struct Options {
     let_sleep: bool,
 }
 
-/// The tmpfs that every Linux has.
+/// A tmpfs of every Linux.
 const MEMORY: &str = "/dev/shm";
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -154,7 +154,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     progress.finish()
 }
 
-/// `bench` beside the profile's folder of the build.
+/// The folder `bench` beside that of the build's profile.
 fn built_folder() -> Result<PathBuf> {
     let me = std::env::current_exe().context("cannot find this program's own file")?;
     let target = me
@@ -179,7 +179,7 @@ struct Bench {
     disk: Scratch,
     /// Systems that live through all rounds.
     kept: BTreeMap<Setup, Box<dyn Subject>>,
-    /// How often a system failed. What worked before stays in the report.
+    /// How often a system failed. Its earlier figures stay in the report.
     failures: BTreeMap<Setup, u32>,
     report: Report,
     progress: Progress,
@@ -187,7 +187,8 @@ struct Bench {
     done: BTreeSet<(usize, Setup)>,
 }
 
-/// A system that fails once is started anew in the next round; then it is left out.
+/// A system that fails is started anew in the next round, until it has failed this often. Then it is
+/// left out.
 const FAILURES_MAX: u32 = 2;
 
 impl Bench {
@@ -242,7 +243,7 @@ impl Bench {
                 .measure(load, spans)
                 .with_context(|| load.to_string())?;
             if measured.entries == 0 {
-                // Such as while it elects: there is nothing to take a median of.
+                // For example while it elects a leader. There is no median of nothing.
                 let what = format!("{}, {load}, round {}", series.setup, round + 1);
                 self.report.leave_out(what, "not one entry in time".into());
                 continue;
@@ -257,7 +258,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Takes over what an ended run had done.
+    /// Takes over the figures of an ended run.
     fn add(&mut self, done: &Done) {
         for &(load, measured) in &done.loads {
             self.report.add(done.setup, load, done.round, measured);

@@ -1,4 +1,4 @@
-//! What is measured: systems, and the shapes of load that each of them carries.
+//! The systems to measure, and the shapes of load that each of them carries.
 //!
 //! A *series* is one system set up in one way (on memory or on disk, with so many replicas); its
 //! *cells* are the loads put on it one after the other. A round runs every series once.
@@ -52,7 +52,7 @@ impl fmt::Display for Medium {
     }
 }
 
-/// What is measured.
+/// A system to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum System {
@@ -128,7 +128,7 @@ impl fmt::Display for Load {
     }
 }
 
-/// A setup and what it carries.
+/// A setup and its loads.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub setup: Setup,
@@ -141,7 +141,7 @@ pub(crate) struct Plan {
     pub rounds: usize,
     /// How long a load runs before it counts.
     pub warm_up: Duration,
-    /// How long it is then measured.
+    /// How long it is measured after that.
     pub span: Duration,
     pub series: Vec<Series>,
 }
@@ -153,7 +153,7 @@ pub(crate) const SMALL_BYTES_MAX: usize = 256;
 pub(crate) const CONNECTIONS: [usize; 2] = [1, 24];
 
 impl Plan {
-    /// A few minutes: what the claims need.
+    /// A few minutes: the series that the claims need.
     pub fn quick(fabrics: &[FabricKind]) -> Self {
         let sizes = &SIZES[..2];
         Self {
@@ -174,8 +174,8 @@ impl Plan {
         }
     }
 
-    /// Keeps the series whose description has one of these words in it, and of them the loads that
-    /// one of those words describes; no words keep all.
+    /// Keeps the series whose description contains one of the words in `systems`, and of their loads
+    /// those whose description contains one of `loads`. No words keep all.
     pub fn keep(&mut self, systems: &[String], loads: &[String]) {
         let has_one = |words: &[String], name: String| {
             let name = name.to_lowercase();
@@ -189,15 +189,15 @@ impl Plan {
         });
     }
 
-    /// How long all spans take together; starting and stopping comes on top.
+    /// The time that all spans take together, without starting and stopping.
     pub fn seconds_at_least(&self) -> f64 {
         let loads: usize = self.series.iter().map(|series| series.loads.len()).sum();
         (self.warm_up + self.span).as_secs_f64() * (loads * self.rounds) as f64
     }
 }
 
-/// Every series in an order that puts what is compared side by side: a floor just before what
-/// rests on it.
+/// Every series, in an order that puts compared systems side by side: a floor comes just before the
+/// systems above it.
 fn series(
     fabrics: &[FabricKind],
     sizes: &[usize],

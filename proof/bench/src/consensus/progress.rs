@@ -1,13 +1,13 @@
-//! What a run has measured so far, kept in a file, so that one that was ended goes on.
+//! The figures of a run so far, kept in a file, so that a run that was ended can go on.
 //!
 //! ```text
 //!   run.jsonl    what was asked for, of which program      a line
 //!                a series of one round, with its figures   a line each, as they are done
 //! ```
 //!
-//! Figures of two programs, or of two ways to measure, are not put together: such a file is
-//! refused. A series that was cut short is measured again as a whole. A ratio of two series that
-//! stand on both sides of a break is one of two moments; a round has few of them.
+//! Figures of two programs, or of two ways to measure, are not put together: such a file is refused. A
+//! series that was cut short is measured again as a whole. If a run was ended between two series, their
+//! ratio compares two moments; a round has few such ratios.
 
 use super::measured::Measured;
 use super::plan::{Load, Plan, Setup};
@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What must be the same for figures to belong together.
+/// The settings that must be the same for figures to belong together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Heading {
     /// The program's bytes in short.
@@ -46,7 +46,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Begins a run's file in `folder`; what an earlier one has left is dropped.
+    /// Begins a run's file in `folder`. The file of an earlier run is overwritten.
     pub fn begin(
         folder: &Path,
         plan: &Plan,
@@ -62,7 +62,7 @@ impl Progress {
         Ok(progress)
     }
 
-    /// Goes on where the run of which the file is left ended; says what it had done.
+    /// Goes on with the run whose file is in `folder`. Returns the series that it has done.
     pub fn resume(
         folder: &Path,
         plan: &Plan,
@@ -94,7 +94,7 @@ impl Progress {
     }
 
     fn write(&mut self, line: &impl Serialize) -> Result<()> {
-        // In one piece: whoever ends us leaves at most the last line torn.
+        // In one write, so that being killed leaves at most the last line torn.
         let line = serde_json::to_string(line)? + "\n";
         self.file
             .write_all(line.as_bytes())
@@ -110,7 +110,7 @@ impl Progress {
 
 const NAME: &str = "run.jsonl";
 
-/// What a file says. A last line without its end is one that was being written.
+/// The content of a file. A last line without its end was being written, and is dropped.
 fn parse(text: &str) -> Result<(Heading, Vec<Done>)> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let mut lines = whole.lines();

@@ -1,11 +1,11 @@
-//! What all that is measured has in common.
+//! The interface of all systems that are measured.
 
 use super::load::Spans;
 use super::measured::Measured;
 use super::plan::Load;
 use anyhow::Result;
 
-/// A system that runs and can be put under load. Dropping it ends all that belongs to it.
+/// A running system that can be put under load. Dropping it ends all its processes.
 pub(crate) trait Subject {
     /// Puts it under one load.
     fn measure(&mut self, load: Load, spans: Spans) -> Result<Measured>;

@@ -1,9 +1,9 @@
 //! `./x bench failover --warm`: from the loss of the leader until the guest is protected again, with a
 //! warm witness and with a cold one, in alternation.
 //!
-//! The guest has 1 GiB of memory and a disk of 2 GiB, both full: the disk of noise, the memory of what
-//! was read of it. Then 5% of both changes: a part of the disk is written over, which changes as much
-//! of the memory that caches it. Right after that the leader is killed.
+//! The guest has 1 GiB of memory and a disk of 2 GiB, both full: the disk holds noise, and the memory
+//! caches what was read of it. Then 5% of both changes: a part of the disk is written over, which
+//! changes as much of the memory that caches it. Right after that the leader is killed.
 
 use crate::lab::{own_name, plover, progress};
 use crate::machine::Machine;
@@ -21,24 +21,24 @@ use std::time::{Duration, Instant};
 const MEM_MIB: u32 = 1024;
 const DISK_MIB: u64 = 2048;
 
-/// Written over of the disk: with the memory that caches it, 5% of the two.
+/// The part of the disk that is written over. With the memory that caches it, this is 5% of both.
 const CHANGED_MIB: u64 = 77;
 
-/// Longer than the default: two guests that read and write a gigabyte leave a machine that runs all
-/// replicas little time for their loops, and it is not failure detection that is measured here.
+/// Longer than the default: two guests that read and write a gigabyte leave the replicas of one machine
+/// little time for their loops, and failure detection is not measured here.
 const TIMEOUT_MS: u64 = 600;
 
-/// How long anything may take.
+/// How long any step may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What one kill came to.
+/// The figures of one kill.
 #[derive(Debug)]
 struct Kill {
     /// From the kill until protected, ms.
     reprotect_ms: f64,
-    /// What the witness lacked when the leader was killed; none if it kept nothing.
+    /// How far the witness's warm copy was behind when the leader was killed. `None` if it kept none.
     behind_mib: Option<f64>,
-    /// Sent by the new leader until then.
+    /// What the new leader sent in copies until then.
     copied_mib: f64,
 }
 
@@ -151,7 +151,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// What the warm copy lacks, by its source.
+/// How many bytes the warm copy lacks, as its source reports it.
 fn behind(lab: &Lab) -> Option<u64> {
     let status = lab.status();
     let copy = status.with_role("secondary")?.more.get("copy")?;
@@ -173,7 +173,7 @@ fn wait(progress: &Progress, what: &str, mut holds: impl FnMut() -> Result<bool>
 fn in_guest(lab: &Lab, command: &str) -> Result<()> {
     let leader = lab.find(&Target::Role("leader".into()))?;
     let mut console = lab.control(leader).console()?;
-    // What is typed is echoed; the end is not what was typed.
+    // The console echoes the typed command. The quotes make the echo differ from the output.
     console.write_all(format!("{command} 2>/dev/null; echo do''ne $?\n").as_bytes())?;
     console.set_read_timeout(Some(Duration::from_secs(1)))?;
     let (mut said, mut part) = (String::new(), [0; 4096]);

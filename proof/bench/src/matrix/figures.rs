@@ -1,4 +1,4 @@
-//! The figures of one measurement, and what they are called.
+//! The figures of one measurement, and their names.
 
 use super::observe::Window;
 use crate::client::Measured;
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// One workload under one policy in one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figures {
-    /// What the client saw; nothing where there is none.
+    /// The client's figures; `None` without a client.
     pub client: Option<Measured>,
-    /// What the replicas did meanwhile.
+    /// What the replicas did during that time.
     pub window: Window,
 }
 
-/// A figure that is shown: its name in `report.json`, its name for people, and how to get it.
+/// A figure that is shown: its name in `report.json`, its title, and how to get it.
 #[derive(Clone, Copy)]
 pub(crate) struct Metric {
     pub key: &'static str,
@@ -101,13 +101,13 @@ impl Figures {
         Some(client.requests as f64 / client.seconds)
     }
 
-    /// Of a sum, the mean of a sync.
+    /// A sum divided by the number of syncs.
     fn a_sync(&self, name: &str, unit: f64) -> Option<f64> {
         let sum = self.window.sums.get(name)?;
         Some(sum / self.window.syncs as f64 / unit).filter(|_| self.window.syncs > 0)
     }
 
-    /// Pages of a comparison, where there is one: Remus sends all pages, unhashed.
+    /// Pages of a comparison. `None` without one: Remus sends all pages, unhashed.
     fn compared(&self, name: &str) -> Option<f64> {
         self.a_sync(name, 1.0).filter(|_| self.compares())
     }
@@ -117,13 +117,13 @@ impl Figures {
         hashes.is_some_and(|bytes| *bytes > 0.0)
     }
 
-    /// Of a sum, the part of a request. The client's time and the window's differ a little.
+    /// A sum divided by the number of requests. The client's time and the window's differ a little.
     pub fn a_request(&self, sum: f64) -> Option<f64> {
         let requests = self.rate()? * self.window.seconds;
         Some(sum / requests).filter(|_| requests > 0.0 && sum > 0.0)
     }
 
-    /// Of the dirty pages, how many are the same on both sides (PLOVER §6.3), in percent.
+    /// The part of the dirty pages that are the same on both sides (PLOVER §6.3), in percent.
     fn sdpr(&self) -> Option<f64> {
         let of = |name| self.window.sums.get(name).copied();
         let (same, divergent) = (of("same")?, of("divergent")?);

@@ -1,4 +1,4 @@
-//! Guest images, and what is built beside them: in `.cache/guests` of the repository.
+//! Guest images, and the programs built beside them, in `.cache/guests` of the repository.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds a guest's image, if it is missing or stale. `./x` has done that for the default one.
+/// Builds a guest's image, if it is missing or stale. `./x` has already built the default one.
 pub(crate) fn build(guest: &str) -> Result<()> {
     if guest == "redis" {
         return Ok(());
@@ -28,7 +28,7 @@ pub(crate) fn build(guest: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client that comes with a guest, of the server's own version; else the system's.
+/// The client that comes with a guest, of the server's own version, or else the system's.
 pub(super) fn client(guest: &str, program: &str) -> String {
     let folder = repository().join(".cache/guests").join(guest);
     let path = folder.join("client").join(program);

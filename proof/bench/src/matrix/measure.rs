@@ -13,12 +13,12 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// For how long a guest is loaded, ms.
+/// How long a guest is loaded, ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spans {
-    /// Before what counts.
+    /// The warm-up, which does not count.
     pub warm_up_ms: u64,
-    /// What counts.
+    /// The time that counts.
     pub span_ms: u64,
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Our own client, which says when its time begins.
+/// Our own client, which prints when its time begins.
 fn own(lab: &Lab, options: [String; 6]) -> Result<(Measured, Window)> {
     let me = std::env::current_exe().context("cannot find the program that is running")?;
     let mut command = lab.on_client(&[me.as_os_str(), "client".as_ref()])?;
@@ -119,12 +119,12 @@ fn own(lab: &Lab, options: [String; 6]) -> Result<(Measured, Window)> {
     Ok((measured, window))
 }
 
-/// Seconds for clients that know nothing shorter.
+/// Whole seconds, for clients that take nothing shorter.
 fn seconds(ms: u64) -> u64 {
     ms.div_ceil(1000).max(1)
 }
 
-/// What `wrk` prints at the end, in place of what it prints for people.
+/// Makes `wrk` print one line of figures at the end.
 const WRK_SCRIPT: &str = r#"
 done = function(summary, latency, requests)
     local errors = summary.errors
@@ -147,7 +147,7 @@ fn wrk(
     let (connections, script) = (connections.to_string(), script.display().to_string());
     let run = |ms| {
         let span = format!("{}s", seconds(ms));
-        // A request under a slow policy waits for several checkpoints, which is no error.
+        // Under a slow policy a request waits for several checkpoints, which is no error.
         let words = [
             "wrk",
             "-t",

@@ -7,9 +7,9 @@
 //!            └ down                                      report: terminal, JSON
 //! ```
 //!
-//! A turn begins with a fresh lab, so that no policy inherits what another did to the guest; and
-//! rounds repeat the whole, so that a drift of the machine's speed hits all policies alike.
-//! Ratios are taken within a round. What cannot be measured is shown with the reason.
+//! A turn begins with a fresh lab, so that no policy inherits what another did to the guest. Rounds
+//! repeat the whole, so that a drift of the machine's speed hits all policies alike. Ratios are taken
+//! within a round. A cell that cannot be measured is shown with the reason.
 
 pub(crate) mod figures;
 mod guests;
@@ -68,13 +68,13 @@ pub(crate) struct Options {
     lab: Vec<String>,
 }
 
-/// What `--quick` may take: it promises six minutes, and writes its report too.
+/// The time for `--quick`: it promises six minutes, including its report.
 const QUICK_BUDGET: Duration = Duration::from_secs(345);
 
-/// A first guess at how long a lab takes to come up and go down, for the time that is left.
+/// A first guess at how long a lab takes to come up and go down, to estimate the time left.
 const LAB_GUESS: Duration = Duration::from_secs(16);
 
-/// A lab that took so long to fail is not tried again in the next round.
+/// If a lab took this long to fail, it is not tried again in the next round.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -111,9 +111,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let done = bench.turns(&mut state);
     let accel = bench.accel;
-    // It holds nothing that anybody needs.
+    // The scratch folder holds nothing that is needed later.
     let _ = std::fs::remove_dir_all(&scratch);
-    // What was measured is told, however the run ended.
+    // The report is written even if the run fails.
     if !state.runs.is_empty() {
         report::write(&plan, &state.runs, &Machine::this(&accel), &out)?;
     }
@@ -144,7 +144,7 @@ fn plan(options: &Options, known: &[String], chosen: &[String]) -> Result<Plan> 
         policies,
         only: options.only.clone(),
         lab: options.lab.clone(),
-        // Who says how much is wanted gets that.
+        // A user who asks for cells or rounds gets all of them.
         budget: (!everything && options.rounds.is_none()).then_some(QUICK_BUDGET),
     })
 }
@@ -156,7 +156,7 @@ fn beside_the_build(name: &str) -> Result<PathBuf> {
     Ok(target.join(name))
 }
 
-/// How long turns took: what is left is guessed from it.
+/// How long turns took. The time left is estimated from it.
 #[derive(Debug, Default)]
 struct Spent {
     labs: Vec<Duration>,
@@ -188,7 +188,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures what is not measured yet.
+    /// Measures the cells that are not measured yet.
     fn turns(&mut self, state: &mut State) -> Result<()> {
         let mut turns = self.plan.turns();
         turns.retain_mut(|turn| {
@@ -252,7 +252,7 @@ impl Bench<'_> {
             &self.plan.lab[..],
         ]
         .concat();
-        // For a run that comes after us when we are killed.
+        // If we are killed, the next run takes this lab down.
         let _ = std::fs::write(self.out.join("lab"), lab::own_name());
         let up = guests::build(turn.guest).and_then(|()| Lab::up(variant.policy, &options));
         let lab = match up {
@@ -320,13 +320,13 @@ impl Bench<'_> {
     }
 }
 
-/// The policy that this is, or is a variant of.
+/// The policy itself, or the policy of which it is a variant.
 fn base(policy: &str) -> &str {
     policy.split('+').next().unwrap_or(policy)
 }
 
-/// The lab of a run that was killed: its name stands in a file, with the number of a process that
-/// is no more.
+/// Takes down the lab of a run that was killed: its name is in a file, and the process whose number is
+/// in the name has ended.
 fn take_down_what_was_left(out: &Path) {
     let note = out.join("lab");
     let Ok(name) = std::fs::read_to_string(&note) else {

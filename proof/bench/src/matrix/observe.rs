@@ -1,4 +1,4 @@
-//! What the replicas did while a client loaded the guest: counters read before and after.
+//! The replicas' counters, read before and after a client loaded the guest.
 //!
 //! ```text
 //!  lab status, /proc ─▶ Snapshot ┐
@@ -6,8 +6,8 @@
 //!  lab status, /proc ─▶ Snapshot ┘
 //! ```
 //!
-//! Replicas count since their start and say when they looked, so a window is exact however late
-//! the question comes. Counters that a release does not have are left out.
+//! Replicas count since their start and report when they read their counters, so a window is exact even
+//! if the status request is late. Counters that a release does not have are left out.
 
 use crate::lab::Lab;
 use anyhow::{Context, Result, ensure};
@@ -18,11 +18,11 @@ use std::collections::BTreeMap;
 /// Clock ticks of `/proc/PID/stat` a second: 100 on every Linux that runs Plover.
 const TICKS_PER_S: f64 = 100.0;
 
-/// What keeps a witness warm or makes a new secondary: no part of a sync, and at a rate that is
-/// configured, so it is shown by itself (docs/decisions/0015).
+/// Bytes of copies, which keep a witness warm or make a new secondary. They are no part of a sync, and
+/// their rate is configured, so they are shown by themselves (docs/decisions/0015).
 pub(super) const COPY: &str = "copy";
 
-/// What syncs send, by what it is for.
+/// The bytes of syncs, by purpose.
 const PARTS_OF_SYNCS: [&str; 4] = ["digests", "block_hashes", "pages", "device"];
 
 /// All counters at one moment.
@@ -31,26 +31,26 @@ pub(super) struct Snapshot {
     leader: Value,
     /// CPU seconds since their start, by role and program.
     cpu_s: BTreeMap<String, f64>,
-    /// Bytes that all replicas sent, by lane, and of the bulk lane those that were a [`COPY`] or one of
-    /// [`PARTS_OF_SYNCS`].
+    /// Bytes that all replicas sent, by lane. For the bulk lane also the bytes of each [`COPY`] and of
+    /// each of [`PARTS_OF_SYNCS`].
     sent: BTreeMap<String, u64>,
 }
 
-/// What happened between two moments.
+/// The changes between two moments.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Window {
     /// Its length.
     pub seconds: f64,
     /// Slots that ended.
     pub syncs: u64,
-    /// What the syncs counted, summed: `slot_us`, `pause_us`, `dirty`, `same`, `divergent` and
-    /// what else the replica sums up.
+    /// Sums over all syncs: `slot_us`, `pause_us`, `dirty`, `same`, `divergent` and the replica's other
+    /// sums.
     pub sums: BTreeMap<String, f64>,
     /// Time in each phase, summed, µs.
     pub phases_us: BTreeMap<String, f64>,
     /// The pause that 99 of the last 100 syncs kept below.
     pub pause_us_p99: Option<f64>,
-    /// Bytes sent between replicas, by what they are.
+    /// Bytes sent between replicas, by purpose.
     pub bytes: BTreeMap<String, f64>,
     /// CPU seconds by role and program.
     pub cpu_s: BTreeMap<String, f64>,
@@ -58,12 +58,12 @@ pub(crate) struct Window {
     pub outputs: u64,
     /// How long they had waited, summed, µs.
     pub held_us: f64,
-    /// What 99 of the last 100 waited at most.
+    /// The longest wait of 99 of the last 100.
     pub held_us_p99: Option<f64>,
 }
 
 impl Window {
-    /// Bytes sent for the log and the syncs: what the papers' systems send, too.
+    /// Bytes sent for the log and the syncs, which the papers' systems send, too.
     pub fn bytes_of_protection(&self) -> f64 {
         let counts = |(kind, _): &(&String, &f64)| *kind != COPY;
         let kept = self.bytes.iter().filter(counts);
@@ -105,10 +105,11 @@ impl Snapshot {
         })
     }
 
-    /// What happened since `before`.
+    /// The changes since `before`.
     ///
     /// # Errors
-    /// Another replica leads, or the same in another view: its counters are not those of before.
+    /// Another replica leads, or the same one in another view: its counters cannot be compared with
+    /// those of before.
     pub fn since(&self, before: &Self) -> Result<Window> {
         let who = |at: &Value| {
             (
@@ -156,7 +157,7 @@ impl Snapshot {
         })
     }
 
-    /// The log, what syncs sent by kind, and what is left of the bulk lane.
+    /// The bytes of the log, of syncs by purpose, and the rest of the bulk lane.
     fn bytes_since(&self, before: &Self) -> BTreeMap<String, f64> {
         let sent = |lane: &str| {
             let sent = |at: &Self| at.sent.get(lane).copied().unwrap_or(0);

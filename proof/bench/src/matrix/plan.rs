@@ -1,4 +1,4 @@
-//! What is measured, and in which order.
+//! The cells to measure, and their order.
 
 use super::measure::Spans;
 use super::variant::Variant;
@@ -8,24 +8,24 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::Duration;
 
-/// A run: all of this is in its report, and a run goes on where one of the same plan stopped.
+/// A run. All of this is in its report. A stopped run can go on if the plan is the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Plan {
     /// How often everything is measured.
     pub rounds: u32,
-    /// Time under load before what counts, ms.
+    /// The warm-up under load, ms.
     pub warm_up_ms: u64,
     /// Time that counts, ms.
     pub span_ms: u64,
     /// Names of workloads, in the order of [`ALL`].
     pub workloads: Vec<&'static str>,
-    /// Names of policies, variants of some among them.
+    /// Names of policies, some of them variants.
     pub policies: Vec<String>,
-    /// Of all these, only cells that one of these selects; all if there is none.
+    /// Only cells that one of these selects are measured; all cells if there are none.
     pub only: Vec<Cells>,
     /// Further options of `plover lab up`.
     pub lab: Vec<String>,
-    /// No lab is begun that would not end within this time.
+    /// A lab that would not end within this time is not begun.
     #[serde(skip)]
     pub budget: Option<Duration>,
 }
@@ -87,7 +87,7 @@ impl Cells {
         Ok(())
     }
 
-    /// The policy, if it is one with other settings.
+    /// The policy, if it is a variant.
     pub fn variant(&self) -> Option<&str> {
         let policy = self.policy.as_deref()?;
         Variant::parse(policy)
@@ -106,7 +106,7 @@ pub(crate) struct Turn {
 }
 
 impl Plan {
-    /// For how long each guest is loaded.
+    /// How long each guest is loaded.
     pub fn spans(&self) -> Spans {
         Spans {
             warm_up_ms: self.warm_up_ms,
@@ -114,9 +114,8 @@ impl Plan {
         }
     }
 
-    /// Round by round, guest by guest, policy by policy: so that a change of the machine's mood
-    /// hits all policies of a guest alike, and a run that is stopped early has measured all of
-    /// them.
+    /// Round by round, guest by guest, policy by policy. So a change of the machine's speed hits all
+    /// policies of a guest alike, and a run that is stopped early has measured all of them.
     pub fn turns(&self) -> Vec<Turn> {
         let mut guests: Vec<_> = ALL.iter().map(|workload| workload.guest).collect();
         guests.dedup();
@@ -131,7 +130,8 @@ impl Plan {
                             && (self.only.is_empty() || self.only.iter().any(cell))
                     };
                     let workloads: Vec<_> = ALL.iter().filter(wanted).collect();
-                    // What one workload does to it is not the next one's fault.
+                    // A fresh start for each workload, so that the damage of one does not count against
+                    // the next.
                     let at_once = match policy == stock_colo::NAME {
                         true => 1,
                         false => workloads.len().max(1),

@@ -4,7 +4,8 @@ use crate::stock_colo;
 use plover_policy::{PRESETS, Preset};
 use std::collections::BTreeMap;
 
-/// What `--quick` has time for: the systems that the papers compare, and what goes past them.
+/// The policies that `--quick` has time for: the systems that the papers compare, and Plover's own
+/// default.
 const QUICK: [&str; 7] = [
     "none",
     "vsmr",
@@ -15,7 +16,7 @@ const QUICK: [&str; 7] = [
     "colo",
 ];
 
-/// Their names, the baseline first. Of two names for one policy only the first.
+/// The names of the policies, the baseline first. If a policy has two names, only the first.
 pub(super) fn names(quick: bool) -> Vec<String> {
     let mut distinct: Vec<&Preset> = Vec::new();
     for preset in &PRESETS {
@@ -30,7 +31,7 @@ pub(super) fn names(quick: bool) -> Vec<String> {
         .collect()
 }
 
-/// Those that this version refuses, with its reasons.
+/// The policies that this version refuses, with its reasons.
 pub(super) fn refused() -> BTreeMap<String, String> {
     let reason = |preset: &Preset| {
         let why = preset.policy.check().err()?;

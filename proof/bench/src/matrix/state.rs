@@ -1,8 +1,8 @@
-//! What was measured, on disk as soon as it is: a run that is killed goes on where it stopped.
+//! The measurements, written to disk at once, so that a run that is killed can go on.
 //!
-//! One JSON object a line. The first says what the run is: its plan, and a checksum of the
-//! program under test, since figures of two programs make no run. A line that was being written
-//! when the machine died is not believed.
+//! One JSON object a line. The first describes the run: its plan, and a checksum of the program under
+//! test, because figures of two programs make no run. A line that was being written when the machine
+//! died is dropped.
 
 use super::figures::Figures;
 use super::plan::Plan;
@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What came of one workload under one policy in one round.
+/// The result of one workload under one policy in one round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub round: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Run {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
     Measured(Box<Figures>),
-    /// It could not be measured: why, in the words of who refused.
+    /// It could not be measured: the reason, in the words of the program that refused.
     Missing(String),
 }
 
@@ -53,7 +53,7 @@ impl State {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).with_context(what)?;
         }
-        // What is kept is written beside, and takes the old file's place when it is whole.
+        // The kept runs are written to a new file, which replaces the old one when it is whole.
         let new = path.with_extension("new");
         let mut text = format!("{head}\n");
         for run in &runs {
@@ -78,7 +78,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether this is measured.
+    /// Whether this cell is measured in this round.
     pub fn has(&self, round: u32, workload: &str, policy: &str) -> bool {
         self.runs.iter().any(|run| {
             (run.round, run.workload.as_str(), run.policy.as_str()) == (round, workload, policy)
@@ -87,8 +87,8 @@ impl State {
     }
 }
 
-/// What a file holds of the run that `head` describes: its measurements. What could not be
-/// measured then is tried again.
+/// The measurements in a file of the run that `head` describes. Cells that could not be measured then
+/// are tried again.
 fn runs_of(text: &str, head: &Value) -> Vec<Run> {
     let mut lines = text.lines();
     let first = lines

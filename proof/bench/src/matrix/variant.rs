@@ -1,13 +1,12 @@
 //! A policy with other settings, measured beside it: `vsmr+slot_max_ms=20+blocks=false`.
 //!
-//! What stands behind the policy's name are keys of `[policy]` in a replica's configuration. They
-//! reach the lab in a file, as `plover lab up --config` takes it; whether such a key exists is for
-//! the replica to say.
+//! The settings behind the policy's name are keys of `[policy]` in a replica's configuration. They reach
+//! the lab in a file, by `plover lab up --config`. The replica checks whether such a key exists.
 
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
-/// A policy's name, and what differs from it.
+/// A policy's name, and the settings that differ from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Variant<'a> {
     pub policy: &'a str,
@@ -46,7 +45,7 @@ impl<'a> Variant<'a> {
         text
     }
 
-    /// Options of `plover lab up` that bring the settings in, by way of `file`.
+    /// Options of `plover lab up` that pass the settings on in `file`.
     pub fn options(&self, file: &Path) -> Result<Vec<String>> {
         if !self.is_other() {
             return Ok(Vec::new());

@@ -1,30 +1,30 @@
-//! What guests are asked to do: each workload is data.
+//! The workloads of guests, as data.
 
 use crate::client::Traffic;
 
 /// A server in a guest, and what its client does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
-    /// As it is typed and as it stands in the reports.
+    /// The name on the command line and in the reports.
     pub name: &'static str,
-    /// In words.
+    /// A description.
     pub what: &'static str,
     /// The guest of `plover lab up --guest`.
     pub guest: &'static str,
     /// Whether most of its requests change what the server holds.
     pub writes: bool,
-    /// Who asks.
+    /// The client.
     pub client: Client,
 }
 
-/// Who loads the server.
+/// The client of a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Client {
     /// Our own (`crate::client`).
     Own {
         /// The server's port.
         port: u16,
-        /// What it asks.
+        /// Its requests.
         traffic: Traffic,
         /// Connections.
         connections: u32,
@@ -35,7 +35,7 @@ pub(crate) enum Client {
     Wrk {
         /// The server's port.
         port: u16,
-        /// What it gets.
+        /// The path that it requests.
         path: &'static str,
         /// Connections.
         connections: u32,
@@ -45,7 +45,7 @@ pub(crate) enum Client {
         /// Connections.
         connections: u32,
     },
-    /// Nobody: the guest is left alone.
+    /// No client: the guest is left alone.
     Nobody,
 }
 

@@ -1,7 +1,7 @@
 //! The page of configuration keys, made from the types that read a configuration.
 //!
-//! Type and default come from the code alone. What a key means is its doc comment; where the default
-//! of an optional key is decided elsewhere, the comment says it as `(default …)`.
+//! Type and default come from the code alone. The meaning of a key is its doc comment. If other code
+//! decides the default of an optional key, the comment has it as `(default …)`.
 
 use crate::source::Source;
 use anyhow::{Context, Result, bail};
@@ -24,11 +24,11 @@ keys that are not here. The file is TOML: `plover replica --config FILE`.
 /// A table of the configuration.
 struct Table {
     path: String,
-    /// Of its type.
+    /// The name of its type.
     name: String,
     /// It is an array of tables.
     many: bool,
-    /// What the key says that it is the value of.
+    /// The doc comment of the key that holds it.
     about: String,
 }
 
@@ -36,7 +36,7 @@ struct Table {
 enum Kind {
     /// A table, or an array of tables.
     Table { name: String, many: bool },
-    /// A value, described; with its choices, where these are all there are.
+    /// A value: its description, and its choices if it has only some.
     Value(String, Option<String>),
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn page(source: &Source) -> Result<String> {
     Ok(page)
 }
 
-/// A table's heading, what it is for, and its keys. The tables in it are added to `below`.
+/// A table's heading, purpose and keys. The tables in it are added to `below`.
 fn section(source: &Source, table: &Table, below: &mut Vec<Table>) -> Result<String> {
     let fields = source.structs.get(&table.name);
     let fields = fields.with_context(|| format!("there is no struct {}", table.name))?;
@@ -151,7 +151,7 @@ fn rows(source: &Source, table: &ItemStruct, path: &str, below: &mut Vec<Table>)
 
 enum Default {
     Required,
-    /// Without it something else decides, which the comment has to tell.
+    /// Other code decides if the key is missing. The comment has to say what.
     Optional,
     Is(String),
 }
@@ -184,7 +184,7 @@ fn default(source: &Source, field: &Field, all: bool) -> Result<Default> {
     }))
 }
 
-/// What a function such as `default_timeout_ms` returns.
+/// The value that a function such as `default_timeout_ms` returns.
 fn value_of(source: &Source, function: &str) -> Result<String> {
     let function = source
         .functions
@@ -229,7 +229,7 @@ fn kind(source: &Source, ty: &Type) -> Result<Kind> {
     }
 }
 
-/// The choices of an enum, each with what it means.
+/// The choices of an enum, each with its meaning.
 fn choices(choices: &ItemEnum) -> Result<String> {
     let mut text = String::new();
     for variant in &choices.variants {
@@ -322,7 +322,7 @@ fn documentation(attributes: &[Attribute]) -> String {
     words.join(" ").replace("[`", "`").replace("`]", "`")
 }
 
-/// A text without its `(default …)`, and what that says.
+/// A text without its `(default …)`, and the default named there.
 fn without_default(text: &str) -> (String, Option<String>) {
     let Some((before, rest)) = text.split_once(" (default") else {
         return (text.into(), None);

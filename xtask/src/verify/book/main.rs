@@ -1,4 +1,4 @@
-//! What mdBook does not check of the guide.
+//! The checks of the guide that mdBook does not make.
 //!
 //! ```text
 //!  book          exits with 1 and says what is wrong; writes nothing

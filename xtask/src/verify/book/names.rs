@@ -1,19 +1,19 @@
-//! What the pages say of the code: files, functions and messages that they name exist.
+//! Checks that files, functions and messages that the pages name exist.
 
 use crate::Pages;
 use crate::source::{ROOMS, Source};
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
 use std::path::Path;
 
-/// Pages about what is no more.
+/// Pages about code that is gone.
 const OF_THE_PAST: [&str; 3] = [
     "docs/decisions/0019-work-before-the-pause.md",
     "docs/decisions/0020-a-slot-by-what-it-costs.md",
     "docs/measurements.md",
 ];
 
-/// A block of code of this kind holds messages of the program, one a line; `…` stands for what it
-/// fills in.
+/// A block of code of this kind holds messages of the program, one a line, with `…` for the values in
+/// them.
 const MESSAGES: &str = "message";
 
 /// Shorter pieces of a message prove nothing.
@@ -69,7 +69,7 @@ fn missing(code: &str, source: &Source) -> Option<String> {
         }
         return None;
     }
-    // Names of tests are sentences; shorter names may be the system's.
+    // The names of tests are sentences. Shorter names may be the system's.
     let is_test = code.matches('_').count() >= 3
         && code
             .chars()

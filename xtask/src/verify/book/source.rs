@@ -28,7 +28,7 @@ impl Source {
         };
         for room in ROOMS {
             for path in files(room, "")? {
-                // Fonts, images: not text, and not looked at.
+                // Fonts and images are not text, and are skipped.
                 if let Ok(text) = std::fs::read_to_string(&path) {
                     source.texts.insert(path, text);
                 }
@@ -38,8 +38,8 @@ impl Source {
         Ok(source)
     }
 
-    /// Types that derive `Deserialize`. Where two crates have one of the same name, the node's counts,
-    /// whose configuration it is.
+    /// Types that derive `Deserialize`. Of two types with the same name the node's is kept, because its
+    /// configuration is described.
     fn read_configuration(&mut self) -> Result<()> {
         let product = |path: &&String| {
             path.ends_with(".rs") && (path.starts_with("core/") || path.starts_with("edge/"))

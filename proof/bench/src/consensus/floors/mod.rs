@@ -1,8 +1,8 @@
-//! The limits: what the same bytes cost without any protocol.
+//! The limits: the cost of the same bytes without any protocol.
 //!
-//! A *ping-pong* is one backup, a *quorum floor* a bare leader that waits for as many
-//! acknowledgements as a majority needs: no framing, no checksum, no order, no view. Whatever
-//! consensus costs above that is consensus' own.
+//! A *ping-pong* is one backup. A *quorum floor* is a bare leader that waits for as many
+//! acknowledgements as a majority needs: no framing, no checksum, no order, no view. The rest of the
+//! cost of consensus is the protocol's own.
 
 mod disk;
 #[cfg(feature = "ofi")]
@@ -18,7 +18,7 @@ use anyhow::{Result, bail};
 use std::path::Path;
 use std::time::Instant;
 
-/// One thing that is done again and again.
+/// An operation that is repeated.
 trait Round {
     fn round(&mut self) -> Result<()>;
 }

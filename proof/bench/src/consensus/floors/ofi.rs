@@ -1,7 +1,6 @@
-//! The floor of libfabric: a bare leader writes a payload with immediate data to each backup, and
-//! each backup writes 8 bytes back at once. No ring, no framing, no checksum, no credit. As in the
-//! fabric, each pair has endpoints and queues of its own, and nobody waits for the completion of a
-//! write.
+//! The floor of libfabric: a bare leader writes a payload with immediate data to each backup, and each
+//! backup writes 8 bytes back at once. No ring, no framing, no checksum, no credit. As in the fabric,
+//! each pair has endpoints and queues of its own, and no thread waits for the completion of a write.
 
 use super::super::ours::fabrics::OFI_PROVIDER;
 use super::Round;
@@ -16,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 const ACKNOWLEDGEMENT_BYTES: usize = 8;
-/// How long a sleeper sleeps at most, should nothing wake it.
+/// The longest sleep, should nothing wake the sleeper.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// A round that takes longer has failed.
 const ROUND_MAX: Duration = Duration::from_secs(10);
@@ -30,7 +29,7 @@ struct End {
 }
 
 impl End {
-    /// Takes in what has come; `true` if it is `round` or a later one.
+    /// Takes in what has come. Returns whether it is `round` or a later one.
     fn has_heard(&mut self, round: u32) -> Result<bool, NativeError> {
         let mut events = [Event::default(); 4];
         let count = self.port.arrivals(&mut events)?;
@@ -49,14 +48,14 @@ impl End {
         };
         loop {
             self.writes += 1;
-            // So that the provider's queue is emptied now and then.
+            // A signalled write now and then lets the provider's queue be emptied.
             let signalled = self.writes % 16 == 0;
             if signalled {
                 self.port.completions(&mut [Event::default(); 64])?;
             }
             match self.port.write(run, self.writes, signalled)? {
                 Posted::Taken => return Ok(()),
-                // Connecting, or the queue is full: it gets on when it is driven.
+                // Connecting, or the queue is full. Driving the provider makes progress.
                 Posted::NotNow | Posted::NoCall => {
                     self.port.completions(&mut [Event::default(); 64])?;
                     self.has_heard(round)?;
@@ -118,7 +117,7 @@ impl Leader {
             leader.ends.push(end);
             let over = Arc::clone(&leader.over);
             let backup = thread::spawn(move || {
-                // The leader sees a backup that fails as one that does not answer.
+                // To the leader, a backup that fails is one that does not answer.
                 let _ = answer(backup, &over);
             });
             leader.threads.push(backup);

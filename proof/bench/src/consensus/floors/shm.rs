@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::thread::{self, JoinHandle};
 
-/// Payloads are laid one after the other in so much memory before the first place is used again:
-/// as in a ring, the caches see new places all the time.
+/// Payloads are laid one after the other in this much memory before the first place is used again. As in
+/// a ring, the caches meet new places all the time.
 const LAP_BYTES: usize = 4 << 20;
 const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
@@ -75,7 +75,7 @@ impl Sleeper {
         Ok(Arc::new(Self { eventfd, sleep }))
     }
 
-    /// Sleeps until `ready`; `sleeps` counts.
+    /// Sleeps until `ready`. Counts in `sleeps`.
     fn wait(&self, sleeps: &mut u64, ready: impl Fn() -> bool) -> Result<()> {
         while !ready() {
             *sleeps += 1;
@@ -90,7 +90,7 @@ impl Sleeper {
         Ok(())
     }
 
-    /// Ends its sleep, if it sleeps and `woken` is not that sleep already.
+    /// Ends its sleep, if it sleeps and was not woken from that sleep already (`woken`).
     fn wake(&self, woken: &mut u64) {
         fence(Ordering::SeqCst);
         let sleep = self.sleep.load(Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl Sleeper {
     }
 
     fn wake_anyway(&self) {
-        // It only fails if the counter is at its limit, after 2^64 wake-ups.
+        // This only fails if the counter is at its limit, after 2^64 wake-ups.
         let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
 }

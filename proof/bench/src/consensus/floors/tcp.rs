@@ -70,7 +70,7 @@ impl Leader {
             .count()
     }
 
-    /// Takes in what has come, after waiting for something.
+    /// Waits for acknowledgements, and takes in those that have come.
     fn take_acknowledgements(&mut self) -> Result<()> {
         let streams: Vec<_> = self
             .backups

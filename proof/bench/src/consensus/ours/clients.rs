@@ -1,7 +1,7 @@
 //! The log server with its clients on TCP connections, as etcd and ZooKeeper have theirs.
 //!
-//! Rows of proposers in the leader's process are what a replicated server pays (APUS §4), and no
-//! fair match for systems whose clients come over sockets; this row is.
+//! Rows of proposers in the leader's process show what a replicated server pays (APUS §4). They are no
+//! fair match for systems whose clients use sockets; this row is.
 
 use super::super::load::{Connection, Spans, closed_loops, runtime};
 use super::super::measured::Measured;
@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 pub(crate) struct Served {
     group: Group,
     leader: SocketAddr,
-    /// Names sessions; each load has its own.
+    /// The number of the last session. Each client has its own.
     sessions: u64,
 }
 
@@ -61,7 +61,7 @@ struct Client {
     buffer: Vec<u8>,
 }
 
-/// Length and checksum of what follows, four bytes each.
+/// Length and checksum of the body, four bytes each.
 const HEADER_BYTES: usize = 8;
 
 impl Client {

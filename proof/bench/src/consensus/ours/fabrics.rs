@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use plover_fabric::{Fabric, ShmConfig, ShmFabric, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 
-/// The group's name: what keeps strangers out.
+/// The group's name, which keeps other replicas out.
 const GROUP: &str = "bench";
 
-/// The provider that every machine has, which can be slept on.
+/// The provider that every machine has, with which a replica can sleep.
 #[cfg(feature = "ofi")]
 pub(crate) const OFI_PROVIDER: &str = "tcp";
 
@@ -29,8 +29,8 @@ pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric + Send>> {
         }
         FabricKind::Shm => {
             let peers = peers.map(|(id, _)| ReplicaId(id as u8));
-            // The address of the first replica is of this group alone: names without files are
-            // the host's.
+            // Shared memory has names of the whole host. The first replica's address belongs to this
+            // group alone.
             let group = format!("{GROUP}-{}", options.replicas[0]);
             let config = ShmConfig::new(group, ReplicaId(options.me), peers.collect());
             Ok(Box::new(ShmFabric::new(config)?))

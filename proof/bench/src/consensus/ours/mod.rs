@@ -1,9 +1,9 @@
-//! Our log: a process a replica, and the proposers in the leader's.
+//! Our log: one process for each replica, with the proposers in the leader's.
 //!
 //! APUS intercepts `recv()`: the server's own threads, in the leader's process, hand their bytes to
-//! consensus and go on once they are committed (APUS §4). So a *connection* here is a proposer in
-//! the leader's process with one entry outstanding. Rows with clients on TCP connections, as etcd
-//! and ZooKeeper have them, are apart (`clients`).
+//! consensus and go on once they are committed (APUS §4). So a *connection* here is a proposer in the
+//! leader's process with one entry outstanding. Other rows have clients on TCP connections, as etcd and
+//! ZooKeeper do (`clients`).
 //!
 //! ```text
 //!   benchmark ──one line of JSON a load──► replica 0: proposers, leader ══fabric══► replica 1
@@ -35,32 +35,32 @@ const PATIENCE: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// What a replica is asked for, a line each.
+/// The benchmark's requests to a replica, a line each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Order {
-    /// Of the leader: to fill the log with such entries, until all that was in it is reclaimed.
-    /// Only from then on is what follows the steady state.
+    /// To the leader: fill the log with such entries, until all that was in it is reclaimed. Only then
+    /// does the steady state begin.
     Fill(Load),
-    /// Of the leader: to put itself under load.
+    /// To the leader: put itself under load.
     Measure {
         load: Load,
         warm_up_ms: u64,
         span_ms: u64,
     },
-    /// Of all: how often it has asked for memory so far.
+    /// To all: report how often it has asked for memory so far.
     Allocations,
 }
 
-/// What it answers, a line each.
+/// The replica's answers, a line each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Answer {
-    /// Without being asked, once, when it leads and can reach every backup.
+    /// Sent once, unasked, when it leads and can reach every backup.
     Leads,
-    /// Whether that came to its end.
+    /// Whether the log was filled in time.
     Filled(bool),
     Measured {
         measured: Measured,
-        /// The warm-up's entries too.
+        /// All entries, also the warm-up's.
         entries_in_all: u64,
     },
     Allocations(u64),
@@ -81,7 +81,7 @@ impl Group {
         Self::start_with(setup, fabric, folder, None)
     }
 
-    /// Likewise; the leader lets clients in at `clients`.
+    /// As [`start`](Self::start); the leader lets clients in at `clients`.
     fn start_with(
         setup: Setup,
         fabric: FabricKind,
@@ -151,7 +151,7 @@ impl Replica {
     }
 
     fn ask(&mut self, order: Order) -> Result<Answer> {
-        // Should it be gone, the answer tells why.
+        // If the replica is gone, waiting for the answer shows why.
         let _ = writeln!(self.orders, "{}", serde_json::to_string(&order)?);
         self.answer()
     }
@@ -166,7 +166,7 @@ impl Replica {
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
         if line.is_empty() {
-            // It closes its output a moment before it ends.
+            // A replica closes its output a moment before it ends.
             let _ = self.process.child().wait();
             self.process.check()?;
         }
@@ -191,7 +191,7 @@ impl Subject for Group {
             span_ms: spans.span.as_millis() as u64,
         };
         let answer = self.0[0].ask(order);
-        // A backup that has ended says more than the leader that misses it.
+        // The error of a backup that has ended says more than that of the leader.
         self.check()?;
         let Answer::Measured {
             measured,

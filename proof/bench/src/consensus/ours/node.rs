@@ -9,12 +9,12 @@ use plover_log::{Address, Config, Counters, Durability, Error, LogOnly, Server};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 use std::time::Duration;
 
-/// As etcd's defaults: nobody is suspected because two cores are busy.
+/// As etcd's defaults, so that no replica is suspected because two cores are busy.
 const HEARTBEAT: Micros = Micros::from_ms(100);
 const TIMEOUT: Micros = Micros::from_ms(1000);
 /// Far more than what is outstanding, so that a backup can be behind for a moment.
 const LOG_BYTES_MAX: usize = 64 << 20;
-/// Kept for a backup that is behind.
+/// Bytes kept for a backup that is behind.
 const RETAIN_BYTES: usize = 4 << 20;
 
 /// A replica of the benchmark.
@@ -68,8 +68,7 @@ impl Node {
         Ok(count)
     }
 
-    /// One turn of the loop, in which it sleeps until something happens, but not longer than
-    /// `patience`.
+    /// One turn of the loop. Sleeps until something happens, but not longer than `patience`.
     pub fn turn(&mut self, patience: Option<Duration>) -> Result<()> {
         Ok(self.0.turn(patience)?)
     }
@@ -80,7 +79,7 @@ impl Node {
         (status.last.index, status.base)
     }
 
-    /// What its storage has written.
+    /// Counts of what its storage has written.
     pub fn stored(&self) -> Counters {
         self.0.stored()
     }

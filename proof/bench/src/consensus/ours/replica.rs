@@ -1,4 +1,4 @@
-//! The process of one replica: obeys its standard input, ends with it.
+//! The process of one replica: obeys its standard input, and ends with it.
 
 use super::super::load::Spans;
 use super::super::measured::{Measured, Recorder};
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// How long it takes an idle replica to see an order. Nothing of this is within a measurement.
+/// How long it takes an idle replica to see an order. No measurement includes this.
 const IDLE_TURN: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(options: &ReplicaOptions) -> Result<()> {
@@ -49,8 +49,8 @@ pub(crate) fn run(options: &ReplicaOptions) -> Result<()> {
     }
 }
 
-/// The orders as they come, from a thread that ends with the input: the replica's own loop has
-/// no system call to spare for it.
+/// The orders, read by a thread that ends with the input. The replica's own loop has no system call to
+/// spare for it.
 fn listen() -> Receiver<Order> {
     let (sender, orders) = mpsc::channel();
     std::thread::spawn(move || {
@@ -58,7 +58,7 @@ fn listen() -> Receiver<Order> {
             let order = line.ok().and_then(|line| serde_json::from_str(&line).ok());
             match order {
                 Some(order) if sender.send(order).is_ok() => {}
-                // What cannot be read was not written by our parent.
+                // Our parent wrote no line that cannot be read.
                 _ => return,
             }
         }
@@ -72,10 +72,10 @@ fn say(answer: &Answer) -> Result<()> {
     Ok(output.flush()?)
 }
 
-/// Proposes entries until nothing is left in the log of what was in it, and again until nothing is
-/// left of these, and all are committed. An eighth of the log is reclaimed at a time, so only then
-/// have all replicas had as many buffers of this size as they need.
-/// Where entries are slow it would take minutes: then it gives up, and says so.
+/// Proposes entries until all that was in the log is reclaimed, then again until all of these are, and
+/// all are committed. An eighth of the log is reclaimed at a time, so only then have all replicas had as
+/// many buffers of this size as they need. Gives up, and returns `false`, where entries are so slow that
+/// this would take minutes.
 fn fill(node: &mut Node, load: Load) -> Result<bool> {
     const PATIENCE: Duration = Duration::from_secs(2);
     const TURNS: u32 = 2;
@@ -103,9 +103,8 @@ fn fill(node: &mut Node, load: Load) -> Result<bool> {
     }
 }
 
-/// Closed loops: as many proposers as the load has connections, each with one entry outstanding.
-/// Entries commit in the order in which they were proposed, so a queue of start times tells
-/// whose entry it is.
+/// Closed loops: as many proposers as the load has connections, each with one entry outstanding. Entries
+/// commit in the order in which they were proposed, so a queue of start times is enough to match them.
 fn measure(node: &mut Node, load: Load, spans: Spans) -> Result<Answer> {
     let payload = vec![7; load.bytes];
     let mut starts: VecDeque<Instant> = VecDeque::with_capacity(load.connections);

@@ -96,7 +96,7 @@ impl Client {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = h2::client::handshake(stream).await?;
-        // Ends with the connection; what goes wrong there shows in the answers.
+        // This task ends with the connection. Its failures show in the answers.
         tokio::spawn(connection);
         Ok(Self {
             sender,
@@ -134,7 +134,7 @@ impl Connection for Client {
     }
 }
 
-/// `PutRequest { key = 1, value = 2 }` behind gRPC's head: not compressed, so many bytes.
+/// `PutRequest { key = 1, value = 2 }` behind gRPC's head: the flag "not compressed" and the length.
 fn put_request(key: &[u8], value: &[u8]) -> Bytes {
     const HEAD_BYTES: usize = 5;
     let mut bytes = BytesMut::with_capacity(HEAD_BYTES + key.len() + value.len() + 12);

@@ -1,8 +1,8 @@
-//! The systems that people know, run beside ours: three nodes each on the loopback interface.
+//! Well-known systems, run beside ours: three nodes each on the loopback interface.
 //!
-//! They are the distribution's packages with their default settings; only addresses and folders
-//! are ours, and ZooKeeper's heap is bounded. Clients connect to the leader, which spares the peers
-//! a hop that a client of a follower would pay for.
+//! They are the distribution's packages with their default settings. Only addresses and folders are
+//! ours, and ZooKeeper's heap is bounded. Clients connect to the leader, which spares the peers a hop
+//! that a client of a follower would pay for.
 
 pub(crate) mod etcd;
 pub(crate) mod raft;
@@ -20,8 +20,8 @@ const START_WITHIN: Duration = Duration::from_secs(60);
 /// How long a node may take to answer a question about itself.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// Addresses that nobody listens on. A node binds its own later, so the ports cannot be held; an
-/// address out of 127.0.0.0/8 that, as good as surely, no other process uses keeps them free.
+/// Free addresses. A node binds its own later, so the ports cannot be held. They stay free because no
+/// other process is likely to use the same address of 127.0.0.0/8.
 pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>> {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -49,8 +49,8 @@ fn ask(address: SocketAddr, question: &str) -> Result<String> {
     Ok(answer)
 }
 
-/// Asks all nodes again and again until one says that it leads. `check` names a reason to give
-/// up early.
+/// Asks all nodes again and again until one says that it leads. `check` returns an error if there is a
+/// reason to give up early.
 fn await_leader(
     nodes: &[SocketAddr],
     question: &str,

@@ -1,6 +1,6 @@
 //! `openraft`: a Raft library in one process, its nodes connected by calls.
 //!
-//! No socket, no file, no encoding: the least that consensus by a general library costs.
+//! No socket, no file, no encoding: the least cost of consensus by a general library.
 
 use super::super::load::{Connection, Spans, closed_loops};
 use super::super::measured::Measured;
@@ -41,7 +41,7 @@ impl InProcess {
             heartbeat_interval: 50,
             election_timeout_min: 500,
             election_timeout_max: 1000,
-            // The log is kept: a purge is no part of what is measured.
+            // The log is kept, because a purge is not to be measured.
             snapshot_policy: SnapshotPolicy::Never,
             ..Config::default()
         };
@@ -85,7 +85,7 @@ impl Drop for InProcess {
     fn drop(&mut self) {
         self.runtime.block_on(async {
             for node in &self.nodes {
-                // It runs nothing any more either way.
+                // A node that fails to shut down does nothing any more either.
                 let _ = node.shutdown().await;
             }
         });
@@ -124,7 +124,7 @@ impl RaftNetworkFactory<Types> for Network {
     }
 }
 
-/// The way to one node.
+/// The link to one node.
 struct Link(Group, u64);
 
 type RpcResult<T, E = RaftError<u64>> = Result<T, RPCError<u64, (), E>>;

@@ -1,7 +1,7 @@
 //! A log in memory for `openraft`, and a state machine that only counts.
 //!
-//! Entries are kept as they are, in an ordered map behind a lock; nothing is encoded. That is the
-//! least a store can do, so what is measured is the library.
+//! Entries are kept as they are, in an ordered map behind a lock; nothing is encoded. A store can hardly
+//! do less, so the library is measured.
 
 use bytes::Bytes;
 use openraft::storage::{
@@ -26,7 +26,7 @@ openraft::declare_raft_types!(
         Node = (),
 );
 
-/// An entry's bytes; cloning them copies nothing.
+/// An entry's bytes. A clone shares them.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload(pub Bytes);
 
@@ -116,7 +116,7 @@ impl RaftLogStorage<Types> for LogStore {
     }
 }
 
-/// What a state machine must keep, and no state.
+/// The fields that a state machine must keep, and no state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counter {
     applied: Option<LogId<u64>>,
@@ -182,7 +182,7 @@ impl RaftStateMachine<Types> for Counter {
         meta: &SnapshotMeta<u64, ()>,
         _snapshot: Box<Cursor<Vec<u8>>>,
     ) -> Result<()> {
-        // A node that lost its place in a benchmark would be measured as something else.
+        // A node that fell behind would make the benchmark measure something else.
         let error = std::io::Error::other("a follower fell behind the log");
         Err(StorageIOError::write_snapshot(Some(meta.signature()), &error).into())
     }

@@ -1,7 +1,7 @@
 //! ZooKeeper: three nodes, and a client that speaks just enough of its protocol.
 //!
-//! The nodes live through all rounds: a Java machine is slow until it has compiled what it runs,
-//! and a fresh one in each round would be measured at its worst.
+//! The nodes live through all rounds: a Java machine is slow until it has compiled its program, and a
+//! fresh one in each round would be measured at its slowest.
 
 use super::super::children::Process;
 use super::super::load::{Connection, Spans, closed_loops, runtime};
@@ -69,7 +69,8 @@ impl ZooKeeper {
     }
 }
 
-/// What Debian's own `zoo.cfg` says, with our places and the commands that we ask.
+/// The content of Debian's own `zoo.cfg`, with our folders and addresses and the command that we ask
+/// with.
 fn node_config(data: &Path, client: SocketAddr, peers: &[SocketAddr]) -> String {
     let mut text = format!(
         "tickTime=2000\ninitLimit=10\nsyncLimit=5\ndataDir={}\nclientPortAddress={}\n\
@@ -173,7 +174,7 @@ impl Client {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Sends what the buffer holds and puts the answer in its place.
+    /// Sends the content of the buffer and puts the answer in its place.
     async fn exchange(&mut self) -> Result<()> {
         let length = (self.buffer.len() - 4) as u32;
         self.buffer[..4].copy_from_slice(&length.to_be_bytes());
@@ -187,7 +188,7 @@ impl Client {
         Ok(())
     }
 
-    /// A request and the error code of its answer.
+    /// Sends a request. Returns the error code of its answer.
     async fn request(&mut self, kind: i32, body: impl FnOnce(&mut Self)) -> Result<i32> {
         self.xid += 1;
         self.begin();
@@ -195,7 +196,7 @@ impl Client {
         self.int(kind);
         body(self);
         self.exchange().await?;
-        // The number of the request, the transaction's, the error.
+        // The answer has the number of the request, that of the transaction, and the error.
         let int = |at: usize| {
             self.buffer
                 .get(at..at + 4)?

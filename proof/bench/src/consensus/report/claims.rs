@@ -1,7 +1,7 @@
-//! What must hold: each ratio that the project promises, from this run's own figures.
+//! The claims: each ratio that the project promises, from this run's own figures.
 //!
-//! A verdict on a run, not a test: on a machine that does something else meanwhile a ratio can fail
-//! that holds on a quiet one, and nobody's build shall depend on that.
+//! A claim is a verdict on a run, not a test: on a machine that is busy with something else, a ratio can
+//! fail that holds on a quiet one. No build should depend on that.
 
 use super::super::core_alone::CoreAlone;
 use super::super::plan::{FabricKind, Load, Medium, SMALL_BYTES_MAX, Setup, System};
@@ -47,7 +47,7 @@ impl Side {
 }
 
 fn ratio(report: &Report, what: String, bound: Bound, over: Side, under: Side) -> Claim {
-    // Only rounds in which both worked.
+    // Only the rounds that have both figures.
     let both = over.of(report).zip(under.of(report)).map(|(a, b)| {
         let (mut over, mut under) = (Sample::default(), Sample::default());
         for (round, figure) in &a {
@@ -85,7 +85,7 @@ fn side(setup: Setup, load: Load, figure: Figure) -> Side {
     }
 }
 
-/// Every promise, for the sizes and fabrics that were asked for.
+/// Every claim, for the sizes and fabrics of this run.
 pub(super) fn all(report: &Report) -> Vec<Claim> {
     let mut sizes: Vec<_> = report.rows.iter().map(|row| row.load.bytes).collect();
     sizes.retain(|&bytes| bytes <= SMALL_BYTES_MAX);
@@ -198,8 +198,8 @@ fn on_disk(report: &Report, fabric: FabricKind, bytes: usize) -> [Claim; 2] {
     [latency, together]
 }
 
-/// Heartbeats, a ring that has grown and the counting itself allocate now and then; an entry
-/// must not. One allocation in a hundred entries is far above the one and far below the other.
+/// Heartbeats, a ring that has grown and the counting itself allocate now and then; an entry must not.
+/// One allocation in a hundred entries is far above what these need and far below one for each entry.
 fn nothing_allocated(report: &Report, fabric: FabricKind, bytes: usize) -> Claim {
     let ours = setup(System::Plover(fabric), Medium::Memory, 3);
     let load = Load {

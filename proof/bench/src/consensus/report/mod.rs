@@ -1,4 +1,4 @@
-//! What a run found: rows, what was left out, and how it is shown.
+//! The findings of a run: rows, what was left out, and how both are shown.
 
 mod claims;
 mod table;
@@ -83,13 +83,13 @@ pub(crate) struct Report {
     span_ms: u64,
     core_alone: Vec<CoreAlone>,
     rows: Vec<Row>,
-    /// What could not be measured, and why.
+    /// The systems and loads that could not be measured, and why.
     left_out: BTreeMap<String, String>,
     claims: Vec<Claim>,
 }
 
 impl Report {
-    /// What cores do that have nothing to do.
+    /// The state of idle cores during the run.
     fn idle_cores(&self) -> &'static str {
         match self.cores_kept_awake {
             true => "kept awake by spinners of the idle class",
@@ -134,7 +134,7 @@ impl Report {
         }
     }
 
-    /// This did not work, or not always. What other rounds found is kept.
+    /// Notes that a system or load failed, or sometimes failed. Figures of other rounds are kept.
     pub fn leave_out(&mut self, what: String, why: String) {
         self.left_out.insert(what, why);
     }
@@ -145,9 +145,9 @@ impl Report {
             .find(|row| row.setup == setup && row.load == load)
     }
 
-    /// Prints the table and what must hold; writes `report.json` into `folder`.
+    /// Prints the table and the claims. Writes `report.json` into `folder`.
     pub fn write(mut self, folder: &Path) -> Result<()> {
-        // Systems ran in their own order; people read in this one.
+        // The systems ran in the plan's order. The report groups them for reading.
         self.rows.sort_by_key(|row| {
             (
                 row.setup.medium,

@@ -1,4 +1,4 @@
-//! What must hold between policies.
+//! The claims about policies.
 
 use super::super::figures::{BYTES, Metric, RATE};
 use super::super::workload;
@@ -6,7 +6,7 @@ use super::Report;
 use crate::claims::{Bound, Claim};
 use crate::stock_colo;
 
-/// Every promise of which at least one side was measured.
+/// Every claim of which at least one side was measured.
 pub(super) fn all(report: &Report<'_>) -> Vec<Claim> {
     let mut claims = vec![ratio(report, "redis", "vsmr", "remus-100", RATE, 3.0)];
     for workload in workload::ALL.iter().filter(|workload| workload.writes) {
@@ -22,10 +22,10 @@ pub(super) fn all(report: &Report<'_>) -> Vec<Claim> {
         BYTES,
         9.0,
     ));
-    // COLO as QEMU itself has it: to be reached where answers agree, and where they differ to be
-    // exceeded five times. Where it is not in the run, the part of unreplicated throughput that it
-    // reached on 2 cores under TCG with the same guest: 0.48 to 0.57, 0.75 to 0.85 in pipelines of
-    // 200; 246 to 587 of 9862 with INCR, 13 to 19 of 2381 with TIME.
+    // QEMU's own COLO: to be reached where answers agree, and exceeded five times where they differ. If
+    // it is not in the run, we take the part of unreplicated throughput that it reached on 2 cores under
+    // TCG with the same guest: 0.48 to 0.57, 0.75 to 0.85 in pipelines of 200; 246 to 587 of 9862 with
+    // INCR, 13 to 19 of 2381 with TIME.
     for (workload, bound, seen) in [
         ("redis", 1.0, 0.48),
         ("redis-batched", 1.0, 0.75),
@@ -41,7 +41,7 @@ pub(super) fn all(report: &Report<'_>) -> Vec<Claim> {
     claims
 }
 
-/// That one policy's figure is at least so many times another's.
+/// Claims that one policy's figure is at least `bound` times another's.
 fn ratio(
     report: &Report<'_>,
     workload: &str,

@@ -1,4 +1,4 @@
-//! What a run found, for a terminal and for programs.
+//! The findings of a run, for a terminal and for programs.
 
 mod claims;
 mod table;
@@ -21,7 +21,7 @@ struct Cell<'a> {
     workload: &'static Workload,
     policy: &'a str,
     rounds: BTreeMap<u32, &'a Figures>,
-    /// Why some of it, or all, is missing.
+    /// Why some rounds, or all, are missing.
     missing: Option<&'a str>,
 }
 
@@ -35,7 +35,7 @@ struct Report<'a> {
 }
 
 impl Cell<'_> {
-    /// A figure of all rounds that have it.
+    /// A figure in all rounds that have it.
     fn sample(&self, metric: Metric) -> Sample {
         self.rounds
             .values()
@@ -43,7 +43,7 @@ impl Cell<'_> {
             .collect()
     }
 
-    /// A figure over another cell's, of the rounds that have both.
+    /// A figure divided by another cell's, in the rounds that have both.
     fn ratio(&self, other: &Cell<'_>, metric: Metric) -> Sample {
         let both = self.rounds.iter().filter_map(|(round, figures)| {
             let (over, under) = (
@@ -55,7 +55,7 @@ impl Cell<'_> {
         both.collect()
     }
 
-    /// The medians of a map of figures, by name, of the names that any round has.
+    /// The medians of a map of figures, by name, for all names that any round has.
     fn medians(&self, of: impl Fn(&Figures) -> BTreeMap<String, f64>) -> BTreeMap<String, f64> {
         let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
         for figures in self.rounds.values() {
@@ -83,7 +83,7 @@ impl Cell<'_> {
         })
     }
 
-    /// Bytes a request by what they are.
+    /// Bytes per request, by purpose.
     fn bytes(&self) -> BTreeMap<String, f64> {
         self.medians(|figures| {
             let part =
@@ -105,7 +105,7 @@ impl Cell<'_> {
 impl<'a> Report<'a> {
     fn new(plan: &'a Plan, runs: &'a [Run], machine: &'a Machine) -> Self {
         let mut cells: Vec<Cell<'a>> = Vec::new();
-        // In the order of the plan; rounds may have come in another one.
+        // In the order of the plan. The runs may be in another order.
         for workload in &workload::ALL {
             for policy in &plan.policies {
                 let of = |run: &&Run| run.workload == workload.name && run.policy == *policy;
@@ -141,7 +141,7 @@ impl<'a> Report<'a> {
         self.cells.iter().find(is)
     }
 
-    /// Workloads that have cells, each with them.
+    /// The workloads that have cells, with their cells.
     fn workloads(&self) -> Vec<(&'static Workload, Vec<&Cell<'a>>)> {
         let all = workload::ALL.iter().map(|workload| {
             let of = |cell: &&Cell<'_>| cell.workload.name == workload.name;
@@ -192,7 +192,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// What every other policy is compared with.
+/// The policies that every other policy is compared with.
 const BASELINES: [&str; 2] = ["none", "vsmr"];
 
 /// Prints the tables, and writes `report.json` into `folder`.

@@ -5,7 +5,7 @@ use super::{BASELINES, Cell, Report};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What stands in the first table of a workload, beside the throughput and its ratios.
+/// The columns of a workload's first table, beside the throughput and its ratios.
 const COLUMNS: [&str; 12] = [
     "p50_ms",
     "p95_ms",
@@ -112,7 +112,7 @@ fn line(report: &Report<'_>, cell: &Cell<'_>, out: &mut String) -> std::fmt::Res
     }
 }
 
-/// What a figure is made of, a policy a line.
+/// The parts of a figure, a line for each policy.
 fn parts(
     what: &str,
     mut parts: Vec<(&str, BTreeMap<String, f64>)>,
