@@ -1,5 +1,5 @@
 //! A guest under QEMU's own COLO (`x-colo`, `filter-rewriter`, `colo-compare`), as the distribution
-//! ships it: what `colo` and `hybrid` are held against.
+//! ships it. `colo` and `hybrid` are compared with it.
 //!
 //! ```text
 //!  r0: primary ── TAP ── the lab's switch ── client
@@ -8,9 +8,9 @@
 //!  r1: secondary ── filter-rewriter ────┘ outputs
 //! ```
 //!
-//! The network is a lab's with two hosts, the guest's machine that of a lab by default. Set up as
-//! QEMU's `docs/COLO-FT.txt` says, without a disk. The TAP negotiates no offloads, as a lab's does
-//! not. Checkpoints come when outputs differ, and every 20 s, QEMU's default.
+//! The network is that of a lab with two hosts, and the guest's machine is the default of a lab. The
+//! pair is set up by QEMU's `docs/COLO-FT.txt`, without a disk. The TAP negotiates no offloads, as in a
+//! lab. Checkpoints come when outputs differ, and every 20 s, QEMU's default.
 
 mod filters;
 
@@ -34,22 +34,22 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What stands for it in a report, in the place of a policy.
+/// Its name in a report, in the place of a policy.
 pub(crate) const NAME: &str = "qemu-colo";
 
-/// A guest boots, and is copied, within this time, or never.
+/// The longest time for a guest to boot, or to be copied.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An answer of QEMU's takes no longer.
+/// The longest time for an answer of QEMU.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// How often a pair is brought up before it is given up.
+/// How often we try to bring a pair up.
 const TRIES: u32 = 4;
 
 /// Where the guest's console goes.
 const CONSOLE: &str = "console.log";
 
-/// A running pair; ended when dropped.
+/// A running pair. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct StockColo {
     topology: Option<Topology>,
@@ -69,11 +69,11 @@ struct Qemu {
 }
 
 impl StockColo {
-    /// Boots a guest and copies it; returns when its outputs are compared. Tries again where that
-    /// fails: now and then QEMU 7.2 locks itself out when it enters COLO.
+    /// Boots a guest and copies it. Returns when its outputs are compared. Tries again after a failure:
+    /// now and then QEMU 7.2 locks up when it enters COLO.
     ///
     /// # Errors
-    /// What the machine lacks, or what QEMU said.
+    /// Something that the machine lacks, or an error of QEMU.
     pub fn up(name: &str, options: &[String]) -> Result<Self> {
         let guest = guest_of(options)?;
         for _ in 1..TRIES {
@@ -118,7 +118,7 @@ impl StockColo {
         topology.client().exec_in(command)
     }
 
-    /// What `plover lab status --json` would say, as far as QEMU has it.
+    /// The status in the form of `plover lab status --json`, as far as QEMU has it.
     ///
     /// # Errors
     /// One side has ended, or has left COLO.
@@ -169,7 +169,7 @@ impl StockColo {
         Ok(())
     }
 
-    /// Until the guest says on its console that it is ready: nothing can be asked of it before
+    /// Waits until the guest prints on its console that it is ready. The guest answers no client before
     /// there is a secondary to compare with.
     fn wait_for_boot(&mut self) -> Result<()> {
         let console = self.folder.path().join(CONSOLE);
@@ -189,7 +189,7 @@ impl StockColo {
         })
     }
 
-    /// Tries until it succeeds, or a QEMU ends, or patience does.
+    /// Tries until it succeeds, a QEMU ends, or the time is over.
     fn wait(&mut self, what: &'static str, mut done: impl FnMut() -> Result<()>) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -235,7 +235,7 @@ impl StockColo {
 impl Drop for StockColo {
     fn drop(&mut self) {
         for qemu in &mut self.qemus {
-            // It may have ended.
+            // It may have ended already.
             let _ = qemu.child.kill();
             let _ = qemu.child.wait();
         }
@@ -248,7 +248,7 @@ impl Drop for StockColo {
 }
 
 impl Qemu {
-    /// One question of its monitor.
+    /// Asks its monitor one question.
     fn ask(&self, what: &str, arguments: Value) -> Result<Value> {
         let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = match &mut *monitor {
@@ -277,7 +277,7 @@ impl Qemu {
         Ok(monitor)
     }
 
-    /// What it wrote to stderr, as the end of a sentence.
+    /// Its error output, as the end of a sentence.
     fn said(&self) -> String {
         let said = std::fs::read_to_string(&self.errors).unwrap_or_default();
         match said.trim() {
@@ -287,7 +287,7 @@ impl Qemu {
     }
 }
 
-/// One question of the monitor; events that come before its answer are passed over.
+/// Asks the monitor one question. Events that come before the answer are skipped.
 fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Result<Value> {
     let question = json!({"execute": what, "arguments": arguments});
     writeln!(monitor.get_mut(), "{question}").with_context(|| format!("cannot ask {what}"))?;
@@ -306,7 +306,7 @@ fn ask(monitor: &mut BufReader<UnixStream>, what: &str, arguments: Value) -> Res
     }
 }
 
-/// The guest, of options of `plover lab up`; there are no others that it understands.
+/// The guest named by options of `plover lab up`. No other options are understood.
 fn guest_of(options: &[String]) -> Result<Guest> {
     match options {
         [] => Ok(Guest::default()),
@@ -318,7 +318,7 @@ fn guest_of(options: &[String]) -> Result<Guest> {
     }
 }
 
-/// What both sides have in common.
+/// The options that both sides have in common.
 fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
     let accel = match accel() {
         Accel::Kvm => ["kvm", host_cpu()],

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// A folder that goes with its test.
+/// A folder that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -39,7 +39,7 @@ fn bench(out: &Path, arguments: &[&str]) -> Child {
         .expect("the bench starts")
 }
 
-/// Nothing is left of the lab that this process made.
+/// Asserts that nothing is left of the lab that process `pid` made.
 fn assert_no_lab(pid: u32) {
     let name: LabName = format!("bench{pid}").parse().expect("a good name");
     assert!(

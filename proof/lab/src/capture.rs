@@ -1,10 +1,10 @@
 //! Watching the switch: which replica sends as the guest, frame by frame.
 //!
-//! Two replicas that both send as the guest would be the worst failure of all. The capture observes
-//! it from outside: a packet socket in the switch's namespace notes every frame that *enters* a
-//! replica's port, before the switch does anything with it. A filter in the kernel passes only
-//! frames from the guest's address, so that other traffic does not fill the buffer. If the buffer
-//! overflows all the same, [`Captured::lost`] is not zero and the capture proves nothing.
+//! It would be the worst failure of all if two replicas sent as the guest at the same time. The capture
+//! looks for it from outside: a packet socket in the switch's namespace notes every frame that *enters*
+//! a replica's port, before the switch does anything with it. A filter in the kernel passes only frames
+//! from the guest's address, so that other traffic does not fill the buffer. If the buffer overflows all
+//! the same, [`Captured::lost`] is not zero and the capture proves nothing.
 
 use anyhow::{Context, Result, anyhow};
 use plover_lab::net::{GUEST_MAC, Topology, edge_port};
@@ -15,13 +15,13 @@ use std::collections::HashMap;
 use std::io;
 use std::thread::JoinHandle;
 
-/// What the kernel keeps for us while this thread does not run.
+/// How much the kernel keeps for us while this thread does not run.
 const BUFFER_BYTES: libc::c_int = 32 << 20;
 
-/// All that a capture saw.
+/// The frames that a capture saw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// Which replica sent each frame, in the order of arrival.
+    /// The sender of each frame, in the order of arrival.
     pub senders: Vec<u8>,
     /// How many frames the kernel dropped because this process did not keep up.
     pub lost: u32,
@@ -30,7 +30,7 @@ pub struct Captured {
 /// A running capture. Dropping it ends it.
 #[derive(Debug)]
 pub struct Capture {
-    // Its closing wakes the thread.
+    // Closing it wakes the thread.
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<Result<Captured>>>,
 }
@@ -62,7 +62,7 @@ impl Capture {
         })
     }
 
-    /// Ends the capture. Everything that had entered the switch before the call is in it.
+    /// Ends the capture. It includes all frames that had entered the switch before the call.
     pub fn stop(mut self) -> Result<Captured> {
         self.stop = None;
         let thread = self
@@ -152,7 +152,7 @@ fn packet_socket(source: Mac) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor just returned by the kernel, owned by nobody else.
+    // SAFETY: a descriptor just returned by the kernel, which has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
 
     set(

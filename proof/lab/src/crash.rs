@@ -1,4 +1,4 @@
-//! Crashes at a chosen moment, which a replica of a lab arranges itself on request.
+//! Crashes at a chosen moment, at the replica's own fault injection points.
 
 use anyhow::{Result, ensure};
 use plover_lab::control::ControlError;
@@ -8,20 +8,20 @@ use plover_syncvm::Phase;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Under load a syncvm comes every few milliseconds, without any every half a second.
+/// Under load a syncvm comes every few milliseconds, without load every half a second.
 const CRASH_WITHIN: Duration = Duration::from_secs(60);
 
-/// When a replica is to crash.
+/// The moment at which a replica is to crash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// As soon as a syncvm enters this phase: the leader, or in `Apply` the secondary.
     Phase(Phase),
-    /// The leader, in an area of COLO's figure 4: `a`, `b`, `c` or `d`, in the life of an output that
-    /// is released on a match.
+    /// The leader, in an area of COLO's figure 4 (`a`, `b`, `c` or `d`): a stage in the life of an
+    /// output that is released on a match.
     Area(&'static str),
 }
 
-/// Asks replica `id` to crash at a moment, and waits until its host is dead as a whole.
+/// Asks replica `id` to crash at a moment, and waits until nothing runs on its host any more.
 ///
 /// # Errors
 /// The replica refused, or the moment did not come.
@@ -31,7 +31,7 @@ pub fn crash_at(lab: &Lab, id: u8, moment: &Moment, progress: &Progress) -> Resu
         Moment::Area(area) => json!({"op": "crash_in_area", "area": area}),
     };
     match lab.control(id).request(&request) {
-        // It may crash before it has said that it will.
+        // It may crash before it has answered.
         Ok(_) | Err(ControlError::Silent { .. }) => {}
         Err(error) => return Err(error.into()),
     }
@@ -43,7 +43,7 @@ pub fn crash_at(lab: &Lab, id: u8, moment: &Moment, progress: &Progress) -> Resu
         );
         progress.sleep(Duration::from_millis(10))?;
     }
-    // Its hypervisor may have ended with it, and then there is nothing to kill.
+    // If its hypervisor has ended with it, there is nothing to kill.
     let _ = lab.fault(Fault::Kill, id);
     progress.say(format!("replica {id}: crashed in {moment:?}"));
     Ok(())

@@ -1,9 +1,9 @@
-//! A lab under load and under watch: what the demo shows and the fault tests prove.
+//! A lab under load and observed from outside, for the demo and the fault tests.
 //!
-//! An [`Experiment`] is a lab, a client whose connections are never renewed ([`Client`]), and a
-//! capture at the switch. A script strikes, waits and restarts; [`Experiment::finish`] stops the
-//! client, reads every acknowledged write back, and gives the [`Verdict`]. Dropping an
-//! experiment at any point takes its lab down.
+//! An [`Experiment`] is a lab, a client whose connections are never renewed ([`Client`]), and a capture
+//! at the switch. A script injects faults, waits and restarts replicas. [`Experiment::finish`] stops the
+//! client, reads every acknowledged write back, and gives the [`Verdict`]. Dropping an experiment at any
+//! point takes its lab down.
 
 use crate::capture::Capture;
 use crate::crash::{self, Moment};
@@ -18,18 +18,18 @@ use plover_lab::{Fault, Lab, Target};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks.
+/// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Writes that every connection must have had acknowledged before the first fault: enough to
 /// have gone through several slots.
 const WARM_WRITES: u64 = 20;
 
-/// How long a wait may take before the experiment has failed. A full copy takes seconds, on a
-/// busy machine tens of seconds.
+/// How long a wait may take before the experiment fails. A full copy takes seconds, on a busy machine
+/// tens of seconds.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A lab under load and under watch.
+/// A lab under load and observed from outside.
 #[derive(Debug)]
 pub struct Experiment {
     lab: Option<Lab>,
@@ -42,12 +42,12 @@ pub struct Experiment {
     sync: SyncStatus,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// The acknowledged writes, read back.
     pub audit: Audit,
-    /// Who sent as the guest.
+    /// The replicas that sent as the guest.
     pub senders: Senders,
     /// The medians of the leader that led most syncs.
     pub sync: SyncStatus,
@@ -82,7 +82,7 @@ impl Experiment {
         Ok(experiment)
     }
 
-    /// The capture first: it must see the client's first answer.
+    /// Starts the capture before the client, because it must see the client's first answer.
     fn load(&mut self) -> Result<()> {
         let (network, service) = (self.lab().topology(), self.lab().service());
         let capture = Capture::start(network)?;
@@ -119,7 +119,7 @@ impl Experiment {
     /// Reads what the replicas wrote since the last time.
     fn listen(&mut self) {
         let new = self.tail.take();
-        // An experiment begins with a lab that is up; how it came up has been told.
+        // The experiment begins with a lab that is up. The lines about its start have been printed.
         if self.client.is_some() {
             for words in new.iter().filter_map(TraceEvent::in_words) {
                 self.progress.say(words);
@@ -138,16 +138,15 @@ impl Experiment {
         Ok(self.client()?.counts())
     }
 
-    /// The silence that the client heard since a moment.
+    /// The longest time without an answer to the client since a moment.
     pub fn gap(&self, since_us: u64) -> Result<Gap> {
         Ok(self.client()?.gap(since_us))
     }
 
-    /// Does something to a replica. Returns which one, and the moment.
+    /// Injects a fault into a replica. Returns the replica and the moment.
     ///
-    /// What is promised is to survive one fault at a time, so a bad thing waits until the guest
-    /// is protected: on a machine that is short of processors, a replica may have been silent
-    /// for too long without any help.
+    /// The promise is to survive one fault at a time, so a fault waits until the guest is protected: on
+    /// a machine that is short of processors, a replica may have been silent for too long by itself.
     pub fn strike(&mut self, fault: Fault, target: &Target) -> Result<(u8, u64)> {
         if !matches!(fault, Fault::Continue | Fault::Heal) {
             self.wait_until_protected()?;
@@ -159,7 +158,7 @@ impl Experiment {
         Ok((id, at_us))
     }
 
-    /// Lets a replica crash at a [`Moment`]. Returns which one it was, and a moment before its death.
+    /// Makes a replica crash at a [`Moment`]. Returns the replica, and a moment before its death.
     pub fn crash_at(&mut self, target: &Target, moment: &Moment) -> Result<(u8, u64)> {
         self.wait_until_protected()?;
         self.note_syncs();
@@ -191,8 +190,8 @@ impl Experiment {
         })
     }
 
-    /// Waits until another replica than `old` serves since a moment, and every connection has
-    /// had an answer since then. Returns the new leader.
+    /// Waits until another replica than `old` serves since a moment, and every connection has had an
+    /// answer since. Returns the new leader.
     pub fn wait_for_failover(&mut self, old: u8, since_us: u64) -> Result<u8> {
         let mut new = None;
         self.wait("another replica serves", |this| {
@@ -321,7 +320,7 @@ impl Experiment {
 
 impl Drop for Experiment {
     fn drop(&mut self) {
-        // The client's host goes away; it must not see that as a reset.
+        // The client goes first: the end of its host must not look like a reset.
         self.client = None;
         self.capture = None;
         if let Some(lab) = self.lab.take() {

@@ -7,16 +7,16 @@ use std::process::Command;
 /// Where the root partition of `guests/build-disk`'s images begins.
 pub const PARTITION_BYTES: u64 = 1 << 20;
 
-/// Checks the ext4 file system that begins at `offset` of the raw image of a guest that does not
-/// run, on a copy of it in `scratch`: the image stays as it is. A guest that was cut off leaves a
-/// journal, which belongs to the file system and is replayed, and counts of free blocks that a
-/// mount makes anew; what needs more than that is damage.
+/// Checks the ext4 file system that begins at `offset` of a raw image whose guest does not run. It works
+/// on a copy in `scratch`, so the image stays as it is. A guest that was cut off leaves a journal, which
+/// is replayed as part of the file system, and wrong counts of free blocks, which a mount makes anew.
+/// All that needs more than this is damage.
 ///
 /// # Errors
-/// What `e2fsck` found.
+/// The findings of `e2fsck`.
 pub fn check(image: &Path, offset: u64, scratch: &Path) -> Result<()> {
-    // A copy of the partition alone: told of an offset, e2fsck replays the journal and then looks
-    // for the file system at the beginning of the file.
+    // A copy of the partition alone: with an offset, e2fsck replays the journal and then looks for the
+    // file system at the beginning of the file.
     let copy = scratch.join("filesystem");
     let copied = Command::new("dd")
         .arg(format!("if={}", image.display()))
@@ -32,14 +32,14 @@ pub fn check(image: &Path, offset: u64, scratch: &Path) -> Result<()> {
 }
 
 fn fsck(device: &Path) -> Result<()> {
-    // Not in everybody's PATH.
+    // Some users do not have it in their PATH.
     let program = Path::new("/sbin/e2fsck");
     let output = Command::new(program)
         .args(["-f", "-p"])
         .arg(device)
         .output()
         .context("cannot run e2fsck: install the package e2fsprogs")?;
-    // 1: what was wrong is what any crash leaves, and is mended.
+    // 1: faults that any crash leaves were found and repaired.
     if !matches!(output.status.code(), Some(0 | 1)) {
         bail!(
             "e2fsck {}: {}{}",

@@ -1,12 +1,12 @@
 //! Tests on real replicas: the distribution's QEMU, a Linux guest with a service, three daemons in
 //! network namespaces, and faults. They need root and what a lab needs.
 //!
-//! Three clients judge from outside what a guest has acknowledged: the lab's own for Redis
+//! Three clients judge from outside which writes a guest has acknowledged: the lab's own for Redis
 //! ([`Experiment`]), a storm of writes for disks ([`storm`]), and `pgbench` ([`pgbench`]).
 //!
-//! A real lab keeps every processor busy, so there is one at a time ([`Turn`]), however the
-//! tests are run. No test asserts a time: they wait for what must come about, and fail when it
-//! does not come about at all.
+//! A real lab keeps every processor busy, so there is one at a time ([`Turn`]), however the tests are
+//! run. No test asserts a time. A test waits for what must happen, and fails if it does not happen at
+//! all.
 
 pub mod capture;
 pub mod crash;
@@ -38,16 +38,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// One lab at a time on this machine: held while a test runs one. The lock is on a file that is
-/// there anyway, so that nothing is left behind, and it is the kernel's, so that it holds between
-/// processes and ends with them.
+/// One lab at a time on this machine: held while a test runs one. It locks a file that exists anyway, so
+/// that nothing is left behind. The lock is the kernel's, so it holds between processes and ends with
+/// them.
 #[derive(Debug)]
 pub struct Turn {
     _file: File,
 }
 
 impl Turn {
-    /// Waits for it.
+    /// Waits for the lock.
     pub fn wait() -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         let file = File::open(path).expect("this package has a Cargo.toml");
@@ -56,7 +56,7 @@ impl Turn {
     }
 }
 
-/// The `plover` program under test: `$PLOVER_BIN`, or what this workspace builds now.
+/// The `plover` program under test: `$PLOVER_BIN`, or the one that this workspace builds now.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -88,7 +88,7 @@ pub fn program() -> &'static Path {
     })
 }
 
-/// Runs the `plover` command and returns what it said.
+/// Runs the `plover` command and returns its output.
 pub fn plover(arguments: &[&str]) -> Output {
     Command::new(program())
         .args(arguments)
@@ -99,18 +99,18 @@ pub fn plover(arguments: &[&str]) -> Output {
 /// How long replicas may take to settle after a fault, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How often a wait looks.
+/// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What a lab needs to begin: its name and program, nothing in its place, and a story told on the
-/// error output, which a passing test hides.
+/// Prepares a lab: gives it its name and program, removes an older one, and prints progress on the error
+/// output, which a passing test hides.
 fn ready(name: &str, options: Options) -> Result<(Options, Progress)> {
     let options = Options {
         name: name.parse().map_err(anyhow::Error::msg)?,
         program: Some(program().to_owned()),
         ..options
     };
-    // What a test that was killed may have left.
+    // A test that was killed may have left a lab.
     plover_lab::down::down(&options.name)?;
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
     Ok((options, progress))
@@ -127,15 +127,15 @@ pub fn role(name: &str) -> Target {
     Target::Role(name.into())
 }
 
-/// Brings back whoever is down, and waits until all three take part, two hold the guest, and
-/// every client is served by these two.
+/// Starts a replica again, and waits until it takes part, two replicas hold the guest, and every client
+/// is served by these two.
 pub fn recover(lab: &mut Experiment, id: u8) -> Result<()> {
     lab.restart(id)?;
     lab.wait_until_protected()?;
     lab.wait_for_answers(now_us())
 }
 
-/// Does something with a lab that is up, while no other test has one, and takes it down.
+/// Runs `work` on a new lab while no other test has one, and takes the lab down.
 pub fn with_lab<T>(
     name: &str,
     options: Options,
@@ -149,8 +149,8 @@ pub fn with_lab<T>(
     result
 }
 
-/// Kills the leader of a lab that is protected, and waits until another one is protected in its
-/// place. Returns which one is dead.
+/// Kills the leader of a lab that is protected, and waits until the guest is protected under another
+/// leader. Returns the id of the dead one.
 pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<u8> {
     let mut traces = lab.traces();
     traces.take();
@@ -164,8 +164,8 @@ pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<u8> {
     Ok(leader)
 }
 
-/// Brings a replica back, and waits until it has its vote again: without it, the next loss would be
-/// one too many.
+/// Starts a replica again, and waits until it is witness and has its vote: without it, the next loss
+/// would be one too many.
 pub fn restart_as_witness(lab: &mut Lab, id: u8, progress: &Progress) -> Result<()> {
     lab.restart(id, progress)?;
     progress.say(format!("replica {id}: started again"));
@@ -175,8 +175,8 @@ pub fn restart_as_witness(lab: &mut Lab, id: u8, progress: &Progress) -> Result<
     })
 }
 
-/// Types a line on the console of the leader's guest, where a shell listens, and returns what is
-/// printed until `end` is. The line itself comes back first, so it must not contain `end`.
+/// Types a line on the console of the leader's guest, where a shell listens, and returns the output up
+/// to `end`. The console echoes the line first, so the line must not contain `end`.
 pub fn ask_guest(lab: &Lab, line: &str, end: &str) -> Result<String> {
     let mut console = lab.control(lab.find(&role("leader"))?).console()?;
     console.set_read_timeout(Some(PATIENCE))?;
@@ -210,13 +210,13 @@ pub fn wait_for(
     Ok(())
 }
 
-/// Runs a script of faults on a lab of its own, and asserts what must hold after any of them:
-/// no acknowledged write lost, no connection reset, never two replicas sending as the guest.
+/// Runs a script of faults on a lab of its own, and asserts what must hold after any faults: no
+/// acknowledged write lost, no connection reset, never two replicas sending as the guest.
 pub fn prove(name: &str, options: Options, script: impl FnOnce(&mut Experiment) -> Result<()>) {
     prove_under(Pressure::default(), name, options, script);
 }
 
-/// The same under another load.
+/// As [`prove`], under another load.
 pub fn prove_under(
     pressure: Pressure,
     name: &str,

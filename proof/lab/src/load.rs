@@ -1,4 +1,4 @@
-//! The client that judges a Redis guest: it writes numbered values over connections that it never
+//! The client that judges a Redis guest. It writes numbered values over connections that it never
 //! renews, notes which writes were acknowledged, and at the end reads every one of them back.
 //!
 //! Connection *c* sets `plover:c:0` to 0, then `plover:c:1` to 1, and so on, each after the
@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A connection without an answer for this long counts as lost. TCP itself gives up only after
-/// many minutes; a person long before.
+/// A connection without an answer for this long counts as lost. TCP itself gives up only after many
+/// minutes, a user long before that.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Keys that are read back in one go.
 const AUDIT_KEYS: u64 = 256;
 
-/// How hard the client writes.
+/// The load of the client.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
     /// Connections, all open from the beginning to the end.
@@ -41,40 +41,40 @@ impl Default for Pressure {
     }
 }
 
-/// How far the client is.
+/// The client's counts so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Writes that were acknowledged.
     pub acked: u64,
     /// The fewest acknowledged on any one connection.
     pub acked_min: u64,
-    /// Connections that were lost, and what was seen.
+    /// Connections that were lost, with the error of each.
     pub resets: Vec<String>,
 }
 
-/// The silence around a moment.
+/// Times without an answer around a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gap {
     /// The longest time without any acknowledgement on any connection.
     pub silence_us: u64,
-    /// The acknowledgement that ended it, on the clock of the traces.
+    /// The time of the acknowledgement that ended it, on the clock of the traces.
     pub first_reply_us: u64,
-    /// The longest time without one on the connection that waited longest.
+    /// The longest time without an acknowledgement on the connection that waited longest.
     pub slowest_us: u64,
     /// Whether every connection has had an acknowledgement since.
     pub all_replied: bool,
 }
 
-/// What reading everything back found.
+/// The result of reading everything back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Audit {
     /// Writes that were acknowledged.
     pub acked: u64,
-    /// Of those, not there or with another value.
+    /// Acknowledged writes that are missing or have another value.
     pub lost: u64,
-    /// The first few of them.
+    /// The keys of the first few of them.
     pub lost_keys: Vec<String>,
-    /// Connections that were lost, and what was seen.
+    /// Connections that were lost, with the error of each.
     pub resets: Vec<String>,
 }
 
@@ -153,7 +153,7 @@ impl Client {
         }
     }
 
-    /// How far it is.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts {
             acked_min: u64::MAX,
@@ -169,7 +169,7 @@ impl Client {
         counts
     }
 
-    /// How long it heard nothing, from `since_us` on.
+    /// The times without an answer that end after `since_us`.
     pub fn gap(&self, since_us: u64) -> Gap {
         let all: Vec<Vec<u64>> = self
             .writers
@@ -179,8 +179,8 @@ impl Client {
         gap_of(&all, since_us)
     }
 
-    /// Stops the writers and reads everything back, over a fresh connection: what counts is what
-    /// the guest holds, not what an old connection may still have in flight.
+    /// Stops the writers and reads everything back over a fresh connection, so that only the guest's own
+    /// content counts.
     pub fn audit(mut self) -> Result<Audit> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -251,13 +251,13 @@ fn write_until(
                 return;
             }
         }
-        // After a silence the pace begins anew; what was missed is not made up for.
+        // After a silence the pace begins anew. Missed writes are not made up for.
         next = (next + pace).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
 }
 
-/// The silences that end after `since_us`, given each connection's acknowledgements.
+/// The silences that end after `since_us`, from each connection's acknowledgements.
 fn gap_of(all: &[Vec<u64>], since_us: u64) -> Gap {
     let mut together: Vec<u64> = all.iter().flatten().copied().collect();
     together.sort_unstable();
@@ -276,8 +276,8 @@ fn gap_of(all: &[Vec<u64>], since_us: u64) -> Gap {
     }
 }
 
-/// The longest time between two neighbours of which the later comes after `since_us`, and that
-/// later one.
+/// The longest time between two neighbours of which the later one comes after `since_us`, and the later
+/// one.
 fn longest(acks: &[u64], since_us: u64) -> (u64, u64) {
     acks.windows(2)
         .filter(|pair| pair[1] > since_us)
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(gap_of(&[vec![1], vec![]], 0), Gap::default());
     }
 
-    /// A Redis of a few lines, with a memory that may be made to forget.
+    /// A Redis of a few lines, which forgets the key `forget`.
     fn forgetful_redis(forget: &'static str) -> SocketAddrV4 {
         use std::collections::HashMap;
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -1,8 +1,8 @@
-//! Whether every transaction that PostgreSQL acknowledged is in its tables.
+//! Checks that every transaction which PostgreSQL acknowledged is in its tables.
 //!
-//! `pgbench` runs its TPC-B with one addition: each transaction also writes down which one it
-//! is, client and count, in the row that it adds to `pgbench_history`. `pgbench --log` notes
-//! each transaction, by the same two numbers, when its `COMMIT` was acknowledged. So afterwards
+//! `pgbench` runs its TPC-B with one addition: each transaction also writes its client and its count
+//! into the row that it adds to `pgbench_history`. `pgbench --log` notes each transaction, by the same
+//! two numbers, when its `COMMIT` was acknowledged. So afterwards
 //!
 //! - each line of the log has its row, exactly once;
 //! - at most one row for each client has no line: a commit whose answer nobody saw;
@@ -10,7 +10,7 @@
 //!   condition of consistency: no transaction is there by half;
 //! - `pg_amcheck` finds no fault in tables and indexes.
 //!
-//! A client of `pgbench` never connects again: one whose connection is lost is aborted, and the
+//! A client of `pgbench` never connects again. A client whose connection is lost is aborted, and the
 //! exit status says so.
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,7 +22,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// TPC-B as `pgbench` has it, and which transaction it was.
+/// The TPC-B of `pgbench`, with client and count in each row.
 const SCRIPT: &str = "\
 \\set aid random(1, 100000 * :scale)
 \\set bid random(1, 1 * :scale)
@@ -44,7 +44,7 @@ const SUMS: &str = "\
 SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers),
        (SELECT sum(bbalance) FROM pgbench_branches), (SELECT sum(delta) FROM pgbench_history)";
 
-/// A transaction: the client, and its how-manieth it is, from 1.
+/// A transaction: its client, and its count at that client, from 1.
 pub type Transaction = (u32, u64);
 
 /// PostgreSQL's own client programs, and how they reach the server.
@@ -88,7 +88,7 @@ impl Clients {
         }
     }
 
-    /// Runs one to its end and returns what it printed.
+    /// Runs a program to its end and returns its output.
     fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let output = self
             .command(program)?
@@ -152,8 +152,8 @@ impl Clients {
         ))
     }
 
-    /// Waits for the end of `load`, then audits its commits and checks the tables, telling what it
-    /// finds on standard error.
+    /// Waits for the end of `load`, then audits its commits and checks the tables. Prints the results on
+    /// standard error.
     ///
     /// # Errors
     /// Those of [`Load::finish`], [`Clients::audit`] and [`Clients::amcheck`].
@@ -169,7 +169,7 @@ impl Clients {
     /// Checks tables and indexes page by page.
     ///
     /// # Errors
-    /// What is wrong with them, in the words of `pg_amcheck`.
+    /// The faults, in the words of `pg_amcheck`.
     pub fn amcheck(&self) -> Result<()> {
         let arguments = [
             "--install-missing",
@@ -181,19 +181,19 @@ impl Clients {
     }
 }
 
-/// A `pgbench` at work; ended when dropped.
+/// A `pgbench` at work. Dropping it ends it.
 #[derive(Debug)]
 pub struct Load {
     child: Option<Child>,
     log: PathBuf,
 }
 
-/// What a `pgbench` that ran to its end noted.
+/// The log and the report of a `pgbench` that ran to its end.
 #[derive(Clone, Debug)]
 pub struct Commits {
     /// The transactions whose commit was acknowledged.
     pub acknowledged: Vec<Transaction>,
-    /// What it printed: rates and latencies.
+    /// Its output: rates and latencies.
     pub report: String,
 }
 
@@ -201,7 +201,7 @@ impl Load {
     /// Waits for the end.
     ///
     /// # Errors
-    /// When a client lost its connection or met an error.
+    /// A client lost its connection or met an error.
     pub fn finish(mut self) -> Result<Commits> {
         let Some(child) = self.child.take() else {
             bail!("pgbench has ended already")
@@ -243,12 +243,12 @@ fn transaction(line: &str) -> Result<Transaction> {
         .with_context(|| format!("{line:?} names no transaction"))
 }
 
-/// What the tables hold of what was acknowledged.
+/// The comparison of the tables with the acknowledged transactions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audit {
     /// Transactions whose commit was acknowledged.
     pub acknowledged: usize,
-    /// Of these, without a row.
+    /// Acknowledged transactions without a row.
     pub lost: Vec<Transaction>,
     /// Transactions with more than one row.
     pub repeated: Vec<Transaction>,
@@ -265,7 +265,7 @@ impl Audit {
             *counts.entry(*row).or_default() += 1;
         }
         let repeated = which(&counts, |rows| rows > 1);
-        // The one after a client's last acknowledged may have been committed unseen.
+        // The transaction after a client's last acknowledged one may have been committed unseen.
         let mut last: BTreeMap<u32, u64> = BTreeMap::new();
         for transaction in acknowledged {
             *counts.entry(*transaction).or_default() -= 1;
@@ -295,7 +295,7 @@ impl Audit {
     }
 }
 
-/// The transactions whose count is such.
+/// The transactions whose count fulfils `such`.
 fn which(counts: &BTreeMap<Transaction, i64>, such: impl Fn(i64) -> bool) -> Vec<Transaction> {
     let chosen = counts.iter().filter(|(_, count)| such(**count));
     chosen.map(|(transaction, _)| *transaction).collect()

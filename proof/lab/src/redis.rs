@@ -1,13 +1,13 @@
 //! `SET` and `MGET` of Redis's protocol, on one connection that never reconnects.
 //!
-//! The demo and the fault tests claim that connections survive a failover. A client that quietly
-//! opened a new one would prove nothing, so here every error of the connection is final.
+//! The demo and the fault tests claim that connections survive a failover. A client that silently opened
+//! a new connection would prove nothing, so here every error of the connection is final.
 
 use std::io::{self, BufRead, BufReader, Error, ErrorKind, Read, Write};
 use std::net::{SocketAddrV4, TcpStream};
 use std::time::Duration;
 
-/// The longest answer line and bulk string that is believed.
+/// The longest answer line and bulk string that is accepted.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// One connection to a Redis.
@@ -16,7 +16,7 @@ pub struct Connection {
     reader: BufReader<TcpStream>,
 }
 
-/// What a Redis answers.
+/// An answer of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
     /// `+OK` and the like.

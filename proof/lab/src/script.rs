@@ -1,5 +1,5 @@
-//! What a lab is put through, one fault after the other: the scripts that the default is tested with,
-//! for every policy and setting.
+//! The scripts of a lab: one fault after the other. The default and every other policy and setting are
+//! tested with them.
 
 use crate::crash::Moment;
 use crate::experiment::Experiment;
@@ -11,7 +11,7 @@ use plover_policy::{Secondary, Sent};
 use plover_syncvm::Phase;
 use std::time::Duration;
 
-/// Waits until the leader has sent outputs that only a match let go.
+/// Waits until the leader has released outputs on a match alone.
 pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
     lab.wait("outputs go out on a match", |lab| {
         let status = lab.lab().status();
@@ -22,7 +22,7 @@ pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
     })
 }
 
-/// Its host dies with its guest, and comes back.
+/// The leader's host dies with its guest, and comes back.
 pub fn the_leader_dies(lab: &mut Experiment) -> Result<()> {
     let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
     lab.wait_for_failover(leader, at)?;
@@ -30,7 +30,7 @@ pub fn the_leader_dies(lab: &mut Experiment) -> Result<()> {
     recover(lab, leader)
 }
 
-/// Likewise.
+/// The secondary's host dies, and comes back.
 pub fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
     let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
     lab.wait_for_answers(at)?;
@@ -38,21 +38,21 @@ pub fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
     recover(lab, secondary)
 }
 
-/// Likewise.
+/// The witness's host dies, and comes back.
 pub fn the_witness_dies(lab: &mut Experiment) -> Result<()> {
     let (witness, at) = lab.strike(Fault::Kill, &role("witness"))?;
     lab.wait_for_answers(at)?;
     recover(lab, witness)
 }
 
-/// Likewise, as soon as a sync of its own enters this phase.
+/// The leader's host dies as soon as a sync that it leads enters this phase, and comes back.
 pub fn the_leader_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
     let (leader, at) = dies_in(lab, phase)?;
     lab.wait_until_protected_again(at)?;
     recover(lab, leader)
 }
 
-/// As [`the_leader_dies_in`] of two: nobody protects the guest before the dead one is back.
+/// As [`the_leader_dies_in`], with two replicas: the guest is not protected before the dead one is back.
 pub fn one_of_two_dies_in(lab: &mut Experiment, phase: Phase) -> Result<()> {
     let (leader, _) = dies_in(lab, phase)?;
     recover(lab, leader)
@@ -64,7 +64,7 @@ fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
     Ok((leader, at))
 }
 
-/// Its host stands still for longer than any timeout, and goes on.
+/// The leader's host stands still for longer than any timeout, and goes on.
 pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<()> {
     let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
     lab.progress().sleep(Duration::from_secs(3))?;
@@ -74,7 +74,7 @@ pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<()> {
     lab.wait_until_protected_again(at)
 }
 
-/// Likewise. The leader goes on without it; what it has when it wakes is old.
+/// The same with the secondary's host. The leader goes on without it, so its state is old when it wakes.
 pub fn the_secondary_stands_still(lab: &mut Experiment) -> Result<()> {
     let (secondary, at) = lab.strike(Fault::Stop, &role("secondary"))?;
     lab.progress().sleep(Duration::from_secs(3))?;
@@ -83,7 +83,7 @@ pub fn the_secondary_stands_still(lab: &mut Experiment) -> Result<()> {
     lab.wait_until_protected_again(at)
 }
 
-/// Nobody hears it; the others go on.
+/// The leader reaches no other replica. The others go on.
 pub fn the_leader_is_cut_off(lab: &mut Experiment) -> Result<()> {
     let (leader, at) = lab.strike(Fault::Cut { from: None }, &role("leader"))?;
     lab.wait_for_failover(leader, at)?;
@@ -94,7 +94,7 @@ pub fn the_leader_is_cut_off(lab: &mut Experiment) -> Result<()> {
     lab.wait_until_protected()
 }
 
-/// Both still reach the witness, and who of the two goes on is the witness's word.
+/// Both still reach the witness, which decides which of the two goes on.
 pub fn the_leader_is_cut_from_the_secondary(lab: &mut Experiment) -> Result<()> {
     let secondary = lab.lab().find(&role("secondary"))?;
     let from = Some(secondary);
@@ -108,7 +108,7 @@ pub fn the_leader_is_cut_from_the_secondary(lab: &mut Experiment) -> Result<()> 
     lab.wait_until_protected()
 }
 
-/// All of these, and the leader's death in each phase of a sync.
+/// All faults above, and the leader's death in each phase of a sync.
 pub fn three_survive(lab: &mut Experiment, policy: PolicyName) -> Result<()> {
     the_leader_dies(lab)?;
     the_secondary_dies(lab)?;
@@ -122,8 +122,9 @@ pub fn three_survive(lab: &mut Experiment, policy: PolicyName) -> Result<()> {
     the_leader_is_cut_off(lab)
 }
 
-/// What two replicas go through, with these phases: with nobody to take the dead one's place, it
-/// comes back first. A cut is not part of it: two survive one, but not what clients are told in it.
+/// The faults of two replicas, with these phases. No third replica can take the dead one's place, so it
+/// comes back first. Cuts are left out: two replicas survive a cut, but answers that clients got during
+/// the cut may be lost.
 pub fn two_survive(lab: &mut Experiment, phases: &[Phase]) -> Result<()> {
     let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
     lab.wait_for_failover(leader, at)?;
@@ -138,9 +139,9 @@ pub fn two_survive(lab: &mut Experiment, phases: &[Phase]) -> Result<()> {
     the_secondary_stands_still(lab)
 }
 
-/// The phases of a sync in which its leader does something or waits for something, by what the
-/// secondary does. (`Wait` is the secondary's, `Compare` is over before anything else can happen, and
-/// while `Resume` or `Idle` the sync is done.)
+/// The phases of a sync in which its leader does something or waits for something, by what the secondary
+/// does. (`Wait` is a phase of the secondary, `Compare` is over before anything else can happen, and in
+/// `Resume` and `Idle` the sync is done.)
 pub fn phases(policy: PolicyName) -> &'static [Phase] {
     let PolicyName::Preset(preset) = policy else {
         return &[];

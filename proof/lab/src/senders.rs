@@ -1,16 +1,16 @@
 //! Whether two replicas ever sent as the guest at the same time.
 //!
 //! That is the worst that can happen to a replicated guest. A capture at the switch
-//! ([`crate::capture::Capture`]) tells which replica sent each frame of the guest, in order. The
-//! traces tell which replicas began to serve, in order: each such event begins a *reign*. A failover
-//! changes the sender once. A replica that sends again after another one has begun must have been
-//! elected again. So the senders must follow the reigns; a reign may have no frame, but a frame
-//! outside its sender's reign is a violation.
+//! ([`crate::capture::Capture`]) gives the sender of each frame of the guest, in order. The traces give
+//! the replicas that began to serve, in order: each such event begins a *reign*. A failover changes the
+//! sender once. A replica that sends again after another one has begun must have been elected again. So
+//! the senders must follow the reigns. A reign may have no frame, but a frame outside its sender's reign
+//! is a violation.
 
 use crate::capture::Captured;
 use plover_lab::trace::TraceEvent;
 
-/// What a capture showed.
+/// The result of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
     /// Frames that were sent as the guest.
@@ -24,7 +24,7 @@ pub struct Senders {
 }
 
 impl Senders {
-    /// Compares what was captured with the reigns that the traces tell of.
+    /// Compares the captured frames with the reigns in the traces.
     pub fn judge(captured: &Captured, events: &[TraceEvent]) -> Self {
         let reigns = events
             .iter()
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(Senders::follow(&[0, 0, 1], &[0, 1]).order, [0, 1]);
     }
 
-    /// The fear: the old leader still sends when the new one has begun.
+    /// The failure to find: the old leader still sends when the new one has begun.
     #[test]
     fn a_frame_after_the_end_of_a_reign_is_found() {
         assert_eq!(out_of_turn(&[0, 0, 1, 0, 1], &[0, 1]), 1);

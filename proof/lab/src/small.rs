@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A file system in memory that is as large as the test says; gone when dropped.
+/// A file system in memory of a given size. Dropping it removes it.
 #[derive(Debug)]
 pub struct SmallDisk {
     at: PathBuf,
@@ -30,7 +30,7 @@ impl SmallDisk {
     /// Makes it larger, or smaller.
     ///
     /// # Errors
-    /// There is more on it.
+    /// The file system holds more than that.
     pub fn resize(&self, mib: u32) -> Result<()> {
         self.mount(&format!("remount,size={mib}m"))
     }

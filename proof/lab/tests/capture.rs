@@ -14,7 +14,7 @@ fn send(network: &Topology, replica: usize, source: [u8; 6]) -> Result<()> {
         // SAFETY: plain system call without pointers; the result is checked below.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         ensure!(fd >= 0, "socket: {}", std::io::Error::last_os_error());
-        // SAFETY: a descriptor just returned by the kernel, owned by nobody else.
+        // SAFETY: a descriptor just returned by the kernel, which has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: all-zero is a valid value of this plain C struct.
         let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

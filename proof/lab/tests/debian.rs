@@ -1,5 +1,5 @@
 //! A whole Debian on a replicated disk: PostgreSQL under TPC-B while leaders are killed; booted from a
-//! kernel, and by UEFI from the disk. Building the image and booting it takes an emulated processor
+//! kernel, and by UEFI from the disk. On an emulated processor, building and booting the image takes
 //! minutes, so this runs on demand:
 //!
 //! ```text
@@ -20,25 +20,25 @@ use plover_lab_proof::{ask_guest, filesystem, kill_leader, restart_as_witness, r
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// As many as the check that this project set itself has.
+/// The number of clients that the project has set for this check.
 const CLIENTS: u32 = 8;
 
 /// Long enough for the kills below on an idle machine.
 const SECONDS: u64 = 120;
 
-/// The same for the one kill after a boot by UEFI.
+/// Long enough for the one kill after a boot by UEFI.
 const UEFI_SECONDS: u64 = 40;
 
-/// Between two kills.
+/// The time between two kills.
 const LOADED: Duration = Duration::from_secs(10);
 
-/// `PLOVER_KILLS`, or as many as the check that this project set itself has.
+/// `PLOVER_KILLS`, or the number that the project has set for this check.
 fn kills() -> u32 {
     let given = std::env::var("PLOVER_KILLS").ok();
     given.and_then(|given| given.parse().ok()).unwrap_or(5)
 }
 
-/// TPC-B for `seconds`, and as many leaders killed under it as `kills` says.
+/// TPC-B for `seconds`, with `kills` leaders killed under it.
 fn under_load(
     lab: &mut Lab,
     programs: &Path,
@@ -56,10 +56,10 @@ fn under_load(
     }
     let audit = clients.settle(load)?;
 
-    // What the leader's disk holds, as a crash of all would leave it.
+    // The leader's disk, as a crash of all would leave it.
     let leader = lab.find(&role("leader"))?;
     for id in lab.ids().collect::<Vec<_>>() {
-        // One that is down already is as good.
+        // This fails for a replica that is down already.
         let _ = lab.fault(Fault::Kill, id);
     }
     let disk = LabDir::of(lab.name()).disk(leader, 0);
@@ -90,7 +90,7 @@ fn commits_on_disk_survive_their_leaders() {
     assert!(audit.is_clean(), "{audit}");
 }
 
-/// From its own disk, as on any host: OVMF, GRUB from the EFI system partition, Debian.
+/// From the guest's own disk, as on any host: OVMF, GRUB from the EFI system partition, Debian.
 #[test]
 #[ignore = "builds and boots a whole Debian, which takes minutes"]
 fn a_debian_that_was_booted_by_uefi_survives_its_leader() {

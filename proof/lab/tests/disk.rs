@@ -1,5 +1,5 @@
-//! A guest with a disk, under load on both: every replica has a copy of its own, and each syncvm
-//! leaves the leader's and the secondary's equal, whoever dies.
+//! A guest with a disk, under load on both. Every replica has a copy of its own, and each syncvm leaves
+//! the leader's and the secondary's copies equal, whichever replica dies.
 
 use anyhow::{Result, ensure};
 use plover_lab::guests::Guest;
@@ -72,16 +72,16 @@ fn disks_under_load(lab: &mut Experiment) -> Result<()> {
     witness_is_warm(lab, 0)?;
     let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
     lab.wait_for_failover(leader, at)?;
-    // The witness has memory and disk, but for what was written last.
+    // The witness has memory and disk, except for the last writes.
     lab.wait_until_protected_again(at)?;
     ensure!(joined_warm(lab, at) == Some(true), "it was copied anew");
     equal_slots(lab, SLOTS)?;
-    // What the first leader has of the disk is old now; it becomes warm from there.
+    // The first leader's copy of the disk is old now. It becomes warm from there.
     lab.restart(leader)?;
     witness_is_warm(lab, at)?;
     let (secondary, at) = lab.crash_at(&role("secondary"), &Moment::Phase(Phase::Apply))?;
     lab.wait_for_answers(at)?;
-    // It is not the leader's own copy that the witness has: they are compared.
+    // The witness has a copy of the dead secondary's state, not of the leader's: they are compared.
     lab.wait_until_protected_again(at)?;
     ensure!(joined_warm(lab, at) == Some(false), "nothing was compared");
     equal_slots(lab, SLOTS)?;
@@ -89,9 +89,9 @@ fn disks_under_load(lab: &mut Experiment) -> Result<()> {
     lab.wait_until_protected()
 }
 
-/// Clients write through the guest to its disk. The secondary dies while it applies a sync, then the
-/// leader, so that its copy is old, and then all of them in the middle of it. The guest boots from a newer copy, on which every write is
-/// that was acknowledged.
+/// Clients write through the guest to its disk. First the secondary dies while it applies a sync. Then
+/// the leader dies, so that its copy is old. Then all die in the middle of the load. The guest boots
+/// from a newer copy, which has every acknowledged write.
 fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     let dir = tempfile::tempdir()?;
     let record = dir.path().join("record");
@@ -115,7 +115,7 @@ fn lose_all(lab: &mut Lab, progress: &Progress) -> Result<Audit> {
     for id in all {
         lab.restart(id, progress)?;
     }
-    // All are back and have said what they remember: nobody's word is needed.
+    // All are back and have reported what they remember, so no operator is needed.
     ensure!(
         lab.boot_after_a_loss(progress)?,
         "the newest disks are known"
@@ -137,8 +137,8 @@ fn the_newest_disk_is_booted_after_all_hosts_were_lost() {
     all_hosts_are_lost("t-lost", "vsmr");
 }
 
-/// A write is acknowledged when both guests have said so, each after a flush to its own disk: no
-/// syncvm need have come in between.
+/// A write is acknowledged when both guests have sent the answer, each after a flush to its own disk.
+/// There may be no syncvm in between.
 #[test]
 fn the_newest_disk_is_booted_where_outputs_are_released_on_match() {
     all_hosts_are_lost("t-lost-hybrid", "hybrid");
@@ -173,7 +173,7 @@ fn disks_survive_their_hosts() {
     std::fs::create_dir_all(&scratch).expect("a directory is made");
     let (overlay, image) = (scratch.join("overlay.toml"), scratch.join("disk.raw"));
     std::fs::write(&overlay, OVERLAY).expect("a file is written");
-    // Not empty, so that the copies that start empty have something to get.
+    // Not empty, so that the copies that start empty have to get something.
     std::fs::write(&image, vec![7; 16 << 20]).expect("a file is written");
     let options = Options {
         // Less to hash.

@@ -1,5 +1,5 @@
-//! A guest with several disks, on every bus there is, one of them not to be written: they are disks
-//! of one machine, so all of them follow the same syncvms, and all are there after a lost leader.
+//! A guest with several disks, on every bus there is, one of them read-only. They are disks of one
+//! machine, so all of them follow the same syncvms, and all are there after a lost leader.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::Lab;
@@ -40,8 +40,7 @@ const LOAD: &str = "i=0; while :; do i=$((i+1)); for d in sda sdb sdc; do \
     dd if=/dev/urandom of=/dev/$d bs=4k count=$((i%8+1)) seek=$((i*37%1000)) \
     conv=notrunc,fsync; done; done >/dev/null 2>&1 &\n";
 
-/// What the guest has: each disk's size and whether it can be written; and what the one holds that
-/// cannot be.
+/// Prints each disk's size and whether it is read-only, and a checksum of the read-only one.
 const TELL: &str = "for d in vda sda sdb sdc; do cd /sys/block/$d; \
     echo disk $(($(cat size)/2048)) $(cat ro); \
     if [ $(cat ro) = 1 ]; then md5sum /dev/$d; fi; done; cd /; echo to''ld";
@@ -69,7 +68,7 @@ fn images(dir: &Path) -> Result<Vec<DiskImage>> {
     disks.into_iter().map(make).collect()
 }
 
-/// The guest has each disk in its size, and the content of the one that it cannot write.
+/// Checks that the guest has each disk in its size, and reads the content of the read-only one.
 fn all_are_there(lab: &Lab, read_only: &Path) -> Result<()> {
     let told = ask_guest(lab, TELL, "told")?;
     for (mib, ro) in [
@@ -134,8 +133,8 @@ fn under_load(lab: &Lab, disks: &[DiskImage], progress: &Progress) -> Result<Aud
     audit(&state, &mut link)
 }
 
-/// Or nothing was shown of a disk: the leader's copy of each differs from the image by now, and that
-/// of the one that cannot be written does not.
+/// Checks that the test has shown something: the leader's copy of each disk differs from its image by
+/// now, except that of the read-only disk.
 fn were_written(lab: &Lab, disks: &[DiskImage]) -> Result<()> {
     let (leader, dir) = (lab.find(&role("leader"))?, LabDir::of(lab.name()));
     for (i, disk) in disks.iter().enumerate() {

@@ -1,5 +1,6 @@
-//! Disks that fail under a guest: who has one leaves, says why and what to do, and is no burden to
-//! the others; the guest goes on where a good copy is; who is mended gets a copy again by itself.
+//! Disks that fail under a guest. A replica whose disk fails leaves, reports why and what to do, and
+//! does not slow the others down. The guest goes on where a good copy is. A replica whose disk is mended
+//! gets a copy again by itself.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::guests::Guest;
@@ -18,7 +19,7 @@ use std::process::Command;
 
 const DISK_BYTES: u64 = 24 << 20;
 
-/// Fills the guest's disk. `oflag=direct`: the guest is not to keep it in its memory.
+/// Fills the guest's disk. With `oflag=direct` the guest does not keep the data in its memory.
 const FILL: &str = "dd if=/dev/urandom of=/dev/vda bs=64k oflag=direct >/dev/null 2>&1 &\n";
 
 /// Puts the disk of a replica that is down on a small file system.
@@ -41,7 +42,7 @@ fn type_at_leader(lab: &Experiment, line: &str) -> Result<()> {
     Ok(console.write_all(line.as_bytes())?)
 }
 
-/// Waits until replica `id` says what is wrong with it in these words.
+/// Waits until the trouble that replica `id` reports contains these words.
 fn wait_for_trouble(lab: &mut Experiment, id: u8, words: &str) -> Result<()> {
     let words = words.to_owned();
     lab.wait(&format!("replica {id} says '{words}'"), |lab| {
@@ -52,7 +53,7 @@ fn wait_for_trouble(lab: &mut Experiment, id: u8, words: &str) -> Result<()> {
 }
 
 fn fill_one_disk(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
-    // One replica's disk lies where there is little room; so far nothing is on it.
+    // One replica's disk is on a small file system. So far it holds nothing.
     let (leader, other) = (
         lab.lab().find(&role("leader"))?,
         lab.lab().find(&role("witness"))?,
@@ -62,7 +63,7 @@ fn fill_one_disk(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
     hold(small, &image_of(lab.lab(), tight))?;
     lab.restart(tight)?;
     lab.wait_for_part(tight)?;
-    // Nobody else is there, so that the leader must try this one again and again.
+    // There is no other replica, so the leader must try this one again and again.
     let (_, at) = lab.strike(Fault::Kill, &Target::Replica(other))?;
     lab.wait_until_protected_again(at)?;
 
@@ -74,7 +75,7 @@ fn fill_one_disk(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
         lab.lab().find(&role("leader"))? == leader,
         "the leader's disk was not full"
     );
-    // The copy fails as well; it is tried again more rarely.
+    // The copy fails as well, and is tried again more rarely.
     wait_for_trouble(lab, leader, "tried again later")?;
     lab.wait_for_answers(plover_lab::trace::now_us())?;
     small.resize(64)?;
@@ -89,7 +90,7 @@ fn fill_one_disk(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
 /// The leader's own disk fails: the other guest goes on.
 fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
     let leader = lab.lab().find(&role("leader"))?;
-    // Its end is gone, as under bad sectors; who reads there gets an error.
+    // The end of the file is gone, as under bad sectors. Reading there gives an error.
     let file = std::fs::File::options()
         .write(true)
         .open(image_of(lab.lab(), leader))?;
@@ -102,7 +103,7 @@ fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
     lab.wait_for_failover(leader, at)?;
     wait_for_trouble(lab, leader, "cannot read the disk image")?;
     lab.wait_until_protected_again(at)?;
-    // Whatever is wrong with its disk, it has a vote.
+    // It has a vote, although its disk is bad.
     let (killed, at) = lab.strike(Fault::Kill, &role("secondary"))?;
     lab.wait_for_answers(at)?;
     wait_for_trouble(lab, leader, "of the same size")?;
@@ -112,7 +113,7 @@ fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
     lab.wait_for_part(killed)
 }
 
-/// An empty disk, in the format that most people have where there is a tool to make one.
+/// An empty disk, as qcow2, the most common format, if there is a tool to make one.
 fn image(dir: &Path) -> PathBuf {
     let (qcow2, raw) = (dir.join("disk.qcow2"), dir.join("disk.raw"));
     let mut tool = Command::new("qemu-img");
@@ -150,7 +151,7 @@ const ENOUGH: u64 = 200;
 
 /// A storm of writes fills the leader's disk, which is smaller than the others'.
 fn fill_the_leaders_disk(lab: &mut Lab, small: &SmallDisk, progress: &Progress) -> Result<Audit> {
-    // So far there is nothing on the disks. Whoever has the small one is made leader.
+    // So far there is nothing on the disks. The replica with the small one is made leader.
     let tight = kill_leader(lab, progress)?;
     hold(small, &image_of(lab, tight))?;
     restart_as_witness(lab, tight, progress)?;
@@ -182,7 +183,7 @@ fn fill_the_leaders_disk(lab: &mut Lab, small: &SmallDisk, progress: &Progress) 
     wait_for(progress, "protected without it", || {
         Ok(lab.status().protected)
     })?;
-    // With nobody else left to copy the guest to, it gets a copy as soon as there is room.
+    // No other replica is left to copy the guest to, so this one gets a copy as soon as there is room.
     small.resize(64)?;
     lab.fault(Fault::Kill, lab.find(&role("secondary"))?)?;
     wait_for(progress, "protected by the one that was mended", || {

@@ -1,5 +1,5 @@
-//! A copy to a new replica that is cut off goes on where it was: what has been copied is compared by
-//! hash, and not sent anew.
+//! A copy to a new replica that is cut off goes on where it was: the part that has been copied is
+//! compared by hash, and not sent anew.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
@@ -10,7 +10,7 @@ use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, role};
 use std::io::Read;
 
-/// Most of what is copied is of the disk: a replica that dies keeps nothing else.
+/// Most of the copy is of the disk, because a replica that dies keeps nothing else.
 const DISK_BYTES: u64 = 160 << 20;
 
 /// Slow enough to be caught in the middle.
@@ -47,7 +47,7 @@ struct Copy {
 }
 
 impl Copy {
-    /// Lets the witness lose its memory and its disk, so that a copy of all begins.
+    /// Takes the witness's memory and disk away, so that a whole copy begins.
     fn begin(lab: &mut Experiment) -> Result<Self> {
         let source = lab.lab().find(&role("secondary"))?;
         let (target, _) = lab.strike(Fault::Kill, &role("witness"))?;
@@ -64,12 +64,12 @@ impl Copy {
         })
     }
 
-    /// What was sent of it so far.
+    /// The bytes of this copy that have been sent so far.
     fn sent(&self, lab: &Experiment) -> Result<u64> {
         Ok(sent(lab, self.source)? - self.before)
     }
 
-    /// Waits until so many bytes of it were sent, and more are to come.
+    /// Waits until `bytes` of it have been sent. It must not be complete by then.
     fn wait_for(&self, lab: &mut Experiment, bytes: u64) -> Result<()> {
         lab.wait("a part is copied", |lab| Ok(self.sent(lab)? >= bytes))?;
         let is_over = lab.find_event("warm", self.began_us).is_some();
@@ -77,8 +77,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Waits for its end after it was cut off when `before` bytes of it were sent. What it took after that must
-    /// be less than so many tenths of a `whole` copy.
+    /// Waits for the end of the copy, which was cut off when `before` bytes of it had been sent. The
+    /// bytes sent after that must be less than `tenths` tenths of a `whole` copy.
     fn judge(
         &self,
         lab: &mut Experiment,
@@ -123,8 +123,8 @@ fn cut_the_link(lab: &mut Experiment, whole: u64) -> Result<()> {
     copy.judge(lab, "cut link", (whole, before), 7)
 }
 
-/// A witness is killed while it is being warmed: it comes back without memory, and with what its disk
-/// has got.
+/// A witness is killed while it is being warmed. It comes back without memory, and with the part of its
+/// disk that it had got.
 fn kill_the_receiver(lab: &mut Experiment, whole: u64) -> Result<()> {
     let copy = Copy::begin(lab)?;
     copy.wait_for(lab, whole * 3 / 4)?;
@@ -135,8 +135,8 @@ fn kill_the_receiver(lab: &mut Experiment, whole: u64) -> Result<()> {
 }
 
 fn cut_off_twice(lab: &mut Experiment) -> Result<()> {
-    // While the guest boots it writes all of its memory, some of it several times: a copy of that time
-    // is no measure.
+    // While the guest boots it writes all of its memory, some of it several times, so a copy from that
+    // time is no measure.
     wait_until_warm(lab, 0)?;
     let copy = Copy::begin(lab)?;
     wait_until_warm(lab, copy.began_us)?;

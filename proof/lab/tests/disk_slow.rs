@@ -1,5 +1,5 @@
 //! A disk that takes 0.4 ms longer for each block: copies and syncs take long, and no replica falls
-//! silent over them.
+//! silent because of them.
 
 use anyhow::{Result, ensure};
 use plover_lab::options::Options;
@@ -8,8 +8,8 @@ use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{ask_guest, prove};
 use std::time::Duration;
 
-/// Nobody is given more time than by default: to hash what a syncvm is about takes longer than the
-/// timeout, on either side, and so does to read it, and to write it.
+/// All timeouts have their defaults. To hash the blocks of a syncvm takes longer than the timeout on
+/// either side, and so does reading them, and writing them.
 const OVERLAY: &str = "
 [debug]
 disk_delay_us = 400
@@ -24,7 +24,7 @@ fn nobody_falls_silent(lab: &mut Experiment) -> Result<()> {
     for _ in 0..3 {
         ask_guest(lab.lab(), WRITE, "all written")?;
     }
-    // The syncs that these writes are due.
+    // Time for the syncs of these writes.
     lab.progress().sleep(Duration::from_secs(10))?;
     lab.wait_for_answers(now_us())?;
     let silent = lab.find_event("suspected", 0).is_some();

@@ -21,7 +21,7 @@ fn namespaces(name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Everything by which a lab could still be noticed.
+/// Asserts that there is no trace of the lab on the machine.
 fn assert_nothing_left(name: &str, hosts: &[PathBuf]) {
     assert!(!Path::new("/run/plover-lab").join(name).exists());
     assert_eq!(namespaces(name), Vec::<PathBuf>::new());
@@ -91,7 +91,7 @@ fn while_the_lab_comes_up_and_after_an_interruption() {
     let _turn = Turn::wait();
     let name = "t-early";
     succeeds(&["lab", "--name", name, "down"]);
-    // Somebody else takes it down.
+    // Another command takes it down.
     let mut up = start_up(name);
     wait_until("some of the network", || !namespaces(name).is_empty());
     succeeds(&["lab", "--name", name, "down"]);
@@ -125,7 +125,7 @@ fn after_dead_daemons_a_stopped_one_and_a_damaged_record() {
     assert!(said.contains("there is a lab 't-damage' already"), "{said}");
     assert!(lab.status().protected, "it was left alone");
 
-    // The daemon alone dies, not its host; another stands still.
+    // One daemon dies, but not its host; another host stands still.
     let daemon = status.replicas[0]
         .plover_pid
         .and_then(process::Process::now)
@@ -138,7 +138,7 @@ fn after_dead_daemons_a_stopped_one_and_a_damaged_record() {
     assert_eq!(said.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&said.stderr).contains("plover lab down --name t-damage"));
 
-    // And a host loses its name, by which it would be found.
+    // A host loses the name by which it would be found.
     let hosts = namespaces(name);
     assert_eq!(hosts.len(), 5);
     let unnamed = Command::new("ip")

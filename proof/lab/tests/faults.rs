@@ -1,5 +1,5 @@
-//! Every fault of one replica, under load. What `prove` asserts at the end holds for each of
-//! them; in between, the scripts assert that the guest is protected again by itself.
+//! Every fault of one replica, under load. The assertions of `prove` hold at the end of each. In
+//! between, the scripts assert that the guest is protected again by itself.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
@@ -8,8 +8,8 @@ use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, recover, role, script};
 use std::time::Duration;
 
-/// Beside the guest's memory, which it maps, and the buffers whose sizes are configured, a
-/// replica holds little.
+/// A replica holds little besides the guest's memory, which it maps, and the buffers whose sizes are
+/// configured.
 fn memory_is_bounded(lab: &Experiment) -> Result<()> {
     // The defaults of `group.log_mib` and `policy.guard_mib`.
     const CONFIGURED_MIB: u64 = 8 + 8;
@@ -33,7 +33,7 @@ fn memory_is_bounded(lab: &Experiment) -> Result<()> {
 #[test]
 fn hosts_die() {
     prove("t-die", Options::default(), |lab| {
-        // What a client has seen before any sync, the secondary's guest has sent as well.
+        // The secondary's guest has also sent what clients have seen before any sync.
         script::outputs_match(lab)?;
         // The witness takes the place of either: the dead host is not needed for protection.
         script::the_leader_dies(lab)?;
@@ -52,9 +52,8 @@ fn hosts_die() {
     });
 }
 
-/// The crash may come before the end mark, where the secondary goes on from its own state, or
-/// after it, where it applies what it has staged; either way from a state that explains
-/// everything the clients saw.
+/// Before the end mark, the secondary goes on from its own state. After it, the secondary applies what
+/// it has staged. Either state explains everything that the clients saw.
 #[test]
 fn the_leader_dies_in_each_phase_of_a_syncvm() {
     prove("t-phase", Options::default(), |lab| {
@@ -78,7 +77,7 @@ fn other_machines_fail_over_too() {
     }
 }
 
-/// A host that stands still and goes on believes that it still leads.
+/// A host that stood still and goes on believes that it still leads.
 #[test]
 fn the_leader_stands_still_for_three_seconds() {
     prove("t-stop", Options::default(), |lab| {
@@ -117,7 +116,7 @@ fn the_leader_is_cut_off_and_healed() {
     });
 }
 
-/// Both still reach the witness, and who of the two goes on is the witness's word.
+/// Both still reach the witness, which decides which of the two goes on.
 #[test]
 fn the_leader_is_cut_from_the_secondary_only() {
     prove(

@@ -12,7 +12,7 @@ use plover_lab_proof::{kill_leader, with_lab};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// As many as the check that this project set itself has.
+/// The number of clients that the project has set for this check.
 const CLIENTS: u32 = 8;
 
 /// Long enough for a failover and a new secondary in the middle of it.

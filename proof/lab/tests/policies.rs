@@ -1,9 +1,8 @@
-//! Every policy under the faults that the default is put to in `faults.rs`. The one rule for all of
-//! them: no acknowledged write is lost, no connection is reset, never two replicas send as the
-//! guest.
+//! Every policy under the faults of `faults.rs`. One rule holds for all of them: no acknowledged write
+//! is lost, no connection is reset, never two replicas send as the guest.
 //!
-//! A lab takes its time to boot a guest, so every run of the tests takes one policy of each kind
-//! and the faults that tell most about it. All policies under all faults, by hand:
+//! Booting a guest takes time, so every run of the tests takes one policy of each kind and the most
+//! telling faults. To run all policies under all faults:
 //!
 //! ```text
 //! ./x test -p plover-lab-proof --test policies -- --ignored
@@ -31,8 +30,8 @@ fn under(policy: &str) -> Options {
     }
 }
 
-/// A secondary whose guest waits takes over from its last checkpoint. The machine with PCI, since
-/// its devices are the ones that could mind being loaded for the first time so late.
+/// A secondary whose guest waits takes over from its last checkpoint. The machine has PCI, because its
+/// devices are the most likely to fail when they are loaded for the first time so late.
 #[test]
 fn a_guest_that_waited_goes_on() {
     let options = Options {
@@ -42,7 +41,7 @@ fn a_guest_that_waited_goes_on() {
     prove("t-remus", options, |lab| {
         the_leader_dies(lab)?;
         the_secondary_dies(lab)?;
-        // By a leader that has waited itself, while its guest runs and the pages travel.
+        // A leader that waited itself before dies while its guest runs and the pages travel.
         the_leader_dies_in(lab, Phase::Transfer)
     });
 }
@@ -65,8 +64,8 @@ fn a_guest_whose_outputs_wait_for_a_sync_goes_on() {
     });
 }
 
-/// Connections that no sync has seen are known to clients by the leader's numbers and clock. The next
-/// leader's guest has others: where it sends its own stamps, every second such connection stands
+/// Clients know connections that no sync has seen by the leader's sequence numbers and clock. The next
+/// leader's guest has others. If it sent its own timestamps, every second such connection would stand
 /// still.
 #[test]
 fn connections_go_on_that_no_sync_has_seen() {
@@ -81,15 +80,15 @@ fn connections_go_on_that_no_sync_has_seen() {
         ..under("hybrid")
     };
     prove("t-unseen", options, |lab| {
-        // Mostly the only one is that of the join, before the guest has booted. On a busy machine an
-        // output may have been late, and a sync has seen the connections after all.
+        // Mostly the only sync is that of the join, before the guest has booted. On a busy machine an
+        // output may have been late, and a sync has then seen the connections.
         let syncs = lab.lab().status().leader().map(|leader| leader.sync.count);
         eprintln!("syncs before the kill: {syncs:?}");
         the_leader_dies(lab)
     });
 }
 
-/// COLO, under the faults that every policy is put to.
+/// COLO, under the faults of every policy.
 #[test]
 fn a_guest_in_coarse_grained_lockstep_goes_on() {
     prove("t-colo", under("colo"), |lab| {
@@ -108,8 +107,9 @@ fn a_guest_in_coarse_grained_lockstep_goes_on() {
     });
 }
 
-/// COLO's figure 4: an output of the leader's guest alone (A), of both and not released (B), half
-/// released (C), and a checkpoint before its end mark (D); after it is `Phase::Apply`, above.
+/// The areas of COLO's figure 4: an output of the leader's guest alone (A), of both and not released
+/// (B), half released (C), and a checkpoint before its end mark (D). `Phase::Apply`, above, is after the
+/// end mark.
 #[test]
 fn a_leader_dies_in_each_area_of_figure_4() {
     prove("t-areas", under("colo"), |lab| {
@@ -152,8 +152,8 @@ fn two_replicas_in_lockstep_go_on_without_each_other() {
     });
 }
 
-/// The price of two: a cut makes two leaders. When it is over there is one, with the higher view, and
-/// the other one's guest is gone.
+/// With two replicas, a cut makes two leaders. After it one leads, with the higher view, and the other
+/// one's guest is gone.
 #[test]
 fn two_replicas_are_one_again_after_a_cut() {
     one_again_after_a_cut("remus-25");

@@ -1,5 +1,5 @@
-//! The paper's Racey check (PLOVER §6.1): two threads that race without locks make the two
-//! guests differ in every slot, and after each syncvm both memories are equal all the same.
+//! The paper's Racey check (PLOVER §6.1): two threads that race without locks make the two guests differ
+//! in every slot. After each syncvm both memories must be equal all the same.
 
 use anyhow::{Result, ensure};
 use plover_lab::Target;
@@ -8,14 +8,14 @@ use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{checksums, prove};
 use std::io::Write;
 
-/// Slots of `vsmr` to compare, as the issue of this check asks for.
+/// Slots of `vsmr` to compare.
 const SLOTS: usize = 200;
 
-/// Checkpoints to compare: fewer, since each carries all that was written, raced or not.
+/// Checkpoints to compare: fewer, because each carries all that was written, raced or not.
 const CHECKPOINTS: usize = 50;
 
-/// Both sides hash the whole memory at every sync, for which a replica's loop stands still much
-/// longer than in real life: silence must not be taken for death.
+/// Both sides hash the whole memory at every sync, so a replica's loop stands still much longer than
+/// usual. The timeout must be longer than that.
 const OVERLAY: &str = "
 [debug]
 checksum_each_sync = true
@@ -49,7 +49,7 @@ fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
         "of {} syncs, {unequal:?} left a difference",
         compared.len()
     );
-    // Or nothing was proved: the two guests must have differed.
+    // Without divergence nothing was proved.
     let status = lab.lab().status();
     let divergent = status.leader().map_or(0, |leader| leader.sync.divergent);
     ensure!(divergent > 0, "the guests never diverged:\n{status}");
@@ -61,8 +61,8 @@ fn racing_threads_leave_equal_memories() {
     race_under("t-racey", "vsmr", OVERLAY, |lab| race(lab, SLOTS));
 }
 
-/// The leader's guest goes on before what it has written is sent, and writes the same pages again
-/// meanwhile: what is sent must be what was there at the cut.
+/// The leader's guest goes on before its dirty pages are sent, and writes the same pages again
+/// meanwhile. The pages must be sent as they were at the cut.
 #[test]
 fn checkpoints_of_a_guest_that_goes_on_are_whole() {
     race_under("t-racey-remus", "remus-25", OVERLAY, |lab| {

@@ -1,4 +1,4 @@
-//! `vsmr` without compression, under the faults of `faults.rs`: the same must hold.
+//! `vsmr` without compression, under the faults of `faults.rs`.
 
 use anyhow::Result;
 use plover_lab::options::Options;
@@ -16,7 +16,7 @@ fn sent_and_plain(lab: &mut Experiment) -> Option<(u64, u64)> {
     Some((sent, bytes("plain_bytes_out")?))
 }
 
-/// Never true again of a leader that has compressed something.
+/// Stays false for a leader that has compressed anything.
 fn records_are_plain(lab: &mut Experiment) -> Result<()> {
     lab.wait("records are sent as they are", |lab| {
         Ok(sent_and_plain(lab).is_some_and(|(sent, plain)| 0 < plain && plain <= sent))

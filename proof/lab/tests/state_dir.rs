@@ -1,5 +1,6 @@
-//! The disk under a replica's own state fills up while it leads: it can promise nothing any more, so it
-//! ends, with a sentence that says why; another one goes on, and it comes back when there is room.
+//! The disk under a leader's own state fills up. The leader can promise nothing any more, so it ends
+//! with a sentence that says why. Another replica takes over, and the first comes back when there is
+//! room.
 
 use anyhow::{Context, Result, ensure};
 use plover_lab::Fault;
@@ -18,18 +19,18 @@ durability = \"disk\"
 timeout_ms = 1000
 ";
 
-/// Room for the first segment and not for the next, and for as many as a replica wants.
+/// Room for the first segment but not for the next, and room for as many as a replica needs.
 const ONE_SEGMENT_MIB: u32 = 24;
 const ENOUGH_MIB: u32 = 128;
 
-/// The usual load fills the first segment in a minute, which on a slow machine is before the replica
-/// leads. This takes a quarter of an hour.
+/// The usual load fills the first segment in a minute, on a slow machine before the replica leads. This
+/// load takes a quarter of an hour.
 const PRESSURE: Pressure = Pressure {
     connections: 10,
     writes_per_second: 5,
 };
 
-/// What fills the log: its inputs are in it.
+/// Fills the log, which holds the guest's inputs.
 struct Traffic(Child);
 
 impl Traffic {
@@ -59,7 +60,7 @@ fn next_leader(lab: &mut Experiment) -> Result<u8> {
 }
 
 fn fill_the_leaders_state(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
-    // One that has lost its state gets what it needs from the others.
+    // A replica that has lost its state gets what it needs from the others.
     let tight = next_leader(lab)?;
     let state_dir = lab.lab().files(tight).state_dir();
     std::fs::remove_dir_all(&state_dir)?;
@@ -94,7 +95,7 @@ fn fill_the_leaders_state(lab: &mut Experiment, small: &SmallDisk) -> Result<()>
     small.resize(ENOUGH_MIB)?;
     lab.restart(tight)?;
     lab.wait_until_protected()?;
-    // It counts again: without it there would be no majority now.
+    // It counts for a majority again: without it there would be none now.
     next_leader(lab).map(|_| ())
 }
 

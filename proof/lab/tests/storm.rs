@@ -1,5 +1,5 @@
-//! The write storm: first itself, without a guest, for what it says of a good disk and of a bad
-//! one must be true before it may judge a replicated one; then on a guest whose leader is killed.
+//! The write storm. First without a guest, on a good disk and on a bad one, to show that its judgement
+//! is right. Then on a guest whose leader is killed.
 
 use plover_lab::guests::Guest;
 use plover_lab::options::Options;
@@ -96,7 +96,7 @@ fn a_good_disk_is_clean_and_a_bad_one_is_not() {
         assert!(from_image.is_clean(), "{from_image}");
     }
 
-    // Put bugs into the disk: a block that went back to nothing, and one bit.
+    // Put faults into the disk: a block without its writes, and one flipped bit.
     let state = State::load(&record).unwrap();
     let settled: Vec<u64> = state
         .expected

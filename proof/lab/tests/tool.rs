@@ -118,7 +118,7 @@ fn a_replicated_guest_by_hand() {
     }
     assert!(!lab.succeeds(&["logs", "--replica", "1"]).contains("r1 | "));
 
-    // A daemon that is asked to end leaves nothing that could be taken for it, nor its QEMU.
+    // A daemon that is asked to end leaves no process behind, nor its QEMU.
     let secondary = replica_with_role(&status, "secondary");
     let host = lab.open().topology().replica(secondary.into());
     assert_eq!(
@@ -139,7 +139,7 @@ fn a_replicated_guest_by_hand() {
     assert!(!lab.open().files(secondary).control_socket().exists());
     lab.succeeds(&["restart", "--replica", &secondary.to_string()]);
 
-    // One daemon says the same of itself.
+    // The daemon itself reports the same.
     let run_dir = format!("/run/plover-lab/{}/replica-0/run", lab.name);
     let own = plover(&["status", "--json", "--run-dir", &run_dir]);
     let own: Value = serde_json::from_slice(&own.stdout).expect("one JSON object");
@@ -168,7 +168,7 @@ fn wait_until_protected(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Waits until another replica serves, and names it.
+/// Waits until another replica serves, and returns its id.
 fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -184,8 +184,8 @@ fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
     }
 }
 
-/// What is typed goes through the log: the shell that hears it is the same on both sides, and
-/// remembers it after a failover.
+/// Typed text goes through the log: the shell that reads it is in the same state on both sides, and
+/// keeps its state over a failover.
 #[test]
 fn the_console_outlives_its_host() {
     let _turn = Turn::wait();
@@ -210,7 +210,7 @@ fn the_console_outlives_its_host() {
         ensure!(typing.wait()?.success());
         converse(&mut console, "echo now-$word\n", "now-plover")?;
 
-        // Who looks at a leader that is deposed, and lives, is told and let go.
+        // A console open on a leader that is deposed, and lives, gets a message and is closed.
         wait_until_protected(&lab)?;
         let first = leader(&lab)?;
         let mut console = lab.control(first).console()?;
@@ -220,14 +220,14 @@ fn the_console_outlives_its_host() {
         console.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut heard = Vec::new();
         let read = console.read_to_end(&mut heard);
-        // A guest that boots again prints what is no text.
+        // A guest that boots again prints bytes that are no text.
         let heard = String::from_utf8_lossy(&heard);
         read.with_context(|| format!("after: {heard}"))?;
         ensure!(
             heard.contains(&format!("replica {first} leads no more")),
             "it heard: {heard}"
         );
-        // So is who comes later.
+        // A console that is opened later is refused as well.
         let refused = lab.control(first).console().map(drop);
         let why = refused.expect_err("it does not lead").to_string();
         ensure!(why.contains("does not lead"), "it said: {why}");
@@ -251,7 +251,7 @@ fn an_unreplicated_guest_and_a_second_lab() {
         "{status}"
     );
     assert_eq!(status["protected"], false);
-    // Labs are apart, though their addresses are the same.
+    // The labs are separate, though their addresses are the same.
     let (second, status) = Up::new("t-none-2", &["--policy", "none"]);
     first.succeeds(&["fault", "kill", "--replica", "0"]);
     assert_eq!(

@@ -35,8 +35,8 @@ pub(super) fn primary() -> Vec<String> {
     words
 }
 
-/// The secondary's: all goes through the filters, and its NIC is on a network that nobody is on (a
-/// NIC on none drops what it is given).
+/// The secondary's: everything goes through the filters. Its NIC is on a network with no one else,
+/// because a NIC without a network drops its input.
 pub(super) fn secondary() -> Vec<String> {
     let (there, here) = (replica_ip(0), replica_ip(1));
     let connect = |id: &str, port: u16| format!("socket,id={id},host={there},port={port}");

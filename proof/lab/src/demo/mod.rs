@@ -1,4 +1,4 @@
-//! The main job, shown: a guest outlives two of its hosts, and its clients' connections with it.
+//! The demo: a guest outlives two of its hosts, and its clients keep their connections.
 //!
 //! ```text
 //!  lab up ─▶ clients write ─▶ kill the leader ─▶ the witness becomes the new secondary
@@ -26,15 +26,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 use timeline::Timeline;
 
-/// The kill comes after a random time between these, so that it strikes anywhere in a slot: some
-/// hundred slots pass meanwhile.
+/// The kill comes at a random time between these, and so anywhere in a slot: some hundred slots pass in
+/// that time.
 const MOMENT_MS: (u64, u64) = (3000, 6000);
 
-/// Shows it, in a lab called `demo` whose daemons run `program`.
+/// Runs the demo in a lab called `demo` whose daemons run `program`.
 ///
 /// # Errors
-/// When the lab cannot be made, something does not come about in time, or on Ctrl-C. That a
-/// write was lost is no error but a [`Report`] that says so.
+/// The lab cannot be made, something does not happen in time, or Ctrl-C. A lost write is not an error:
+/// the [`Report`] says so.
 pub fn run(program: PathBuf, progress: &Progress) -> Result<Report> {
     let options = Options {
         name: "demo".parse().unwrap_or_default(),
@@ -57,7 +57,7 @@ fn script(experiment: &mut Experiment) -> Result<Vec<Failover>> {
     let (first, killed) = fail_over(experiment, &mut random)?;
     experiment.restart(killed)?;
     let (second, _) = fail_over(experiment, &mut random)?;
-    // A little more, to be audited as well, under the last pair of replicas.
+    // Some more writes under the last pair of replicas, for the audit.
     experiment.progress().sleep(Duration::from_secs(1))?;
     Ok(vec![first, second])
 }
@@ -68,7 +68,7 @@ fn fail_over(experiment: &mut Experiment, random: &mut SplitMix64) -> Result<(Fa
     experiment.progress().sleep(moment)?;
     let (killed, fault_us) = experiment.strike(Fault::Kill, &Target::Role("leader".into()))?;
     experiment.wait_for_failover(killed, fault_us)?;
-    // Before anything else can keep the clients waiting.
+    // Measured before anything else can keep the clients waiting.
     let gap = experiment.gap(fault_us)?;
     let since_ms = gap.first_reply_us.saturating_sub(fault_us) / 1000;
     experiment.progress().say(format!(

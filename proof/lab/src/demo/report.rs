@@ -1,4 +1,4 @@
-//! What the demo ends with, for people and for programs.
+//! The demo's result, as text and as JSON.
 
 use super::timeline::Timeline;
 use crate::experiment::Verdict;
@@ -10,15 +10,16 @@ use std::fmt;
 /// The demo's result; `./x demo --json` prints it as its last line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Whether no write was lost, no connection was reset, and nobody else sent as the guest.
+    /// Whether no write was lost, no connection was reset, and only one replica at a time sent as the
+    /// guest.
     pub ok: bool,
     /// Writes that the guest acknowledged.
     pub acked_writes: u64,
-    /// Of those, not there afterwards.
+    /// Acknowledged writes that were not there afterwards.
     pub lost_writes: u64,
     /// Connections that were lost.
     pub resets: usize,
-    /// Frames that a host sent as the guest when it was not its turn.
+    /// Frames that a replica sent as the guest out of turn.
     pub two_senders: u64,
     /// Frames sent as the guest that the capture saw.
     pub captured_frames: u64,
@@ -39,17 +40,17 @@ pub struct Report {
 /// One failover, in ms.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failover {
-    /// What was done.
+    /// The fault.
     pub fault: &'static str,
     /// From the fault to the first suspicion.
     pub detect_ms: f64,
-    /// From there to the election.
+    /// From the first suspicion to the election.
     pub elect_ms: f64,
-    /// From there until the new leader faced the clients.
+    /// From the election until the new leader faced the clients.
     pub serve_ms: f64,
-    /// The longest time in which no client heard anything.
+    /// The longest time in which no client had an answer.
     pub client_gap_ms: f64,
-    /// The longest time in which one connection heard nothing.
+    /// The longest time in which one connection had no answer.
     pub slowest_connection_ms: f64,
     /// From the fault until a new secondary protected the guest.
     pub reprotect_ms: f64,
@@ -58,7 +59,7 @@ pub struct Failover {
 }
 
 impl Failover {
-    /// Out of the moments.
+    /// Computes the spans from the moments of a timeline.
     pub(super) fn new(timeline: Timeline) -> Self {
         let elected = timeline.elected_us.unwrap_or_default();
         let suspected = timeline.suspected_us.unwrap_or(elected).min(elected);
@@ -76,7 +77,7 @@ impl Failover {
     }
 }
 
-/// Tenths are as much as means anything.
+/// In ms with one decimal. More would mean nothing.
 fn ms(us: u64) -> f64 {
     (us as f64 / 100.0).round() / 10.0
 }
@@ -103,7 +104,7 @@ impl Report {
     }
 }
 
-/// What people read at the end.
+/// The text at the end of the demo.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, failover) in self.failovers.iter().enumerate() {

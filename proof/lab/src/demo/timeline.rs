@@ -1,4 +1,4 @@
-//! When what happened, from the traces and from the client.
+//! The moments of a failover, from the traces and from the client.
 
 use crate::load::Gap;
 use plover_lab::trace::TraceEvent;
@@ -6,11 +6,11 @@ use plover_lab::trace::TraceEvent;
 /// One failover. Moments are µs after the fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    /// Who was killed.
+    /// The replica that was killed.
     pub killed: u8,
-    /// Who took over.
+    /// The replica that took over.
     pub leader: Option<u8>,
-    /// The first suspicion. A closed connection may tell sooner than silence.
+    /// The first suspicion. A closed connection may raise it sooner than silence.
     pub suspected_us: Option<u64>,
     /// The election.
     pub elected_us: Option<u64>,
@@ -24,12 +24,12 @@ pub struct Timeline {
     pub slowest_us: u64,
     /// A new secondary protects the guest.
     pub protected_us: Option<u64>,
-    /// Which.
+    /// That secondary.
     pub secondary: Option<u64>,
 }
 
 impl Timeline {
-    /// Puts it together from all events and what the client heard.
+    /// Puts it together from all events and the client's silences.
     pub fn of(events: &[TraceEvent], killed: u8, fault_us: u64, gap: Gap) -> Self {
         let after = |what: &str| {
             events
@@ -51,7 +51,7 @@ impl Timeline {
         }
     }
 
-    /// The lines that people read, in the order of time.
+    /// The lines of the report, in the order of time.
     pub fn lines(&self) -> Vec<(u64, String)> {
         let who = |id: Option<u8>| id.map_or_else(|| "?".into(), |id| id.to_string());
         let leader = who(self.leader);

@@ -10,10 +10,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Findings that are told one by one.
+/// How many findings are printed one by one.
 const TOLD_MAX: usize = 10;
 
-/// Where blocks are read from.
+/// The source of blocks to audit.
 pub trait Disk {
     /// `count` blocks from `block` on; at most [`BLOCKS_MAX`].
     fn read(&mut self, block: u64, count: u64) -> Result<Vec<u8>>;
@@ -25,7 +25,7 @@ impl Disk for Link {
     }
 }
 
-/// A raw image, or a block device, of a guest that does not run.
+/// A raw image or block device of a guest that does not run.
 #[derive(Debug)]
 pub struct ImageFile(File);
 
@@ -51,22 +51,22 @@ impl Disk for ImageFile {
 /// What is wrong with a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// It is as an older write left it, or as none did.
+    /// It holds an older write, or none.
     Lost,
     /// It is partly of one write and partly of another, or damaged.
     Torn,
 }
 
-/// A block that does not hold what it must.
+/// A block with wrong content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which block.
+    /// The block.
     pub block: u64,
-    /// What is wrong.
+    /// The kind of fault.
     pub wrong: Wrong,
-    /// What it may hold.
+    /// The writes that it may hold.
     pub expected: Expected,
-    /// What its sectors are.
+    /// The content of its sectors.
     pub found: Vec<Found>,
 }
 
@@ -92,22 +92,22 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What reading everything back found.
+/// The result of reading everything back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Audit {
     /// Acknowledged writes.
     pub durable: u64,
-    /// Blocks with an acknowledged write, all of them read.
+    /// Blocks with an acknowledged write. All of them were read.
     pub blocks: u64,
-    /// Blocks that are partly of writes that were acknowledged and partly of later ones that were
-    /// not: no fault, for a disk promises no more than whole sectors before a flush.
+    /// Blocks that are partly of acknowledged writes and partly of later ones that were not. This is no
+    /// fault: before a flush, a disk promises no more than whole sectors.
     pub in_flight: u64,
-    /// Blocks that do not hold what they must.
+    /// Blocks with wrong content.
     pub findings: Vec<Finding>,
 }
 
 impl Audit {
-    /// Whether nothing is lost or torn. A storm that got nothing acknowledged proves nothing.
+    /// Whether nothing is lost or torn. A storm without an acknowledged write proves nothing.
     pub fn is_clean(&self) -> bool {
         self.durable > 0 && self.findings.is_empty()
     }
@@ -138,7 +138,7 @@ impl fmt::Display for Audit {
     }
 }
 
-/// Reads back every block for which something was acknowledged.
+/// Reads back every block with an acknowledged write.
 ///
 /// # Errors
 /// When a block cannot be read.
@@ -174,11 +174,11 @@ pub fn audit(state: &State, disk: &mut dyn Disk) -> Result<Audit> {
     Ok(audit)
 }
 
-/// Whether a block holds what it may: `true` if it is of one write, `false` if it is partly of
-/// one that was not acknowledged yet.
+/// Checks the content of a block. Returns `true` if it is of one write, `false` if it is partly of a
+/// write that was not acknowledged yet.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault.
 pub fn judge(block: u64, expected: &Expected, bytes: &[u8]) -> Result<bool, Finding> {
     let sectors = (BLOCK_BYTES / SECTOR_BYTES) as u64;
     let found: Vec<Found> = bytes

@@ -1,5 +1,5 @@
-//! A write storm: random writes of 4 to 64 KiB with flushes to a guest's disk, and the question
-//! afterwards whether one that was acknowledged is lost or torn.
+//! A write storm: random writes of 4 to 64 KiB with flushes to a guest's disk. Afterwards an audit finds
+//! acknowledged writes that are lost or torn.
 //!
 //! ```text
 //!  outside the guest                              in the guest
@@ -9,12 +9,11 @@
 //!  record (a file) ──▶ what each block may hold ──▶ audit ◀── read back ─┘
 //! ```
 //!
-//! Who decides and remembers is outside, so that the guest may be killed, or be another one by
-//! the end. A write is *issued* when the record says so, which is before it is sent, and
-//! *durable* when the guest has answered a flush that came after it. Each writer has a connection
-//! and a part of the disk of its own, and numbers its writes in the order in which it sends them;
-//! so for every block the durable write with the highest number must be there, or one that was
-//! issued after it.
+//! The record is kept outside the guest, so that the guest may be killed, or be another one by the end.
+//! A write is *issued* when it is in the record, which is before it is sent. It is *durable* when the
+//! guest has answered a flush that came after it. Each writer has a connection and a part of the disk of
+//! its own, and numbers its writes in the order in which it sends them. So every block must hold the
+//! durable write with the highest number, or one that was issued after it.
 //!
 //! | module | what |
 //! |---|---|

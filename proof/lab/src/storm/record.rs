@@ -1,4 +1,4 @@
-//! What was issued and what was acknowledged: a text file, and what follows from it.
+//! The record of issued and acknowledged writes: a text file, and the state that follows from it.
 //!
 //! ```text
 //! storm 1 BLOCKS CONNECTIONS
@@ -7,11 +7,11 @@
 //! again
 //! ```
 //!
-//! `again` is where a later storm goes on with the same disk over new connections: what the old
-//! ones had in flight may have happened or not, and no later acknowledgement speaks for it.
+//! After `again` a later storm goes on with the same disk over new connections. Writes in flight on the
+//! old connections may have happened or not, and no later acknowledgement covers them.
 //!
-//! Lines are only appended, each by one system call, so that the file holds whatever a killed
-//! process had got to. A last line without its end is not believed.
+//! Lines are only appended, each by one system call, so the file holds all that a killed process had
+//! noted. A last line without its end is ignored.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,16 +31,16 @@ pub struct Issue {
     pub count: u64,
 }
 
-/// What a block may hold.
+/// The writes that a block may hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     /// The newest write to it that was acknowledged.
     pub durable: Option<u64>,
-    /// Writes that were issued after that one, of which nobody knows whether they happened.
+    /// Writes that were issued after that one and may have happened or not.
     pub pending: Vec<u64>,
 }
 
-/// What all lines of a record say.
+/// The state that follows from all lines of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// Blocks of the disk.
@@ -57,7 +57,7 @@ pub struct State {
 }
 
 impl State {
-    /// Of a storm that is about to begin.
+    /// The state of a storm that is about to begin.
     pub fn new(blocks: u64, connections: u64) -> Self {
         Self {
             blocks,
@@ -115,10 +115,10 @@ impl State {
         Ok(())
     }
 
-    /// A write is about to be sent.
+    /// Notes that a write is about to be sent.
     ///
     /// # Errors
-    /// When it is not newer than all before it on its connection.
+    /// Its number is not higher than all before it on its connection.
     pub fn issue(&mut self, connection: u64, issue: Issue) -> Result<()> {
         let newest = self.issued.entry(connection).or_default();
         ensure!(
@@ -135,12 +135,12 @@ impl State {
         Ok(())
     }
 
-    /// All connections are new ones.
+    /// Notes that all connections are new.
     pub fn again(&mut self) {
         self.open.clear();
     }
 
-    /// All writes of a connection up to `number` are durable.
+    /// Notes that all writes of a connection up to `number` are durable.
     pub fn durable(&mut self, connection: u64, number: u64) {
         let open = self.open.entry(connection).or_default();
         while let Some(issue) = open.front().filter(|issue| issue.number <= number) {
@@ -162,9 +162,9 @@ pub struct Record {
 }
 
 impl Record {
-    /// Begins a record, or goes on with the one that is there: the disk then is the same one, and
-    /// the guest that served the storm before has ended (or a late write of it would come after
-    /// newer ones).
+    /// Begins a record, or goes on with the record in `path`. The disk must then be the same one, and
+    /// the guest that served the storm before must have ended, or a late write of it could come after
+    /// newer ones.
     pub fn open(path: &Path, blocks: u64, connections: u64) -> Result<Self> {
         let old = path.exists().then(|| State::load(path)).transpose()?;
         let mut file = OpenOptions::new()
@@ -181,7 +181,7 @@ impl Record {
                     old.connections,
                     old.blocks
                 );
-                // Behind a line that was cut off.
+                // Cuts off a last line without its end.
                 let text = std::fs::read(path)?;
                 let whole = text.iter().rposition(|byte| *byte == b'\n');
                 file.set_len(whole.map_or(0, |last| last as u64 + 1))?;
@@ -228,12 +228,12 @@ impl Record {
             .context("cannot write the storm's record")
     }
 
-    /// What it says now.
+    /// The state now.
     pub fn state(&self) -> State {
         self.lock().1.clone()
     }
 
-    /// What it says of one thing.
+    /// Reads from the state without copying it.
     pub fn ask<T>(&self, question: impl FnOnce(&State) -> T) -> T {
         question(&self.lock().1)
     }

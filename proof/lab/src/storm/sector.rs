@@ -1,4 +1,5 @@
-//! What a sector of a write holds: the twin of `fill` in `guests/tools/plover-storm-server.c`.
+//! The content of a sector of a write: the counterpart of `fill` in
+//! `guests/tools/plover-storm-server.c`.
 
 use plover_types::SplitMix64;
 use std::fmt;
@@ -8,10 +9,10 @@ pub const SECTOR_BYTES: usize = 512;
 
 const MAGIC: &[u8; 8] = b"PLVSTORM";
 
-/// What a sector on a disk is.
+/// The content of a sector on a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Found {
-    /// As write number *n* left it.
+    /// The content of write number *n*.
     Write(u64),
     /// Of no write at this place: damaged, misplaced, or never written.
     Foreign,
@@ -41,7 +42,7 @@ pub fn content(number: u64, place: u64) -> [u8; SECTOR_BYTES] {
     bytes
 }
 
-/// What the bytes of sector `place` are of.
+/// Finds the write that sector `place` is of.
 pub fn identify(bytes: &[u8], place: u64) -> Found {
     let number = bytes.get(8..16).and_then(|word| word.try_into().ok());
     match number.map(u64::from_le_bytes) {

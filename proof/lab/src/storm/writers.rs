@@ -20,7 +20,7 @@ const WRITES_MAX: u64 = 4;
 /// After one flush in this many, something acknowledged is read back while the storm goes on.
 const READ_EACH: u64 = 8;
 
-/// How long an answer may take: a failover, and a machine that is slow.
+/// The longest time for an answer, with a failover and on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A connection to a guest's `plover-storm-server`.
@@ -93,7 +93,7 @@ impl Link {
     }
 }
 
-/// A storm that goes on.
+/// A running storm.
 #[derive(Debug)]
 pub struct Storm {
     record: Arc<Record>,
@@ -104,11 +104,11 @@ pub struct Storm {
 }
 
 impl Storm {
-    /// Begins a storm on these connections, and its record, or goes on with the record of an
-    /// earlier one on the same disk. `seed` decides what is written where.
+    /// Begins a storm on these connections with a new record, or goes on with the record of an earlier
+    /// storm on the same disk. `seed` decides the places and sizes of the writes.
     ///
     /// # Errors
-    /// When the disk is too small, or the record is of another storm.
+    /// The disk is too small, or the record is of another storm.
     pub fn start(links: Vec<Link>, record: &Path, seed: u64) -> Result<Self> {
         let blocks = links.first().context("a storm needs connections")?.blocks;
         let part = blocks / links.len() as u64;
@@ -158,28 +158,28 @@ impl Storm {
         self.writers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Waits until so many writes have been acknowledged, or a writer has failed.
+    /// Waits until `count` writes have been acknowledged, or a writer has failed.
     pub fn wait_for(&self, count: u64) {
         while self.durable() < count && !self.has_failed() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Stops the writers of a guest that is gone: what is in flight is not waited for.
+    /// Stops the writers of a guest that is gone, without waiting for writes in flight.
     pub fn abandon(self) {
         for stream in &self.streams {
-            // One that is closed already needs no more.
+            // This fails on a connection that is closed already.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        // That they have lost their connections is no news.
+        // The writers fail because their connections are lost, which is expected.
         let _ = self.finish();
     }
 
-    /// Stops the writers. What was in flight is waited for.
+    /// Stops the writers, and waits for writes in flight.
     ///
     /// # Errors
-    /// A connection was lost, or what was read back in between was wrong. After a crash that was
-    /// meant, this is no surprise; the record is whole all the same.
+    /// A connection was lost, or a block that was read back during the storm was wrong. After an
+    /// intended crash this is expected, and the record is whole all the same.
     pub fn finish(self) -> Result<Arc<Record>> {
         self.stop.store(true, Ordering::Relaxed);
         let ends: Vec<_> = self.writers.into_iter().map(JoinHandle::join).collect();
