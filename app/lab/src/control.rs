@@ -37,7 +37,7 @@ pub enum ControlError {
     Garbled {
         /// The socket.
         path: PathBuf,
-        /// What was wrong.
+        /// The reason.
         why: String,
     },
     /// The daemon refused, and said why.
@@ -152,7 +152,7 @@ pub struct DaemonStatus {
     pub plover_pid: u32,
     /// Its hypervisor's process, while it has one.
     pub qemu_pid: Option<u32>,
-    /// What its syncs cost.
+    /// The cost of its syncs.
     pub sync: SyncStatus,
     /// All other fields, as they were sent.
     #[serde(flatten)]
@@ -220,7 +220,7 @@ impl DaemonStatus {
     }
 }
 
-/// What a daemon said of its copy of the guest's disks.
+/// A daemon's copy of the guest's disks, from its status.
 pub(crate) fn disk_copy(id: u8, said: &serde_json::Map<String, Value>) -> Option<DiskCopy> {
     let copy = json!({
         "id": id,

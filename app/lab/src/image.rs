@@ -11,7 +11,7 @@ use crate::options::Options;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// What a guest boots from.
+/// The files that a guest boots from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// The kernel.

@@ -2,7 +2,7 @@
 //!
 //! The lab outlives the command that made it: `lab up` writes down which processes it started,
 //! and a later `lab down` or `lab fault` signals them. In between a process may have ended and
-//! its number may have been given to somebody else's. A [`Process`] is therefore a number *and*
+//! its number may have been given to another one. A [`Process`] is therefore a number *and*
 //! a start time, and a signal goes through a pidfd that is checked after it is opened: from then
 //! on the kernel guarantees that it means the same process.
 //!
@@ -24,14 +24,14 @@ pub struct Process {
     pub start_ticks: u64,
 }
 
-/// What a process is doing.
+/// The state of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     /// It exists and is not stopped.
     Running,
     /// `SIGSTOP` holds it.
     Stopped,
-    /// It has ended (also when nobody has waited for it yet).
+    /// It has ended (perhaps its parent has not waited for it yet).
     Gone,
 }
 
@@ -47,7 +47,7 @@ impl Process {
         Self::now(std::process::id())
     }
 
-    /// What it is doing.
+    /// Its state.
     pub fn life(self) -> Life {
         match read_stat(self.pid) {
             Some((life, start)) if start == self.start_ticks => life,
@@ -180,7 +180,7 @@ mod tests {
         assert!(process.signal(Signal::CONT));
         wait_for(process, Life::Running);
         assert!(process.signal(Signal::KILL));
-        // Gone although nobody has waited for it yet: a zombie runs nothing.
+        // Gone although its parent has not waited for it yet: a zombie runs nothing.
         wait_for(process, Life::Gone);
         assert!(!process.signal(Signal::KILL));
         child.wait().unwrap();

@@ -45,7 +45,7 @@ impl Progress {
     /// Speaks on the error output, so that the result on the standard output stays alone;
     /// stops when `interrupted` becomes true.
     pub fn on_stderr(interrupted: Arc<AtomicBool>) -> Self {
-        // Not `eprintln!`, which panics when nobody reads any more.
+        // Not `eprintln!`, which panics on a closed pipe.
         let speak = |line: &str| {
             let _ = writeln!(std::io::stderr(), "{line}");
         };

@@ -196,7 +196,7 @@ impl LabDir {
         Ok(same.then_some(LabLock { fd }))
     }
 
-    /// What exists, as written by [`LabDir::save`].
+    /// The lab's record, as written by [`LabDir::save`].
     pub fn load(&self) -> Result<LabState> {
         if !self.exists() {
             return Err(self.missing());
@@ -293,7 +293,7 @@ impl ReplicaDir {
     pub fn run_dir(&self) -> PathBuf {
         self.0.join("run")
     }
-    /// What the guest has printed on its console.
+    /// The guest's output on its console.
     pub fn console_log(&self) -> PathBuf {
         self.run_dir().join("console.log")
     }
@@ -311,14 +311,14 @@ impl ReplicaDir {
     }
 }
 
-/// What exists.
+/// The record of a lab: all that exists of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabState {
     /// The `lab up` that is still at work, if any: `lab down` ends it first.
     pub builder: Option<Process>,
     /// The guest's address.
     pub guest_ip: Ipv4Addr,
-    /// What it runs.
+    /// The image that it runs.
     pub guest: Guest,
     /// The policy it runs under.
     pub policy: String,

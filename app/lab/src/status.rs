@@ -47,10 +47,10 @@ pub struct ReplicaStatus {
     pub plover_pid: Option<u32>,
     /// Its hypervisor's process, when it has one.
     pub qemu_pid: Option<u32>,
-    /// What is wrong with it and what to do: its disk fails, it leads and cannot copy the guest to
+    /// Its trouble and what to do: its disk fails, it leads and cannot copy the guest to
     /// anybody, it and another one refuse each other, or why its process ended.
     pub trouble: Option<String>,
-    /// What its syncs cost.
+    /// The cost of its syncs.
     pub sync: SyncStatus,
     /// All other fields that it sent.
     pub more: serde_json::Map<String, serde_json::Value>,

@@ -266,7 +266,7 @@ fn what_they_did(lab: &Lab, status: &LabStatus) -> String {
     words
 }
 
-/// Whether an error means that somebody asked to stop.
+/// Whether an error means that the command was asked to stop.
 pub fn is_interruption(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<Interrupted>())
 }

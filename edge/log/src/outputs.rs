@@ -47,7 +47,7 @@ pub(crate) struct Piece {
     pub hash: u64,
 }
 
-/// What one replica has sent on one stream, hashed.
+/// The hash of what one replica has sent on one stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OutputHash {
     /// The CRC of the piece under way, which begins with the hash of the piece before.
@@ -145,7 +145,7 @@ impl OutputCheck {
         compared.report(replica, piece);
     }
 
-    /// What is known of every stream, lowest name first.
+    /// The verdicts on all streams, lowest name first.
     pub fn verdicts(&self) -> impl Iterator<Item = Verdict> {
         self.streams
             .iter()
@@ -180,7 +180,7 @@ impl Compared {
         }
         match &mut self.diverged {
             // A replica that has diverged stays so. A second one may diverge only now, but with
-            // two reports that differ nobody can tell which of them is wrong.
+            // two reports that differ there is no telling which of them is wrong.
             Some(known) if known.piece < number => {
                 if count > 2 {
                     known.replicas.0 |= odd.0;

@@ -73,7 +73,7 @@ impl Stable {
         self.store.as_ref().map(Store::wait_fd)
     }
 
-    /// What has been written.
+    /// Counts of what has been written.
     pub fn counters(&self) -> Counters {
         self.store.as_ref().map(Store::counters).unwrap_or_default()
     }
@@ -172,7 +172,7 @@ impl Stable {
 #[derive(Debug)]
 struct Snapshots {
     path: PathBuf,
-    /// What the file reflects.
+    /// The last entry that the file reflects.
     durable: Viewstamp,
     writing: Option<JoinHandle<io::Result<Viewstamp>>>,
 }

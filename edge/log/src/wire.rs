@@ -150,7 +150,7 @@ pub enum Refusal {
 pub struct StatusReport {
     /// Its name in the group.
     pub id: ReplicaId,
-    /// What it is doing.
+    /// Its phase.
     pub phase: Phase,
     /// The highest view it has promised.
     pub view: View,

@@ -10,7 +10,7 @@ use crate::state::StateFile;
 use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 
-/// What has been written since the store was opened.
+/// Counts of what has been written since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Entries.

@@ -87,8 +87,8 @@ impl StoreError {
     }
 }
 
-/// What an operator can do about the system's answer to an operation on `path`, to be put behind that
-/// answer. Empty if nothing is known.
+/// Advice for the operator about the system's answer to an operation on `path`, to be put behind that
+/// answer. Empty if there is none.
 pub fn advice(path: &Path, source: &io::Error) -> String {
     let known = match source.kind() {
         io::ErrorKind::StorageFull => return full(path),

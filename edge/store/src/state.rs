@@ -27,7 +27,7 @@ pub(crate) const FORMAT: u8 = b'2';
 /// The longest name of a group: a copy must fit a sector of 512 bytes.
 pub(crate) const GROUP_BYTES_MAX: usize = 255;
 
-/// What the file holds.
+/// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// Counts writes.
@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub group: String,
     /// Random; see [`crate::record`].
     pub salt: u64,
-    /// What the replica kept durable when it last ran.
+    /// The replica's durability when it last ran.
     pub durability: Durability,
     /// The promise; none if it never made one.
     pub promise: Option<DurableState>,

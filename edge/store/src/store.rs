@@ -207,7 +207,7 @@ impl Store {
         self.outline.last()
     }
 
-    /// What has been written since the store was opened.
+    /// Counts of what has been written since the store was opened.
     pub fn counters(&self) -> Counters {
         self.writer.counters()
     }

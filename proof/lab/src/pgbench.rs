@@ -5,7 +5,7 @@
 //! two numbers, when its `COMMIT` was acknowledged. So afterwards
 //!
 //! - each line of the log has its row, exactly once;
-//! - at most one row for each client has no line: a commit whose answer nobody saw;
+//! - at most one row for each client has no line: a commit whose answer did not arrive;
 //! - the sums of all accounts, tellers, branches and of the history agree, which is TPC-B's own
 //!   condition of consistency: no transaction is there by half;
 //! - `pg_amcheck` finds no fault in tables and indexes.

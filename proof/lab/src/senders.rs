@@ -1,6 +1,6 @@
 //! Whether two replicas ever sent as the guest at the same time.
 //!
-//! That is the worst that can happen to a replicated guest. A capture at the switch
+//! Two senders are the worst that can happen to a replicated guest. A capture at the switch
 //! ([`crate::capture::Capture`]) gives the sender of each frame of the guest, in order. The traces give
 //! the replicas that began to serve, in order: each such event begins a *reign*. A failover changes the
 //! sender once. A replica that sends again after another one has begun must have been elected again. So

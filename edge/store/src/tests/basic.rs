@@ -1,4 +1,4 @@
-//! What is written is found again.
+//! Written entries and promises are found again.
 
 use super::*;
 use apus::Configuration;

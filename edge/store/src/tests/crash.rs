@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 /// Writes reach the disk in units of this many bytes.
 const SECTOR_BYTES: usize = 512;
 
-/// What was done to the directory.
+/// An operation on the directory.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     Create(String),
@@ -84,7 +84,7 @@ impl Image {
         }
     }
 
-    /// What the disk holds if each unsynced sector was written with a chance of one half.
+    /// The content of the disk if each unsynced sector was written with a chance of one half.
     fn torn(&self, random: &mut SplitMix64) -> Vec<u8> {
         let mut bytes = self.synced.clone();
         for (offset, new) in &self.unsynced {
@@ -189,7 +189,7 @@ fn rename(names: &mut BTreeMap<String, usize>, change: &Operation, created: usiz
     }
 }
 
-/// What had been acknowledged after so many operations.
+/// The acknowledged state after so many operations.
 #[derive(Clone, Copy, Default)]
 struct Acknowledged {
     operations: usize,

@@ -38,7 +38,7 @@ struct Kill {
     reprotect_ms: f64,
     /// How far the witness's warm copy was behind when the leader was killed. `None` if it kept none.
     behind_mib: Option<f64>,
-    /// What the new leader sent in copies until then.
+    /// MiB that the new leader sent in copies until then.
     copied_mib: f64,
 }
 

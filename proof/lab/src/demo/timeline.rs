@@ -24,7 +24,7 @@ pub struct Timeline {
     pub slowest_us: u64,
     /// A new secondary protects the guest.
     pub protected_us: Option<u64>,
-    /// That secondary.
+    /// The id of that secondary.
     pub secondary: Option<u64>,
 }
 

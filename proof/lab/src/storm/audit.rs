@@ -48,7 +48,7 @@ impl Disk for ImageFile {
     }
 }
 
-/// What is wrong with a block.
+/// The fault of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
     /// It holds an older write, or none.

@@ -47,7 +47,7 @@ pub(crate) fn check(pages: &Pages, source: &Source) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with a piece of code in a text: a file, `file:function`, or the name of a test.
+/// The fault in a piece of code in a text: a file, `file:function`, or the name of a test.
 fn missing(code: &str, source: &Source) -> Option<String> {
     let first = code.split(' ').next().unwrap_or_default();
     let (path, function) = first.split_once(':').unwrap_or((first, ""));
