@@ -40,7 +40,7 @@ fn two_thousand_seeds_hold() {
     for reached in REACHED {
         assert!(coverage.of(reached) > 0, "no seed has reached '{reached}'");
     }
-    // Most groups must get well, or the property that they do would say little.
+    // Most groups must recover, or the property that they do would prove little.
     let serve = coverage.of("end: the group serves");
     assert!(
         serve > SEEDS * 4 / 5,
@@ -99,8 +99,8 @@ fn catches(canary: Canary, seeds: u64, invariants: &[&str]) {
     );
 }
 
-/// What a lost entry shows itself by: a leader lacks it, something else is delivered in its
-/// place, or the core itself notices that it is asked to take a commitment back.
+/// The invariants that a lost entry breaks: a leader lacks it, another entry is delivered in its
+/// place, or the core itself asserts that it is asked to drop a committed entry.
 const LOSS: [&str; 4] = [
     "committed_not_lost",
     "logs_agree",
@@ -114,14 +114,14 @@ fn a_vote_after_amnesia_is_caught() {
     catches(Canary::VoteAfterAmnesia, 2000, &LOSS);
 }
 
-/// An acceptor acknowledges what its disk does not have yet.
+/// An acceptor acknowledges entries that its disk does not have yet.
 #[test]
 fn an_acknowledgement_before_the_disk_is_caught() {
     let found_by = ["held_by_a_quorum", "committed_not_lost"];
     catches(Canary::AcknowledgeBeforeDisk, 200, &found_by);
 }
 
-/// Majorities are counted by the group that was, not by the group that is.
+/// Majorities are counted by the group's first members, not by its present ones.
 #[test]
 fn a_quorum_of_the_wrong_group_is_caught() {
     let found_by = [&LOSS[..], &["held_by_a_quorum", "one_leader_a_view"]];

@@ -37,7 +37,7 @@ impl World {
         self.strike(fault, None);
     }
 
-    /// Several faults that are each harmless and meant to be harmful together.
+    /// Plans the faults of a plot: each is harmless alone, and they are meant to be harmful together.
     fn plot(&mut self) {
         let cast = self.cast();
         let Some(cast) = cast else { return };
@@ -53,7 +53,7 @@ impl World {
         }
     }
 
-    /// Who plays the leader, its secondary, and the witness.
+    /// The replicas that play the leader, its secondary and the witness.
     fn cast(&self) -> Option<Cast> {
         let leader = self.leader()?;
         let role_of = |role: Role| {
@@ -61,7 +61,7 @@ impl World {
             players.find(|(who, _)| *who != leader).map(|(who, _)| who)
         };
         let secondary = role_of(Role::Secondary)?;
-        // A pair has none, and no plot of pairs asks for it.
+        // A pair has no witness, and no plot of pairs needs one.
         let witness = match self.scenario.members.len() {
             2 => secondary,
             _ => role_of(Role::Witness)?,
@@ -95,7 +95,7 @@ impl World {
         )
     }
 
-    /// Who leads, by the newest view.
+    /// The leader of the newest view.
     pub(crate) fn leader(&self) -> Option<ReplicaId> {
         let leads = self
             .running()
@@ -193,7 +193,8 @@ impl World {
         }
     }
 
-    /// A replica was told to begin its log anew: one that dies now may find a part of that.
+    /// A replica was told to begin its log anew. If it dies now, its disk may have only a part of the
+    /// new log.
     pub(crate) fn log_begins_anew(&mut self, who: ReplicaId) {
         if self.scenario.short_lives && self.chance.lives.chance(0.4) {
             let longest = self.scenario.store.1;
@@ -204,8 +205,8 @@ impl World {
         }
     }
 
-    /// A new disk is an ordinary misfortune while all others remember; a group in which several
-    /// have forgotten even their promises is beyond what any protocol can keep.
+    /// Replaces the disk of `who`, but only while all others remember: no protocol can keep its promises
+    /// if several replicas forget even theirs.
     fn wipe(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
         let remembers = |peer: ReplicaId| {
             let process = self.process(peer);
@@ -224,7 +225,7 @@ impl World {
             .map(|(_, replica)| replica.consensus_core().status().view);
         let known = views.max().unwrap_or_default();
         self.invariants.one_leader_a_view.forgotten(who, known);
-        // Nobody else has to promise the view of a generation that one begins alone.
+        // Where one of a pair begins a generation alone, no other replica has promised its view.
         self.generation = self.generation.min(known);
         self.invariants.one_sender_a_slot.forgotten(known);
         Some("fault: process killed, its disk lost")
@@ -265,14 +266,14 @@ impl World {
         Some("fault: process stopped")
     }
 
-    /// SIGCONT: what was missed comes in one go, and the clock has jumped.
+    /// SIGCONT: the events of the meantime come at once, and the clock has jumped.
     pub(crate) fn go_on(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         if self.process(who).state != State::Stopped {
             return;
         }
         self.stopped_at = now;
-        // The node takes its sources one after the other: the fabric before most of the rest.
+        // The node reads its sources one after the other, the fabric before most of the others.
         let by_source = self.chance.faults.chance(0.5);
         let process = self.process_mut(who);
         process.state = State::Up;

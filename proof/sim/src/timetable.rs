@@ -1,5 +1,5 @@
-//! What is going to happen in a simulated world, by time; of the same time, in the order in which it
-//! was planned, so that a run depends on nothing but its seed.
+//! The happenings of a simulated world, by time. Happenings of the same time come in the order in
+//! which they were planned, so that a run depends on nothing but its seed.
 
 use plover_types::Micros;
 use std::cmp::Ordering;
@@ -27,7 +27,7 @@ impl<H> PartialOrd for Planned<H> {
 }
 
 impl<H> Ord for Planned<H> {
-    /// The soonest is the greatest: that is the one the heap hands out.
+    /// The soonest is the greatest, because the heap hands out the greatest.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
     }

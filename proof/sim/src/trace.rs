@@ -1,17 +1,17 @@
-//! What happened, line by line: printed, remembered for a report, or only summed up.
+//! The trace of a run: lines that are printed, kept for a report, or only summed up.
 
 use crate::rng::mix;
 use plover_types::Micros;
 use std::collections::VecDeque;
 use std::fmt::Arguments;
 
-/// What becomes of the lines.
+/// How the lines of a trace are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TraceMode {
-    /// Nothing: the fastest.
+    /// There are none. This is the fastest.
     #[default]
     Off,
-    /// Their sum, to compare two runs; and the last few, for a report.
+    /// They are summed up, to compare two runs, and the last ones are kept for a report.
     Sum,
     /// They are printed, and summed up.
     Print,

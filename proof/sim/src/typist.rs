@@ -1,16 +1,15 @@
-//! Somebody at the guest's console.
+//! A person who types on the guest's console.
 //!
-//! What is typed goes where `plover lab console` sends it: to the replica that leads, whichever
-//! that is. It comes in pastes of several lines, so that a guest has seldom read all of it when
-//! it is paused. A line typed while nobody leads is lost with the connection, and was never in
-//! the log.
+//! The lines go to the replica that leads, as with `plover lab console`. They come in pastes of
+//! several lines, so that a guest has seldom read all of them when it is paused. A line typed while
+//! no replica leads is lost with the connection, and was never in the log.
 
 use crate::rng::Rng;
 use crate::schedule::Happening;
 use crate::world::World;
 use plover_replica::{Event, OperatorInput};
 
-/// Somebody at the console.
+/// The person at the console.
 #[derive(Debug)]
 pub struct Typist {
     rng: Rng,
@@ -18,7 +17,7 @@ pub struct Typist {
 }
 
 impl Typist {
-    /// Somebody who has typed nothing yet.
+    /// A person who has typed nothing yet.
     pub fn new(rng: Rng) -> Self {
         Self { rng, lines: 0 }
     }
@@ -40,7 +39,7 @@ impl World {
             let line = self.typist.line();
             self.tell(leader, Event::Operator(OperatorInput::Console(line)));
         }
-        // Its echo, which somebody looks at.
+        // The guest's echo, which the person looks at.
         self.tell(leader, Event::Printed);
         self.coverage.hit("console: typed");
     }

@@ -1,9 +1,9 @@
-//! Work on pages: scanned, hashed, read and written for the brain.
+//! Work on pages: the brain lets them be scanned, hashed, read and written.
 //!
-//! What concerns memory alone is answered at once. What concerns a disk takes as long as the disk
-//! takes, and so does whatever is asked behind it: answers come in the order of the questions, and
-//! other events come first. The pages are looked at when they are asked for, so that the answer is
-//! as old as it can be.
+//! Work on memory alone is answered at once. Work on a disk takes as long as the disk takes. Answers
+//! come in the order of the questions, so work on memory waits behind work on a disk; other events
+//! may come before an answer. The pages are read when the work is asked for, so that the answer is as
+//! old as it can be.
 
 use crate::hypervisor::Hypervisor;
 use crate::schedule::Happening;

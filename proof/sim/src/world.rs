@@ -18,7 +18,7 @@ use plover_policy::Preset;
 use plover_replica::{Canary, Event, Replica};
 use plover_types::{Index, Micros, ReplicaId, View};
 
-/// No run needs more; one that does is stuck in a loop of its own making.
+/// The most happenings of a run. A run that reaches this is stuck in a loop.
 const HAPPENINGS_MAX: u64 = 20_000_000;
 
 /// How to run a seed.
@@ -26,8 +26,8 @@ const HAPPENINGS_MAX: u64 = 20_000_000;
 pub struct Options {
     /// Replicas in the group.
     pub replicas: u8,
-    /// In a group of two, whether links break as well. Then two replicas may lead at once, and what
-    /// clients were promised is not asked of them any more.
+    /// In a group of two, whether links fail as well. Then two replicas may lead at once, and the
+    /// invariants that a split brain breaks are not checked any more.
     pub cuts: bool,
     /// How the guest is protected, if not as the seed says.
     pub policy: Option<&'static Preset>,
@@ -35,7 +35,7 @@ pub struct Options {
     pub faults_for: Option<Micros>,
     /// A known bug to put back.
     pub canary: Canary,
-    /// What becomes of the trace.
+    /// How the trace is used.
     pub trace: TraceMode,
 }
 
@@ -70,7 +70,7 @@ pub struct World {
     pub(crate) generation: View,
     /// The links of this group have failed, so that two of its replicas may lead at once.
     pub(crate) links_failed: bool,
-    /// They do, or did.
+    /// Since then, one of the two has taken over alone.
     pub(crate) is_split: bool,
     /// When a process was last stopped or went on.
     pub(crate) stopped_at: Micros,
@@ -80,7 +80,7 @@ pub struct World {
     pub(crate) finished: bool,
     /// Faults that have struck and not ended.
     pub(crate) active_faults: u32,
-    /// What the replica whose turn it is was told.
+    /// The kind of event of the replica whose turn it is.
     pub(crate) cause: &'static str,
     pub(crate) chance: Chance,
     pub(crate) areas: Areas,

@@ -57,7 +57,7 @@ fn two_thousand_seeds_hold() {
     }
 }
 
-/// Moments without which the seeds would prove little.
+/// Moments that the seeds have to reach, because they would prove little otherwise.
 const REACHED: [&str; 45] = [
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
@@ -187,8 +187,8 @@ fn a_vote_after_amnesia_is_caught() {
     );
 }
 
-/// A crash between the word of a new generation and its log leaves the old generation's log on disk, and that
-/// is taken for the new one's.
+/// A crash between the two writes of a new generation, its number and its log, leaves the old
+/// generation's log on disk. The bug takes it for the new one's.
 #[test]
 fn a_log_of_an_older_generation_is_caught() {
     let found_by = ["no_panic", "logs_agree", "committed_not_lost"];
@@ -220,7 +220,7 @@ fn an_acknowledgement_that_the_secondary_has_not_given_is_caught() {
     catches_under(hybrid, Canary::IgnoreAcks, 20, &["external_consistency"]);
 }
 
-/// A new leader does not know the numbers that clients know its guest's connections by.
+/// A new leader does not know by which sequence numbers clients know its guest's connections.
 #[test]
 fn forgotten_numbers_are_caught() {
     let hybrid = Preset::find("hybrid");
@@ -240,15 +240,15 @@ fn missed_blocks_are_caught() {
     catches(Canary::BlockMissed, 200, &["memory_equal_after_sync"]);
 }
 
-/// What a syncvm brings to the secondary is not sent on to the witness.
+/// The pages that a syncvm changes on the secondary are not sent on to the witness.
 #[test]
 fn a_warm_copy_that_misses_syncs_is_caught() {
     let found_by = ["warm_copy_accounted", "memory_equal_after_sync"];
     catches(Canary::WarmForgetsSyncs, 200, &found_by);
 }
 
-/// A page is written while it is hashed for a comparison, and its scan comes before the hash: about one seed in
-/// three thousand comes to that.
+/// A page is written while it is hashed for a comparison, and its scan comes before the hash. About
+/// one seed in three thousand reaches this.
 #[test]
 fn a_comparison_that_forgets_what_was_written_meanwhile_is_caught() {
     let found_by = ["warm_copy_accounted", "memory_equal_after_sync"];
@@ -266,7 +266,7 @@ fn every_policy_holds() {
             policy: Some(preset),
             ..Options::default()
         };
-        // Its ways to release are the most.
+        // The hybrid policy has the most ways to release.
         let seeds = if *preset == HYBRID { 1000 } else { 150 };
         run_many(5000, seeds, threads(), &options, |outcome| {
             if outcome.violation.is_some() {
@@ -290,7 +290,7 @@ fn bugs_of_checkpoints_are_caught() {
     }
 }
 
-/// The secondary acknowledges what would not survive the loss of its host.
+/// The secondary acknowledges disk blocks that would not survive the loss of its host.
 #[test]
 fn an_acknowledgement_before_the_disks_is_caught() {
     catches(Canary::AckBeforeDisks, 400, &["disks_survive"]);
@@ -311,8 +311,8 @@ fn five_replicas_hold() {
     });
 }
 
-/// Two replicas without a witness, and nothing cut: every invariant holds, and what they have for
-/// an election was reached.
+/// Two replicas without a witness, whose links hold: every invariant holds, and the ways in which
+/// one takes over were reached.
 #[test]
 fn two_replicas_hold() {
     let options = Options {
@@ -352,7 +352,7 @@ fn two_replicas_that_were_parted_are_one_again() {
     }
 }
 
-/// A secondary that was stopped serves what is old by then.
+/// A secondary that was stopped serves with an old state.
 #[test]
 fn a_secondary_that_never_doubts_is_caught() {
     let found_by = ["external_consistency", "logs_agree", "committed_not_lost"];
@@ -380,7 +380,7 @@ fn catches_in_pairs(canary: Canary, invariants: &[&str]) {
     catches_with(options, 400, invariants);
 }
 
-/// Leaders die where COLO's figure 4 asks what becomes of a packet.
+/// Leaders die in each area of COLO's figure 4.
 #[test]
 fn leaders_die_in_every_area_of_figure_4() {
     for replicas in [2, 3] {

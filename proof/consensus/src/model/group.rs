@@ -1,4 +1,4 @@
-//! The model: three processes, the records between them, and what clients were promised.
+//! The model: three processes, the records between them, and the promises to clients.
 
 use super::process::{Effects, Process, REPLICAS};
 use crate::sim::without_panic;
@@ -47,7 +47,7 @@ pub enum Act {
     Forget(usize),
     /// The record at this place arrives.
     Deliver(usize),
-    /// It arrives, and will again.
+    /// The record at this place arrives, and will arrive again.
     DeliverTwice(usize),
 }
 
@@ -60,7 +60,7 @@ pub enum Broken {
     OneLeaderAView,
     /// A leader lacks what was committed before its view.
     CommittedNotLost,
-    /// The core found itself in a state that it holds for impossible.
+    /// The core panicked: an assertion of its own failed.
     NoPanic,
 }
 
@@ -71,7 +71,7 @@ struct Record {
     bytes: Arc<[u8]>,
 }
 
-/// What was promised to the world.
+/// The promises so far: chosen entries and leaders.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct History {
     /// Chosen entries, with the view that committed each.
@@ -91,8 +91,8 @@ pub struct State {
     timeouts: u8,
     forgets: u8,
     doubles: u8,
-    /// How far it is from where the path began. No part of what tells states apart: breadth
-    /// first, the first path to a state is the shortest.
+    /// How many steps it is from where the path began. States that differ only in this are equal:
+    /// the search is breadth first, so the first path to a state is the shortest.
     steps: u8,
     broken: Option<Broken>,
 }
@@ -110,7 +110,7 @@ impl Hash for State {
 }
 
 impl PartialEq for State {
-    /// As far as their prints tell.
+    /// Compares the prints of the processes.
     fn eq(&self, other: &Self) -> bool {
         let prints = |state: &Self| state.processes.each_ref().map(|process| process.print);
         let spent = |state: &Self| {
@@ -172,7 +172,7 @@ impl Model for Group {
             }
         }
         for place in 0..state.records.len() {
-            // Of equal records any one will do.
+            // Of equal records, one is enough.
             if place > 0 && state.records[place] == state.records[place - 1] {
                 continue;
             }
@@ -303,14 +303,14 @@ impl State {
         }
     }
 
-    /// Nobody hears of anybody for longer than the timeout.
+    /// Time passes for longer than the timeout, without a message.
     fn sleep(&mut self) {
         for process in &mut self.processes {
             Arc::make_mut(process).sleep();
         }
     }
 
-    /// A process takes its turn, and the world sees what comes of it.
+    /// A process takes its turn. Its records and deliveries go into the state.
     fn turn(&mut self, place: usize, act: impl FnOnce(&mut Process) -> Effects) {
         let before = self.processes[place].core.status();
         let process = Arc::make_mut(&mut self.processes[place]);
@@ -365,7 +365,7 @@ impl State {
     }
 }
 
-/// What tells an entry from every other: who first proposed it when, and what it carries.
+/// A name that tells an entry from every other: its viewstamp and its payload.
 fn name_of(entry: &Entry) -> u64 {
     let payload = entry.payload.first().copied().unwrap_or_default();
     entry.viewstamp.view.0 << 16 | entry.viewstamp.index.0 << 8 | u64::from(payload)

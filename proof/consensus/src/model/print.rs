@@ -1,11 +1,13 @@
-//! What tells one state of a core from another: its own description, with times relative.
+//! The print of a core's state, which tells it from other states: its `Debug` form, with relative
+//! times.
 //!
 //! Two states that differ only in how late it is are the same state. So every moment is printed
 //! relative to the process's own clock, in heartbeats; a moment longer ago than the timeout is
 //! just long ago. Generators of chance are left out: what they gave is in the state already.
 //!
-//! This may take two states for one that differ in a fraction of a heartbeat. It never takes a
-//! state for reached that is not, so it can hide a bug and cannot invent one.
+//! Two states that differ only by a fraction of a heartbeat may have the same print. So the checker
+//! may skip a state and miss a bug. It never visits a state that cannot be reached, so each bug that
+//! it reports is real.
 
 use plover_types::Micros;
 use std::fmt::{self, Debug, Write};
@@ -24,7 +26,7 @@ pub fn print(what: &impl Debug, clock: Micros, heartbeat: Micros, timeout: Micro
     printer.hasher.finish()
 }
 
-/// Which word came last, as the derived form writes it: name, parenthesis, number.
+/// The last word of the derived `Debug` form, which writes a name, a parenthesis and a number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Word {
     Other,

@@ -1,4 +1,4 @@
-//! One process of the model: a core, its clock, and what its host keeps when it dies.
+//! One process of the model: a core, its clock, and the state that its host keeps when it dies.
 
 use super::print::print;
 use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, Event, Phase, Start};
@@ -10,7 +10,7 @@ const TIMEOUT: Micros = Micros::from_ms(100);
 /// How many replicas the model has.
 pub const REPLICAS: usize = 3;
 
-/// What a turn of a process means for the others.
+/// The effects of a process's turn on the rest of the model.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Records written: to whom, and what.
@@ -34,7 +34,7 @@ pub struct Process {
     stored: DurableState,
     me: usize,
     canary: Canary,
-    /// What tells this state from others.
+    /// The print of this state, which tells it from others.
     pub print: u64,
 }
 

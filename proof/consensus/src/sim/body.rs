@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// One event for the core of `host`, and what comes of it.
+    /// Applies one event to the core of `host`, and carries out its commands.
     pub(super) fn apply(&mut self, host: usize, event: Event<'_>) {
         self.turn(host, |core, now, out| core.apply(now, event, out));
     }
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    /// What a core tells, rather than asks for.
+    /// Takes in a command that is a report of the core, not a request.
     fn obey_news(&mut self, host: usize, before: &Status, command: Command) {
         match command {
             Command::Lead { view } => self.leads(host, before, view),
@@ -174,7 +174,7 @@ impl World {
                 trace!(self, "r{host} finds the group empty, fresh: {fresh}");
                 self.coverage.hit("group: found empty");
                 let process = self.hosts[host].process;
-                // Others may say so a little late; only the first leader can act on it.
+                // Only the first leader can act on this; the others' reports may come late.
                 if host == 0 {
                     self.check(self.invariants.log.group_empty(host, fresh));
                     if fresh || self.scenario.operator {
@@ -257,7 +257,7 @@ impl World {
         }
     }
 
-    /// The first replica delivers what was chosen at an index.
+    /// An index is delivered for the first time, by `host`.
     fn chosen(&mut self, host: usize, entry: &Entry) {
         let viewstamp = entry.viewstamp;
         if let EntryKind::Members(members) = entry.kind {

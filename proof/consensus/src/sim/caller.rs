@@ -1,5 +1,5 @@
-//! What stands on top of consensus: clients that propose, the trimming of the log, and in groups
-//! with a guest the in-sync set.
+//! The callers of consensus: clients that propose, the trimming of the log, and in groups with a
+//! guest the in-sync set.
 
 use super::invariants::acknowledged_survive::Acknowledged;
 use super::schedule::Happening;
@@ -9,8 +9,8 @@ use plover_sim::trace::trace;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View};
 
 impl World {
-    /// Every replica that believes that it leads is given proposals: those that were deposed and do
-    /// not know it yet matter most.
+    /// Gives proposals to every replica that believes that it leads. Deposed leaders that do not know it
+    /// yet are the most important to test.
     pub(super) fn work(&mut self) {
         for host in 0..self.hosts.len() {
             let leads = self.status(host).is_some_and(|s| s.phase == Phase::Leading);
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// The copy has arrived: with the leader's word in the log, the peer is in sync.
+    /// The copy has arrived: the leader proposes an in-sync set with the peer.
     pub(super) fn copied(&mut self, leader: usize, view: View, peer: usize, process: u64) {
         let Some(status) = self.status(leader) else {
             return;
@@ -136,7 +136,7 @@ impl World {
             return;
         }
         let ready = self.status(peer).is_some_and(|own| {
-            // Its guest is of use only with the log that goes on from there.
+            // The copied guest is of use only with the log that continues from there.
             let recovered = own.phase != Phase::Recovering;
             let follows = recovered && own.view == view && own.commit >= status.base;
             self.hosts[peer].process == process && follows

@@ -1,7 +1,7 @@
-//! How often the interesting things were reached. A simulator that never reached a moment has
-//! proved nothing about it, so the tests ask for each name in [`REACHED`].
+//! Coverage: how often each interesting moment was reached. The simulator proves nothing about a
+//! moment that it never reaches, so the tests require each name in [`REACHED`].
 
-/// Moments without which the seeds would prove little.
+/// Moments that the seeds have to reach, because they would prove little otherwise.
 pub const REACHED: [&str; 37] = [
     "disk: a suffix was not synced",
     "disk: a torn tail",

@@ -1,4 +1,4 @@
-//! What a trace says of the things that pass.
+//! Short descriptions for the trace.
 
 use apus::Start;
 
@@ -27,7 +27,7 @@ pub fn record(bytes: &[u8]) -> String {
     format!("{} {} B {sum:08x}", kind.unwrap_or(&"noise"), bytes.len())
 }
 
-/// What a process finds when it starts.
+/// The state that a process finds when it starts.
 pub fn start(start: &Start) -> String {
     match start {
         Start::Fresh => "it has never run".to_string(),

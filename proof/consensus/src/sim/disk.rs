@@ -27,7 +27,7 @@ pub struct Write {
     pub anew: Option<Configuration>,
 }
 
-/// What one host finds again after a crash.
+/// The stable storage of one host.
 #[derive(Debug)]
 pub struct Disk {
     state: Option<DurableState>,
@@ -49,7 +49,7 @@ pub struct Disk {
     pub has_forgotten: bool,
 }
 
-/// What a crash did to a disk.
+/// The writes that a disk lost in a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loss {
     /// Writes that never reached it.
@@ -77,7 +77,7 @@ impl Disk {
         }
     }
 
-    /// The process is gone: of what waited, chance has written a part.
+    /// The process is gone: a random part of the waiting writes has reached the disk.
     pub fn crash(&mut self, chance: &mut Rng) -> Loss {
         for _ in 0..chance.range(0, self.states_waiting.len() as u64) {
             self.store_state();
@@ -102,7 +102,7 @@ impl Disk {
         loss
     }
 
-    /// What a process finds when it starts.
+    /// The state that a process finds when it starts.
     pub fn start(&mut self, durability: Durability) -> Start {
         let Some(durable) = self.state else {
             return Start::Fresh;
@@ -189,8 +189,8 @@ impl Disk {
         self.log.back().map_or(after, |entry| entry.viewstamp)
     }
 
-    /// Gives back the space up to `index`, once all writes are done: before that, what stands
-    /// there may be what a write is about to cut.
+    /// Gives back the space up to `index`. It waits until all writes are done, because a write may still
+    /// replace entries there.
     pub fn reclaim(&mut self, index: Index) {
         if !self.waiting.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! What goes wrong, and when.
+//! Faults, and when they come.
 //!
 //! Some faults come at random times. Others are injected at a point at which the protocol is in the
 //! middle of something (an election, a recovery, a change of members): most bugs are there, and
@@ -124,7 +124,7 @@ pub struct FaultPoint {
     pub moment: Moment,
     /// How often a fault is injected there, in thousandths.
     pub often: u64,
-    /// What it does.
+    /// The kind of fault.
     pub kind: Kind,
     /// On the host that is at this point; otherwise on the leader.
     pub myself: bool,
@@ -151,7 +151,7 @@ pub fn span_of(fault: Fault, chance: &mut Rng) -> Micros {
         Fault::Crash(_) | Fault::Damage(_) | Fault::Wipe(_) => {
             chance.pick(&[3_000, 60_000, 900_000])
         }
-        // Around the timeout and well beyond it: the lease is what is tried here.
+        // Around the timeout and well beyond it, to test the lease.
         Fault::Pause(_) => chance.pick(&[20_000, 120_000, 250_000, 900_000]),
         _ => chance.pick(&[60_000, 300_000, 1_200_000]),
     };

@@ -24,15 +24,15 @@ impl Clock {
         }
     }
 
-    /// What it shows at the world's time `now`.
+    /// The time that it shows at the world's time `now`.
     pub fn local(self, now: Micros) -> Micros {
         Micros(self.zero + now.0 * (1000 + self.drift) as u64 / 1000)
     }
 
-    /// When, by the world's time, it shows at least `local`.
+    /// The world's time at which it shows at least `local`.
     pub fn global(self, local: Micros) -> Micros {
         let span = local.0.saturating_sub(self.zero).min(1 << 50);
-        // One more than needed makes up for the rounding of `local`.
+        // The extra microsecond makes up for the rounding in `local`.
         Micros((span * 1000).div_ceil((1000 + self.drift) as u64) + 1)
     }
 }
@@ -44,9 +44,9 @@ pub struct Host {
     pub core: Option<Apus>,
     /// Counts the processes that were started here.
     pub process: u64,
-    /// What outlives them.
+    /// Its stable storage, which outlives the processes.
     pub disk: Disk,
-    /// What it tells the time by.
+    /// Its clock.
     pub clock: Clock,
     /// The last entry delivered by this process in this generation of the guest.
     pub cursor: Index,
@@ -58,10 +58,9 @@ pub struct Host {
     pub boots: bool,
     /// Liveness of peers, as the core told it as leader.
     pub alive: BTreeMap<ReplicaId, bool>,
-    /// Stopped until then: nothing happens in it, and then everything at once.
+    /// Stopped until then. The events of the meantime are applied when it goes on.
     pub paused_until: Micros,
-    /// Records that lie in its rings while it sleeps: who wrote them, and what. It is not woken for
-    /// these.
+    /// Records that lie in its rings while it sleeps, with their writers. It is not woken for these.
     pub unseen: Vec<(usize, Vec<u8>)>,
     /// Its core has been asked something in this step, so it is awake.
     pub awake: bool,

@@ -27,8 +27,8 @@ impl World {
         self.inject(fault);
     }
 
-    /// Whether the first generation has begun in earnest: a majority keeps its log. Before that, a group
-    /// that loses its leader waits for an operator, and there would be nothing to see.
+    /// Whether the first generation has begun: a majority keeps its log. Before that, a group that loses
+    /// its leader only waits for an operator.
     fn is_formed(&mut self) -> bool {
         if !self.formed {
             let statuses = self.up().map(|(_, core)| core.status());
@@ -242,9 +242,9 @@ impl World {
         }
     }
 
-    /// Whether a minority has fallen still if `host` does, by every group that anybody believes
-    /// in, or will believe in again once it is back. With a log on disk, any number may fall: they
-    /// come back with what they had.
+    /// Whether only a minority has fallen if `host` falls as well. It must be a minority of every set of
+    /// members that a replica's log names, or will name again once the replica is back. With a log on
+    /// disk, any number may fall, because they come back with their logs.
     fn may_fall(&self, host: usize, forgets: bool) -> bool {
         if !forgets && !self.hosts[host].disk.would_recover() {
             return true;
@@ -278,8 +278,8 @@ impl World {
         }
     }
 
-    /// A new disk is an ordinary misfortune while all others remember; a group in which several
-    /// have forgotten even their promises is beyond what any protocol can keep.
+    /// Replaces the disk of `host`, but only while all others remember: no protocol can keep its promises
+    /// if several replicas forget even theirs.
     fn wipe(&mut self, host: usize) -> bool {
         let remembers = |other: usize| {
             let status = self.status(other);

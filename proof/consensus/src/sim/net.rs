@@ -116,7 +116,7 @@ impl Net {
         self.way(from, to).cut = true;
     }
 
-    /// It passes again; whether it did not.
+    /// Records pass from `from` to `to` again. Returns whether the way was cut.
     pub fn mend(&mut self, from: usize, to: usize) -> bool {
         std::mem::take(&mut self.way(from, to).cut)
     }

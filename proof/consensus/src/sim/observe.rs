@@ -1,6 +1,6 @@
-//! What happens inside a core, seen from outside: where it stood before a turn and after.
+//! Observes a core from outside, by comparing its status before and after a turn.
 //!
-//! It is counted for coverage, and faults are injected at some of these points.
+//! The changes are counted for coverage, and faults are injected at some of them.
 
 use super::faults::Moment;
 use super::world::World;

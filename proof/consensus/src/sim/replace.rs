@@ -1,4 +1,4 @@
-//! The operator replaces replicas while the group runs: out with one, in with another.
+//! The operator replaces replicas while the group runs.
 //!
 //! ```text
 //!   newcomer:   started empty -> learner -> has caught up -> voter
@@ -26,7 +26,7 @@ struct Goal {
     newcomer_first: bool,
 }
 
-/// What the operator remembers.
+/// The state of the operator.
 #[derive(Debug, Default)]
 pub struct Replacing {
     goal: Option<Goal>,

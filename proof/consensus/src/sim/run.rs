@@ -5,7 +5,7 @@ use plover_sim::TraceMode;
 use plover_sim::panics::without_panic;
 use plover_sim::seeds::{self, Outcome};
 
-/// What went wrong in a seed, and the command that repeats it; empty if nothing did.
+/// The violation of a seed and the command that repeats it; empty if there was none.
 pub fn headline(outcome: &Outcome, options: &Options) -> String {
     let mut repeat = format!("./x sim --group --seed {} --trace", outcome.seed);
     if let Some(replicas) = options.replicas {

@@ -1,4 +1,4 @@
-//! What a seed's world is made of.
+//! The scenario of a seed: the constants of its world.
 
 use super::faults::FaultPoint;
 use super::net::Weather;
@@ -34,17 +34,17 @@ pub struct Scenario {
     pub replaces: bool,
     /// The network.
     pub weather: Weather,
-    /// What a ring holds, bytes.
+    /// The capacity of a ring, bytes.
     pub ring_bytes: usize,
-    /// What a log holds, bytes.
+    /// The capacity of a log, bytes.
     pub log_bytes_max: usize,
-    /// Between two faults.
+    /// The time between two faults.
     pub fault_gap: (u64, u64),
     /// How long faults come.
     pub faults_for: Micros,
     /// A fault that is injected at a point of the protocol.
     pub fault_point: Option<FaultPoint>,
-    /// Between two turns of the clients.
+    /// The time between two turns of the clients.
     pub work_gap: (u64, u64),
     /// How eagerly the log is trimmed, in thousandths of those turns.
     pub trims: u64,

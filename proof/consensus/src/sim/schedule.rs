@@ -1,4 +1,4 @@
-//! What is going to happen, in the order of the world's time.
+//! The happenings of the simulated world, in the order of its time.
 //!
 //! Two things at the same microsecond happen in the order in which they were planned, so that
 //! a run depends on nothing but its seed.
@@ -86,9 +86,9 @@ pub enum Happening {
     Look,
     /// A follower is cut off from a healthy group.
     EncoreCut,
-    /// And comes back.
+    /// The follower that was cut off is connected again.
     EncoreHeal,
-    /// And must have changed nothing.
+    /// The follower that came back must have changed nothing.
     EncoreLook,
 }
 

@@ -18,14 +18,14 @@ use plover_sim::rng::Rng;
 use plover_sim::trace::{Trace, TraceMode, trace};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 
-/// What a run is asked for.
+/// The options of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Replicas in every group, instead of what the seed says.
     pub replicas: Option<usize>,
     /// A known bug to put back.
     pub canary: Canary,
-    /// What becomes of the trace.
+    /// How the trace is used.
     pub trace: TraceMode,
 }
 
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// Takes what came while the process slept, which it was not woken for.
+    /// Reads the records that came while the process slept and for which it was not woken.
     fn look_at_rings(&mut self, host: usize) {
         for (from, bytes) in std::mem::take(&mut self.hosts[host].unseen) {
             self.arrive(from, host, &bytes);
@@ -142,7 +142,8 @@ impl World {
         if let Some(host) = whose(&what) {
             let wake = self.hosts[host].paused_until;
             if wake > self.plan.now() {
-                // One later than everything that was due while it slept, so the order stays.
+                // One microsecond later than everything that was due while it slept, so the order
+                // stays.
                 return self.plan.at(wake + Micros(1), what);
             }
         }
@@ -155,7 +156,7 @@ impl World {
             self.look_at_rings(to);
             return self.arrive(from, to, &bytes);
         }
-        // Whatever ends its sleep, it looks at its rings first.
+        // A process that wakes looks at its rings first.
         if let Some(host) = whose(&what) {
             self.look_at_rings(host);
         }
@@ -262,7 +263,7 @@ impl World {
     }
 
     fn link_notice(&mut self, end: usize, peer: usize, up: bool) {
-        // The last word on a link is true; only words in between may be missed.
+        // The last notice of a link is true; only notices before it may be missed.
         let passes = !self.net.is_cut(peer, end) && self.hosts[peer].core.is_some();
         if up == passes && self.hosts[end].core.is_some() {
             trace!(
@@ -306,7 +307,7 @@ impl World {
     }
 }
 
-/// The host whose process would take this up.
+/// The host whose process would handle this.
 fn whose(what: &Happening) -> Option<usize> {
     match what {
         Happening::Tick { host, .. }

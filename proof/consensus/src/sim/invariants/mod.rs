@@ -1,6 +1,5 @@
-//! What must never happen, one property a file, each with its section in the papers. The checks
-//! observe from outside: what a replica reports of itself counts only where the property is about
-//! that report.
+//! The invariants, one property a file, each with its section in the papers. The checks observe from
+//! outside: a replica's report of itself counts only where the property is about that report.
 
 pub mod acknowledged_survive;
 pub mod committed_not_lost;
@@ -32,7 +31,7 @@ pub(crate) fn demand(
     })
 }
 
-/// Those that remember something.
+/// The invariants that remember something.
 #[derive(Debug, Default)]
 pub struct Invariants {
     /// See the file.
