@@ -1,4 +1,4 @@
-//! One replica, and messages written by hand: what must not be said, and when.
+//! One replica and messages written by hand: which messages it must not send, and when.
 
 use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event};
 use apus::{Configuration, Members, Phase, Start};
@@ -42,7 +42,7 @@ fn append(leader: View, prev: Viewstamp, entries: &[Entry], commit: u64) -> Vec<
     append_in(view(1, 0), leader, prev, entries, commit)
 }
 
-/// The same in this generation.
+/// An append of `leader` in `generation`.
 fn append_in(
     generation: View,
     leader: View,
@@ -67,7 +67,7 @@ impl Replica {
         Self::found(durability, (promised, generation), vs(view(1, 0), 0), log)
     }
 
-    /// Storage held this promise and knew of this generation; and this log after `base`.
+    /// Storage held `promised`, `generation`, and `log` after `base`.
     fn found(
         durability: Durability,
         (promised, generation): (View, View),
@@ -266,8 +266,8 @@ fn an_answer_to_an_earlier_life_of_the_process_does_not_end_its_amnesia() {
     let mut replica = Replica::restarted(Durability::Memory, leader, Vec::new());
     let question = replica.apply(Event::Tick);
     let first = append(leader, vs(leader, 0), &[noop(leader, 1)], 1);
-    // The leader of the time before the restart said that its log ended here; since then this
-    // replica may have acknowledged more.
+    // An answer to the process before says that the leader's log ends here. Since then this replica
+    // may have acknowledged more.
     replica.is_answered(&question, leader, vs(leader, 1), 1);
     assert_eq!(messages(&replica.read(0, &first), ACK).len(), 0);
     assert_eq!(replica.core.status().phase, Phase::Recovering);
@@ -288,7 +288,7 @@ fn an_answer_to_an_earlier_life_of_the_process_does_not_end_its_amnesia() {
     assert_eq!(replica.core.status().phase, Phase::Following);
 }
 
-/// Up to where these acknowledge the leader's log.
+/// The indices up to which these commands acknowledge the leader's log.
 fn acknowledged(commands: &[Command]) -> Vec<Index> {
     let acks = messages(commands, ACK).into_iter().map(|bytes| {
         let (_, _, _, matched): (u8, View, Micros, Index) = head(&bytes);
@@ -297,9 +297,9 @@ fn acknowledged(commands: &[Command]) -> Vec<Index> {
     acks.collect()
 }
 
-/// A replica that has heard of a new generation wrote that down and died before its disk had the new
-/// generation's log: it finds `log` after `base`, of the generation before. What the new generation's leader sends has to
-/// replace that log before anything is acknowledged, and nothing of it may be delivered.
+/// A replica stored a new generation and died before its disk had that generation's log. It finds
+/// `log` after `base`, of the generation before. The new generation's log has to replace it before
+/// anything is acknowledged, and none of its entries may be delivered.
 fn replaces_the_log_of_the_generation_before(base: Viewstamp, log: Vec<Entry>) {
     let new = view(2, 0);
     let (begins, first) = (vs(new, 0), noop(new, 1));
@@ -343,7 +343,8 @@ fn nor_does_it_if_that_log_had_been_reclaimed_in_part() {
     replaces_the_log_of_the_generation_before(vs(old, 10), log.collect());
 }
 
-/// Where the log reached storage and the word of its generation did not, the log itself tells.
+/// If the log reached storage but the number of its generation did not, the log's base tells the
+/// generation.
 #[test]
 fn a_log_that_begins_a_generation_says_which() {
     let (old, new) = (view(1, 0), view(2, 0));

@@ -1,4 +1,4 @@
-//! Who may lead: one test a fear.
+//! Elections: which replica may lead. Each test checks one fear.
 
 mod group;
 
@@ -21,20 +21,21 @@ fn protected(durability: Durability) -> Group {
 #[test]
 fn a_witness_never_stands() {
     let mut group = protected(Durability::Memory);
-    // Both that held the guest have forgotten it; the witness has the log and a quorum is up.
+    // Both holders of the guest have forgotten it. The witness has the log, and a quorum is up.
     group.restart(0);
     group.restart(1);
     group.run(Micros(5 * LONG.0));
     assert_eq!(group.leader(), None);
 }
 
-/// What it needs is there, although the other's log begins after what it knows to be committed.
+/// The secondary's log reaches the base of the witness's log, although the secondary does not know
+/// that those entries are committed. So it needs only the rest.
 #[test]
 fn a_secondary_that_holds_what_was_reclaimed_elsewhere_takes_over_the_rest() {
     let mut group = protected(Durability::Disk);
     let first = group.app(10);
     group.settle();
-    // Replica 1 has it, and does not hear that it is committed.
+    // Replica 1 has the entry, and does not hear that it is committed.
     group.cut(0, 1);
     let second = group.app(10);
     assert!(group.run_until(LONG, |group| group.commit(2) >= first));
@@ -59,7 +60,8 @@ fn a_member_that_the_others_went_on_without_cannot_lead_even_with_a_quorum() {
     group.run(Micros(TIMEOUT.0 / 2));
     let view = group.status(0).view;
     group.crash(0);
-    // It stands by its own log, wins, learns from the witness that it is out, and lets go.
+    // Replica 1 stands by its own log, wins, learns from the witness's log that it is not in sync,
+    // and stands down.
     assert!(group.run_until(LONG, |group| group.status(1).view > view));
     let never = |group: &Group| group.leader().is_some();
     assert!(!group.run_until(Micros(5 * LONG.0), never));
@@ -71,7 +73,7 @@ fn a_member_that_the_others_went_on_without_cannot_lead_even_with_a_quorum() {
 #[test]
 fn a_secondary_whose_own_log_does_not_name_it_yet_can_lead() {
     let mut group = Group::new(3, Durability::Memory);
-    // The copy is done, the set is committed with the witness, and the secondary hears no more.
+    // The copy is done and the set is committed with the witness, but the secondary is cut off.
     group.cores[1].set_holds_state(true);
     group.cut(0, 1);
     group.in_sync(&[0, 1]);

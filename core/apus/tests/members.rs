@@ -1,4 +1,4 @@
-//! How a group changes while it runs: one test a fear (Ongaro's thesis, §4).
+//! Changes of a running group's members (Ongaro's thesis, §4). Each test checks one fear.
 
 mod group;
 
@@ -93,8 +93,8 @@ fn a_leader_that_is_removed_leads_until_that_is_committed_and_never_again() {
     }
 }
 
-/// It missed its dismissal, asks by the group it remembers, and reaches one that has not heard
-/// the leader for a while.
+/// A removed replica missed its dismissal. It asks the members that its log names for pre-votes, and
+/// reaches one that has not heard the leader for a while.
 #[test]
 fn a_replica_that_has_left_unawares_deposes_nobody() {
     let mut group = group(3, 3, Durability::Memory);
@@ -112,8 +112,8 @@ fn a_replica_that_has_left_unawares_deposes_nobody() {
     assert_eq!((group.leader(), group.status(0).view), (Some(0), view));
 }
 
-/// The only one that may stand missed how the group shrank: of those it remembers, a majority is
-/// gone for good, and of those that are left, it has one.
+/// The only replica that may stand missed how the group shrank. A majority of the members that its
+/// log names is gone for good, but it reaches a majority of the present ones.
 #[test]
 fn a_candidate_that_missed_a_shrinking_leads_the_group_that_is_left() {
     let mut group = Group::new(5, Durability::Disk);

@@ -1,4 +1,4 @@
-//! Two replicas without a third: one test a fear.
+//! Two replicas without a third. Each test checks one fear.
 
 mod group;
 
@@ -42,7 +42,7 @@ fn run_cut(group: &mut Group, span: Micros, awake: &[usize]) {
     group.cut.clear();
 }
 
-/// Long enough for anyone to notice a silence and act on it.
+/// Long enough for a replica to notice a silence and act on it.
 const LONG: Micros = Micros(TIMEOUT.0 * 4);
 /// Long enough for some messages.
 const BRIEF: Micros = Micros(HEARTBEAT.0 * 2);
@@ -105,8 +105,8 @@ fn one_that_is_not_in_sync_does_not_lead() {
     assert!(!leads(&group, 1));
 }
 
-/// After a cut both lead. When they meet, the one that stayed in the lower view has nothing left
-/// that it could lead with, and follows.
+/// After a cut both lead. When they meet, the leader of the lower view drops its log and guest, and
+/// follows.
 #[test]
 fn after_a_cut_the_lower_view_yields() {
     for durability in [Durability::Memory, Durability::Disk] {
@@ -138,7 +138,7 @@ fn after_a_cut_the_lower_view_yields() {
     }
 }
 
-/// One that has seen the other's newer generation lead and end does not lead with its own.
+/// A replica that learns of the other's newer generation does not lead with its own.
 #[test]
 fn a_candidate_of_an_older_generation_yields() {
     let mut group = pair();
@@ -165,7 +165,7 @@ fn a_stopped_leader_does_not_go_on_alone() {
     assert!(!leads(&group, 0));
 }
 
-/// A leader was stopped, its secondary took over and died: what the leader has is old.
+/// A leader was stopped, its secondary took over and died: the leader's state is old.
 #[test]
 fn a_stopped_leader_doubts_what_it_has() {
     let mut group = pair();
@@ -178,7 +178,7 @@ fn a_stopped_leader_doubts_what_it_has() {
     assert!(group.cores[0].lease_until() < group.now);
 }
 
-/// One that was stopped while its secondary lived on without taking over leads as before.
+/// A leader was stopped, and its secondary did not take over: the leader leads as before.
 #[test]
 fn a_stopped_leader_that_is_answered_leads_on() {
     let mut group = pair();
@@ -189,7 +189,7 @@ fn a_stopped_leader_that_is_answered_leads_on() {
     assert!(leads(&group, 0) && !group.status(0).doubts);
 }
 
-/// The secondary was stopped, the leader went on alone and died: what the secondary has is old.
+/// The secondary was stopped, the leader went on alone and died: the secondary's state is old.
 #[test]
 fn a_stopped_secondary_doubts_what_it_has() {
     let mut group = pair();
@@ -200,7 +200,8 @@ fn a_stopped_secondary_doubts_what_it_has() {
     assert!(!leads(&group, 1) && group.status(1).doubts);
 }
 
-/// The doubt ends when the leader has told where its log ends, and not with a message of before.
+/// The doubt ends with an answer of the leader that says where its log ends, and not with a message
+/// sent before.
 #[test]
 fn a_stopped_secondary_counts_again_when_it_has_all() {
     let mut group = pair();

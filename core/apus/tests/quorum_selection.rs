@@ -53,8 +53,8 @@ fn an_entry_costs_fewer_messages_and_reaches_everyone() {
     );
 }
 
-/// Whichever they are, some of any four are in the fast set. That they are slow, and not dead, is
-/// found out as well.
+/// Of the first and the last four backups, some are in the fast set. The leader goes on without them
+/// whether they are dead or only stopped.
 #[test]
 fn a_leader_goes_on_without_those_it_counted_on() {
     for gone in [1..5, 5..9] {
@@ -68,7 +68,7 @@ fn a_leader_goes_on_without_those_it_counted_on() {
             stopped.stopped.insert(core);
         }
         for group in [&mut dead, &mut stopped] {
-            // The next time that it sends to the others finds out.
+            // The leader notices when it next sends to the slow followers.
             commits_within(group, HEARTBEAT);
             assert!(commits_within(group, Micros::from_ms(300)) > 290);
             assert_eq!(group.leader(), Some(0));

@@ -1,4 +1,4 @@
-//! Forgetting and recovering: one test a fear.
+//! Forgetting and recovering. Each test checks one fear.
 
 mod group;
 
@@ -24,8 +24,7 @@ fn restart_all(group: &mut Group) {
     group.run(Micros(3 * LONG.0));
 }
 
-/// As when all storage was moved away: nobody knows of a log, and the first leader's guest may be
-/// old.
+/// All storage was moved away: no replica knows of a log, and the first leader's guest may be old.
 #[test]
 fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
     for durability in BOTH {
@@ -43,7 +42,7 @@ fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
     }
 }
 
-/// The fear: it has its vote again and its promise is nowhere, so that at its next start it waits
+/// A recovered replica has to store its promise again. Otherwise it would, at its next start, wait
 /// for a replica that is gone.
 #[test]
 fn a_promise_that_was_lost_is_given_again() {
@@ -195,9 +194,9 @@ fn a_replica_that_missed_what_was_reclaimed_installs_a_snapshot() {
     }
 }
 
-/// Its log is on disk, and no other replica has any of it. For all the others know they were
-/// wiped, so they vote for nobody. Nothing can have been acknowledged: with an empty directory of
-/// its own, the operator's word helps.
+/// The first leader's log is on disk, and no other replica has any of it. The others may have been
+/// wiped, for all they know, so they do not vote. Nothing was acknowledged, so the operator can empty
+/// the first leader's directory and bootstrap the group.
 #[test]
 fn a_first_leader_that_nobody_has_heard_waits_for_a_person() {
     let configs = (0..3).map(|me| apus::Config {
@@ -244,8 +243,8 @@ fn a_log_on_disk_is_all_that_a_group_without_a_guest_needs() {
     }
 }
 
-// ---- the members that a replica was started with: whose word it needs while it knows nothing
-// else. An operator mends what a replica that waits for the dead is told, and it goes on.
+// ---- the configured members: a replica without a log needs their answers. If it waits for a
+// replica that is gone, the operator corrects its configuration, and it goes on.
 
 /// A group whose log is all there is, in memory.
 fn plain() -> Group {
@@ -259,7 +258,7 @@ fn plain() -> Group {
 
 #[test]
 fn a_group_that_lost_all_waits_for_the_word_of_everyone_that_it_was_told_of() {
-    // Replica 1 is gone for good, and with the others' memory also the log that says so.
+    // Replica 1 is gone for good, and the others have forgotten the log, too.
     for (told, is_reported) in [(set(&[0, 1, 2]), false), (set(&[0, 2]), true)] {
         let mut group = plain();
         group.crash(1);
@@ -270,7 +269,7 @@ fn a_group_that_lost_all_waits_for_the_word_of_everyone_that_it_was_told_of() {
         }
         group.run(Micros(2 * LONG.0));
         assert_eq!(group.found_empty(0), is_reported.then_some(false));
-        // The operator's word counts for as much as the report.
+        // A bootstrap has an effect only if the group was reported empty.
         group.bootstrap(0);
         group.run(Micros(5 * TIMEOUT.0));
         assert_eq!(group.phase(0) == Phase::Leading, is_reported);
@@ -282,7 +281,7 @@ fn a_group_that_lost_all_waits_for_the_word_of_everyone_that_it_was_told_of() {
     }
 }
 
-/// Or two majorities, each of another group, could commit different things in one generation.
+/// Otherwise two majorities of different groups could commit different entries in one generation.
 #[test]
 fn the_group_of_a_generation_is_the_one_that_its_first_leader_was_told_of() {
     let mut group = plain();

@@ -1,4 +1,4 @@
-//! What a replica finds again after a crash.
+//! The stable storage of a replica, which it finds again after a crash.
 
 use apus::{Configuration, Durability, DurableState, Entry, Start};
 use plover_types::{View, Viewstamp};
@@ -48,7 +48,7 @@ impl Disk {
     }
 }
 
-/// A write that a disk has been given and not confirmed.
+/// A write that a disk was given and has not confirmed.
 pub struct Write {
     pub to: usize,
     pub last: Viewstamp,

@@ -1,5 +1,5 @@
-//! A group in lockstep: no chance, no clock but the test's, and what a replica asks for is done
-//! at once, unless the test holds it back.
+//! A group in lockstep, without random decisions and with the test's clock. Commands are carried out
+//! at once, unless the test holds them back.
 //!
 //! ```text
 //!   run(span):   every half heartbeat   tick everyone -> carry all messages -> write all disks
@@ -8,7 +8,7 @@
 //!   cut          messages between two replicas are lost
 //! ```
 //!
-//! Random misfortune is simulated in `proof/consensus`.
+//! Random faults are simulated in `proof/consensus`.
 
 // Each test file uses a part of this.
 #![allow(dead_code)]
@@ -26,7 +26,7 @@ pub use disk::{Disk, Write};
 pub const HEARTBEAT: Micros = Micros::from_ms(20);
 pub const TIMEOUT: Micros = Micros::from_ms(100);
 pub const MESSAGE_BYTES_MAX: usize = 1000;
-/// Long enough for anyone to notice a silence and act on it.
+/// Long enough for a replica to notice a silence and act on it.
 pub const LONG: Micros = Micros::from_ms(1000);
 
 /// Whether a message is lost: from, to, bytes.
@@ -134,7 +134,7 @@ impl Group {
 
     // ---- time
 
-    /// Lets time pass and everyone notice.
+    /// Lets time pass and ticks every replica.
     pub fn tick(&mut self, span: Micros) {
         self.now = self.now + span;
         for core in 0..self.cores.len() {
@@ -342,7 +342,7 @@ impl Group {
         self.other.iter().rev().find_map(found)
     }
 
-    /// What `core` was told of the liveness of others, in order.
+    /// The reports of `core` on the liveness of others, in order.
     pub fn liveness(&self, core: usize) -> Vec<(u8, bool)> {
         let told = self
             .other
