@@ -133,8 +133,8 @@ fn a_candidate_that_missed_a_shrinking_leads_the_group_that_is_left() {
     assert_eq!(group.status(1).members.voters, set(&[0, 1, 2]));
 }
 
-/// A majority of the old members elects nobody once the merged log names the new ones: the
-/// candidate has the promises of two of four.
+/// A majority of the old members is not enough once the merged log names the new ones: the candidate
+/// has the promises of two of four.
 #[test]
 fn a_majority_of_the_old_members_does_not_elect() {
     let mut group = group(4, 3, Durability::Disk);

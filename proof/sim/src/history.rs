@@ -43,7 +43,7 @@ struct Node {
     step: Step,
 }
 
-/// The tree. Guests name their place by a 64-bit hash that lives in their memory.
+/// The tree. Guests name their place by a 64-bit hash, which they keep in their memory.
 #[derive(Debug, Default)]
 pub struct Histories {
     nodes: Vec<Node>,

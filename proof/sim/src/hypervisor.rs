@@ -153,7 +153,7 @@ impl Hypervisor {
         self.plan_step();
     }
 
-    /// Somebody types on the console.
+    /// Lines are typed on the console.
     pub fn type_on(&mut self, now: Micros, bytes: &[u8]) {
         self.console.extend(bytes);
         self.let_time_pass(now);
