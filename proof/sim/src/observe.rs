@@ -23,7 +23,7 @@ const LOOK_BYTES_MAX: usize = 1 << 16;
 const OPERATOR_HEARD_WITHIN: Micros = Micros(10_000_000);
 
 fn unwanted_generation(message: String) -> Violation {
-    let section = "design §7, \"all lost\"";
+    let section = "docs/failures.md, all hosts lost";
     Violation {
         invariant: "committed_not_lost",
         section,

@@ -10,7 +10,7 @@ use plover_types::ReplicaId;
 fn violation(message: String) -> Violation {
     Violation {
         invariant: "disks_survive",
-        section: "PLOVER §3.2 and §4.4; design §3, step 8",
+        section: "PLOVER §3.2 and §4.4; docs/decisions/0012",
         message,
     }
 }

@@ -36,7 +36,7 @@ impl NothingSpins {
         }
         Err(Violation {
             invariant: "nothing_spins",
-            section: "design §5, \"wait -> apply -> act\"",
+            section: "ARCHITECTURE.md, edge/node",
             message: format!("{who} asks to be woken at once, again and again"),
         })
     }

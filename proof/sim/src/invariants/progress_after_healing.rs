@@ -110,7 +110,7 @@ impl Progress {
 }
 
 fn violation(message: String) -> Violation {
-    let section = "PLOVER §4.5, §4.6; design §7";
+    let section = "PLOVER §4.5, §4.6";
     Violation {
         invariant: "progress_after_healing",
         section,
