@@ -454,6 +454,7 @@ fn prepare_process() {
     }
     // A sync frees its memory and the next one allocates as much a few milliseconds later. So the
     // allocator keeps it, instead of returning it to the kernel, which would zero it anew each time.
+    // SAFETY: mallopt takes its arguments by value; no other thread allocates yet.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
