@@ -379,7 +379,7 @@ impl Drop for Replica {
     /// A replica that goes away takes its held outputs with it: nobody has seen them.
     fn drop(&mut self) {
         if let Phase::Leader(leader) = &mut self.phase {
-            if let Some(held) = leader.sync.take().and_then(LeadSync::into_held) {
+            if let Some((Some(held), _)) = leader.sync.take().map(LeadSync::into_parts) {
                 held.discard();
             }
         }

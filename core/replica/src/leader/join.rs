@@ -133,7 +133,7 @@ impl Leader {
 
     pub(crate) fn fail_join(&mut self, cx: &mut Context, why: &str) {
         let Some(join) = self.join.take() else { return };
-        if self.sync.as_ref().is_some_and(|s| s.peer == join.peer) {
+        if self.sync.as_ref().is_some_and(|s| s.run.peer == join.peer) {
             self.abort_sync(cx, why);
         }
         if let Some(stream) = cx.peers.copy_mut() {

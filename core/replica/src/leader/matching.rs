@@ -150,7 +150,7 @@ impl Leader {
             return;
         };
         let syns = matcher.take_syns();
-        let peer = self.sync.as_ref().map(|sync| sync.peer);
+        let peer = self.sync.as_ref().map(|sync| sync.run.peer);
         let Some(peer) = peer.or_else(|| self.secondary(cx)) else {
             return;
         };

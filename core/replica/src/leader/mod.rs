@@ -119,7 +119,7 @@ impl Leader {
         if self.secondary(cx) != Some(peer) {
             return;
         }
-        if self.sync.as_ref().is_some_and(|s| s.peer == peer) {
+        if self.sync.as_ref().is_some_and(|s| s.run.peer == peer) {
             self.abort_sync(cx, why);
         }
         self.slot.is_retry = false;
@@ -132,7 +132,7 @@ impl Leader {
 
     /// The link to a peer broke or came up anew: what was in flight on the bulk lane is lost.
     pub fn on_link(&mut self, cx: &mut Context, peer: ReplicaId) {
-        if self.sync.as_ref().is_some_and(|s| s.peer == peer) {
+        if self.sync.as_ref().is_some_and(|s| s.run.peer == peer) {
             self.abort_sync(cx, "the link to the secondary broke");
         }
         if self.join.as_ref().is_some_and(|j| j.peer == peer) {

@@ -41,8 +41,8 @@ impl Leader {
     pub(crate) fn tick_slot(&mut self, cx: &mut Context) {
         if let Some(sync) = &self.sync {
             let patience = Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS);
-            if !sync.is_acknowledged() && cx.now.since(sync.last_progress) > patience {
-                let peer = sync.peer;
+            if !sync.is_acknowledged() && cx.now.since(sync.run.last_progress) > patience {
+                let peer = sync.run.peer;
                 self.abort_sync(cx, "the secondary made no progress");
                 self.lose_peer(cx, peer, "a syncvm made no progress");
             }
@@ -94,7 +94,9 @@ impl Leader {
 
     pub(super) fn slot_deadline(&self, cx: &Context) -> Micros {
         match &self.sync {
-            Some(sync) => sync.last_progress + Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS + 1),
+            Some(sync) => {
+                sync.run.last_progress + Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS + 1)
+            }
             None if self.secondary(cx).is_some() && cx.guest.power == Power::Running => {
                 let when = cx.config.policy.sync;
                 let view = self.slot_view(cx);

@@ -1,9 +1,10 @@
 //! The leader's side of a syncvm (PLOVER §4.4), from the pause to the release.
 //!
 //! ```text
-//!  Ordering ─▶ Pausing ─▶ Scanning ─▶ Exchanging ─▶ Transferring ─▶ Acknowledging ─▶ Acknowledged
-//!     └───────────┴────────────┴──────────────┴──────────────┴──────────────┴──▶ aborted: the guest
-//!                                               resumes, its outputs stay held and its pages owed
+//!  Ordering ─▶ Pausing ─▶ Scanning ─┬▶ Exchanging ─▶ (Narrowing) ─┬▶ Transferring ─┬▶ Acknowledging ─▶ Acknowledged
+//!                          COLO:     ├▶ Listing ───────────────────┘                │
+//!                          Remus:    └▶ Copying ─▶ Sending ─────────────────────────┘
+//!  before Acknowledged, from every stage: aborted; the guest resumes, its outputs stay held, its pages owed
 //! ```
 //!
 //! The guest resumes with the end mark, as soon as what is to be sent has been read: until the
@@ -28,7 +29,10 @@ mod transfer;
 mod unhashed;
 
 use self::blocks::Narrowing;
-use self::checkpoint::Copied;
+use self::checkpoint::{Copying, Sending};
+use self::comparing::Exchange;
+use self::transfer::Transfer;
+use self::unhashed::begin_listing;
 use super::Leader;
 use crate::api::{Action, ConsoleHold};
 use crate::context::Context;
@@ -39,90 +43,143 @@ use apus::EntryKind;
 use plover_guard::HeldSlot;
 use plover_matching::Translation;
 use plover_policy::SyncReason;
-use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::{Phase, SyncReport};
-use plover_types::{Digest, Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
+use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
 
-/// The stages, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What every stage of a syncvm has.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub sync: SyncNo,
+    pub peer: ReplicaId,
+    pub last_progress: Micros,
+    /// The cut's place in the log.
+    index: Index,
+    reason: SyncReason,
+    started: Micros,
+    phase: Phase,
+    phase_since: Micros,
+    report: SyncReport,
+}
+
+/// What belongs to the slot that was cut off, from the pause to the end mark.
+#[derive(Debug)]
+struct Cut {
+    /// The slot's outputs.
+    held: HeldSlot,
+    /// Inputs that the hypervisor had not consumed at the pause. The guest gets them again when it
+    /// goes on; the secondary's gets them with the state.
+    refeed: Unconsumed,
+    /// The sequence-number translations that belong to the state.
+    translations: Vec<Translation>,
+    /// The device state, once it is serialised.
+    device: Option<Vec<u8>>,
+}
+
+/// The leader's own guest, once all that is to be sent of it has been read.
+#[derive(Debug)]
+enum OwnGuest {
+    /// It stands until the acknowledgement, and gets these when it goes on.
+    Stands(Unconsumed),
+    /// It was told to go on.
+    Resuming,
+    Runs,
+}
+
+/// The stages, in their order, each with what it has.
+#[derive(Debug)]
 enum Stage {
     /// Inputs before the cut are not committed yet.
     Ordering,
     Pausing,
-    Scanning,
-    /// Of a checkpoint: pages are copied aside.
-    Copying,
-    Exchanging,
+    Scanning(Cut),
+    /// Both sides' dirty pages are hashed.
+    Exchanging(Cut, Exchange),
+    /// Nothing is hashed; the secondary's dirty pages are awaited.
+    Listing(Cut),
     /// The blocks of divergent pages are compared.
-    Narrowing,
-    Transferring,
-    Acknowledging,
+    Narrowing(Cut, Narrowing),
+    Transferring(Cut, Transfer),
+    /// Of a checkpoint: pages are copied aside.
+    Copying(Cut, Copying),
+    /// Of a checkpoint: the copies are sent while the guest runs.
+    Sending(Cut, Sending),
+    /// The secondary has everything; the slot's outputs are still held.
+    Acknowledging(HeldSlot, OwnGuest),
+    /// Only the confirmation that the guest runs is missing.
     Acknowledged,
 }
 
 /// A running syncvm.
 #[derive(Debug)]
 pub(crate) struct LeadSync {
-    pub sync: SyncNo,
-    pub peer: ReplicaId,
-    index: Index,
-    join: bool,
-    /// It repeats one that was given up.
-    retry: bool,
-    /// The guest was idle when its slot ended.
-    idle: bool,
+    pub run: Run,
     stage: Stage,
-    started: Micros,
-    pub last_progress: Micros,
-    phase: Phase,
-    phase_since: Micros,
-    report: SyncReport,
-    /// Inputs the hypervisor had not consumed at the pause.
-    refeed: Unconsumed,
-    held: Option<HeldSlot>,
-    device: Option<Vec<u8>>,
-    /// The sequence-number translations that belong to the state at the cut.
-    translations: Vec<Translation>,
-    /// Own dirty pages and debt, rising, with their digests.
-    own: Vec<PageNo>,
-    own_digests: Option<Vec<Digest>>,
-    theirs: Option<PageSet>,
-    their_digests: Vec<Digest>,
-    their_total: Option<u32>,
-    /// Pages that only the secondary has written; they are hashed after its list has come.
-    extra: Option<Vec<PageNo>>,
-    divergent: Vec<PageNo>,
-    narrowing: Narrowing,
-    /// The differing blocks of each divergent page; empty if pages go whole.
-    masks: Vec<BlockMask>,
-    next: usize,
-    chunks_asked: u32,
-    chunks_sent: u32,
-    chunks_acked: u32,
-    /// The guest is known to run again.
-    runs: bool,
-    /// Of a checkpoint: what is copied and not yet sent.
-    copied: Option<Copied>,
+}
+
+impl OwnGuest {
+    /// What the sync waits for behind the end mark.
+    fn phase(&self) -> Phase {
+        match self {
+            Self::Resuming => Phase::Resume,
+            Self::Stands(_) | Self::Runs => Phase::Apply,
+        }
+    }
+}
+
+impl Run {
+    /// Another phase begins, and the time of the one before it is known.
+    fn enter(&mut self, phase: Phase, now: Micros) {
+        let time = &mut self.report.phases[self.phase as usize];
+        *time = *time + now.since(self.phase_since);
+        self.phase = phase;
+        self.phase_since = now;
+    }
+
+    fn is(&self, from: ReplicaId, number: SyncNo) -> bool {
+        self.peer == from && self.sync == number
+    }
 }
 
 impl LeadSync {
-    pub fn into_held(self) -> Option<HeldSlot> {
-        self.held
+    /// Whether the guest runs on until the log reaches the cut.
+    pub fn is_ordering(&self) -> bool {
+        matches!(self.stage, Stage::Ordering)
     }
 
     /// Whether the secondary has acknowledged it.
     pub fn is_acknowledged(&self) -> bool {
-        self.stage == Stage::Acknowledged
+        matches!(self.stage, Stage::Acknowledged)
     }
 
-    fn enter(&mut self, phase: Phase, now: Micros) {
-        let place = Phase::ALL
-            .iter()
-            .position(|p| *p == self.phase)
-            .unwrap_or(0);
-        self.report.phases[place] = self.report.phases[place] + now.since(self.phase_since);
-        self.phase = phase;
-        self.phase_since = now;
+    /// The outputs of its slot, and what the guest must get again if it still stands.
+    pub fn into_parts(self) -> (Option<HeldSlot>, Unconsumed) {
+        match self.stage {
+            Stage::Ordering | Stage::Pausing | Stage::Acknowledged => (None, Unconsumed::default()),
+            Stage::Scanning(cut)
+            | Stage::Exchanging(cut, _)
+            | Stage::Listing(cut)
+            | Stage::Narrowing(cut, _)
+            | Stage::Transferring(cut, _)
+            | Stage::Copying(cut, _)
+            | Stage::Sending(cut, _) => (Some(cut.held), cut.refeed),
+            Stage::Acknowledging(held, OwnGuest::Stands(refeed)) => (Some(held), refeed),
+            Stage::Acknowledging(held, _) => (Some(held), Unconsumed::default()),
+        }
+    }
+
+    fn cut_mut(&mut self) -> Option<&mut Cut> {
+        match &mut self.stage {
+            Stage::Scanning(cut)
+            | Stage::Exchanging(cut, _)
+            | Stage::Listing(cut)
+            | Stage::Narrowing(cut, _)
+            | Stage::Transferring(cut, _)
+            | Stage::Copying(cut, _)
+            | Stage::Sending(cut, _) => Some(cut),
+            Stage::Ordering | Stage::Pausing | Stage::Acknowledging(..) | Stage::Acknowledged => {
+                None
+            }
+        }
     }
 }
 
@@ -163,62 +220,36 @@ impl Leader {
             slot: cx.now.since(self.slot.started),
             ..SyncReport::default()
         };
-        self.sync = Some(LeadSync {
+        let run = Run {
             sync,
             peer,
-            index,
-            join: reason == SyncReason::Join,
-            retry: reason == SyncReason::Retry,
-            idle: reason == SyncReason::Idle,
-            stage: Stage::Ordering,
-            started: cx.now,
             last_progress: cx.now,
+            index,
+            reason,
+            started: cx.now,
             phase: Phase::Pause,
             phase_since: cx.now,
             report,
-            refeed: Unconsumed::default(),
-            held: None,
-            device: None,
-            translations: Vec::new(),
-            own: Vec::new(),
-            own_digests: None,
-            theirs: None,
-            their_digests: Vec::new(),
-            their_total: None,
-            extra: None,
-            divergent: Vec::new(),
-            narrowing: Narrowing::default(),
-            masks: Vec::new(),
-            next: 0,
-            chunks_asked: 0,
-            chunks_sent: 0,
-            chunks_acked: 0,
-            runs: false,
-            copied: None,
-        });
+        };
+        let stage = Stage::Ordering;
+        self.sync = Some(LeadSync { run, stage });
         if fed {
             self.reach_cut(cx, sync);
         }
     }
 
-    /// Whether the guest runs on until the log reaches the cut.
+    /// Whether a syncvm waits for the log to reach its cut.
     pub(crate) fn is_ordering(&self) -> bool {
-        self.sync
-            .as_ref()
-            .is_some_and(|sync| sync.stage == Stage::Ordering)
+        self.sync.as_ref().is_some_and(LeadSync::is_ordering)
     }
 
     /// Everything before the cut is fed: the guest is paused, and what comes later waits.
     pub(crate) fn reach_cut(&mut self, cx: &mut Context, number: SyncNo) {
-        let now = cx.now;
-        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
+        let Some(sync) = self.running(number).filter(|sync| sync.is_ordering()) else {
             return;
         };
-        if sync.stage != Stage::Ordering {
-            return;
-        }
         sync.stage = Stage::Pausing;
-        sync.last_progress = now;
+        sync.run.last_progress = cx.now;
         cx.note_phase(number, Phase::Pause);
         cx.guest.pause(&mut cx.out);
     }
@@ -226,17 +257,21 @@ impl Leader {
     /// The guest stands: its slot's outputs are complete, its memory holds still.
     pub(crate) fn on_paused(&mut self, cx: &mut Context, unconsumed: Unconsumed) {
         let now = cx.now;
-        let Some(sync) = &mut self.sync else { return };
-        let number = sync.sync;
-        sync.refeed = unconsumed;
-        sync.held = Some(cx.outputs.guard.seal(number));
-        sync.translations = cx.guest.translator.translations(now);
-        sync.report.matched = self.matching.cut(number, &mut cx.rules.matching);
+        let Some(LeadSync { run, stage }) = &mut self.sync else {
+            return;
+        };
+        let number = run.sync;
+        *stage = Stage::Scanning(Cut {
+            held: cx.outputs.guard.seal(number),
+            refeed: unconsumed,
+            translations: cx.guest.translator.translations(now),
+            device: None,
+        });
+        run.report.matched = self.matching.cut(number, &mut cx.rules.matching);
         self.slot.printed = false;
         cx.guest.pace.begin();
-        sync.stage = Stage::Scanning;
-        sync.last_progress = now;
-        sync.enter(Phase::Scan, now);
+        run.last_progress = now;
+        run.enter(Phase::Scan, now);
         cx.ask(Job::LeadSync(number), Action::Scan);
         // Memory first, as in a migration. It is also quicker: protecting pages interrupts every CPU
         // on which the hypervisor runs at the moment.
@@ -245,10 +280,49 @@ impl Leader {
         cx.note_phase(number, Phase::Scan);
     }
 
-    fn sync_with(&mut self, from: ReplicaId, number: SyncNo) -> Option<&mut LeadSync> {
-        self.sync
-            .as_mut()
-            .filter(|s| s.peer == from && s.sync == number)
+    /// The pages that this guest has written are known, and owed: they are copied or compared.
+    pub(crate) fn on_scanned(&mut self, cx: &mut Context, number: SyncNo, set: &PageSet) {
+        cx.memory.ledger.owe(set);
+        self.slot.much_written = false;
+        let Some(LeadSync { mut run, stage }) = self.sync.take_if(|s| s.run.sync == number) else {
+            return;
+        };
+        let pages: Vec<PageNo> = cx.memory.ledger.owed().iter().collect();
+        run.report.dirty_leader = pages.len() as u32;
+        let stage = match stage {
+            Stage::Scanning(cut) if cx.takes_checkpoints() => {
+                Stage::Copying(cut, Copying::begin(cx, &mut run, &pages))
+            }
+            Stage::Scanning(cut) if cx.sends_unhashed() => {
+                begin_listing(cx, &mut run);
+                Stage::Listing(cut)
+            }
+            Stage::Scanning(cut) => Stage::Exchanging(cut, Exchange::begin(cx, &mut run, pages)),
+            stage => stage,
+        };
+        self.sync = Some(LeadSync { run, stage });
+        self.leave_copy(cx);
+    }
+
+    pub(crate) fn on_state_saved(&mut self, cx: &mut Context, state: Vec<u8>) {
+        // A state saved for a sync that was aborted comes before the next pause is confirmed.
+        let cut = self.sync.as_mut().and_then(LeadSync::cut_mut);
+        let Some(cut) = cut.filter(|cut| cut.device.is_none()) else {
+            return;
+        };
+        cut.device = Some(state);
+        self.leave_copy(cx);
+        self.end_transfer(cx);
+    }
+
+    /// The running sync, if it is this one.
+    fn running(&mut self, number: SyncNo) -> Option<&mut LeadSync> {
+        self.sync.as_mut().filter(|s| s.run.sync == number)
+    }
+
+    /// The running sync, if a message of its secondary is about it.
+    fn running_with(&mut self, from: ReplicaId, number: SyncNo) -> Option<&mut LeadSync> {
+        self.sync.as_mut().filter(|s| s.run.is(from, number))
     }
 }
 

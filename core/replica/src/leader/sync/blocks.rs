@@ -9,7 +9,7 @@
 //! It costs one more round trip while the guest stands. Where the secondary must reset its
 //! devices, pages that the reset wrote are fetched whole, even if blocks of them were staged.
 
-use super::Stage;
+use super::{Cut, LeadSync, Run, Stage};
 use crate::api::Action;
 use crate::canary::canary;
 use crate::context::Context;
@@ -18,7 +18,7 @@ use crate::leader::Leader;
 use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
 use plover_syncvm::{HashHistory, Phase};
-use plover_types::{ReplicaId, Runs, SUBPAGES_PER_PAGE, SyncNo};
+use plover_types::{PageNo, ReplicaId, Runs, SUBPAGES_PER_PAGE, SyncNo};
 
 /// Fewer divergent pages are sent whole: sending them takes less time than another round trip.
 const PAGES_MIN: usize = 4;
@@ -29,53 +29,59 @@ const PAGES_MAX: usize = 8192;
 
 const NOT_ASKED_FOR: &str = "the secondary's block hashes are not those asked for";
 
-/// Both sides' block hashes, as they come.
-#[derive(Debug, Default)]
+/// The divergent pages, and both sides' block hashes of them as they come.
+#[derive(Debug)]
 pub(super) struct Narrowing {
+    pages: Vec<PageNo>,
     ours: Option<Vec<u64>>,
     theirs: Option<Vec<u64>>,
     /// The part of the secondary's list that has come so far.
     said: Vec<u8>,
 }
 
+impl Narrowing {
+    /// Whether a second round for so many divergent pages costs less than it saves.
+    pub fn pays(cx: &Context, divergent: usize) -> bool {
+        cx.config.blocks && (PAGES_MIN..=PAGES_MAX).contains(&divergent)
+    }
+}
+
 impl Leader {
-    /// The divergent pages are known: asks for their blocks' hashes, if that pays. Returns whether it
-    /// has asked.
-    pub(super) fn narrow(&mut self, cx: &mut Context) -> bool {
-        let now = cx.now;
-        let key = cx.config.hash_key;
-        let worth = PAGES_MIN..=PAGES_MAX;
-        let Some(sync) = &mut self.sync else {
-            return false;
-        };
-        if !cx.config.blocks || !worth.contains(&sync.divergent.len()) {
-            return false;
-        }
-        sync.stage = Stage::Narrowing;
-        sync.enter(Phase::Exchange, now);
-        let (peer, number, pages) = (sync.peer, sync.sync, sync.divergent.clone());
-        let runs = Runs::of_rising(pages.iter().copied());
+    /// Asks both sides for the block hashes of the divergent pages.
+    pub(super) fn narrow(&mut self, cx: &mut Context, mut run: Run, cut: Cut, pages: Vec<PageNo>) {
+        run.enter(Phase::Exchange, cx.now);
         let body = Body::Blocks {
-            sync: number,
-            runs,
+            sync: run.sync,
+            runs: Runs::of_rising(pages.iter().copied()),
             heard: cx.memory.hash_history.mark(),
         };
-        let bytes = cx.send_bulk(peer, body);
-        self.count_hash_bytes(bytes);
-        cx.ask(Job::LeadSync(number), |job| Action::HashBlocks {
+        run.report.bytes_hashes += cx.send_bulk(run.peer, body);
+        let key = cx.config.hash_key;
+        cx.ask(Job::LeadSync(run.sync), |job| Action::HashBlocks {
             job,
             key,
-            pages,
+            pages: pages.clone(),
         });
-        true
+        let narrowing = Narrowing {
+            pages,
+            ours: None,
+            theirs: None,
+            said: Vec::new(),
+        };
+        let stage = Stage::Narrowing(cut, narrowing);
+        self.sync = Some(LeadSync { run, stage });
     }
 
     pub(crate) fn on_blocks_hashed(&mut self, cx: &mut Context, number: SyncNo, hashes: Vec<u64>) {
         let now = cx.now;
-        if let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) {
-            sync.last_progress = now;
-            sync.narrowing.ours = Some(hashes);
-            self.try_compare_blocks(cx);
+        if let Some(LeadSync {
+            run,
+            stage: Stage::Narrowing(_, narrowing),
+        }) = self.running(number)
+        {
+            run.last_progress = now;
+            narrowing.ours = Some(hashes);
+            self.compare_blocks(cx);
         }
     }
 
@@ -90,60 +96,73 @@ impl Leader {
         part: &[u8],
     ) {
         let now = cx.now;
-        let Some(sync) = self.sync_with(from, number) else {
+        let Some(LeadSync {
+            run,
+            stage: Stage::Narrowing(_, narrowing),
+        }) = self.running_with(from, number)
+        else {
             return;
         };
-        if sync.stage != Stage::Narrowing {
-            return;
-        }
-        let Narrowing { theirs, said, .. } = &mut sync.narrowing;
+        let Narrowing {
+            pages,
+            theirs,
+            said,
+            ..
+        } = narrowing;
         let fits = theirs.is_none()
             && first as usize == said.len()
             && said.len() + part.len() <= total as usize
-            && total as usize <= HashHistory::bytes_max(sync.divergent.len());
+            && total as usize <= HashHistory::bytes_max(pages.len());
         if !fits {
             return self.abort_sync(cx, NOT_ASKED_FOR);
         }
         said.extend(part);
-        sync.report.bytes_hashes += part.len() as u64;
-        sync.last_progress = now;
+        run.report.bytes_hashes += part.len() as u64;
+        run.last_progress = now;
         if said.len() < total as usize {
             return;
         }
-        let (pages, said) = (sync.divergent.clone(), std::mem::take(said));
-        let heard = cx.memory.hash_history.hear(anew, &pages, &said);
-        match (heard, &mut self.sync) {
-            (Some(heard), Some(sync)) => sync.narrowing.theirs = Some(heard),
-            _ => return self.abort_sync(cx, NOT_ASKED_FOR),
+        *theirs = cx.memory.hash_history.hear(anew, pages, said);
+        if theirs.is_none() {
+            return self.abort_sync(cx, NOT_ASKED_FOR);
         }
-        self.try_compare_blocks(cx);
+        self.compare_blocks(cx);
     }
 
-    fn try_compare_blocks(&mut self, cx: &mut Context) {
-        let missed = canary!(cx, BlockMissed);
-        let Some(sync) = &mut self.sync else { return };
-        let Narrowing { ours, theirs, .. } = &sync.narrowing;
-        let pages = sync.divergent.len();
-        let (Some(ours), Some(theirs)) = (ours, theirs) else {
+    /// Compares as soon as both lists are whole.
+    fn compare_blocks(&mut self, cx: &mut Context) {
+        let whole = |sync: &mut LeadSync| match &sync.stage {
+            Stage::Narrowing(_, n) => n.ours.is_some() && n.theirs.is_some(),
+            _ => false,
+        };
+        let Some(LeadSync {
+            mut run,
+            stage:
+                Stage::Narrowing(
+                    cut,
+                    Narrowing {
+                        pages,
+                        ours: Some(ours),
+                        theirs: Some(theirs),
+                        ..
+                    },
+                ),
+        }) = self.sync.take_if(whole)
+        else {
             return;
         };
-        if sync.stage != Stage::Narrowing {
-            return;
-        }
-        let Some(mut masks) = compare_blocks(pages, ours, theirs) else {
-            return self.abort_sync(cx, "the block hashes are not of one length");
+        let Some(mut masks) = compare_blocks(pages.len(), &ours, &theirs) else {
+            return self.fail_sync(cx, &run, cut, "the block hashes are not of one length");
         };
-        if missed {
+        if canary!(cx, BlockMissed) {
             let clear_lowest = |mask: &mut BlockMask| mask.0 &= mask.0 - 1;
             masks
                 .iter_mut()
                 .filter(|m| m.len() > 1)
                 .for_each(clear_lowest);
         }
-        sync.report.blocks = masks.iter().map(|mask| mask.len()).sum();
-        sync.report.blocks_compared = (pages * SUBPAGES_PER_PAGE) as u32;
-        sync.masks = masks;
-        sync.narrowing = Narrowing::default();
-        self.begin_transfer(cx);
+        run.report.blocks = masks.iter().map(|mask| mask.len()).sum();
+        run.report.blocks_compared = (pages.len() * SUBPAGES_PER_PAGE) as u32;
+        self.transfer(cx, run, cut, pages, masks);
     }
 }

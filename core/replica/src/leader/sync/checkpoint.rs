@@ -14,7 +14,7 @@
 //! only the two replicas that hold the state. The view and the lease guard it as they guard a syncvm, and a
 //! majority still decides which of the two may lead.
 
-use super::{LeadSync, Stage};
+use super::{LeadSync, OwnGuest, Run, Stage};
 use crate::api::Action;
 use crate::context::Context;
 use crate::jobs::Job;
@@ -23,132 +23,105 @@ use crate::leader::join::WINDOW_CHUNKS;
 use plover_syncvm::Phase;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
-use plover_types::{PageNo, SyncNo, Unconsumed};
+use plover_types::PageNo;
 use std::collections::VecDeque;
 
-/// Page chunks of a checkpoint, in the order of their sending.
+/// Page chunks as they are copied aside, in the order of their sending.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(super) struct Copying {
+    asked: usize,
     chunks: VecDeque<Vec<u8>>,
-    /// Inputs that the hypervisor had not consumed at the pause. The guest gets them again when
-    /// it goes on; the secondary's gets them if it takes over.
-    refeed: Unconsumed,
+}
+
+/// What is copied and not yet sent; the guest goes on meanwhile.
+#[derive(Debug)]
+pub(super) struct Sending {
+    chunks: VecDeque<Vec<u8>>,
+    pub sent: u32,
+    pub acked: u32,
+    pub guest: OwnGuest,
+}
+
+impl Copying {
+    /// Has everything copied that the guest has written.
+    pub fn begin(cx: &mut Context, run: &mut Run, pages: &[PageNo]) -> Self {
+        run.enter(Phase::Copy, cx.now);
+        run.report.union = pages.len() as u32;
+        run.report.divergent = pages.len() as u32;
+        let parts = pages.chunks(CHUNK_PAGES_MAX);
+        let asked = parts.len();
+        for part in parts {
+            let pages = part.to_vec();
+            let job = Job::LeadSync(run.sync);
+            cx.ask(job, |job| Action::ReadPages { job, pages });
+        }
+        cx.send_bulk(run.peer, Body::Checkpoint { sync: run.sync });
+        cx.note_phase(run.sync, Phase::Copy);
+        Self {
+            asked,
+            chunks: VecDeque::new(),
+        }
+    }
+
+    pub fn push(&mut self, chunk: Vec<u8>) {
+        self.chunks.push_back(chunk);
+    }
+}
+
+impl Sending {
+    pub fn is_over(&self) -> bool {
+        self.chunks.is_empty()
+    }
 }
 
 impl Leader {
-    /// The ledger names what is to be sent: copies it aside.
-    pub(super) fn begin_copying(&mut self, cx: &mut Context, number: SyncNo) {
-        let now = cx.now;
-        let pages: Vec<PageNo> = cx.memory.ledger.owed().iter().collect();
-        let Some(sync) = &mut self.sync else { return };
-        sync.enter(Phase::Copy, now);
-        sync.stage = Stage::Copying;
-        let count = pages.len() as u32;
-        sync.report.dirty_leader = count;
-        sync.report.union = count;
-        sync.report.divergent = count;
-        sync.copied = Some(Copied {
-            chunks: VecDeque::new(),
-            refeed: sync.refeed.clone(),
-        });
-        let peer = sync.peer;
-        for part in pages.chunks(CHUNK_PAGES_MAX) {
-            sync.chunks_asked += 1;
-            let pages = part.to_vec();
-            cx.ask(Job::LeadSync(number), |job| Action::ReadPages {
-                job,
-                pages,
-            });
-        }
-        cx.send_bulk(peer, Body::Checkpoint { sync: number });
-        cx.note_phase(number, Phase::Copy);
-        self.leave_copy(cx);
-    }
-
-    /// A chunk is copied.
-    pub(super) fn on_copied(&mut self, cx: &mut Context, chunk: Vec<u8>) {
-        let copied = self.sync.as_mut().and_then(|sync| sync.copied.as_mut());
-        if let Some(copied) = copied {
-            copied.chunks.push_back(chunk);
-            self.leave_copy(cx);
-        }
-    }
-
     /// Lets the guest go on as soon as pages and device state are copied.
     pub(super) fn leave_copy(&mut self, cx: &mut Context) {
-        let now = cx.now;
-        let is_copied = |sync: &LeadSync| {
-            sync.stage == Stage::Copying
-                && sync.device.is_some()
-                && sync
-                    .copied
-                    .as_ref()
-                    .is_some_and(|copied| copied.chunks.len() == sync.chunks_asked as usize)
+        let whole = |sync: &mut LeadSync| match &sync.stage {
+            Stage::Copying(cut, copying) => {
+                cut.device.is_some() && copying.chunks.len() == copying.asked
+            }
+            _ => false,
         };
-        let Some(sync) = self.sync.as_mut().filter(|sync| is_copied(sync)) else {
+        let Some(LeadSync {
+            mut run,
+            stage: Stage::Copying(cut, Copying { chunks, .. }),
+        }) = self.sync.take_if(whole)
+        else {
             return;
         };
-        sync.stage = Stage::Transferring;
-        sync.last_progress = now;
-        sync.enter(Phase::Resume, now);
-        let number = sync.sync;
-        cx.note_phase(number, Phase::Transfer);
-        self.begin_next_slot(cx);
+        run.last_progress = cx.now;
+        run.enter(Phase::Resume, cx.now);
+        cx.note_phase(run.sync, Phase::Transfer);
+        let refeed = cut.refeed.clone();
+        let sending = Sending {
+            chunks,
+            sent: 0,
+            acked: 0,
+            guest: OwnGuest::Resuming,
+        };
+        let stage = Stage::Sending(cut, sending);
+        self.sync = Some(LeadSync { run, stage });
+        self.begin_next_slot(cx, refeed);
         self.pump_checkpoint(cx);
     }
 
     /// Sends as many chunks as the window allows; ends with the end mark.
     pub(super) fn pump_checkpoint(&mut self, cx: &mut Context) {
-        let now = cx.now;
-        let mut messages = Vec::new();
-        let Some(sync) = self
-            .sync
-            .as_mut()
-            .filter(|sync| sync.stage == Stage::Transferring)
+        let Some(LeadSync {
+            run,
+            stage: Stage::Sending(_, sending),
+        }) = &mut self.sync
         else {
             return;
         };
-        let (peer, number) = (sync.peer, sync.sync);
-        let Some(copied) = &mut sync.copied else {
-            return;
-        };
-        while sync.chunks_sent - sync.chunks_acked < WINDOW_CHUNKS {
-            let Some(chunk) = copied.chunks.pop_front() else {
+        while sending.sent - sending.acked < WINDOW_CHUNKS {
+            let Some(chunk) = sending.chunks.pop_front() else {
                 break;
             };
-            sync.report.bytes_pages += chunk.len() as u64;
-            messages.push(Body::Pages {
-                sync: number,
-                seq: sync.chunks_sent,
-                chunk,
-            });
-            sync.chunks_sent += 1;
+            run.send_pages(cx, sending.sent, chunk);
+            sending.sent += 1;
         }
-        let is_last = copied.chunks.is_empty();
-        if is_last {
-            let refeed = std::mem::take(&mut copied.refeed);
-            let device = sync.device.take().unwrap_or_default();
-            sync.report.bytes_device = device.len() as u64;
-            sync.stage = Stage::Acknowledging;
-            sync.last_progress = now;
-            if sync.runs {
-                sync.enter(Phase::Apply, now);
-            }
-            messages.push(Body::End {
-                sync: number,
-                chunks: sync.chunks_sent,
-                device,
-                refeed,
-                compare: false,
-                translations: std::mem::take(&mut sync.translations),
-            });
-        }
-        for body in messages {
-            cx.send_bulk(peer, body);
-        }
-        if is_last {
-            cx.note_phase(number, Phase::Apply);
-            self.break_by_canary(cx);
-        }
+        self.end_transfer(cx);
     }
 }

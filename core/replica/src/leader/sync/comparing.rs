@@ -3,7 +3,8 @@
 //! Own pages are hashed while the secondary's list is on its way; only pages that the secondary alone
 //! has written are hashed after it.
 
-use super::Stage;
+use super::blocks::Narrowing;
+use super::{Cut, LeadSync, Run, Stage};
 use crate::api::Action;
 use crate::context::Context;
 use crate::jobs::Job;
@@ -12,54 +13,92 @@ use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, compare};
 use plover_types::{Digest, Micros, PageNo, PageSet, ReplicaId, Runs, SyncNo};
 
-impl Leader {
-    pub(crate) fn on_scanned(&mut self, cx: &mut Context, number: SyncNo, set: &PageSet) {
-        cx.memory.ledger.owe(set);
-        self.slot.much_written = false;
-        let now = cx.now;
-        let key = cx.config.hash_key;
-        let (checkpoint, unhashed) = (cx.takes_checkpoints(), cx.sends_unhashed());
-        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
-            return;
-        };
-        if checkpoint {
-            return self.begin_copying(cx, number);
-        }
-        sync.stage = Stage::Exchanging;
-        sync.own = cx.memory.ledger.owed().iter().collect();
-        sync.report.dirty_leader = sync.own.len() as u32;
-        let peer = sync.peer;
-        let pages = sync.own.clone();
-        let runs = cx.memory.ledger.owed().to_runs();
-        let bytes = cx.send_bulk(
-            peer,
-            Body::Dirty {
-                sync: number,
-                runs,
-                key,
-            },
-        );
-        self.count_hash_bytes(bytes);
-        if unhashed {
-            return self.await_theirs(cx, number);
-        }
-        if let Some(sync) = &mut self.sync {
-            sync.enter(Phase::Hash, now);
-        }
-        self.hash_own(cx, pages);
-        cx.note_phase(number, Phase::Hash);
+/// Pages, rising, and the digest of each.
+#[derive(Debug)]
+pub(super) struct Hashes {
+    pages: Vec<PageNo>,
+    digests: Vec<Digest>,
+}
+
+/// The secondary's dirty pages, and their digests as they come.
+#[derive(Debug)]
+pub(super) struct Theirs {
+    set: PageSet,
+    total: u32,
+    digests: Vec<Digest>,
+}
+
+/// How far both sides' lists are.
+#[derive(Debug)]
+pub(super) enum Exchange {
+    /// Own dirty pages, and those owed from before, are being hashed.
+    Hashing(Vec<PageNo>, Option<Theirs>),
+    /// They are; the secondary's list is awaited.
+    Hashed(Hashes, Option<Theirs>),
+    /// Both are whole; the pages that only the secondary has written are being hashed.
+    HashingTheirs(Hashes, Vec<PageNo>, Theirs),
+}
+
+impl Exchange {
+    /// Tells the secondary what this side has written, and has it hashed.
+    pub fn begin(cx: &mut Context, run: &mut Run, pages: Vec<PageNo>) -> Self {
+        run.send_dirty(cx);
+        run.enter(Phase::Hash, cx.now);
+        run.hash(cx, pages.clone());
+        cx.note_phase(run.sync, Phase::Hash);
+        Self::Hashing(pages, None)
     }
 
-    fn hash_own(&mut self, cx: &mut Context, pages: Vec<PageNo>) {
+    /// Takes a part of the secondary's list; returns whether it follows the parts before it.
+    fn hear(&mut self, set: PageSet, (first, total): (u32, u32), part: &[u8]) -> bool {
+        let (Self::Hashing(_, theirs) | Self::Hashed(_, theirs)) = self else {
+            return false;
+        };
+        let digests = Vec::new();
+        let theirs = theirs.get_or_insert(Theirs {
+            set,
+            total,
+            digests,
+        });
+        let fits = first as usize == theirs.digests.len() && total == theirs.total;
+        theirs.digests.extend(Digest::of_bytes(part));
+        fits
+    }
+}
+
+impl Hashes {
+    /// With other pages' digests, in rising order again.
+    fn merged(self, pages: Vec<PageNo>, digests: Vec<Digest>) -> Self {
+        let mut union: Vec<_> = self.pages.into_iter().zip(self.digests).collect();
+        union.extend(pages.into_iter().zip(digests));
+        union.sort_unstable_by_key(|(page, _)| *page);
+        let (pages, digests) = union.into_iter().unzip();
+        Self { pages, digests }
+    }
+}
+
+impl Run {
+    /// Names the pages that this side has written.
+    pub(super) fn send_dirty(&mut self, cx: &mut Context) {
+        let body = Body::Dirty {
+            sync: self.sync,
+            runs: cx.memory.ledger.owed().to_runs(),
+            key: cx.config.hash_key,
+        };
+        self.report.bytes_hashes += cx.send_bulk(self.peer, body);
+    }
+
+    fn hash(&self, cx: &mut Context, pages: Vec<PageNo>) {
         let key = cx.config.hash_key;
-        let Some(sync) = &mut self.sync else { return };
-        cx.ask(Job::LeadSync(sync.sync), |job| Action::Hash {
+        cx.ask(Job::LeadSync(self.sync), |job| Action::Hash {
             job,
             key,
             pages,
         });
     }
+}
 
+impl Leader {
     /// A part of the secondary's list.
     pub(crate) fn on_hashes(
         &mut self,
@@ -70,102 +109,108 @@ impl Leader {
         digests: &[u8],
         wait: Micros,
     ) {
-        let (pages, unhashed) = (cx.config.layout.pages(), cx.sends_unhashed());
+        let pages = cx.config.layout.pages();
         let now = cx.now;
-        let Some(sync) = self.sync_with(from, number) else {
+        let Some(LeadSync { run, .. }) = self.running_with(from, number) else {
             return;
         };
-        if first == 0 && sync.theirs.is_none() {
-            let Some(set) = runs.to_set(pages) else {
-                return self.abort_sync(cx, "the secondary's dirty pages lie outside the guest");
-            };
-            sync.report.dirty_secondary = set.len();
-            sync.theirs = Some(set);
-            sync.their_total = Some(total);
-            sync.report.phases[Phase::Wait as usize] = wait;
+        let Some(set) = runs.to_set(pages) else {
+            return self.abort_sync(cx, "the secondary's dirty pages lie outside the guest");
+        };
+        run.last_progress = now;
+        run.report.bytes_hashes += digests.len() as u64 + runs.0.len() as u64 * 4;
+        if first == 0 {
+            run.report.dirty_secondary = set.len();
+            run.report.phases[Phase::Wait as usize] = wait;
         }
-        if first as usize != sync.their_digests.len() || sync.their_total != Some(total) {
+        let Some(LeadSync { run, stage }) = self.sync.take() else {
+            return;
+        };
+        let (fits, stage) = match stage {
+            Stage::Listing(cut) => return self.on_listed(cx, run, cut, &set),
+            Stage::Exchanging(cut, mut exchange) => {
+                let fits = exchange.hear(set, (first, total), digests);
+                (fits, Stage::Exchanging(cut, exchange))
+            }
+            stage => (false, stage),
+        };
+        self.sync = Some(LeadSync { run, stage });
+        if !fits {
             return self.abort_sync(cx, "the secondary's digests do not follow each other");
         }
-        sync.their_digests.extend(Digest::of_bytes(digests));
-        sync.report.bytes_hashes += digests.len() as u64 + runs.0.len() as u64 * 4;
-        sync.last_progress = now;
-        if unhashed {
-            self.take_theirs(cx);
-        } else {
-            self.try_compare(cx);
-        }
+        self.compare_when_whole(cx);
     }
 
     pub(crate) fn on_hashed(&mut self, cx: &mut Context, number: SyncNo, digests: Vec<Digest>) {
-        let now = cx.now;
-        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
+        let Some(LeadSync { mut run, stage }) = self.sync.take_if(|s| s.run.sync == number) else {
             return;
         };
-        sync.last_progress = now;
-        if sync.own_digests.is_none() {
-            sync.own_digests = Some(digests);
-            sync.enter(Phase::Exchange, now);
-            cx.note_phase(number, Phase::Exchange);
-        } else {
-            // The digests of `extra`: merge both rising lists into the union's order.
-            let extra = sync.extra.take().unwrap_or_default();
-            let own = std::mem::take(&mut sync.own);
-            let own_digests = sync.own_digests.take().unwrap_or_default();
-            let mut union: Vec<_> = own.into_iter().zip(own_digests).collect();
-            union.extend(extra.into_iter().zip(digests));
-            union.sort_unstable_by_key(|(page, _)| *page);
-            (sync.own, sync.own_digests) = {
-                let (pages, digests): (Vec<_>, Vec<_>) = union.into_iter().unzip();
-                (pages, Some(digests))
-            };
-            sync.extra = Some(Vec::new());
-        }
-        self.try_compare(cx);
-    }
-
-    /// Compares as soon as both lists are whole.
-    pub(super) fn try_compare(&mut self, cx: &mut Context) {
-        let now = cx.now;
-        let Some(sync) = &mut self.sync else { return };
-        let Some(theirs) = &sync.theirs else { return };
-        if sync.own_digests.is_none()
-            || sync.stage != Stage::Exchanging
-            || sync.their_total != Some(sync.their_digests.len() as u32)
-        {
-            return;
-        }
-        if sync.extra.is_none() {
-            let mut extra = theirs.clone();
-            extra.subtract(cx.memory.ledger.owed());
-            let extra: Vec<PageNo> = extra.iter().collect();
-            // From here on the secondary's pages are owed too, should this sync fail.
-            cx.memory.ledger.owe(theirs);
-            sync.extra = Some(extra.clone());
-            if !extra.is_empty() {
-                sync.enter(Phase::Hash, now);
-                return self.hash_own(cx, extra);
+        run.last_progress = cx.now;
+        let stage = match stage {
+            Stage::Exchanging(cut, Exchange::Hashing(pages, theirs)) => {
+                run.enter(Phase::Exchange, cx.now);
+                cx.note_phase(number, Phase::Exchange);
+                let own = Hashes { pages, digests };
+                Stage::Exchanging(cut, Exchange::Hashed(own, theirs))
             }
-        } else if sync.extra.as_ref().is_some_and(|e| !e.is_empty()) {
-            return;
-        }
-        sync.enter(Phase::Compare, now);
-        let ours = sync.own_digests.as_deref().unwrap_or_default();
-        let Some(found) = compare(&sync.own, ours, &sync.their_digests) else {
-            return self.abort_sync(cx, "the hash lists are not of one length");
+            Stage::Exchanging(cut, Exchange::HashingTheirs(own, pages, theirs)) => {
+                let union = own.merged(pages, digests);
+                return self.compare(cx, run, cut, &union, &theirs);
+            }
+            stage => stage,
         };
-        sync.report.union = sync.own.len() as u32;
-        sync.report.same = found.same;
-        sync.report.divergent = found.divergent.len() as u32;
-        sync.divergent = found.divergent;
-        if !self.narrow(cx) {
-            self.begin_transfer(cx);
-        }
+        self.sync = Some(LeadSync { run, stage });
+        self.compare_when_whole(cx);
     }
 
-    pub(super) fn count_hash_bytes(&mut self, bytes: u64) {
-        if let Some(sync) = &mut self.sync {
-            sync.report.bytes_hashes += bytes;
+    /// Compares once both lists are whole, or has the pages hashed that are only in the secondary's.
+    fn compare_when_whole(&mut self, cx: &mut Context) {
+        let whole = |sync: &mut LeadSync| match &sync.stage {
+            Stage::Exchanging(_, Exchange::Hashed(_, Some(theirs))) => {
+                theirs.digests.len() == theirs.total as usize
+            }
+            _ => false,
+        };
+        let Some(LeadSync {
+            mut run,
+            stage: Stage::Exchanging(cut, Exchange::Hashed(own, Some(theirs))),
+        }) = self.sync.take_if(whole)
+        else {
+            return;
+        };
+        let mut more = theirs.set.clone();
+        more.subtract(cx.memory.ledger.owed());
+        // From here on the secondary's pages are owed too, should this sync fail.
+        cx.memory.ledger.owe(&theirs.set);
+        let more: Vec<PageNo> = more.iter().collect();
+        if more.is_empty() {
+            return self.compare(cx, run, cut, &own, &theirs);
+        }
+        run.enter(Phase::Hash, cx.now);
+        run.hash(cx, more.clone());
+        let stage = Stage::Exchanging(cut, Exchange::HashingTheirs(own, more, theirs));
+        self.sync = Some(LeadSync { run, stage });
+    }
+
+    fn compare(
+        &mut self,
+        cx: &mut Context,
+        mut run: Run,
+        cut: Cut,
+        ours: &Hashes,
+        theirs: &Theirs,
+    ) {
+        run.enter(Phase::Compare, cx.now);
+        let Some(found) = compare(&ours.pages, &ours.digests, &theirs.digests) else {
+            return self.fail_sync(cx, &run, cut, "the hash lists are not of one length");
+        };
+        run.report.union = ours.pages.len() as u32;
+        run.report.same = found.same;
+        run.report.divergent = found.divergent.len() as u32;
+        if Narrowing::pays(cx, found.divergent.len()) {
+            self.narrow(cx, run, cut, found.divergent);
+        } else {
+            self.transfer(cx, run, cut, found.divergent, Vec::new());
         }
     }
 }

@@ -1,134 +1,141 @@
 //! The end of a syncvm. If it is acknowledged, its outputs go; if it is given up, they stay held.
 
-use super::{LeadSync, Stage};
+use super::{Cut, LeadSync, OwnGuest, Run, Stage};
 use crate::api::{Action, ConsoleHold, Note};
 use crate::canary::canary;
 use crate::context::Context;
 use crate::guest::Power;
 use crate::leader::Leader;
-use plover_policy::SlotCost;
+use plover_guard::HeldSlot;
+use plover_policy::{SlotCost, SyncReason};
 use plover_syncvm::Phase;
-use plover_types::{ReplicaId, SyncNo};
+use plover_types::{ReplicaId, SyncNo, Unconsumed};
 
 impl Leader {
     /// The secondary holds all of it: the state of this slot cannot be lost any more.
     pub(crate) fn on_ack(&mut self, cx: &mut Context, from: ReplicaId, number: SyncNo) {
-        let now = cx.now;
-        let Some(sync) = self.sync_with(from, number) else {
+        let awaited = |sync: &mut LeadSync| {
+            sync.run.is(from, number) && matches!(sync.stage, Stage::Acknowledging(..))
+        };
+        let Some(LeadSync {
+            mut run,
+            stage: Stage::Acknowledging(held, guest),
+        }) = self.sync.take_if(awaited)
+        else {
             return;
         };
-        if sync.stage != Stage::Acknowledging {
-            return;
-        }
-        sync.stage = Stage::Acknowledged;
-        sync.last_progress = now;
-        sync.enter(Phase::Release, now);
-        let (index, join, peer) = (sync.index, sync.join, sync.peer);
-        let held = sync.held.take();
+        let (now, index, joins) = (cx.now, run.index, run.reason == SyncReason::Join);
+        run.last_progress = now;
+        run.enter(Phase::Release, now);
         cx.note_phase(number, Phase::Release);
         cx.memory.ledger.settle();
         self.slot.is_retry = false;
         self.matching.acknowledged(number);
-        if let Some(held) = held {
-            let outputs = self.clear_for_release(cx, held) as u32;
-            if let Some(sync) = &mut self.sync {
-                sync.report.outputs = outputs;
-            }
-        }
+        run.report.outputs = self.clear_for_release(cx, held) as u32;
+        let stage = Stage::Acknowledged;
+        self.sync = Some(LeadSync { run, stage });
         cx.group.core.trim(index);
-        if join {
-            self.join_synced(cx, peer);
+        if joins {
+            self.join_synced(cx, from);
         }
-        if cx.guest.power == Power::Paused {
-            self.begin_next_slot(cx);
+        let runs = matches!(guest, OwnGuest::Runs);
+        if let OwnGuest::Stands(refeed) = guest {
+            self.begin_next_slot(cx, refeed);
         }
         self.release_what_is_safe(cx);
-        if let Some(sync) = &mut self.sync {
-            sync.enter(Phase::Resume, now);
+        if let Some(LeadSync { run, .. }) = &mut self.sync {
+            run.enter(Phase::Resume, now);
         }
-        self.finish_sync(cx);
+        if runs {
+            self.finish_sync(cx);
+        }
     }
 
     /// The next slot begins.
-    pub(super) fn begin_next_slot(&mut self, cx: &mut Context) {
-        let Some(sync) = &mut self.sync else { return };
-        let refeed = std::mem::take(&mut sync.refeed);
-        let (idle, before) = (sync.idle, cx.out.len());
+    pub(super) fn begin_next_slot(&mut self, cx: &mut Context, refeed: Unconsumed) {
+        let reason = self.sync.as_ref().map(|sync| sync.run.reason);
+        let before = cx.out.len();
         self.resume_guest(cx, refeed);
         // A guest that is fed now may answer at once, so its idleness is not put to the test.
         let fed = |action: &Action| matches!(action, Action::Feed(_) | Action::Operate(_));
+        let idle = reason == Some(SyncReason::Idle);
         cx.guest.activity.is_unproven = idle && !cx.out.iter().skip(before).any(fed);
         self.begin_slot(cx);
         cx.guest.activity.disturb();
     }
 
-    /// The guest runs again.
+    /// The guest runs again. With that an acknowledged sync is over.
     pub(crate) fn on_resumed(&mut self, cx: &mut Context) {
         let now = cx.now;
-        let Some(sync) = self
-            .sync
-            .as_mut()
-            .filter(|s| s.stage >= Stage::Transferring)
-        else {
+        let Some(LeadSync { run, stage }) = &mut self.sync else {
             return;
         };
-        if !sync.runs {
-            sync.runs = true;
-            sync.report.pause = now.since(sync.started);
-            let next = if sync.stage == Stage::Transferring {
-                Phase::Transfer
-            } else {
-                Phase::Apply
-            };
-            sync.enter(next, now);
+        let (guest, next) = match stage {
+            Stage::Sending(_, sending) => (&mut sending.guest, Phase::Transfer),
+            Stage::Acknowledging(_, guest) => (guest, Phase::Apply),
+            Stage::Acknowledged => {
+                run.report.pause = now.since(run.started);
+                return self.finish_sync(cx);
+            }
+            _ => return,
+        };
+        if matches!(guest, OwnGuest::Resuming) {
+            *guest = OwnGuest::Runs;
+            run.report.pause = now.since(run.started);
+            run.enter(next, now);
         }
-        self.finish_sync(cx);
     }
 
-    /// The sync is over when it is acknowledged and the guest runs.
-    pub(super) fn finish_sync(&mut self, cx: &mut Context) {
-        let over = |s: &LeadSync| s.runs && s.stage == Stage::Acknowledged;
-        if !self.sync.as_ref().is_some_and(over) {
-            return;
-        }
-        let Some(mut sync) = self.sync.take() else {
+    fn finish_sync(&mut self, cx: &mut Context) {
+        let Some(LeadSync { mut run, .. }) = self.sync.take() else {
             return;
         };
-        sync.enter(Phase::Idle, cx.now);
-        let report = &sync.report;
+        run.enter(Phase::Idle, cx.now);
+        let report = &run.report;
         let cost = SlotCost {
             slot: report.slot,
             pause: report.pause,
             outputs: report.outputs + report.matched,
         };
         cx.rules.slot.learn(&cost);
-        if !sync.join && !sync.retry {
+        if !matches!(run.reason, SyncReason::Join | SyncReason::Retry) {
             // A retried sync says nothing about this slot, so the controller does not learn from it.
             self.matching.learn(&cost, &mut cx.rules.matching);
         }
-        cx.out.push(Action::Console(ConsoleHold::Show(sync.sync)));
-        cx.note(Note::Synced(Box::new(sync.report)));
+        cx.out.push(Action::Console(ConsoleHold::Show(run.sync)));
+        cx.note(Note::Synced(Box::new(run.report)));
     }
 
     /// Gives a running sync up: the guest goes on, nothing is released, nothing forgotten.
     pub(crate) fn abort_sync(&mut self, cx: &mut Context, why: &str) {
-        let Some(mut sync) = self.sync.take() else {
-            return;
-        };
-        if sync.stage == Stage::Acknowledged {
-            // Only the confirmation that the guest runs was missing.
-            return;
+        // Of an acknowledged one, only the confirmation that the guest runs is missing.
+        if let Some(sync) = self.sync.take().filter(|sync| !sync.is_acknowledged()) {
+            let number = sync.run.sync;
+            let (held, refeed) = sync.into_parts();
+            self.give_up(cx, number, (held, refeed), why);
         }
+    }
+
+    /// As [`Leader::abort_sync`], of one that was taken out.
+    pub(super) fn fail_sync(&mut self, cx: &mut Context, run: &Run, cut: Cut, why: &str) {
+        self.give_up(cx, run.sync, (Some(cut.held), cut.refeed), why);
+    }
+
+    fn give_up(
+        &mut self,
+        cx: &mut Context,
+        sync: SyncNo,
+        (held, refeed): (Option<HeldSlot>, Unconsumed),
+        why: &str,
+    ) {
         cx.out.push(Action::Console(ConsoleHold::Reopen));
-        cx.note(Note::SyncFailed {
-            sync: sync.sync,
-            why: why.to_string(),
-        });
+        let why = why.to_string();
+        cx.note(Note::SyncFailed { sync, why });
         self.slot.is_retry = true;
         // We assume that console output is pending. If none is, the only cost is one short slot.
         self.slot.printed = true;
         self.matching.stop();
-        if let Some(held) = sync.held.take() {
+        if let Some(held) = held {
             cx.outputs.guard.reopen(held);
         }
         if canary!(cx, DirtyBitsLost) {
@@ -137,7 +144,7 @@ impl Leader {
         self.begin_slot(cx);
         match cx.guest.power {
             Power::Pausing => cx.guest.resume_when_paused = true,
-            Power::Paused => self.resume_guest(cx, sync.refeed),
+            Power::Paused => self.resume_guest(cx, refeed),
             Power::Off | Power::Starting | Power::Running => {}
         }
     }

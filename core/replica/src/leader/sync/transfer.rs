@@ -1,7 +1,7 @@
 //! The divergent pages are sent, as fast as the secondary acknowledges them. The device state follows: the
 //! end mark.
 
-use super::Stage;
+use super::{Cut, LeadSync, OwnGuest, Run, Stage};
 use crate::api::Action;
 use crate::canary::canary;
 use crate::context::Context;
@@ -9,36 +9,81 @@ use crate::jobs::Job;
 use crate::leader::Leader;
 use crate::leader::join::WINDOW_CHUNKS;
 use plover_syncvm::Phase;
+use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
 use plover_types::{PageNo, ReplicaId, Runs, SyncNo};
 
+/// The divergent pages, and how far they are sent.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pages: Vec<PageNo>,
+    /// The differing blocks of each page; empty if pages go whole.
+    masks: Vec<BlockMask>,
+    /// The first page that was not asked for yet.
+    next: usize,
+    /// Chunks that were read, sent, acknowledged.
+    asked: u32,
+    sent: u32,
+    acked: u32,
+}
+
+impl Transfer {
+    fn is_all_sent(&self) -> bool {
+        self.next == self.pages.len() && self.sent == self.asked
+    }
+}
+
+impl Run {
+    pub(super) fn send_pages(&mut self, cx: &mut Context, seq: u32, chunk: Vec<u8>) {
+        let sync = self.sync;
+        self.report.bytes_pages += chunk.len() as u64;
+        cx.send_bulk(self.peer, Body::Pages { sync, seq, chunk });
+    }
+}
+
 impl Leader {
     /// The divergent pages are known: they are sent.
-    pub(super) fn begin_transfer(&mut self, cx: &mut Context) {
-        let now = cx.now;
-        let Some(sync) = &mut self.sync else { return };
-        sync.stage = Stage::Transferring;
-        sync.enter(Phase::Transfer, now);
-        let number = sync.sync;
-        cx.note_phase(number, Phase::Transfer);
+    pub(super) fn transfer(
+        &mut self,
+        cx: &mut Context,
+        mut run: Run,
+        cut: Cut,
+        pages: Vec<PageNo>,
+        masks: Vec<BlockMask>,
+    ) {
+        run.enter(Phase::Transfer, cx.now);
+        cx.note_phase(run.sync, Phase::Transfer);
+        let transfer = Transfer {
+            pages,
+            masks,
+            next: 0,
+            asked: 0,
+            sent: 0,
+            acked: 0,
+        };
+        let stage = Stage::Transferring(cut, transfer);
+        self.sync = Some(LeadSync { run, stage });
         self.pump_transfer(cx);
     }
 
     /// Asks for as many divergent pages as the window allows; ends with the end mark.
-    pub(super) fn pump_transfer(&mut self, cx: &mut Context) {
-        let now = cx.now;
-        let Some(sync) = &mut self.sync else { return };
-        if sync.stage != Stage::Transferring {
+    fn pump_transfer(&mut self, cx: &mut Context) {
+        let Some(LeadSync {
+            run,
+            stage: Stage::Transferring(_, transfer),
+        }) = &mut self.sync
+        else {
             return;
-        }
-        while sync.next < sync.divergent.len()
-            && sync.chunks_asked - sync.chunks_acked < WINDOW_CHUNKS
+        };
+        while transfer.next < transfer.pages.len()
+            && transfer.asked - transfer.acked < WINDOW_CHUNKS
         {
-            let end = (sync.next + CHUNK_PAGES_MAX).min(sync.divergent.len());
-            let pages = &sync.divergent[sync.next..end];
-            let job = Job::LeadSync(sync.sync);
-            match sync.masks.get(sync.next..end) {
+            let end = (transfer.next + CHUNK_PAGES_MAX).min(transfer.pages.len());
+            let part = transfer.next..end;
+            let pages = &transfer.pages[part.clone()];
+            let job = Job::LeadSync(run.sync);
+            match transfer.masks.get(part) {
                 Some(masks) => {
                     let both = pages.iter().copied().zip(masks.iter().copied());
                     let pages = both.collect();
@@ -49,47 +94,67 @@ impl Leader {
                     cx.ask(job, |job| Action::ReadPages { job, pages });
                 }
             }
-            sync.next = end;
-            sync.chunks_asked += 1;
+            transfer.next = end;
+            transfer.asked += 1;
         }
-        let all_sent = sync.next == sync.divergent.len() && sync.chunks_sent == sync.chunks_asked;
-        if !all_sent {
-            return;
-        }
-        let Some(device) = sync.device.clone() else {
+        self.end_transfer(cx);
+    }
+
+    /// Sends the end mark, once all pages are sent and the device state is there.
+    pub(super) fn end_transfer(&mut self, cx: &mut Context) {
+        let over = |sync: &mut LeadSync| match &sync.stage {
+            Stage::Transferring(cut, transfer) => cut.device.is_some() && transfer.is_all_sent(),
+            Stage::Sending(_, sending) => sending.is_over(),
+            _ => false,
+        };
+        let Some(LeadSync { mut run, stage }) = self.sync.take_if(over) else {
             return;
         };
-        sync.report.bytes_device = device.len() as u64;
-        sync.stage = Stage::Acknowledging;
-        sync.last_progress = now;
-        let early = !cx.config.needs_reset;
-        sync.enter(if early { Phase::Resume } else { Phase::Apply }, now);
-        let (peer, number, chunks) = (sync.peer, sync.sync, sync.chunks_sent);
-        let refeed = sync.refeed.clone();
-        let translations = std::mem::take(&mut sync.translations);
-        let compare = self.matching.compares();
-        cx.send_bulk(
-            peer,
-            Body::End {
-                sync: number,
-                chunks,
-                device,
-                refeed,
-                compare,
-                translations,
-            },
-        );
+        let needs_reset = cx.config.needs_reset;
+        let (cut, chunks, guest, resume) = match stage {
+            Stage::Transferring(cut, transfer) if needs_reset => {
+                let guest = OwnGuest::Stands(cut.refeed.clone());
+                (cut, transfer.sent, guest, None)
+            }
+            Stage::Transferring(cut, transfer) => {
+                let resume = cut.refeed.clone();
+                (cut, transfer.sent, OwnGuest::Resuming, Some(resume))
+            }
+            Stage::Sending(cut, sending) => (cut, sending.sent, sending.guest, None),
+            stage => return self.sync = Some(LeadSync { run, stage }),
+        };
+        let device = cut.device.unwrap_or_default();
+        run.report.bytes_device = device.len() as u64;
+        run.last_progress = cx.now;
+        run.enter(guest.phase(), cx.now);
+        let number = run.sync;
+        let end = Body::End {
+            sync: number,
+            chunks,
+            device,
+            refeed: cut.refeed,
+            compare: self.matching.compares(),
+            translations: cut.translations,
+        };
+        cx.send_bulk(run.peer, end);
         cx.note_phase(number, Phase::Apply);
-        if early {
-            self.begin_next_slot(cx);
+        let stage = Stage::Acknowledging(cut.held, guest);
+        self.sync = Some(LeadSync { run, stage });
+        if let Some(refeed) = resume {
+            self.begin_next_slot(cx, refeed);
         }
-        self.break_by_canary(cx);
+        self.break_by_canary(cx, number);
     }
 
     /// Puts a known bug back: the outputs go before their state is safe.
-    pub(super) fn break_by_canary(&mut self, cx: &mut Context) {
+    fn break_by_canary(&mut self, cx: &mut Context, number: SyncNo) {
         if canary!(cx, ReleaseBeforeAck) {
-            if let Some(held) = self.sync.as_mut().and_then(|s| s.held.take()) {
+            if let Some(LeadSync {
+                stage: Stage::Acknowledging(held, _),
+                ..
+            }) = &mut self.sync
+            {
+                let held = std::mem::replace(held, cx.outputs.guard.seal(number));
                 self.clear_for_release(cx, held);
             }
         }
@@ -97,27 +162,25 @@ impl Leader {
 
     pub(crate) fn on_pages_read(&mut self, cx: &mut Context, number: SyncNo, chunk: Vec<u8>) {
         let now = cx.now;
-        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
+        let Some(LeadSync { run, stage }) = self.running(number) else {
             return;
         };
-        sync.last_progress = now;
-        if sync.copied.is_some() {
-            return self.on_copied(cx, chunk);
+        run.last_progress = now;
+        match stage {
+            Stage::Transferring(_, transfer) => {
+                run.send_pages(cx, transfer.sent, chunk);
+                transfer.sent += 1;
+                self.pump_transfer(cx);
+            }
+            Stage::Copying(_, copying) => {
+                copying.push(chunk);
+                self.leave_copy(cx);
+            }
+            _ => {}
         }
-        let (peer, seq) = (sync.peer, sync.chunks_sent);
-        sync.chunks_sent += 1;
-        sync.report.bytes_pages += chunk.len() as u64;
-        cx.send_bulk(
-            peer,
-            Body::Pages {
-                sync: number,
-                seq,
-                chunk,
-            },
-        );
-        self.pump_transfer(cx);
     }
 
+    /// The secondary has staged so many chunks.
     pub(crate) fn on_pages_ack(
         &mut self,
         cx: &mut Context,
@@ -126,28 +189,20 @@ impl Leader {
         chunks: u32,
     ) {
         let now = cx.now;
-        let Some(sync) = self.sync_with(from, number) else {
+        let Some(LeadSync { run, stage }) = self.running_with(from, number) else {
             return;
         };
-        sync.chunks_acked = chunks.min(sync.chunks_sent);
-        sync.last_progress = now;
-        if sync.copied.is_some() {
-            self.pump_checkpoint(cx);
-        } else {
-            self.pump_transfer(cx);
-        }
-    }
-
-    pub(crate) fn on_state_saved(&mut self, cx: &mut Context, state: Vec<u8>) {
-        let Some(sync) = &mut self.sync else { return };
-        // A state saved for a sync that was aborted comes before the next pause is confirmed.
-        if sync.stage > Stage::Pausing && sync.device.is_none() {
-            sync.device = Some(state);
-            if sync.copied.is_some() {
-                self.leave_copy(cx);
-            } else {
+        run.last_progress = now;
+        match stage {
+            Stage::Transferring(_, transfer) => {
+                transfer.acked = chunks.min(transfer.sent);
                 self.pump_transfer(cx);
             }
+            Stage::Sending(_, sending) => {
+                sending.acked = chunks.min(sending.sent);
+                self.pump_checkpoint(cx);
+            }
+            _ => {}
         }
     }
 
@@ -161,23 +216,22 @@ impl Leader {
     ) {
         let pages = cx.config.layout.pages();
         let now = cx.now;
-        let Some(sync) = self.sync_with(from, number) else {
+        let Some(LeadSync {
+            run,
+            stage: Stage::Acknowledging(..),
+        }) = self.running_with(from, number)
+        else {
             return;
         };
+        run.last_progress = now;
         let Some(set) = runs.to_set(pages) else {
             return self.abort_sync(cx, "the secondary fetched pages outside the guest");
         };
-        if sync.stage != Stage::Acknowledging {
-            return;
-        }
-        sync.last_progress = now;
         let list: Vec<PageNo> = set.iter().collect();
-        let parts: Vec<_> = list
-            .chunks(CHUNK_PAGES_MAX)
-            .map(<[PageNo]>::to_vec)
-            .collect();
+        let parts = list.chunks(CHUNK_PAGES_MAX);
         let count = parts.len();
-        for (i, pages) in parts.into_iter().enumerate() {
+        for (i, part) in parts.enumerate() {
+            let pages = part.to_vec();
             let job = Job::LeadFetch(number, i + 1 == count);
             cx.ask(job, |job| Action::ReadPages { job, pages });
         }
@@ -186,22 +240,15 @@ impl Leader {
     pub(crate) fn on_fetch_read(
         &mut self,
         cx: &mut Context,
-        number: SyncNo,
+        sync: SyncNo,
         chunk: Vec<u8>,
         last: bool,
     ) {
-        let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) else {
+        let Some(LeadSync { run, .. }) = self.running(sync) else {
             return;
         };
-        sync.report.bytes_pages += chunk.len() as u64;
-        let peer = sync.peer;
-        cx.send_bulk(
-            peer,
-            Body::Fetched {
-                sync: number,
-                chunk,
-                last,
-            },
-        );
+        run.report.bytes_pages += chunk.len() as u64;
+        let fetched = Body::Fetched { sync, chunk, last };
+        cx.send_bulk(run.peer, fetched);
     }
 }

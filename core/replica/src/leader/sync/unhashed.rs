@@ -1,7 +1,7 @@
 //! The leader's side of a sync that hashes nothing although the secondary's guest has run (COLO).
 //!
 //! ```text
-//!  Scanning ─▶ Exchanging (both sides' dirty pages, no hashes) ─▶ Transferring all of them ─▶ as ever
+//!  Scanning ─▶ Listing (both sides' dirty pages, no hashes) ─▶ Transferring all of them ─▶ as ever
 //! ```
 //!
 //! COLO sends what the primary has written and lets the secondary put back what it has written
@@ -9,36 +9,27 @@
 //! pages that only the secondary has written still have their old contents in the leader's memory
 //! (docs/decisions/0017).
 
-use super::Stage;
+use super::{Cut, Run};
 use crate::context::Context;
 use crate::leader::Leader;
 use plover_syncvm::Phase;
-use plover_types::SyncNo;
+use plover_types::PageSet;
+
+/// The secondary is told our dirty pages; its own are awaited.
+pub(super) fn begin_listing(cx: &mut Context, run: &mut Run) {
+    run.send_dirty(cx);
+    run.enter(Phase::Exchange, cx.now);
+    cx.note_phase(run.sync, Phase::Exchange);
+}
 
 impl Leader {
-    /// The secondary has been told our dirty pages; its own are awaited.
-    pub(super) fn await_theirs(&mut self, cx: &mut Context, number: SyncNo) {
-        let now = cx.now;
-        if let Some(sync) = &mut self.sync {
-            sync.enter(Phase::Exchange, now);
-        }
-        cx.note_phase(number, Phase::Exchange);
-        self.take_theirs(cx);
-    }
-
-    /// Sends what either side has written, once both are known.
-    pub(super) fn take_theirs(&mut self, cx: &mut Context) {
-        let Some(sync) = &mut self.sync else { return };
-        let Some(theirs) = &sync.theirs else { return };
-        if sync.stage != Stage::Exchanging {
-            return;
-        }
+    /// The secondary's dirty pages are known: what either side has written is sent.
+    pub(super) fn on_listed(&mut self, cx: &mut Context, mut run: Run, cut: Cut, theirs: &PageSet) {
         // Owed from here on, should this sync fail.
         cx.memory.ledger.owe(theirs);
-        sync.divergent = cx.memory.ledger.owed().iter().collect();
-        let count = sync.divergent.len() as u32;
-        sync.report.union = count;
-        sync.report.divergent = count;
-        self.begin_transfer(cx);
+        let pages: Vec<_> = cx.memory.ledger.owed().iter().collect();
+        run.report.union = pages.len() as u32;
+        run.report.divergent = pages.len() as u32;
+        self.transfer(cx, run, cut, pages, Vec::new());
     }
 }
