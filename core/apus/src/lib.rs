@@ -278,6 +278,11 @@ impl Apus {
         }
     }
 
+    /// The newest entry that was trimmed away.
+    pub fn base(&self) -> Index {
+        self.log.base().index
+    }
+
     /// The entry at `index`, while the log holds it. For tests that compare logs.
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.log.get(index)

@@ -336,7 +336,7 @@ impl Replica {
             sample_every: samples.then(|| cx.guest.activity.period()),
             hears_outputs,
             console_until,
-            log_base: cx.group.core.status().base,
+            log_base: cx.group.core.base(),
         }
     }
 

@@ -24,7 +24,7 @@ impl<M: StateMachine> Server<M> {
         self.drive()?;
         self.send_snapshots();
         self.trim();
-        let begins = (self.core.generation(), self.core.status().base);
+        let begins = (self.core.generation(), self.core.base());
         let state = &self.state;
         self.stable
             .trim(begins, state.applied, || state.snapshot())?;

@@ -169,7 +169,7 @@ impl<M: StateMachine> Server<M> {
         let Some(mut tail) = connection.tail else {
             return;
         };
-        let base = self.core.status().base;
+        let base = self.core.base();
         if tail.next <= base {
             connection.reply(&Reply::Trimmed { base });
             tail.next = base.next();
