@@ -215,8 +215,7 @@ impl Apus {
         let members = self.members();
         let leader = self.promised.leader();
         let last = self.log.last();
-        if self.config.durability == Durability::Memory
-            && members.quorum() == 2
+        if self.backups_commit_alone()
             && self.is_voter()
             && leader.is_some_and(|leader| members.voters.contains(leader))
             && self.durable == self.promised
@@ -225,6 +224,11 @@ impl Apus {
         {
             self.commit_to(matched, out);
         }
+    }
+
+    /// Whether a backup that holds an entry knows by that alone that it is committed.
+    pub(crate) fn backups_commit_alone(&self) -> bool {
+        self.config.durability == Durability::Memory && self.members().quorum() == 2
     }
 
     /// Acknowledges the log as far as it counts, if there is a leader and the promise of its view is

@@ -299,6 +299,9 @@ impl Apus {
         {
             self.commit_to(index, out);
             self.select_quorum(now, index);
+            if !self.backups_commit_alone() {
+                self.replicate_to_all(now, false, out);
+            }
             let changed_at = self.log.members_at();
             if changed_at > before && changed_at <= index {
                 self.dismiss(now, members, out);

@@ -27,6 +27,8 @@ pub(crate) struct Peer {
     /// Messages with entries that are not acknowledged: their last index and their bytes.
     flights: VecDeque<(Index, usize)>,
     in_flight: usize,
+    /// The last entry that the newest message to it called committed.
+    told: Index,
     /// `next` has fallen back, and no message has been acknowledged since.
     probing: bool,
     /// Messages of this round or later were sent after `next` last fell back.
@@ -51,6 +53,7 @@ impl Peer {
             needs_snapshot: false,
             flights: VecDeque::new(),
             in_flight: 0,
+            told: Index(0),
             probing: false,
             rewound_at: 0,
             echo: None,
@@ -73,6 +76,17 @@ impl Peer {
         self.next = last.next();
         self.in_flight += bytes;
         self.flights.push_back((last, bytes));
+    }
+
+    /// A message calls the log committed up to `commit`.
+    pub(crate) fn was_told(&mut self, commit: Index) {
+        self.told = self.told.max(commit);
+    }
+
+    /// Whether it has acknowledged all it was sent and does not know that this is committed. While
+    /// something is in flight, what follows its acknowledgement says it.
+    pub(crate) fn lacks_word_of(&self, commit: Index) -> bool {
+        self.told < commit && self.flights.is_empty()
     }
 
     /// The backup holds everything up to `matched`.

@@ -3,6 +3,7 @@
 //! ```text
 //!   next <= last, window open --> Append{prev = next - 1, entries}, next moves on
 //!   Ack{matched}              --> window opens, commit may advance, send on
+//!   commit advances           --> Append{commit} to who has acknowledged all, and waits for that word
 //!   Gap{last, commit}         --> fall back to where the logs agree, send again
 //!   Recovery (a restart)      --> the same, and the caller learns of it
 //!   the entries are reclaimed --> Append{prev = base, snapshot}
@@ -54,6 +55,7 @@ impl Apus {
         twin: &mut Option<(Append, usize)>,
         out: &mut Vec<Command>,
     ) {
+        let waits_for_commit = !self.backups_commit_alone();
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
@@ -61,9 +63,11 @@ impl Apus {
             return;
         };
         let heartbeat = self.config.heartbeat;
+        let commit = self.log.commit();
         let selection = &mut leadership.selection;
         let lacked = self.log.last().index.next().0.saturating_sub(peer.next.0);
         let lacks = peer.needs_snapshot || lacked > 0;
+        let beat = beat || waits_for_commit && !lacks && peer.lacks_word_of(commit);
         let mut is_due = || beat || lacks && selection.is_sent_now(to, lacked, now, heartbeat);
         if self.down.contains(to) || !is_due() {
             return;
@@ -103,7 +107,7 @@ impl Apus {
                 view: self.promised,
                 generation: self.generation,
                 prev,
-                commit: self.log.commit(),
+                commit,
                 trim: leadership.trim,
                 stamp: now,
                 number: leadership.round,
@@ -121,6 +125,7 @@ impl Apus {
                 }
             };
             out.push(Command::Write { to, bytes });
+            peer.was_told(commit);
             beat = false;
         }
     }

@@ -55,6 +55,11 @@ fn on_disk_nothing_unwritten_is_acknowledged_nor_counted() {
     theirs.into_iter().for_each(|write| group.write(write));
     group.settle();
     assert_eq!(group.commit(0), index);
+    assert_eq!(
+        (group.commit(1), group.commit(2)),
+        (index, index),
+        "backups learn it when it happens, not with the next heartbeat"
+    );
 }
 
 #[test]
@@ -77,6 +82,11 @@ fn in_a_group_of_three_a_backup_commits_with_the_leader_before_it_says_so() {
         five.carry(from, to, &bytes);
     }
     assert!(five.commit(1) < index, "of five, two are no majority");
+    five.settle();
+    assert!(
+        (0..5).all(|of| five.commit(of) == index),
+        "until they are told"
+    );
 }
 
 #[test]
