@@ -59,7 +59,7 @@ enum Task {
 /// The guests that tests boot besides the default one.
 const TESTED: [&str; 2] = ["postgres", "storm"];
 
-/// What is passed on as it is.
+/// Arguments that are passed on as they are.
 #[derive(clap::Args)]
 struct Rest {
     #[arg(

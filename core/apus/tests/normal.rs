@@ -300,7 +300,7 @@ fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
 }
 
 proptest! {
-    /// What is read from a ring may be anything.
+    /// A replica may read any bytes from a ring.
     #[test]
     fn noise_never_panics(noise: Vec<Vec<u8>>, tags: Vec<u8>) {
         let mut group = Group::new(3, Durability::Memory);

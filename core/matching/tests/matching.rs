@@ -1,4 +1,4 @@
-//! What matches and what does not, case by case.
+//! Outputs that match and outputs that do not, case by case.
 
 mod frames;
 
@@ -31,7 +31,7 @@ impl Sides {
         self.matcher.theirs(frame);
     }
 
-    /// What has been covered since the last call.
+    /// The numbers of the outputs that were covered since the last call.
     fn covered(&mut self) -> Vec<u64> {
         let covered = self.matcher.take_covered();
         covered.into_iter().map(|no| no.0).collect()
@@ -117,7 +117,7 @@ fn what_only_the_other_side_sends_does_not_hold_up_the_rest() {
     }
 }
 
-/// What counts as lost is kept all the same, in case this side sends it yet.
+/// An output that counts as lost is kept all the same, because this side may still send it.
 #[test]
 fn what_only_the_other_side_sends_is_bounded() {
     let mut sides = Sides::new();
@@ -278,7 +278,7 @@ fn a_reset_of_another_place_is_another() {
     assert_eq!(sides.covered(), []);
 }
 
-/// What was sent before the sync is explained by it; the client may need it again.
+/// The sync explains all that was sent before it. A client may need an output of that time again.
 #[test]
 fn what_is_sent_again_after_a_sync_goes_out() {
     let mut sides = Sides::new();

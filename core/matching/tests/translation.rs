@@ -11,7 +11,7 @@ use proptest::prelude::*;
 const NOW: Micros = Micros(1);
 const SYNC: SyncNo = SyncNo(1);
 
-/// What the leader tells of this SYN of its guest.
+/// The leader's message about this SYN of its guest.
 fn told(syn: &Tcp) -> LeaderSyn {
     let mut matcher = Matcher::new(1000);
     matcher.begin(false);

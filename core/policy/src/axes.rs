@@ -23,7 +23,7 @@ pub enum Input {
     None,
 }
 
-/// What the secondary's guest does between two syncs.
+/// The axis *secondary*: its guest runs between two syncs, or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Secondary {
@@ -47,7 +47,7 @@ pub enum SyncWhen {
     Mismatch,
 }
 
-/// Which pages a sync sends.
+/// The axis *sent*: the pages that a sync sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sent {
@@ -73,11 +73,11 @@ pub enum ReleaseWhen {
 pub struct Policy {
     /// In which order guests are fed.
     pub input: Input,
-    /// What the secondary's guest does.
+    /// Whether the secondary's guest runs or waits.
     pub secondary: Secondary,
     /// When a slot ends.
     pub sync: SyncWhen,
-    /// Which pages are sent.
+    /// The pages that a sync sends.
     pub sent: Sent,
     /// When outputs go out.
     pub release: ReleaseWhen,

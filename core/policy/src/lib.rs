@@ -23,7 +23,7 @@ pub use wait::WaitRule;
 
 use serde::{Deserialize, Serialize};
 
-/// What solo (an in-sync set of one, after a failure) does with outputs.
+/// Whether outputs go out while the leader is solo (an in-sync set of one, after a failure).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnprotectedOutput {

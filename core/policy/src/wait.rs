@@ -18,7 +18,7 @@ use plover_types::Micros;
 /// the mean pause.
 const TRY_EVERY: u32 = 128;
 
-/// Which syncs of each `TRY_EVERY` are tries, if they wait at all. The first is for rules that usually do
+/// The numbers of the syncs, of each `TRY_EVERY`, that are tries. The first is for rules that usually do
 /// not wait: it is a sync that measures. The second is for rules that usually wait: it is one that does
 /// not measure.
 const TRIES: [u32; 2] = [0, MEASURE_EVERY / 2];

@@ -1,4 +1,4 @@
-//! What happens to a replica, and what it asks of the world.
+//! The interface of a replica: the events that it takes, and the actions that it asks for.
 
 mod config;
 mod note;
@@ -16,7 +16,7 @@ use plover_types::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What happened.
+/// An input of the replica: time, a message, finished work, or a frame.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Time has passed.
@@ -32,7 +32,7 @@ pub enum Event {
     Received {
         /// The peer.
         from: ReplicaId,
-        /// Which ring.
+        /// The ring that it came by.
         lane: Lane,
         /// The record.
         bytes: Vec<u8>,
@@ -95,7 +95,7 @@ pub enum Event {
     },
 }
 
-/// What an operator may do to the guest.
+/// An operator's input to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OperatorInput {
     /// Types on the serial console.
@@ -104,7 +104,7 @@ pub enum OperatorInput {
     PowerButton,
 }
 
-/// What the replica asks of the world. The node carries actions out in order.
+/// A request of the replica. The node carries actions out in order.
 ///
 /// Work on pages (hash, read, write) is answered in the order asked. Where it concerns memory alone
 /// the answer comes before the next event, and a scan's always does. Where it concerns blocks of disks
@@ -116,9 +116,9 @@ pub enum Action {
     Write {
         /// The ring's owner.
         to: ReplicaId,
-        /// Which ring.
+        /// The ring to write it into.
         lane: Lane,
-        /// What it is for.
+        /// The kind of its content; the node counts bytes by it.
         payload: Payload,
         /// The record.
         bytes: Vec<u8>,
@@ -216,7 +216,7 @@ pub enum Action {
     FaceClients(bool),
     /// Tell the network that the guest's address now lives here.
     Announce,
-    /// What becomes of the guest's console output that this host holds.
+    /// Keep, release or discard the guest's console output that this host holds.
     Console(ConsoleHold),
     /// This replica's role has changed.
     Role {
@@ -242,7 +242,7 @@ pub enum ConsoleHold {
     Forget,
 }
 
-/// What the body of a replica has to attend to until the next event; [`crate::Replica::apply`] returns it.
+/// The events that a replica waits for, and until when; [`crate::Replica::apply`] returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
     /// When the next [`Event::Tick`] is due at the latest.
@@ -259,7 +259,7 @@ pub struct Watch {
     pub log_base: Index,
 }
 
-/// What a hypervisor is started for.
+/// The reason for which a hypervisor is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootReason {
     /// The guest boots from this host's disks, which must be whole.
@@ -268,7 +268,7 @@ pub enum BootReason {
     Copy,
 }
 
-/// What a restart of the whole group needs to know.
+/// The newest in-sync set that this replica has heard of. A restart of the whole group compares these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestRecord {
     /// The in-sync set.
@@ -277,11 +277,11 @@ pub struct GuestRecord {
     pub view: View,
     /// The last syncvm this replica holds.
     pub sync: SyncNo,
-    /// The generation of the group in which the in-sync set was agreed, and where in its log. Of two
-    /// replicas' records, the one with the greater pair is the newer.
+    /// The generation of the group in which the in-sync set was agreed. Of two replicas' records, the one
+    /// with the greater pair of `generation` and `index` is the newer.
     #[serde(default)]
     pub generation: View,
-    /// See `generation`.
+    /// The index of the entry that agreed it, in that generation's log.
     #[serde(default)]
     pub index: Index,
 }

@@ -1,4 +1,4 @@
-//! What replicas say to each other beside the log: parts of syncvms and copies.
+//! The bulk lane: messages between replicas beside the log, for syncvms and copies.
 //! [`plover_syncvm::message::Body`] says of each message who sends it, and when.
 
 use crate::api::Note;

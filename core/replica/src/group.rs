@@ -10,7 +10,7 @@ use plover_types::{Index, Lane, Payload, ReplicaId, ReplicaSet, SyncNo, View};
 #[derive(Debug)]
 pub(crate) struct Group {
     pub core: Apus,
-    /// What the core asks for and was not looked at yet.
+    /// Commands of the consensus core that are not yet carried out.
     pub commands: Vec<Command>,
     /// The core's phase when it was last looked at.
     pub phase: ConsensusPhase,

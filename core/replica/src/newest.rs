@@ -1,4 +1,4 @@
-//! Which copy of a guest's disks it may boot from, after all replicas have lost the guest itself.
+//! Decides which copy of its disks a guest may boot from, after all replicas have lost the guest itself.
 //!
 //! Every replica keeps on its disk the newest in-sync set that it has heard of. A leader writes that
 //! set down before it serves on the strength of it. So with all replicas asked, the newest of these

@@ -28,7 +28,7 @@ pub(crate) struct Peer {
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     until: Micros,
-    /// What `until` was counted from.
+    /// The length of the wait that ends at `until`.
     wait: Micros,
 }
 

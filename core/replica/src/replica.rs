@@ -21,7 +21,7 @@ use plover_types::{Digest, Frame, Lane, Micros, PageSet, ReplicaId, Unconsumed};
 /// One replica: owns all state, touches nothing outside.
 #[derive(Debug)]
 pub struct Replica {
-    /// What every phase shares.
+    /// The data that every phase shares.
     pub(crate) cx: Context,
     pub(crate) phase: Phase,
     /// The syncvm that brings the leader's state into this side's guest. Behind its end mark it outlives
@@ -306,7 +306,7 @@ impl Replica {
         }
     }
 
-    /// What the body attends to until the next event.
+    /// The events that the body waits for until the next call.
     fn watch(&self) -> Watch {
         let in_a_sync = self.follow.as_ref();
         let drains = in_a_sync.is_some_and(FollowSync::is_draining);

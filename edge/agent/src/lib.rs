@@ -46,11 +46,11 @@ pub const HELLO_FOLLOWS_BOOT: u32 = 1 << 19;
 /// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
 
-/// What the agent can be asked for.
+/// The requests that the agent answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Op {
-    /// Who are you? The reply's value is the version, with [`HELLO_HAS_YANK`].
+    /// Ask for the version. The reply's value is the version, with [`HELLO_HAS_YANK`].
     Hello = 0,
     /// Write-protect `addr..addr + len` of QEMU's address space for tracking; the userfaultfd
     /// comes with the reply.
@@ -62,8 +62,8 @@ pub enum Op {
     Orders = 3,
 }
 
-/// What QEMU can be ordered to do on the orders' socket. The reply's status is 0 or an errno, its
-/// value is the order; what QEMU says about a failure follows.
+/// The orders that QEMU's main loop carries out, sent on the orders' socket. The reply's status is 0 or an
+/// errno, and its value is the order. If the order failed, QEMU's message follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Order {

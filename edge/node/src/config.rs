@@ -21,7 +21,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -29,7 +29,7 @@ pub enum ConfigError {
     /// It is not TOML, has an unknown key, or a value of the wrong kind.
     #[error("the configuration {path} is not valid: {why}")]
     Parse {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Where and why.
         why: String,
@@ -89,9 +89,9 @@ pub struct GroupConfig {
     /// When a replica acknowledges a log entry.
     #[serde(default)]
     pub durability: apus::Durability,
-    /// What a witness keeps of the guest, so that it becomes secondary with little left to copy. `"full"`
-    /// costs it as much memory as the guest has touched. Each replica chooses for itself; one with `"off"`
-    /// does not keep others warm either.
+    /// The part of the guest that a witness keeps, so that it becomes secondary with little left to copy.
+    /// `"full"` costs it as much memory as the guest has touched. Each replica chooses for itself; one with
+    /// `"off"` does not keep others warm either.
     #[serde(default)]
     pub warm_witness: Warm,
     /// The secondary sends at most this many MiB a second to keep the witness warm.
@@ -145,7 +145,7 @@ pub struct GuestConfig {
     /// QEMU's machine type.
     #[serde(default)]
     pub machine: Machine,
-    /// What executes the guest's instructions.
+    /// The accelerator, which executes the guest's instructions.
     #[serde(default)]
     pub accel: Accel,
     /// Virtual processors, 1 to 255.
@@ -154,8 +154,8 @@ pub struct GuestConfig {
     /// RAM in MiB, from 16.
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
-    /// What runs before the kernel, on `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all
-    /// hosts; its variables outlive a host, not a boot.
+    /// The firmware of `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all hosts. UEFI
+    /// variables survive a failover, but not a new boot of the guest.
     #[serde(default)]
     pub firmware: Firmware,
     /// The kernel image. Without it the firmware of `q35` or `pc` boots from the first disk.

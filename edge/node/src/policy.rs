@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::fmt;
 use std::str::FromStr;
 
-/// Which policy.
+/// The name of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum PolicyName {
@@ -84,13 +84,13 @@ pub struct PolicyConfig {
     pub name: PolicyName,
     /// In which order the guests get inputs (default: the policy's).
     pub input: Option<Input>,
-    /// What the secondary's guest does between two syncs (default: the policy's).
+    /// Whether the secondary's guest runs between two syncs, or waits (default: the policy's).
     pub secondary: Option<Secondary>,
     /// When a slot ends (default: the policy's).
     pub sync: Option<SyncName>,
     /// The interval of `sync = "every"` and `"output"`, in ms (default: the policy's).
     pub interval_ms: Option<u64>,
-    /// Which pages a sync sends (default: the policy's).
+    /// The pages that a sync sends (default: the policy's).
     pub sent: Option<Sent>,
     /// When an output leaves (default: the policy's).
     pub release: Option<ReleaseWhen>,
@@ -115,7 +115,7 @@ pub struct PolicyConfig {
     /// With `sync = "mismatch"`: whether the secondary's guest gets an input only when it has sent as much as
     /// the leader's had (default true; false with `input = "per-connection"`).
     pub paced: Option<bool>,
-    /// What happens to outputs while only one replica holds the guest's state.
+    /// Whether outputs go out or are held while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,
     /// Whether only the differing blocks of divergent pages are sent, not whole pages (default true).
     pub blocks: Option<bool>,

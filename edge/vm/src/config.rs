@@ -41,7 +41,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// What runs the guest's instructions.
+/// The accelerator: it executes the guest's instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
@@ -64,7 +64,7 @@ impl fmt::Display for Accel {
     }
 }
 
-/// What the guest starts from.
+/// The source from which the guest boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
     /// A Linux kernel, loaded by QEMU.
@@ -81,7 +81,7 @@ pub enum Boot {
     Firmware,
 }
 
-/// What a PC starts with.
+/// The firmware of a PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Firmware {
@@ -134,13 +134,13 @@ pub struct QemuConfig {
     pub qemu: Option<PathBuf>,
     /// The machine type.
     pub machine: Machine,
-    /// What runs the guest's instructions.
+    /// The accelerator.
     pub accel: Accel,
     /// Virtual processors.
     pub vcpus: u32,
     /// Guest RAM in MiB.
     pub mem_mib: u32,
-    /// What the guest starts from.
+    /// The source from which the guest boots.
     pub boot: Boot,
     /// The firmware of a PC.
     pub firmware: Firmware,

@@ -1,4 +1,4 @@
-//! Which pages were written: `PAGEMAP_SCAN` over QEMU's page tables.
+//! Finds the pages that were written: `PAGEMAP_SCAN` over QEMU's page tables.
 //!
 //! ```text
 //!   vCPU or device of QEMU writes            plover

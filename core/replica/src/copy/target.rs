@@ -18,7 +18,7 @@ use plover_types::{Digest, PageNo, ReplicaId};
 /// A guest that stands and is written from outside.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyTarget {
-    /// Who sends its pages.
+    /// The replica that sends its pages.
     pub source: ReplicaId,
     attempt: u64,
     /// The stream that was offered last.

@@ -38,7 +38,8 @@ impl Replica {
         }
     }
 
-    /// What the reset wrote: put back, overwritten by the staged pages, or fetched.
+    /// Takes the pages that the reset has written. The staged pages overwrite them, or they are put back.
+    /// Those that are in neither set are fetched from the leader.
     pub(super) fn follow_reset_scanned(
         &mut self,
         number: SyncNo,
@@ -82,7 +83,7 @@ impl Replica {
         }
     }
 
-    /// What is staged for disks comes first onto this host's own, where there are any.
+    /// Stages disk blocks in the journal first, if the guest has disks that it writes.
     pub(super) fn make_durable(
         &mut self,
         sync: SyncNo,

@@ -31,7 +31,7 @@ use crate::guest::{Arrange, Power};
 use apus::EntryKind;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
-/// What exists only while a replica leads.
+/// The data that exists only while a replica leads.
 #[derive(Debug)]
 pub(crate) struct Leader {
     /// Facing clients.
