@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_what_and_whom() {
+    fn a_fault_names_its_kind_and_one_replica() {
         let fault = |line: &str| match parse(line).unwrap().command {
             Command::Lab {
                 command: LabCommand::Fault(options),

@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "never asked")]
-    fn an_answer_that_nobody_asked_for_is_a_bug() {
+    fn an_answer_to_no_request_panics() {
         Jobs::default().end(JobId(1));
     }
 }

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_refuses_what_it_knows_to_be_old() {
+    fn a_replica_refuses_to_boot_from_a_copy_that_it_knows_to_be_old() {
         let old = copy(0, &[0, 1], 16, 3, true);
         assert_eq!(may_boot(&old, &[]), Ok(()), "it was in sync last it heard");
         let alone = copy(1, &[1], 16, 90, true);

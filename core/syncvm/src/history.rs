@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_travels() {
+    fn only_new_hashes_are_sent() {
         let mut ends = <[HashHistory; 2]>::default();
         let pages = pages(7..17);
         let mut list = hashes(&pages, 1);
@@ -205,7 +205,7 @@ mod tests {
 
     /// The two ends exchange their roles and keep their histories.
     #[test]
-    fn who_led_may_follow() {
+    fn a_former_leader_may_become_secondary() {
         let mut ends = <[HashHistory; 2]>::default();
         let pages = pages(0..5);
         exchange(&mut ends, &pages, &hashes(&pages, 1));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn not_all_is_remembered() {
+    fn the_history_keeps_a_bounded_number_of_pages() {
         let mut ends = <[HashHistory; 2]>::default();
         let many = pages(0..PAGES_KEPT as u32);
         exchange(&mut ends, &many, &hashes(&many, 1));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_these_pages_is_refused() {
+    fn hashes_of_other_pages_are_refused() {
         let pages = pages(0..2);
         let said = HashHistory::default()
             .say(0, &pages, &hashes(&pages, 1))
@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_heard_is_what_was_said(
+        fn the_receiver_rebuilds_the_hashes_that_were_sent(
             lists in prop::collection::vec((0..40_u32, 1..20_u32, 0..3_u64, any::<bool>()), 1..30)
         ) {
             let mut ends = <[HashHistory; 2]>::default();

@@ -68,7 +68,7 @@ mod tests {
     use crate::{Frame, Runs};
 
     #[test]
-    fn rejects_what_it_does_not_understand() {
+    fn bytes_that_are_no_message_are_rejected() {
         let good = encode(&vec![Frame(vec![1, 2, 3])]);
         assert_eq!(
             decode::<Vec<Frame>>(&good).unwrap(),

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_role_left_has_no_age() {
+    fn outputs_left_by_another_role_have_no_age() {
         let mut held = HeldOutputs::default();
         held.hold(Micros(1), 5);
         held.forget();

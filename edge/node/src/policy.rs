@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_and_what_differs_from_it() {
+    fn keys_beside_a_preset_override_its_axes() {
         assert_eq!(axes("").unwrap(), DEFAULT.policy);
         let policy = axes("name = 'str'\ninterval_ms = 40").unwrap();
         assert_eq!(policy.sync, SyncWhen::Every(Micros::from_ms(40)));

@@ -218,7 +218,7 @@ pub(crate) fn try_here() -> Result<(), (&'static str, std::io::Error)> {
 mod tests {
     /// Runs wherever the kernel can do it; `check_host` reports where it cannot.
     #[test]
-    fn the_mechanism_sees_a_write_once() {
+    fn a_scan_reports_a_written_page_once() {
         match super::try_here() {
             Ok(()) => {}
             Err((step, error)) if error.raw_os_error().is_some() => {
