@@ -33,7 +33,7 @@ pub enum Secondary {
     Waits,
 }
 
-/// When a slot ends. Whatever the choice, a full guard or log ends it too.
+/// The axis *sync*: when a slot ends. A full guard or log ends it under every choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SyncWhen {
     /// The guest is idle and outputs wait; bounded by [`crate::SlotConfig`] (PLOVER §4.3).
@@ -53,8 +53,8 @@ pub enum SyncWhen {
 pub enum Sent {
     /// Those of both sides' dirty pages whose hashes differ (PLOVER §4.4).
     Divergent,
-    /// All that the leader's guest has written, unhashed. Of a secondary whose guest ran too,
-    /// what that has written as well (docs/decisions/0017).
+    /// All pages that the leader's guest has written, unhashed. If the secondary's guest ran too, also the
+    /// pages that it has written (docs/decisions/0017).
     AllOfPrimary,
 }
 

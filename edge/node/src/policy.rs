@@ -82,7 +82,7 @@ pub enum SyncName {
 pub struct PolicyConfig {
     /// A policy of `plover policy list`, or `none` (default `hybrid`).
     pub name: PolicyName,
-    /// In which order the guests get inputs (default: the policy's).
+    /// The order in which the guests get inputs (default: the policy's).
     pub input: Option<Input>,
     /// Whether the secondary's guest runs between two syncs, or waits (default: the policy's).
     pub secondary: Option<Secondary>,
@@ -122,14 +122,15 @@ pub struct PolicyConfig {
     /// Whether the log and syncs are compressed on their way (default: true where `sent = "divergent"`): a third
     /// of the bytes, and longer pauses. `false` for links that are faster than a CPU.
     pub compress: Option<bool>,
-    /// Held outputs that force a sync, in MiB (default 8).
+    /// A sync begins when held outputs take this many MiB (default 8).
     pub guard_mib: Option<usize>,
-    /// Frames that may wait for the guest, as in a network card's queue; more are dropped (default 1024).
+    /// The number of frames that may wait for the guest, as in a network card's queue; more are dropped
+    /// (default 1024).
     pub input_frames: Option<usize>,
 }
 
 impl PolicyConfig {
-    /// The axes: the preset's, with what is set beside its name.
+    /// The axes: those of the preset, changed by the keys that are set beside its name.
     ///
     /// # Errors
     /// The text says which choices do not go together.

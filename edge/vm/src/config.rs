@@ -45,7 +45,7 @@ impl fmt::Display for Machine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// KVM where it can run a guest kernel at speed (see [`crate::choose_accel`]), else TCG.
+    /// KVM if it can run a guest kernel at speed on this host, else TCG.
     #[default]
     Auto,
     /// The processor, through `/dev/kvm`.
@@ -89,7 +89,7 @@ pub enum Firmware {
     #[default]
     Bios,
     /// OVMF (package `ovmf`). Its variables are in guest RAM, so every syncvm copies them
-    /// (docs/firmware.md). Not on [`Machine::Microvm`].
+    /// (docs/firmware.md). Not on `microvm`.
     Uefi,
 }
 
@@ -107,7 +107,7 @@ pub enum DiskBus {
     Virtio,
     /// A SCSI disk on a virtio-scsi controller.
     Scsi,
-    /// An IDE disk on a PC, a SATA disk on q35. Not on [`Machine::Microvm`].
+    /// An IDE disk on `pc`, a SATA disk on `q35`. Not on `microvm`.
     Ide,
 }
 
