@@ -41,7 +41,7 @@ pub enum Event {
     StatePersisted(View),
     /// [`Action::PersistEntries`] is durable up to here.
     EntriesPersisted(Viewstamp),
-    /// Frames from clients arrived at the TAP. One batch: what waited goes together.
+    /// Frames from clients arrived at the TAP. All that waited are one batch.
     Frames(Vec<Frame>),
     /// An operator's input to the guest; goes through the log like any other.
     Operator(OperatorInput),
@@ -106,10 +106,10 @@ pub enum OperatorInput {
 
 /// A request of the replica. The node carries actions out in order.
 ///
-/// Work on pages (hash, read, write) is answered in the order asked. Where it concerns memory alone
-/// the answer comes before the next event, and a scan's always does. Where it concerns blocks of disks
-/// it takes as long as the disk takes, and other events come first: what a page was hashed as may no
-/// longer be so, and the sync that asked may be over.
+/// Work on pages (hash, read, write) is answered in the order asked. The answer of a scan, and of work on
+/// memory alone, comes before the next event. Work on blocks of disks takes as long as the disk takes, and
+/// other events come first: a page may have changed since it was hashed, and the sync that asked may be
+/// over.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Write a record into our ring at a peer.
@@ -127,7 +127,7 @@ pub enum Action {
     PersistState(DurableState),
     /// Make these log entries durable → [`Event::EntriesPersisted`].
     PersistEntries {
-        /// The viewstamp before them; what stood after it is truncated.
+        /// The viewstamp before them; older entries after it are truncated.
         after: Viewstamp,
         /// Given when the log begins anew there; see [`apus::Command::PersistEntries`].
         anew: Option<Configuration>,
@@ -184,17 +184,17 @@ pub enum Action {
         /// The pages, and which blocks of each.
         pages: Vec<Divergent>,
     },
-    /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. Whatever this
-    /// guest does afterwards, it finds them written.
+    /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. The guest reads them
+    /// from then on, even before that event.
     WriteChunks {
         /// Its answer carries this.
         job: JobId,
         /// The chunks.
         chunks: Vec<Vec<u8>>,
     },
-    /// Make the blocks of disks in these page chunks durable, and what was written to the disks
-    /// before: all or nothing, whenever this host dies → [`Event::DisksStaged`]. They are written
-    /// by the [`Action::WriteChunks`] that follows.
+    /// Make the blocks of disks in these page chunks durable, and all earlier writes to the disks. If this
+    /// host dies, all of them are there, or none → [`Event::DisksStaged`]. The [`Action::WriteChunks`] that
+    /// follows writes them to the disks.
     StageDisks {
         /// The syncvm they are of.
         sync: SyncNo,

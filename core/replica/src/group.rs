@@ -1,5 +1,5 @@
-//! The group as this replica knows it, and the consensus core that it owns: what the core is told, and what
-//! it asks for.
+//! The group as this replica knows it, and the consensus core that it owns: events go into the core, and its
+//! commands are carried out.
 
 use crate::api::{Action, Note, Role};
 use crate::replica::Replica;

@@ -57,7 +57,7 @@ impl Jobs {
         self.open.remove(&id)
     }
 
-    /// The guest is given up: what comes of its memory from here on means nothing.
+    /// The guest is given up: answers about its memory mean nothing from here on.
     pub fn forget_all(&mut self) {
         self.open.clear();
     }

@@ -80,8 +80,8 @@ impl Replica {
         }
     }
 
-    /// Applies one event at `now`, appends what is to be done, in order, to `out`, and returns what to
-    /// attend to until the next one.
+    /// Applies one event at `now`. Appends the actions to carry out, in order, to `out`. Returns the events
+    /// that the replica waits for.
     pub fn apply(&mut self, now: Micros, event: Event, out: &mut Vec<Action>) -> Watch {
         self.cx.now = self.cx.now.max(now);
         self.dispatch(event);
@@ -219,8 +219,8 @@ impl Replica {
         }
     }
 
-    /// The pages that this side's guest has written are owed to whoever is copied to, whatever the scan
-    /// was for.
+    /// Adds the pages that this side's guest has written to those that the target of a copy still lacks. This
+    /// holds for every scan, also for one that was made for a sync.
     fn on_scanned(&mut self, job: JobId, set: &PageSet) {
         if let Some(stream) = self.cx.peers.copy_mut() {
             stream.owe(set);
@@ -242,7 +242,8 @@ impl Replica {
         }
     }
 
-    /// After every event: what consensus asks, what time asks, what has become safe.
+    /// After every event: carries out the commands of consensus, does what is due by time, and releases
+    /// outputs that have become safe.
     fn settle(&mut self) {
         loop {
             self.drain_consensus();

@@ -1,5 +1,5 @@
-//! After the end mark the secondary goes forward to what is staged, whatever happens: its devices are
-//! reset where that must be, its disks' blocks made durable, all of it acknowledged and applied.
+//! After the end mark the secondary always goes forward to the staged state: it resets its devices if the
+//! machine type needs that, makes its disks' blocks durable, acknowledges, and applies everything.
 
 use super::{Complete, FollowSync, Stage};
 use crate::api::{Action, ConsoleHold, Note, Role};

@@ -87,7 +87,7 @@ impl Replica {
             narrowed: Default::default(),
             staging: Staging::new(number, cx.config.layout.pages()),
         };
-        // Whatever becomes of this sync, these pages may differ until one succeeds.
+        // Even if this sync fails, these pages may differ until one succeeds.
         cx.memory.ledger.owe(&theirs.set);
         if cx.sends_unhashed() {
             return self.send_hashes(number, &[]);
