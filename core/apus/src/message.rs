@@ -21,7 +21,7 @@
 //! | `RecoveryResponse` | any, to the sender of a `Recovery` | a `Recovery` came | none |
 //!
 //! Bytes that do not decode, or that decode to something that no correct replica sends, are
-//! refused in [`decode`] before they reach the protocol, so that its arithmetic needs no second
+//! refused in [`decode()`] before they reach the protocol, so that its arithmetic needs no second
 //! check.
 
 mod decode;

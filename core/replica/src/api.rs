@@ -69,8 +69,9 @@ pub enum Event {
     GuestDied(String),
     /// The guest sent frames.
     Outputs(Vec<Frame>),
-    /// The guest has printed on its console, and somebody looks: an output like any other, which the
-    /// node holds until the syncvm that ends its slot is over ([`crate::Replica::prints_at_once`]).
+    /// The guest has printed on its console, and an operator watches it. Console output is an output like any
+    /// other: the node holds it until the syncvm that ends its slot is over, or shows it at once
+    /// ([`Watch::console_until`]).
     Printed,
     /// The guest has written so much to its disks that a syncvm is due.
     MuchWritten,
@@ -86,7 +87,7 @@ pub enum Event {
     PagesRead(JobId, Vec<u8>),
     /// The answer to [`Action::WriteChunks`], which the next write need not wait for.
     ChunksWritten(JobId),
-    /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
+    /// A sample of the guest's activity, as [`Watch::sample_every`] asks for.
     Sample {
         /// CPU time of all vCPUs since the start; `None` where the guest plainly has work: the
         /// hypervisor has not consumed every frame fed to it, or one of its threads runs or
