@@ -9,7 +9,7 @@ pub use note::Note;
 use crate::jobs::JobId;
 
 use apus::{Configuration, DurableState, Entry};
-use plover_syncvm::blocks::Divergent;
+use plover_syncvm::subpages::Divergent;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
     Unconsumed, View, Viewstamp,
@@ -81,9 +81,9 @@ pub enum Event {
     Scanned(JobId, PageSet),
     /// The answer to [`Action::Hash`], in the order of its pages.
     Hashed(JobId, Vec<Digest>),
-    /// The answer to [`Action::HashBlocks`]: each page's blocks, one page after the other.
-    BlocksHashed(JobId, Vec<u64>),
-    /// The answer to [`Action::ReadPages`] or [`Action::ReadBlocks`]: a page chunk.
+    /// The answer to [`Action::HashSubpages`]: the hashes of each page's subpages, one page after the other.
+    SubpagesHashed(JobId, Vec<u64>),
+    /// The answer to [`Action::ReadPages`] or [`Action::ReadSubpages`]: a page chunk.
     PagesRead(JobId, Vec<u8>),
     /// The answer to [`Action::WriteChunks`], which the next write need not wait for.
     ChunksWritten(JobId),
@@ -169,8 +169,8 @@ pub enum Action {
         /// The pages.
         pages: Vec<PageNo>,
     },
-    /// Hash the blocks of these pages → [`Event::BlocksHashed`].
-    HashBlocks {
+    /// Hash the subpages of these pages → [`Event::SubpagesHashed`].
+    HashSubpages {
         /// Its answer carries this.
         job: JobId,
         /// The session's key.
@@ -178,11 +178,11 @@ pub enum Action {
         /// The pages.
         pages: Vec<PageNo>,
     },
-    /// Read these blocks into one chunk → [`Event::PagesRead`].
-    ReadBlocks {
+    /// Read these subpages into one chunk → [`Event::PagesRead`].
+    ReadSubpages {
         /// Its answer carries this.
         job: JobId,
-        /// The pages, and which blocks of each.
+        /// The pages, and the subpages of each to read.
         pages: Vec<Divergent>,
     },
     /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. The guest reads them

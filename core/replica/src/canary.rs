@@ -19,9 +19,9 @@ pub enum Canary {
     /// A failed sync forgets its dirty pages.
     #[cfg(feature = "canary")]
     DirtyBitsLost,
-    /// Of several blocks that differ in a page, one is not sent.
+    /// Of several subpages that differ in a page, one is not sent.
     #[cfg(feature = "canary")]
-    BlockMissed,
+    SubpageMissed,
     /// The secondary acknowledges before the blocks of its disks are durable.
     #[cfg(feature = "canary")]
     AckBeforeDisks,

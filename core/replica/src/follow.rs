@@ -99,7 +99,7 @@ enum Stage {
         stopped: Stopped,
         own: Runs,
         key: [u8; 32],
-        /// The divergent pages whose block hashes are being made, and the mark of those that the leader
+        /// The divergent pages whose subpage hashes are being made, and the mark of those that the leader
         /// remembers.
         narrowed: (Vec<PageNo>, u64),
         staging: Staging,

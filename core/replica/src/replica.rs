@@ -153,7 +153,7 @@ impl Replica {
             Event::DisksStaged(sync) => self.follow_disks_staged(sync),
             Event::Scanned(job, set) => self.on_scanned(job, &set),
             Event::Hashed(job, digests) => self.on_hashed(job, digests),
-            Event::BlocksHashed(job, hashes) => self.on_blocks_hashed(job, hashes),
+            Event::SubpagesHashed(job, hashes) => self.on_subpages_hashed(job, hashes),
             Event::PagesRead(job, chunk) => self.on_pages_read(job, chunk),
             Event::ChunksWritten(job) => {
                 if let Some(Job::CopyWritten(attempt, chunks)) = cx.jobs.end(job) {
@@ -181,15 +181,15 @@ impl Replica {
         }
     }
 
-    fn on_blocks_hashed(&mut self, job: JobId, hashes: Vec<u64>) {
+    fn on_subpages_hashed(&mut self, job: JobId, hashes: Vec<u64>) {
         match self.cx.jobs.end(job) {
             Some(Job::LeadSync(sync)) => {
                 if let Some((leader, cx)) = self.leading() {
-                    leader.on_blocks_hashed(cx, sync, hashes);
+                    leader.on_subpages_hashed(cx, sync, hashes);
                 }
             }
-            Some(Job::FollowSync(sync)) => self.follow_blocks_hashed(sync, &hashes),
-            Some(other) => panic!("block hashes as the answer to {other:?}"),
+            Some(Job::FollowSync(sync)) => self.follow_subpages_hashed(sync, &hashes),
+            Some(other) => panic!("subpage hashes as the answer to {other:?}"),
             None => {}
         }
     }

@@ -7,8 +7,8 @@
 //!  hash own pages                           hash the union of both sides' dirty pages
 //!                                   ◀────── Hashes(own dirty pages, digests of the union)
 //!  hash the rest, compare
-//!  Blocks(divergent pages) ───────────────▶ hash their blocks
-//!                                   ◀────── BlockHashes (those not said before: [`HashHistory`])
+//!  Subpages(divergent pages) ─────────────▶ hash their subpages
+//!                                   ◀────── SubpageHashes (those not sent before: [`HashHistory`])
 //!  Pages(what differs of them) … ─────────▶ stage
 //!  End(device state, counts) ─────────────▶ all there? then nothing can be lost any more
 //!                                   ◀────── Ack
@@ -50,13 +50,13 @@
 
 #![forbid(unsafe_code)]
 
-pub mod blocks;
 pub mod chunk;
 mod compare;
 mod history;
 mod ledger;
 pub mod message;
 mod staging;
+pub mod subpages;
 
 pub use compare::{Comparison, compare};
 pub use history::{HashHistory, HashReport};

@@ -117,8 +117,8 @@ pub struct PolicyConfig {
     pub paced: Option<bool>,
     /// Whether outputs go out or are held while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,
-    /// Whether only the differing blocks of divergent pages are sent, not whole pages (default true).
-    pub blocks: Option<bool>,
+    /// Whether only the differing subpages of divergent pages are sent, not whole pages (default true).
+    pub subpages: Option<bool>,
     /// Whether the log and syncs are compressed on their way (default: true where `sent = "divergent"`): a third
     /// of the bytes, and longer pauses. `false` for links that are faster than a CPU.
     pub compress: Option<bool>,

@@ -43,8 +43,8 @@ pub struct Config {
     pub warm: Warm,
     /// Bytes a second that a secondary sends to keep a witness warm, at most.
     pub warm_bytes_per_s: u64,
-    /// Whether only the differing blocks of divergent pages are sent, not whole pages.
-    pub blocks: bool,
+    /// Whether only the differing subpages of divergent pages are sent, not whole pages.
+    pub subpages: bool,
     /// Held output bytes that force a sync.
     pub guard_bytes_max: usize,
     /// Frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
@@ -79,7 +79,7 @@ impl Config {
             needs_reset: false,
             warm: Warm::Full,
             warm_bytes_per_s: 1 << 20,
-            blocks: true,
+            subpages: true,
             guard_bytes_max: 1 << 20,
             input_frames_max: 64,
             hash_key: [0; 32],

@@ -39,7 +39,7 @@ use apus::EntryKind;
 use plover_guard::HeldSlot;
 use plover_matching::Translation;
 use plover_policy::SyncReason;
-use plover_syncvm::blocks::BlockMask;
+use plover_syncvm::subpages::SubpageMask;
 use plover_syncvm::{Phase, SyncReport};
 use plover_types::{Digest, Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
 
@@ -53,7 +53,7 @@ enum Stage {
     /// Of a checkpoint: pages are copied aside.
     Copying,
     Exchanging,
-    /// The blocks of divergent pages are compared.
+    /// The subpages of divergent pages are compared.
     Narrowing,
     Transferring,
     Acknowledging,
@@ -93,8 +93,8 @@ pub(crate) struct LeadSync {
     extra: Option<Vec<PageNo>>,
     divergent: Vec<PageNo>,
     narrowing: Narrowing,
-    /// The differing blocks of each divergent page; empty if pages go whole.
-    masks: Vec<BlockMask>,
+    /// The differing subpages of each divergent page; empty if pages go whole.
+    masks: Vec<SubpageMask>,
     next: usize,
     chunks_asked: u32,
     chunks_sent: u32,

@@ -1,13 +1,13 @@
-//! The leader's side of the second round: which blocks of divergent pages differ
+//! The leader's side of the second round: which subpages of divergent pages differ
 //! (docs/decisions/0014).
 //!
 //! ```text
 //!  Exchanging ─▶ (few or very many divergent pages) ────────────────▶ Transferring, whole pages
-//!       └─────▶ Narrowing: both sides hash blocks, the leader compares ─▶ Transferring, blocks
+//!       └─────▶ Narrowing: both sides hash subpages, the leader compares ─▶ Transferring, subpages
 //! ```
 //!
 //! It costs one more round trip while the guest stands. Where the secondary must reset its
-//! devices, pages that the reset wrote are fetched whole, even if blocks of them were staged.
+//! devices, pages that the reset wrote are fetched whole, even if subpages of them were staged.
 
 use super::Stage;
 use crate::api::Action;
@@ -15,8 +15,8 @@ use crate::canary::canary;
 use crate::context::Context;
 use crate::jobs::Job;
 use crate::leader::Leader;
-use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
+use plover_syncvm::subpages::{SubpageMask, compare_subpages};
 use plover_syncvm::{HashHistory, Phase};
 use plover_types::{ReplicaId, Runs, SUBPAGES_PER_PAGE, SyncNo};
 
@@ -27,9 +27,9 @@ const PAGES_MIN: usize = 4;
 /// leaves so many has not changed them by a few bytes each.
 const PAGES_MAX: usize = 8192;
 
-const NOT_ASKED_FOR: &str = "the secondary's block hashes are not those asked for";
+const NOT_ASKED_FOR: &str = "the secondary's subpage hashes are not those asked for";
 
-/// Both sides' block hashes, as they come.
+/// Both sides' subpage hashes, as they come.
 #[derive(Debug, Default)]
 pub(super) struct Narrowing {
     ours: Option<Vec<u64>>,
@@ -39,7 +39,7 @@ pub(super) struct Narrowing {
 }
 
 impl Leader {
-    /// The divergent pages are known: asks for their blocks' hashes, if that pays. Returns whether it
+    /// The divergent pages are known: asks for their subpages' hashes, if that pays. Returns whether it
     /// has asked.
     pub(super) fn narrow(&mut self, cx: &mut Context) -> bool {
         let now = cx.now;
@@ -48,21 +48,21 @@ impl Leader {
         let Some(sync) = &mut self.sync else {
             return false;
         };
-        if !cx.config.blocks || !worth.contains(&sync.divergent.len()) {
+        if !cx.config.subpages || !worth.contains(&sync.divergent.len()) {
             return false;
         }
         sync.stage = Stage::Narrowing;
         sync.enter(Phase::Exchange, now);
         let (peer, number, pages) = (sync.peer, sync.sync, sync.divergent.clone());
         let runs = Runs::of_rising(pages.iter().copied());
-        let body = Body::Blocks {
+        let body = Body::Subpages {
             sync: number,
             runs,
             heard: cx.memory.hash_history.mark(),
         };
         let bytes = cx.send_bulk(peer, body);
         self.count_hash_bytes(bytes);
-        cx.ask(Job::LeadSync(number), |job| Action::HashBlocks {
+        cx.ask(Job::LeadSync(number), |job| Action::HashSubpages {
             job,
             key,
             pages,
@@ -70,17 +70,22 @@ impl Leader {
         true
     }
 
-    pub(crate) fn on_blocks_hashed(&mut self, cx: &mut Context, number: SyncNo, hashes: Vec<u64>) {
+    pub(crate) fn on_subpages_hashed(
+        &mut self,
+        cx: &mut Context,
+        number: SyncNo,
+        hashes: Vec<u64>,
+    ) {
         let now = cx.now;
         if let Some(sync) = self.sync.as_mut().filter(|s| s.sync == number) {
             sync.last_progress = now;
             sync.narrowing.ours = Some(hashes);
-            self.try_compare_blocks(cx);
+            self.try_compare_subpages(cx);
         }
     }
 
     /// A part of the secondary's list.
-    pub(crate) fn on_block_hashes(
+    pub(crate) fn on_subpage_hashes(
         &mut self,
         cx: &mut Context,
         from: ReplicaId,
@@ -116,11 +121,11 @@ impl Leader {
             (Some(heard), Some(sync)) => sync.narrowing.theirs = Some(heard),
             _ => return self.abort_sync(cx, NOT_ASKED_FOR),
         }
-        self.try_compare_blocks(cx);
+        self.try_compare_subpages(cx);
     }
 
-    fn try_compare_blocks(&mut self, cx: &mut Context) {
-        let missed = canary!(cx, BlockMissed);
+    fn try_compare_subpages(&mut self, cx: &mut Context) {
+        let missed = canary!(cx, SubpageMissed);
         let Some(sync) = &mut self.sync else { return };
         let Narrowing { ours, theirs, .. } = &sync.narrowing;
         let pages = sync.divergent.len();
@@ -130,18 +135,18 @@ impl Leader {
         if sync.stage != Stage::Narrowing {
             return;
         }
-        let Some(mut masks) = compare_blocks(pages, ours, theirs) else {
-            return self.abort_sync(cx, "the block hashes are not of one length");
+        let Some(mut masks) = compare_subpages(pages, ours, theirs) else {
+            return self.abort_sync(cx, "the subpage hashes are not of one length");
         };
         if missed {
-            let clear_lowest = |mask: &mut BlockMask| mask.0 &= mask.0 - 1;
+            let clear_lowest = |mask: &mut SubpageMask| mask.0 &= mask.0 - 1;
             masks
                 .iter_mut()
                 .filter(|m| m.len() > 1)
                 .for_each(clear_lowest);
         }
-        sync.report.blocks = masks.iter().map(|mask| mask.len()).sum();
-        sync.report.blocks_compared = (pages * SUBPAGES_PER_PAGE) as u32;
+        sync.report.subpages = masks.iter().map(|mask| mask.len()).sum();
+        sync.report.subpages_compared = (pages * SUBPAGES_PER_PAGE) as u32;
         sync.masks = masks;
         sync.narrowing = Narrowing::default();
         self.begin_transfer(cx);

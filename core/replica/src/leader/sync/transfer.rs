@@ -42,7 +42,7 @@ impl Leader {
                 Some(masks) => {
                     let both = pages.iter().copied().zip(masks.iter().copied());
                     let pages = both.collect();
-                    cx.ask(job, |job| Action::ReadBlocks { job, pages });
+                    cx.ask(job, |job| Action::ReadSubpages { job, pages });
                 }
                 None => {
                     let pages = pages.to_vec();
