@@ -28,30 +28,30 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// The main job, shown: replicas die, clients do not notice.
+    /// Show a failover: leaders die under load, and clients keep their connections.
     #[command(disable_help_flag = true)]
     Demo(Rest),
-    /// Every test, or with `-p PACKAGE` that package's. Arguments go to `cargo test`.
+    /// Run every test, or with `-p PACKAGE` those of one package. Arguments go to `cargo test`.
     #[command(disable_help_flag = true)]
     Test(Rest),
-    /// Format, lints, dependency rule, tidiness. Changes nothing.
+    /// Check format, lints, the dependency rule, tidiness and the guide; change no file.
     Verify,
-    /// More simulated runs. Arguments go to `plover-sim`; after `--group` or `--model`, to the
+    /// Simulate more runs. Arguments go to `plover-sim`; after `--group` or `--model`, to the
     /// proof of consensus alone.
     #[command(disable_help_flag = true)]
     Sim(Rest),
-    /// A lab of three replicas on this machine. Arguments go to `plover lab`.
+    /// Make, use and break a lab of three replicas on this machine. Arguments go to `plover lab`.
     #[command(disable_help_flag = true)]
     Lab(Rest),
-    /// Benchmarks. Arguments go to `plover-bench`.
+    /// Run benchmarks. Arguments go to `plover-bench`.
     #[command(disable_help_flag = true)]
     Bench(Rest),
-    /// Formats, and applies what the lints suggest.
+    /// Format, and apply what the lints suggest.
     Fix,
-    /// Builds guest images, if they are missing or stale: those named, or all that run from
+    /// Build guest images, if they are missing or stale: those named, or all that run from
     /// memory.
     Guests {
-        /// Folders of `guests/`; `debian` is a disk.
+        /// The images, by their folders in `guests/`; `debian` is a disk image.
         names: Vec<String>,
     },
 }
@@ -59,7 +59,7 @@ enum Task {
 /// The guests that tests boot besides the default one.
 const TESTED: [&str; 2] = ["postgres", "storm"];
 
-/// What is passed on as it is.
+/// Arguments that are passed on as they are.
 #[derive(clap::Args)]
 struct Rest {
     #[arg(

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_once() {
+    fn a_missing_package_is_named_once() {
         let none = missing(LAB.iter().chain(GUEST), |_| true);
         assert!(none.is_empty());
         let all = missing(LAB, |_| false);

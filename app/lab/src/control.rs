@@ -23,7 +23,7 @@ pub enum ControlError {
     Absent {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Something listens but says nothing: the daemon is stopped, or has just been killed.

@@ -1,4 +1,4 @@
-//! Which of this machine's CPUs each of a lab's hosts gets.
+//! Assigns this machine's CPUs to the hosts of a lab.
 //!
 //! A lab's hosts are one machine. If it has few CPUs, the kernel now and then runs two guests by turns
 //! on one CPU. Guests on hosts of their own never do so. Every slot then waits for the slower guest. So

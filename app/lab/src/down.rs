@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn taking_down_what_is_not_there_is_no_error() {
+    fn taking_down_a_lab_that_does_not_exist_is_no_error() {
         let name = "no-such-lab".parse().unwrap();
         assert!(!down(&name).unwrap());
         assert!(!down(&name).unwrap());

@@ -40,7 +40,7 @@ pub enum Guest {
 pub struct Probe {
     /// The TCP port on which it answers.
     pub port: u16,
-    /// What to send; nothing to a service that speaks first.
+    /// The bytes to send; empty for a service that speaks first.
     pub question: &'static [u8],
     /// The beginning of a working service's answer.
     pub answer: &'static [u8],

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn the_error_names_the_missing_file() {
         let options = Options {
             kernel: Some("/nowhere/kernel".into()),
             ..Options::default()

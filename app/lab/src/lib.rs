@@ -22,6 +22,37 @@
 //! Two rules keep a lab from doing harm. A process is only ever signalled if it is in one of the lab's
 //! namespaces or was started by it and has the same start time ([`process`]). And a lab is found by its
 //! name alone, so that it can be taken down when all its records are lost ([`down`]).
+//!
+//! Making a lab needs root and QEMU, so this example compiles `fail_over` and does not call it:
+//!
+//! ```
+//! use plover_lab::options::{Options, PolicyName};
+//! use plover_lab::progress::Progress;
+//! use plover_lab::{Fault, Lab, Target};
+//!
+//! /// Kills the host of the leader, and waits until the guest is protected again.
+//! fn fail_over(options: &Options) -> anyhow::Result<()> {
+//!     let progress = Progress::interruptible(false)?;
+//!     let lab = Lab::up(options, &progress)?;
+//!     let leader = lab.find(&Target::Role("leader".into()))?;
+//!     lab.fault(Fault::Kill, leader)?;
+//!     while !lab.status().is_settled() {
+//!         progress.sleep(std::time::Duration::from_millis(20))?;
+//!     }
+//!     lab.down()
+//! }
+//!
+//! let mut options = Options {
+//!     name: "example".parse().expect("a name of letters, digits and dashes"),
+//!     disks: vec!["data.qcow2,bus=scsi".parse().expect("an image and its bus")],
+//!     ..Options::default()
+//! };
+//! assert_eq!(options.replicas(), 3);
+//! assert_eq!(options.disks[0].bus.as_deref(), Some("scsi"));
+//! options.policy = PolicyName::None; // the baseline, without protection
+//! assert_eq!(options.replicas(), 1);
+
+//! ```
 
 pub mod config;
 pub mod console;

@@ -339,7 +339,7 @@ fn namespace(lab: &str, part: &str) -> Namespace {
     Namespace::named(full_name(lab, part))
 }
 
-/// Which namespaces of the lab exist, by the last part of their name: `sw`, `client`, `r0` ….
+/// The namespaces of the lab that exist, by the last part of their name: `sw`, `client`, `r0` ….
 /// Only those count: the namespaces of a lab "a" are no leftovers of a lab "a-b", nor the other
 /// way round.
 fn names_of(lab: &str) -> Result<Vec<String>> {

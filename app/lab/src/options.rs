@@ -24,7 +24,7 @@ pub struct Options {
     pub vcpus: Option<u32>,
     /// Guest RAM in MiB (default 256, or what the guest needs).
     pub mem_mib: Option<u32>,
-    /// Which guest of the cache, and so which service is expected.
+    /// The guest image to run. It also says which service must answer.
     pub guest: Guest,
     /// A kernel to boot instead.
     pub kernel: Option<PathBuf>,

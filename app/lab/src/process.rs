@@ -6,7 +6,7 @@
 //! a start time, and a signal goes through a pidfd that is checked after it is opened: from then
 //! on the kernel guarantees that it means the same process.
 //!
-//! Which processes belong to a simulated host is not written down but looked up: all those
+//! The processes of a simulated host are not written down but looked up: all those
 //! whose network namespace is the host's. That finds QEMU, which the lab did not start itself,
 //! and it still works when nothing that was written down can be read.
 

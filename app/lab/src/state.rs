@@ -1,8 +1,8 @@
 //! The files of a lab, by which later commands find it.
 //!
 //! ```text
-//! /run/plover-lab/NAME/            mode 0700; locked (flock) by whoever changes the lab
-//!     lab.json                     this module: what exists
+//! /run/plover-lab/NAME/            mode 0700; locked (flock) by the command that changes the lab
+//!     lab.json                     this module: the lab's replicas and their processes
 //!     replica-0/replica.toml       the daemon's configuration
 //!     replica-0/daemon.log         its log (stderr); appended across restarts
 //!     replica-0/run/               control socket, trace, console log

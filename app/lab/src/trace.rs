@@ -70,7 +70,7 @@ impl TraceEvent {
             "guest_lost" => format!("{me} has lost its guest: {}", why()),
             // A group that has never run is empty, and about to boot its guest.
             "group_empty" if self.more.get("fresh") == Some(&Value::Bool(true)) => return None,
-            "group_empty" => format!("{me}: nobody holds the guest's state any more"),
+            "group_empty" => format!("{me}: no replica holds the guest's state any more"),
             _ => return None,
         })
     }

@@ -239,7 +239,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
                 } else {
                     "does not answer"
                 },
-                what_they_did(lab, &status)
+                last_lines_of_the_replicas(lab, &status)
             );
         }
         progress.sleep(Duration::from_millis(100))?;
@@ -248,7 +248,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
 
 /// The last log lines of each replica, and the last console lines of each guest: a guest that hangs
 /// looks idle from the other side.
-fn what_they_did(lab: &Lab, status: &LabStatus) -> String {
+fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus) -> String {
     let mut words = status.leader().map_or_else(String::new, |leader| {
         let sync = &leader.sync;
         format!(

@@ -245,7 +245,7 @@ fn leftovers_of_a_crashed_lab_are_removed() {
 }
 
 #[test]
-fn cut_and_heal() {
+fn a_cut_link_carries_nothing_until_it_is_healed() {
     let lab = Lab::new("t-cut", 3);
     for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)] {
         open(&lab, from, to);
@@ -268,7 +268,7 @@ fn cut_and_heal() {
 }
 
 #[test]
-fn one_way_cut() {
+fn a_one_way_cut_leaves_the_other_direction_open() {
     let lab = Lab::new("t-oneway", 3);
     lab.cut_one_way(1, 0).unwrap();
     closed(&lab, 1, 0);

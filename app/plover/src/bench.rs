@@ -19,20 +19,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub struct ConsensusOptions {
-    /// Where replicas of a running group serve clients; several may be given. Its log keeps what
-    /// is appended. Without it, a group is made in this process, over shared memory.
+    /// The address at which a replica of a running group serves clients; may be repeated. The entries stay
+    /// in that group's log. Without this option, a group is made in this process, over shared memory.
     #[arg(long = "to", value_name = "ADDRESS")]
     to: Vec<Address>,
-    /// Replicas of the group that is made.
+    /// The number of replicas of the group that is made.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9), conflicts_with = "to")]
     replicas: u8,
-    /// Connections, each with one entry outstanding.
+    /// The number of connections, each with one entry outstanding.
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: u16,
-    /// The size of an entry.
+    /// The size of an entry in bytes.
     #[arg(short, long, value_name = "BYTES", default_value_t = 256)]
     bytes: usize,
-    /// For how long.
+    /// The length of the measurement in seconds.
     #[arg(short, long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 }

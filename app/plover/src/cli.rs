@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line: commands, options, and their help texts.
 
 use crate::bench::ConsensusOptions;
 use crate::log::LogCommand;
@@ -27,45 +27,46 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// What one replica says of itself.
+    /// Show the state of the replica that runs on this host.
     Status {
-        /// As one JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
-        /// The replica's `paths.run_dir`.
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
     },
-    /// Boot a new guest after all replicas of a group have lost the old one's state. To be said
-    /// to each of them; the group's first leader acts on it, and refuses if its copy of the guest's
-    /// disks is not the newest.
+    /// Boot a new guest after all replicas of a group have lost the old guest's state.
+    ///
+    /// Run it on each replica's host. The group's first leader boots the guest. It refuses if its copy of
+    /// the guest's disks is not the newest.
     Bootstrap {
-        /// What `plover status --json` printed on another host. Named once for each, this makes sure
-        /// that the guest boots from the newest of all copies, not from the newest known here.
+        /// The output of `plover status --json` on another host; once for each other host. With it the
+        /// guest boots from the newest of all copies, not only from the newest that this replica knows.
         #[arg(long = "other", value_name = "FILE")]
         others: Vec<PathBuf>,
-        /// The replica's `paths.run_dir`.
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
     },
-    /// A replicated log by hand: consensus without a guest.
+    /// Run and use a replicated log: consensus without a guest.
     Log {
         #[command(subcommand)]
         command: LogCommand,
     },
-    /// What something costs on this machine.
+    /// Measure what something costs on this machine.
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
     },
-    /// The ways to protect a guest, and what they choose on each axis.
+    /// Show the policies: the ways to protect a guest.
     Policy {
         #[command(subcommand)]
         command: PolicyCommand,
     },
-    /// Replicas, a switch and a client on this one machine, to try and to break.
+    /// Make, use and break a lab: replicas, a switch and a client on this one machine.
     Lab {
-        /// Which lab: several can exist at the same time.
+        /// The lab's name. Several labs can exist at the same time.
         #[arg(long, global = true, default_value = "default")]
         name: LabName,
         #[command(subcommand)]
@@ -75,23 +76,23 @@ pub enum Command {
 
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// An entry of a replicated log, as its clients see it.
+    /// Measure how long an entry of a replicated log takes, as its clients see it.
     Consensus(ConsensusOptions),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
-    /// All policies as a table.
+    /// List all policies.
     List {
-        /// As one JSON array.
+        /// Print one JSON array.
         #[arg(long)]
         json: bool,
     },
-    /// One policy.
+    /// Show one policy.
     Show {
-        /// Its name.
+        /// The policy's name.
         name: PolicyName,
-        /// As one JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
@@ -99,11 +100,11 @@ pub enum PolicyCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// Make a lab; returns when the guest answers and is protected.
+    /// Make a lab; return when the guest answers and is protected.
     Up(UpOptions),
-    /// Where everyone stands.
+    /// Show the state of all replicas.
     Status {
-        /// As one JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
@@ -113,31 +114,31 @@ pub enum LabCommand {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-    /// Do something bad to a replica, or undo it.
+    /// Stop, kill or cut off a replica, or undo it.
     #[command(arg_required_else_help = true)]
     Fault(FaultOptions),
     /// Start a replica again that is down.
     Restart {
-        /// Which one.
+        /// The replica's id.
         #[arg(long, value_name = "ID")]
         replica: u8,
     },
-    /// Boot a new guest after all replicas have lost the old one's state.
+    /// Boot a new guest after all replicas have lost the old guest's state.
     Bootstrap,
-    /// The guest's serial console; Ctrl-] leaves it.
+    /// Open the guest's serial console; Ctrl-] leaves it.
     Console,
-    /// The replicas' logs.
+    /// Print the replicas' logs.
     Logs {
-        /// Only this one's.
+        /// Only the log of the replica with this id.
         #[arg(long, value_name = "ID")]
         replica: Option<u8>,
-        /// Go on as they grow.
+        /// Keep printing new lines.
         #[arg(short, long)]
         follow: bool,
     },
-    /// Take the lab down. Nothing of it stays, whatever state it is in.
+    /// Remove the lab, whatever state it is in.
     Down {
-        /// All labs of this machine.
+        /// Remove all labs of this machine.
         #[arg(long)]
         all: bool,
     },
@@ -145,25 +146,25 @@ pub enum LabCommand {
 
 #[derive(Debug, Args)]
 pub struct UpOptions {
-    /// How the guest is protected: see `plover policy list`. `none`: not at all (the baseline).
+    /// How the guest is protected: see `plover policy list`. With `none` it is not protected: the baseline.
     #[arg(long, value_name = "POLICY", default_value_t)]
     policy: PolicyName,
-    /// How many replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
+    /// The number of replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     replicas: Option<u8>,
     /// The guest's machine type [default: microvm].
     #[arg(long, value_parser = ["microvm", "q35", "pc"])]
     machine: Option<String>,
-    /// What runs the guest's instructions [default: auto].
+    /// The accelerator, which executes the guest's instructions [default: auto].
     #[arg(long, value_parser = ["auto", "kvm", "tcg"])]
     accel: Option<String>,
-    /// The guest's processors [default: 1].
+    /// The number of the guest's processors [default: 1].
     #[arg(long, value_name = "N")]
     vcpus: Option<u32>,
-    /// The guest's memory [default: 256, or what the guest needs].
-    #[arg(long, value_name = "N")]
+    /// The guest's memory in MiB [default: 256, or as much as the guest image needs].
+    #[arg(long, value_name = "MIB")]
     mem_mib: Option<u32>,
-    /// What the guest runs.
+    /// The guest image to run.
     #[arg(long, value_parser = guest_names(), default_value = "redis")]
     guest: Guest,
     /// Boot this kernel instead of the cached image's.
@@ -172,31 +173,31 @@ pub struct UpOptions {
     /// The initial RAM disk that goes with --kernel.
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// A disk for the guest beside its own: a raw image, or one that is .qcow2, .vmdk or .vdi by its
-    /// name. Each replica gets a copy. May be repeated; BUS is virtio, scsi or ide.
+    /// A disk for the guest beside its own: a raw image, or one whose name ends in .qcow2, .vmdk or .vdi.
+    /// Each replica gets a copy. BUS is virtio, scsi or ide. May be repeated.
     #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
     disks: Vec<DiskImage>,
-    /// How those disks are connected that do not say it [default: virtio].
+    /// The bus of the disks that name none [default: virtio].
     #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
     disk_bus: Option<String>,
-    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or --machine pc. Takes
+    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or with --machine pc. Needs
     /// the package ovmf.
     #[arg(long, conflicts_with_all = ["bios", "kernel"])]
     uefi: bool,
-    /// The same by SeaBIOS.
+    /// Start the guest from its first disk by SeaBIOS; on q35, or with --machine pc.
     #[arg(long, conflicts_with = "kernel")]
     bios: bool,
-    /// Leave it to the kernel which thread runs on which CPU. Otherwise, where this machine has too few
-    /// CPUs for all hosts of the lab, the two guests that run are kept on different ones.
+    /// Let the kernel choose the CPU of every thread. Without this option, the two guests that run are kept
+    /// on different CPUs if this machine has too few CPUs for all hosts of the lab.
     #[arg(long)]
     any_cpu: bool,
-    /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
+    /// A TOML file. Its keys, such as `[policy] slot_max_ms`, go into every replica's configuration.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// When it is up, print its status as one JSON object.
+    /// Print the lab's status as one JSON object when it is up.
     #[arg(long)]
     pub json: bool,
-    /// No progress lines.
+    /// Print no progress lines.
     #[arg(short, long)]
     pub quiet: bool,
 }
@@ -236,12 +237,12 @@ fn guest_names() -> impl TypedValueParser<Value = Guest> {
 
 #[derive(Debug, Args)]
 pub struct FaultOptions {
-    /// What.
+    /// The fault.
     #[arg(value_enum)]
     fault: FaultArgument,
     #[command(flatten)]
     target: TargetArgument,
-    /// With `cut`: only from this replica.
+    /// With `cut`: cut the replica off from this one only.
     #[arg(long, value_name = "ID")]
     from: Option<u8>,
 }
@@ -266,15 +267,15 @@ enum RoleArgument {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FaultArgument {
-    /// Its host dies: SIGKILL to plover and QEMU.
+    /// The replica's host dies: SIGKILL to plover and QEMU.
     Kill,
-    /// Its host stands still: SIGSTOP to both.
+    /// The replica's host stands still: SIGSTOP to plover and QEMU.
     Stop,
-    /// Its host goes on.
+    /// Undo `stop`: SIGCONT to plover and QEMU.
     Cont,
-    /// It no longer reaches the other replicas, while clients still reach it.
+    /// The replica no longer reaches the other replicas. Clients still reach it.
     Cut,
-    /// It is connected again.
+    /// Undo `cut`.
     Heal,
 }
 
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_what_and_whom() {
+    fn a_fault_names_its_kind_and_one_replica() {
         let fault = |line: &str| match parse(line).unwrap().command {
             Command::Lab {
                 command: LabCommand::Fault(options),

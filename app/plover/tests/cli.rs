@@ -51,7 +51,7 @@ impl Drop for Scratch {
 }
 
 #[test]
-fn mistakes_in_the_arguments() {
+fn bad_arguments_are_refused_by_name() {
     fails(
         &["lab", "up", "--policy", "paxos"],
         1,
@@ -109,7 +109,7 @@ fn policies_are_listed() {
 }
 
 #[test]
-fn configurations_that_are_refused() {
+fn bad_configurations_are_refused_by_name() {
     fails(
         &["replica", "--config", "/nowhere.toml"],
         1,
@@ -124,7 +124,7 @@ fn configurations_that_are_refused() {
 }
 
 #[test]
-fn a_replica_that_is_not_there() {
+fn status_of_a_replica_that_does_not_run_says_so() {
     fails(
         &["status", "--run-dir", "/nowhere"],
         1,
@@ -133,7 +133,7 @@ fn a_replica_that_is_not_there() {
 }
 
 #[test]
-fn a_lab_that_is_not_there() {
+fn commands_on_a_lab_that_does_not_exist_say_so() {
     if !is_root() {
         return fails(&["lab", "status"], 2, &["root", "sudo"]);
     }
@@ -152,7 +152,7 @@ fn a_lab_that_is_not_there() {
 
 /// These need root to get as far as the mistake. Without root the error is about root.
 #[test]
-fn a_lab_that_cannot_be_made() {
+fn lab_up_names_the_mistake_that_keeps_it_from_a_lab() {
     let up = ["lab", "--name", "t-cli", "up"];
     let with = |more: &[&'static str]| [&up[..], more].concat();
     fails(
@@ -187,7 +187,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough() {
+fn a_closed_pipe_ends_the_command_quietly() {
     if !is_root() {
         return;
     }

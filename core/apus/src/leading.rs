@@ -33,7 +33,7 @@ pub(crate) struct Leadership {
     heartbeat_at: Micros,
     /// No replica needs entries up to here.
     pub trim: Index,
-    /// Which backups are sent entries at once.
+    /// The backups that get an entry at once, and those that get it a little later.
     pub selection: QuorumSelection,
     /// Counts the times that something was sent.
     pub round: u64,

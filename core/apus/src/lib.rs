@@ -132,7 +132,7 @@ use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
 use recovery::Recovery;
 
-/// What a replica does, with the data that exists only while it does that.
+/// The state of a replica, with the data that exists only in that state.
 #[derive(Clone, Debug)]
 enum Role {
     /// A replica that recovers follows too; [`Recovery`] forbids it to vote.

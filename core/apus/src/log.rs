@@ -220,7 +220,7 @@ impl Log {
                 let base = self.base;
                 assert!(
                     view <= base.view,
-                    "a leader contradicts what was reclaimed up to {base}: {view}:{index}"
+                    "the leader's entry {view}:{index} contradicts the log that was reclaimed up to {base}"
                 );
                 continue;
             }

@@ -21,7 +21,7 @@
 //! | `RecoveryResponse` | any, to the sender of a `Recovery` | a `Recovery` came | none |
 //!
 //! Bytes that do not decode, or that decode to something that no correct replica sends, are
-//! refused in [`decode`] before they reach the protocol, so that its arithmetic needs no second
+//! refused in [`decode()`] before they reach the protocol, so that its arithmetic needs no second
 //! check.
 
 mod decode;
@@ -136,7 +136,7 @@ pub(crate) struct Gap {
 pub(crate) struct Grant {
     /// From the question.
     pub nonce: u64,
-    /// What the sender has promised.
+    /// The highest view that the sender has promised.
     pub promised: View,
     /// Where its log ends.
     pub last: Viewstamp,
@@ -196,13 +196,13 @@ pub(crate) struct Response {
     pub incarnation: u64,
     /// From the question.
     pub round: u32,
-    /// What the sender has promised.
+    /// The highest view that the sender has promised.
     pub promised: View,
-    /// What the sender is to the replica that asked.
+    /// The sender's state, as far as the replica that asked must know it.
     pub standing: Standing,
 }
 
-/// What a replica is to one that recovers.
+/// The state of a replica, as far as one that recovers must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Standing {
     /// It leads the view that it promised, and its log ends here.

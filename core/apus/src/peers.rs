@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn belief_is_not_an_acknowledgement() {
+    fn an_assumed_log_position_is_not_an_acknowledgement() {
         let peer = Peer::new(Index(7), Micros(0));
         assert_eq!((peer.next, peer.matched), (Index(8), Index(0)));
     }

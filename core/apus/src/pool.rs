@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_pool_keeps_a_bounded_number_of_bytes() {
         let mut pool = Pool::default();
         for _ in 0..100 {
             pool.give(Vec::with_capacity(100_000));

@@ -241,7 +241,7 @@ impl Apus {
         self.replicate(now, from, true, out);
     }
 
-    /// The link to `peer` came up again: what was in flight is lost.
+    /// The link to `peer` came up again: the messages in flight are lost.
     pub(crate) fn resend_after_cut(
         &mut self,
         now: Micros,

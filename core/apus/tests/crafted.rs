@@ -261,7 +261,7 @@ fn a_backup_does_not_commit_old_entries_by_the_number_of_their_copies() {
 }
 
 #[test]
-fn an_answer_to_an_earlier_life_of_the_process_does_not_end_its_amnesia() {
+fn an_answer_to_the_process_before_a_restart_does_not_end_amnesia() {
     let leader = view(1, 0);
     let mut replica = Replica::restarted(Durability::Memory, leader, Vec::new());
     let question = replica.apply(Event::Tick);
@@ -337,7 +337,7 @@ fn a_crash_at_the_beginning_of_a_generation_does_not_leave_the_log_of_the_one_be
 }
 
 #[test]
-fn nor_does_it_if_that_log_had_been_reclaimed_in_part() {
+fn a_crash_there_does_not_leave_a_log_that_was_reclaimed_in_part_either() {
     let old = view(1, 0);
     let log = (11..=13).map(|index| noop(old, index));
     replaces_the_log_of_the_generation_before(vs(old, 10), log.collect());

@@ -31,7 +31,7 @@ fn a_witness_never_stands() {
 /// The secondary's log reaches the base of the witness's log, although the secondary does not know
 /// that those entries are committed. So it needs only the rest.
 #[test]
-fn a_secondary_that_holds_what_was_reclaimed_elsewhere_takes_over_the_rest() {
+fn a_secondary_that_holds_entries_reclaimed_elsewhere_takes_over_the_rest() {
     let mut group = protected(Durability::Disk);
     let first = group.app(10);
     group.settle();

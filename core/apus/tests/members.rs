@@ -96,7 +96,7 @@ fn a_leader_that_is_removed_leads_until_that_is_committed_and_never_again() {
 /// A removed replica missed its dismissal. It asks the members that its log names for pre-votes, and
 /// reaches one that has not heard the leader for a while.
 #[test]
-fn a_replica_that_has_left_unawares_deposes_nobody() {
+fn a_removed_replica_that_does_not_know_it_deposes_no_leader() {
     let mut group = group(3, 3, Durability::Memory);
     group.isolate(2);
     become_of(&mut group, &[0, 1], &[]);

@@ -21,7 +21,7 @@ fn a_group_of_one_commits_at_once_and_its_lease_never_ends() {
 }
 
 #[test]
-fn a_group_of_one_on_disk_commits_what_is_written() {
+fn a_group_of_one_on_disk_commits_an_entry_once_it_is_written() {
     let mut group = Group::new(1, Durability::Disk);
     let index = group.app(10);
     assert!(group.commit(0) < index);
@@ -144,7 +144,7 @@ fn lost_entries_are_sent_again_after_a_heartbeat() {
 }
 
 #[test]
-fn a_link_that_comes_up_anew_gets_what_was_in_flight_without_waiting() {
+fn a_new_link_gets_the_entries_in_flight_at_once() {
     let mut group = Group::new(3, Durability::Memory);
     let index = group.app(50);
     group.wire.clear();
@@ -160,7 +160,7 @@ fn a_link_that_comes_up_anew_gets_what_was_in_flight_without_waiting() {
 }
 
 #[test]
-fn what_is_in_flight_to_a_silent_peer_is_bounded() {
+fn the_bytes_in_flight_to_a_silent_peer_are_bounded() {
     let mut group = Group::new(3, Durability::Memory);
     let mut last = Index(0);
     for _ in 0..200 {
@@ -257,7 +257,7 @@ fn a_caller_that_sleeps_until_the_deadline_sends_every_heartbeat() {
 }
 
 #[test]
-fn the_lease_counts_from_the_sending_of_what_was_answered() {
+fn the_lease_counts_from_the_time_of_sending() {
     let mut group = Group::new(3, Durability::Memory);
     group.tick(HEARTBEAT);
     let sent = group.now;
@@ -310,7 +310,7 @@ fn messages_from_nowhere_and_broken_bytes_are_counted_and_ignored() {
 }
 
 proptest! {
-    /// What is read from a ring may be anything.
+    /// A replica may read any bytes from a ring.
     #[test]
     fn noise_never_panics(noise: Vec<Vec<u8>>, tags: Vec<u8>) {
         let mut group = Group::new(3, Durability::Memory);

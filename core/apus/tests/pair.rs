@@ -95,7 +95,7 @@ fn a_leader_commits_alone_only_without_a_partner_in_sync() {
 }
 
 #[test]
-fn one_that_is_not_in_sync_does_not_lead() {
+fn a_replica_outside_the_in_sync_set_does_not_lead() {
     let mut group = pair();
     group
         .propose(EntryKind::InSync(set(&[0])), 0)
@@ -167,7 +167,7 @@ fn a_stopped_leader_does_not_go_on_alone() {
 
 /// A leader was stopped, its secondary took over and died: the leader's state is old.
 #[test]
-fn a_stopped_leader_doubts_what_it_has() {
+fn a_leader_that_was_stopped_doubts_its_state() {
     let mut group = pair();
     run(&mut group, LONG, &[1]);
     assert!(leads(&group, 1), "it took over");
@@ -191,7 +191,7 @@ fn a_stopped_leader_that_is_answered_leads_on() {
 
 /// The secondary was stopped, the leader went on alone and died: the secondary's state is old.
 #[test]
-fn a_stopped_secondary_doubts_what_it_has() {
+fn a_secondary_that_was_stopped_doubts_its_state() {
     let mut group = pair();
     run_cut(&mut group, LONG, &[0]);
     drop_partner(&mut group);

@@ -145,7 +145,7 @@ fn when_all_forget_none_leads_without_the_operator() {
 }
 
 #[test]
-fn a_secondary_that_survives_alone_does_not_serve_from_what_may_be_old() {
+fn a_secondary_that_survives_alone_does_not_serve_from_a_state_that_may_be_old() {
     let mut group = protected(Durability::Memory);
     group.restart(0);
     group.restart(2);
@@ -158,7 +158,7 @@ fn a_secondary_that_survives_alone_does_not_serve_from_what_may_be_old() {
 }
 
 #[test]
-fn a_replica_that_missed_what_was_reclaimed_installs_a_snapshot() {
+fn a_replica_that_missed_reclaimed_entries_installs_a_snapshot() {
     for durability in BOTH {
         let mut group = protected(durability);
         group.isolate(2);
@@ -198,7 +198,7 @@ fn a_replica_that_missed_what_was_reclaimed_installs_a_snapshot() {
 /// wiped, for all they know, so they do not vote. Nothing was acknowledged, so the operator can empty
 /// the first leader's directory and bootstrap the group.
 #[test]
-fn a_first_leader_that_nobody_has_heard_waits_for_a_person() {
+fn a_first_leader_that_no_replica_has_heard_waits_for_the_operator() {
     let configs = (0..3).map(|me| apus::Config {
         any_voter_stands: true,
         ..config(me, 3, Durability::Disk)
@@ -257,7 +257,7 @@ fn plain() -> Group {
 }
 
 #[test]
-fn a_group_that_lost_all_waits_for_the_word_of_everyone_that_it_was_told_of() {
+fn a_group_that_lost_its_log_waits_for_every_configured_member() {
     // Replica 1 is gone for good, and the others have forgotten the log, too.
     for (told, is_reported) in [(set(&[0, 1, 2]), false), (set(&[0, 2]), true)] {
         let mut group = plain();
@@ -300,7 +300,7 @@ fn the_group_of_a_generation_is_the_one_that_its_first_leader_was_told_of() {
 }
 
 #[test]
-fn a_wiped_replica_needs_the_word_of_those_who_are_there() {
+fn a_wiped_replica_waits_for_the_members_that_others_name() {
     let there = [
         (set(&[2, 3, 4]), Phase::Recovering),
         (set(&[0, 1, 2]), Phase::Following),

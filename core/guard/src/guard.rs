@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_early_waits_no_more_and_makes_room() {
+    fn an_output_taken_early_no_longer_waits_and_makes_room() {
         let mut guard = Guard::new(100);
         hold(&mut guard, [0, 1, 2]);
         assert!(guard.is_full());
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_clients_have_is_forgotten_from_the_front() {
+    fn outputs_that_clients_have_are_forgotten_from_the_front() {
         let mut guard = Guard::new(1000);
         hold(&mut guard, [0, 1, 2]);
         assert_eq!(guard.forget_before(OutputNo(2)), 120);

@@ -15,7 +15,7 @@
 //! A [`HeldSlot`] is an obligation: dropping one that was neither released nor discarded would lose
 //! a client's answer, so it panics, in release builds too.
 //!
-//! Which outputs of the open slot may be taken before its sync is decided in `core/matching`.
+//! `core/matching` decides which outputs of the open slot may be taken before its sync.
 //!
 //! ```
 //! use plover_guard::Guard;

@@ -39,7 +39,7 @@ pub(crate) type Reset = (u32, Option<u32>);
 /// RSTs of one connection and slot that are told apart. Further ones are released by the sync.
 const RESETS_MAX: usize = 8;
 
-/// What one guest has sent.
+/// The bytes that one guest has sent.
 #[derive(Clone, Debug, Default)]
 struct Side {
     /// The place where this slot's comparing began.

@@ -83,7 +83,7 @@ pub struct Translation {
     own: (u32, Option<u32>),
 }
 
-/// What becomes of a frame that the guest has sent.
+/// The decision on a frame that the guest has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outgoing {
     /// It passes, with the numbers that clients know.

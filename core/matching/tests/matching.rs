@@ -1,4 +1,4 @@
-//! What matches and what does not, case by case.
+//! Outputs that match and outputs that do not, case by case.
 
 mod frames;
 
@@ -31,7 +31,7 @@ impl Sides {
         self.matcher.theirs(frame);
     }
 
-    /// What has been covered since the last call.
+    /// The numbers of the outputs that were covered since the last call.
     fn covered(&mut self) -> Vec<u64> {
         let covered = self.matcher.take_covered();
         covered.into_iter().map(|no| no.0).collect()
@@ -99,7 +99,7 @@ fn other_connections_go_on() {
 
 /// The secondary keeps what is not done, and has room for so much only.
 #[test]
-fn what_only_the_other_side_sends_does_not_hold_up_the_rest() {
+fn outputs_of_the_other_side_alone_do_not_hold_up_the_rest() {
     for loose in [arp(1), udp(53, b"?"), Tcp::at(7).port(4001).rst().frame()] {
         let mut sides = Sides::new();
         sides.theirs(&loose);
@@ -117,9 +117,9 @@ fn what_only_the_other_side_sends_does_not_hold_up_the_rest() {
     }
 }
 
-/// What counts as lost is kept all the same, in case this side sends it yet.
+/// An output that counts as lost is kept all the same, because this side may still send it.
 #[test]
-fn what_only_the_other_side_sends_is_bounded() {
+fn outputs_of_the_other_side_alone_are_bounded() {
     let mut sides = Sides::new();
     let most = (1 << 20) / 1000 + 2;
     (0..most).for_each(|_| sides.theirs(&udp(53, &[0; 1000])));
@@ -247,7 +247,7 @@ fn the_end_of_a_stream_has_its_place() {
 }
 
 #[test]
-fn one_that_ends_and_one_that_goes_on_differ() {
+fn a_connection_that_ends_differs_from_one_that_goes_on() {
     for ours_ends in [true, false] {
         let mut sides = Sides::new();
         let (end, more) = (Tcp::at(0).fin().frame(), Tcp::at(0).data(b"more").frame());
@@ -278,9 +278,9 @@ fn a_reset_of_another_place_is_another() {
     assert_eq!(sides.covered(), []);
 }
 
-/// What was sent before the sync is explained by it; the client may need it again.
+/// The sync explains all that was sent before it. A client may need an output of that time again.
 #[test]
-fn what_is_sent_again_after_a_sync_goes_out() {
+fn a_retransmission_after_a_sync_goes_out() {
     let mut sides = Sides::new();
     sides.ours(&Tcp::at(100).ack(8).data(b"lost on the way").frame());
     sides.matcher.begin(true);

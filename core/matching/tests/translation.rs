@@ -11,7 +11,7 @@ use proptest::prelude::*;
 const NOW: Micros = Micros(1);
 const SYNC: SyncNo = SyncNo(1);
 
-/// What the leader tells of this SYN of its guest.
+/// The leader's message about this SYN of its guest.
 fn told(syn: &Tcp) -> LeaderSyn {
     let mut matcher = Matcher::new(1000);
     matcher.begin(false);
@@ -274,7 +274,7 @@ fn the_leader_may_open_first_even_before_the_slot_begins_here() {
 }
 
 #[test]
-fn what_follows_a_syn_waits_with_it() {
+fn frames_after_a_syn_wait_with_it() {
     let mut translator = compared();
     let syn = |seq| Tcp::at(seq).ack(5).syn().frame();
     assert_eq!(translator.outgoing(NOW, syn(10)), Outgoing::Waits);

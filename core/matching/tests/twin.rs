@@ -61,7 +61,7 @@ proptest! {
     /// Nothing is covered that the other side has not sent; and where the two streams agree,
     /// everything that it has sent is covered, in order.
     #[test]
-    fn covers_what_the_twin_explains(
+    fn the_matcher_covers_the_outputs_that_its_twin_explains(
         sends in prop::collection::vec(sent(), 1..60),
         differs_at in prop::option::of(0..1500usize),
     ) {

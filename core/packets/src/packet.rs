@@ -68,7 +68,7 @@ pub struct Segment<'a> {
     pub seq: u32,
     /// The acknowledgement number, if the ACK flag is set.
     pub ack: Option<u32>,
-    /// What the SYN agrees on, if the SYN flag is set.
+    /// The fields of the SYN, if the SYN flag is set.
     pub syn: Option<Syn>,
     /// The FIN flag.
     pub fin: bool,
@@ -80,7 +80,7 @@ pub struct Segment<'a> {
     pub payload: &'a [u8],
 }
 
-/// What a SYN agrees on for the life of a connection.
+/// The fields of a SYN. They hold for the life of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Syn {
     /// The initial sequence number.

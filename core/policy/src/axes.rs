@@ -23,7 +23,7 @@ pub enum Input {
     None,
 }
 
-/// What the secondary's guest does between two syncs.
+/// The axis *secondary*: its guest runs between two syncs, or waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Secondary {
@@ -33,7 +33,7 @@ pub enum Secondary {
     Waits,
 }
 
-/// When a slot ends. Whatever the choice, a full guard or log ends it too.
+/// The axis *sync*: when a slot ends. A full guard or log ends it under every choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SyncWhen {
     /// The guest is idle and outputs wait; bounded by [`crate::SlotConfig`] (PLOVER §4.3).
@@ -47,14 +47,14 @@ pub enum SyncWhen {
     Mismatch,
 }
 
-/// Which pages a sync sends.
+/// The axis *sent*: the pages that a sync sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sent {
     /// Those of both sides' dirty pages whose hashes differ (PLOVER §4.4).
     Divergent,
-    /// All that the leader's guest has written, unhashed. Of a secondary whose guest ran too,
-    /// what that has written as well (docs/decisions/0017).
+    /// All pages that the leader's guest has written, unhashed. If the secondary's guest ran too, also the
+    /// pages that it has written (docs/decisions/0017).
     AllOfPrimary,
 }
 
@@ -73,11 +73,11 @@ pub enum ReleaseWhen {
 pub struct Policy {
     /// In which order guests are fed.
     pub input: Input,
-    /// What the secondary's guest does.
+    /// Whether the secondary's guest runs or waits.
     pub secondary: Secondary,
     /// When a slot ends.
     pub sync: SyncWhen,
-    /// Which pages are sent.
+    /// The pages that a sync sends.
     pub sent: Sent,
     /// When outputs go out.
     pub release: ReleaseWhen,

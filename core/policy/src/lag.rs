@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_not_late() {
+    fn an_output_with_the_usual_delay_is_not_late() {
         let steady = lag([1000; 100]).late_after().unwrap();
         assert!((1000..1100).contains(&steady.0), "{steady:?}");
         let mixed = lag((0..100).map(|n| 500 + 2000 * (n % 2)));
@@ -77,7 +77,7 @@ mod tests {
     /// When waits have grown, outputs that are given up too early are never matched. So the limit must
     /// grow as well.
     #[test]
-    fn who_gives_up_waits_longer_next_time() {
+    fn a_limit_that_gave_up_too_early_grows() {
         let mut lag = lag([1000; 100]);
         let before = lag.late_after().unwrap().0;
         for times in 1..=3 {

@@ -1,4 +1,4 @@
-//! Which slots are compared, and when a compared one ends (COLO §3.3.2; docs/decisions/0011).
+//! Decides which slots are compared, and when a compared one ends (COLO §3.3.2; docs/decisions/0011).
 //!
 //! While the two guests send the same, outputs leave as soon as both have sent them, and no sync is
 //! needed. While they differ, comparing costs: an output waits until the secondary sends something else,

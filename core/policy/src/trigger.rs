@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn idleness_is_the_rules_to_judge() {
+    fn an_idle_slot_ends_when_the_idle_rule_says_so() {
         assert_eq!(
             ends(SyncWhen::Idle, Micros(1), true),
             Some(SyncReason::Idle)

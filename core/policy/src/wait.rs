@@ -18,7 +18,7 @@ use plover_types::Micros;
 /// the mean pause.
 const TRY_EVERY: u32 = 128;
 
-/// Which syncs of each `TRY_EVERY` are tries, if they wait at all. The first is for rules that usually do
+/// The numbers of the syncs, of each `TRY_EVERY`, that are tries. The first is for rules that usually do
 /// not wait: it is a sync that measures. The second is for rules that usually wait: it is one that does
 /// not measure.
 const TRIES: [u32; 2] = [0, MEASURE_EVERY / 2];
@@ -198,7 +198,7 @@ mod tests {
     /// Seen under `hybrid`: the sync of a slot of one second takes three times as long, and was taken for
     /// a sync without a wait.
     #[test]
-    fn what_long_syncs_took_is_not_held_against_short_ones() {
+    fn long_syncs_do_not_count_against_short_ones() {
         let mut rule = WaitRule::new(MAX);
         let long = |rule: &mut WaitRule, syncs| {
             for _ in 0..syncs {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hopeless_secondary_is_not() {
+    fn a_secondary_that_is_far_behind_is_not_waited_for() {
         let mut rule = WaitRule::new(MAX);
         let outcome = run(&mut rule, 2000, Micros::from_ms(50), DEAR);
         assert!(outcome.mean <= 60, "waits for nothing: {outcome:?}");

@@ -1,4 +1,4 @@
-//! What happens to a replica, and what it asks of the world.
+//! The interface of a replica: the events that it takes, and the actions that it asks for.
 
 mod config;
 mod note;
@@ -9,14 +9,14 @@ pub use note::Note;
 use crate::jobs::JobId;
 
 use apus::{Configuration, DurableState, Entry};
-use plover_syncvm::blocks::Divergent;
+use plover_syncvm::subpages::Divergent;
 use plover_types::{
     Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
     Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
-/// What happened.
+/// An input of the replica: time, a message, finished work, or a frame.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Time has passed.
@@ -32,7 +32,7 @@ pub enum Event {
     Received {
         /// The peer.
         from: ReplicaId,
-        /// Which ring.
+        /// The ring that it came by.
         lane: Lane,
         /// The record.
         bytes: Vec<u8>,
@@ -41,7 +41,7 @@ pub enum Event {
     StatePersisted(View),
     /// [`Action::PersistEntries`] is durable up to here.
     EntriesPersisted(Viewstamp),
-    /// Frames from clients arrived at the TAP. One batch: what waited goes together.
+    /// Frames from clients arrived at the TAP. All that waited are one batch.
     Frames(Vec<Frame>),
     /// An operator's input to the guest; goes through the log like any other.
     Operator(OperatorInput),
@@ -69,8 +69,9 @@ pub enum Event {
     GuestDied(String),
     /// The guest sent frames.
     Outputs(Vec<Frame>),
-    /// The guest has printed on its console, and somebody looks: an output like any other, which the
-    /// node holds until the syncvm that ends its slot is over ([`crate::Replica::prints_at_once`]).
+    /// The guest has printed on its console, and an operator watches it. Console output is an output like any
+    /// other: the node holds it until the syncvm that ends its slot is over, or shows it at once
+    /// ([`Watch::console_until`]).
     Printed,
     /// The guest has written so much to its disks that a syncvm is due.
     MuchWritten,
@@ -80,13 +81,13 @@ pub enum Event {
     Scanned(JobId, PageSet),
     /// The answer to [`Action::Hash`], in the order of its pages.
     Hashed(JobId, Vec<Digest>),
-    /// The answer to [`Action::HashBlocks`]: each page's blocks, one page after the other.
-    BlocksHashed(JobId, Vec<u64>),
-    /// The answer to [`Action::ReadPages`] or [`Action::ReadBlocks`]: a page chunk.
+    /// The answer to [`Action::HashSubpages`]: the hashes of each page's subpages, one page after the other.
+    SubpagesHashed(JobId, Vec<u64>),
+    /// The answer to [`Action::ReadPages`] or [`Action::ReadSubpages`]: a page chunk.
     PagesRead(JobId, Vec<u8>),
     /// The answer to [`Action::WriteChunks`], which the next write need not wait for.
     ChunksWritten(JobId),
-    /// A sample of the guest's activity, as [`crate::Replica::wants_samples`] asks for.
+    /// A sample of the guest's activity, as [`Watch::sample_every`] asks for.
     Sample {
         /// CPU time of all vCPUs since the start; `None` where the guest plainly has work: the
         /// hypervisor has not consumed every frame fed to it, or one of its threads runs or
@@ -95,7 +96,7 @@ pub enum Event {
     },
 }
 
-/// What an operator may do to the guest.
+/// An operator's input to the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OperatorInput {
     /// Types on the serial console.
@@ -104,21 +105,21 @@ pub enum OperatorInput {
     PowerButton,
 }
 
-/// What the replica asks of the world. The node carries actions out in order.
+/// A request of the replica. The node carries actions out in order.
 ///
-/// Work on pages (hash, read, write) is answered in the order asked. Where it concerns memory alone
-/// the answer comes before the next event, and a scan's always does. Where it concerns blocks of disks
-/// it takes as long as the disk takes, and other events come first: what a page was hashed as may no
-/// longer be so, and the sync that asked may be over.
+/// Work on pages (hash, read, write) is answered in the order asked. The answer of a scan, and of work on
+/// memory alone, comes before the next event. Work on blocks of disks takes as long as the disk takes, and
+/// other events come first: a page may have changed since it was hashed, and the sync that asked may be
+/// over.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Write a record into our ring at a peer.
     Write {
         /// The ring's owner.
         to: ReplicaId,
-        /// Which ring.
+        /// The ring to write it into.
         lane: Lane,
-        /// What it is for.
+        /// The kind of its content; the node counts bytes by it.
         payload: Payload,
         /// The record.
         bytes: Vec<u8>,
@@ -127,7 +128,7 @@ pub enum Action {
     PersistState(DurableState),
     /// Make these log entries durable → [`Event::EntriesPersisted`].
     PersistEntries {
-        /// The viewstamp before them; what stood after it is truncated.
+        /// The viewstamp before them; older entries after it are truncated.
         after: Viewstamp,
         /// Given when the log begins anew there; see [`apus::Command::PersistEntries`].
         anew: Option<Configuration>,
@@ -168,8 +169,8 @@ pub enum Action {
         /// The pages.
         pages: Vec<PageNo>,
     },
-    /// Hash the blocks of these pages → [`Event::BlocksHashed`].
-    HashBlocks {
+    /// Hash the subpages of these pages → [`Event::SubpagesHashed`].
+    HashSubpages {
         /// Its answer carries this.
         job: JobId,
         /// The session's key.
@@ -177,24 +178,24 @@ pub enum Action {
         /// The pages.
         pages: Vec<PageNo>,
     },
-    /// Read these blocks into one chunk → [`Event::PagesRead`].
-    ReadBlocks {
+    /// Read these subpages into one chunk → [`Event::PagesRead`].
+    ReadSubpages {
         /// Its answer carries this.
         job: JobId,
-        /// The pages, and which blocks of each.
+        /// The pages, and the subpages of each to read.
         pages: Vec<Divergent>,
     },
-    /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. Whatever this
-    /// guest does afterwards, it finds them written.
+    /// Write page chunks into guest memory and its disks → [`Event::ChunksWritten`]. The guest reads them
+    /// from then on, even before that event.
     WriteChunks {
         /// Its answer carries this.
         job: JobId,
         /// The chunks.
         chunks: Vec<Vec<u8>>,
     },
-    /// Make the blocks of disks in these page chunks durable, and what was written to the disks
-    /// before: all or nothing, whenever this host dies → [`Event::DisksStaged`]. They are written
-    /// by the [`Action::WriteChunks`] that follows.
+    /// Make the blocks of disks in these page chunks durable, and all earlier writes to the disks. If this
+    /// host dies, all of them are there, or none → [`Event::DisksStaged`]. The [`Action::WriteChunks`] that
+    /// follows writes them to the disks.
     StageDisks {
         /// The syncvm they are of.
         sync: SyncNo,
@@ -216,7 +217,7 @@ pub enum Action {
     FaceClients(bool),
     /// Tell the network that the guest's address now lives here.
     Announce,
-    /// What becomes of the guest's console output that this host holds.
+    /// Keep, release or discard the guest's console output that this host holds.
     Console(ConsoleHold),
     /// This replica's role has changed.
     Role {
@@ -242,7 +243,7 @@ pub enum ConsoleHold {
     Forget,
 }
 
-/// What the body of a replica has to attend to until the next event; [`crate::Replica::apply`] returns it.
+/// The events that a replica waits for, and until when; [`crate::Replica::apply`] returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watch {
     /// When the next [`Event::Tick`] is due at the latest.
@@ -259,7 +260,7 @@ pub struct Watch {
     pub log_base: Index,
 }
 
-/// What a hypervisor is started for.
+/// The reason for which a hypervisor is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootReason {
     /// The guest boots from this host's disks, which must be whole.
@@ -268,7 +269,7 @@ pub enum BootReason {
     Copy,
 }
 
-/// What a restart of the whole group needs to know.
+/// The newest in-sync set that this replica has heard of. A restart of the whole group compares these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestRecord {
     /// The in-sync set.
@@ -277,11 +278,11 @@ pub struct GuestRecord {
     pub view: View,
     /// The last syncvm this replica holds.
     pub sync: SyncNo,
-    /// The generation of the group in which the in-sync set was agreed, and where in its log. Of two
-    /// replicas' records, the one with the greater pair is the newer.
+    /// The generation of the group in which the in-sync set was agreed. Of two replicas' records, the one
+    /// with the greater pair of `generation` and `index` is the newer.
     #[serde(default)]
     pub generation: View,
-    /// See `generation`.
+    /// The index of the entry that agreed it, in that generation's log.
     #[serde(default)]
     pub index: Index,
 }

@@ -1,4 +1,4 @@
-//! What replicas say to each other beside the log: parts of syncvms and copies.
+//! The bulk lane: messages between replicas beside the log, for syncvms and copies.
 //! [`plover_syncvm::message::Body`] says of each message who sends it, and when.
 
 use crate::api::Note;
@@ -118,7 +118,7 @@ impl Replica {
         match body {
             Body::Dirty { sync, runs, key } => self.follow_dirty(sync, &runs, key),
             Body::Checkpoint { sync } => self.follow_checkpoint(sync),
-            Body::Blocks { sync, runs, heard } => self.follow_blocks(sync, &runs, heard),
+            Body::Subpages { sync, runs, heard } => self.follow_subpages(sync, &runs, heard),
             Body::Pages { sync, seq, chunk } => self.follow_pages(sync, seq, chunk),
             Body::End {
                 sync,
@@ -145,13 +145,13 @@ impl Leader {
     /// A message that only a secondary sends, or a replica that joins.
     fn on_body(&mut self, cx: &mut Context, from: ReplicaId, body: Body) -> Option<Body> {
         match body {
-            Body::BlockHashes {
+            Body::SubpageHashes {
                 sync,
                 anew,
                 first,
                 total,
                 said,
-            } => self.on_block_hashes(cx, from, sync, anew, (first, total), &said),
+            } => self.on_subpage_hashes(cx, from, sync, anew, (first, total), &said),
             Body::OutputsReported {
                 sync,
                 first,

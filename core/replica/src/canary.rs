@@ -19,9 +19,9 @@ pub enum Canary {
     /// A failed sync forgets its dirty pages.
     #[cfg(feature = "canary")]
     DirtyBitsLost,
-    /// Of several blocks that differ in a page, one is not sent.
+    /// Of several subpages that differ in a page, one is not sent.
     #[cfg(feature = "canary")]
-    BlockMissed,
+    SubpageMissed,
     /// The secondary acknowledges before the blocks of its disks are durable.
     #[cfg(feature = "canary")]
     AckBeforeDisks,
@@ -34,7 +34,7 @@ pub enum Canary {
     /// A log of the guest's last generation on disk is taken for one of the present generation.
     #[cfg(feature = "canary")]
     TrustOldGeneration,
-    /// What a syncvm brings is not sent on to the warm copy.
+    /// The pages that a syncvm brings are not sent on to the warm copy.
     #[cfg(feature = "canary")]
     WarmForgetsSyncs,
     /// A secondary that takes over forgets which numbers clients know its connections by.

@@ -65,7 +65,7 @@ struct Stopped {
     unconsumed: Unconsumed,
 }
 
-/// What the end mark completes: the other side's state, whole.
+/// The leader's whole state, as the end mark completes it.
 #[derive(Debug)]
 struct Complete {
     staged: Staged,
@@ -99,7 +99,7 @@ enum Stage {
         stopped: Stopped,
         own: Runs,
         key: [u8; 32],
-        /// The divergent pages whose block hashes are being made, and the mark of those that the leader
+        /// The divergent pages whose subpage hashes are being made, and the mark of those that the leader
         /// remembers.
         narrowed: (Vec<PageNo>, u64),
         staging: Staging,
@@ -110,7 +110,7 @@ enum Stage {
     Resetting(Complete, Vec<u8>),
     /// Pages that the reset wrote beside the known ones are fetched.
     Fetching(Complete, Vec<u8>),
-    /// What is staged for disks is being made durable; pages to put back after a reset.
+    /// The staged disk blocks are being made durable; with the pages to put back after a reset.
     Durable(Complete, Option<Vec<u8>>),
     /// The staged state is in memory; devices are being loaded.
     Loading(Complete),

@@ -1,5 +1,5 @@
-//! The group as this replica knows it, and the consensus core that it owns: what the core is told, and what
-//! it asks for.
+//! The group as this replica knows it, and the consensus core that it owns: events go into the core, and its
+//! commands are carried out.
 
 use crate::api::{Action, Note, Role};
 use crate::replica::Replica;
@@ -10,7 +10,7 @@ use plover_types::{Index, Lane, Payload, ReplicaId, ReplicaSet, SyncNo, View};
 #[derive(Debug)]
 pub(crate) struct Group {
     pub core: Apus,
-    /// What the core asks for and was not looked at yet.
+    /// Commands of the consensus core that are not yet carried out.
     pub commands: Vec<Command>,
     /// The core's phase when it was last looked at.
     pub phase: ConsensusPhase,

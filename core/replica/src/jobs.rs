@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
-/// What a piece of work is for.
+/// The purpose of a piece of work on pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
     /// The leader's part of this syncvm.
@@ -57,7 +57,7 @@ impl Jobs {
         self.open.remove(&id)
     }
 
-    /// The guest is given up: what comes of its memory from here on means nothing.
+    /// The guest is given up: answers about its memory mean nothing from here on.
     pub fn forget_all(&mut self) {
         self.open.clear();
     }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "never asked")]
-    fn an_answer_that_nobody_asked_for_is_a_bug() {
+    fn an_answer_to_no_request_panics() {
         Jobs::default().end(JobId(1));
     }
 }

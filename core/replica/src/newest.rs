@@ -1,4 +1,4 @@
-//! Which copy of a guest's disks it may boot from, after all replicas have lost the guest itself.
+//! Decides which copy of its disks a guest may boot from, after all replicas have lost the guest itself.
 //!
 //! Every replica keeps on its disk the newest in-sync set that it has heard of. A leader writes that
 //! set down before it serves on the strength of it. So with all replicas asked, the newest of these
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_refuses_what_it_knows_to_be_old() {
+    fn a_replica_refuses_to_boot_from_a_copy_that_it_knows_to_be_old() {
         let old = copy(0, &[0, 1], 16, 3, true);
         assert_eq!(may_boot(&old, &[]), Ok(()), "it was in sync last it heard");
         let alone = copy(1, &[1], 16, 90, true);

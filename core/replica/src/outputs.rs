@@ -1,4 +1,4 @@
-//! Outputs: from the guest into the guard, whatever the phase. A leader decides when they leave
+//! Outputs: from the guest into the guard, in every phase. A leader decides when they leave
 //! ([`crate::leader`]), a secondary reports them ([`crate::secondary`]).
 
 use crate::api::Note;

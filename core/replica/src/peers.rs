@@ -6,7 +6,7 @@ use plover_types::{Micros, ReplicaId, ReplicaSet};
 /// From the first refusal of a copy to the next offer; each further one doubles it.
 const WAIT_FIRST: Micros = Micros::from_ms(500);
 
-/// At most. The person who has just made room is not to wait much longer than that.
+/// The longest wait. An operator who has just made room on a disk waits no longer than that.
 const WAIT_LAST: Micros = Micros::from_ms(8_000);
 
 /// Another replica, as this one sees it.
@@ -28,7 +28,7 @@ pub(crate) struct Peer {
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
     until: Micros,
-    /// What `until` was counted from.
+    /// The length of the wait that ends at `until`.
     wait: Micros,
 }
 
@@ -57,7 +57,7 @@ impl Peers {
         self.0.iter().any(|peer| peer.id == id && peer.is_linked)
     }
 
-    /// Nothing is known any more of who answers.
+    /// Forgets which peers answer.
     pub fn forget_liveness(&mut self) {
         self.0.iter_mut().for_each(|peer| peer.is_alive = false);
     }

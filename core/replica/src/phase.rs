@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_ran_the_guest_comes_to_lead_it() {
+    fn only_a_replica_that_ran_the_guest_becomes_its_leader() {
         assert!(is_allowed(Role::Secondary, Role::Leader));
         assert!(is_allowed(Role::Deposed, Role::Leader), "it won again");
         assert!(!is_allowed(Role::Joining, Role::Leader));

@@ -21,7 +21,7 @@ use plover_types::{Digest, Frame, Lane, Micros, PageSet, ReplicaId, Unconsumed};
 /// One replica: owns all state, touches nothing outside.
 #[derive(Debug)]
 pub struct Replica {
-    /// What every phase shares.
+    /// The data that every phase shares.
     pub(crate) cx: Context,
     pub(crate) phase: Phase,
     /// The syncvm that brings the leader's state into this side's guest. Behind its end mark it outlives
@@ -80,8 +80,8 @@ impl Replica {
         }
     }
 
-    /// Applies one event at `now`, appends what is to be done, in order, to `out`, and returns what to
-    /// attend to until the next one.
+    /// Applies one event at `now`. Appends the actions to carry out, in order, to `out`. Returns the events
+    /// that the replica waits for.
     pub fn apply(&mut self, now: Micros, event: Event, out: &mut Vec<Action>) -> Watch {
         self.cx.now = self.cx.now.max(now);
         self.dispatch(event);
@@ -153,7 +153,7 @@ impl Replica {
             Event::DisksStaged(sync) => self.follow_disks_staged(sync),
             Event::Scanned(job, set) => self.on_scanned(job, &set),
             Event::Hashed(job, digests) => self.on_hashed(job, digests),
-            Event::BlocksHashed(job, hashes) => self.on_blocks_hashed(job, hashes),
+            Event::SubpagesHashed(job, hashes) => self.on_subpages_hashed(job, hashes),
             Event::PagesRead(job, chunk) => self.on_pages_read(job, chunk),
             Event::ChunksWritten(job) => {
                 if let Some(Job::CopyWritten(attempt, chunks)) = cx.jobs.end(job) {
@@ -181,15 +181,15 @@ impl Replica {
         }
     }
 
-    fn on_blocks_hashed(&mut self, job: JobId, hashes: Vec<u64>) {
+    fn on_subpages_hashed(&mut self, job: JobId, hashes: Vec<u64>) {
         match self.cx.jobs.end(job) {
             Some(Job::LeadSync(sync)) => {
                 if let Some((leader, cx)) = self.leading() {
-                    leader.on_blocks_hashed(cx, sync, hashes);
+                    leader.on_subpages_hashed(cx, sync, hashes);
                 }
             }
-            Some(Job::FollowSync(sync)) => self.follow_blocks_hashed(sync, &hashes),
-            Some(other) => panic!("block hashes as the answer to {other:?}"),
+            Some(Job::FollowSync(sync)) => self.follow_subpages_hashed(sync, &hashes),
+            Some(other) => panic!("subpage hashes as the answer to {other:?}"),
             None => {}
         }
     }
@@ -219,8 +219,8 @@ impl Replica {
         }
     }
 
-    /// The pages that this side's guest has written are owed to whoever is copied to, whatever the scan
-    /// was for.
+    /// Adds the pages that this side's guest has written to those that the target of a copy still lacks. This
+    /// holds for every scan, also for one that was made for a sync.
     fn on_scanned(&mut self, job: JobId, set: &PageSet) {
         if let Some(stream) = self.cx.peers.copy_mut() {
             stream.owe(set);
@@ -242,7 +242,8 @@ impl Replica {
         }
     }
 
-    /// After every event: what consensus asks, what time asks, what has become safe.
+    /// After every event: carries out the commands of consensus, does what is due by time, and releases
+    /// outputs that have become safe.
     fn settle(&mut self) {
         loop {
             self.drain_consensus();
@@ -306,7 +307,7 @@ impl Replica {
         }
     }
 
-    /// What the body attends to until the next event.
+    /// The events that the body waits for until the next call.
     fn watch(&self) -> Watch {
         let in_a_sync = self.follow.as_ref();
         let drains = in_a_sync.is_some_and(FollowSync::is_draining);

@@ -18,7 +18,7 @@ pub struct ReplicaStatus {
     pub role: Role,
     /// The view it is in.
     pub view: View,
-    /// Who leads it, as far as known.
+    /// The group's leader, if this replica knows it.
     pub leader: Option<ReplicaId>,
     /// The newest committed in-sync set.
     pub in_sync: ReplicaSet,
@@ -46,7 +46,7 @@ pub struct ReplicaStatus {
     pub warm: Option<WarmStatus>,
     /// Bytes of pages that this replica has sent in copies, to joiners and to keep a witness warm.
     pub copied_bytes: u64,
-    /// Whose pages this witness keeps.
+    /// The replica whose pages this witness keeps.
     pub keeps_copy_of: Option<ReplicaId>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn witness(policy: Policy, warm: Warm) -> Replica {
     replica
 }
 
-/// What it has sent to the leader on the bulk lane.
+/// The messages that it has sent to the leader on the bulk lane.
 pub(crate) fn sent_to_leader(replica: &Replica) -> Vec<Body> {
     let bodies = replica.cx.out.iter().filter_map(|action| match action {
         Action::Write {
@@ -85,7 +85,7 @@ fn run(cx: &mut Context) {
     cx.out.clear();
 }
 
-/// What was asked for since this was last called.
+/// The actions that it has asked for since this was last called.
 pub(crate) fn taken(replica: &mut Replica) -> Vec<Action> {
     std::mem::take(&mut replica.cx.out)
 }

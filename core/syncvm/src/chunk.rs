@@ -1,10 +1,10 @@
 //! Page contents on the wire: a chunk is a sequence of `page number, kind, bytes`.
 //!
-//! A zero page is its number and one byte. If only some blocks of a page are sent, a mask of 8 bytes
+//! A zero page is its number and one byte. If only some subpages of a page are sent, a mask of 8 bytes
 //! names them. Nothing is compressed here: the receiver writes a chunk into memory as it is. On its way
 //! it may be compressed (docs/decisions/0023).
 
-use crate::blocks::BlockMask;
+use crate::subpages::SubpageMask;
 use plover_types::{PAGE_BYTES, PageNo, SUBPAGE_BYTES};
 
 /// Pages a chunk holds at most. 32 pages are 128 KiB: large enough that the per-message cost
@@ -13,7 +13,7 @@ pub const CHUNK_PAGES_MAX: usize = 32;
 
 const KIND_ZERO: u8 = 0;
 const KIND_RAW: u8 = 1;
-const KIND_BLOCKS: u8 = 2;
+const KIND_SUBPAGES: u8 = 2;
 
 /// Builds a chunk.
 #[derive(Debug, Default)]
@@ -41,14 +41,14 @@ impl ChunkWriter {
         self.pages += 1;
     }
 
-    /// Adds the blocks that `mask` names of a page of [`PAGE_BYTES`] bytes, or the whole page where
+    /// Adds the subpages that `mask` names of a page of [`PAGE_BYTES`] bytes, or the whole page where
     /// that is shorter.
-    pub fn push_blocks(&mut self, page: PageNo, mask: BlockMask, content: &[u8]) {
-        if mask == BlockMask::ALL || content.iter().all(|b| *b == 0) {
+    pub fn push_subpages(&mut self, page: PageNo, mask: SubpageMask, content: &[u8]) {
+        if mask == SubpageMask::ALL || content.iter().all(|b| *b == 0) {
             return self.push(page, content);
         }
         self.bytes.extend_from_slice(&page.0.to_le_bytes());
-        self.bytes.push(KIND_BLOCKS);
+        self.bytes.push(KIND_SUBPAGES);
         self.bytes.extend_from_slice(&mask.0.to_le_bytes());
         for range in mask.ranges() {
             self.bytes.extend_from_slice(&content[range]);
@@ -74,8 +74,8 @@ pub enum PageContent<'a> {
     Zero,
     /// These [`PAGE_BYTES`] bytes.
     Raw(&'a [u8]),
-    /// These blocks, one after the other; the others are as they were.
-    Blocks(BlockMask, &'a [u8]),
+    /// These subpages, one after the other; the others are as they were.
+    Subpages(SubpageMask, &'a [u8]),
 }
 
 impl PageContent<'_> {
@@ -84,9 +84,9 @@ impl PageContent<'_> {
         match self {
             Self::Zero => page.fill(0),
             Self::Raw(bytes) => page.copy_from_slice(bytes),
-            Self::Blocks(mask, bytes) => {
-                for (range, block) in mask.ranges().zip(bytes.chunks_exact(SUBPAGE_BYTES)) {
-                    page[range].copy_from_slice(block);
+            Self::Subpages(mask, bytes) => {
+                for (range, subpage) in mask.ranges().zip(bytes.chunks_exact(SUBPAGE_BYTES)) {
+                    page[range].copy_from_slice(subpage);
                 }
             }
         }
@@ -94,7 +94,7 @@ impl PageContent<'_> {
 
     /// Whether it is the content of the whole page.
     pub fn is_whole(&self) -> bool {
-        !matches!(self, Self::Blocks(..))
+        !matches!(self, Self::Subpages(..))
     }
 }
 
@@ -144,15 +144,15 @@ fn read_one(bytes: &[u8], pages: u32) -> Option<(PageNo, PageContent<'_>, usize)
             PageContent::Raw(body.get(..PAGE_BYTES)?),
             5 + PAGE_BYTES,
         )),
-        (&KIND_BLOCKS, body) => {
+        (&KIND_SUBPAGES, body) => {
             let (mask, body) = body.split_first_chunk::<8>()?;
-            let mask = BlockMask(u64::from_le_bytes(*mask));
-            if mask.is_empty() || mask.0 & !BlockMask::ALL.0 != 0 {
+            let mask = SubpageMask(u64::from_le_bytes(*mask));
+            if mask.is_empty() || mask.0 & !SubpageMask::ALL.0 != 0 {
                 return None;
             }
             let bytes = mask.len() as usize * SUBPAGE_BYTES;
-            let blocks = PageContent::Blocks(mask, body.get(..bytes)?);
-            Some((page, blocks, 13 + bytes))
+            let subpages = PageContent::Subpages(mask, body.get(..bytes)?);
+            Some((page, subpages, 13 + bytes))
         }
         _ => None,
     }
@@ -193,20 +193,20 @@ mod tests {
         let mut writer = ChunkWriter::new();
         writer.push(PageNo(1001), &[0; PAGE_BYTES]);
         writer.push(PageNo(1002), &content);
-        writer.push_blocks(PageNo(1003), BlockMask(0b1010), &content);
+        writer.push_subpages(PageNo(1003), SubpageMask(0b1010), &content);
         assert_form("page chunks", &[writer.finish()]);
     }
 
     #[test]
-    fn blocks_change_what_they_name_and_nothing_else() {
+    fn subpages_change_only_the_bytes_that_they_name() {
         let (old, mut new) = ([1u8; PAGE_BYTES], [1u8; PAGE_BYTES]);
         new[SUBPAGE_BYTES] = 2;
         new[PAGE_BYTES - 1] = 3;
-        let mask = BlockMask(1 << 1 | 1 << (PAGE_BYTES / SUBPAGE_BYTES - 1));
+        let mask = SubpageMask(1 << 1 | 1 << (PAGE_BYTES / SUBPAGE_BYTES - 1));
         let mut writer = ChunkWriter::new();
-        writer.push_blocks(PageNo(4), mask, &new);
-        writer.push_blocks(PageNo(5), BlockMask::ALL, &new);
-        writer.push_blocks(PageNo(6), mask, &[0; PAGE_BYTES]);
+        writer.push_subpages(PageNo(4), mask, &new);
+        writer.push_subpages(PageNo(5), SubpageMask::ALL, &new);
+        writer.push_subpages(PageNo(6), mask, &[0; PAGE_BYTES]);
         let chunk = writer.finish();
         assert_eq!(chunk.len(), 13 + 2 * SUBPAGE_BYTES + 5 + PAGE_BYTES + 5);
         let read: Vec<_> = read(&chunk, 7).map(Result::unwrap).collect();

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_exactly_what_differs() {
+    fn comparing_finds_exactly_the_pages_that_differ() {
         let pages = [PageNo(1), PageNo(5), PageNo(9)];
         let ours = [Digest(1), Digest(2), Digest(3)];
         let theirs = [Digest(1), Digest(7), Digest(3)];

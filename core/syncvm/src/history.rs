@@ -1,13 +1,13 @@
-//! Block hashes travel only if they changed since the secondary last sent them (docs/decisions/0032).
+//! Subpage hashes travel only if they changed since the secondary last sent them (docs/decisions/0032).
 //!
-//! A page that differs at one syncvm mostly differs at the next one as well, and most of its blocks are
+//! A page that differs at one syncvm mostly differs at the next one as well, and most of its subpages are
 //! unchanged. So both ends remember the last sent hashes of each page. A page's hashes are then sent as a
-//! mask of the blocks whose hashes changed, and those hashes:
+//! mask of the subpages whose hashes changed, and those hashes:
 //!
 //! ```text
 //!  leader                                        secondary
-//!  Blocks(pages, mark of what I heard) ────────▶ the same as mine? else forget all
-//!                              ◀──────────────── BlockHashes(anew or not, masks and hashes)
+//!  Subpages(pages, mark of what I heard) ──────▶ the same as mine? else forget all
+//!                              ◀──────────────── SubpageHashes(anew or not, masks and hashes)
 //! ```
 //!
 //! A *mark* is a hash of everything that was sent since the history was empty. So equal marks mean equal
@@ -27,7 +27,7 @@ const HASH_BYTES: usize = size_of::<u64>();
 
 type Hashes = [u64; SUBPAGES_PER_PAGE];
 
-/// The block hashes that were sent last of each page, kept by the sender and by the receiver.
+/// The subpage hashes that were sent last of each page, kept by the sender and by the receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HashHistory {
     pages: BTreeMap<PageNo, Hashes>,
@@ -39,7 +39,7 @@ pub struct HashHistory {
 pub struct HashReport {
     /// The receiver must forget its history: this report stands alone.
     pub anew: bool,
-    /// For each page a mask (little-endian; bit n is block n), and 8 bytes for each block in it.
+    /// For each page a mask (little-endian; bit n is subpage n), and 8 bytes for each subpage in it.
     pub bytes: Vec<u8>,
 }
 
@@ -54,7 +54,7 @@ impl HashHistory {
         pages * (MASK_BYTES + SUBPAGES_PER_PAGE * HASH_BYTES)
     }
 
-    /// Makes a report of the hashes of all blocks of `pages`, page after page, for a receiver whose mark
+    /// Makes a report of the hashes of all subpages of `pages`, page after page, for a receiver whose mark
     /// is `heard`. `hashes` has [`SUBPAGES_PER_PAGE`] for each page.
     pub fn say(&mut self, heard: u64, pages: &[PageNo], hashes: &[u64]) -> HashReport {
         let anew = heard != self.mark;
@@ -64,18 +64,18 @@ impl HashHistory {
         let mut bytes = Vec::new();
         for (page, hashes) in pages.iter().zip(hashes.chunks_exact(SUBPAGES_PER_PAGE)) {
             let before = self.pages.get(page);
-            let differs = |block: usize| before.is_none_or(|it| it[block] != hashes[block]);
-            let new = |block: &usize| differs(*block);
+            let differs = |subpage: usize| before.is_none_or(|it| it[subpage] != hashes[subpage]);
+            let new = |subpage: &usize| differs(*subpage);
             let mask = (0..SUBPAGES_PER_PAGE).filter(new).fold(0, set);
             bytes.extend(&mask.to_le_bytes()[..MASK_BYTES]);
             let new = (0..SUBPAGES_PER_PAGE).filter(new);
-            bytes.extend(new.flat_map(|block| hashes[block].to_le_bytes()));
+            bytes.extend(new.flat_map(|subpage| hashes[subpage].to_le_bytes()));
         }
         self.remember(pages, hashes, &bytes);
         HashReport { anew, bytes }
     }
 
-    /// The hashes of all blocks of `pages`, from the other end's report. `None` if the report is not
+    /// The hashes of all subpages of `pages`, from the other end's report. `None` if the report is not
     /// about these pages, which a correct peer never sends.
     pub fn hear(&mut self, anew: bool, pages: &[PageNo], bytes: &[u8]) -> Option<Vec<u64>> {
         if anew {
@@ -93,11 +93,11 @@ impl HashHistory {
             mask[..MASK_BYTES].copy_from_slice(take(&mut bytes, MASK_BYTES)?);
             let mask = u64::from_le_bytes(mask);
             let before = self.pages.get(page);
-            for block in 0..SUBPAGES_PER_PAGE {
-                all.push(if mask >> block & 1 == 1 {
+            for subpage in 0..SUBPAGES_PER_PAGE {
+                all.push(if mask >> subpage & 1 == 1 {
                     u64::from_le_bytes(take(&mut bytes, HASH_BYTES)?.try_into().ok()?)
                 } else {
-                    before?[block]
+                    before?[subpage]
                 });
             }
         }
@@ -141,13 +141,13 @@ mod tests {
         numbers.map(PageNo).collect()
     }
 
-    /// Hashes of blocks; all differ from those of another `salt`.
+    /// Hashes of subpages; all differ from those of another `salt`.
     fn hashes(pages: &[PageNo], salt: u64) -> Vec<u64> {
         let of = |page: &PageNo| u64::from(page.0) << 32 | salt << 8;
-        let blocks = 0..SUBPAGES_PER_PAGE as u64;
+        let subpages = 0..SUBPAGES_PER_PAGE as u64;
         pages
             .iter()
-            .flat_map(|page| blocks.clone().map(move |block| of(page) | block))
+            .flat_map(|page| subpages.clone().map(move |subpage| of(page) | subpage))
             .collect()
     }
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_travels() {
+    fn only_new_hashes_are_sent() {
         let mut ends = <[HashHistory; 2]>::default();
         let pages = pages(7..17);
         let mut list = hashes(&pages, 1);
@@ -205,7 +205,7 @@ mod tests {
 
     /// The two ends exchange their roles and keep their histories.
     #[test]
-    fn who_led_may_follow() {
+    fn a_former_leader_may_become_secondary() {
         let mut ends = <[HashHistory; 2]>::default();
         let pages = pages(0..5);
         exchange(&mut ends, &pages, &hashes(&pages, 1));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn not_all_is_remembered() {
+    fn the_history_keeps_a_bounded_number_of_pages() {
         let mut ends = <[HashHistory; 2]>::default();
         let many = pages(0..PAGES_KEPT as u32);
         exchange(&mut ends, &many, &hashes(&many, 1));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_these_pages_is_refused() {
+    fn hashes_of_other_pages_are_refused() {
         let pages = pages(0..2);
         let said = HashHistory::default()
             .say(0, &pages, &hashes(&pages, 1))
@@ -247,7 +247,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_heard_is_what_was_said(
+        fn the_receiver_rebuilds_the_hashes_that_were_sent(
             lists in prop::collection::vec((0..40_u32, 1..20_u32, 0..3_u64, any::<bool>()), 1..30)
         ) {
             let mut ends = <[HashHistory; 2]>::default();

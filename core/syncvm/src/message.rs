@@ -130,21 +130,21 @@ pub enum Body {
         /// The sync.
         sync: SyncNo,
     },
-    /// Leader: these pages differ; hash their blocks (see [`crate::blocks`]).
-    Blocks {
+    /// Leader: these pages differ; hash their subpages (see [`crate::subpages`]).
+    Subpages {
         /// The syncvm.
         sync: SyncNo,
         /// The divergent pages.
         runs: Runs,
-        /// The mark of the block hashes from you that I remember ([`crate::HashHistory::mark`]).
+        /// The mark of the subpage hashes from you that I remember ([`crate::HashHistory::mark`]).
         heard: u64,
     },
-    /// Secondary: the hashes of all blocks of these pages, rising by page, as a report of
+    /// Secondary: the hashes of all subpages of these pages, rising by page, as a report of
     /// [`crate::HashHistory::say`].
-    BlockHashes {
+    SubpageHashes {
         /// The syncvm.
         sync: SyncNo,
-        /// Whether you must forget my earlier block hashes.
+        /// Whether you must forget my earlier subpage hashes.
         anew: bool,
         /// The place of this part's first byte in the report.
         first: u32,
@@ -154,7 +154,7 @@ pub enum Body {
         #[serde(with = "serde_bytes")]
         said: Vec<u8>,
     },
-    /// Leader: divergent pages or their differing blocks, or the pages of a checkpoint.
+    /// Leader: divergent pages or their differing subpages, or the pages of a checkpoint.
     Pages {
         /// The syncvm.
         sync: SyncNo,
@@ -243,8 +243,8 @@ impl Body {
     /// The payload kind under which its bytes are counted.
     pub fn payload(&self) -> Payload {
         match self {
-            Self::Dirty { .. } | Self::Hashes { .. } | Self::Blocks { .. } => Payload::Digests,
-            Self::BlockHashes { .. } => Payload::BlockHashes,
+            Self::Dirty { .. } | Self::Hashes { .. } | Self::Subpages { .. } => Payload::Digests,
+            Self::SubpageHashes { .. } => Payload::SubpageHashes,
             Self::Pages { .. } | Self::Fetched { .. } => Payload::Pages,
             Self::End { .. } => Payload::Device,
             Self::CopyStart { .. }
@@ -340,10 +340,10 @@ pub struct SyncReport {
     pub same: u32,
     /// Pages of the union that differ, and are sent.
     pub divergent: u32,
-    /// Blocks of divergent pages that were sent, where they were compared block by block.
-    pub blocks: u32,
-    /// Blocks that were compared.
-    pub blocks_compared: u32,
+    /// Subpages of divergent pages that were sent, where pages were compared subpage by subpage.
+    pub subpages: u32,
+    /// Subpages that were compared.
+    pub subpages_compared: u32,
     /// Bytes of bitmaps and digests, both directions.
     pub bytes_hashes: u64,
     /// Bytes of page contents.

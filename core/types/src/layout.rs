@@ -21,7 +21,7 @@ pub const SUBPAGES_PER_PAGE: usize = PAGE_BYTES / SUBPAGE_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockNo(pub u32);
 
-/// Which pages of a guest are RAM and which are blocks of its writable disks.
+/// The page numbers of a guest: those of its RAM, and after them those of its writable disks' blocks.
 ///
 /// ```text
 ///   0            ram_pages               pages

@@ -7,8 +7,8 @@ pub enum Payload {
     Log,
     /// Dirty pages and their digests.
     Digests,
-    /// The hashes of divergent pages' blocks.
-    BlockHashes,
+    /// The hashes of divergent pages' subpages.
+    SubpageHashes,
     /// Contents of pages, of a syncvm or a checkpoint.
     Pages,
     /// Device and CPU state.
@@ -24,7 +24,7 @@ impl Payload {
     pub const ALL: [Self; 7] = [
         Self::Log,
         Self::Digests,
-        Self::BlockHashes,
+        Self::SubpageHashes,
         Self::Pages,
         Self::Device,
         Self::Copy,
@@ -36,7 +36,7 @@ impl Payload {
         match self {
             Self::Log => "log",
             Self::Digests => "digests",
-            Self::BlockHashes => "block_hashes",
+            Self::SubpageHashes => "subpage_hashes",
             Self::Pages => "pages",
             Self::Device => "device",
             Self::Copy => "copy",
@@ -47,6 +47,6 @@ impl Payload {
     /// Whether compression can pay. Digests are noise. Hashes repeat, but a paused guest waits for them. A
     /// copy is limited by one CPU that reads and writes pages, or by its configured rate.
     pub const fn may_shrink(self) -> bool {
-        !matches!(self, Self::Digests | Self::BlockHashes | Self::Copy)
+        !matches!(self, Self::Digests | Self::SubpageHashes | Self::Copy)
     }
 }

@@ -35,7 +35,7 @@ pub fn encode_into<T: Serialize>(message: &T, mut buffer: Vec<u8>) -> Vec<u8> {
     encode_part(message, buffer)
 }
 
-/// What `buffer` holds, and after it the bytes of `part`, without a version of its own.
+/// Appends the bytes of `part` to `buffer`, without a version of their own.
 pub fn encode_part<T: Serialize>(part: &T, buffer: Vec<u8>) -> Vec<u8> {
     postcard::to_extend(part, buffer).expect("messages are plain data and a Vec grows")
 }
@@ -68,7 +68,7 @@ mod tests {
     use crate::{Frame, Runs};
 
     #[test]
-    fn rejects_what_it_does_not_understand() {
+    fn bytes_that_are_no_message_are_rejected() {
         let good = encode(&vec![Frame(vec![1, 2, 3])]);
         assert_eq!(
             decode::<Vec<Frame>>(&good).unwrap(),

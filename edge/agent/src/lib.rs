@@ -1,9 +1,9 @@
-//! The part of Plover that runs inside QEMU, carried as bytes.
+//! The agent: the only code of Plover that runs inside QEMU, carried as bytes.
 //!
-//! QEMU stays the distribution's own. What cannot be done to it from another process is done by a
-//! small shared library, `agent.c`, which is preloaded into it and answers requests on an
-//! inherited socket; its head says what it does and why. This crate compiles it, carries it, and
-//! names the numbers of its protocol, so that the two ends are changed together.
+//! QEMU stays the distribution's own. A few things cannot be done to it from another process. The agent
+//! does them. It is a small shared library, which is preloaded into QEMU and answers requests on an
+//! inherited socket; the head of `agent.c` lists what it does, and why. This crate compiles the library,
+//! carries it, and names the numbers of its protocol, so that the two ends are changed together.
 //!
 //! ```text
 //!   plover                                   QEMU
@@ -16,6 +16,40 @@
 //!     ├───────────────────────────────────────►│ main loop, as monitor commands
 //!     │  reply {status, op} and words          │
 //!     │◄───────────────────────────────────────┤
+//! ```
+//!
+//! The agent keeps no state between requests. It starts with QEMU and ends when the socket closes. It
+//! answers in any program. In one that is no QEMU it says that the calls it needs are missing:
+//!
+//! ```
+//! use plover_agent::{AGENT_FD_ENV, AGENT_SO, AGENT_VERSION, HELLO_HAS_YANK, Op, Reply, request};
+//! use std::io::{Read, Write};
+//! use std::os::{fd::OwnedFd, unix::net::UnixStream};
+//! use std::process::{Command, Stdio};
+//!
+//! let mut library = tempfile::NamedTempFile::new()?;
+//! library.write_all(AGENT_SO)?;
+//! let (mut ours, theirs) = UnixStream::pair()?;
+//! // The program is a shell that waits for a line. It inherits the agent's socket as descriptor 3.
+//! let mut program = Command::new("/bin/sh")
+//!     .args(["-c", r#"exec 3>&1; LD_PRELOAD="$LIBRARY" exec /bin/sh -c "read line""#])
+//!     .env("LIBRARY", library.path())
+//!     .env(AGENT_FD_ENV, "3")
+//!     .stdin(Stdio::piped())
+//!     .stdout(OwnedFd::from(theirs))
+//!     .spawn()?;
+//!
+//! ours.write_all(&request(Op::Hello, 0, 0))?;
+//! let mut reply = [0; Reply::BYTES];
+//! ours.read_exact(&mut reply)?;
+//! let hello = Reply::decode(reply);
+//! assert_eq!(hello.status, 0);
+//! assert_eq!(hello.value & 0xffff, u32::from(AGENT_VERSION));
+//! assert_eq!(hello.value & HELLO_HAS_YANK, 0, "a shell has no yank instances");
+//!
+//! drop(program.stdin.take()); // The shell's `read` ends, and so does the shell.
+//! program.wait()?;
+//! # Ok::<(), std::io::Error>(())
 //! ```
 
 use std::ops::Range;
@@ -46,11 +80,11 @@ pub const HELLO_FOLLOWS_BOOT: u32 = 1 << 19;
 /// The most runs of pages in one [`load_order`].
 pub const RUNS_MAX: usize = 8192;
 
-/// What the agent can be asked for.
+/// The requests that the agent answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Op {
-    /// Who are you? The reply's value is the version, with [`HELLO_HAS_YANK`].
+    /// Ask for the version. The reply's value is the version, with [`HELLO_HAS_YANK`].
     Hello = 0,
     /// Write-protect `addr..addr + len` of QEMU's address space for tracking; the userfaultfd
     /// comes with the reply.
@@ -62,8 +96,8 @@ pub enum Op {
     Orders = 3,
 }
 
-/// What QEMU can be ordered to do on the orders' socket. The reply's status is 0 or an errno, its
-/// value is the order; what QEMU says about a failure follows.
+/// The orders that QEMU's main loop carries out, sent on the orders' socket. The reply's status is 0 or an
+/// errno, and its value is the order. If the order failed, QEMU's message follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Order {

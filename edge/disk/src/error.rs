@@ -27,7 +27,7 @@ pub enum DiskError {
          convert it with 'qemu-img convert -O raw {path} NEW'"
     )]
     NotRaw {
-        /// Which image.
+        /// The image.
         path: PathBuf,
         /// The format that it looks like.
         format: &'static str,
@@ -38,7 +38,7 @@ pub enum DiskError {
          .vmdk, .vdi)"
     )]
     OtherFormat {
-        /// Which image.
+        /// The image.
         path: PathBuf,
         /// The format that its name says.
         format: &'static str,
@@ -52,7 +52,7 @@ pub enum DiskError {
     /// `qemu-img` refused an image, or failed.
     #[error("cannot import the disk image {path}: qemu-img says: {why}")]
     NotImported {
-        /// Which image.
+        /// The image.
         path: PathBuf,
         /// The error of `qemu-img`.
         why: String,
@@ -60,7 +60,7 @@ pub enum DiskError {
     /// The image's size is not what it should be.
     #[error("{path} has {found} bytes, not {wanted}: all replicas need a disk of the same size")]
     WrongSize {
-        /// Which image.
+        /// The image.
         path: PathBuf,
         /// Its size.
         found: u64,
@@ -72,7 +72,7 @@ pub enum DiskError {
         "{path} has {bytes} bytes, which is no multiple of 4096: 'truncate -s %4096 {path}' makes it one"
     )]
     Uneven {
-        /// Which image.
+        /// The image.
         path: PathBuf,
         /// Its size.
         bytes: u64,
@@ -98,7 +98,7 @@ pub enum DiskError {
          release; or, to get the disks from the other replicas, move it and the images away"
     )]
     OtherRelease {
-        /// Which journal.
+        /// The journal.
         path: PathBuf,
         /// Its format.
         found: u32,
@@ -111,7 +111,7 @@ pub enum DiskError {
          once with the disks as they were"
     )]
     OtherDisks {
-        /// Which journal.
+        /// The journal.
         path: PathBuf,
         /// Blocks of the disks it is for.
         found: u32,

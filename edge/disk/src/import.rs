@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_imported_is_named() {
+    fn an_image_that_cannot_be_imported_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image.qcow2");
         std::fs::write(&image, vec![0; 8192]).unwrap();

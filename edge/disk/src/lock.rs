@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_writes_or_several_read() {
+    fn a_lock_allows_one_writer_or_several_readers() {
         let path = tempfile::NamedTempFile::new().unwrap();
         let open = || File::options().read(true).write(true).open(&path).unwrap();
         let take = |read_only| Locked::take(open(), read_only).unwrap();

@@ -1,4 +1,4 @@
-//! Which blocks a guest has written since the last scan.
+//! The set of blocks that a guest has written since the last scan.
 //!
 //! A bitmap with two levels: a bit for each block, and a bit for each 64 of those. So the cost of a scan
 //! depends on how much was written, not on the size of the disk.

@@ -21,7 +21,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -29,7 +29,7 @@ pub enum ConfigError {
     /// It is not TOML, has an unknown key, or a value of the wrong kind.
     #[error("the configuration {path} is not valid: {why}")]
     Parse {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Where and why.
         why: String,
@@ -44,19 +44,19 @@ pub enum ConfigError {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplicaConfig {
-    /// `[group]`: which replicas protect the guest together.
+    /// `[group]`: the replicas that protect the guest together.
     pub group: GroupConfig,
     /// `[guest]`: the virtual machine; the same on all replicas.
     pub guest: GuestConfig,
     /// `[[disk]]`: the guest's disks, in the order in which its firmware tries them.
     #[serde(default)]
     pub disk: Vec<DiskConfig>,
-    /// `[net]`: how the guest reaches its clients.
+    /// `[net]`: the guest's connection to its clients.
     pub net: NetConfig,
     /// `[policy]`: how the guest is protected; the same on all replicas.
     #[serde(default)]
     pub policy: PolicyConfig,
-    /// `[paths]`: where this replica keeps its files.
+    /// `[paths]`: the directories for this replica's files.
     pub paths: PathConfig,
     /// `[host]`: the CPUs to run on, on hosts where the kernel should not decide that.
     #[serde(default)]
@@ -89,9 +89,9 @@ pub struct GroupConfig {
     /// When a replica acknowledges a log entry.
     #[serde(default)]
     pub durability: apus::Durability,
-    /// What a witness keeps of the guest, so that it becomes secondary with little left to copy. `"full"`
-    /// costs it as much memory as the guest has touched. Each replica chooses for itself; one with `"off"`
-    /// does not keep others warm either.
+    /// The part of the guest that a witness keeps, so that it becomes secondary with little left to copy.
+    /// `"full"` costs it as much memory as the guest has touched. Each replica chooses for itself; one with
+    /// `"off"` does not keep others warm either.
     #[serde(default)]
     pub warm_witness: Warm,
     /// The secondary sends at most this many MiB a second to keep the witness warm.
@@ -128,12 +128,13 @@ pub struct GroupConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerConfig {
-    /// Its id, 0 to 8, different for each replica.
+    /// The replica's id, 0 to 8, different for each replica.
     pub id: u8,
-    /// Where it listens for the others, as `"192.0.2.10:7700"`. Over `ofi` it also uses the port above.
+    /// The address at which it listens for the others, such as `"192.0.2.10:7700"`. Over `ofi` it also uses
+    /// the next higher port.
     pub address: SocketAddr,
-    /// How it is reached (default: `group.fabric`). Two replicas use TCP unless both name the same other
-    /// fabric.
+    /// The fabric by which it is reached (default: `group.fabric`). Two replicas use TCP unless both name the
+    /// same other fabric.
     #[serde(default)]
     pub fabric: Option<FabricName>,
 }
@@ -145,7 +146,7 @@ pub struct GuestConfig {
     /// QEMU's machine type.
     #[serde(default)]
     pub machine: Machine,
-    /// What executes the guest's instructions.
+    /// The accelerator, which executes the guest's instructions.
     #[serde(default)]
     pub accel: Accel,
     /// Virtual processors, 1 to 255.
@@ -154,8 +155,8 @@ pub struct GuestConfig {
     /// RAM in MiB, from 16.
     #[serde(default = "default_mem_mib")]
     pub mem_mib: u32,
-    /// What runs before the kernel, on `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all
-    /// hosts; its variables outlive a host, not a boot.
+    /// The firmware of `q35` and `pc`. UEFI needs the package `ovmf` in the same version on all hosts. UEFI
+    /// variables survive a failover, but not a new boot of the guest.
     #[serde(default)]
     pub firmware: Firmware,
     /// The kernel image. Without it the firmware of `q35` or `pc` boots from the first disk.
@@ -170,9 +171,9 @@ pub struct GuestConfig {
     /// The guest's MAC address, which no other machine of its network may have.
     pub mac: Mac,
     /// The nice value, 0 to 19, of the guest's vCPUs while it is secondary (default: 0 where outputs are
-    /// released on match, because clients then wait for both guests; else 10). On a host that also
-    /// runs leaders theirs should come first: a secondary that falls behind costs some pages more in the next
-    /// sync, a leader that does costs its clients time. Needs root.
+    /// released on match, because clients then wait for both guests; else 10). On a host that also runs
+    /// leaders, their guests should come first: if a secondary falls behind, the next sync has some pages
+    /// more; if a leader falls behind, its clients wait. Needs root.
     #[serde(default)]
     pub secondary_nice: Option<i32>,
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).
@@ -188,17 +189,17 @@ pub struct DiskConfig {
     /// other replicas' are overwritten with its content. A file whose name ends in `.qcow2`, `.vmdk` or
     /// `.vdi` is imported when the replica first starts, and never written.
     pub path: PathBuf,
-    /// Where the raw copy of an imported image goes (default: `disk-N.raw` in `paths.state_dir`, N from 0).
+    /// The file for the raw copy of an imported image (default: `disk-N.raw` in `paths.state_dir`, N from 0).
     #[serde(default)]
     pub raw: Option<PathBuf>,
-    /// How the guest sees it.
+    /// The bus on which the guest sees the disk.
     #[serde(default)]
     pub bus: DiskBus,
-    /// The guest cannot write it. It is then not copied between replicas: put the same one on each host.
+    /// The guest cannot write the disk. It is then not copied between replicas: put the same file on each host.
     #[serde(default)]
     pub readonly: bool,
-    /// Its size in MiB (default: the image's). An image of another size is refused. With this key an image
-    /// that does not exist is made, empty, and the leader fills it.
+    /// The disk's size in MiB (default: the image's). An image of another size is refused. With this key an
+    /// image that does not exist is made, empty, and the leader fills it.
     #[serde(default)]
     pub size_mib: Option<u64>,
 }
@@ -219,8 +220,8 @@ pub struct PathConfig {
     /// The directory for state that outlives the process: promised view, in-sync set, the disks' journal,
     /// and with `durability = "disk"` the log. On a disk of this host, never shared. Created if missing.
     pub state_dir: PathBuf,
-    /// The directory for state that does not: control socket, trace, console log. On tmpfs. Created if
-    /// missing.
+    /// The directory for files that need not outlive a reboot: control socket, trace, console log. On tmpfs.
+    /// Created if missing.
     pub run_dir: PathBuf,
 }
 
@@ -384,7 +385,7 @@ impl ReplicaConfig {
             needs_reset: qemu.machine.needs_reset(),
             warm: self.group.warm_witness,
             warm_bytes_per_s: u64::from(self.group.warm_mib_per_s) << 20,
-            blocks: policy.blocks.unwrap_or(true),
+            subpages: policy.subpages.unwrap_or(true),
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
             input_frames_max: policy.input_frames.unwrap_or(1024),
             hash_key,

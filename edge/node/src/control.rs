@@ -252,7 +252,7 @@ mod tests {
 
     /// An operator gets the loop's answer first, and then the console's output.
     #[test]
-    fn the_console_is_what_the_loop_says() {
+    fn a_console_gets_the_answer_and_then_the_output() {
         let dir = tempfile::tempdir().unwrap();
         let control = Control::listen(dir.path()).unwrap();
         let mut operator = UnixStream::connect(&control.path).unwrap();

@@ -1,8 +1,8 @@
 //! Work on pages that are blocks of disks, done on a thread that can wait for the disk.
 
 use plover_disk::{Batch, Blocks};
-use plover_syncvm::blocks::Divergent;
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
+use plover_syncvm::subpages::Divergent;
 use plover_types::{BlockNo, Digest, PAGE_BYTES, PageLayout, PageNo};
 use plover_vm::PageHasher;
 use std::ops::Range;
@@ -70,8 +70,8 @@ impl DiskPages<'_> {
         })
     }
 
-    /// The keyed hashes of the 128-byte blocks of `pages`.
-    pub(crate) fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
+    /// The keyed hashes of the subpages of `pages`.
+    pub(crate) fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
         in_parts(pages, |pages| {
             let read = |page, to: &mut [u8]| self.blocks.read(self.block(page), to);
             let mut hashes = Vec::new();
@@ -80,7 +80,7 @@ impl DiskPages<'_> {
         })
     }
 
-    /// Adds the blocks of `pages` to a chunk.
+    /// Adds these subpages of `pages` to a chunk.
     pub(crate) fn read(&self, pages: &[Divergent], chunk: &mut ChunkWriter) {
         let (mut data, mut bytes) = (self.looker(), [0; PAGE_BYTES]);
         for (page, mask) in pages {
@@ -89,7 +89,7 @@ impl DiskPages<'_> {
                 chunk.push(*page, &[0; PAGE_BYTES]);
             } else {
                 self.blocks.read(block, &mut bytes);
-                chunk.push_blocks(*page, *mask, &bytes);
+                chunk.push_subpages(*page, *mask, &bytes);
             }
         }
     }

@@ -5,15 +5,15 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Deserialize;
 use std::path::Path;
 
-/// `[host]`: on which of the host's CPUs what runs. Without it the kernel decides, which it does well
-/// where there are CPUs for all. It is for hosts that run guests in both roles on few CPUs: two
-/// guests on one CPU make a slot as long as both of them need, while another CPU idles.
+/// `[host]`: the CPUs for the guest and for the replica, by role. Without it the kernel decides, which it does
+/// well where there are CPUs for all. It is for hosts that run guests in both roles on few CPUs: two guests on
+/// one CPU make a slot as long as both of them need, while another CPU idles.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostConfig {
     /// While this replica leads.
     pub leader: CpuConfig,
-    /// While it does not.
+    /// While this replica does not lead.
     pub follower: CpuConfig,
 }
 
@@ -21,9 +21,9 @@ pub struct HostConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuConfig {
-    /// The CPUs, as the kernel numbers them, of the guest: of all threads of its QEMU.
+    /// The CPUs for all threads of the guest's QEMU, by the kernel's numbers.
     pub guest: Vec<usize>,
-    /// Those of the replica itself.
+    /// The CPUs for the replica itself.
     pub replica: Vec<usize>,
 }
 

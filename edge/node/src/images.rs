@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_imported_once_and_never_over_what_a_guest_had() {
+    fn an_image_is_imported_once_and_never_over_a_guests_disk() {
         let dir = tempfile::tempdir().unwrap();
         let (source, raw) = (dir.path().join("d.qcow2"), dir.path().join("raw"));
         let mut tool = std::process::Command::new("qemu-img");

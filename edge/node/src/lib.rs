@@ -11,7 +11,45 @@
 //!        ─▶ control        ┘         └── answers ◀───┘ (scans, hashes, pages)
 //! ```
 //!
-//! `plover-replica` makes all decisions. This crate makes none.
+//! `plover-replica` makes all decisions. This crate makes none. The roles of a replica, and how it changes
+//! them, are drawn there.
+//!
+//! [`run`] is a whole replica: it returns when the replica is told to stop. It needs root, QEMU and a TAP
+//! device. Its configuration can be read and checked without them:
+//!
+//! ```
+//! use plover_node::{PolicyName, ReplicaConfig};
+//!
+//! let dir = tempfile::tempdir().unwrap();
+//! let path = dir.path().join("shop-db.toml");
+//! let text = r#"
+//!     [group]
+//!     name = "shop-db"
+//!     me = 0
+//!     replica = [
+//!         { id = 0, address = "192.0.2.10:7700" },
+//!         { id = 1, address = "192.0.2.11:7700" },
+//!         { id = 2, address = "192.0.2.12:7700" },
+//!     ]
+//!     [guest]
+//!     machine = "microvm"
+//!     kernel = "/boot/vmlinuz"
+//!     mac = "52:54:00:77:00:01"
+//!     [net]
+//!     tap = "guest0"
+//!     [paths]
+//!     state_dir = "/var/lib/plover/shop-db"
+//!     run_dir = "/run/plover/shop-db"
+//! "#;
+//! std::fs::write(&path, text).unwrap();
+//! let config = ReplicaConfig::load(&path).unwrap();
+//! assert_eq!(config.policy.name, PolicyName::default());
+//!
+//! // A mistake is refused by name.
+//! std::fs::write(&path, text.replace("tap =", "tpa =")).unwrap();
+//! let error = ReplicaConfig::load(&path).unwrap_err();
+//! assert!(error.to_string().contains("tpa"));
+//! ```
 
 mod announce;
 mod body;

@@ -27,8 +27,8 @@ const SUMMED: [(&str, Figure); 15] = [
     ("dirty_secondary", |r| u64::from(r.dirty_secondary)),
     ("same", |r| u64::from(r.same)),
     ("divergent", |r| u64::from(r.divergent)),
-    ("blocks", |r| u64::from(r.blocks)),
-    ("blocks_compared", |r| u64::from(r.blocks_compared)),
+    ("subpages", |r| u64::from(r.subpages)),
+    ("subpages_compared", |r| u64::from(r.subpages_compared)),
     ("bytes_hashes", |r| r.bytes_hashes),
     ("bytes_pages", |r| r.bytes_pages),
     ("bytes_device", |r| r.bytes_device),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_role_left_has_no_age() {
+    fn outputs_left_by_another_role_have_no_age() {
         let mut held = HeldOutputs::default();
         held.hold(Micros(1), 5);
         held.forget();

@@ -240,7 +240,9 @@ impl Sending {
             self.encoder.run(&mut input, &mut out)?;
         }
         if self.encoder.flush(&mut out)? > 0 {
-            return Err(std::io::Error::other("no room for what was compressed"));
+            return Err(std::io::Error::other(
+                "the compressed record does not fit its buffer",
+            ));
         }
         let bytes = out.pos();
         packed.truncate(HEADER_BYTES + bytes);

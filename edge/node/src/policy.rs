@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::fmt;
 use std::str::FromStr;
 
-/// Which policy.
+/// The name of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum PolicyName {
@@ -82,15 +82,15 @@ pub enum SyncName {
 pub struct PolicyConfig {
     /// A policy of `plover policy list`, or `none` (default `hybrid`).
     pub name: PolicyName,
-    /// In which order the guests get inputs (default: the policy's).
+    /// The order in which the guests get inputs (default: the policy's).
     pub input: Option<Input>,
-    /// What the secondary's guest does between two syncs (default: the policy's).
+    /// Whether the secondary's guest runs between two syncs, or waits (default: the policy's).
     pub secondary: Option<Secondary>,
     /// When a slot ends (default: the policy's).
     pub sync: Option<SyncName>,
     /// The interval of `sync = "every"` and `"output"`, in ms (default: the policy's).
     pub interval_ms: Option<u64>,
-    /// Which pages a sync sends (default: the policy's).
+    /// The pages that a sync sends (default: the policy's).
     pub sent: Option<Sent>,
     /// When an output leaves (default: the policy's).
     pub release: Option<ReleaseWhen>,
@@ -115,21 +115,22 @@ pub struct PolicyConfig {
     /// With `sync = "mismatch"`: whether the secondary's guest gets an input only when it has sent as much as
     /// the leader's had (default true; false with `input = "per-connection"`).
     pub paced: Option<bool>,
-    /// What happens to outputs while only one replica holds the guest's state.
+    /// Whether outputs go out or are held while only one replica holds the guest's state.
     pub unprotected_output: UnprotectedOutput,
-    /// Whether only the differing blocks of divergent pages are sent, not whole pages (default true).
-    pub blocks: Option<bool>,
+    /// Whether only the differing subpages of divergent pages are sent, not whole pages (default true).
+    pub subpages: Option<bool>,
     /// Whether the log and syncs are compressed on their way (default: true where `sent = "divergent"`): a third
     /// of the bytes, and longer pauses. `false` for links that are faster than a CPU.
     pub compress: Option<bool>,
-    /// Held outputs that force a sync, in MiB (default 8).
+    /// A sync begins when held outputs take this many MiB (default 8).
     pub guard_mib: Option<usize>,
-    /// Frames that may wait for the guest, as in a network card's queue; more are dropped (default 1024).
+    /// The number of frames that may wait for the guest, as in a network card's queue; more are dropped
+    /// (default 1024).
     pub input_frames: Option<usize>,
 }
 
 impl PolicyConfig {
-    /// The axes: the preset's, with what is set beside its name.
+    /// The axes: those of the preset, changed by the keys that are set beside its name.
     ///
     /// # Errors
     /// The text says which choices do not go together.
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_and_what_differs_from_it() {
+    fn keys_beside_a_preset_override_its_axes() {
         assert_eq!(axes("").unwrap(), DEFAULT.policy);
         let policy = axes("name = 'str'\ninterval_ms = 40").unwrap();
         assert_eq!(policy.sync, SyncWhen::Every(Micros::from_ms(40)));

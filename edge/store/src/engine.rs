@@ -216,7 +216,8 @@ impl LogWriter {
             .write(&pending.bytes[piece..from], piece_at)
     }
 
-    /// Notes what a record changes: what the next segment begins with, and when segments can go.
+    /// Notes the effect of a record: on the records with which the next segment begins, and on the segments
+    /// that can be removed.
     fn follow(&mut self, effect: Effect) {
         match effect {
             Effect::Entry(viewstamp) => {

@@ -13,7 +13,7 @@ pub enum StoreError {
     /// the replica.
     #[error("{what} {path}: {source}{}", advice(.path, .source))]
     Io {
-        /// What was tried.
+        /// The operation that failed, such as `cannot read`.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum StoreError {
     PromiseLost {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// Another release has written the directory, and this one does not understand all of it. Nothing
@@ -60,7 +60,7 @@ pub enum StoreError {
     OtherRelease {
         /// The file or directory.
         path: PathBuf,
-        /// What is not understood.
+        /// The part that this release does not understand.
         why: String,
         /// How to continue without it.
         go_on: &'static str,
@@ -70,7 +70,7 @@ pub enum StoreError {
     Option {
         /// Its name.
         option: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -147,7 +147,7 @@ pub enum Damage {
         segment: SegmentNumber,
         /// The place in it, bytes from its start.
         offset: u64,
-        /// What was found there.
+        /// The bytes or the mistake found there, in words.
         what: String,
     },
     /// No segment is there: they were lost, or moved away.

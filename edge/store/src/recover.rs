@@ -1,4 +1,4 @@
-//! Reads the segments and decides what a record that does not check out means.
+//! Reads the segments, and decides whether a bad record is a torn tail or damage.
 //!
 //! A crash may leave the last batch in any state: some of its blocks written, some not. That batch
 //! had not been acknowledged, so it is cut off. Everything before it had been, so a bad record there

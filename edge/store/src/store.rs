@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-/// What has become durable, or the failure of the store.
+/// A report of the store: requests that are durable now, or its failure.
 #[derive(Debug)]
 pub enum Completion {
     /// The promise of this view: [`apus::Event::StatePersisted`].

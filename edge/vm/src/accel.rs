@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_is_not_probed() {
+    fn a_configured_accelerator_is_not_probed() {
         let mut config = config(Machine::Q35);
         config.qemu = Some("/nonexistent".into());
         config.accel = Accel::Tcg;

@@ -250,7 +250,7 @@ mod tests {
 
     /// The errors for a QEMU that is missing, too old, no QEMU, or lacks the symbol.
     #[test]
-    fn each_bad_qemu_is_told_what_to_do() {
+    fn each_unusable_qemu_is_refused_with_advice() {
         if let Err((step, error)) = dirty::try_here() {
             eprintln!("skipped: this kernel lacks {step}: {error}");
             return;

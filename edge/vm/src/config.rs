@@ -41,11 +41,11 @@ impl fmt::Display for Machine {
     }
 }
 
-/// What runs the guest's instructions.
+/// The accelerator: it executes the guest's instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// KVM where it can run a guest kernel at speed (see [`crate::choose_accel`]), else TCG.
+    /// KVM if it can run a guest kernel at speed on this host, else TCG.
     #[default]
     Auto,
     /// The processor, through `/dev/kvm`.
@@ -64,7 +64,7 @@ impl fmt::Display for Accel {
     }
 }
 
-/// What the guest starts from.
+/// The source from which the guest boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
     /// A Linux kernel, loaded by QEMU.
@@ -81,7 +81,7 @@ pub enum Boot {
     Firmware,
 }
 
-/// What a PC starts with.
+/// The firmware of a PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Firmware {
@@ -89,7 +89,7 @@ pub enum Firmware {
     #[default]
     Bios,
     /// OVMF (package `ovmf`). Its variables are in guest RAM, so every syncvm copies them
-    /// (docs/firmware.md). Not on [`Machine::Microvm`].
+    /// (docs/firmware.md). Not on `microvm`.
     Uefi,
 }
 
@@ -107,7 +107,7 @@ pub enum DiskBus {
     Virtio,
     /// A SCSI disk on a virtio-scsi controller.
     Scsi,
-    /// An IDE disk on a PC, a SATA disk on q35. Not on [`Machine::Microvm`].
+    /// An IDE disk on `pc`, a SATA disk on `q35`. Not on `microvm`.
     Ide,
 }
 
@@ -134,13 +134,13 @@ pub struct QemuConfig {
     pub qemu: Option<PathBuf>,
     /// The machine type.
     pub machine: Machine,
-    /// What runs the guest's instructions.
+    /// The accelerator.
     pub accel: Accel,
     /// Virtual processors.
     pub vcpus: u32,
     /// Guest RAM in MiB.
     pub mem_mib: u32,
-    /// What the guest starts from.
+    /// The source from which the guest boots.
     pub boot: Boot,
     /// The firmware of a PC.
     pub firmware: Firmware,

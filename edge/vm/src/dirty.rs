@@ -1,4 +1,4 @@
-//! Which pages were written: `PAGEMAP_SCAN` over QEMU's page tables.
+//! Finds the pages that were written: `PAGEMAP_SCAN` over QEMU's page tables.
 //!
 //! ```text
 //!   vCPU or device of QEMU writes            plover
@@ -218,7 +218,7 @@ pub(crate) fn try_here() -> Result<(), (&'static str, std::io::Error)> {
 mod tests {
     /// Runs wherever the kernel can do it; `check_host` reports where it cannot.
     #[test]
-    fn the_mechanism_sees_a_write_once() {
+    fn a_scan_reports_a_written_page_once() {
         match super::try_here() {
             Ok(()) => {}
             Err((step, error)) if error.raw_os_error().is_some() => {

@@ -230,7 +230,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn decodes_what_qemu_says() {
+    fn answers_and_events_of_qemu_are_decoded() {
         let greeting = br#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}, "capabilities": ["oob"]}}"#;
         assert!(matches!(decode(greeting), Ok(Message::Greeting { .. })));
         let refused = br#"{"error": {"class": "GenericError", "desc": "no"}, "id": 3}"#;

@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside a guest of 2 pages")]
-    fn a_page_outside_the_guest_is_a_bug_of_the_caller() {
+    fn a_page_outside_the_guest_panics() {
         Ram::new(2 * PAGE_BYTES)
             .unwrap()
             .read(PageNo(2), &mut [0; PAGE_BYTES]);

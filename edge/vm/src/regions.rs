@@ -12,7 +12,7 @@ pub(crate) struct Regions<'a> {
 }
 
 impl<'a> Regions<'a> {
-    /// Which pages are RAM and which are blocks of disks.
+    /// The guest's page numbers: RAM, then blocks of disks.
     pub(crate) fn layout(self) -> PageLayout {
         PageLayout::new(self.ram.pages(), self.disks.map_or(0, Attachment::blocks))
     }

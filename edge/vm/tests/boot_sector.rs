@@ -124,14 +124,14 @@ fn counters_go_on(accel: Accel, machine: Machine) {
 }
 
 #[test]
-fn under_kvm() {
+fn guest_counters_go_on_under_kvm() {
     if have_qemu() && have_kvm() {
         counters_go_on(Accel::Kvm, Machine::Q35);
     }
 }
 
 #[test]
-fn under_tcg() {
+fn guest_counters_go_on_under_tcg() {
     if have_qemu() {
         counters_go_on(Accel::Tcg, Machine::Q35);
         counters_go_on(Accel::Tcg, Machine::Pc);

@@ -153,7 +153,7 @@ fn firmware_boots_from_every_bus() {
 
 /// A failing disk stops the guest, and the replica reports the failure. The guest does not see it.
 #[test]
-fn a_disk_that_fails_is_the_replicas_end() {
+fn a_disk_that_fails_ends_the_guest() {
     if !have_qemu() {
         return;
     }

@@ -55,7 +55,7 @@ fn a_killed_qemu_is_noticed_at_once() {
 
 /// QEMU's last error output is in the report.
 #[test]
-fn the_reason_of_a_failed_start_is_told() {
+fn a_failed_start_reports_its_reason() {
     if !have_qemu() {
         return;
     }
@@ -75,7 +75,7 @@ fn the_reason_of_a_failed_start_is_told() {
 
 /// A QEMU without the symbol: here a shell, which has no such symbol either.
 #[test]
-fn a_qemu_without_the_symbol_is_told_what_to_do() {
+fn a_qemu_without_the_symbol_is_refused_with_advice() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qemu");
     std::fs::write(&path, "#!/bin/sh\nwhile :; do :; done\n").unwrap();

@@ -80,26 +80,26 @@ fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
 }
 
 #[test]
-fn microvm_one_vcpu() {
+fn synced_guests_are_equal_on_microvm_with_one_vcpu() {
     synced_guests_are_equal(Machine::Microvm, 1);
 }
 
 #[test]
-fn microvm_two_vcpus() {
+fn synced_guests_are_equal_on_microvm_with_two_vcpus() {
     synced_guests_are_equal(Machine::Microvm, 2);
 }
 
 #[test]
-fn q35_one_vcpu() {
+fn synced_guests_are_equal_on_q35_with_one_vcpu() {
     synced_guests_are_equal(Machine::Q35, 1);
 }
 
 #[test]
-fn q35_two_vcpus() {
+fn synced_guests_are_equal_on_q35_with_two_vcpus() {
     synced_guests_are_equal(Machine::Q35, 2);
 }
 
 #[test]
-fn pc_one_vcpu() {
+fn synced_guests_are_equal_on_pc_with_one_vcpu() {
     synced_guests_are_equal(Machine::Pc, 1);
 }

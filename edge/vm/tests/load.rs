@@ -47,8 +47,8 @@ fn a_bad_state_is_refused() {
 }
 
 /// A guest that has set up its NIC's queues is synced to one that has not, and then sets them up again.
-/// That happens to a secondary that is ahead of its leader while they boot. Its NIC must count from zero;
-/// QEMU alone would count on.
+/// A secondary may be ahead of its leader while both boot. Its NIC must then count from zero, although QEMU
+/// alone would count on.
 #[test]
 fn a_nic_starts_anew_where_the_state_has_none() {
     if !have_qemu() {

@@ -7,6 +7,46 @@
 //! A real lab keeps every processor busy, so there is one at a time ([`Turn`]), however the tests are
 //! run. No test asserts a time. A test waits for what must happen, and fails if it does not happen at
 //! all.
+//!
+//! ```text
+//!   prove: wait for the turn ─▶ lab up, load, capture ─▶ script of faults ─▶ lab down
+//!                                                                               │
+//!   every acknowledged write is there, no connection was reset, one sender  ◀───┘
+//! ```
+//!
+//! A test is a script of faults under [`prove`], which is compiled here but not run:
+//!
+//! ```
+//! use plover_lab::options::Options;
+//! use plover_lab_proof::{prove, script};
+//!
+//! fn the_witness_and_then_the_leader_die() {
+//!     prove("t-example", Options::default(), |lab| {
+//!         script::the_witness_dies(lab)?;
+//!         script::the_leader_dies(lab)
+//!     });
+//! }
+//! ```
+//!
+//! One of the judges, [`senders`], on a capture made by hand. Replica 0 sends once more after replica 1 has
+//! begun to serve:
+//!
+//! ```
+//! use plover_lab::trace::TraceEvent;
+//! use plover_lab_proof::capture::Captured;
+//! use plover_lab_proof::senders::Senders;
+//!
+//! let captured = Captured { senders: vec![0, 0, 1, 0], lost: 0 };
+//! let began = |replica| TraceEvent {
+//!     mono_us: 0,
+//!     replica,
+//!     what: "serving".into(),
+//!     more: Default::default(),
+//! };
+//! let judged = Senders::judge(&captured, &[began(0), began(1)]);
+//! assert_eq!(judged.out_of_turn, 1);
+//! assert!(!judged.is_proof());
+//! ```
 
 pub mod capture;
 pub mod crash;

@@ -212,8 +212,8 @@ impl World {
             Action::LoadState(state) => self.order(who, Order::Load(state)),
             Action::Scan(_)
             | Action::Hash { .. }
-            | Action::HashBlocks { .. }
-            | Action::ReadBlocks { .. }
+            | Action::HashSubpages { .. }
+            | Action::ReadSubpages { .. }
             | Action::ReadPages { .. }
             | Action::WriteChunks { .. } => self.work(who, action),
             Action::Feed(frames) => {

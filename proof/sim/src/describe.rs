@@ -164,7 +164,7 @@ pub(crate) fn brief(event: &Event) -> String {
         Event::Scanned(_, set) => format!("scanned {:?}", set.to_runs().0),
         Event::Hashed(_, digests) => format!("hashed {} pages", digests.len()),
         Event::ChunksWritten(_) => "ChunksWritten".to_string(),
-        Event::BlocksHashed(_, hashes) => format!("BlocksHashed({hashes:?})"),
+        Event::SubpagesHashed(_, hashes) => format!("SubpagesHashed({hashes:?})"),
         Event::PagesRead(_, chunk) => format!("read {} bytes of pages", chunk.len()),
         event => format!("{event:?}"),
     }

@@ -3,7 +3,7 @@
 //! It stands for what the replication sees of a real one: pages that are dirtied, device state
 //! that must travel with them, frames consumed and sent, and two instances that do the same
 //! work but race. A page is 4096 bytes outside and one word in here, for the simulator's speed;
-//! the halves of the word lie in two of its blocks.
+//! the halves of the word lie in two of its subpages.
 //!
 //! | page | holds |
 //! |---|---|

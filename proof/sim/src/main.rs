@@ -68,7 +68,7 @@ const CANARIES: [(&str, Canary); 13] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
-    ("block-missed", Canary::BlockMissed),
+    ("subpage-missed", Canary::SubpageMissed),
     ("ack-before-disks", Canary::AckBeforeDisks),
     ("release-without-match", Canary::ReleaseWithoutMatch),
     ("ignore-acks", Canary::IgnoreAcks),

@@ -256,7 +256,7 @@ fn draw_config(
         } else {
             64 << 20
         },
-        blocks: rng.pick(&[true, true, false]),
+        subpages: rng.pick(&[true, true, false]),
         guard_bytes_max: rng.pick(&[200, 20_000]),
         input_frames_max: rng.pick(&[8, 256]),
         hash_key: [0; 32],

@@ -25,13 +25,13 @@ impl World {
                 let late = pages.into_iter().any(of_disks);
                 (late, Event::Hashed(job, digests))
             }
-            Action::HashBlocks { job, key, pages } => {
+            Action::HashSubpages { job, key, pages } => {
                 let none = || vec![0; pages.len() * SUBPAGES_PER_PAGE];
-                let hashes = guest.map_or_else(none, |guest| guest.hash_blocks(&key, &pages));
+                let hashes = guest.map_or_else(none, |guest| guest.hash_subpages(&key, &pages));
                 let late = pages.into_iter().any(of_disks);
-                (late, Event::BlocksHashed(job, hashes))
+                (late, Event::SubpagesHashed(job, hashes))
             }
-            Action::ReadBlocks { job, pages } => {
+            Action::ReadSubpages { job, pages } => {
                 let chunk = guest.map(|guest| guest.read_blocks(&pages));
                 let late = pages.into_iter().any(|(page, _)| of_disks(page));
                 (late, Event::PagesRead(job, chunk.unwrap_or_default()))

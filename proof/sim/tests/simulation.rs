@@ -236,8 +236,8 @@ fn lost_dirty_bits_are_caught() {
 
 /// Of a divergent page, a block that differs is not sent.
 #[test]
-fn missed_blocks_are_caught() {
-    catches(Canary::BlockMissed, 200, &["memory_equal_after_sync"]);
+fn missed_subpages_are_caught() {
+    catches(Canary::SubpageMissed, 200, &["memory_equal_after_sync"]);
 }
 
 /// The pages that a syncvm changes on the secondary are not sent on to the witness.

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_imported() {
+    fn allowed_imports_pass() {
         let broken = check(vec![
             package("core/types", &["serde"]),
             package("core/brain", &["types"]),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not() {
+    fn forbidden_imports_are_named() {
         for (importer, imported) in [
             ("core/a", "edge/b"),
             ("core/a", "app/b"),

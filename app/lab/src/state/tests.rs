@@ -21,7 +21,7 @@ fn scratch(name: &str) -> LabDir {
 }
 
 #[test]
-fn a_damaged_record_says_what_to_do() {
+fn the_error_for_a_damaged_record_says_what_to_do() {
     let dir = scratch("damaged");
     let state = LabState {
         builder: None,

@@ -5,7 +5,7 @@ use plover_node::SPLIT_WARNING;
 use std::fmt;
 
 impl LabStatus {
-    /// What to do when no replica holds the guest. `None` while one does.
+    /// Advice for the operator when no replica holds the guest; `None` while one does.
     fn after_a_loss(&self) -> Option<String> {
         let down = || self.replicas.iter().filter(|replica| !replica.answers());
         if self.replicas.iter().any(ReplicaStatus::holds_state)

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_from_a_snapshot() {
+    fn a_digest_goes_on_from_a_snapshot() {
         let digest = digest_of(&[b"a"]);
         let mut snapshot = Vec::new();
         digest.snapshot(&mut snapshot);

@@ -3,11 +3,11 @@
 //! ```text
 //!  plover log serve    one replica, until SIGTERM or Ctrl-C
 //!  plover log append   puts an entry into the log, once
-//!  plover log tail     what is in it
-//!  plover log status   where one replica stands
-//!  plover log check    whether the replicas give the same answers (APUS §3)
+//!  plover log tail     prints the entries
+//!  plover log status   shows the state of one replica
+//!  plover log check    tells whether the replicas give the same answers (APUS §3)
 //!  plover log member   adds a replica, or removes one
-//!  plover log begin    a new log after all replicas have lost the old one
+//!  plover log begin    begins a new log after all replicas have lost the old one
 //! ```
 
 mod client;
@@ -26,7 +26,7 @@ use std::str::FromStr;
 pub enum LogCommand {
     /// Run one replica of a log until SIGTERM or Ctrl-C; its log goes to the error output.
     Serve(ServeOptions),
-    /// Append an entry, or with `-` each line of the input; prints where each stands.
+    /// Append an entry, or with `-` each line of the standard input; print the index of each.
     Append {
         #[command(flatten)]
         to: Targets,
@@ -36,43 +36,42 @@ pub enum LogCommand {
     },
     /// Print the entries of the log, as one replica knows them.
     Tail {
-        /// Where that replica serves clients.
+        /// The address at which that replica serves clients.
         #[arg(long, value_name = "ADDRESS")]
         from: Address,
-        /// Only entries after this place.
+        /// Only entries after this index.
         #[arg(long, value_name = "INDEX", default_value_t = 0)]
         since: u64,
-        /// Go on as it grows.
+        /// Keep printing new entries.
         #[arg(short, long)]
         follow: bool,
-        /// Nothing but the entries themselves.
+        /// Print the entries alone, without their indexes.
         #[arg(short, long)]
         quiet: bool,
     },
-    /// Where one replica stands.
+    /// Show the state of one replica.
     Status {
-        /// Where it serves clients.
+        /// The address at which the replica serves clients.
         #[arg(long, value_name = "ADDRESS")]
         to: Address,
-        /// As one JSON object.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
-    /// Whether the replicas give the same answers, per stream; exits with 1 if not.
+    /// Check that the replicas give the same answers, per stream; exit with 1 if they do not.
     Check {
-        /// Where one of them serves clients.
+        /// The address at which one of the replicas serves clients.
         #[arg(long, value_name = "ADDRESS")]
         to: Address,
     },
-    /// Change who belongs to the group.
+    /// Add a replica to the group, or remove one.
     Member {
         #[command(subcommand)]
         change: MemberCommand,
     },
-    /// Begin a new, empty log after every replica has lost the old one. Ask the replica with the
-    /// lowest id.
+    /// Begin a new, empty log after every replica has lost the old one.
     Begin {
-        /// Where it serves clients.
+        /// The address at which the replica with the lowest id serves clients.
         #[arg(long, value_name = "ADDRESS")]
         to: Address,
     },
@@ -84,7 +83,7 @@ pub enum MemberCommand {
     Add {
         #[command(flatten)]
         to: Targets,
-        /// Its id, and where the others reach it; over `shm` the ID is enough.
+        /// The new replica's id, and the address at which the others reach it; over `shm` the ID is enough.
         #[arg(value_name = "ID=ADDRESS")]
         member: Member,
     },
@@ -92,41 +91,41 @@ pub enum MemberCommand {
     Remove {
         #[command(flatten)]
         to: Targets,
-        /// Its id.
+        /// The replica's id.
         id: u8,
     },
 }
 
 #[derive(Debug, Args)]
 pub struct Targets {
-    /// Where some replica serves clients; the leader is found from there. Several may be given.
+    /// The address at which some replica serves clients; the leader is found from there. May be repeated.
     #[arg(long = "to", value_name = "ADDRESS", required = true)]
     addresses: Vec<Address>,
-    /// How long to try.
+    /// Give up after this many seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     patience: u64,
 }
 
 #[derive(Debug, Args)]
 pub struct ServeOptions {
-    /// This replica.
+    /// This replica's id, 0 to 15.
     #[arg(long, value_name = "ID")]
     id: u8,
-    /// Every replica of the group, this one included, and where the others reach it; over `shm` the
-    /// ID is enough.
+    /// A replica of the group, and the address at which the others reach it; over `shm` the ID is enough.
+    /// Give it once for every replica, this one included.
     #[arg(long = "peer", value_name = "ID=ADDRESS", required = true)]
     peers: Vec<Member>,
-    /// Where to serve clients: HOST:PORT, or the path of a unix socket.
+    /// The address at which to serve clients: HOST:PORT, or the path of a unix socket.
     #[arg(long, value_name = "ADDRESS")]
     client_listen: Option<Address>,
-    /// Where to keep the promise and the log; without it, nothing outlives the process.
+    /// The directory for the promise and the log. Without it, nothing outlives the process.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Where a replica holds an entry before it acknowledges it: in memory, or on disk (needs --dir).
+    /// The place where a replica stores an entry before it acknowledges it; `disk` needs --dir.
     #[arg(long, value_enum, default_value = "memory")]
     durability: DurabilityArgument,
-    /// How replicas reach each other, the same on all: `shm` is for replicas on one host, `ofi` for
-    /// RDMA (where it is built in).
+    /// The transport between replicas, the same on all: `shm` is for replicas on one host, `ofi` for RDMA
+    /// (if this program was built with it).
     #[arg(long, value_enum, default_value = "tcp")]
     fabric: FabricArgument,
     /// libfabric's provider for `--fabric ofi`, the same on all replicas: `verbs;ofi_rxm` or `efa` on
@@ -140,16 +139,16 @@ pub struct ServeOptions {
     /// The group's name, the same on all its replicas.
     #[arg(long, value_name = "NAME", default_value = "log")]
     group: String,
-    /// Silence of the leader after which another may be elected.
+    /// Another leader may be elected after the leader was silent for this many milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 100)]
     timeout_ms: u64,
-    /// MiB of the newest entries to keep; older ones are trimmed.
+    /// The size in MiB of the newest entries to keep; older entries are trimmed.
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     retain_mib: usize,
-    /// Compare what the replicas answer (see `plover log check`).
+    /// Compare the replicas' answers (see `plover log check`).
     #[arg(long)]
     check_outputs: bool,
-    /// This replica is new to the group and waits for `plover log member add`.
+    /// Start as a new replica, which waits for `plover log member add`.
     #[arg(long)]
     join: bool,
 }

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fabric_does_not_know_is_refused() {
+    fn a_fabric_refuses_options_that_it_does_not_have() {
         for (line, word) in [
             ("--spin adaptive", "--fabric tcp always sleeps"),
             ("--ofi-provider tcp", "without --fabric ofi"),

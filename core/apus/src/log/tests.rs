@@ -40,7 +40,7 @@ fn three() -> Log {
 }
 
 #[test]
-fn a_late_shorter_message_does_not_take_back_what_was_acknowledged() {
+fn a_late_shorter_message_does_not_take_back_acknowledged_entries() {
     let mut log = three();
     let late = vec![entry(16, 1, EntryKind::App)];
     assert_eq!(accept(&mut log, vs(0, 0), &late), Accepted::Unchanged);

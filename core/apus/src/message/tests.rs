@@ -23,7 +23,7 @@ fn append(view: View, prev: Viewstamp, entries: Vec<Entry>) -> Vec<u8> {
 }
 
 #[test]
-fn what_no_correct_replica_says_is_refused() {
+fn a_message_that_no_correct_replica_sends_is_refused() {
     let view = View::new(2, LEADER);
     let start = Viewstamp::default();
     let noop = |index| entry(view.0, index, EntryKind::Noop);

@@ -121,7 +121,7 @@ fn colo_compares_always_and_ends_a_slot_that_differs_at_once() {
 
 /// A few long slots pay for many short ones.
 #[test]
-fn it_is_the_sum_that_counts() {
+fn the_total_cost_decides_which_slots_are_compared() {
     let mut run = Run::new();
     run.slots(30, Verdict::Differs, cost(14, 16));
     while !run.slot(Verdict::Differs, cost(400, 4000)) {}
@@ -220,7 +220,7 @@ fn late(config: MatchConfig, slot: &SlotRule) -> u64 {
 /// The fear: each time the secondary's guest has given a lock to another client, all clients stand still
 /// for a tenth of a second.
 #[test]
-fn an_output_is_late_by_what_is_usual_and_by_what_a_sync_costs() {
+fn lateness_depends_on_the_usual_delay_and_the_cost_of_a_sync() {
     let config = MatchConfig::default();
     let usual = late(config, &SlotRule::new(SlotConfig::default()));
     assert!((1000..1500).contains(&usual), "{usual}");

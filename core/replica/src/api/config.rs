@@ -14,7 +14,7 @@ pub struct Config {
     pub me: ReplicaId,
     /// The group. One replica alone is the unreplicated baseline.
     pub members: ReplicaSet,
-    /// Who boots the guest when the group starts for the first time.
+    /// The replica that boots the guest when the group starts for the first time.
     pub first_leader: ReplicaId,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
@@ -32,19 +32,19 @@ pub struct Config {
     pub slot: SlotConfig,
     /// The bounds of a slot whose outputs are compared.
     pub matching: MatchConfig,
-    /// What solo does with outputs.
+    /// Whether outputs go out while the leader is solo.
     pub unprotected_output: UnprotectedOutput,
     /// The guest's pages: its RAM, and the blocks of its disks.
     pub layout: PageLayout,
     /// Whether this machine type's devices must be reset before a state is loaded.
     pub needs_reset: bool,
-    /// What of the guest a witness keeps ready for the day it becomes secondary: this replica's
-    /// choice as a witness, and whether it sends anything as secondary.
+    /// The part of the guest that this replica keeps ready as a witness, for the day it becomes
+    /// secondary. As a secondary it keeps a witness warm unless this is [`Warm::Off`].
     pub warm: Warm,
     /// Bytes a second that a secondary sends to keep a witness warm, at most.
     pub warm_bytes_per_s: u64,
-    /// Whether only the differing blocks of divergent pages are sent, not whole pages.
-    pub blocks: bool,
+    /// Whether only the differing subpages of divergent pages are sent, not whole pages.
+    pub subpages: bool,
     /// Held output bytes that force a sync.
     pub guard_bytes_max: usize,
     /// Frames that may wait to be fed, like a NIC's receive queue; more are dropped on arrival.
@@ -79,7 +79,7 @@ impl Config {
             needs_reset: false,
             warm: Warm::Full,
             warm_bytes_per_s: 1 << 20,
-            blocks: true,
+            subpages: true,
             guard_bytes_max: 1 << 20,
             input_frames_max: 64,
             hash_key: [0; 32],
@@ -89,7 +89,7 @@ impl Config {
     }
 }
 
-/// What a witness keeps of the guest.
+/// The part of the guest that a witness keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Warm {

@@ -1,4 +1,4 @@
-//! What a replica tells of itself as it goes.
+//! Notes: a replica reports changes to people. Nothing rests on them.
 
 use super::Role;
 use plover_syncvm::SyncReport;
@@ -68,7 +68,7 @@ pub enum Note {
     },
     /// It failed; another attempt follows.
     JoinFailed {
-        /// Who was to join.
+        /// The replica that was to join.
         peer: ReplicaId,
         /// Why.
         why: String,
@@ -97,7 +97,7 @@ pub enum Note {
     },
     /// An output has waited for the secondary's guest to send the same for too long; a sync follows.
     OutputsUnmatched {
-        /// What waits, and for what.
+        /// The output that waits, and what it waits for.
         why: String,
     },
     /// A sync failed; its pages stay owed and its outputs held.

@@ -5,7 +5,7 @@ mod source;
 pub(crate) mod stream;
 pub(crate) mod target;
 
-/// What this replica has sent in copies.
+/// The copies that this replica has sent, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
     /// How many were opened; the count names them.

@@ -1,4 +1,4 @@
-//! The source's end of a copy, whatever it is for: questions and pages out, answers in.
+//! The source's end of a copy, for a join or a warm copy: questions and pages out, answers in.
 
 use super::stream::Stream;
 use crate::api::Action;

@@ -18,7 +18,7 @@ use plover_types::{Digest, PageNo, ReplicaId};
 /// A guest that stands and is written from outside.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyTarget {
-    /// Who sends its pages.
+    /// The replica that sends its pages.
     pub source: ReplicaId,
     attempt: u64,
     /// The stream that was offered last.
@@ -192,8 +192,8 @@ impl Replica {
         })
     }
 
-    /// Gives up whatever else this replica did with its guest, if that has never run and no syncvm
-    /// has touched it. Returns it if it is still there.
+    /// Ends any other use of this replica's guest, if the guest has never run and no syncvm has touched it.
+    /// Returns the target of the copy if there still is one.
     fn take_target(&mut self) -> Option<CopyTarget> {
         let stands = matches!(self.cx.guest.power, Power::Starting | Power::Paused);
         if !stands || self.follow.is_some() {

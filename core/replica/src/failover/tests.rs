@@ -1,4 +1,4 @@
-//! What becomes of a replica when the leader changes, the guest dies, or the in-sync set goes on without it.
+//! The role of a replica after the leader changes, the guest dies, or the in-sync set goes on without it.
 
 use crate::api::{Action, Role};
 use crate::testing::{LEADER, leader, secondary, sent_to_leader, taken};

@@ -1,5 +1,5 @@
-//! After the end mark the secondary goes forward to what is staged, whatever happens: its devices are
-//! reset where that must be, its disks' blocks made durable, all of it acknowledged and applied.
+//! After the end mark the secondary always goes forward to the staged state: it resets its devices if the
+//! machine type needs that, makes its disks' blocks durable, acknowledges, and applies everything.
 
 use super::{Complete, FollowSync, Stage};
 use crate::api::{Action, ConsoleHold, Note, Role};
@@ -38,7 +38,8 @@ impl Replica {
         }
     }
 
-    /// What the reset wrote: put back, overwritten by the staged pages, or fetched.
+    /// Takes the pages that the reset has written. The staged pages overwrite them, or they are put back.
+    /// Those that are in neither set are fetched from the leader.
     pub(super) fn follow_reset_scanned(
         &mut self,
         number: SyncNo,
@@ -82,7 +83,7 @@ impl Replica {
         }
     }
 
-    /// What is staged for disks comes first onto this host's own, where there are any.
+    /// Stages disk blocks in the journal first, if the guest has disks that it writes.
     pub(super) fn make_durable(
         &mut self,
         sync: SyncNo,

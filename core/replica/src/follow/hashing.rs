@@ -11,8 +11,8 @@ use plover_types::{Digest, PageNo, PageSet, Runs, SyncNo};
 /// Digests in one message: 64 KiB.
 const DIGESTS_PER_MESSAGE: usize = 4096;
 
-/// Bytes of block hashes in one message.
-const BLOCK_HASH_BYTES_PER_MESSAGE: usize = 64 << 10;
+/// Bytes of subpage hashes in one message.
+const SUBPAGE_HASH_BYTES_PER_MESSAGE: usize = 64 << 10;
 
 impl Replica {
     /// The leader's dirty pages; they may come before the log entry.
@@ -87,7 +87,7 @@ impl Replica {
             narrowed: Default::default(),
             staging: Staging::new(number, cx.config.layout.pages()),
         };
-        // Whatever becomes of this sync, these pages may differ until one succeeds.
+        // Even if this sync fails, these pages may differ until one succeeds.
         cx.memory.ledger.owe(&theirs.set);
         if cx.sends_unhashed() {
             return self.send_hashes(number, &[]);
@@ -130,7 +130,7 @@ impl Replica {
     }
 
     /// The leader knows which pages differ and wants to know where.
-    pub(crate) fn follow_blocks(&mut self, number: SyncNo, runs: &Runs, heard: u64) {
+    pub(crate) fn follow_subpages(&mut self, number: SyncNo, runs: &Runs, heard: u64) {
         let Some(set) = runs.to_set(self.cx.config.layout.pages()) else {
             return self.cx.reject_leader("divergent pages outside the guest");
         };
@@ -141,10 +141,10 @@ impl Replica {
         *narrowed = (pages.clone(), heard);
         let job = Job::FollowSync(number);
         self.cx
-            .ask(job, |job| Action::HashBlocks { job, key, pages });
+            .ask(job, |job| Action::HashSubpages { job, key, pages });
     }
 
-    pub(crate) fn follow_blocks_hashed(&mut self, number: SyncNo, hashes: &[u64]) {
+    pub(crate) fn follow_subpages_hashed(&mut self, number: SyncNo, hashes: &[u64]) {
         let Some(leader) = self.cx.group.leader else {
             return;
         };
@@ -155,11 +155,11 @@ impl Replica {
         let history = &mut self.cx.memory.hash_history;
         let HashReport { anew, bytes } = history.say(heard, &pages, hashes);
         let total = bytes.len() as u32;
-        for (part, said) in bytes.chunks(BLOCK_HASH_BYTES_PER_MESSAGE).enumerate() {
-            let body = Body::BlockHashes {
+        for (part, said) in bytes.chunks(SUBPAGE_HASH_BYTES_PER_MESSAGE).enumerate() {
+            let body = Body::SubpageHashes {
                 sync: number,
                 anew,
-                first: (part * BLOCK_HASH_BYTES_PER_MESSAGE) as u32,
+                first: (part * SUBPAGE_HASH_BYTES_PER_MESSAGE) as u32,
                 total,
                 said: said.to_vec(),
             };

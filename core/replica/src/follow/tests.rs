@@ -144,7 +144,7 @@ fn the_leaders_pages_may_come_before_the_cut() {
 }
 
 #[test]
-fn a_cut_of_another_view_is_nobodys() {
+fn a_cut_of_another_view_is_ignored() {
     let mut replica = secondary(VSMR.policy);
     let at = Viewstamp {
         view: View(99),

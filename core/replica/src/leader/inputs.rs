@@ -58,9 +58,9 @@ impl Leader {
         }
     }
 
-    /// Solo, no syncvm reclaims the log, and none has to: this side's own state covers what its
-    /// guest was fed, and nobody else holds one. A joiner that is about to be synced needs what
-    /// comes after its cut, so that is kept.
+    /// Reclaims the log while this leader is solo and no syncvm does it. This side's own state covers the
+    /// inputs that its guest was fed, and no other replica holds a state. A joiner that is about to be synced
+    /// needs the inputs after its cut, so these are kept.
     fn reclaim_solo_log(&mut self, cx: &mut Context) {
         if self.is_solo(cx) && self.final_joiner().is_none() && cx.is_log_half_full() {
             cx.group.core.trim(cx.group.delivered);
@@ -86,8 +86,8 @@ impl Leader {
         true
     }
 
-    /// Whether the leader may feed its guest before the commit: every output of what it feeds
-    /// is certain to wait for a syncvm.
+    /// Whether the leader may feed its guest before the commit: it may if every output that follows from these
+    /// inputs is certain to wait for a syncvm.
     fn feeds_at_the_proposal(&self, cx: &Context) -> bool {
         cx.group.in_sync.len() > 1 && self.proposed.is_none() && !self.is_ordering()
     }

@@ -149,7 +149,7 @@ impl Leader {
         });
     }
 
-    /// The joiner's hypervisor stands: what it has is compared, and round 0 copies what differs.
+    /// The joiner's hypervisor stands: its pages are compared, and round 0 copies those that differ.
     pub(crate) fn join_opened(&mut self, cx: &mut Context, attempt: u64, warm: bool) {
         let Some(join) = self.join.as_mut().filter(|j| j.attempt == attempt) else {
             return;
@@ -191,7 +191,7 @@ impl Leader {
         self.pump_join(cx);
     }
 
-    /// Sees what was dirtied meanwhile, once all of a round is acknowledged.
+    /// Scans for the pages that were dirtied meanwhile, once all of a round is acknowledged.
     fn end_round(&mut self, cx: &mut Context, attempt: u64, round: u32) {
         let (Some(join), Some(stream)) = (&mut self.join, cx.peers.copy()) else {
             return;
@@ -202,7 +202,7 @@ impl Leader {
         }
     }
 
-    /// A round is over, and the stream knows what was dirtied meanwhile.
+    /// A round is over, and the stream knows the pages that were dirtied meanwhile.
     pub(crate) fn join_scanned(&mut self, cx: &mut Context, attempt: u64) {
         let (Some(join), Some(stream)) = (&mut self.join, cx.peers.copy()) else {
             return;

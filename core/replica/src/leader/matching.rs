@@ -42,7 +42,7 @@ const DONE_FRAMES: u64 = 64;
 struct Compared {
     /// The sync it began with.
     sync: SyncNo,
-    /// That sync is acknowledged.
+    /// The secondary has acknowledged that sync.
     acknowledged: bool,
     verdict: Verdict,
     /// Since when it is known that a sync is needed.

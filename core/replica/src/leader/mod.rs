@@ -31,7 +31,7 @@ use crate::guest::{Arrange, Power};
 use apus::EntryKind;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
-/// What exists only while a replica leads.
+/// The data that exists only while a replica leads.
 #[derive(Debug)]
 pub(crate) struct Leader {
     /// Facing clients.
@@ -130,7 +130,7 @@ impl Leader {
         self.propose_in_sync(cx, ReplicaSet::of([me]));
     }
 
-    /// The link to a peer broke or came up anew: what was in flight on the bulk lane is lost.
+    /// The link to a peer broke or came up anew: the messages in flight on the bulk lane are lost.
     pub fn on_link(&mut self, cx: &mut Context, peer: ReplicaId) {
         if self.sync.as_ref().is_some_and(|s| s.run.peer == peer) {
             self.abort_sync(cx, "the link to the secondary broke");

@@ -41,7 +41,8 @@ impl Leader {
         cx.now < cx.group.core.lease_until() && self.releases_at_once(cx)
     }
 
-    /// Solo: this replica's state is the only one, and explains whatever its guest sends.
+    /// Whether outputs leave without a sync. Solo, this replica's state is the only one, and explains every
+    /// output of its guest.
     fn releases_at_once(&self, cx: &Context) -> bool {
         self.serving
             && self.is_solo(cx)

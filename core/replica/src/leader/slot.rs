@@ -13,7 +13,7 @@ const PATIENCE_TIMEOUTS: u64 = 10;
 /// does not feel a tenth of a second.
 const PRINTED_WITHIN: Micros = Micros::from_ms(100);
 
-/// What this leader knows of the running slot.
+/// The running slot, as this leader sees it.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub started: Micros,

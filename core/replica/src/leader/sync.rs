@@ -21,16 +21,16 @@
 //!
 //! Device state is serialised while pages are hashed and compared.
 
-mod blocks;
 mod checkpoint;
 mod comparing;
 mod ending;
+mod subpages;
 mod transfer;
 mod unhashed;
 
-use self::blocks::Narrowing;
 use self::checkpoint::{Copying, Sending};
 use self::comparing::Exchange;
+use self::subpages::Narrowing;
 use self::transfer::Transfer;
 use self::unhashed::begin_listing;
 use super::Leader;
@@ -96,7 +96,7 @@ enum Stage {
     Exchanging(Cut, Exchange),
     /// Nothing is hashed; the secondary's dirty pages are awaited.
     Listing(Cut),
-    /// The blocks of divergent pages are compared.
+    /// The subpages of divergent pages are compared.
     Narrowing(Cut, Narrowing),
     Transferring(Cut, Transfer),
     /// Of a checkpoint: pages are copied aside.

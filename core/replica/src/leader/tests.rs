@@ -177,7 +177,7 @@ fn a_leader_that_does_not_serve_takes_no_input() {
     assert_eq!(apply(&mut replica, Micros(2), frames).len(), 0);
 }
 
-/// What the secondary reports counts once both guests go on from one state.
+/// A secondary's report counts only once both guests go on from one state.
 #[test]
 fn reports_count_after_the_acknowledgement() {
     let hybrid = Preset::find("hybrid").unwrap().policy;

@@ -106,7 +106,7 @@ fn a_guest_that_is_not_compared_waits_for_nothing() {
     assert_eq!(replica.paced_in_vain(), 0);
 }
 
-/// What is before a cut is the guest's before it is paused.
+/// The guest gets all inputs before a cut before it is paused.
 #[test]
 fn a_cut_does_not_wait() {
     let mut replica = compared();

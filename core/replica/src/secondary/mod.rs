@@ -16,13 +16,13 @@ use plover_types::Micros;
 
 pub(crate) use self::report::window;
 
-/// What exists only while a replica is secondary.
+/// The data that exists only while a replica is secondary.
 #[derive(Debug)]
 pub(crate) struct Secondary {
     /// The in-sync set that names it is agreed: the next one without it is meant. Before, sets in the log
     /// that are older than its joining must not make it drop its guest.
     pub is_agreed: bool,
-    /// What it reports of this slot's outputs, where they are compared.
+    /// Its report of this slot's outputs, where they are compared.
     pub report: Option<OutputReport>,
     /// The newest checkpoint, where its guest waits.
     pub kept: Option<Kept>,

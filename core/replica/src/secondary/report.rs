@@ -1,4 +1,4 @@
-//! What a secondary reports of its guest's outputs, so that the leader can release what both have sent
+//! The secondary's report of its guest's outputs. With it the leader releases the outputs that both have sent
 //! ([`crate::leader::matching`] has the whole protocol).
 //!
 //! A frame that was reported is kept until the leader says that clients have it: if the leader dies, it is

@@ -1,4 +1,4 @@
-//! What a secondary reports of its outputs.
+//! The secondary's reports of its outputs.
 
 use crate::api::{Action, Note};
 use crate::replica::Replica;

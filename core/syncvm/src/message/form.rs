@@ -59,7 +59,7 @@ fn copies() -> Vec<Body> {
     ]
 }
 
-/// Messages that compare pages and blocks.
+/// Messages that compare pages and subpages.
 fn comparing() -> Vec<Body> {
     vec![
         Body::Dirty {
@@ -75,12 +75,12 @@ fn comparing() -> Vec<Body> {
             digests: vec![23],
             wait: Micros(1203),
         },
-        Body::Blocks {
+        Body::Subpages {
             sync: SYNC,
             runs: runs(),
             heard: 1206,
         },
-        Body::BlockHashes {
+        Body::SubpageHashes {
             sync: SYNC,
             anew: true,
             first: 1204,

@@ -44,7 +44,7 @@ fn reopen(path: &Path, bytes: &[u8]) -> (bool, SyncNo, Option<Batch>) {
 /// If any part of a staging has reached the disk before a power loss, a restart finds either the state
 /// before it or all of the blocks.
 #[test]
-fn a_torn_stage_never_was() {
+fn a_torn_stage_is_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("j");
     let mut journal = Journal::open(&path, BLOCKS).unwrap();

@@ -188,7 +188,7 @@ fn a_read_only_disk_is_not_written() {
 }
 
 #[test]
-fn the_old_way_in_and_the_way_out() {
+fn the_old_export_option_and_the_abort_option_work() {
     let (_dir, plain) = backing(false);
     let mut said = 1u32.to_be_bytes().to_vec();
     said.extend(option(1, b"name"));

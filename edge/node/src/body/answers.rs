@@ -55,7 +55,7 @@ mod tests {
     use plover_replica::JobId;
 
     #[test]
-    fn what_was_asked_behind_the_disk_waits_for_it() {
+    fn a_request_after_disk_work_waits_for_it() {
         let mut answers = Answers::new();
         let hashed = |count: usize| Event::Hashed(JobId(1), vec![Default::default(); count]);
         let count = |event: Option<Event>| match event {

@@ -4,7 +4,7 @@ use super::{Body, BoxError};
 use crate::{announce, clock};
 use plover_fabric::Fabric;
 use plover_replica::{Action, ConsoleHold, Note, Role};
-use plover_syncvm::blocks::BlockMask;
+use plover_syncvm::subpages::SubpageMask;
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
 
@@ -48,10 +48,10 @@ impl Body {
             Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
             Action::Scan(job) => self.scan(job),
             Action::Hash { job, key, pages } => self.hash(job, key, pages),
-            Action::HashBlocks { job, key, pages } => self.hash_blocks(job, key, pages),
-            Action::ReadBlocks { job, pages } => self.read(job, pages),
+            Action::HashSubpages { job, key, pages } => self.hash_subpages(job, key, pages),
+            Action::ReadSubpages { job, pages } => self.read(job, pages),
             Action::ReadPages { job, pages } => {
-                let whole = pages.into_iter().map(|page| (page, BlockMask::ALL));
+                let whole = pages.into_iter().map(|page| (page, SubpageMask::ALL));
                 self.read(job, whole.collect());
             }
             Action::WriteChunks { job, chunks } => {
@@ -173,7 +173,7 @@ impl Body {
 fn takes_long(action: &Action) -> bool {
     match action {
         Action::Scan(_) | Action::WriteChunks { .. } => true,
-        Action::Hash { pages, .. } | Action::HashBlocks { pages, .. } => !pages.is_empty(),
+        Action::Hash { pages, .. } | Action::HashSubpages { pages, .. } => !pages.is_empty(),
         _ => false,
     }
 }

@@ -8,8 +8,8 @@ use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
 use plover_disk::{Attachment, Batch, Blocks};
 use plover_replica::{Event, JobId};
-use plover_syncvm::blocks::Divergent;
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
+use plover_syncvm::subpages::Divergent;
 use plover_types::{PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
 use plover_vm::QemuVm;
 use serde_json::json;
@@ -34,7 +34,7 @@ impl Body {
         });
     }
 
-    pub(super) fn hash_blocks(&mut self, job: JobId, key: [u8; 32], mut pages: Vec<PageNo>) {
+    pub(super) fn hash_subpages(&mut self, job: JobId, key: [u8; 32], mut pages: Vec<PageNo>) {
         let blocks = pages.split_off(self.first_block(pages.iter()));
         let all = (pages.len() + blocks.len()) * SUBPAGES_PER_PAGE;
         let mut hashes = Vec::with_capacity(all);
@@ -44,16 +44,16 @@ impl Body {
         }
         let Some(disks) = disks_for(&self.vm, &blocks) else {
             hashes.resize(all, 0);
-            return self.answer(Event::BlocksHashed(job, hashes));
+            return self.answer(Event::SubpagesHashed(job, hashes));
         };
         let (layout, answer) = (self.layout, self.answers.later());
         disks.begin(move |disk| {
-            hashes.extend(pages_of(disk, layout).hash_blocks(&key, &blocks));
-            let _ = answer.send(Event::BlocksHashed(job, hashes));
+            hashes.extend(pages_of(disk, layout).hash_subpages(&key, &blocks));
+            let _ = answer.send(Event::SubpagesHashed(job, hashes));
         });
     }
 
-    /// Reads blocks of pages, and answers with them.
+    /// Reads subpages of pages, and answers with them.
     pub(super) fn read(&mut self, job: JobId, mut pages: Vec<Divergent>) {
         let blocks = pages.split_off(self.first_block(pages.iter().map(|(page, _)| page)));
         let mut chunk = self.read_memory(&pages);
@@ -121,7 +121,7 @@ impl Body {
                 writer.push(*page, &[0; PAGE_BYTES]);
             } else {
                 vm.read_page(*page, &mut buffer);
-                writer.push_blocks(*page, *mask, &buffer);
+                writer.push_subpages(*page, *mask, &buffer);
             }
         }
         writer

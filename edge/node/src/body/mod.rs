@@ -72,10 +72,10 @@ pub fn run(
 struct Body {
     config: ReplicaConfig,
     qemu: QemuConfig,
-    /// Which pages are RAM and which are blocks of disks.
+    /// The guest's page numbers: RAM, then blocks of disks.
     layout: PageLayout,
     replica: Replica,
-    /// What the brain waits for, as returned by its last [`Replica::apply`].
+    /// The events that the brain waits for, as its last [`Replica::apply`] returned them.
     watch: Watch,
     role: Role,
     actions: VecDeque<Action>,
@@ -114,8 +114,8 @@ struct Body {
     fabric_due: Micros,
 }
 
-/// Which sources are ready. One turn of the loop reads only these: most turns are one of some thousand
-/// samples a second of whether the guest is idle.
+/// The sources that are ready. One turn of the loop reads only these. Most turns have none: the loop
+/// samples some thousand times a second whether the guest is idle.
 #[derive(Debug, Default)]
 struct Ready {
     control: bool,

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_printed_is_shown_with_its_syncvm() {
+    fn console_output_is_shown_with_its_syncvm() {
         let mut printed = Printed::default();
         printed.hold(b"one ");
         assert!(printed.synced(SyncNo(1)).is_empty(), "nothing is cut");
@@ -88,7 +88,7 @@ mod tests {
     /// A secondary that takes over shows its own guest's output since the last sync; the leader has shown
     /// earlier output.
     #[test]
-    fn who_takes_over_shows_what_nobody_has_seen() {
+    fn a_replica_that_takes_over_shows_output_that_was_not_shown_yet() {
         let mut printed = Printed::default();
         printed.hold(b"shown by the leader");
         printed.forget();

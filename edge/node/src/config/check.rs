@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_uses_what_both_ends_name() {
+    fn a_link_uses_the_fabric_that_both_ends_name() {
         use FabricName::{Ofi, Shm, Tcp};
         let peers = |text: &str, name| {
             let group = parse(text).unwrap().group;

@@ -58,7 +58,7 @@ fn the_form_of_a_header_is_that_of_its_version() {
 }
 
 #[test]
-fn what_gains_nothing_goes_as_it_is() {
+fn a_record_that_does_not_shrink_is_sent_as_it_is() {
     let (mut there, _) = pair();
     let small = requests(1, 5);
     assert_eq!(pack(&mut there, &small), small);
@@ -159,7 +159,7 @@ proptest! {
     /// Whether records are sent, refused by the fabric or lost with their link: those that arrive are
     /// those that were packed.
     #[test]
-    fn what_arrives_is_what_was_packed(steps in prop::collection::vec(step(), 1..60), bulk: bool) {
+    fn unpacking_gives_the_record_that_was_packed(steps in prop::collection::vec(step(), 1..60), bulk: bool) {
         let lane = if bulk { Lane::Bulk } else { Lane::Log };
         let (mut there, mut here) = pair();
         for step in steps {

@@ -124,7 +124,7 @@ mod tests {
 
     /// The record that a failover writes does not depend on free space.
     #[test]
-    fn it_is_written_over_what_is_there() {
+    fn a_record_overwrites_its_file_in_place() {
         let dir = tempfile::tempdir().unwrap();
         let space = || -> Vec<(u64, u64)> {
             let files = [NAME, NEXT].map(|name| std::fs::metadata(dir.path().join(name)).unwrap());

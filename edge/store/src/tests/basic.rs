@@ -99,7 +99,7 @@ fn trims_give_segments_back_and_carry_the_configuration_to_the_base() {
 }
 
 #[test]
-fn what_was_cut_is_not_reported_as_stored() {
+fn entries_that_were_cut_are_not_reported_as_stored() {
     let dir = directory();
     let (mut store, _) = open(dir.path());
     store.persist_entries(

@@ -259,7 +259,7 @@ fn view_before(store: &crate::Store, index: Index) -> Viewstamp {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_crash_at_any_operation() {
+fn acknowledged_entries_survive_a_crash_at_any_operation() {
     let origin = directory();
     let (operations, acknowledged) = history(origin.path());
     let mut random = SplitMix64::new(3);

@@ -69,7 +69,7 @@ fn entries_of_another_wire_version_are_left_alone() {
 
 /// A log that would be removed anyway need not be understood.
 #[test]
-fn a_log_that_is_not_used_is_nobodys_concern() {
+fn a_log_that_is_not_used_need_not_be_understood() {
     let dir = origin();
     with_wire(dir.path(), WIRE_VERSION + 1);
     let memory = Options::new("group", Durability::Memory);

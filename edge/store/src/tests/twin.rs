@@ -149,7 +149,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn the_store_holds_what_its_twin_holds(steps in prop::collection::vec(step(), 1..120)) {
+    fn the_store_equals_its_twin(steps in prop::collection::vec(step(), 1..120)) {
         let dir = directory();
         let (mut store, _) = open(dir.path());
         store.persist_state(promise(1));

@@ -62,7 +62,7 @@ impl QemuVm {
 
 /// Memory and disks, as pages of one [`PageLayout`].
 impl QemuVm {
-    /// Which pages are RAM and which are blocks of disks.
+    /// The guest's page numbers: RAM, then blocks of disks.
     pub fn layout(&self) -> PageLayout {
         self.regions().layout()
     }
@@ -179,7 +179,7 @@ impl QemuVm {
         self.console.write(bytes);
     }
 
-    /// What the guest printed on its serial console since the last call.
+    /// Appends to `bytes` the output of the guest's serial console since the last call.
     pub fn console_read(&mut self, bytes: &mut Vec<u8>) {
         if !self.console.read(bytes) {
             self.unwatch(self.console.fd());

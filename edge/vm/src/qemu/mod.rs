@@ -77,7 +77,7 @@ enum Phase {
     Gone,
 }
 
-/// Which answers have come while starting.
+/// The answers that have come while QEMU starts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heard {
     qmp: bool,

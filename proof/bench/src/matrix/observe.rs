@@ -23,7 +23,7 @@ const TICKS_PER_S: f64 = 100.0;
 pub(super) const COPY: &str = "copy";
 
 /// The bytes of syncs, by purpose.
-const PARTS_OF_SYNCS: [&str; 4] = ["digests", "block_hashes", "pages", "device"];
+const PARTS_OF_SYNCS: [&str; 4] = ["digests", "subpage_hashes", "pages", "device"];
 
 /// All counters at one moment.
 #[derive(Clone, Debug)]

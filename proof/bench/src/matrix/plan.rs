@@ -217,21 +217,21 @@ pub(super) mod tests {
             ]
         );
         let variants = described(&Plan {
-            policies: vec!["vsmr".into(), "vsmr+blocks=false".into()],
-            ..plan(&["redis/vsmr", "redis/vsmr+blocks=false"])
+            policies: vec!["vsmr".into(), "vsmr+subpages=false".into()],
+            ..plan(&["redis/vsmr", "redis/vsmr+subpages=false"])
         });
         assert_eq!(
             variants[..2],
-            ["1 vsmr redis", "1 vsmr+blocks=false redis"],
+            ["1 vsmr redis", "1 vsmr+subpages=false redis"],
             "side by side in a round"
         );
         assert!("/".parse::<Cells>().is_err());
         let policies = ["vsmr".to_owned()];
         let check = |text: &str| text.parse::<Cells>().unwrap().check(&policies);
         assert!(check("redis/vsmr").is_ok());
-        assert!(check("redis/vsmr+slot_max_ms=20+blocks=false").is_ok());
+        assert!(check("redis/vsmr+slot_max_ms=20+subpages=false").is_ok());
         assert!(check("redis/vsmr+blocks").is_err());
-        assert!(check("redis/vsrm+blocks=false").is_err());
+        assert!(check("redis/vsrm+subpages=false").is_err());
         assert!(
             check("reddis")
                 .unwrap_err()

@@ -31,7 +31,7 @@ fn quick_is_bounded_and_what_is_asked_for_is_not() {
     assert!(full.budget.is_none());
     let only = plan(options(|o| o.only = vec!["nginx/plan1".parse().unwrap()]));
     assert_eq!(only.turns().len(), 2, "what quick leaves out can be named");
-    let cells = ["nginx/vsmr", "nginx/vsmr+blocks=false"].map(|cell| cell.parse().unwrap());
+    let cells = ["nginx/vsmr", "nginx/vsmr+subpages=false"].map(|cell| cell.parse().unwrap());
     let variants = plan(options(|o| o.only = cells.into()));
     assert_eq!(
         variants.turns().len(),

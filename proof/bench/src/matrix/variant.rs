@@ -1,4 +1,4 @@
-//! A policy with other settings, measured beside it: `vsmr+slot_max_ms=20+blocks=false`.
+//! A policy with other settings, measured beside it: `vsmr+slot_max_ms=20+subpages=false`.
 //!
 //! The settings behind the policy's name are keys of `[policy]` in a replica's configuration. They reach
 //! the lab in a file, by `plover lab up --config`. The replica checks whether such a key exists.
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn settings_become_keys() {
-        let variant = Variant::parse("vsmr+slot=fixed+slot_max_ms=20+blocks=false").unwrap();
+        let variant = Variant::parse("vsmr+slot=fixed+slot_max_ms=20+subpages=false").unwrap();
         assert_eq!(variant.policy, "vsmr");
         assert_eq!(
             variant.overlay(),

@@ -16,7 +16,7 @@
 //! other, and what holds here holds without any assumption about time. (The lease is such an
 //! assumption, so it is no property of the model but of the simulator.)
 //!
-//! States are told apart by their [`print`]; the checker is `stateright`, breadth first.
+//! States are told apart by their [`mod@print`]; the checker is `stateright`, breadth first.
 
 mod group;
 mod print;

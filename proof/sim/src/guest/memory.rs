@@ -3,8 +3,8 @@
 
 use super::FakeGuest;
 use crate::rng::mix;
-use plover_syncvm::blocks::{BlockMask, Divergent};
 use plover_syncvm::chunk::{self, ChunkError, ChunkWriter, PageContent};
+use plover_syncvm::subpages::{Divergent, SubpageMask};
 use plover_types::{Digest, PAGE_BYTES, PageNo, PageSet, SUBPAGE_BYTES};
 use std::collections::BTreeMap;
 
@@ -44,35 +44,36 @@ impl FakeGuest {
         pages.iter().map(digest).collect()
     }
 
-    /// A keyed hash of each block of each page.
-    pub fn hash_blocks(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
+    /// A keyed hash of each subpage of each page.
+    pub fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo]) -> Vec<u64> {
         let key = u64::from_le_bytes(key[..8].try_into().expect("a key has 32 bytes"));
         let mut hashes = Vec::new();
         for page in pages {
             let bytes = self.page(*page);
-            let blocks = bytes.chunks_exact(SUBPAGE_BYTES);
-            let word = |b: &[u8]| u64::from_le_bytes(b[..8].try_into().expect("a block is longer"));
-            hashes.extend(blocks.map(|block| mix(key, word(block))));
+            let subpages = bytes.chunks_exact(SUBPAGE_BYTES);
+            let word =
+                |b: &[u8]| u64::from_le_bytes(b[..8].try_into().expect("a subpage is longer"));
+            hashes.extend(subpages.map(|subpage| mix(key, word(subpage))));
         }
         hashes
     }
 
     /// Reads pages into a chunk.
     pub fn read_pages(&self, pages: &[PageNo]) -> Vec<u8> {
-        let whole: Vec<Divergent> = pages.iter().map(|page| (*page, BlockMask::ALL)).collect();
+        let whole: Vec<Divergent> = pages.iter().map(|page| (*page, SubpageMask::ALL)).collect();
         self.read_blocks(&whole)
     }
 
-    /// Reads blocks into a chunk.
+    /// Reads subpages into a chunk.
     pub fn read_blocks(&self, pages: &[Divergent]) -> Vec<u8> {
         let mut writer = ChunkWriter::new();
         for (page, mask) in pages {
-            writer.push_blocks(*page, *mask, &self.page(*page));
+            writer.push_subpages(*page, *mask, &self.page(*page));
         }
         writer.finish()
     }
 
-    /// A page's bytes: its value in two halves, each at the beginning of a block.
+    /// A page's bytes: its value in two halves, each at the beginning of a subpage.
     fn page(&self, page: PageNo) -> [u8; PAGE_BYTES] {
         let mut bytes = [0; PAGE_BYTES];
         let value = self.memory[page.0 as usize].to_le_bytes();

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leads_nowhere_is_named() {
+    fn a_link_that_leads_nowhere_is_named() {
         let summary = "[a](a.md) [b](deep/b.md)";
         let page = "[x](deep/b.md#the-heading-two) [y](deep/b.md#none) [z](c.md) [w](https://w)";
         let pages = Pages::from([

@@ -56,7 +56,7 @@ fn pages_of_lost_chunks_are_owed_again() {
 /// A source and a target with random writes, losses and reopenings: what differs is owed or on
 /// its way, always.
 #[test]
-fn what_differs_is_known() {
+fn a_page_that_differs_is_owed_or_on_its_way() {
     let mut random = SplitMix64::new(3);
     for _ in 0..50 {
         let mut stream = Stream::new(ReplicaId(2), 7, PAGES);

@@ -1,4 +1,4 @@
-//! What a target answers to an offer.
+//! A target's answers to an offer.
 
 use super::Offer;
 use crate::api::{Action, Event, Role, Warm};

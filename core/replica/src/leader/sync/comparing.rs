@@ -3,7 +3,7 @@
 //! Own pages are hashed while the secondary's list is on its way; only pages that the secondary alone
 //! has written are hashed after it.
 
-use super::blocks::Narrowing;
+use super::subpages::Narrowing;
 use super::{Cut, LeadSync, Run, Stage};
 use crate::api::Action;
 use crate::context::Context;

@@ -9,17 +9,17 @@ use crate::jobs::Job;
 use crate::leader::Leader;
 use crate::leader::join::WINDOW_CHUNKS;
 use plover_syncvm::Phase;
-use plover_syncvm::blocks::BlockMask;
 use plover_syncvm::chunk::CHUNK_PAGES_MAX;
 use plover_syncvm::message::Body;
+use plover_syncvm::subpages::SubpageMask;
 use plover_types::{PageNo, ReplicaId, Runs, SyncNo};
 
 /// The divergent pages, and how far they are sent.
 #[derive(Debug)]
 pub(super) struct Transfer {
     pages: Vec<PageNo>,
-    /// The differing blocks of each page; empty if pages go whole.
-    masks: Vec<BlockMask>,
+    /// The differing subpages of each page; empty if pages go whole.
+    masks: Vec<SubpageMask>,
     /// The first page that was not asked for yet.
     next: usize,
     /// Chunks that were read, sent, acknowledged.
@@ -50,7 +50,7 @@ impl Leader {
         mut run: Run,
         cut: Cut,
         pages: Vec<PageNo>,
-        masks: Vec<BlockMask>,
+        masks: Vec<SubpageMask>,
     ) {
         run.enter(Phase::Transfer, cx.now);
         cx.note_phase(run.sync, Phase::Transfer);
@@ -87,7 +87,7 @@ impl Leader {
                 Some(masks) => {
                     let both = pages.iter().copied().zip(masks.iter().copied());
                     let pages = both.collect();
-                    cx.ask(job, |job| Action::ReadBlocks { job, pages });
+                    cx.ask(job, |job| Action::ReadSubpages { job, pages });
                 }
                 None => {
                     let pages = pages.to_vec();

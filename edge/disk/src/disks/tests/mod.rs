@@ -176,7 +176,7 @@ fn syncs_that_overlap_are_settled_one_by_one() {
 /// A guest has died and its replica has not. The next guest finds the disks after the syncvm, and no
 /// write of the old guest is carried out any more.
 #[test]
-fn the_next_guest_finds_what_was_staged() {
+fn the_next_guest_finds_the_staged_blocks() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
@@ -219,7 +219,7 @@ fn a_copy_cut_short_is_no_copy() {
 
 /// The next scan reports the blocks that the guest wrote, numbered through both disks.
 #[test]
-fn scans_tell_what_the_guest_wrote() {
+fn a_scan_finds_the_blocks_that_the_guest_wrote() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
@@ -267,7 +267,7 @@ fn holes_are_known() {
 }
 
 #[test]
-fn images_that_are_none_are_refused() {
+fn files_that_are_no_images_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
     let path = dir.path().join("image");

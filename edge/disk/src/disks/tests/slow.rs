@@ -26,7 +26,7 @@ fn write_all(attachment: &Attachment, fill: u8) {
 
 /// The caller goes on at once, work is reported in order, and the guest reads the written content.
 #[test]
-fn work_is_begun_and_told_and_the_guest_waits_for_it() {
+fn work_is_reported_in_order_and_the_guest_waits_for_it() {
     let scratch = Scratch::new();
     let mut disks = slow(&scratch);
     let attachment = disks.attach().unwrap();
@@ -66,7 +66,7 @@ fn work_is_begun_and_told_and_the_guest_waits_for_it() {
 
 /// The journal is written after earlier work and before later work.
 #[test]
-fn nothing_is_staged_before_what_was_to_be_written_before_it() {
+fn a_stage_waits_for_earlier_writes() {
     let scratch = Scratch::new();
     let mut disks = slow(&scratch);
     disks.begin_copy().unwrap();

@@ -1,13 +1,13 @@
-//! The leader's side of the second round: which blocks of divergent pages differ
+//! The leader's side of the second round: which subpages of divergent pages differ
 //! (docs/decisions/0014).
 //!
 //! ```text
 //!  Exchanging ─▶ (few or very many divergent pages) ────────────────▶ Transferring, whole pages
-//!       └─────▶ Narrowing: both sides hash blocks, the leader compares ─▶ Transferring, blocks
+//!       └─────▶ Narrowing: both sides hash subpages, the leader compares ─▶ Transferring, subpages
 //! ```
 //!
 //! It costs one more round trip while the guest stands. Where the secondary must reset its
-//! devices, pages that the reset wrote are fetched whole, even if blocks of them were staged.
+//! devices, pages that the reset wrote are fetched whole, even if subpages of them were staged.
 
 use super::{Cut, LeadSync, Run, Stage};
 use crate::api::Action;
@@ -15,8 +15,8 @@ use crate::canary::canary;
 use crate::context::Context;
 use crate::jobs::Job;
 use crate::leader::Leader;
-use plover_syncvm::blocks::{BlockMask, compare_blocks};
 use plover_syncvm::message::Body;
+use plover_syncvm::subpages::{SubpageMask, compare_subpages};
 use plover_syncvm::{HashHistory, Phase};
 use plover_types::{PageNo, ReplicaId, Runs, SUBPAGES_PER_PAGE, SyncNo};
 
@@ -27,9 +27,9 @@ const PAGES_MIN: usize = 4;
 /// leaves so many has not changed them by a few bytes each.
 const PAGES_MAX: usize = 8192;
 
-const NOT_ASKED_FOR: &str = "the secondary's block hashes are not those asked for";
+const NOT_ASKED_FOR: &str = "the secondary's subpage hashes are not those asked for";
 
-/// The divergent pages, and both sides' block hashes of them as they come.
+/// The divergent pages, and both sides' subpage hashes of them as they come.
 #[derive(Debug)]
 pub(super) struct Narrowing {
     pages: Vec<PageNo>,
@@ -42,22 +42,22 @@ pub(super) struct Narrowing {
 impl Narrowing {
     /// Whether a second round for so many divergent pages costs less than it saves.
     pub fn pays(cx: &Context, divergent: usize) -> bool {
-        cx.config.blocks && (PAGES_MIN..=PAGES_MAX).contains(&divergent)
+        cx.config.subpages && (PAGES_MIN..=PAGES_MAX).contains(&divergent)
     }
 }
 
 impl Leader {
-    /// Asks both sides for the block hashes of the divergent pages.
+    /// Asks both sides for the subpage hashes of the divergent pages.
     pub(super) fn narrow(&mut self, cx: &mut Context, mut run: Run, cut: Cut, pages: Vec<PageNo>) {
         run.enter(Phase::Exchange, cx.now);
-        let body = Body::Blocks {
+        let body = Body::Subpages {
             sync: run.sync,
             runs: Runs::of_rising(pages.iter().copied()),
             heard: cx.memory.hash_history.mark(),
         };
         run.report.bytes_hashes += cx.send_bulk(run.peer, body);
         let key = cx.config.hash_key;
-        cx.ask(Job::LeadSync(run.sync), |job| Action::HashBlocks {
+        cx.ask(Job::LeadSync(run.sync), |job| Action::HashSubpages {
             job,
             key,
             pages: pages.clone(),
@@ -72,7 +72,12 @@ impl Leader {
         self.sync = Some(LeadSync { run, stage });
     }
 
-    pub(crate) fn on_blocks_hashed(&mut self, cx: &mut Context, number: SyncNo, hashes: Vec<u64>) {
+    pub(crate) fn on_subpages_hashed(
+        &mut self,
+        cx: &mut Context,
+        number: SyncNo,
+        hashes: Vec<u64>,
+    ) {
         let now = cx.now;
         if let Some(LeadSync {
             run,
@@ -81,12 +86,12 @@ impl Leader {
         {
             run.last_progress = now;
             narrowing.ours = Some(hashes);
-            self.compare_blocks(cx);
+            self.compare_subpages(cx);
         }
     }
 
     /// A part of the secondary's list.
-    pub(crate) fn on_block_hashes(
+    pub(crate) fn on_subpage_hashes(
         &mut self,
         cx: &mut Context,
         from: ReplicaId,
@@ -126,11 +131,11 @@ impl Leader {
         if theirs.is_none() {
             return self.abort_sync(cx, NOT_ASKED_FOR);
         }
-        self.compare_blocks(cx);
+        self.compare_subpages(cx);
     }
 
     /// Compares as soon as both lists are whole.
-    fn compare_blocks(&mut self, cx: &mut Context) {
+    fn compare_subpages(&mut self, cx: &mut Context) {
         let whole = |sync: &mut LeadSync| match &sync.stage {
             Stage::Narrowing(_, n) => n.ours.is_some() && n.theirs.is_some(),
             _ => false,
@@ -151,18 +156,18 @@ impl Leader {
         else {
             return;
         };
-        let Some(mut masks) = compare_blocks(pages.len(), &ours, &theirs) else {
-            return self.fail_sync(cx, &run, cut, "the block hashes are not of one length");
+        let Some(mut masks) = compare_subpages(pages.len(), &ours, &theirs) else {
+            return self.fail_sync(cx, &run, cut, "the subpage hashes are not of one length");
         };
-        if canary!(cx, BlockMissed) {
-            let clear_lowest = |mask: &mut BlockMask| mask.0 &= mask.0 - 1;
+        if canary!(cx, SubpageMissed) {
+            let clear_lowest = |mask: &mut SubpageMask| mask.0 &= mask.0 - 1;
             masks
                 .iter_mut()
                 .filter(|m| m.len() > 1)
                 .for_each(clear_lowest);
         }
-        run.report.blocks = masks.iter().map(|mask| mask.len()).sum();
-        run.report.blocks_compared = (pages.len() * SUBPAGES_PER_PAGE) as u32;
+        run.report.subpages = masks.iter().map(|mask| mask.len()).sum();
+        run.report.subpages_compared = (pages.len() * SUBPAGES_PER_PAGE) as u32;
         self.transfer(cx, run, cut, pages, masks);
     }
 }

@@ -1,45 +1,45 @@
-//! Of a divergent page only the blocks that differ travel (docs/decisions/0014).
+//! Of a divergent page only the subpages that differ travel (docs/decisions/0014).
 //!
 //! Two replicas that did the same work differ only in a few words of a page: a time stamp, a counter, a
-//! pointer. So once the divergent pages are known, both sides hash their blocks, and only blocks with
+//! pointer. So once the divergent pages are known, both sides hash their subpages, and only subpages with
 //! different hashes are sent.
 //!
-//! A block's hash has 64 bits of the same keyed hash as a page's. They only select the blocks to send of
+//! A subpage's hash has 64 bits of the same keyed hash as a page's. They only select the subpages to send of
 //! a page that 128 bits have shown to differ. A guest that does not see the key makes two different
-//! blocks look the same with a chance of one in 2^64 a block, and a page in which no block seems to
+//! subpages look the same with a chance of one in 2^64 a subpage, and a page in which no subpage seems to
 //! differ is sent whole.
 
 use plover_types::{PageNo, SUBPAGE_BYTES, SUBPAGES_PER_PAGE};
 
-/// Which blocks of a page: bit n is block n.
+/// A set of subpages of one page: bit n is subpage n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockMask(pub u64);
+pub struct SubpageMask(pub u64);
 
-impl BlockMask {
-    /// Every block.
+impl SubpageMask {
+    /// Every subpage.
     pub const ALL: Self = Self(u64::MAX >> (64 - SUBPAGES_PER_PAGE));
 
-    /// How many blocks.
+    /// How many subpages.
     pub fn len(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Whether it names no block.
+    /// Whether it names no subpage.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The byte ranges of its blocks in the page, rising.
+    /// The byte ranges of its subpages in the page, rising.
     pub fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
         (0..SUBPAGES_PER_PAGE)
-            .filter(move |block| self.0 >> block & 1 == 1)
-            .map(|block| block * SUBPAGE_BYTES..(block + 1) * SUBPAGE_BYTES)
+            .filter(move |subpage| self.0 >> subpage & 1 == 1)
+            .map(|subpage| subpage * SUBPAGE_BYTES..(subpage + 1) * SUBPAGE_BYTES)
     }
 }
 
-/// The blocks that differ in each of `pages` divergent pages, by both sides' hashes of all their blocks,
+/// The subpages that differ in each of `pages` divergent pages, by both sides' hashes of all their subpages,
 /// page after page. `None` if the lists are not of one length, which a correct peer never sends.
-pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<BlockMask>> {
+pub fn compare_subpages(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<SubpageMask>> {
     let count = pages * SUBPAGES_PER_PAGE;
     if ours.len() != count || theirs.len() != count {
         return None;
@@ -49,10 +49,10 @@ pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<
         .zip(theirs.chunks_exact(SUBPAGES_PER_PAGE));
     let masks = pairs.map(|(ours, theirs)| {
         let differ = ours.iter().zip(theirs).map(|(a, b)| u64::from(a != b));
-        let mask = BlockMask(differ.rev().fold(0, |mask, bit| mask << 1 | bit));
-        // The page is known to differ. If no block shows it, two hashes are equal by chance.
+        let mask = SubpageMask(differ.rev().fold(0, |mask, bit| mask << 1 | bit));
+        // The page is known to differ. If no subpage shows it, two hashes are equal by chance.
         if mask.is_empty() {
-            BlockMask::ALL
+            SubpageMask::ALL
         } else {
             mask
         }
@@ -60,8 +60,8 @@ pub fn compare_blocks(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Vec<
     Some(masks.collect())
 }
 
-/// A divergent page and its blocks that differ.
-pub type Divergent = (PageNo, BlockMask);
+/// A divergent page and its subpages that differ.
+pub type Divergent = (PageNo, SubpageMask);
 
 #[cfg(test)]
 mod tests {
@@ -69,13 +69,13 @@ mod tests {
     use plover_types::PAGE_BYTES;
 
     #[test]
-    fn masks_name_exactly_what_differs() {
+    fn masks_name_exactly_the_subpages_that_differ() {
         let ours: Vec<u64> = (0..2 * SUBPAGES_PER_PAGE as u64).collect();
         let mut theirs = ours.clone();
         theirs[0] = 99;
         theirs[SUBPAGES_PER_PAGE - 1] = 99;
-        let masks = compare_blocks(2, &ours, &theirs).unwrap();
-        assert_eq!(masks[0], BlockMask(1 | 1 << (SUBPAGES_PER_PAGE - 1)));
+        let masks = compare_subpages(2, &ours, &theirs).unwrap();
+        assert_eq!(masks[0], SubpageMask(1 | 1 << (SUBPAGES_PER_PAGE - 1)));
         assert_eq!(masks[0].len(), 2);
         let ranges: Vec<_> = masks[0].ranges().collect();
         assert_eq!(
@@ -84,10 +84,10 @@ mod tests {
         );
         assert_eq!(
             masks[1],
-            BlockMask::ALL,
+            SubpageMask::ALL,
             "it differs, though no hash says where"
         );
-        assert_eq!(compare_blocks(2, &ours, &theirs[1..]), None);
-        assert_eq!(BlockMask::ALL.ranges().count(), SUBPAGES_PER_PAGE);
+        assert_eq!(compare_subpages(2, &ours, &theirs[1..]), None);
+        assert_eq!(SubpageMask::ALL.ranges().count(), SUBPAGES_PER_PAGE);
     }
 }
