@@ -25,12 +25,10 @@ impl Lab {
     /// Brings a lab up with these further options of `plover lab up`. The error holds that command's
     /// error output.
     pub fn up(policy: &str, options: &[String]) -> Result<Self> {
-        Self::up_as(own_name(), policy, options)
-    }
-
-    /// As [`up`](Self::up), under another name: there can be several at once.
-    pub fn up_as(name: String, policy: &str, options: &[String]) -> Result<Self> {
-        let mut lab = Self { name, colo: None };
+        let mut lab = Self {
+            name: own_name(),
+            colo: None,
+        };
         if policy == stock_colo::NAME {
             lab.colo = Some(StockColo::up(&lab.name, options)?);
             return Ok(lab);

@@ -19,7 +19,6 @@ mod machine;
 mod matrix;
 mod quick;
 mod report;
-mod scale;
 mod stats;
 mod stock_colo;
 
@@ -47,8 +46,6 @@ enum Bench {
     Failover(failover::Options),
     /// Random writes, and PostgreSQL, on a replicated disk, `vsmr` against `none`.
     Disk(disk::Options),
-    /// Several guests at once, and guests of several vCPUs.
-    Scale(scale::Options),
     /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
     /// ZooKeeper and an in-process Raft.
     Consensus(consensus::Options),
@@ -72,7 +69,6 @@ fn main() -> ExitCode {
         Some(Bench::Quick(options)) => quick::run(&options),
         Some(Bench::Failover(options)) => failover::run(&options),
         Some(Bench::Disk(options)) => disk::run(&options),
-        Some(Bench::Scale(options)) => scale::run(&options),
         Some(Bench::Consensus(options)) => consensus::run(&options),
         Some(Bench::ConsensusReplica(options)) => consensus::run_replica(&options),
         Some(Bench::Client(options)) => client::run(&options),

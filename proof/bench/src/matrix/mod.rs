@@ -11,16 +11,16 @@
 //! repeat the whole, so that a drift of the machine's speed hits all policies alike. Ratios are taken
 //! within a round. A cell that cannot be measured is shown with the reason.
 
-pub(crate) mod figures;
+mod figures;
 mod guests;
-pub(crate) mod measure;
-pub(crate) mod observe;
+mod measure;
+mod observe;
 mod plan;
 mod policies;
 mod report;
 mod state;
 mod variant;
-pub(crate) mod workload;
+mod workload;
 
 pub(crate) use guests::build as build_guest;
 
