@@ -2,46 +2,75 @@
 
 use crate::guests::Guest;
 use crate::state::LabName;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 pub use plover_node::PolicyName;
 pub use plover_vm::Firmware;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The choices of `plover lab up`. The overlay, then the default, decides for a `None`.
-#[derive(Clone, Debug, Default)]
+/// The choices of `plover lab up`. The overlay, then the default, decides for what is not given.
+#[derive(Clone, Debug, Default, Args)]
 pub struct Options {
     /// The lab's name.
+    #[arg(skip)]
     pub name: LabName,
-    /// How the guest is protected.
+    /// How the guest is protected: see `plover policy list`. `none`: not at all (the baseline).
+    #[arg(long, value_name = "POLICY", default_value_t)]
     pub policy: PolicyName,
-    /// How many replicas, if not as many as the policy takes.
+    /// How many replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub replicas: Option<u8>,
-    /// QEMU's machine type: `microvm` (default), `q35`, `pc`.
+    /// The guest's machine type [default: microvm].
+    #[arg(long, value_parser = ["microvm", "q35", "pc"])]
     pub machine: Option<String>,
-    /// `auto` (default), `kvm`, `tcg`.
+    /// What runs the guest's instructions [default: auto].
+    #[arg(long, value_parser = ["auto", "kvm", "tcg"])]
     pub accel: Option<String>,
-    /// Virtual processors (default 1).
+    /// The guest's processors [default: 1].
+    #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
-    /// Guest RAM in MiB (default 256, or what the guest needs).
+    /// The guest's memory [default: 256, or what the guest needs].
+    #[arg(long, value_name = "N")]
     pub mem_mib: Option<u32>,
-    /// Which guest of the cache, and so which service is expected.
+    /// What the guest runs.
+    #[arg(long, value_parser = guest_names(), default_value = "redis")]
     pub guest: Guest,
-    /// A kernel to boot instead.
+    /// Boot this kernel instead of the cached image's.
+    #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// The initial RAM disk that goes with it.
+    /// The initial RAM disk that goes with --kernel.
+    #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// The firmware that starts the guest from its first disk, instead of a kernel.
-    pub firmware: Option<Firmware>,
-    /// The guest's disks, beside that of its image.
+    /// A disk for the guest beside its own: a raw image, or one that is .qcow2, .vmdk or .vdi by its
+    /// name. Each replica gets a copy. May be repeated; BUS is virtio, scsi or ide.
+    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
     pub disks: Vec<DiskImage>,
-    /// The bus of disks that do not name one: `virtio` (default), `scsi`, `ide`.
+    /// How those disks are connected that do not say it [default: virtio].
+    #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
     pub disk_bus: Option<String>,
-    /// A TOML file whose keys go into every replica's configuration.
-    pub overlay: Option<PathBuf>,
-    /// Whether the kernel chooses every thread's CPU, also where there are few.
+    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or --machine pc. Takes
+    /// the package ovmf.
+    #[arg(long, conflicts_with_all = ["bios", "kernel"])]
+    pub uefi: bool,
+    /// The same by SeaBIOS.
+    #[arg(long, conflicts_with = "kernel")]
+    pub bios: bool,
+    /// Leave it to the kernel which thread runs on which CPU. Otherwise, where this machine has too few
+    /// CPUs for all hosts of the lab, the two guests that run are kept on different ones.
+    #[arg(long)]
     pub any_cpu: bool,
+    /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
+    #[arg(long = "config", value_name = "FILE")]
+    pub overlay: Option<PathBuf>,
     /// The `plover` program that runs the daemons; without it the running program.
+    #[arg(skip)]
     pub program: Option<PathBuf>,
+}
+
+/// Reads a guest's name; the help lists them.
+fn guest_names() -> impl TypedValueParser<Value = Guest> {
+    PossibleValuesParser::new(Guest::ALL.map(Guest::name)).try_map(|name| name.parse::<Guest>())
 }
 
 /// An image of a disk, of which each replica gets a copy of its own, and how the guest sees it.
@@ -100,6 +129,15 @@ impl Options {
             PolicyName::Preset(_) => 3,
         };
         self.replicas.unwrap_or(usual)
+    }
+
+    /// The firmware that starts the guest from its first disk, instead of a kernel.
+    pub fn firmware(&self) -> Option<Firmware> {
+        match (self.bios, self.uefi) {
+            (true, _) => Some(Firmware::Bios),
+            (_, true) => Some(Firmware::Uefi),
+            _ => None,
+        }
     }
 }
 

@@ -2,10 +2,8 @@
 
 use crate::bench::ConsensusOptions;
 use crate::log::LogCommand;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plover_lab::guests::Guest;
-use plover_lab::options::{DiskImage, Firmware, Options, PolicyName};
+use plover_lab::options::{Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
@@ -100,7 +98,7 @@ pub enum PolicyCommand {
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Make a lab; returns when the guest answers and is protected.
-    Up(UpOptions),
+    Up(Box<UpOptions>),
     /// Where everyone stands.
     Status {
         /// As one JSON object.
@@ -145,93 +143,14 @@ pub enum LabCommand {
 
 #[derive(Debug, Args)]
 pub struct UpOptions {
-    /// How the guest is protected: see `plover policy list`. `none`: not at all (the baseline).
-    #[arg(long, value_name = "POLICY", default_value_t)]
-    policy: PolicyName,
-    /// How many replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
-    replicas: Option<u8>,
-    /// The guest's machine type [default: microvm].
-    #[arg(long, value_parser = ["microvm", "q35", "pc"])]
-    machine: Option<String>,
-    /// What runs the guest's instructions [default: auto].
-    #[arg(long, value_parser = ["auto", "kvm", "tcg"])]
-    accel: Option<String>,
-    /// The guest's processors [default: 1].
-    #[arg(long, value_name = "N")]
-    vcpus: Option<u32>,
-    /// The guest's memory [default: 256, or what the guest needs].
-    #[arg(long, value_name = "N")]
-    mem_mib: Option<u32>,
-    /// What the guest runs.
-    #[arg(long, value_parser = guest_names(), default_value = "redis")]
-    guest: Guest,
-    /// Boot this kernel instead of the cached image's.
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
-    /// The initial RAM disk that goes with --kernel.
-    #[arg(long, value_name = "FILE")]
-    initrd: Option<PathBuf>,
-    /// A disk for the guest beside its own: a raw image, or one that is .qcow2, .vmdk or .vdi by its
-    /// name. Each replica gets a copy. May be repeated; BUS is virtio, scsi or ide.
-    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
-    disks: Vec<DiskImage>,
-    /// How those disks are connected that do not say it [default: virtio].
-    #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
-    disk_bus: Option<String>,
-    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or --machine pc. Takes
-    /// the package ovmf.
-    #[arg(long, conflicts_with_all = ["bios", "kernel"])]
-    uefi: bool,
-    /// The same by SeaBIOS.
-    #[arg(long, conflicts_with = "kernel")]
-    bios: bool,
-    /// Leave it to the kernel which thread runs on which CPU. Otherwise, where this machine has too few
-    /// CPUs for all hosts of the lab, the two guests that run are kept on different ones.
-    #[arg(long)]
-    any_cpu: bool,
-    /// TOML whose keys go into every replica's configuration, such as `[policy] slot_max_ms`.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    pub options: Options,
     /// When it is up, print its status as one JSON object.
     #[arg(long)]
     pub json: bool,
     /// No progress lines.
     #[arg(short, long)]
     pub quiet: bool,
-}
-
-impl UpOptions {
-    pub fn options(self, name: LabName) -> Options {
-        let firmware = match (self.bios, self.uefi) {
-            (true, _) => Some(Firmware::Bios),
-            (_, true) => Some(Firmware::Uefi),
-            _ => None,
-        };
-        Options {
-            name,
-            firmware,
-            policy: self.policy,
-            replicas: self.replicas,
-            machine: self.machine,
-            accel: self.accel,
-            vcpus: self.vcpus,
-            mem_mib: self.mem_mib,
-            guest: self.guest,
-            kernel: self.kernel,
-            initrd: self.initrd,
-            disks: self.disks,
-            disk_bus: self.disk_bus,
-            overlay: self.config,
-            any_cpu: self.any_cpu,
-            program: None,
-        }
-    }
-}
-
-/// Reads a guest's name; the help lists them.
-fn guest_names() -> impl TypedValueParser<Value = Guest> {
-    PossibleValuesParser::new(Guest::ALL.map(Guest::name)).try_map(|name| name.parse::<Guest>())
 }
 
 #[derive(Debug, Args)]

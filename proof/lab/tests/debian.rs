@@ -11,7 +11,7 @@
 use anyhow::{Result, ensure};
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
-use plover_lab::options::{Firmware, Options};
+use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
 use plover_lab::{Fault, Lab};
@@ -96,7 +96,7 @@ fn commits_on_disk_survive_their_leaders() {
 fn a_debian_that_was_booted_by_uefi_survives_its_leader() {
     let programs = programs();
     let options = Options {
-        firmware: Some(Firmware::Uefi),
+        uefi: true,
         ..options(Guest::Debian)
     };
     let audit = with_lab("t-uefi", options, |lab, progress| {
