@@ -2,60 +2,68 @@
 //!
 //! ```text
 //!   the end of a series   Drop: SIGKILL, wait
-//!   Ctrl-C, SIGTERM       the watcher thread: SIGKILL to all, remove all folders, exit 130
-//!   SIGKILL of ourselves  the kernel sends SIGKILL to every child (PR_SET_PDEATHSIG); folders
-//!                         stay, and the next run removes those whose owner is dead
+//!   Ctrl-C, SIGTERM       a thread: SIGKILL to all children. The wait for them then returns
+//!                         `Interrupted`; drops take labs and folders away, and the figures stay
+//!   SIGKILL of ourselves  the kernel sends SIGKILL to every child (PR_SET_PDEATHSIG). The lab and the
+//!                         folders stay, and the next run removes them
 //! ```
 //!
 //! Children are in process groups of their own. A Ctrl-C at the terminal reaches us alone, so no part of
 //! a cluster stops before the rest.
 
 use anyhow::{Context, Result};
+use plover_lab::progress::{Interrupted, Progress};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// The processes and folders that have to go.
-static OWNED: Mutex<Owned> = Mutex::new(Owned {
-    pids: Vec::new(),
-    folders: Vec::new(),
-});
+/// Whether we were asked to end.
+static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-struct Owned {
-    pids: Vec<u32>,
-    folders: Vec<PathBuf>,
+/// The children that a signal ends.
+static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+fn children() -> MutexGuard<'static, Vec<u32>> {
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn owned() -> MutexGuard<'static, Owned> {
-    OWNED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// From here on a signal that ends us first ends all children and removes all folders.
+/// From here on signals interrupt instead of killing.
 pub(crate) fn watch_signals() -> Result<()> {
     let watched = [SIGINT, SIGTERM, SIGHUP]
         .into_iter()
         .filter(|&signal| !is_ignored(signal));
     let mut signals = Signals::new(watched).context("cannot watch signals")?;
     std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            let owned = owned();
-            for &pid in &owned.pids {
+        for _ in signals.forever() {
+            let children = children();
+            INTERRUPTED.store(true, Ordering::Relaxed);
+            for &pid in &*children {
                 kill(pid);
             }
-            for folder in &owned.folders {
-                let _ = fs::remove_dir_all(folder);
-            }
-            eprintln!("\nbench: ended by a signal; no process and no file is left");
-            // The lock stays held: the main thread must not clean up halfway at the same time.
-            std::process::exit(128 + signal);
         }
     });
     Ok(())
+}
+
+/// An error once we were asked to end.
+pub(crate) fn check() -> Result<(), Interrupted> {
+    progress().check()
+}
+
+/// For labs of this process: prints nothing, and ends waits on Ctrl-C.
+pub(crate) fn progress() -> Progress {
+    Progress::silent(Arc::clone(&INTERRUPTED))
+}
+
+/// The same, and prints progress.
+pub(crate) fn spoken_progress() -> Progress {
+    Progress::spoken_by(|line| eprintln!("  {line}"), Arc::clone(&INTERRUPTED))
 }
 
 /// Whether a signal is ignored, as under `nohup`. It must stay so.
@@ -74,26 +82,22 @@ fn kill(pid: u32) {
     }
 }
 
-/// A child that is killed when this is dropped.
+/// A child that is killed when this is dropped, and when a signal comes.
 #[derive(Debug)]
 pub(crate) struct Process {
-    child: Child,
+    /// Taken by `output` alone.
+    child: Option<Child>,
+    id: u32,
     /// The file of its output, for errors.
-    log: PathBuf,
+    log: Option<PathBuf>,
 }
 
 impl Process {
-    /// Starts it. Its output goes to `log`, except a standard output that is piped. To be called from
-    /// the main thread: the kernel kills the child when the starting thread ends.
-    pub fn start(command: &mut Command, log: &Path, piped: bool) -> Result<Self> {
-        let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        command.stderr(file.try_clone()?).process_group(0);
-        if piped {
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        } else {
-            command.stdin(Stdio::null()).stdout(file);
-        }
+    /// Starts it. To be called from the main thread: the kernel kills the child when the starting thread
+    /// ends.
+    pub fn start(command: &mut Command) -> Result<Self> {
         let parent = rustix::process::getpid();
+        command.process_group(0);
         // SAFETY: between fork and exec only two system calls are made, which allocate nothing
         // and take no lock.
         unsafe {
@@ -108,28 +112,47 @@ impl Process {
                 Ok(())
             });
         }
-        let mut owned = owned();
+        // With the lock held, a signal finds the child or keeps it from being started.
+        let mut children = children();
+        check()?;
         let child = command
             .spawn()
             .with_context(|| format!("cannot run {}", command.get_program().to_string_lossy()))?;
-        owned.pids.push(child.id());
+        children.push(child.id());
         Ok(Self {
-            child,
-            log: log.to_owned(),
+            id: child.id(),
+            child: Some(child),
+            log: None,
         })
     }
 
+    /// Starts it. Its output goes to `log`, except a standard output that is piped.
+    pub fn logged(command: &mut Command, log: &Path, piped: bool) -> Result<Self> {
+        let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        command.stderr(file.try_clone()?);
+        if piped {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        } else {
+            command.stdin(Stdio::null()).stdout(file);
+        }
+        let mut process = Self::start(command)?;
+        process.log = Some(log.to_owned());
+        Ok(process)
+    }
+
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.id
     }
 
     pub fn child(&mut self) -> &mut Child {
-        &mut self.child
+        self.child
+            .as_mut()
+            .expect("only `output` takes it, and it takes self")
     }
 
     /// An error if it has ended.
     pub fn check(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
+        match self.child().try_wait()? {
             None => Ok(()),
             Some(status) => anyhow::bail!("it ended ({status}): {}", self.last_words()),
         }
@@ -137,44 +160,49 @@ impl Process {
 
     /// The end of its output.
     pub fn last_words(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
+        let text = self.log.as_ref().and_then(|log| fs::read(log).ok());
+        let text = text.unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(5)..].join("; ")
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> Result<ExitStatus> {
+        let status = self.child().wait();
+        check()?;
+        Ok(status?)
+    }
+
+    /// Waits for its end, and returns its output.
+    pub fn output(mut self) -> Result<Output> {
+        let child = self.child.take().context("a child is waited for once")?;
+        let output = child.wait_with_output();
+        check()?;
+        Ok(output?)
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let mut owned = owned();
-        owned.pids.retain(|&pid| pid != self.child.id());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        children().retain(|&pid| pid != self.id);
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
-/// A folder that is removed when this is dropped.
+/// A folder that is removed when this is dropped. One that a killed run has left is removed first.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 
-const PREFIX: &str = "plover-bench-";
-
 impl Scratch {
-    /// Makes a folder in `parent`, and removes those that dead runs have left there.
+    /// Makes the folder `plover-bench` in `parent`.
     pub fn new(parent: &Path) -> Result<Self> {
-        let what = || format!("cannot make a folder in {}", parent.display());
-        fs::create_dir_all(parent).with_context(what)?;
-        for entry in fs::read_dir(parent).with_context(what)?.flatten() {
-            let name = entry.file_name();
-            let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-            let owner = owner.and_then(|pid| pid.parse::<u32>().ok());
-            if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
-        fs::create_dir(&path).with_context(what)?;
-        owned().folders.push(path.clone());
+        let path = parent.join("plover-bench");
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self(path))
     }
 
@@ -190,8 +218,6 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let mut owned = owned();
-        owned.folders.retain(|path| *path != self.0);
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -202,13 +228,13 @@ mod tests {
 
     #[test]
     fn a_dropped_process_and_its_folder_are_gone() {
-        let parent = std::env::temp_dir().join(format!("children-{}", std::process::id()));
-        let dead = parent.join(format!("{PREFIX}4294967295"));
+        let parent = tempfile::tempdir().unwrap();
+        let dead = parent.path().join("plover-bench/left");
         fs::create_dir_all(&dead).unwrap();
-        let scratch = Scratch::new(&parent).unwrap();
+        let scratch = Scratch::new(parent.path()).unwrap();
         assert!(!dead.exists(), "a dead run's folder stays");
         let log = scratch.folder("a").unwrap().join("log");
-        let mut sleeper = Process::start(Command::new("sleep").arg("1000"), &log, false).unwrap();
+        let mut sleeper = Process::logged(Command::new("sleep").arg("1000"), &log, false).unwrap();
         let proc = PathBuf::from(format!("/proc/{}", sleeper.id()));
         sleeper.check().unwrap();
         assert!(proc.exists());
@@ -216,13 +242,19 @@ mod tests {
         assert!(!proc.exists());
         let mut quick = Command::new("sh");
         quick.args(["-c", "echo last words; exit 3"]);
-        let mut quick = Process::start(&mut quick, &log, false).unwrap();
+        let mut quick = Process::logged(&mut quick, &log, false).unwrap();
         while quick.check().is_ok() {
             std::thread::yield_now();
         }
         let said = quick.check().unwrap_err().to_string();
         assert!(said.contains("last words") && said.contains('3'), "{said}");
         drop(scratch);
-        fs::remove_dir(&parent).unwrap();
+        assert!(fs::read_dir(parent.path()).unwrap().next().is_none());
+        let mut echo = Command::new("sh");
+        echo.args(["-c", "echo said; exit 3"])
+            .stdout(Stdio::piped());
+        let output = Process::start(&mut echo).unwrap().output().unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(output.stdout, b"said\n");
     }
 }

@@ -6,7 +6,8 @@
 //! hits both. Every acknowledged write is read back each time, because a figure is worth nothing if
 //! writes were lost.
 
-use crate::lab::{own_name, plover, progress};
+use crate::children::spoken_progress;
+use crate::lab::{name, plover};
 use crate::machine::Machine;
 use crate::matrix::build_guest;
 use crate::stats::Sample;
@@ -89,7 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn measure_all(options: &Options, rates: &mut [Rates; 2], accel: &mut String) -> Result<()> {
-    let progress = progress()?;
+    let progress = spoken_progress();
     let scratch = tempfile::tempdir_in("/var/tmp").context("making a place for the disk")?;
     for round in 0..options.rounds {
         for (load, rates) in Load::ALL.into_iter().zip(rates.iter_mut()) {
@@ -128,7 +129,7 @@ fn make_disk(dir: &Path, mib: u64, load: Load) -> Result<PathBuf> {
 fn up(load: Load, policy: &str, disk: PathBuf, progress: &Progress) -> Result<Lab> {
     let policy: Result<PolicyName, _> = policy.parse();
     let options = LabOptions {
-        name: own_name().parse().map_err(anyhow::Error::msg)?,
+        name: name(),
         policy: policy.map_err(anyhow::Error::msg)?,
         guest: load.guest(),
         disks: vec![disk.into()],

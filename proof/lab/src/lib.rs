@@ -96,8 +96,9 @@ pub fn plover(arguments: &[&str]) -> Output {
         .expect("plover starts")
 }
 
-/// How long replicas may take to settle after a fault, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long replicas may take to settle after a fault, on a busy machine. A full copy of a large guest
+/// takes minutes.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

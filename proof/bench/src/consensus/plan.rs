@@ -71,8 +71,6 @@ pub(crate) enum System {
     Etcd,
     /// ZooKeeper, clients on TCP connections.
     ZooKeeper,
-    /// The library `openraft`, three nodes in one process.
-    Raft,
 }
 
 impl fmt::Display for System {
@@ -85,7 +83,6 @@ impl fmt::Display for System {
             Self::PloverClients => f.pad("plover, clients on tcp"),
             Self::Etcd => f.pad("etcd"),
             Self::ZooKeeper => f.pad("ZooKeeper"),
-            Self::Raft => f.pad("openraft, in process"),
         }
     }
 }
@@ -245,9 +242,6 @@ fn series(
         add(System::PloverClients, medium, 3, &CONNECTIONS);
         add(System::Etcd, medium, 3, &CONNECTIONS);
         add(System::ZooKeeper, medium, 3, &CONNECTIONS);
-        if medium == Medium::Memory {
-            add(System::Raft, medium, 3, &CONNECTIONS);
-        }
     }
     all
 }
