@@ -11,7 +11,7 @@
 //! ```
 
 pub(crate) mod clients;
-pub(crate) mod fabrics;
+mod fabrics;
 mod node;
 pub(crate) mod replica;
 
