@@ -32,6 +32,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -196,6 +197,11 @@ pub fn restart_as_witness(lab: &mut Lab, id: u8, progress: &Progress) -> Result<
 /// to `end`. The console echoes the line first, so the line must not contain `end`.
 pub fn ask_guest(lab: &Lab, line: &str, end: &str) -> Result<String> {
     let mut console = lab.control(lab.find(&role("leader"))?).console()?;
+    converse(&mut console, line, end)
+}
+
+/// The same on an open console.
+pub fn converse(console: &mut UnixStream, line: &str, end: &str) -> Result<String> {
     console.set_read_timeout(Some(PATIENCE))?;
     console.write_all(format!("{line}\n").as_bytes())?;
     let (mut text, mut buffer) = (String::new(), [0; 4096]);

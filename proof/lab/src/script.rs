@@ -80,14 +80,15 @@ fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
     Ok((leader, at))
 }
 
-/// The leader's host stands still for longer than any timeout, and goes on.
-pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<()> {
+/// The leader's host stands still for longer than any timeout, and goes on. Returns the new leader.
+pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<u8> {
     let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
     lab.progress().sleep(Duration::from_secs(3))?;
     lab.strike(Fault::Continue, &Target::Replica(leader))?;
-    lab.wait_for_failover(leader, at)?;
+    let new = lab.wait_for_failover(leader, at)?;
     lab.wait_for_part(leader)?;
-    lab.wait_until_protected_again(at)
+    lab.wait_until_protected_again(at)?;
+    Ok(new)
 }
 
 /// The same with the secondary's host. The leader goes on without it, so its state is old when it wakes.
