@@ -87,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
              'zookeeper', and '64 B' or '24 con'"
         );
     }
-    let built = built_folder()?;
+    let built = crate::report::folder()?;
     let disk = options.disk.clone().unwrap_or_else(|| built.clone());
     if is_tmpfs(&disk)? {
         bail!(
@@ -130,19 +130,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // Of a run that was ended, too.
     report.write(&out)?;
     done
-}
-
-/// The folder `bench` beside that of the build's profile.
-fn built_folder() -> Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot find this program's own file")?;
-    let target = me
-        .ancestors()
-        .nth(2)
-        .context("this program lies in no folder")?;
-    let folder = target.join("bench");
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot make {}", folder.display()))?;
-    Ok(folder)
 }
 
 fn is_tmpfs(folder: &Path) -> Result<bool> {

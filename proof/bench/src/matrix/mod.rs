@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     )?;
     let out = match &options.out {
         Some(out) => out.clone(),
-        None => beside_the_build("bench/matrix")?,
+        None => crate::report::folder()?.join("matrix"),
     };
     let scratch = tempfile::tempdir().context("cannot make a folder for temporary files")?;
     let mut bench = Bench {
@@ -129,13 +129,6 @@ fn plan(options: &Options, known: &[String], chosen: &[String]) -> Result<Plan> 
         // A user who asks for cells or rounds gets all of them.
         budget: (!everything && options.rounds.is_none()).then_some(QUICK_BUDGET),
     })
-}
-
-/// A folder in the build folder that this program lies in.
-fn beside_the_build(name: &str) -> Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot find the program that is running")?;
-    let target = me.ancestors().nth(2).context("this program lies nowhere")?;
-    Ok(target.join(name))
 }
 
 struct Bench<'a> {
