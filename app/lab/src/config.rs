@@ -125,7 +125,7 @@ fn guest(options: &Options, image: &Image, place: &Place<'_>) -> Table {
     if let Some(mem_mib) = options.guest.mem_mib() {
         guest.insert("mem_mib".into(), i64::from(mem_mib).into());
     }
-    if options.firmware.is_some() {
+    if options.firmware().is_some() {
         // The default has no firmware.
         guest.insert("machine".into(), "q35".into());
         return guest;
@@ -158,7 +158,7 @@ fn flags(options: &Options) -> Table {
         ("mem_mib", options.mem_mib.map(|n| i64::from(n).into())),
         (
             "firmware",
-            options.firmware.map(|firmware| match firmware {
+            options.firmware().map(|firmware| match firmware {
                 Firmware::Bios => "bios".into(),
                 Firmware::Uefi => "uefi".into(),
             }),
@@ -280,7 +280,8 @@ mod tests {
     fn a_firmware_starts_the_disk_and_not_the_kernel() {
         let with = |firmware, machine: Option<&str>| {
             let options = Options {
-                firmware,
+                uefi: firmware == Some(Firmware::Uefi),
+                bios: firmware == Some(Firmware::Bios),
                 machine: machine.map(Into::into),
                 ..Options::default()
             };

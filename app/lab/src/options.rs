@@ -2,46 +2,75 @@
 
 use crate::guests::Guest;
 use crate::state::LabName;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 pub use plover_node::PolicyName;
 pub use plover_vm::Firmware;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The choices of `plover lab up`. The overlay, then the default, decides for a `None`.
-#[derive(Clone, Debug, Default)]
+/// The choices of `plover lab up`. The overlay, then the default, decides for what is not given.
+#[derive(Clone, Debug, Default, Args)]
 pub struct Options {
     /// The lab's name.
+    #[arg(skip)]
     pub name: LabName,
-    /// How the guest is protected.
+    /// How the guest is protected: see `plover policy list`. With `none` it is not protected: the baseline.
+    #[arg(long, value_name = "POLICY", default_value_t)]
     pub policy: PolicyName,
-    /// How many replicas, if not as many as the policy takes.
+    /// The number of replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub replicas: Option<u8>,
-    /// QEMU's machine type: `microvm` (default), `q35`, `pc`.
+    /// The guest's machine type [default: microvm].
+    #[arg(long, value_parser = ["microvm", "q35", "pc"])]
     pub machine: Option<String>,
-    /// `auto` (default), `kvm`, `tcg`.
+    /// The accelerator, which executes the guest's instructions [default: auto].
+    #[arg(long, value_parser = ["auto", "kvm", "tcg"])]
     pub accel: Option<String>,
-    /// Virtual processors (default 1).
+    /// The number of the guest's processors [default: 1].
+    #[arg(long, value_name = "N")]
     pub vcpus: Option<u32>,
-    /// Guest RAM in MiB (default 256, or what the guest needs).
+    /// The guest's memory in MiB [default: 256, or as much as the guest image needs].
+    #[arg(long, value_name = "MIB")]
     pub mem_mib: Option<u32>,
     /// The guest image to run. It also says which service must answer.
+    #[arg(long, value_parser = guest_names(), default_value = "redis")]
     pub guest: Guest,
-    /// A kernel to boot instead.
+    /// Boot this kernel instead of the cached image's.
+    #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
-    /// The initial RAM disk that goes with it.
+    /// The initial RAM disk that goes with --kernel.
+    #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
-    /// The firmware that starts the guest from its first disk, instead of a kernel.
-    pub firmware: Option<Firmware>,
-    /// The guest's disks, beside that of its image.
+    /// A disk for the guest beside its own: a raw image, or one whose name ends in .qcow2, .vmdk or .vdi.
+    /// Each replica gets a copy. BUS is virtio, scsi or ide. May be repeated.
+    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
     pub disks: Vec<DiskImage>,
-    /// The bus of disks that do not name one: `virtio` (default), `scsi`, `ide`.
+    /// The bus of the disks that name none [default: virtio].
+    #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
     pub disk_bus: Option<String>,
-    /// A TOML file whose keys go into every replica's configuration.
-    pub overlay: Option<PathBuf>,
-    /// Whether the kernel chooses every thread's CPU, also where there are few.
+    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or with --machine pc. Needs
+    /// the package ovmf.
+    #[arg(long, conflicts_with_all = ["bios", "kernel"])]
+    pub uefi: bool,
+    /// Start the guest from its first disk by SeaBIOS; on q35, or with --machine pc.
+    #[arg(long, conflicts_with = "kernel")]
+    pub bios: bool,
+    /// Let the kernel choose the CPU of every thread. Without this option, the two guests that run are kept
+    /// on different CPUs if this machine has too few CPUs for all hosts of the lab.
+    #[arg(long)]
     pub any_cpu: bool,
+    /// A TOML file. Its keys, such as `[policy] slot_max_ms`, go into every replica's configuration.
+    #[arg(long = "config", value_name = "FILE")]
+    pub overlay: Option<PathBuf>,
     /// The `plover` program that runs the daemons; without it the running program.
+    #[arg(skip)]
     pub program: Option<PathBuf>,
+}
+
+/// Reads a guest's name; the help lists them.
+fn guest_names() -> impl TypedValueParser<Value = Guest> {
+    PossibleValuesParser::new(Guest::ALL.map(Guest::name)).try_map(|name| name.parse::<Guest>())
 }
 
 /// An image of a disk, of which each replica gets a copy of its own, and how the guest sees it.
@@ -100,6 +129,15 @@ impl Options {
             PolicyName::Preset(_) => 3,
         };
         self.replicas.unwrap_or(usual)
+    }
+
+    /// The firmware that starts the guest from its first disk, instead of a kernel.
+    pub fn firmware(&self) -> Option<Firmware> {
+        match (self.bios, self.uefi) {
+            (true, _) => Some(Firmware::Bios),
+            (_, true) => Some(Firmware::Uefi),
+            _ => None,
+        }
     }
 }
 

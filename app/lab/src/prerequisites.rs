@@ -25,12 +25,12 @@ pub fn check(options: &Options) -> Result<Image, Missing> {
     if !on_path("ip") {
         missing.push("the `ip` tool is missing: install the package iproute2".into());
     }
-    if options.firmware == Some(Firmware::Uefi) && !Path::new(Firmware::OVMF).exists() {
+    if options.firmware() == Some(Firmware::Uefi) && !Path::new(Firmware::OVMF).exists() {
         missing.push(no_uefi(Firmware::OVMF));
     }
     let image = Image::find(options).inspect_err(|sentence| missing.push(sentence.clone()));
     let has_disk = |image: &Image| image.disk.is_some() || !options.disks.is_empty();
-    if options.firmware.is_some() && image.as_ref().is_ok_and(|image| !has_disk(image)) {
+    if options.firmware().is_some() && image.as_ref().is_ok_and(|image| !has_disk(image)) {
         missing.push(
             "--uefi and --bios start the guest from a disk, and it has none: name one with --disk, \
              or take --guest debian"

@@ -2,10 +2,8 @@
 
 use crate::bench::ConsensusOptions;
 use crate::log::LogCommand;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use plover_lab::guests::Guest;
-use plover_lab::options::{DiskImage, Firmware, Options, PolicyName};
+use plover_lab::options::{Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
@@ -101,7 +99,7 @@ pub enum PolicyCommand {
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Make a lab; return when the guest answers and is protected.
-    Up(UpOptions),
+    Up(Box<UpOptions>),
     /// Show the state of all replicas.
     Status {
         /// Print one JSON object.
@@ -146,93 +144,14 @@ pub enum LabCommand {
 
 #[derive(Debug, Args)]
 pub struct UpOptions {
-    /// How the guest is protected: see `plover policy list`. With `none` it is not protected: the baseline.
-    #[arg(long, value_name = "POLICY", default_value_t)]
-    policy: PolicyName,
-    /// The number of replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
-    replicas: Option<u8>,
-    /// The guest's machine type [default: microvm].
-    #[arg(long, value_parser = ["microvm", "q35", "pc"])]
-    machine: Option<String>,
-    /// The accelerator, which executes the guest's instructions [default: auto].
-    #[arg(long, value_parser = ["auto", "kvm", "tcg"])]
-    accel: Option<String>,
-    /// The number of the guest's processors [default: 1].
-    #[arg(long, value_name = "N")]
-    vcpus: Option<u32>,
-    /// The guest's memory in MiB [default: 256, or as much as the guest image needs].
-    #[arg(long, value_name = "MIB")]
-    mem_mib: Option<u32>,
-    /// The guest image to run.
-    #[arg(long, value_parser = guest_names(), default_value = "redis")]
-    guest: Guest,
-    /// Boot this kernel instead of the cached image's.
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
-    /// The initial RAM disk that goes with --kernel.
-    #[arg(long, value_name = "FILE")]
-    initrd: Option<PathBuf>,
-    /// A disk for the guest beside its own: a raw image, or one whose name ends in .qcow2, .vmdk or .vdi.
-    /// Each replica gets a copy. BUS is virtio, scsi or ide. May be repeated.
-    #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
-    disks: Vec<DiskImage>,
-    /// The bus of the disks that name none [default: virtio].
-    #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
-    disk_bus: Option<String>,
-    /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or with --machine pc. Needs
-    /// the package ovmf.
-    #[arg(long, conflicts_with_all = ["bios", "kernel"])]
-    uefi: bool,
-    /// Start the guest from its first disk by SeaBIOS; on q35, or with --machine pc.
-    #[arg(long, conflicts_with = "kernel")]
-    bios: bool,
-    /// Let the kernel choose the CPU of every thread. Without this option, the two guests that run are kept
-    /// on different CPUs if this machine has too few CPUs for all hosts of the lab.
-    #[arg(long)]
-    any_cpu: bool,
-    /// A TOML file. Its keys, such as `[policy] slot_max_ms`, go into every replica's configuration.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    pub options: Options,
     /// Print the lab's status as one JSON object when it is up.
     #[arg(long)]
     pub json: bool,
     /// Print no progress lines.
     #[arg(short, long)]
     pub quiet: bool,
-}
-
-impl UpOptions {
-    pub fn options(self, name: LabName) -> Options {
-        let firmware = match (self.bios, self.uefi) {
-            (true, _) => Some(Firmware::Bios),
-            (_, true) => Some(Firmware::Uefi),
-            _ => None,
-        };
-        Options {
-            name,
-            firmware,
-            policy: self.policy,
-            replicas: self.replicas,
-            machine: self.machine,
-            accel: self.accel,
-            vcpus: self.vcpus,
-            mem_mib: self.mem_mib,
-            guest: self.guest,
-            kernel: self.kernel,
-            initrd: self.initrd,
-            disks: self.disks,
-            disk_bus: self.disk_bus,
-            overlay: self.config,
-            any_cpu: self.any_cpu,
-            program: None,
-        }
-    }
-}
-
-/// Reads a guest's name; the help lists them.
-fn guest_names() -> impl TypedValueParser<Value = Guest> {
-    PossibleValuesParser::new(Guest::ALL.map(Guest::name)).try_map(|name| name.parse::<Guest>())
 }
 
 #[derive(Debug, Args)]

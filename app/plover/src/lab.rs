@@ -3,6 +3,7 @@
 use crate::cli::LabCommand;
 use crate::output;
 use anyhow::{Result, anyhow};
+use plover_lab::options::Options;
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
 use plover_lab::state::LabName;
@@ -15,7 +16,8 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
     match command {
         LabCommand::Up(up) => {
             let (json, progress) = (up.json, Progress::interruptible(up.quiet)?);
-            let lab = Lab::up(&up.options(name), &progress)?;
+            let options = Options { name, ..up.options };
+            let lab = Lab::up(&options, &progress)?;
             progress.say("the lab is up");
             show(&lab, json)?;
         }

@@ -75,15 +75,10 @@ mod tests {
     use super::*;
 
     fn claim(bound: Bound, figure: Option<f64>) -> Claim {
-        let figures = figure.map(|figure| {
-            let mut sample = Sample::default();
-            sample.push(figure);
-            sample
-        });
         Claim {
             what: String::new(),
             bound,
-            figures,
+            figures: figure.map(|figure| [figure].into_iter().collect()),
             sides: String::new(),
         }
     }

@@ -6,7 +6,8 @@
 //! hits both. Every acknowledged write is read back each time, because a figure is worth nothing if
 //! writes were lost.
 
-use crate::lab::{own_name, plover, progress};
+use crate::children::spoken_progress;
+use crate::lab::{name, plover};
 use crate::machine::Machine;
 use crate::matrix::build_guest;
 use crate::stats::Sample;
@@ -17,8 +18,7 @@ use plover_lab::image::Image;
 use plover_lab::options::{Options as LabOptions, PolicyName};
 use plover_lab::progress::Progress;
 use plover_lab_proof::pgbench::Clients;
-use plover_lab_proof::storm::audit::audit;
-use plover_lab_proof::storm::writers::{Link, Storm};
+use plover_lab_proof::storm::writers::Storm;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn measure_all(options: &Options, rates: &mut [Rates; 2], accel: &mut String) -> Result<()> {
-    let progress = progress()?;
+    let progress = spoken_progress();
     let scratch = tempfile::tempdir_in("/var/tmp").context("making a place for the disk")?;
     for round in 0..options.rounds {
         for (load, rates) in Load::ALL.into_iter().zip(rates.iter_mut()) {
@@ -128,7 +128,7 @@ fn make_disk(dir: &Path, mib: u64, load: Load) -> Result<PathBuf> {
 fn up(load: Load, policy: &str, disk: PathBuf, progress: &Progress) -> Result<Lab> {
     let policy: Result<PolicyName, _> = policy.parse();
     let options = LabOptions {
-        name: own_name().parse().map_err(anyhow::Error::msg)?,
+        name: name(),
         policy: policy.map_err(anyhow::Error::msg)?,
         guest: load.guest(),
         disks: vec![disk.into()],
@@ -161,16 +161,11 @@ fn measure(
 }
 
 fn storm(lab: &Lab, seconds: u64, dir: &Path, progress: &Progress) -> Result<f64> {
-    let (client, service) = (lab.topology().client(), lab.service());
-    let links = client.run(|| Link::open_many(service, WRITERS))?;
     let began = Instant::now();
-    let storm = Storm::start(links, &dir.join("record"), 1)?;
+    let storm = Storm::in_lab(lab, WRITERS, &dir.join("record"))?;
     progress.sleep(Duration::from_secs(seconds))?;
     let rate = storm.durable() as f64 / began.elapsed().as_secs_f64();
-    let state = storm.finish()?.state();
-    let mut link = client.run(|| Link::open(service))?;
-    let audit = audit(&state, &mut link)?;
-    ensure!(audit.is_clean(), "{audit}");
+    storm.settle(lab)?;
     Ok(rate)
 }
 
@@ -182,10 +177,7 @@ fn pgbench(lab: &Lab, seconds: u64, dir: &Path) -> Result<f64> {
     let image = image.map_err(anyhow::Error::msg)?;
     let clients = Clients::in_lab(lab, image.kernel.with_file_name("client"));
     clients.fill(1)?;
-    let commits = clients.start(dir, CLIENTS, seconds)?.finish()?;
-    let audit = clients.audit(&commits)?;
-    ensure!(audit.is_clean(), "{audit}");
-    clients.amcheck()?;
+    let commits = clients.settle(clients.start(dir, CLIENTS, seconds)?)?;
     Ok(commits.acknowledged.len() as f64 / seconds as f64)
 }
 

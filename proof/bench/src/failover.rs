@@ -5,15 +5,12 @@
 
 mod warm;
 
+use crate::children::progress;
 use crate::lab::plover;
 use crate::machine::Machine;
 use crate::stats::Sample;
 use anyhow::{Result, ensure};
-use plover_lab::progress::Progress;
 use plover_lab_proof::demo;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -34,13 +31,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let mut parts: Vec<Sample> = PARTS.iter().map(|_| Sample::default()).collect();
     let (mut acked, mut failovers) = (0, 0);
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
     for round in 0..options.rounds {
         eprintln!("round {}/{}: the demo", round + 1, options.rounds);
-        let report = demo::run(plover(), &Progress::silent(Arc::clone(&interrupted)))?;
+        let report = demo::run(plover(), &progress())?;
         ensure!(report.ok, "the demo failed:\n{report}");
         acked += report.acked_writes;
         for failover in &report.failovers {

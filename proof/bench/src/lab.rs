@@ -1,54 +1,47 @@
-//! A lab, driven through the `plover` command and taken down when dropped. Under the name of a policy
-//! that `plover` does not have, a pair of QEMUs that protects a guest without `plover`.
+//! The bench's lab, taken down when dropped. Under the name of a policy that `plover` does not have, a
+//! pair of QEMUs that protects a guest without `plover`.
 
-use crate::interrupt::{Task, check};
+use crate::children::{self, Process, check};
 use crate::stock_colo::{self, StockColo};
 use anyhow::{Context, Result, bail};
-use plover_lab::progress::Progress;
+use clap::Parser;
+use plover_lab::options::Options;
+use plover_lab::state::LabName;
+use plover_lab_proof::Turn;
 use serde_json::Value;
 use std::ffi::OsStr;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-/// A running lab of its own name.
+/// A running lab.
 #[derive(Debug)]
-pub(crate) struct Lab {
-    name: String,
-    /// The pair of QEMUs, if there is one in the place of a lab.
-    colo: Option<StockColo>,
+pub(crate) enum Lab {
+    Plover(plover_lab::Lab),
+    Colo(StockColo),
+}
+
+/// Further options of `plover lab up`, as a user gives them to the bench.
+#[derive(Debug, Parser)]
+#[command(name = "--", no_binary_name = true)]
+struct Further {
+    #[command(flatten)]
+    options: Options,
 }
 
 impl Lab {
-    /// Brings a lab up with these further options of `plover lab up`. The error holds that command's
-    /// error output.
+    /// Brings a lab up with these further options of `plover lab up`.
     pub fn up(policy: &str, options: &[String]) -> Result<Self> {
-        Self::up_as(own_name(), policy, options)
-    }
-
-    /// As [`up`](Self::up), under another name: there can be several at once.
-    pub fn up_as(name: String, policy: &str, options: &[String]) -> Result<Self> {
-        let mut lab = Self { name, colo: None };
         if policy == stock_colo::NAME {
-            lab.colo = Some(StockColo::up(&lab.name, options)?);
-            return Ok(lab);
+            return Ok(Self::Colo(StockColo::up(name().as_str(), options)?));
         }
-        let mut up = lab.plover(&["up", "--quiet", "--policy", policy]);
-        up.args(options)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        let output = Task::start(&mut up)?.output()?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let lines: Vec<_> = said.lines().filter(|line| !line.is_empty()).collect();
-            match lines.is_empty() {
-                true => bail!("the lab did not come up ({})", output.status),
-                false => bail!("{}", lines.join("; ")),
-            }
-        }
-        Ok(lab)
+        let options = Options {
+            name: name(),
+            policy: policy.parse().map_err(anyhow::Error::msg)?,
+            program: Some(plover()),
+            ..Further::try_parse_from(options)?.options
+        };
+        let lab = plover_lab::Lab::up(&options, &children::progress())?;
+        Ok(Self::Plover(lab))
     }
 
     /// Runs a command on the client's host and returns what it printed.
@@ -73,27 +66,29 @@ impl Lab {
     fn output_of<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<Output> {
         let mut exec = self.on_client(command)?;
         exec.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Task::start(&mut exec)?.output()
+        Process::start(&mut exec)?.output()
     }
 
     /// A command that runs on the client's host.
     pub fn on_client<S: AsRef<OsStr>>(&self, command: &[S]) -> Result<Command> {
-        if let Some(colo) = &self.colo {
-            return colo.on_client(command);
-        }
-        let mut exec = self.plover(&["exec", "--"]);
-        exec.args(command);
-        Ok(exec)
+        let (program, arguments) = command.split_first().context("no command")?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        let client = match self {
+            Self::Plover(lab) => lab.topology().client(),
+            Self::Colo(colo) => colo.client()?,
+        };
+        client.exec_in(command)
     }
 
-    /// The lab's status.
+    /// The lab's status, as `plover lab status --json` prints it.
     pub fn status(&self) -> Result<Value> {
-        if let Some(colo) = &self.colo {
-            return colo.status();
-        }
-        let output = self.plover(&["status", "--json"]).output()?;
+        let status = match self {
+            Self::Plover(lab) => serde_json::to_value(lab.status())?,
+            Self::Colo(colo) => colo.status()?,
+        };
         check()?;
-        serde_json::from_slice(&output.stdout).context("the lab's status is no JSON")
+        Ok(status)
     }
 
     /// The status of the replica that leads.
@@ -113,10 +108,6 @@ impl Lab {
             .as_str()
             .map(Into::into)
             .context("the lab names no guest address")
-    }
-
-    fn plover(&self, arguments: &[&str]) -> Command {
-        plover_lab(&self.name, arguments)
     }
 }
 
@@ -142,47 +133,24 @@ fn in_words<S: AsRef<OsStr>>(command: &[S]) -> String {
     words.join(" ")
 }
 
-/// The name of this process's lab.
-pub(crate) fn own_name() -> String {
-    format!("bench{}", std::process::id())
+/// The name of the bench's lab.
+pub(crate) fn name() -> LabName {
+    "bench".parse().expect("a good name")
 }
 
-/// For labs of this process: prints progress, and ends waits on Ctrl-C.
-pub(crate) fn progress() -> Result<Progress> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
-    Ok(Progress::spoken_by(
-        |line| eprintln!("  {line}"),
-        interrupted,
-    ))
-}
-
-fn plover_lab(name: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(plover());
-    let (verb, rest) = arguments
-        .split_first()
-        .map_or(("", arguments), |(v, r)| (*v, r));
-    command.arg("lab").arg(verb).args(["--name", name]);
-    command.args(rest);
-    command
-}
-
-/// Takes down a lab, also one of another process.
-pub(crate) fn down(name: &str) {
-    // In a group of its own: a second Ctrl-C does not stop it halfway.
-    let _ = plover_lab(name, &["down"])
-        .process_group(0)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
+/// Waits until no other bench and no test has a lab, and takes down what a killed bench has left.
+pub(crate) fn turn() -> Result<Turn> {
+    let turn = Turn::wait();
+    plover_lab::down::down(&name())?;
+    Ok(turn)
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if self.colo.take().is_none() {
-            down(&self.name);
+        if let Self::Plover(lab) = self {
+            if let Err(error) = plover_lab::down::down(lab.name()) {
+                eprintln!("the lab was not taken down: {error:#}");
+            }
         }
     }
 }

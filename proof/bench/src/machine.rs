@@ -67,10 +67,6 @@ impl Machine {
 
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{}, {} cores, {} GiB, Linux {}, {}, {}",
-            self.cpu, self.cores, self.memory_gib, self.kernel, self.qemu, self.accel
-        )
+        write!(f, "{}, {}, {}", self.hardware(), self.qemu, self.accel)
     }
 }

@@ -7,22 +7,22 @@
 //! alone are in `consensus`. Machines are shared and noisy, so figures are medians with their spread,
 //! and only ratios within one run are compared.
 
+mod children;
 mod claims;
 mod client;
 mod consensus;
 mod counting;
 mod disk;
 mod failover;
-mod interrupt;
 mod lab;
 mod machine;
 mod matrix;
 mod quick;
 mod report;
-mod scale;
 mod stats;
 mod stock_colo;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -47,8 +47,6 @@ enum Bench {
     Failover(failover::Options),
     /// Random writes, and PostgreSQL, on a replicated disk, `vsmr` against `none`.
     Disk(disk::Options),
-    /// Several guests at once, and guests of several vCPUs.
-    Scale(scale::Options),
     /// The log alone: latency, throughput and CPU of an entry, beside the raw fabrics, etcd,
     /// ZooKeeper and an in-process Raft.
     Consensus(consensus::Options),
@@ -66,24 +64,36 @@ enum Bench {
 fn main() -> ExitCode {
     #[cfg(feature = "ofi")]
     plover_fabric::ofi::forget_signal_handlers();
-    let arguments = Arguments::parse();
-    let done = match arguments.bench {
-        None => matrix::run(&arguments.matrix),
-        Some(Bench::Quick(options)) => quick::run(&options),
-        Some(Bench::Failover(options)) => failover::run(&options),
-        Some(Bench::Disk(options)) => disk::run(&options),
-        Some(Bench::Scale(options)) => scale::run(&options),
-        Some(Bench::Consensus(options)) => consensus::run(&options),
-        Some(Bench::ConsensusReplica(options)) => consensus::run_replica(&options),
-        Some(Bench::Client(options)) => client::run(&options),
-        Some(Bench::KeepAwake) => consensus::keep_awake(),
-    };
-    match done {
+    match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(_) if children::check().is_err() => {
+            eprintln!("bench: ended by a signal; no lab is left, and what was measured is kept");
+            ExitCode::FAILURE
+        }
         Err(error) => {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<()> {
+    // Parts of a bench that has its turn.
+    match &arguments.bench {
+        Some(Bench::ConsensusReplica(options)) => return consensus::run_replica(options),
+        Some(Bench::Client(options)) => return client::run(options),
+        Some(Bench::KeepAwake) => return consensus::keep_awake(),
+        _ => {}
+    }
+    let _turn = lab::turn()?;
+    children::watch_signals()?;
+    match arguments.bench {
+        None => matrix::run(&arguments.matrix),
+        Some(Bench::Quick(options)) => quick::run(&options),
+        Some(Bench::Failover(options)) => failover::run(&options),
+        Some(Bench::Disk(options)) => disk::run(&options),
+        Some(Bench::Consensus(options)) => consensus::run(&options),
+        Some(Bench::ConsensusReplica(_) | Bench::Client(_) | Bench::KeepAwake) => Ok(()),
     }
 }
 

@@ -9,10 +9,8 @@ use crate::stats::Sample;
 use crate::stock_colo;
 use anyhow::{Context, Result};
 use plover_policy::DEFAULT;
-use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -25,9 +23,6 @@ pub(crate) struct Options {
     /// Further options for `plover lab up`, such as `--machine q35`.
     #[arg(last = true)]
     lab: Vec<String>,
-    /// Also write everything as JSON.
-    #[arg(long)]
-    out: Option<PathBuf>,
 }
 
 /// One way to load the server: arguments of redis-benchmark.
@@ -57,7 +52,7 @@ const COLO_WITHIN_S: u32 = 60;
 /// The baseline: the guest unreplicated.
 const NONE: &str = "none";
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 struct Cell {
     requests_per_s: Sample,
     /// Divided by the figure of `none` in the same round. Empty for `none` itself.
@@ -84,7 +79,6 @@ fn turns(options: &Options) -> Vec<String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    crate::interrupt::watch()?;
     let mut cells = Cells::new();
     let mut accel = String::new();
     // The figures are printed even if the run was ended.
@@ -92,20 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if cells.is_empty() {
         return ended;
     }
-    let machine = Machine::this(&accel);
-    print_table(&cells, &machine, options);
-    if let Some(path) = &options.out {
-        let rows: Vec<_> = cells
-            .iter()
-            .map(|((test, load, policy), cell)| {
-                serde_json::json!({"test": test, "load": load, "policy": policy, "cell": cell})
-            })
-            .collect();
-        let complete = ended.is_ok();
-        let report = serde_json::json!({"machine": machine, "complete": complete, "rows": rows});
-        std::fs::write(path, serde_json::to_vec_pretty(&report)?)
-            .with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    print_table(&cells, &Machine::this(&accel), options);
     ended
 }
 
@@ -116,7 +97,7 @@ fn measure_all(options: &Options, cells: &mut Cells, accel: &mut String) -> Resu
             eprintln!("round {}/{}: {policy}", round + 1, options.rounds);
             match measure_turn(options, &policy, cells, accel) {
                 // QEMU's COLO locks up now and then (docs/bench.md). The other policies go on.
-                Err(error) if policy == stock_colo::NAME && crate::interrupt::check().is_ok() => {
+                Err(error) if policy == stock_colo::NAME && crate::children::check().is_ok() => {
                     eprintln!("{policy}: left out of this round: {error:#}");
                 }
                 ended => ended?,

@@ -14,12 +14,12 @@
 
 mod filters;
 
-use crate::interrupt::{self, Interrupted};
+use crate::children::{self, Process};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use filters::{primary, secondary};
 use plover_lab::guests::Guest;
 use plover_lab::image::Image;
-use plover_lab::net::{GUEST_IP, GUEST_MAC, PREFIX, Topology, replica_ip};
+use plover_lab::net::{GUEST_IP, GUEST_MAC, Namespace, PREFIX, Topology, replica_ip};
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
 use plover_vm::qmp::{self, Message};
@@ -28,9 +28,8 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddrV4;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,8 +60,7 @@ pub(crate) struct StockColo {
 #[derive(Debug)]
 struct Qemu {
     role: &'static str,
-    child: Child,
-    errors: PathBuf,
+    process: Process,
     /// Its QMP socket, and the one connection to it.
     socket: PathBuf,
     monitor: Mutex<Option<BufReader<UnixStream>>>,
@@ -78,7 +76,7 @@ impl StockColo {
         let guest = guest_of(options)?;
         for _ in 1..TRIES {
             match Self::try_up(name, guest) {
-                Err(error) if !error.is::<Interrupted>() => {
+                Err(error) if children::check().is_ok() => {
                     eprintln!("{NAME} did not begin: {error:#}; trying again");
                 }
                 done => return done,
@@ -109,13 +107,10 @@ impl StockColo {
         Ok(pair)
     }
 
-    /// A command that runs on the client's host.
-    pub fn on_client<S: AsRef<std::ffi::OsStr>>(&self, words: &[S]) -> Result<Command> {
-        let (program, arguments) = words.split_first().context("no command")?;
-        let mut command = Command::new(program);
-        command.args(arguments);
+    /// The client's host.
+    pub fn client(&self) -> Result<Namespace> {
         let topology = self.topology.as_ref().context("it is down")?;
-        topology.client().exec_in(command)
+        Ok(topology.client())
     }
 
     /// The status in the form of `plover lab status --json`, as far as QEMU has it.
@@ -134,7 +129,7 @@ impl StockColo {
                 qemu.said()
             );
             replicas.push(json!({
-                "id": id, "role": mode, "view": 0, "qemu_pid": qemu.child.id(),
+                "id": id, "role": mode, "view": 0, "qemu_pid": qemu.process.id(),
                 "more": {"mono_us": now_us(), "accel": accel().to_string()},
             }));
         }
@@ -142,27 +137,19 @@ impl StockColo {
     }
 
     fn start(&mut self, role: &'static str, host: usize, arguments: &[String]) -> Result<()> {
-        interrupt::check()?;
         let folder = self.folder.path();
-        let (errors, socket) = (
-            folder.join(format!("{role}.err")),
-            folder.join(format!("{role}.qmp")),
-        );
+        let socket = folder.join(format!("{role}.qmp"));
         let mut command = Command::new("qemu-system-x86_64");
         command
             .args(arguments)
             .arg("-qmp")
-            .arg(format!("unix:{},server=on,wait=off", socket.display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(&errors).context("cannot make a log")?)
-            .process_group(0);
+            .arg(format!("unix:{},server=on,wait=off", socket.display()));
         let topology = self.topology.as_ref().context("it is down")?;
-        let child = topology.replica(host).exec_in(command)?.spawn();
+        let mut command = topology.replica(host).exec_in(command)?;
+        let errors = folder.join(format!("{role}.err"));
         self.qemus.push(Qemu {
             role,
-            child: child.context("cannot run qemu-system-x86_64")?,
-            errors,
+            process: Process::logged(&mut command, &errors, false)?,
             socket,
             monitor: Mutex::new(None),
         });
@@ -182,7 +169,7 @@ impl StockColo {
 
     fn wait_for_service(&mut self, guest: Guest) -> Result<()> {
         let probe = guest.probe();
-        let client = self.topology.as_ref().context("it is down")?.client();
+        let client = self.client()?;
         let address = SocketAddrV4::new(GUEST_IP, probe.port);
         self.wait("the guest's service does not answer", || {
             client.run(|| Ok(probe.ask(address, Duration::from_secs(2))?))
@@ -193,11 +180,10 @@ impl StockColo {
     fn wait(&mut self, what: &'static str, mut done: impl FnMut() -> Result<()>) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         loop {
-            interrupt::check()?;
+            children::check()?;
             for qemu in &mut self.qemus {
-                if let Ok(Some(status)) = qemu.child.try_wait() {
-                    bail!("QEMU's {} ended ({status}){}", qemu.role, qemu.said());
-                }
+                let alive = qemu.process.check();
+                alive.with_context(|| format!("QEMU's {}", qemu.role))?;
             }
             match done() {
                 Ok(()) => return Ok(()),
@@ -223,7 +209,7 @@ impl StockColo {
         let until = Instant::now() + PATIENCE;
         for qemu in [primary, secondary] {
             while qemu.ask("query-colo-status", json!({}))?["mode"] != qemu.role {
-                interrupt::check()?;
+                children::check()?;
                 ensure!(Instant::now() < until, "QEMU's COLO did not begin");
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -234,11 +220,7 @@ impl StockColo {
 
 impl Drop for StockColo {
     fn drop(&mut self) {
-        for qemu in &mut self.qemus {
-            // It may have ended already.
-            let _ = qemu.child.kill();
-            let _ = qemu.child.wait();
-        }
+        self.qemus.clear();
         if let Some(topology) = self.topology.take() {
             if let Err(error) = topology.destroy() {
                 eprintln!("the network of {NAME} was not removed: {error:#}");
@@ -279,10 +261,9 @@ impl Qemu {
 
     /// Its error output, as the end of a sentence.
     fn said(&self) -> String {
-        let said = std::fs::read_to_string(&self.errors).unwrap_or_default();
-        match said.trim() {
+        match self.process.last_words().as_str() {
             "" => String::new(),
-            said => format!(": {}", said.replace('\n', "; ")),
+            said => format!(": {said}"),
         }
     }
 }

@@ -15,9 +15,10 @@
 //! ```
 //!
 //! ```
-//! use plover_consensus_proof::sim::{Options, run};
+//! use plover_consensus_proof::sim::Options;
+//! use plover_sim::Simulation;
 //!
-//! let outcome = run(7, &Options::default());
+//! let outcome = Options::default().run(7);
 //! assert_eq!(outcome.violation, None);
 //! ```
 

@@ -1,9 +1,10 @@
 //! `plover-consensus-proof`: many simulated seeds, or one with its trace; or the model checker.
 
+use apus::Canary;
 use clap::{Parser, Subcommand};
 use plover_consensus_proof::model::{self, Bounds, Group};
-use plover_consensus_proof::sim::{self, Options, Outcome, TraceMode};
-use plover_sim::seeds::{Batch, conclude};
+use plover_consensus_proof::sim::{CANARIES, Options};
+use plover_sim::seeds::{self, known_bug};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,30 +26,14 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct Sim {
-    /// Run this one seed.
-    #[arg(long, conflicts_with = "seeds")]
-    seed: Option<u64>,
-    /// Print everything that happens in it.
-    #[arg(long, requires = "seed")]
-    trace: bool,
-    /// Run this many seeds.
-    #[arg(long, default_value_t = 2000)]
-    seeds: u64,
-    /// Start with this one.
-    #[arg(long, default_value_t = 0)]
-    start: u64,
+    #[command(flatten)]
+    seeds: seeds::Arguments,
     /// Replicas in each group; by default 3 to 9, mostly 5.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
     replicas: Option<u8>,
-    /// Put a known bug back.
-    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(sim::CANARIES.map(|(name, _)| name)))]
-    canary: Option<String>,
-    /// Go on after a failure.
-    #[arg(long)]
-    keep_going: bool,
-    /// Threads; by default one for each core.
-    #[arg(long)]
-    threads: Option<usize>,
+    /// Put a known bug back; a wrong name lists them.
+    #[arg(long, value_parser = |name: &str| known_bug(&CANARIES, name))]
+    canary: Option<Canary>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,9 +56,9 @@ struct ModelArguments {
     /// Give up after so many seconds.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Put a known bug back.
-    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(sim::CANARIES.map(|(name, _)| name)))]
-    canary: Option<String>,
+    /// Put a known bug back; a wrong name lists them.
+    #[arg(long, value_parser = |name: &str| known_bug(&CANARIES, name))]
+    canary: Option<Canary>,
 }
 
 fn main() -> ExitCode {
@@ -84,42 +69,11 @@ fn main() -> ExitCode {
 }
 
 fn simulate(arguments: &Sim) -> ExitCode {
-    let mut options = Options {
+    arguments.seeds.obey(&Options {
         replicas: arguments.replicas.map(usize::from),
-        canary: canary(arguments.canary.as_deref()),
-        trace: TraceMode::Off,
-    };
-    if arguments.trace {
-        options.trace = TraceMode::Print;
-    } else if arguments.seed.is_some() {
-        options.trace = TraceMode::Sum;
-    }
-    let headline = |outcome: &Outcome| sim::headline(outcome, &options);
-    let conclude = |outcomes: &[Outcome]| {
-        let tail = |seed| sim::tail_of(seed, &options);
-        conclude(outcomes, (!arguments.trace).then_some(tail), headline)
-    };
-    if let Some(seed) = arguments.seed {
-        let outcome = sim::run(seed, &options);
-        println!(
-            "seed {seed}: {} simulated, {} happenings, trace {:016x}",
-            outcome.simulated, outcome.happenings, outcome.trace_sum
-        );
-        return conclude(&[outcome]);
-    }
-    let batch = Batch {
-        seeds: arguments.start..arguments.start + arguments.seeds,
-        threads: arguments.threads,
-        keep_going: arguments.keep_going,
-        sums: false,
-    };
-    conclude(&batch.run(|seed| sim::run(seed, &options), headline))
-}
-
-fn canary(name: Option<&str>) -> apus::Canary {
-    let mut canaries = sim::CANARIES.iter();
-    let canary = canaries.find(|(known, _)| name == Some(*known));
-    canary.map(|(_, canary)| *canary).unwrap_or_default()
+        canary: arguments.canary.unwrap_or_default(),
+        ..Options::default()
+    })
 }
 
 fn explore(arguments: &ModelArguments) -> ExitCode {
@@ -132,7 +86,7 @@ fn explore(arguments: &ModelArguments) -> ExitCode {
     };
     let group = Group {
         bounds,
-        canary: canary(arguments.canary.as_deref()),
+        canary: arguments.canary.unwrap_or_default(),
     };
     let patience = Duration::from_secs(arguments.seconds);
     let report = model::explore(group, patience);

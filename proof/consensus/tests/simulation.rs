@@ -4,42 +4,17 @@
 //! The counts are meant for this workspace's profiles, where even `dev` optimises a little.
 
 use apus::Canary;
-use plover_consensus_proof::sim::{
-    Coverage, Options, Outcome, REACHED, TraceMode, headline, run, run_many, tail_of,
-};
+use plover_consensus_proof::sim::{Options, REACHED};
+use plover_sim::expect::{self, holds, reaches, repeats};
 
 /// Seeds that every run of the tests goes through.
 const SEEDS: u64 = 2000;
 
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-fn fail(outcome: &Outcome, options: &Options) -> ! {
-    let tail = tail_of(outcome.seed, options).join("\n");
-    panic!("{tail}\n\n{}", headline(outcome, options))
-}
-
 /// Every invariant holds in every seed; and the seeds reach what they are meant to reach.
 #[test]
 fn two_thousand_seeds_hold() {
-    let options = Options::default();
-    let mut coverage = Coverage::default();
-    let mut failed = None;
-    run_many(0, SEEDS, threads(), &options, |outcome| {
-        coverage.merge(&outcome.coverage);
-        if outcome.violation.is_some() {
-            failed = Some(outcome);
-        }
-        failed.is_none()
-    });
-    if let Some(outcome) = failed {
-        fail(&outcome, &options);
-    }
-    println!("{coverage}");
-    for reached in REACHED {
-        assert!(coverage.of(reached) > 0, "no seed has reached '{reached}'");
-    }
+    let coverage = holds(&Options::default(), 0..SEEDS);
+    reaches(&coverage, &REACHED);
     // Most groups must recover, or the property that they do would prove little.
     let serve = coverage.of("end: the group serves");
     assert!(
@@ -48,32 +23,9 @@ fn two_thousand_seeds_hold() {
     );
 }
 
-/// The same seed is the same run: every line of its trace is the same.
 #[test]
 fn a_seed_repeats_itself() {
-    let trace = TraceMode::Sum;
-    let traced = Options {
-        trace,
-        ..Options::default()
-    };
-    for seed in 0..20 {
-        let (first, second) = (run(seed, &traced), run(seed, &traced));
-        assert_eq!(
-            first.trace_sum, second.trace_sum,
-            "seed {seed} went two ways"
-        );
-        assert_eq!(first.coverage, second.coverage);
-        let untraced = run(seed, &Options::default());
-        assert_eq!(
-            first.happenings, untraced.happenings,
-            "looking changes seed {seed}"
-        );
-    }
-    assert_ne!(
-        run(1, &traced).trace_sum,
-        run(2, &traced).trace_sum,
-        "seeds differ"
-    );
+    repeats(Options::default());
 }
 
 /// Puts a known bug back and looks for one of the invariants that it breaks, within `seeds`.
@@ -82,21 +34,7 @@ fn catches(canary: Canary, seeds: u64, invariants: &[&str]) {
         canary,
         ..Options::default()
     };
-    let mut caught = None;
-    run_many(0, seeds, threads(), &options, |outcome| {
-        let violation = outcome.violation.as_ref();
-        if violation.is_some_and(|found| invariants.contains(&found.invariant)) {
-            caught = Some(outcome);
-        }
-        caught.is_none()
-    });
-    let caught = caught.unwrap_or_else(|| panic!("{canary:?} was not caught in {seeds} seeds"));
-    println!("{canary:?}: {}", headline(&caught, &options));
-    let healthy = run(caught.seed, &Options::default());
-    assert_eq!(
-        healthy.violation, None,
-        "the seed fails without the bug as well"
-    );
+    expect::catches(&options, seeds, invariants);
 }
 
 /// The invariants that a lost entry breaks: a leader lacks it, another entry is delivered in its

@@ -72,6 +72,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -136,8 +137,9 @@ pub fn plover(arguments: &[&str]) -> Output {
         .expect("plover starts")
 }
 
-/// How long replicas may take to settle after a fault, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// How long replicas may take to settle after a fault, on a busy machine. A full copy of a large guest
+/// takes minutes.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How often a wait checks its condition.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -189,6 +191,22 @@ pub fn with_lab<T>(
     result
 }
 
+/// As [`with_lab`], and asserts that the work succeeds.
+pub fn prove_on(
+    name: &str,
+    options: Options,
+    work: impl FnOnce(&mut Lab, &Progress) -> Result<()>,
+) {
+    with_lab(name, options, work).unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+/// A file of keys for every replica's configuration (`Options::overlay`).
+pub fn overlay(keys: &str) -> tempfile::TempPath {
+    let mut file = tempfile::NamedTempFile::new().expect("a file is made");
+    file.write_all(keys.as_bytes()).expect("a file is written");
+    file.into_temp_path()
+}
+
 /// Kills the leader of a lab that is protected, and waits until the guest is protected under another
 /// leader. Returns the id of the dead one.
 pub fn kill_leader(lab: &Lab, progress: &Progress) -> Result<u8> {
@@ -219,6 +237,11 @@ pub fn restart_as_witness(lab: &mut Lab, id: u8, progress: &Progress) -> Result<
 /// to `end`. The console echoes the line first, so the line must not contain `end`.
 pub fn ask_guest(lab: &Lab, line: &str, end: &str) -> Result<String> {
     let mut console = lab.control(lab.find(&role("leader"))?).console()?;
+    converse(&mut console, line, end)
+}
+
+/// The same on an open console.
+pub fn converse(console: &mut UnixStream, line: &str, end: &str) -> Result<String> {
     console.set_read_timeout(Some(PATIENCE))?;
     console.write_all(format!("{line}\n").as_bytes())?;
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
@@ -282,8 +305,24 @@ pub fn prove_under(
     }
 }
 
+/// Checks that every syncvm which both sides hashed left memory and disks equal. Returns how many these
+/// are.
+///
+/// # Errors
+/// Those that did not.
+pub fn equal_syncs(events: &[TraceEvent]) -> Result<usize> {
+    let mut syncs = checksums(events);
+    let count = syncs.len();
+    syncs.retain(|_, sides| sides.values().min() != sides.values().max());
+    ensure!(
+        syncs.is_empty(),
+        "of {count} syncs, these left a difference: {syncs:?}"
+    );
+    Ok(count)
+}
+
 /// Memory and disks at each syncvm that both sides hashed (`debug.checksum_each_sync`), by number.
-pub fn checksums(events: &[TraceEvent]) -> BTreeMap<u64, BTreeMap<u8, String>> {
+fn checksums(events: &[TraceEvent]) -> BTreeMap<u64, BTreeMap<u8, String>> {
     let mut found: BTreeMap<u64, BTreeMap<u8, String>> = BTreeMap::new();
     for event in events.iter().filter(|event| event.what == "checksum") {
         if let (Some(sync), Some(memory)) = (event.number("sync"), event.text("memory")) {

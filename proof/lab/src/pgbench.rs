@@ -139,7 +139,7 @@ impl Clients {
     }
 
     /// Compares the log of commits with the tables.
-    pub fn audit(&self, commits: &Commits) -> Result<Audit> {
+    fn audit(&self, commits: &Commits) -> Result<Audit> {
         let query = |sql| self.run("psql", &["-X", "-A", "-t", "-F", " ", "-c", sql]);
         let rows = query("SELECT filler FROM pgbench_history")?;
         let rows: Result<Vec<_>> = rows.lines().map(transaction).collect();
@@ -156,21 +156,22 @@ impl Clients {
     /// standard error.
     ///
     /// # Errors
-    /// Those of [`Load::finish`], [`Clients::audit`] and [`Clients::amcheck`].
-    pub fn settle(&self, load: Load) -> Result<Audit> {
+    /// Those of [`Load::finish`], of the audit and of `pg_amcheck`.
+    pub fn settle(&self, load: Load) -> Result<Commits> {
         let commits = load.finish()?;
         eprintln!("{}", commits.report);
         let audit = self.audit(&commits)?;
         eprintln!("{audit}");
+        ensure!(audit.is_clean(), "{audit}");
         self.amcheck().context("after the load")?;
-        Ok(audit)
+        Ok(commits)
     }
 
     /// Checks tables and indexes page by page.
     ///
     /// # Errors
     /// The faults, in the words of `pg_amcheck`.
-    pub fn amcheck(&self) -> Result<()> {
+    fn amcheck(&self) -> Result<()> {
         let arguments = [
             "--install-missing",
             "--heapallindexed",
@@ -202,7 +203,7 @@ impl Load {
     ///
     /// # Errors
     /// A client lost its connection or met an error.
-    pub fn finish(mut self) -> Result<Commits> {
+    fn finish(mut self) -> Result<Commits> {
         let Some(child) = self.child.take() else {
             bail!("pgbench has ended already")
         };

@@ -3,7 +3,7 @@
 
 use crate::crash::Moment;
 use crate::experiment::Experiment;
-use crate::{recover, role};
+use crate::{equal_syncs, recover, role};
 use anyhow::Result;
 use plover_lab::options::PolicyName;
 use plover_lab::{Fault, Target};
@@ -19,6 +19,22 @@ pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
             .leader()
             .and_then(|leader| leader.sync.more.get("totals"));
         Ok(totals.is_some_and(|totals| totals["matched"].as_u64() > Some(0)))
+    })
+}
+
+/// Waits for `count` more syncs that both sides hash (`debug.checksum_each_sync`). All must leave memory
+/// and disks equal.
+pub fn equal_slots(lab: &mut Experiment, count: usize) -> Result<()> {
+    let before = equal_syncs(lab.events())?;
+    lab.wait("slots are over", |lab| {
+        Ok(equal_syncs(lab.events())? >= before + count)
+    })
+}
+
+/// Waits until the witness has a warm copy.
+pub fn the_witness_is_warm(lab: &mut Experiment, since_us: u64) -> Result<()> {
+    lab.wait("the witness is warm", |lab| {
+        Ok(lab.find_event("warm", since_us).is_some())
     })
 }
 
@@ -64,14 +80,15 @@ fn dies_in(lab: &mut Experiment, phase: Phase) -> Result<(u8, u64)> {
     Ok((leader, at))
 }
 
-/// The leader's host stands still for longer than any timeout, and goes on.
-pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<()> {
+/// The leader's host stands still for longer than any timeout, and goes on. Returns the new leader.
+pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<u8> {
     let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
     lab.progress().sleep(Duration::from_secs(3))?;
     lab.strike(Fault::Continue, &Target::Replica(leader))?;
-    lab.wait_for_failover(leader, at)?;
+    let new = lab.wait_for_failover(leader, at)?;
     lab.wait_for_part(leader)?;
-    lab.wait_until_protected_again(at)
+    lab.wait_until_protected_again(at)?;
+    Ok(new)
 }
 
 /// The same with the secondary's host. The leader goes on without it, so its state is old when it wakes.

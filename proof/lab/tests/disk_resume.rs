@@ -7,7 +7,8 @@ use plover_lab::state::LabDir;
 use plover_lab::trace::now_us;
 use plover_lab::{Fault, Target};
 use plover_lab_proof::experiment::Experiment;
-use plover_lab_proof::{prove, role};
+use plover_lab_proof::script::the_witness_is_warm;
+use plover_lab_proof::{overlay, prove, role};
 use std::io::Read;
 
 /// Most of the copy is of the disk, because a replica that dies keeps nothing else.
@@ -29,12 +30,6 @@ fn sent(lab: &Experiment, id: u8) -> Result<u64> {
         .get("traffic")
         .and_then(|traffic| traffic["copy_bytes_out"].as_u64());
     sent.with_context(|| format!("replica {id} does not say what it has sent"))
-}
-
-fn wait_until_warm(lab: &mut Experiment, since_us: u64) -> Result<()> {
-    lab.wait("the witness is warm", |lab| {
-        Ok(lab.find_event("warm", since_us).is_some())
-    })
 }
 
 /// A copy from the secondary to the witness.
@@ -86,7 +81,7 @@ impl Copy {
         (whole, before): (u64, u64),
         tenths: u64,
     ) -> Result<()> {
-        wait_until_warm(lab, self.began_us)?;
+        the_witness_is_warm(lab, self.began_us)?;
         let after = self.sent(lab)? - before;
         eprintln!(
             "{what}: a whole copy is {} MiB; {} MiB sent before, {} MiB after",
@@ -137,9 +132,9 @@ fn kill_the_receiver(lab: &mut Experiment, whole: u64) -> Result<()> {
 fn cut_off_twice(lab: &mut Experiment) -> Result<()> {
     // While the guest boots it writes all of its memory, some of it several times, so a copy from that
     // time is no measure.
-    wait_until_warm(lab, 0)?;
+    the_witness_is_warm(lab, 0)?;
     let copy = Copy::begin(lab)?;
-    wait_until_warm(lab, copy.began_us)?;
+    the_witness_is_warm(lab, copy.began_us)?;
     let whole = copy.sent(lab)?;
     ensure!(whole > DISK_BYTES, "{whole} bytes are no whole copy");
     cut_the_link(lab, whole)?;
@@ -149,18 +144,14 @@ fn cut_off_twice(lab: &mut Experiment) -> Result<()> {
 #[test]
 fn a_copy_that_is_cut_off_goes_on() {
     let scratch = tempfile::tempdir().expect("a directory is made");
-    let (image, overlay) = (
-        scratch.path().join("disk.raw"),
-        scratch.path().join("overlay.toml"),
-    );
+    let (image, overlay) = (scratch.path().join("disk.raw"), overlay(OVERLAY));
     let mut file = std::fs::File::create(&image).expect("a file is made");
     let noise = std::fs::File::open("/dev/urandom").expect("it can be read");
     std::io::copy(&mut noise.take(DISK_BYTES), &mut file).expect("noise is written");
-    std::fs::write(&overlay, OVERLAY).expect("a file is written");
     let options = Options {
         mem_mib: Some(128),
         disks: vec![image.into()],
-        overlay: Some(overlay),
+        overlay: Some(overlay.to_path_buf()),
         ..Options::default()
     };
     prove("t-resume", options, cut_off_twice);

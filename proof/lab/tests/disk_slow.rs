@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
 use plover_lab_proof::experiment::Experiment;
-use plover_lab_proof::{ask_guest, prove};
+use plover_lab_proof::{ask_guest, overlay, prove};
 use std::time::Duration;
 
 /// All timeouts have their defaults. To hash the blocks of a syncvm takes longer than the timeout on
@@ -39,16 +39,13 @@ fn nobody_falls_silent(lab: &mut Experiment) -> Result<()> {
 
 #[test]
 fn a_slow_disk_silences_nobody() {
-    let scratch = std::env::temp_dir().join(format!("plover-slow-{}", std::process::id()));
-    std::fs::create_dir_all(&scratch).expect("a directory is made");
-    let (overlay, image) = (scratch.join("overlay.toml"), scratch.join("disk.raw"));
-    std::fs::write(&overlay, OVERLAY).expect("a file is written");
+    let (scratch, overlay) = (tempfile::tempdir().expect("a directory"), overlay(OVERLAY));
+    let image = scratch.path().join("disk.raw");
     std::fs::write(&image, vec![7; 8 << 20]).expect("a file is written");
     let options = Options {
         disks: vec![image.into()],
-        overlay: Some(overlay),
+        overlay: Some(overlay.to_path_buf()),
         ..Options::default()
     };
     prove("t-slow", options, nobody_falls_silent);
-    std::fs::remove_dir_all(scratch).expect("the directory is removed");
 }

@@ -2,11 +2,10 @@
 //! between, the scripts assert that the guest is protected again by itself.
 
 use anyhow::{Context, Result, ensure};
+use plover_lab::Fault;
 use plover_lab::options::Options;
-use plover_lab::{Fault, Target};
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, recover, role, script};
-use std::time::Duration;
 
 /// A replica holds little besides the guest's memory, which it maps, and the buffers whose sizes are
 /// configured.
@@ -81,12 +80,7 @@ fn other_machines_fail_over_too() {
 #[test]
 fn the_leader_stands_still_for_three_seconds() {
     prove("t-stop", Options::default(), |lab| {
-        let (leader, at) = lab.strike(Fault::Stop, &role("leader"))?;
-        lab.progress().sleep(Duration::from_secs(3))?;
-        lab.strike(Fault::Continue, &Target::Replica(leader))?;
-        let new = lab.wait_for_failover(leader, at)?;
-        lab.wait_for_part(leader)?;
-        lab.wait_until_protected_again(at)?;
+        let new = script::the_leader_stands_still(lab)?;
         let status = lab.lab().status();
         ensure!(
             status.leader().is_some_and(|now| now.id == new),
@@ -99,21 +93,7 @@ fn the_leader_stands_still_for_three_seconds() {
 /// The streams of compressed records begin anew when the links come back.
 #[test]
 fn the_leader_is_cut_off_and_healed() {
-    prove("t-cut", Options::default(), |lab| {
-        let (leader, at) = lab.strike(Fault::Cut { from: None }, &role("leader"))?;
-        lab.wait_for_failover(leader, at)?;
-        lab.wait_until_protected_again(at)?;
-        let (_, healed) = lab.strike(Fault::Heal, &Target::Replica(leader))?;
-        lab.wait("the old leader is witness", |lab| {
-            Ok(lab
-                .lab()
-                .status()
-                .replica(leader)
-                .is_some_and(|r| r.role == "witness"))
-        })?;
-        lab.wait_for_answers(healed)?;
-        lab.wait_until_protected()
-    });
+    prove("t-cut", Options::default(), script::the_leader_is_cut_off);
 }
 
 /// Both still reach the witness, which decides which of the two goes on.

@@ -17,10 +17,9 @@ use plover_lab_proof::script::{
     outputs_match, phases, the_leader_dies, the_leader_dies_in, the_leader_is_cut_off,
     the_leader_stands_still, the_secondary_dies, three_survive, two_survive,
 };
-use plover_lab_proof::{prove, recover, role, wait_for, with_lab};
+use plover_lab_proof::{overlay, prove, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
 use plover_syncvm::Phase;
-use std::io::Write;
 use std::time::Duration;
 
 fn under(policy: &str) -> Options {
@@ -69,14 +68,9 @@ fn a_guest_whose_outputs_wait_for_a_sync_goes_on() {
 /// still.
 #[test]
 fn connections_go_on_that_no_sync_has_seen() {
-    let mut overlay = tempfile::NamedTempFile::new().expect("a file is made");
-    write!(
-        overlay,
-        "[policy]\nmatched_max_ms = 60000\nunmatched_max_ms = 20000\n"
-    )
-    .expect("a file is written");
+    let overlay = overlay("[policy]\nmatched_max_ms = 60000\nunmatched_max_ms = 20000\n");
     let options = Options {
-        overlay: Some(overlay.path().to_owned()),
+        overlay: Some(overlay.to_path_buf()),
         ..under("hybrid")
     };
     prove("t-unseen", options, |lab| {

@@ -2,10 +2,10 @@
 //! in every slot. After each syncvm both memories must be equal all the same.
 
 use anyhow::{Result, ensure};
-use plover_lab::Target;
 use plover_lab::options::Options;
 use plover_lab_proof::experiment::Experiment;
-use plover_lab_proof::{checksums, prove};
+use plover_lab_proof::script::equal_slots;
+use plover_lab_proof::{overlay, prove, role};
 use std::io::Write;
 
 /// Slots of `vsmr` to compare.
@@ -25,30 +25,10 @@ timeout_ms = 3000
 ";
 
 fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
-    let leader = lab.lab().find(&Target::Role("leader".into()))?;
+    let leader = lab.lab().find(&role("leader"))?;
     let mut console = lab.lab().control(leader).console()?;
     console.write_all(b"racey -n 0 &\n")?;
-    let before = checksums(lab.events()).len();
-    lab.wait(&format!("{slots} slots are over"), |lab| {
-        Ok(checksums(lab.events()).len() >= before + slots)
-    })?;
-    let compared = checksums(lab.events());
-    let unequal: Vec<u64> = compared
-        .iter()
-        .filter(|(_, sides)| {
-            sides
-                .values()
-                .collect::<std::collections::BTreeSet<_>>()
-                .len()
-                > 1
-        })
-        .map(|(sync, _)| *sync)
-        .collect();
-    ensure!(
-        unequal.is_empty(),
-        "of {} syncs, {unequal:?} left a difference",
-        compared.len()
-    );
+    equal_slots(lab, slots)?;
     // Without divergence nothing was proved.
     let status = lab.lab().status();
     let divergent = status.leader().map_or(0, |leader| leader.sync.divergent);
@@ -58,34 +38,25 @@ fn race(lab: &mut Experiment, slots: usize) -> Result<()> {
 
 #[test]
 fn racing_threads_leave_equal_memories() {
-    race_under("t-racey", "vsmr", OVERLAY, |lab| race(lab, SLOTS));
+    race_under("t-racey", "vsmr", SLOTS);
 }
 
 /// The leader's guest goes on before its dirty pages are sent, and writes the same pages again
 /// meanwhile. The pages must be sent as they were at the cut.
 #[test]
 fn checkpoints_of_a_guest_that_goes_on_are_whole() {
-    race_under("t-racey-remus", "remus-25", OVERLAY, |lab| {
-        race(lab, CHECKPOINTS)
-    });
+    race_under("t-racey-remus", "remus-25", CHECKPOINTS);
 }
 
-fn race_under(
-    name: &str,
-    policy: &str,
-    settings: &str,
-    script: impl FnOnce(&mut Experiment) -> Result<()>,
-) {
-    let overlay = std::env::temp_dir().join(format!("plover-{name}-{}.toml", std::process::id()));
-    std::fs::write(&overlay, settings).expect("a file is written");
+fn race_under(name: &str, policy: &str, slots: usize) {
+    let overlay = overlay(OVERLAY);
     let options = Options {
         policy: policy.parse().expect("there is such a policy"),
         vcpus: Some(2),
         // Less to hash.
         mem_mib: Some(128),
-        overlay: Some(overlay.clone()),
+        overlay: Some(overlay.to_path_buf()),
         ..Options::default()
     };
-    prove(name, options, script);
-    std::fs::remove_file(overlay).expect("the file is removed");
+    prove(name, options, |lab| race(lab, slots));
 }

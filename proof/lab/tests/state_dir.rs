@@ -9,7 +9,7 @@ use plover_lab::trace::now_us;
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::load::Pressure;
 use plover_lab_proof::small::SmallDisk;
-use plover_lab_proof::{prove_under, role};
+use plover_lab_proof::{overlay, prove_under, role};
 use std::process::{Child, Command, Stdio};
 
 /// The log is on disk, in segments of 16 MiB.
@@ -104,10 +104,9 @@ fn a_leader_whose_state_has_no_room_gives_way() {
     let scratch = tempfile::tempdir().expect("a directory is made");
     let at = scratch.path().join("small");
     let small = SmallDisk::new(at, ONE_SEGMENT_MIB).expect("a file system is mounted");
-    let overlay = scratch.path().join("overlay.toml");
-    std::fs::write(&overlay, OVERLAY).expect("a file is written");
+    let overlay = overlay(OVERLAY);
     let options = Options {
-        overlay: Some(overlay),
+        overlay: Some(overlay.to_path_buf()),
         ..Options::default()
     };
     prove_under(PRESSURE, "t-state", options, |lab| {

@@ -7,7 +7,7 @@ use plover_lab_proof::storm::BLOCK_BYTES;
 use plover_lab_proof::storm::audit::{ImageFile, Wrong, audit};
 use plover_lab_proof::storm::record::State;
 use plover_lab_proof::storm::writers::{Link, Storm};
-use plover_lab_proof::{kill_leader, with_lab};
+use plover_lab_proof::{kill_leader, prove_on};
 use std::fs::OpenOptions;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::unix::fs::FileExt;
@@ -128,19 +128,12 @@ fn what_was_acknowledged_survives_the_leader() {
         guest: Guest::Storm,
         ..Options::default()
     };
-    let audit = with_lab("t-storm", options, |lab, progress| {
+    prove_on("t-storm", options, |lab, progress| {
         let dir = tempfile::tempdir()?;
-        let (client, service) = (lab.topology().client(), lab.service());
-        let links = client.run(|| Link::open_many(service, WRITERS))?;
-        let storm = Storm::start(links, &dir.path().join("record"), 1)?;
+        let storm = Storm::in_lab(lab, WRITERS, &dir.path().join("record"))?;
         storm.wait_for(ENOUGH);
         kill_leader(lab, progress)?;
         storm.wait_for(storm.durable() + ENOUGH);
-        let state = storm.finish()?.state();
-        let mut link = client.run(|| Link::open(service))?;
-        audit(&state, &mut link)
-    })
-    .unwrap_or_else(|error| panic!("{error:#}"));
-    eprintln!("{audit}");
-    assert!(audit.is_clean(), "{audit}");
+        storm.settle(lab)
+    });
 }

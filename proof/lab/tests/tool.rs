@@ -1,14 +1,15 @@
 //! The lab as a tool: its commands on a real lab, from the outside.
 
 use anyhow::{Context, Result, ensure};
+use plover_lab::Lab;
 use plover_lab::process::{self, Process};
-use plover_lab::{Lab, Target};
-use plover_lab_proof::{Turn, plover, program};
+use plover_lab::progress::Progress;
+use plover_lab_proof::{Turn, converse, plover, program, role, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A lab made by the command, taken down also when the test fails.
@@ -63,23 +64,6 @@ impl Drop for Up {
 fn ping(status: &Value) -> String {
     let ip = status["guest_ip"].as_str().expect("an address");
     format!("exec 3<>/dev/tcp/{ip}/6379; printf 'PING\\r\\n' >&3; head -n 1 <&3")
-}
-
-/// Types on a console and reads until it answers.
-fn converse(console: &mut UnixStream, typed: &str, awaited: &str) -> Result<()> {
-    console.write_all(typed.as_bytes())?;
-    console.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let (mut heard, deadline) = (String::new(), Instant::now() + Duration::from_secs(60));
-    let mut bytes = [0; 1024];
-    while !heard.contains(awaited) {
-        ensure!(Instant::now() < deadline, "'{awaited}' is not in: {heard}");
-        let got = console
-            .read(&mut bytes)
-            .with_context(|| format!("after: {heard}"))?;
-        ensure!(got > 0, "the console closed after: {heard}");
-        heard.push_str(&String::from_utf8_lossy(&bytes[..got]));
-    }
-    Ok(())
 }
 
 /// The id of the replica that has this role.
@@ -156,32 +140,21 @@ fn a_replicated_guest_by_hand() {
 }
 
 fn wait_until_protected(lab: &Lab) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !lab.status().protected {
-        ensure!(
-            Instant::now() < deadline,
-            "not protected:\n{}",
-            lab.status()
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    let progress = Progress::silent(Arc::default());
+    wait_for(&progress, "protected", || Ok(lab.status().protected))
 }
 
 /// Waits until another replica serves, and returns its id.
 fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        ensure!(
-            Instant::now() < deadline,
-            "no new leader:\n{}",
-            lab.status()
-        );
-        match lab.status().leader() {
-            Some(second) if second.id != first && second.serving => return Ok(second.id),
-            _ => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
+    let mut second = first;
+    let progress = Progress::silent(Arc::default());
+    wait_for(&progress, "another replica serves", || {
+        let status = lab.status();
+        let serving = status.leader().filter(|leader| leader.serving);
+        second = serving.map_or(first, |leader| leader.id);
+        Ok(second != first)
+    })?;
+    Ok(second)
 }
 
 /// Typed text goes through the log: the shell that reads it is in the same state on both sides, and
@@ -191,11 +164,11 @@ fn the_console_outlives_its_host() {
     let _turn = Turn::wait();
     let (up, _) = Up::new("t-console", &[]);
     let lab = up.open();
-    let leader = |lab: &Lab| lab.find(&Target::Role("leader".into()));
+    let leader = |lab: &Lab| lab.find(&role("leader"));
     let run = || -> Result<()> {
         let first = leader(&lab)?;
         let mut console = lab.control(first).console()?;
-        converse(&mut console, "word=plo; echo is-$((6*7))\n", "is-42")?;
+        converse(&mut console, "word=plo; echo is-$((6*7))", "is-42")?;
         // Typed on the command's standard input, as a script would.
         let mut typing = Command::new(program())
             .args(["lab", "--name", up.name, "console"])
@@ -208,7 +181,7 @@ fn the_console_outlives_its_host() {
             .context("a pipe")?
             .write_all(b"word=${word}ver\n")?;
         ensure!(typing.wait()?.success());
-        converse(&mut console, "echo now-$word\n", "now-plover")?;
+        converse(&mut console, "echo now-$word", "now-plover")?;
 
         // A console open on a leader that is deposed, and lives, gets a message and is closed.
         wait_until_protected(&lab)?;
@@ -236,7 +209,7 @@ fn the_console_outlives_its_host() {
         let first = leader(&lab)?;
         up.succeeds(&["fault", "kill", "--role", "leader"]);
         let mut console = lab.control(another_leads(&lab, first)?).console()?;
-        converse(&mut console, "echo still-$word\n", "still-plover")
+        converse(&mut console, "echo still-$word", "still-plover").map(drop)
     };
     run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
 }

@@ -6,8 +6,8 @@
 
 use anyhow::{Context, bail};
 use plover_log::Durability;
+use plover_register_proof::replica;
 use plover_register_proof::run::{Plan, run};
-use plover_register_proof::{check, replica};
 use std::time::Duration;
 
 fn main() -> anyhow::Result<()> {
@@ -50,14 +50,6 @@ fn durability_of(word: &str) -> anyhow::Result<Durability> {
 fn by_hand(plan: &Plan) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("this program's own path")?;
     let outcome = run(&program, plan)?;
-    let stale = outcome.histories.values();
-    let stale: Vec<_> = stale
-        .filter_map(|it| check::with_a_stale_read(it))
-        .collect();
-    let caught = stale
-        .iter()
-        .filter(|it| !check::is_linearizable(it))
-        .count();
     println!(
         "{} histories are linearizable: {} operations answered, {} not; {} faults: {}",
         outcome.histories.len(),
@@ -65,10 +57,6 @@ fn by_hand(plan: &Plan) -> anyhow::Result<()> {
         outcome.unanswered,
         outcome.faults.len(),
         outcome.faults.join(", ")
-    );
-    println!(
-        "with a stale read put in, {caught} of {} are not",
-        stale.len()
     );
     Ok(())
 }

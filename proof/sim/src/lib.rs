@@ -16,7 +16,7 @@
 //!
 //! * The brain is the code that runs in production, with the same order of events and actions
 //!   (`body`); everything around it is simulated.
-//! * A run depends on nothing but its seed: [`run::run`] of the same seed gives the same trace.
+//! * A run depends on nothing but its seed: [`Simulation::run`] of the same seed gives the same trace.
 //! * Faults come for some seconds, then all of them end, and the group must recover.
 //! * Each property is a file of [`invariants`].
 //! * In groups of two (`pair`) either links hold, and all properties must hold; or links fail, two
@@ -37,6 +37,7 @@ pub mod clock;
 pub mod copy;
 mod coverage;
 pub mod disk;
+pub mod expect;
 pub mod faults;
 pub mod guest;
 pub mod history;
@@ -68,6 +69,6 @@ mod work;
 
 pub use coverage::Coverage;
 pub use plover_replica::Canary;
-pub use run::{Outcome, run, run_many};
+pub use seeds::{Outcome, Simulation};
 pub use trace::TraceMode;
 pub use world::Options;

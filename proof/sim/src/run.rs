@@ -1,36 +1,62 @@
 //! Running seeds of protected groups.
 
-pub use crate::seeds::Outcome;
-
 use crate::panics::without_panic;
-use crate::seeds;
+use crate::seeds::{Outcome, Simulation, option_of};
 use crate::trace::TraceMode;
 use crate::world::{Options, World};
+use plover_replica::Canary;
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    let mut world = World::new(seed, options);
-    let ran = without_panic(|| world.run());
-    let (violation, coverage) = (world.violation.take(), std::mem::take(&mut world.coverage));
-    let passed = (world.plan.now(), world.plan.planned());
-    Outcome::new(seed, ran.map(|()| violation), coverage, world.trace, passed)
-}
+/// Bugs that can be put back, by name.
+pub const CANARIES: [(&str, Canary); 13] = [
+    ("vote-after-amnesia", Canary::VoteAfterAmnesia),
+    ("release-before-ack", Canary::ReleaseBeforeAck),
+    ("dirty-bits-lost", Canary::DirtyBitsLost),
+    ("subpage-missed", Canary::SubpageMissed),
+    ("ack-before-disks", Canary::AckBeforeDisks),
+    ("release-without-match", Canary::ReleaseWithoutMatch),
+    ("ignore-acks", Canary::IgnoreAcks),
+    ("trust-old-generation", Canary::TrustOldGeneration),
+    ("warm-forgets-syncs", Canary::WarmForgetsSyncs),
+    ("forget-numbers", Canary::ForgetNumbers),
+    ("never-doubt", Canary::NeverDoubt),
+    ("clock-alone", Canary::ClockAlone),
+    ("stale-compare", Canary::StaleCompare),
+];
 
-/// Runs a seed again to see its last lines.
-pub fn tail_of(seed: u64, options: &Options) -> Vec<String> {
-    let trace = TraceMode::Sum;
-    run(seed, &Options { trace, ..*options }).tail
-}
+impl Simulation for Options {
+    fn run(&self, seed: u64) -> Outcome {
+        let mut world = World::new(seed, self);
+        let ran = without_panic(|| world.run());
+        let (violation, coverage) = (world.violation.take(), std::mem::take(&mut world.coverage));
+        let passed = (world.plan.now(), world.plan.planned());
+        Outcome::new(seed, ran.map(|()| violation), coverage, world.trace, passed)
+    }
 
-/// Runs `count` seeds from `start` on `threads` threads; `each` sees every outcome as it comes
-/// and returns whether to go on.
-pub fn run_many(
-    start: u64,
-    count: u64,
-    threads: usize,
-    options: &Options,
-    each: impl FnMut(Outcome) -> bool + Send,
-) {
-    let seeds = start..start + count;
-    seeds::run_many(seeds, threads, |seed| run(seed, options), each);
+    fn traced(self, trace: TraceMode) -> Self {
+        Self { trace, ..self }
+    }
+
+    fn healthy(self) -> Self {
+        Self {
+            canary: Canary::None,
+            ..self
+        }
+    }
+
+    fn words(&self) -> String {
+        let mut words = option_of(&CANARIES, self.canary);
+        if self.replicas != Self::default().replicas {
+            words += &format!("--replicas {} ", self.replicas);
+        }
+        if self.cuts {
+            words += "--cuts ";
+        }
+        if let Some(preset) = self.policy {
+            words += &format!("--policy {} ", preset.name);
+        }
+        if let Some(time) = self.faults_for {
+            words += &format!("--minutes {} ", time.0 as f64 / 60e6);
+        }
+        words
+    }
 }

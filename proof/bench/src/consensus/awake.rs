@@ -6,7 +6,7 @@
 //! the idle class on each core keeps the core awake. It runs only when nothing else wants to, and any
 //! other thread takes its place at once. This is the same for every system.
 
-use super::children::Process;
+use crate::children::Process;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ use std::thread;
 pub(super) fn keep(folder: &Path) -> Result<Process> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("keep-awake");
-    Process::start(&mut command, &folder.join("awake.log"), false)
+    Process::logged(&mut command, &folder.join("awake.log"), false)
 }
 
 /// Spins on every core, for ever.

@@ -15,7 +15,6 @@
 //! A system that cannot run here is named, with the reason, and left out.
 
 mod awake;
-mod children;
 mod core_alone;
 mod floors;
 mod load;
@@ -23,7 +22,6 @@ mod measured;
 mod ours;
 mod peers;
 mod plan;
-mod progress;
 mod report;
 mod subject;
 
@@ -31,13 +29,12 @@ pub(crate) use awake::run as keep_awake;
 pub(crate) use ours::ReplicaOptions;
 pub(crate) use ours::replica::run as run_replica;
 
+use crate::children::{Scratch, check};
 use anyhow::{Context, Result, bail};
-use children::Scratch;
 use load::Spans;
 use plan::{FabricKind, Medium, Plan, Series, Setup, System};
-use progress::{Done, Progress};
 use report::Report;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use subject::Subject;
@@ -64,10 +61,6 @@ pub(crate) struct Options {
     /// A folder on the disk that is measured [default: beside the program's build].
     #[arg(long)]
     disk: Option<PathBuf>,
-    /// Go on with the run that was ended before it was done. It must be the same program, asked for
-    /// the same; only the rounds may differ.
-    #[arg(long)]
-    resume: bool,
     /// Let idle cores sleep. By default a spinner of the lowest class keeps them awake, so that
     /// no figure hangs on whether a wake-up met a sleeping core.
     #[arg(long)]
@@ -94,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
              'zookeeper', and '64 B' or '24 con'"
         );
     }
-    let built = built_folder()?;
+    let built = crate::report::folder()?;
     let disk = options.disk.clone().unwrap_or_else(|| built.clone());
     if is_tmpfs(&disk)? {
         bail!(
@@ -106,24 +99,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .out
         .clone()
         .unwrap_or_else(|| built.join("consensus"));
-    let how = (disk.as_path(), !options.let_sleep);
-    let (progress, done) = match options.resume {
-        true => Progress::resume(&out, &plan, how)?,
-        false => (Progress::begin(&out, &plan, how)?, Vec::new()),
-    };
-    children::watch_signals()?;
     let mut bench = Bench {
         memory: Scratch::new(Path::new(MEMORY))?,
         disk: Scratch::new(&disk)?,
         kept: BTreeMap::new(),
         failures: BTreeMap::new(),
         report: Report::new(&plan, &disk, !options.let_sleep),
-        progress,
-        done: BTreeSet::new(),
     };
-    for done in done.into_iter().filter(|it| it.round < plan.rounds) {
-        bench.add(&done);
-    }
     eprintln!(
         "{} series, {} rounds, at least {:.0} s",
         plan.series.len(),
@@ -141,30 +123,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         true => None,
         false => Some(awake::keep(&bench.memory.folder("awake")?)?),
     };
-    bench.rounds(&plan);
+    let done = bench.rounds(&plan);
     drop(awake);
-    let Bench {
-        report,
-        kept,
-        progress,
-        ..
-    } = bench;
+    let Bench { report, kept, .. } = bench;
     drop(kept);
+    // Of a run that was ended, too.
     report.write(&out)?;
-    progress.finish()
-}
-
-/// The folder `bench` beside that of the build's profile.
-fn built_folder() -> Result<PathBuf> {
-    let me = std::env::current_exe().context("cannot find this program's own file")?;
-    let target = me
-        .ancestors()
-        .nth(2)
-        .context("this program lies in no folder")?;
-    let folder = target.join("bench");
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot make {}", folder.display()))?;
-    Ok(folder)
+    done
 }
 
 fn is_tmpfs(folder: &Path) -> Result<bool> {
@@ -182,9 +147,6 @@ struct Bench {
     /// How often a system failed. Its earlier figures stay in the report.
     failures: BTreeMap<Setup, u32>,
     report: Report,
-    progress: Progress,
-    /// The series of each round that are done.
-    done: BTreeSet<(usize, Setup)>,
 }
 
 /// A system that fails is started anew in the next round, until it has failed this often. Then it is
@@ -192,7 +154,8 @@ struct Bench {
 const FAILURES_MAX: u32 = 2;
 
 impl Bench {
-    fn rounds(&mut self, plan: &Plan) {
+    /// All rounds. An error if it was ended by a signal.
+    fn rounds(&mut self, plan: &Plan) -> Result<()> {
         let start = Instant::now();
         for round in 0..plan.rounds {
             let mut series: Vec<_> = plan.series.iter().collect();
@@ -200,8 +163,7 @@ impl Bench {
                 series.reverse();
             }
             for (number, series) in series.iter().enumerate() {
-                let is_done = self.done.contains(&(round, series.setup));
-                if is_done || self.failures.get(&series.setup) >= Some(&FAILURES_MAX) {
+                if self.failures.get(&series.setup) >= Some(&FAILURES_MAX) {
                     continue;
                 }
                 eprintln!(
@@ -213,7 +175,9 @@ impl Bench {
                     plan.series.len(),
                     series.setup
                 );
-                if let Err(error) = self.series(plan, series, round) {
+                let done = self.series(plan, series, round);
+                check()?;
+                if let Err(error) = done {
                     eprintln!("        failed: {error:#}");
                     let failed = self.failures.entry(series.setup).or_default();
                     *failed += 1;
@@ -222,6 +186,7 @@ impl Bench {
                 }
             }
         }
+        Ok(())
     }
 
     fn series(&mut self, plan: &Plan, series: &Series, round: usize) -> Result<()> {
@@ -233,12 +198,8 @@ impl Bench {
             warm_up: plan.warm_up,
             span: plan.span,
         };
-        let mut done = Done {
-            setup: series.setup,
-            round,
-            loads: Vec::new(),
-        };
         for &load in &series.loads {
+            check()?;
             let measured = subject
                 .measure(load, spans)
                 .with_context(|| load.to_string())?;
@@ -249,21 +210,11 @@ impl Bench {
                 continue;
             }
             self.report.add(series.setup, load, round, measured);
-            done.loads.push((load, measured));
         }
-        self.progress.note(&done)?;
         if subject.outlives_the_round() {
             self.kept.insert(series.setup, subject);
         }
         Ok(())
-    }
-
-    /// Takes over the figures of an ended run.
-    fn add(&mut self, done: &Done) {
-        for &(load, measured) in &done.loads {
-            self.report.add(done.setup, load, done.round, measured);
-        }
-        self.done.insert((done.round, done.setup));
     }
 
     fn start(&self, setup: Setup) -> Result<Box<dyn Subject>> {
@@ -279,7 +230,6 @@ impl Bench {
             System::PloverClients => Box::new(ours::clients::Served::start(setup, &folder)?),
             System::Etcd => Box::new(peers::etcd::Etcd::start(&folder)?),
             System::ZooKeeper => Box::new(peers::zookeeper::ZooKeeper::start(&folder)?),
-            System::Raft => Box::new(peers::raft::InProcess::start()?),
         })
     }
 }

@@ -71,8 +71,6 @@ pub(crate) enum System {
     Etcd,
     /// ZooKeeper, clients on TCP connections.
     ZooKeeper,
-    /// The library `openraft`, three nodes in one process.
-    Raft,
 }
 
 impl fmt::Display for System {
@@ -85,7 +83,6 @@ impl fmt::Display for System {
             Self::PloverClients => f.pad("plover, clients on tcp"),
             Self::Etcd => f.pad("etcd"),
             Self::ZooKeeper => f.pad("ZooKeeper"),
-            Self::Raft => f.pad("openraft, in process"),
         }
     }
 }
@@ -232,11 +229,13 @@ fn series(
             add(System::Floor(FabricKind::Tcp), medium, 3, &[1]);
         }
         for &fabric in fabrics {
-            if medium == Medium::Memory {
+            // Of a software provider of libfabric, a floor would say nothing about the hardware.
+            let has_floor = medium == Medium::Memory && fabric != FabricKind::Ofi;
+            if has_floor {
                 add(System::PingPong(fabric), medium, 2, &[1]);
             }
             for &replicas in &sizes_of_groups {
-                if medium == Medium::Memory {
+                if has_floor {
                     add(System::Floor(fabric), medium, replicas, &[1]);
                 }
                 add(System::Plover(fabric), medium, replicas, &CONNECTIONS);
@@ -245,9 +244,6 @@ fn series(
         add(System::PloverClients, medium, 3, &CONNECTIONS);
         add(System::Etcd, medium, 3, &CONNECTIONS);
         add(System::ZooKeeper, medium, 3, &CONNECTIONS);
-        if medium == Medium::Memory {
-            add(System::Raft, medium, 3, &CONNECTIONS);
-        }
     }
     all
 }

@@ -5,17 +5,18 @@
 //! caches what was read of it. Then 5% of both changes: a part of the disk is written over, which
 //! changes as much of the memory that caches it. Right after that the leader is killed.
 
-use crate::lab::{own_name, plover, progress};
+use crate::children::spoken_progress;
+use crate::lab::{name, plover};
 use crate::machine::Machine;
 use crate::stats::Sample;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::trace::TraceEvent;
-use plover_lab::{Fault, Lab, Target};
-use std::io::{Read, Write};
+use plover_lab::{Fault, Lab};
+use plover_lab_proof::{ask_guest, role, wait_for};
+use std::io::Read;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 /// The guest's memory and its disk.
 const MEM_MIB: u32 = 1024;
@@ -27,9 +28,6 @@ const CHANGED_MIB: u64 = 77;
 /// Longer than the default: two guests that read and write a gigabyte leave the replicas of one machine
 /// little time for their loops, and failure detection is not measured here.
 const TIMEOUT_MS: u64 = 600;
-
-/// How long any step may take.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The figures of one kill.
 #[derive(Debug)]
@@ -87,14 +85,14 @@ fn one(warm: &str, image: &Path, scratch: &Path) -> Result<Kill> {
     let keys = format!("[group]\nwarm_witness = \"{warm}\"\ntimeout_ms = {TIMEOUT_MS}\n");
     std::fs::write(&overlay, keys)?;
     let options = Options {
-        name: own_name().parse().map_err(anyhow::Error::msg)?,
+        name: name(),
         mem_mib: Some(MEM_MIB),
         disks: vec![image.to_owned().into()],
         overlay: Some(overlay),
         program: Some(plover()),
         ..Options::default()
     };
-    let progress = progress()?;
+    let progress = spoken_progress();
     let lab = Lab::up(&options, &progress)?;
     let kill = kill_after_changes(&lab, warm != "off", &progress);
     lab.down()?;
@@ -104,10 +102,10 @@ fn one(warm: &str, image: &Path, scratch: &Path) -> Result<Kill> {
 fn kill_after_changes(lab: &Lab, warm: bool, progress: &Progress) -> Result<Kill> {
     progress.say("the guest reads its whole disk");
     in_guest(lab, "dd if=/dev/vda of=/dev/null bs=1M")?;
-    wait(progress, "the witness is warm", || {
+    wait_for(progress, "the witness is warm", || {
         Ok(!warm || behind(lab).is_some_and(|bytes| bytes < 16 << 20))
     })?;
-    wait(progress, "protected", || Ok(lab.status().protected))?;
+    wait_for(progress, "protected", || Ok(lab.status().protected))?;
     progress.say("the guest writes over a part of it");
     let from = DISK_MIB / 2;
     in_guest(
@@ -116,16 +114,16 @@ fn kill_after_changes(lab: &Lab, warm: bool, progress: &Progress) -> Result<Kill
             "dd if=/dev/vda of=/dev/vda bs=1M count={CHANGED_MIB} skip={from} conv=notrunc,fsync"
         ),
     )?;
-    wait(progress, "protected", || Ok(lab.status().protected))?;
+    wait_for(progress, "protected", || Ok(lab.status().protected))?;
     let behind = behind(lab).filter(|_| warm);
     let mut traces = lab.traces();
     traces.take();
-    let leader = lab.find(&Target::Role("leader".into()))?;
-    let heir = lab.find(&Target::Role("secondary".into()))?;
+    let leader = lab.find(&role("leader"))?;
+    let heir = lab.find(&role("secondary"))?;
     let before = copied(lab, heir)?;
     let killed_at = lab.fault(Fault::Kill, leader)?;
     let mut found: Option<TraceEvent> = None;
-    wait(progress, "protected again", || {
+    wait_for(progress, "protected again", || {
         let mut events = traces.take().into_iter();
         found = events.find(|event| event.what == "protected" && event.mono_us > killed_at);
         Ok(found.is_some())
@@ -158,44 +156,17 @@ fn behind(lab: &Lab) -> Option<u64> {
     copy.get("bytes_behind")?.as_u64()
 }
 
-fn wait(progress: &Progress, what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds()? {
-        if Instant::now() > deadline {
-            bail!("after {} s still not: {what}", PATIENCE.as_secs());
-        }
-        progress.sleep(Duration::from_millis(50))?;
-    }
-    Ok(())
-}
-
 /// Runs a command in the guest, on its console, to its end.
 fn in_guest(lab: &Lab, command: &str) -> Result<()> {
-    let leader = lab.find(&Target::Role("leader".into()))?;
-    let mut console = lab.control(leader).console()?;
     // The console echoes the typed command. The quotes make the echo differ from the output.
-    console.write_all(format!("{command} 2>/dev/null; echo do''ne $?\n").as_bytes())?;
-    console.set_read_timeout(Some(Duration::from_secs(1)))?;
-    let (mut said, mut part) = (String::new(), [0; 4096]);
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match console.read(&mut part) {
-            Ok(0) => bail!("the guest's console was closed"),
-            Ok(bytes) => said.push_str(&String::from_utf8_lossy(&part[..bytes])),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error).context("the guest's console"),
-        }
-        if let Some(status) = said
-            .split("done ")
-            .nth(1)
-            .filter(|rest| rest.contains('\n'))
-        {
-            ensure!(status.starts_with('0'), "`{command}` failed: {said}");
-            return Ok(());
-        }
-        ensure!(
-            Instant::now() < deadline,
-            "`{command}` does not end: {said}"
-        );
-    }
+    let said = ask_guest(
+        lab,
+        &format!("{command} 2>/dev/null; echo do''ne $? fin''ished"),
+        " finished",
+    )?;
+    ensure!(
+        said.contains("done 0 finished"),
+        "`{command}` failed: {said}"
+    );
+    Ok(())
 }

@@ -2,10 +2,27 @@
 
 use super::observe::Window;
 use crate::client::Measured;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-/// One workload under one policy in one round.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The result of one workload under one policy in one round.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Run {
+    pub round: u32,
+    pub workload: String,
+    pub policy: String,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    Measured(Box<Figures>),
+    /// It could not be measured: the reason, in the words of the program that refused.
+    Missing(String),
+}
+
+/// The figures of a measurement.
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figures {
     /// The client's figures; `None` without a client.
     pub client: Option<Measured>,

@@ -4,8 +4,8 @@ use super::figures::Figures;
 use super::guests;
 use super::observe::{Snapshot, Window};
 use super::workload::{Client, Workload};
+use crate::children::{Process, check};
 use crate::client::{Latency, Measured};
-use crate::interrupt::{Task, check};
 use crate::lab::Lab;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader, Read};
@@ -91,13 +91,13 @@ fn own(lab: &Lab, options: [String; 6]) -> Result<(Measured, Window)> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut task = Task::start(&mut command)?;
-    let child = task.child().context("it was just started")?;
+    let mut task = Process::start(&mut command)?;
+    let child = task.child();
     let pipes = child.stdout.take().zip(child.stderr.take());
     let (out, mut err) = pipes.context("its output is piped")?;
     let mut lines = BufReader::new(out).lines();
     let mut next = || lines.next().transpose();
-    let mut failed = |task: Task| -> Result<anyhow::Error> {
+    let mut failed = |task: Process| -> Result<anyhow::Error> {
         let mut said = String::new();
         err.read_to_string(&mut said)?;
         let status = task.wait()?;

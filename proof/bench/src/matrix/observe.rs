@@ -11,7 +11,7 @@
 
 use crate::lab::Lab;
 use anyhow::{Context, Result, ensure};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub(super) struct Snapshot {
 }
 
 /// The changes between two moments.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Window {
     /// Its length.
     pub seconds: f64,

@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::Duration;
 
-/// A run. All of this is in its report. A stopped run can go on if the plan is the same.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A run. All of this is in its report.
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Plan {
     /// How often everything is measured.
     pub rounds: u32,

@@ -4,7 +4,6 @@ fn options(change: impl FnOnce(&mut Options)) -> Options {
     let mut options = Options {
         quick: false,
         full: false,
-        anew: false,
         only: Vec::new(),
         rounds: None,
         seconds: None,
@@ -40,14 +39,4 @@ fn quick_is_bounded_and_what_is_asked_for_is_not() {
     );
     let wrong = options(|o| o.only = vec!["redis/paxos".parse().unwrap()]);
     assert!(super::plan(&wrong, &known, &known).is_err());
-}
-
-#[test]
-fn the_time_that_is_left_is_learnt() {
-    let mut spent = Spent::default();
-    assert_eq!(spent.lab(), LAB_GUESS);
-    spent.labs = [10, 20].map(Duration::from_secs).into();
-    assert_eq!(spent.lab(), Duration::from_secs(15));
-    assert_eq!(minutes(Duration::from_secs(119)), "119 s");
-    assert_eq!(minutes(Duration::from_secs(121)), "3 min");
 }

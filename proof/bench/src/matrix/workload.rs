@@ -149,11 +149,6 @@ pub(crate) const ALL: [Workload; 10] = [
     },
 ];
 
-/// The workload of this name.
-pub(crate) fn named(name: &str) -> Option<&'static Workload> {
-    ALL.iter().find(|workload| workload.name == name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,7 +156,8 @@ mod tests {
     #[test]
     fn names_are_their_own_and_guests_stand_together() {
         for (place, workload) in ALL.iter().enumerate() {
-            assert_eq!(named(workload.name).unwrap().what, workload.what);
+            let named = |other: &&Workload| other.name == workload.name;
+            assert_eq!(ALL.iter().filter(named).count(), 1, "{}", workload.name);
             let last = ALL.iter().rposition(|other| other.guest == workload.guest);
             let between = &ALL[place..=last.unwrap()];
             assert!(between.iter().all(|other| other.guest == workload.guest));

@@ -35,9 +35,7 @@ mod world;
 
 pub use coverage::REACHED;
 pub(crate) use plover_sim::panics::without_panic;
-pub use plover_sim::seeds::Outcome;
 pub use plover_sim::{Coverage, TraceMode};
-pub use run::{headline, run, run_many, tail_of};
 pub use world::Options;
 
 use apus::Canary;
@@ -51,9 +49,3 @@ pub const CANARIES: [(&str, Canary); 6] = [
     ("count-old-views", Canary::CountOldViews),
     ("skip-pre-vote", Canary::SkipPreVote),
 ];
-
-/// The name of a bug on the command line.
-pub fn canary_name(canary: Canary) -> Option<&'static str> {
-    let named = CANARIES.iter().find(|(_, known)| *known == canary);
-    named.map(|(name, _)| *name)
-}

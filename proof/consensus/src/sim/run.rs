@@ -1,46 +1,37 @@
 //! Running seeds of groups.
 
+use super::CANARIES;
 use super::world::{Options, World};
+use apus::Canary;
 use plover_sim::TraceMode;
 use plover_sim::panics::without_panic;
-use plover_sim::seeds::{self, Outcome};
+use plover_sim::seeds::{Outcome, Simulation, option_of};
 
-/// The violation of a seed and the command that repeats it; empty if there was none.
-pub fn headline(outcome: &Outcome, options: &Options) -> String {
-    let mut repeat = format!("./x sim --group --seed {} --trace", outcome.seed);
-    if let Some(replicas) = options.replicas {
-        repeat += &format!(" --replicas {replicas}");
+impl Simulation for Options {
+    fn run(&self, seed: u64) -> Outcome {
+        let mut world = World::new(seed, self);
+        let ran = without_panic(|| world.run());
+        let (violation, coverage) = (world.violation.take(), std::mem::take(&mut world.coverage));
+        let passed = (world.plan.now(), world.plan.planned());
+        Outcome::new(seed, ran.map(|()| violation), coverage, world.trace, passed)
     }
-    if let Some(name) = super::canary_name(options.canary) {
-        repeat += &format!(" --canary {name}");
+
+    fn traced(self, trace: TraceMode) -> Self {
+        Self { trace, ..self }
     }
-    outcome.headline(&repeat)
-}
 
-/// Runs one seed.
-pub fn run(seed: u64, options: &Options) -> Outcome {
-    let mut world = World::new(seed, options);
-    let ran = without_panic(|| world.run());
-    let (violation, coverage) = (world.violation.take(), std::mem::take(&mut world.coverage));
-    let passed = (world.plan.now(), world.plan.planned());
-    Outcome::new(seed, ran.map(|()| violation), coverage, world.trace, passed)
-}
+    fn healthy(self) -> Self {
+        Self {
+            canary: Canary::None,
+            ..self
+        }
+    }
 
-/// Runs a seed again to see its last lines.
-pub fn tail_of(seed: u64, options: &Options) -> Vec<String> {
-    let trace = TraceMode::Sum;
-    run(seed, &Options { trace, ..*options }).tail
-}
-
-/// Runs `count` seeds from `start` on `threads` threads; `each` sees every outcome as it comes
-/// and returns whether to go on.
-pub fn run_many(
-    start: u64,
-    count: u64,
-    threads: usize,
-    options: &Options,
-    each: impl FnMut(Outcome) -> bool + Send,
-) {
-    let seeds = start..start + count;
-    seeds::run_many(seeds, threads, |seed| run(seed, options), each);
+    fn words(&self) -> String {
+        let mut words = format!("--group {}", option_of(&CANARIES, self.canary));
+        if let Some(replicas) = self.replicas {
+            words += &format!("--replicas {replicas} ");
+        }
+        words
+    }
 }

@@ -1,10 +1,11 @@
 //! The storm: threads that write, flush and wait, each on a connection of its own that is never
 //! renewed.
 
-use super::audit::judge;
-use super::record::{Issue, Record};
+use super::audit::{audit, judge};
+use super::record::{Issue, Record, State};
 use super::{BLOCK_BYTES, BLOCKS_MAX};
 use anyhow::{Context, Result, bail, ensure};
+use plover_lab::Lab;
 use plover_types::SplitMix64;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddrV4, TcpStream};
@@ -93,6 +94,19 @@ impl Link {
     }
 }
 
+/// Reads back, through the guest of a lab, what a storm wrote.
+///
+/// # Errors
+/// An acknowledged write is lost or torn.
+pub fn read_back(lab: &Lab, state: &State) -> Result<()> {
+    let service = lab.service();
+    let mut link = lab.topology().client().run(|| Link::open(service))?;
+    let audit = audit(state, &mut link)?;
+    eprintln!("{audit}");
+    ensure!(audit.is_clean(), "{audit}");
+    Ok(())
+}
+
 /// A running storm.
 #[derive(Debug)]
 pub struct Storm {
@@ -104,6 +118,24 @@ pub struct Storm {
 }
 
 impl Storm {
+    /// Begins a storm of `writers` connections from the client's host of a lab, with a new record.
+    pub fn in_lab(lab: &Lab, writers: u64, record: &Path) -> Result<Self> {
+        let service = lab.service();
+        let links = lab
+            .topology()
+            .client()
+            .run(|| Link::open_many(service, writers))?;
+        Self::start(links, record, 1)
+    }
+
+    /// Ends it, and reads everything back.
+    ///
+    /// # Errors
+    /// A writer failed, or an acknowledged write is lost or torn.
+    pub fn settle(self, lab: &Lab) -> Result<()> {
+        read_back(lab, &self.finish()?.state())
+    }
+
     /// Begins a storm on these connections with a new record, or goes on with the record of an earlier
     /// storm on the same disk. `seed` decides the places and sizes of the writes.
     ///

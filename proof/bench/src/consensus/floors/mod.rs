@@ -5,8 +5,6 @@
 //! cost of consensus is the protocol's own.
 
 mod disk;
-#[cfg(feature = "ofi")]
-mod ofi;
 mod shm;
 mod tcp;
 
@@ -64,11 +62,7 @@ pub(super) fn start(setup: Setup, fabric: FabricKind, folder: &Path) -> Result<B
         (Medium::Memory, FabricKind::Shm) => Ok(Box::new(Floor(move |load: Load| {
             shm::Leader::start(backups, load.bytes)
         }))),
-        #[cfg(feature = "ofi")]
-        (Medium::Memory, FabricKind::Ofi) => Ok(Box::new(Floor(move |load: Load| {
-            ofi::Leader::start(backups, load.bytes)
-        }))),
-        (medium, fabric) => bail!("no floor of {fabric} on {medium} is built in"),
+        (medium, fabric) => bail!("there is no floor of {fabric} on {medium}"),
     }
 }
 

@@ -108,8 +108,4 @@ impl Connection for Client {
             _ => bail!("a reply of another version"),
         }
     }
-
-    async fn close(self) -> Result<()> {
-        Ok(())
-    }
 }

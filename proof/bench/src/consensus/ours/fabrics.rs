@@ -11,7 +11,7 @@ const GROUP: &str = "bench";
 
 /// The provider that every machine has, with which a replica can sleep.
 #[cfg(feature = "ofi")]
-pub(crate) const OFI_PROVIDER: &str = "tcp";
+const OFI_PROVIDER: &str = "tcp";
 
 pub(super) fn open(options: &ReplicaOptions) -> Result<Box<dyn Fabric + Send>> {
     let me = usize::from(options.me);

@@ -11,16 +11,16 @@
 //! ```
 
 pub(crate) mod clients;
-pub(crate) mod fabrics;
+mod fabrics;
 mod node;
 pub(crate) mod replica;
 
-use super::children::Process;
 use super::load::Spans;
 use super::measured::{CpuMeter, Measured};
 use super::peers::free_addresses;
 use super::plan::{FabricKind, Load, Medium, Setup};
 use super::subject::Subject;
+use crate::children::Process;
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -140,7 +140,7 @@ impl Group {
 
 impl Replica {
     fn start(command: &mut Command, log: &Path) -> Result<Self> {
-        let mut process = Process::start(command, log, true)?;
+        let mut process = Process::logged(command, log, true)?;
         let orders = process.child().stdin.take();
         let answers = process.child().stdout.take();
         Ok(Self {

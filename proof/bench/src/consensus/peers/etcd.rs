@@ -3,12 +3,12 @@
 //! gRPC is HTTP/2 with a five-byte head before each message, and `Put` carries two strings; a
 //! client library would add its own cost to every figure, and this one adds little.
 
-use super::super::children::Process;
 use super::super::load::{Connection, Spans, closed_loops, runtime};
 use super::super::measured::Measured;
 use super::super::plan::Load;
 use super::super::subject::Subject;
 use super::{await_leader, free_addresses};
+use crate::children::Process;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::client::SendRequest;
@@ -59,7 +59,7 @@ impl Etcd {
                 .args(["--initial-cluster", &cluster.join(",")])
                 .args(["--initial-cluster-state", "new", "--logger", "zap"]);
             let log = folder.join(format!("node{n}.log"));
-            nodes.push(Process::start(&mut command, &log, false)?);
+            nodes.push(Process::logged(&mut command, &log, false)?);
         }
         let question = "GET /metrics HTTP/1.0\r\n\r\n";
         let leads = |answer: &str| answer.lines().any(|line| line == "etcd_server_is_leader 1");
@@ -127,10 +127,6 @@ impl Connection for Client {
             Some(b"0") => Ok(()),
             _ => bail!("etcd refused: {trailers:?}"),
         }
-    }
-
-    async fn close(self) -> Result<()> {
-        Ok(())
     }
 }
 

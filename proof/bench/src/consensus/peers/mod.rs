@@ -5,8 +5,6 @@
 //! that a client of a follower would pay for.
 
 pub(crate) mod etcd;
-pub(crate) mod raft;
-mod raft_store;
 pub(crate) mod zookeeper;
 
 use anyhow::{Context, Result, bail};

@@ -3,12 +3,12 @@
 //! The nodes live through all rounds: a Java machine is slow until it has compiled its program, and a
 //! fresh one in each round would be measured at its slowest.
 
-use super::super::children::Process;
 use super::super::load::{Connection, Spans, closed_loops, runtime};
 use super::super::measured::Measured;
 use super::super::plan::Load;
 use super::super::subject::Subject;
 use super::{await_leader, free_addresses};
+use crate::children::Process;
 use anyhow::{Context, Result, bail};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -49,7 +49,7 @@ impl ZooKeeper {
                 .arg(config)
                 .current_dir(&data);
             let log = folder.join(format!("node{n}.log"));
-            nodes.push(Process::start(&mut command, &log, false)?);
+            nodes.push(Process::logged(&mut command, &log, false)?);
         }
         let leads = |answer: &str| answer.lines().any(|line| line == "Mode: leader");
         let leader = await_leader(clients, "srvr", leads, || {

@@ -48,16 +48,12 @@ impl Side {
 
 fn ratio(report: &Report, what: String, bound: Bound, over: Side, under: Side) -> Claim {
     // Only the rounds that have both figures.
-    let both = over.of(report).zip(under.of(report)).map(|(a, b)| {
-        let (mut over, mut under) = (Sample::default(), Sample::default());
-        for (round, figure) in &a {
-            if let Some(other) = b.get(round) {
-                over.push(*figure);
-                under.push(*other);
-            }
-        }
-        (over, under)
+    let both = over.of(report).zip(under.of(report)).map(|(mut a, mut b)| {
+        a.retain(|round, _| b.contains_key(round));
+        b.retain(|round, _| a.contains_key(round));
+        (a.into_values().collect(), b.into_values().collect())
     });
+    let both: Option<(Sample, Sample)> = both;
     let sides = both.as_ref().map_or_else(String::new, |(a, b)| {
         format!("{} / {}", over.words(a), under.words(b))
     });
@@ -215,15 +211,13 @@ fn nothing_allocated(report: &Report, fabric: FabricKind, bytes: usize) -> Claim
 }
 
 fn core_allocates_nothing(core: &CoreAlone) -> Claim {
-    let mut figures = Sample::default();
-    figures.push(core.allocations_per_entry);
     Claim {
         what: format!(
             "the core alone, {} entries a flush: allocations an entry",
             core.batch
         ),
         bound: Bound::AtMost(0.01),
-        figures: Some(figures),
+        figures: Some([core.allocations_per_entry].into_iter().collect()),
         sides: String::new(),
     }
 }

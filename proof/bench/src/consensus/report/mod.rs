@@ -25,11 +25,7 @@ struct Row {
 
 impl Row {
     fn sample(&self, figure: impl Fn(&Measured) -> f64) -> Sample {
-        let mut sample = Sample::default();
-        for measured in self.rounds.values() {
-            sample.push(figure(measured));
-        }
-        sample
+        self.rounds.values().map(figure).collect()
     }
 
     fn p50_us(&self) -> Sample {
@@ -44,28 +40,21 @@ impl Row {
         self.sample(|measured| measured.entries_per_s)
     }
 
+    /// A figure that some systems do not have.
+    fn known(&self, figure: impl Fn(&Measured) -> Option<f64>) -> Option<Sample> {
+        self.rounds.values().map(figure).collect()
+    }
+
     fn cpu_us(&self) -> Option<Sample> {
-        let known = self
-            .rounds
-            .values()
-            .all(|measured| measured.cpu_us.is_some());
-        known.then(|| self.sample(|measured| measured.cpu_us.unwrap_or(f64::NAN)))
+        self.known(|measured| measured.cpu_us)
     }
 
     fn allocations(&self) -> Option<Sample> {
-        let known = self
-            .rounds
-            .values()
-            .all(|measured| measured.allocations.is_some());
-        known.then(|| self.sample(|measured| measured.allocations.unwrap_or(f64::NAN)))
+        self.known(|measured| measured.allocations)
     }
 
     fn entries_per_sync(&self) -> Option<Sample> {
-        let known = self
-            .rounds
-            .values()
-            .all(|measured| measured.entries_per_sync.is_some());
-        known.then(|| self.sample(|measured| measured.entries_per_sync.unwrap_or(f64::NAN)))
+        self.known(|measured| measured.entries_per_sync)
     }
 }
 
@@ -101,7 +90,6 @@ impl Report {
         let versions = [
             ("etcd", version("etcd-server")),
             ("ZooKeeper", version("zookeeper")),
-            ("openraft", "0.9".into()),
         ];
         Self {
             machine: Machine::this(""),
@@ -158,7 +146,8 @@ impl Report {
         });
         self.claims = claims::all(&self);
         print!("{}", table::text(&self));
-        crate::report::write(folder, &self)
+        println!("{}", crate::report::save(folder, &self)?.display());
+        Ok(())
     }
 }
 

@@ -3,9 +3,8 @@
 mod claims;
 mod table;
 
-use super::figures::{Figures, METRICS, Metric};
+use super::figures::{Figures, METRICS, Metric, Outcome, Run};
 use super::plan::Plan;
-use super::state::{Outcome, Run};
 use super::workload::{self, Workload};
 use crate::claims::Claim;
 use crate::machine::Machine;
@@ -13,7 +12,7 @@ use crate::stats::Sample;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One workload under one policy, round by round.
 #[derive(Debug)]
@@ -27,9 +26,10 @@ struct Cell<'a> {
 
 /// All of a run.
 #[derive(Debug)]
-struct Report<'a> {
+pub(super) struct Report<'a> {
     plan: &'a Plan,
-    machine: &'a Machine,
+    machine: Machine,
+    runs: &'a [Run],
     cells: Vec<Cell<'a>>,
     claims: Vec<Claim>,
 }
@@ -103,7 +103,7 @@ impl Cell<'_> {
 }
 
 impl<'a> Report<'a> {
-    fn new(plan: &'a Plan, runs: &'a [Run], machine: &'a Machine) -> Self {
+    pub fn new(plan: &'a Plan, runs: &'a [Run], machine: Machine) -> Self {
         let mut cells: Vec<Cell<'a>> = Vec::new();
         // In the order of the plan. The runs may be in another order.
         for workload in &workload::ALL {
@@ -129,6 +129,7 @@ impl<'a> Report<'a> {
         let mut report = Self {
             plan,
             machine,
+            runs,
             cells,
             claims: Vec::new(),
         };
@@ -150,14 +151,26 @@ impl<'a> Report<'a> {
         all.filter(|(_, cells)| !cells.is_empty()).collect()
     }
 
-    fn json(&self, runs: &[Run]) -> Value {
+    /// Writes `report.json` into `folder`.
+    pub fn save(&self, folder: &Path) -> Result<PathBuf> {
+        crate::report::save(folder, &self.json())
+    }
+
+    /// Prints the tables, and writes `report.json` into `folder`.
+    pub fn print(&self, folder: &Path) -> Result<()> {
+        print!("{}", table::text(self));
+        println!("{}", self.save(folder)?.display());
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
         let cells = self.cells.iter().map(|cell| self.cell_json(cell));
         json!({
             "machine": self.machine,
             "plan": self.plan,
             "cells": cells.collect::<Vec<_>>(),
             "claims": self.claims,
-            "runs": runs,
+            "runs": self.runs,
         })
     }
 
@@ -195,13 +208,6 @@ impl<'a> Report<'a> {
 /// The policies that every other policy is compared with.
 const BASELINES: [&str; 2] = ["none", "vsmr"];
 
-/// Prints the tables, and writes `report.json` into `folder`.
-pub(super) fn write(plan: &Plan, runs: &[Run], machine: &Machine, folder: &Path) -> Result<()> {
-    let report = Report::new(plan, runs, machine);
-    print!("{}", table::text(&report));
-    crate::report::write(folder, &report.json(runs))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::figures::RATE;
@@ -235,8 +241,7 @@ mod tests {
     fn with_report(check: impl FnOnce(&Report<'_>)) {
         let mut plan = plan(&[]);
         plan.policies = ["none", "vsmr", "colo", "hybrid"].map(String::from).into();
-        let (runs, machine) = (runs(), Machine::this("tcg"));
-        check(&Report::new(&plan, &runs, &machine));
+        check(&Report::new(&plan, &runs(), Machine::this("tcg")));
     }
 
     #[test]
@@ -251,7 +256,7 @@ mod tests {
             assert_eq!(cell("none").sample(RATE).median(), 1500.0);
             assert_eq!(cell("vsmr").ratio(cell("none"), RATE).median(), 0.25);
             assert!(cell("colo").sample(RATE).is_empty());
-            let json = report.json(&[]);
+            let json = report.json();
             assert_eq!(
                 json["cells"][1]["figures"]["requests_per_s"]["over_none"],
                 0.25
