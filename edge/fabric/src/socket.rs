@@ -76,7 +76,7 @@ pub fn is_connected(socket: &TcpStream) -> io::Result<bool> {
 /// The address that a caller names a peer by.
 pub fn parse(address: &str) -> Result<SocketAddr, PeerError> {
     let parsed = address.parse();
-    parsed.map_err(|_| PeerError::Address(address.into()))
+    parsed.map_err(|_| PeerError(address.into()))
 }
 
 impl Connection<TcpStream> {

@@ -29,10 +29,8 @@ fn a_proposer_drives_the_turns_itself() {
     let mut leader = servers.remove(0);
     let others: Vec<_> = servers.into_iter().map(Running::start).collect();
     assert!(leader.wait_until_leading(PATIENCE).unwrap());
-    let mut answer = Vec::new();
     for sum in 1..=100u64 {
-        answer.clear();
-        leader.call(&[1], PATIENCE, &mut answer).unwrap().unwrap();
+        let (_, answer) = leader.append(&[1], PATIENCE).unwrap().unwrap();
         assert_eq!(answer, sum.to_le_bytes());
     }
     let tickets: Vec<_> = (0..50).map(|_| leader.submit(&[2]).unwrap()).collect();
@@ -92,7 +90,7 @@ fn the_log_stays_bounded_and_a_late_replica_takes_over_a_state() {
     };
     let mut group: Vec<_> = (0..3).map(open).collect();
     append(&mut group, &[1]);
-    turn_until(&mut group, |all| all[2].applied() > Index(0));
+    turn_until(&mut group, |all| all[2].report().applied > Index(0));
     drop(group.pop());
     for _ in 0..500 {
         append(&mut group, &[1; 1000]);

@@ -86,21 +86,6 @@ fn many_proposers_make_one_order_without_gaps() {
 }
 
 #[test]
-fn a_repeated_request_is_not_applied_again() {
-    let group = group(3);
-    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
-    let first = client.append(&[5]).unwrap();
-    let mut twin = Remote::new(group.addresses.clone(), PATIENCE).resume(client.session(), 0);
-    assert_eq!(twin.append(&[5]).unwrap(), first);
-    let mut answer = Vec::new();
-    client.call(&[1], &mut answer).unwrap();
-    assert_eq!(answer, 6u64.to_le_bytes());
-    let late = Remote::new(group.addresses.clone(), PATIENCE).resume(client.session(), 0);
-    assert!(matches!({ late }.append(&[5]), Err(RemoteError::Stale)));
-    group.stop();
-}
-
-#[test]
 fn the_log_is_read_from_every_replica_also_while_it_grows() {
     let group = group(3);
     let mut client = Remote::new(group.addresses.clone(), PATIENCE);

@@ -78,9 +78,8 @@ pub type OfiFabric = RingFabric<Ofi>;
 impl OfiFabric {
     /// Opens the provider and listens; starts to dial at the first `progress`.
     pub fn new(config: OfiConfig) -> Result<Self, OfiError> {
-        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let node = config.listen.ip().to_string();
         let (provider, waits) = open_provider(&config.provider, &node, config.spin)?;
         let transport = Ofi {

@@ -84,11 +84,9 @@ pub struct ShmConfig {
     pub peers: Vec<ReplicaId>,
     /// Where they meet.
     pub place: ShmPlace,
-    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
-    /// most half.
-    pub log_ring_bytes: usize,
-    /// Size of each bulk ring, likewise.
-    pub bulk_ring_bytes: usize,
+    /// Sizes of each log ring and of each bulk ring, the same on all replicas: multiples of 8. A
+    /// record takes at most half.
+    pub ring_bytes: [usize; 2],
     /// Whether to look for records for a while before the caller sleeps. It happens inside of
     /// [`Fabric::timeout`](crate::Fabric::timeout), for 30 µs at most.
     pub spin: Spin,
@@ -102,8 +100,7 @@ impl ShmConfig {
             me,
             peers,
             place: ShmPlace::default(),
-            log_ring_bytes: 4 << 20,
-            bulk_ring_bytes: 16 << 20,
+            ring_bytes: [4 << 20, 16 << 20],
             spin: Spin::Never,
         }
     }
@@ -112,9 +109,8 @@ impl ShmConfig {
 impl ShmFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: ShmConfig) -> Result<Self, FabricError> {
-        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().copied();
-        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let address = |id| Address::new(&config.place, &config.group, id);
         let listener = Listener::open(address(config.me)?)?;
         let peers = config.peers.iter().map(|&id| Ok((id, address(id)?)));
@@ -208,7 +204,7 @@ impl Transport for Shm {
     fn place(&self, peer: ReplicaId, _: &str) -> Result<Address, PeerError> {
         // Only an id of more digits can make the path too long now.
         let address = Address::new(&self.place, &self.group, peer);
-        address.map_err(|error| PeerError::Address(error.to_string()))
+        address.map_err(|error| PeerError(error.to_string()))
     }
 
     fn sender(greeting: &(Hello, Option<Offer>)) -> ReplicaId {

@@ -48,8 +48,8 @@ impl Address {
                 let digest = crc32c::crc32c(group.as_bytes());
                 let path = directory.join(format!("plover-{digest:08x}-{}.sock", id.0));
                 if path.as_os_str().len() > PATH_BYTES_MAX {
-                    return Err(FabricError::Socket {
-                        path: path.display().to_string(),
+                    return Err(FabricError::Listen {
+                        address: path.display().to_string(),
                         source: io::ErrorKind::InvalidInput.into(),
                         advice: "the path of a socket has at most 107 bytes: choose a shorter \
                                  directory",
@@ -95,8 +95,8 @@ pub struct Listener {
 impl Listener {
     /// Listens at `address`.
     pub fn open(address: Address) -> Result<Self, FabricError> {
-        Self::try_open(&address).map_err(|source| FabricError::Socket {
-            path: address.to_string(),
+        Self::try_open(&address).map_err(|source| FabricError::Listen {
+            address: address.to_string(),
             advice: match source.kind() {
                 io::ErrorKind::AddrInUse => {
                     "another process listens there: end it (is this replica running already?)"

@@ -31,8 +31,7 @@ fn new_group() -> String {
 
 fn open(group: &str, me: ReplicaId, others: &[ReplicaId]) -> ShmFabric {
     let mut config = ShmConfig::new(group, me, others.to_vec());
-    config.log_ring_bytes = RING_BYTES;
-    config.bulk_ring_bytes = RING_BYTES;
+    config.ring_bytes = [RING_BYTES; 2];
     ShmFabric::new(config).unwrap()
 }
 

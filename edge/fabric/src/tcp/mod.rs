@@ -62,11 +62,9 @@ pub struct TcpConfig {
     pub listen: SocketAddr,
     /// The other members and where they listen.
     pub peers: Vec<(ReplicaId, SocketAddr)>,
-    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
-    /// most half.
-    pub log_ring_bytes: usize,
-    /// Size of each bulk ring, likewise.
-    pub bulk_ring_bytes: usize,
+    /// Sizes of each log ring and of each bulk ring, the same on all replicas: multiples of 8. A
+    /// record takes at most half.
+    pub ring_bytes: [usize; 2],
 }
 
 impl TcpConfig {
@@ -82,8 +80,7 @@ impl TcpConfig {
             me,
             listen,
             peers,
-            log_ring_bytes: 8 << 20,
-            bulk_ring_bytes: 16 << 20,
+            ring_bytes: [8 << 20, 16 << 20],
         }
     }
 }
@@ -91,9 +88,8 @@ impl TcpConfig {
 impl TcpFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: TcpConfig) -> Result<Self, FabricError> {
-        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let transport = Tcp {
             scratch: vec![0; SCRATCH_BYTES],
         };

@@ -24,8 +24,7 @@ const PEER: Process = Process {
 fn open(directory: &str, me: ReplicaId) -> BoxedFabric {
     let mut config = ShmConfig::new("processes", me, vec![ReplicaId(1 - me.0)]);
     config.place = ShmPlace::Directory(directory.into());
-    config.log_ring_bytes = LOG_RING_BYTES;
-    config.bulk_ring_bytes = 256 << 10;
+    config.ring_bytes = [LOG_RING_BYTES, 256 << 10];
     Box::new(ShmFabric::new(config).unwrap())
 }
 

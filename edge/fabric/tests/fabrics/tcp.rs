@@ -217,7 +217,7 @@ fn an_address_in_use_is_said_clearly() {
     let mut maker = TcpMaker::new();
     let _first = maker.open(R0);
     let error = TcpFabric::new(maker.config(R0, How::default())).unwrap_err();
-    assert!(matches!(error, FabricError::Bind { .. }));
+    assert!(matches!(error, FabricError::Listen { .. }));
     let text = error.to_string();
     assert!(text.contains(&maker.addresses[0].to_string()), "{text}");
     assert!(text.contains("another process listens there"), "{text}");
@@ -241,14 +241,14 @@ fn impossible_configurations_are_refused() {
         FabricError::Member(_)
     ));
     assert!(matches!(
-        refuse(|c| c.log_ring_bytes = 100),
+        refuse(|c| c.ring_bytes[0] = 100),
         FabricError::Ring {
             lane: Lane::Log,
             ..
         }
     ));
     assert!(matches!(
-        refuse(|c| c.bulk_ring_bytes = 0),
+        refuse(|c| c.ring_bytes[1] = 0),
         FabricError::Ring {
             lane: Lane::Bulk,
             ..

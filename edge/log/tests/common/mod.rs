@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use plover_fabric::{TcpConfig, TcpFabric};
+use plover_fabric::{BoxedFabric, TcpConfig, TcpFabric};
 use plover_log::{Address, Config, Server, StateMachine, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -61,14 +61,14 @@ impl StateMachine for Sum {
 }
 
 /// A replica over TCP.
-pub fn tcp(me: usize, addresses: &[SocketAddr]) -> TcpFabric {
+pub fn tcp(me: usize, addresses: &[SocketAddr]) -> BoxedFabric {
     let all = addresses.iter().enumerate();
     let peers = all
         .filter(|(id, _)| *id != me)
         .map(|(id, address)| (ReplicaId(id as u8), *address))
         .collect();
     let config = TcpConfig::new("test", ReplicaId(me as u8), addresses[me], peers);
-    TcpFabric::new(config).expect("loopback works")
+    Box::new(TcpFabric::new(config).expect("loopback works"))
 }
 
 /// The configuration of replica `me` of `size`.

@@ -181,5 +181,5 @@ pub fn peers_come_and_go<M: Maker>(mut maker: M) {
     let down = FabricEvent::Down(R[0]);
     drive(&mut fabrics, |_, events| events[1].contains(&down));
     let wrong = fabrics[0].set_peer(ReplicaId(9), Some("nowhere"));
-    assert!(matches!(wrong, Ok(()) | Err(PeerError::Address(_))));
+    assert!(matches!(wrong, Ok(()) | Err(PeerError(_))));
 }
