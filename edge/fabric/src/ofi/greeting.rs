@@ -17,8 +17,8 @@
 use super::native::{Address, NAME_BYTES};
 use crate::Lane;
 use crate::context::No;
-use crate::hello::{HELLO_BYTES, Hello, NotHello, Refusal};
-use crate::socket::Message;
+use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
+use plover_types::ReplicaId;
 use std::fmt;
 
 /// First bytes of every connection; unlike those of the other fabrics.
@@ -60,7 +60,14 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    pub fn encode(&self) -> [u8; GREETING_BYTES] {
+    /// The session that it opens.
+    pub fn session(&self) -> crate::hello::Session {
+        self.lanes[Lane::Log.index()].session
+    }
+}
+
+impl Message<GREETING_BYTES> for Greeting {
+    fn encode(&self) -> [u8; GREETING_BYTES] {
         let mut out = [0; GREETING_BYTES];
         out[..MAGIC.len()].copy_from_slice(&MAGIC);
         for (n, hello) in self.lanes.iter().enumerate() {
@@ -82,8 +89,8 @@ impl Greeting {
     }
 
     /// The message in `bytes`. Of another version only the version can be relied on; it is the
-    /// first thing that [`refusal`](Self::refusal) looks at.
-    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
+    /// first thing that [`refusal`](Greet::refusal) looks at.
+    fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
         if bytes[..MAGIC.len()] != MAGIC {
             return Err(NotHello::Magic);
         }
@@ -117,12 +124,17 @@ impl Greeting {
             addresses: [address(0), address(1)],
         })
     }
+}
 
-    /// The reason against a link, `mine` being what this side says to that peer.
-    pub fn refusal(&self, mine: &Self) -> Option<No> {
+impl Greet for Greeting {
+    fn sender(&self) -> ReplicaId {
+        self.lanes[0].from
+    }
+
+    fn refusal(&self, mine: &Self) -> Option<No> {
         let lanes = self.lanes.iter().zip(&mine.lanes);
         let refusal = lanes
-            .filter_map(|(theirs, mine)| theirs.refusal(mine))
+            .filter_map(|(theirs, mine)| theirs.differs(mine))
             .next();
         match refusal {
             // If the providers differ, that is why it refused: this names them.
@@ -139,15 +151,10 @@ impl Greeting {
         }
     }
 
-    /// The session that it opens.
-    pub fn session(&self) -> crate::hello::Session {
-        self.lanes[Lane::Log.index()].session
-    }
-}
-
-impl Message<GREETING_BYTES> for Greeting {
-    fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
-        Self::decode(bytes)
+    fn refuse(&mut self, why: Refusal) {
+        for lane in &mut self.lanes {
+            lane.verdict = why as u8;
+        }
     }
 }
 
@@ -155,7 +162,6 @@ impl Message<GREETING_BYTES> for Greeting {
 mod tests {
     use super::*;
     use crate::hello::{GroupName, Session};
-    use plover_types::ReplicaId;
     use proptest::prelude::*;
 
     fn named(name: &str) -> ProviderName {
@@ -202,9 +208,7 @@ mod tests {
         asking.provider = named("shm");
         let why = asking.refusal(&answering).expect("refused");
         assert!(why.to_string().contains("'shm'"), "{why}");
-        for lane in &mut answering.lanes {
-            lane.verdict = why.verdict as u8;
-        }
+        answering.refuse(why.verdict);
         let why = answering.refusal(&asking).expect("refused");
         assert!(why.to_string().contains("'tcp;ofi_rxm'"), "{why}");
     }

@@ -37,19 +37,16 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use crate::context::{Context, Loss, No};
-use crate::door::Visitor;
+use crate::context::{Context, Loss};
 use crate::driver::{RingFabric, Transport};
-use crate::hello::{Hello, Refusal};
-use crate::peer::{Peer, Step};
+use crate::peer::Peer;
 use crate::spin::Spinner;
-use crate::{FabricError, Lane, PeerError, Spin};
+use crate::{FabricError, Lane, Spin};
 use channel::Channel;
-use handshake::Asked;
 use memory::Layout;
 use page::{Sleep, StatusPage};
 use plover_types::{Awaited, ReplicaId, ReplicaSet};
-use socket::{Address, Listener, Offer};
+use socket::{Address, Listener};
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::atomic::{Ordering, fence};
@@ -194,75 +191,6 @@ fn news(peers: &[Peer<Shm>], asked: ReplicaSet) -> ReplicaSet {
 }
 
 impl Transport for Shm {
-    const DIAL_EVERY: Duration = Duration::from_millis(100);
-    type Place = Address;
-    type Listener = Listener;
-    type Trying = Asked;
-    type Up = Channel;
-
-    /// A peer's address follows from its id, so the text is not looked at.
-    fn place(&self, peer: ReplicaId, _: &str) -> Result<Address, PeerError> {
-        // Only an id of more digits can make the path too long now.
-        let address = Address::new(&self.place, &self.group, peer);
-        address.map_err(|error| PeerError(error.to_string()))
-    }
-
-    fn sender(greeting: &(Hello, Option<Offer>)) -> ReplicaId {
-        greeting.0.from
-    }
-
-    fn check(&self, context: &Context, visitor: &Visitor<Listener>) -> Option<No> {
-        if !socket::is_same_user(&visitor.connection.socket) {
-            return Some(Refusal::User.into());
-        }
-        let (theirs, offer) = &visitor.greeting;
-        let refusal = theirs.refusal(&self.hello(context, theirs.from, theirs.session));
-        let memory = offer.is_none().then_some(Refusal::Memory);
-        refusal.or(memory).map(No::from)
-    }
-
-    fn refuse(&self, context: &Context, visitor: &Visitor<Listener>, why: &No) -> Result<(), Loss> {
-        let theirs = &visitor.greeting.0;
-        let mut mine = self.hello(context, theirs.from, theirs.session);
-        mine.verdict = why.verdict as u8;
-        Ok(socket::send(&visitor.connection.socket, &mine, None)?)
-    }
-
-    fn welcome(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        _: Option<Asked>,
-        visitor: Visitor<Listener>,
-        _: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        self.answer(context, peer, visitor)
-    }
-
-    fn dial(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        place: &Address,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        self.ask(context, peer, place, now)
-    }
-
-    fn advance(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Asked,
-        _: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        self.hear(context, peer, trying)
-    }
-
-    fn trying_until(trying: &Asked) -> (Instant, &'static str) {
-        trying.until()
-    }
-
     fn write(
         &mut self,
         _: &mut Context,
@@ -277,14 +205,13 @@ impl Transport for Shm {
         &mut self,
         context: &mut Context,
         up: &mut Channel,
-        _: ReplicaId,
         lane: Lane,
         _: Instant,
     ) -> Result<(), Loss> {
         up.serve(context, lane)
     }
 
-    fn attend(&mut self, context: &mut Context, up: &mut Channel) -> Result<(), Loss> {
+    fn tick(&mut self, context: &mut Context, up: &mut Channel, _: Instant) -> Result<(), Loss> {
         up.attend(context)
     }
 

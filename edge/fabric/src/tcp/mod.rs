@@ -30,19 +30,18 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use crate::context::{Context, Loss, No};
-use crate::door::{Connection, Visitor};
+use crate::context::{Context, Loss};
+use crate::door::Connection;
 use crate::driver::{RingFabric, Transport};
-use crate::hello::{HELLO_BYTES, Hello, NotHello};
-use crate::peer::{Peer, Step};
-use crate::socket::{ASK_EVERY, Message, TcpDoor, send};
-use crate::{FabricError, Lane, PeerError};
-use handshake::Trying;
+use crate::hello::Session;
+use crate::peer::Peer;
+use crate::socket::{ASK_EVERY, TcpDoor};
+use crate::{FabricError, Lane};
 use lane::LaneLink;
 use plover_types::ReplicaId;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// One read takes in up to this much of small frames.
 const SCRATCH_BYTES: usize = 256 << 10;
@@ -103,12 +102,6 @@ impl TcpFabric {
     }
 }
 
-impl Message<HELLO_BYTES> for Hello {
-    fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
-        Self::decode(bytes)
-    }
-}
-
 /// The state that only a TCP fabric has.
 #[derive(Debug)]
 pub struct Tcp {
@@ -127,7 +120,7 @@ impl Up {
     fn new(
         context: &Context,
         peer: ReplicaId,
-        session: crate::hello::Session,
+        session: Session,
         [log, bulk]: [Connection<TcpStream>; 2],
         now: Instant,
     ) -> io::Result<Self> {
@@ -140,75 +133,6 @@ impl Up {
 }
 
 impl Transport for Tcp {
-    const DIAL_EVERY: Duration = Duration::from_millis(250);
-    type Place = SocketAddr;
-    type Listener = TcpDoor<Hello, HELLO_BYTES>;
-    type Trying = Trying;
-    type Up = Up;
-
-    fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
-        crate::socket::parse(address)
-    }
-
-    fn sender(greeting: &Hello) -> ReplicaId {
-        greeting.from
-    }
-
-    fn check(&self, context: &Context, visitor: &Visitor<Self::Listener>) -> Option<No> {
-        let theirs = &visitor.greeting;
-        theirs.refusal(&answer(context, theirs)).map(No::from)
-    }
-
-    fn refuse(
-        &self,
-        context: &Context,
-        visitor: &Visitor<Self::Listener>,
-        why: &No,
-    ) -> Result<(), Loss> {
-        let mut mine = answer(context, &visitor.greeting);
-        mine.verdict = why.verdict as u8;
-        send(&visitor.connection.socket, &mine.encode())
-    }
-
-    fn is_continued(trying: &Trying, greeting: &Hello) -> bool {
-        matches!(trying, Trying::Half { session, .. } if *session == greeting.session)
-    }
-
-    fn welcome(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Option<Trying>,
-        visitor: Visitor<Self::Listener>,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        handshake::welcome(context, peer, trying, visitor, now)
-    }
-
-    fn dial(
-        &mut self,
-        context: &mut Context,
-        _: ReplicaId,
-        place: &SocketAddr,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        Ok(Step::Trying(Trying::dial(context, *place, now)?))
-    }
-
-    fn advance(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Trying,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        trying.advance(context, peer, now)
-    }
-
-    fn trying_until(trying: &Trying) -> (Instant, &'static str) {
-        trying.until()
-    }
-
     fn write(
         &mut self,
         context: &mut Context,
@@ -223,7 +147,6 @@ impl Transport for Tcp {
         &mut self,
         context: &mut Context,
         up: &mut Up,
-        _: ReplicaId,
         lane: Lane,
         _: Instant,
     ) -> Result<(), Loss> {
@@ -254,12 +177,4 @@ impl Transport for Tcp {
         let mut lanes = peers.iter().filter_map(Peer::up).flat_map(|up| &up.lanes);
         !context.events.is_empty() || lanes.any(LaneLink::wants_progress)
     }
-}
-
-/// This side's answer to a greeting if nothing speaks against it.
-fn answer(context: &Context, theirs: &Hello) -> Hello {
-    let mut lanes = Lane::ALL.into_iter();
-    // A lane that does not exist shows as a difference.
-    let lane = lanes.find(|lane| lane.index() == usize::from(theirs.lane));
-    context.hello_on(theirs.from, lane.unwrap_or(Lane::Log), theirs.session)
 }

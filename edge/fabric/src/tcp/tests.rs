@@ -5,6 +5,7 @@ use super::*;
 use crate::socket::SILENT_AFTER;
 use crate::{Fabric, FabricEvent};
 use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
 
 const R0: ReplicaId = ReplicaId(0);
 const R1: ReplicaId = ReplicaId(1);
