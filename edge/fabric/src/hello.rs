@@ -154,15 +154,8 @@ impl Refusal {
             Refusal::Memory,
             Refusal::Provider,
         ];
-        match verdict {
-            0 => None,
-            n => Some(
-                KNOWN
-                    .into_iter()
-                    .find(|r| *r as u8 == n)
-                    .unwrap_or(Self::Unknown),
-            ),
-        }
+        let known = KNOWN.into_iter().find(|it| *it as u8 == verdict);
+        (verdict != 0).then(|| known.unwrap_or(Self::Unknown))
     }
 }
 

@@ -1,15 +1,4 @@
-//! A peer and the link to it, for every fabric alike.
-//!
-//! ```text
-//!            ┌────────────┐  lower id: time to dial        ┌────────────┐
-//!     ┌─────►│    Down    │───────────────────────────────►│   Trying   │
-//!     │      └────────────┘  higher id: the peer greeted   └─────┬──────┘
-//!     │ any error, end, silence or damage, in any state          │ both sides agree,
-//!     │                                                          │ both lanes work
-//!     │      ┌────────────┐   event Up                           │
-//!     └──────┤     Up     │◄─────────────────────────────────────┘
-//! event Down └────────────┘
-//! ```
+//! A peer and the link to it, for every fabric alike. The crate's page draws the link's states.
 //!
 //! The lower id dials, so that a pair never makes two links. A greeting of a new session ends the
 //! old link at once: the peer has given it up, whatever this side still believes. Each session

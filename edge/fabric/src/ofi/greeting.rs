@@ -14,12 +14,11 @@
 //! unconnected endpoints do not show when the other end dies. The connection does both: it
 //! carries this message once each way, then a byte now and then, and its end is the link's end.
 
-use super::native::{Address, NAME_BYTES};
+use super::native::{Address, NAME_BYTES, provider_name};
 use crate::Lane;
 use crate::context::No;
 use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
 use plover_types::ReplicaId;
-use std::fmt;
 
 /// First bytes of every connection; unlike those of the other fabrics.
 const MAGIC: [u8; 8] = *b"PLOVERo\x01";
@@ -31,30 +30,13 @@ const ADDRESSES_AT: usize = PROVIDER_AT + PROVIDER_BYTES;
 const ADDRESS_BYTES: usize = 24 + NAME_BYTES;
 const CRC_AT: usize = GREETING_BYTES - 4;
 
-/// The provider that a side uses. Two providers cannot talk to each other.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ProviderName(pub [u8; PROVIDER_BYTES]);
-
-impl fmt::Display for ProviderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let used = self.0.iter().take_while(|&&byte| byte != 0).count();
-        let name = String::from_utf8_lossy(&self.0[..used]);
-        write!(f, "'{}'", name.escape_debug())
-    }
-}
-
-impl fmt::Debug for ProviderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// What one side says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The greeting of every fabric, once for each lane.
     pub lanes: [Hello; 2],
-    pub provider: ProviderName,
+    /// The provider that it uses. Two providers cannot talk to each other.
+    pub provider: [u8; PROVIDER_BYTES],
     /// Where the other side is to write, a lane each.
     pub addresses: [Address; 2],
 }
@@ -74,7 +56,7 @@ impl Message<GREETING_BYTES> for Greeting {
             let at = MAGIC.len() + n * HELLO_BYTES;
             out[at..at + HELLO_BYTES].copy_from_slice(&hello.encode());
         }
-        out[PROVIDER_AT..ADDRESSES_AT].copy_from_slice(&self.provider.0);
+        out[PROVIDER_AT..ADDRESSES_AT].copy_from_slice(&self.provider);
         for (n, address) in self.addresses.iter().enumerate() {
             let at = ADDRESSES_AT + n * ADDRESS_BYTES;
             let words = [address.key, address.base, address.name_bytes];
@@ -120,7 +102,7 @@ impl Message<GREETING_BYTES> for Greeting {
         };
         Ok(Self {
             lanes,
-            provider: ProviderName(std::array::from_fn(|i| bytes[PROVIDER_AT + i])),
+            provider: std::array::from_fn(|i| bytes[PROVIDER_AT + i]),
             addresses: [address(0), address(1)],
         })
     }
@@ -140,10 +122,11 @@ impl Greet for Greeting {
             // If the providers differ, that is why it refused: this names them.
             None | Some(Refusal::Provider) if self.provider != mine.provider => {
                 let words = format!(
-                    "it uses libfabric's provider {}, this replica {}: set the same `provider` on \
+                    "it uses libfabric's provider '{}', this replica '{}': set the same `provider` on \
                      all replicas (and run the same libfabric, if the names were resolved \
                      differently)",
-                    self.provider, mine.provider
+                    provider_name(&self.provider),
+                    provider_name(&mine.provider)
                 );
                 Some(No::because(Refusal::Provider, words))
             }
@@ -164,10 +147,10 @@ mod tests {
     use crate::hello::{GroupName, Session};
     use proptest::prelude::*;
 
-    fn named(name: &str) -> ProviderName {
+    fn named(name: &str) -> [u8; PROVIDER_BYTES] {
         let mut bytes = [0; PROVIDER_BYTES];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
-        ProviderName(bytes)
+        bytes
     }
 
     fn greeting(from: u8, to: u8) -> Greeting {

@@ -14,7 +14,7 @@
 
 use super::Ofi;
 use super::end::End;
-use super::greeting::{GREETING_BYTES, Greeting, ProviderName};
+use super::greeting::{GREETING_BYTES, Greeting};
 use super::native::{Address, NativeError};
 use crate::context::{Context, Loss};
 use crate::door::{Connection, Listen, Visitor};
@@ -65,7 +65,7 @@ impl Ofi {
     ) -> Greeting {
         Greeting {
             lanes: Lane::ALL.map(|lane| context.hello_on(peer, lane, session)),
-            provider: ProviderName(self.provider.traits.name),
+            provider: self.provider.traits.name,
             addresses,
         }
     }

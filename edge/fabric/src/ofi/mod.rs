@@ -63,8 +63,6 @@ use crate::{Lane, Spin};
 use end::End;
 use link::{Joined, Trying};
 use native::{Port, Provider};
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use wakeup::Pace;
@@ -92,11 +90,6 @@ impl OfiFabric {
         let listener = TcpDoor::open(config.listen)?;
         Ok(Self::assemble(context, transport, listener, config.peers)?)
     }
-
-    /// Where it listens for handshakes (the port, if the configuration left it to the kernel).
-    pub fn listen_address(&self) -> io::Result<SocketAddr> {
-        self.listener().address()
-    }
 }
 
 /// Opens a provider and finds out whether it can wake a sleeper.
@@ -108,7 +101,7 @@ fn open_provider(configured: &str, node: &str, spin: Spin) -> Result<(Provider, 
         source,
     };
     let provider = Provider::open(configured, node).map_err(refused)?;
-    let name = provider.traits.name();
+    let name = native::provider_name(&provider.traits.name);
     if provider.traits.immediate_bytes < 4 {
         return Err(OfiError::Unfit {
             provider: name,

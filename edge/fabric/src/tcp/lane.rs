@@ -140,8 +140,7 @@ impl LaneLink {
             self.inbox.filled(count);
         } else {
             let head = self.reader.head();
-            let fed = self.inbox.feed(&scratch[..count], &mut self.ring, head);
-            fed.map_err(|damage| Loss::Damage(damage.to_string()))?;
+            self.inbox.feed(&scratch[..count], &mut self.ring, head)?;
         }
         // A short read has emptied the socket; asking again would only cost a system call.
         Ok(if count < asked {
