@@ -63,7 +63,7 @@ fabric_contract!(shm, OfiMaker::new("shm", Spin::Adaptive));
 fn five_reach_each_other() {
     let mut maker = OfiMaker::new("tcp", Spin::Never);
     maker.addresses = free_addresses(5);
-    everyone_reaches_everyone(crate::group_of(5, maker));
+    everyone_reaches_everyone(5, maker);
 }
 
 #[test]
