@@ -96,6 +96,8 @@ mod socket;
 mod spin;
 mod stats;
 mod tcp;
+#[cfg(test)]
+mod tests;
 
 pub use api::{Attached, BoxedFabric, Fabric, FabricEvent, Lane, PeerError, WriteError};
 pub use driver::RingFabric;

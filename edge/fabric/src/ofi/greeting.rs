@@ -196,14 +196,6 @@ mod tests {
         assert!(why.to_string().contains("'tcp;ofi_rxm'"), "{why}");
     }
 
-    #[test]
-    fn another_ring_size_is_refused() {
-        let mut asking = greeting(0, 2);
-        asking.lanes[1].ring_bytes = 8192;
-        let why = asking.refusal(&greeting(2, 0));
-        assert_eq!(why, Some(Refusal::RingBytes.into()));
-    }
-
     proptest! {
         #[test]
         fn noise_never_panics(noise: Vec<u8>, magic: bool) {

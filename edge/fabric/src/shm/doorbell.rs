@@ -74,27 +74,6 @@ impl Doorbell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::{Awaited, ReplicaSet};
-
-    #[test]
-    fn a_sleep_is_seen_once_and_only_by_those_that_it_names() {
-        let me = ReplicaId(3);
-        let mut doorbell = Doorbell::new(make().unwrap()).unwrap();
-        let word = AtomicU64::new(0);
-        assert_eq!(doorbell.sleep_to_end(&word, me), None, "awake");
-        for (number, from, seen) in [
-            (7, ReplicaSet::ALL, true),
-            (8, ReplicaSet::of([me]), true),
-            (9, ReplicaSet(!ReplicaSet::of([me]).0), false),
-        ] {
-            let awaited = Awaited { from, count: 1 };
-            let sleep = Sleep { number, awaited };
-            word.store(sleep.word(), Ordering::Relaxed);
-            let first = doorbell.sleep_to_end(&word, me);
-            assert_eq!(first, seen.then_some(sleep));
-            assert_eq!(doorbell.sleep_to_end(&word, me), None, "once");
-        }
-    }
 
     #[test]
     fn a_descriptor_that_could_block_is_no_doorbell() {

@@ -247,41 +247,9 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
 
     fn layout(log: usize, bulk: usize) -> Layout {
         Layout::new([log, bulk].map(|bytes| Capacity::new(bytes).unwrap()))
-    }
-
-    #[test]
-    fn what_one_side_writes_the_other_reads() {
-        let layout = layout(72, 4096);
-        let (inbound, memory) = Inbound::create(layout).unwrap();
-        let outbound = Outbound::map(&memory, layout).unwrap();
-        outbound.write(Lane::Log, 70, b"xy");
-        outbound.write(Lane::Bulk, 0, b"bulk");
-        outbound.write(Lane::Bulk, 4095, b"e");
-        let read = |lane, offset, bytes| {
-            let mut into = vec![0; bytes];
-            inbound.ring(lane).copy_out(offset, &mut into);
-            into
-        };
-        assert_eq!(read(Lane::Log, 70, 2), b"xy");
-        assert_eq!(read(Lane::Bulk, 0, 4), b"bulk");
-        assert_eq!(read(Lane::Bulk, 4095, 1), b"e");
-        let cells = [
-            Cell::Tail(Lane::Log),
-            Cell::Tail(Lane::Bulk),
-            Cell::Head(Lane::Log),
-            Cell::Head(Lane::Bulk),
-        ];
-        for (n, cell) in cells.into_iter().enumerate() {
-            outbound.cell(cell).store(n as u64 + 1, Ordering::Release);
-        }
-        for (n, cell) in cells.into_iter().enumerate() {
-            let seen = inbound.cell(cell).load(Ordering::Acquire);
-            assert_eq!(seen, n as u64 + 1, "{cell:?}");
-        }
     }
 
     #[test]

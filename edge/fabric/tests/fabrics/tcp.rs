@@ -163,6 +163,10 @@ fn impossible_configurations_are_refused() {
     };
     assert!(matches!(refuse(|c| c.group.clear()), FabricError::Group(_)));
     assert!(matches!(
+        refuse(|c| c.group = "x".repeat(65)),
+        FabricError::Group(_)
+    ));
+    assert!(matches!(
         refuse(|c| c.peers[0].0 = R0),
         FabricError::Member(R0)
     ));
