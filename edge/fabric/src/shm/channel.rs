@@ -26,11 +26,11 @@ pub struct Channel {
     pub socket: OwnedFd,
     token: Token,
     /// Our own doorbell, held open for as long as the epoll watches it.
-    _own_doorbell: OwnedFd,
+    pub _own_doorbell: OwnedFd,
     inbound: Inbound,
-    outbound: Outbound,
+    pub outbound: Outbound,
     doorbell: Doorbell,
-    page: PeerPage,
+    pub page: PeerPage,
     writers: [RingWriter; 2],
     readers: [RingReader; 2],
     /// Delivery stopped at its bound: the ring may hold more records.
@@ -208,22 +208,6 @@ impl Channel {
     /// Whether `progress` would get on without the peer's doing anything.
     pub fn wants_progress(&self) -> bool {
         self.unrung > 0 || self.more.contains(&true)
-    }
-}
-
-#[cfg(test)]
-impl Channel {
-    pub fn outbound(&self) -> &Outbound {
-        &self.outbound
-    }
-
-    pub fn own_doorbell(&self) -> &OwnedFd {
-        &self._own_doorbell
-    }
-
-    /// The sleep on the peer's page.
-    pub fn sleep_seen(&self) -> u64 {
-        self.page.sleep().load(Ordering::Acquire)
     }
 }
 

@@ -36,13 +36,13 @@ impl Pair<Shm> {
     /// The peer writes to the victim's memory, past its own code.
     fn poke(&self, cell: Cell, value: u64) {
         self.peer_channel()
-            .outbound()
+            .outbound
             .cell(cell)
             .store(value, Ordering::Release);
     }
 
     fn scribble(&self, lane: Lane, offset: usize, bytes: &[u8]) {
-        self.peer_channel().outbound().write(lane, offset, bytes);
+        self.peer_channel().outbound.write(lane, offset, bytes);
     }
 
     fn peer_channel(&self) -> &channel::Channel {
@@ -184,7 +184,9 @@ fn one_of(ids: &[ReplicaId]) -> Awaited {
 #[test]
 fn only_those_that_are_to_end_a_sleep_see_it() {
     let mut pair = pair();
-    let sleep_seen = |pair: &Pair<Shm>| Sleep::read(pair.peer_channel().sleep_seen(), R0);
+    let sleep_seen = |pair: &Pair<Shm>| {
+        Sleep::read(pair.peer_channel().page.sleep().load(Ordering::Acquire), R0)
+    };
     for (peers, is_seen) in [
         (Some(one_of(&[])), false),
         (Some(one_of(&[R0])), true),
@@ -266,7 +268,7 @@ fn who_completes_the_number_rings() {
         assert_ne!(fabrics[0].timeout(), Some(Duration::ZERO));
         let rung = order.map(|place| {
             write(&mut fabrics, place);
-            let rings = fabrics[0].links().map(|it| rings_of(it.own_doorbell()));
+            let rings = fabrics[0].links().map(|it| rings_of(&it._own_doorbell));
             rings.sum::<u64>() > 0
         });
         assert_eq!(rung, rings, "{count} {early:?} {order:?}");
@@ -287,7 +289,7 @@ fn who_cannot_count_rings_at_once() {
     let _ = fabrics[0].timeout();
     fabrics[1].write(R0, Lane::Log, b"answer").unwrap();
     fabrics[1].flush();
-    assert_eq!(rings_of(fabrics[0].link().own_doorbell()), 1);
+    assert_eq!(rings_of(&fabrics[0].link()._own_doorbell), 1);
 }
 
 /// How often a doorbell was rung since it was last read.
@@ -306,19 +308,11 @@ fn those_on_other_cores_are_rung_first() {
         let mut only_here = CpuSet::new();
         only_here.set(here);
         sched_setaffinity(None, &only_here).unwrap();
-        let ids = [0, 1, 2, 3, 4].map(ReplicaId);
-        let (group, backups) = (new_group(), &ids[1..]);
-        let mut leader = open(&group, R0, backups);
-        let mut others: Vec<_> = backups.iter().map(|&me| open(&group, me, &[R0])).collect();
-        let mut events = vec![];
-        while !backups.iter().all(|&id| leader.is_up(id)) || !others.iter().all(|it| it.is_up(R0)) {
-            leader.progress(&mut events);
-            others.iter_mut().for_each(|it| it.progress(&mut events));
-        }
+        let (mut fabrics, _) = five();
         // An epoll reports eventfds in the order in which they were written.
         let doorbells = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        for (other, far) in others.iter().zip([false, true, false, true]) {
-            let doorbell = other.link().own_doorbell();
+        for (other, far) in fabrics[1..].iter().zip([false, true, false, true]) {
+            let doorbell = &other.link()._own_doorbell;
             let id = epoll::EventData::new_u64(other.me().0.into());
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&doorbells, doorbell, id, flags).unwrap();
@@ -327,10 +321,11 @@ fn those_on_other_cores_are_rung_first() {
             other.transport().page.poke_core(core);
         }
         let _ = epoll_events(&doorbells);
-        for &id in backups {
-            leader.write(id, Lane::Log, b"record").unwrap();
+        for id in 1..5 {
+            let written = fabrics[0].write(ReplicaId(id), Lane::Log, b"record");
+            written.unwrap();
         }
-        leader.flush();
+        fabrics[0].flush();
         epoll_events(&doorbells)
     });
     assert_eq!(rung.join().unwrap(), [2, 4, 1, 3]);

@@ -46,7 +46,7 @@ fn deafen(fd: RawFd) {
 
 fn cut(fabric: &TcpFabric) {
     for lane in &fabric.link().lanes {
-        deafen(lane.socket().as_raw_fd());
+        deafen(lane.socket.as_raw_fd());
     }
 }
 
@@ -84,7 +84,7 @@ fn a_busy_peer_is_not_cut_off() {
         busy.progress(&mut pair.at_lower);
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(busy.link().lanes.iter().any(LaneLink::is_blocked));
+    assert!(busy.link().lanes.iter().any(|lane| lane.blocked));
     let expected = busy.stats().bulk.bytes_out;
     pair.until(|it| it.higher.stats().bulk.bytes_in == expected);
     let lost = |event: &FabricEvent| matches!(event, FabricEvent::Down(_));

@@ -7,6 +7,7 @@ use plover_fabric::{Fabric, FabricError, FabricEvent, Lane, TcpConfig, TcpFabric
 use plover_types::ReplicaId;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 const R0: ReplicaId = ReplicaId(0);
@@ -49,29 +50,34 @@ fn connections_that_are_no_replicas_do_no_harm() {
     });
 }
 
-/// A relay that flips one byte after so many: the receiver notices, drops the link, and both
-/// come back over a connection that is whole.
-#[test]
-fn damage_ends_the_session_and_is_counted() {
+/// Two linked replicas, the first of which reaches the other one through a relay, and the relay's
+/// connections. Those of the first session are damaged at a byte, later ones are not.
+fn relayed(damage_at: Option<usize>) -> ([TcpFabric; 2], Receiver<TcpStream>) {
     let maker = TcpMaker::new();
     let relay = TcpListener::bind(free_addresses(1)[0]).unwrap();
     let mut config = maker.config(R0, How::default());
-    for (id, address) in &mut config.peers {
-        if *id == R1 {
-            *address = relay.local_addr().unwrap();
-        }
-    }
+    config.peers.retain(|(id, _)| *id == R1);
+    config.peers[0].1 = relay.local_addr().unwrap();
     let to = maker.addresses[1];
-    // The connections of the first session are damaged, later ones are not. The thread ends
-    // with the process.
+    let (hand_over, connections) = channel();
+    // The thread ends with the process.
     thread::spawn(move || {
         for (n, stream) in relay.incoming().enumerate() {
-            let damage_at = (n < 2).then_some(5000);
-            relay_both_ways(stream.unwrap(), to, damage_at);
+            let stream = stream.unwrap();
+            let _ = hand_over.send(stream.try_clone().unwrap());
+            relay_both_ways(stream, to, damage_at.filter(|_| n < 2));
         }
     });
     let mut fabrics = [open(config), open(maker.config(R1, How::default()))];
     drive(&mut fabrics, |_, events| both_up(events));
+    (fabrics, connections)
+}
+
+/// One byte is flipped on the way: the receiver notices, drops the link, and both come back over a
+/// connection that is whole.
+#[test]
+fn damage_ends_the_session_and_is_counted() {
+    let (mut fabrics, _) = relayed(Some(5000));
     for n in 0..20 {
         fabrics[0].write(R1, Lane::Log, &[n; 1000]).unwrap();
     }
@@ -120,23 +126,12 @@ fn relay_one_way(mut from: TcpStream, mut to: TcpStream, damage_at: Option<usize
 /// One lane lost is the link lost, and it comes back.
 #[test]
 fn losing_one_lane_takes_both_down() {
-    let maker = TcpMaker::new();
-    let relay = TcpListener::bind(free_addresses(1)[0]).unwrap();
-    let mut config = maker.config(R0, How::default());
-    config.peers.retain(|(id, _)| *id == R1);
-    config.peers[0].1 = relay.local_addr().unwrap();
-    let to = maker.addresses[1];
-    let (hand_over, first_lane) = std::sync::mpsc::channel();
-    thread::spawn(move || {
-        for stream in relay.incoming() {
-            let stream = stream.unwrap();
-            let _ = hand_over.send(stream.try_clone().unwrap());
-            relay_both_ways(stream, to, None);
-        }
-    });
-    let mut fabrics = [open(config), open(maker.config(R1, How::default()))];
-    drive(&mut fabrics, |_, events| both_up(events));
-    first_lane.recv().unwrap().shutdown(Shutdown::Both).unwrap();
+    let (mut fabrics, connections) = relayed(None);
+    connections
+        .recv()
+        .unwrap()
+        .shutdown(Shutdown::Both)
+        .unwrap();
     let again = |peer| vec![FabricEvent::Down(peer), FabricEvent::Up(peer)];
     drive(&mut fabrics, |_, events| events == [again(R1), again(R0)]);
     assert!(fabrics.iter().all(|it| it.stats().damaged == 0));
