@@ -1,7 +1,7 @@
 //! The fabric itself: what `tcp`, `shm` and `ofi` have in common, once.
 //!
 //! A fabric is a listener, peers with their links, and the turn that serves them all. The three
-//! kinds differ in their [`Transport`]: how a handshake goes, how bytes get into the peer's ring,
+//! kinds differ in their [`Handshake`], and in their [`Transport`]: how bytes get into the peer's ring,
 //! and how a sleeper is woken.
 
 use crate::context::{Context, Loss};
