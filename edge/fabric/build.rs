@@ -12,11 +12,8 @@ fn main() {
 
 #[cfg(feature = "ofi")]
 mod ofi {
-    use std::process::{Command, exit};
-
     pub fn build() {
         println!("cargo::rerun-if-changed=native");
-        println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");
         let mut build = cc::Build::new();
         build
             .file("native/ofi_shim.c")
@@ -24,37 +21,26 @@ mod ofi {
             .warnings(true)
             .extra_warnings(true)
             .cargo_warnings(true);
-        for folder in told("--cflags-only-I", "-I") {
-            build.include(folder);
-        }
+        // If it or its file is missing, the compiler looks in the usual places.
+        let found = pkg_config::Config::new()
+            .cargo_metadata(false)
+            .env_metadata(true)
+            .print_system_libs(false)
+            .print_system_cflags(false)
+            .probe("libfabric");
+        let found = found.map(|it| (it.include_paths, it.link_paths));
+        let (include_paths, link_paths) = found.unwrap_or_default();
+        build.includes(include_paths);
         if let Err(error) = build.try_compile("plover_ofi_shim") {
             println!(
                 "cargo::error=the feature `ofi` needs a C compiler and libfabric's headers \
                  (on Debian: 'apt-get install gcc libfabric-dev'): {error}"
             );
-            exit(1);
+            std::process::exit(1);
         }
-        for folder in told("--libs-only-L", "-L") {
-            println!("cargo::rustc-link-search=native={folder}");
+        for folder in link_paths {
+            println!("cargo::rustc-link-search=native={}", folder.display());
         }
         println!("cargo::rustc-link-lib=fabric");
-    }
-
-    /// The folders that pkg-config names with `flag`; none if it or its file is missing, as the
-    /// compiler then looks in the usual places.
-    fn told(flag: &str, prefix: &str) -> Vec<String> {
-        let output = Command::new("pkg-config")
-            .args([flag, "libfabric"])
-            .output();
-        let text = match output {
-            Ok(output) if output.status.success() => output.stdout,
-            _ => Vec::new(),
-        };
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let folders = text.split_whitespace();
-        folders
-            .filter_map(|word| word.strip_prefix(prefix))
-            .map(str::to_owned)
-            .collect()
     }
 }

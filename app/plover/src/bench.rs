@@ -76,7 +76,7 @@ fn replica(me: ReplicaId, replicas: u8) -> anyhow::Result<Server<LogOnly>> {
     let fabric = ShmFabric::new(ShmConfig::new(&group, me, others))?;
     Ok(Server::in_memory(
         Config::new(me, members),
-        fabric,
+        Box::new(fabric),
         LogOnly,
     )?)
 }

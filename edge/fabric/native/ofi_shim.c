@@ -351,18 +351,17 @@ int plover_ofi_port_connect(struct plover_ofi_port *port, const struct plover_of
 
 /* ---- data path ----------------------------------------------------------------------------- */
 
-int plover_ofi_inject(struct plover_ofi_port *port, uint64_t from, uint64_t bytes, uint64_t to,
-                      uint32_t immediate)
+int plover_ofi_inject(struct plover_ofi_port *port, uint64_t at, uint64_t bytes, uint32_t immediate)
 {
-    return (int)fi_inject_writedata(port->endpoint, port->outbound_memory + from, bytes, immediate,
-                                    port->peer, port->peer_base + to, port->peer_key);
+    return (int)fi_inject_writedata(port->endpoint, port->outbound_memory + at, bytes, immediate,
+                                    port->peer, port->peer_base + at, port->peer_key);
 }
 
-int plover_ofi_write(struct plover_ofi_port *port, uint64_t from, uint64_t bytes, uint64_t to,
-                     uint32_t immediate, uint64_t sequence, int signalled)
+int plover_ofi_write(struct plover_ofi_port *port, uint64_t at, uint64_t bytes, uint32_t immediate,
+                     uint64_t sequence, int signalled)
 {
-    struct iovec local = {port->outbound_memory + from, bytes};
-    struct fi_rma_iov remote = {port->peer_base + to, bytes, port->peer_key};
+    struct iovec local = {port->outbound_memory + at, bytes};
+    struct fi_rma_iov remote = {port->peer_base + at, bytes, port->peer_key};
     struct fi_msg_rma message = {
         .msg_iov = &local,
         .desc = &port->outbound_descriptor,

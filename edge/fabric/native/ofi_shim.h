@@ -57,10 +57,9 @@ int plover_ofi_port_wait_fd(const struct plover_ofi_port *port);
 int plover_ofi_port_try_wait(struct plover_ofi_port *port);
 int plover_ofi_port_connect(struct plover_ofi_port *port, const struct plover_ofi_address *peer);
 
-int plover_ofi_inject(struct plover_ofi_port *port, uint64_t from, uint64_t bytes, uint64_t to,
-                      uint32_t immediate);
-int plover_ofi_write(struct plover_ofi_port *port, uint64_t from, uint64_t bytes, uint64_t to,
-                     uint32_t immediate, uint64_t sequence, int signalled);
+int plover_ofi_inject(struct plover_ofi_port *port, uint64_t at, uint64_t bytes, uint32_t immediate);
+int plover_ofi_write(struct plover_ofi_port *port, uint64_t at, uint64_t bytes, uint32_t immediate,
+                     uint64_t sequence, int signalled);
 
 int plover_ofi_arrivals(struct plover_ofi_port *port, struct plover_ofi_event *events, int count);
 int plover_ofi_completions(struct plover_ofi_port *port, struct plover_ofi_event *events,

@@ -3,8 +3,6 @@
 use crate::FabricStats;
 use crate::poll::Token;
 use plover_types::{Awaited, ReplicaId};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::time::Timespec;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
@@ -31,16 +29,13 @@ pub enum WriteError {
     },
 }
 
-/// Why a peer could not be added or removed.
+/// Why a peer could not be added: correct its address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PeerError {
-    /// Restart the replica with the new peers, or use a fabric that can (`tcp`).
-    #[error("this fabric's peers are fixed when it starts: restart the replica with the new ones")]
-    Fixed,
-    /// Correct the address.
-    #[error("this fabric does not understand the address '{0}': correct it")]
-    Address(String),
-}
+#[error("this fabric does not understand the address '{0}': correct it")]
+pub struct PeerError(pub String);
+
+/// A fabric on any thread.
+pub type BoxedFabric = Box<dyn Fabric + Send>;
 
 /// An event that a fabric reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,10 +100,7 @@ pub trait Fabric {
     /// Adds a peer that listens at `address`, or removes it with `None`. A peer that is known at
     /// another address gets a new link; the old link, and that of a removed peer, is lost without an
     /// event.
-    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
-        let _ = (peer, address);
-        Err(PeerError::Fixed)
-    }
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError>;
 
     /// A descriptor that polls readable when `progress` has something to do (an epoll
     /// descriptor can be nested in the caller's own, level-triggered).
@@ -116,32 +108,16 @@ pub trait Fabric {
 
     /// Sleeps until `progress` has something to do, an attached descriptor is readable or
     /// `timeout` is over, which is at most [`timeout`](Self::timeout); call `progress` next. The
-    /// same as polling `wait_fd`, but in one system call instead of two where the fabric can.
-    fn wait(&mut self, timeout: Option<Duration>) {
-        // SAFETY: the fabric outlives the call and keeps its descriptor open.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.wait_fd()) };
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        });
-        // An interrupted wait is a short one.
-        let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
-    }
+    /// same as polling `wait_fd`, but in one system call instead of two.
+    fn wait(&mut self, timeout: Option<Duration>);
 
     /// Makes `wait` also end when a descriptor of the caller is readable, until that is closed;
-    /// `wait_fd` is then readable, too. Fails with `Unsupported` for a fabric that cannot: the caller
-    /// then polls both.
-    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
-        let _ = fd;
-        Err(io::ErrorKind::Unsupported.into())
-    }
+    /// `wait_fd` is then readable, too.
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached>;
 
     /// Whether an attached descriptor was readable when the last `wait` ended. Ask before
     /// `progress`.
-    fn is_readable(&self, attached: Attached) -> bool {
-        let _ = attached;
-        false
-    }
+    fn is_readable(&self, attached: Attached) -> bool;
 
     /// Names what is to end the next sleep: so many of these peers have written, or with `None` (the
     /// default) any peer has. Other records are found when the sleep ends, so the sleep should be short.
@@ -167,50 +143,5 @@ pub trait Fabric {
     fn refusal(&self, peer: ReplicaId) -> Option<String> {
         let _ = peer;
         None
-    }
-}
-
-impl<F: Fabric + ?Sized> Fabric for Box<F> {
-    fn write(&mut self, to: ReplicaId, lane: Lane, record: &[u8]) -> Result<(), WriteError> {
-        (**self).write(to, lane, record)
-    }
-    fn flush(&mut self) {
-        (**self).flush();
-    }
-    fn progress(&mut self, events: &mut Vec<FabricEvent>) {
-        (**self).progress(events);
-    }
-    fn recycle(&mut self, bytes: Vec<u8>) {
-        (**self).recycle(bytes);
-    }
-    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
-        (**self).set_peer(peer, address)
-    }
-    fn wait_fd(&self) -> RawFd {
-        (**self).wait_fd()
-    }
-    fn wait(&mut self, timeout: Option<Duration>) {
-        (**self).wait(timeout);
-    }
-    fn attach(&mut self, fd: BorrowedFd<'_>) -> io::Result<Attached> {
-        (**self).attach(fd)
-    }
-    fn is_readable(&self, attached: Attached) -> bool {
-        (**self).is_readable(attached)
-    }
-    fn wake_for(&mut self, awaited: Option<Awaited>) {
-        (**self).wake_for(awaited);
-    }
-    fn timeout(&self) -> Option<Duration> {
-        (**self).timeout()
-    }
-    fn record_bytes_max(&self, lane: Lane) -> usize {
-        (**self).record_bytes_max(lane)
-    }
-    fn stats(&self) -> FabricStats {
-        (**self).stats()
-    }
-    fn refusal(&self, peer: ReplicaId) -> Option<String> {
-        (**self).refusal(peer)
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::FabricError;
 use crate::context::{Context, Loss};
+use crate::hello::Greet;
 use crate::peer::HELLO_WITHIN;
 use crate::poll::{Interest, Token};
 use std::fmt::Debug;
@@ -22,7 +23,7 @@ pub trait Listen: AsFd + Debug {
     /// A greeting that has arrived in part.
     type Partial: Default + Debug;
     /// A whole one.
-    type Greeting;
+    type Greeting: Greet;
 
     /// The next connection and where it comes from, without blocking.
     fn accept(&self) -> io::Result<(Self::Socket, String)>;
@@ -32,6 +33,10 @@ pub trait Listen: AsFd + Debug {
         socket: &Self::Socket,
         partial: &mut Self::Partial,
     ) -> Result<Option<Self::Greeting>, Loss>;
+
+    /// Sends a greeting on a connection that has carried nothing this way yet, so that there is room
+    /// for it.
+    fn send(socket: &Self::Socket, greeting: &Self::Greeting) -> Result<(), Loss>;
 }
 
 /// A watched connection.

@@ -1,13 +1,13 @@
 //! The fabric itself: what `tcp`, `shm` and `ofi` have in common, once.
 //!
 //! A fabric is a listener, peers with their links, and the turn that serves them all. The three
-//! kinds differ in their [`Transport`]: how a handshake goes, how bytes get into the peer's ring,
+//! kinds differ in their [`Handshake`], and in their [`Transport`]: how bytes get into the peer's ring,
 //! and how a sleeper is woken.
 
-use crate::context::{Context, Loss, No};
+use crate::context::{Context, Loss};
 use crate::door::{Door, Listen, Visitor};
-use crate::hello::Refusal;
-use crate::peer::{Peer, Step};
+use crate::hello::{Greet, Refusal};
+use crate::peer::{HELLO_WITHIN, Peer, Step};
 use crate::poll::Interest;
 use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
 use plover_types::{Awaited, ReplicaId};
@@ -17,8 +17,8 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 use tracing::debug;
 
-/// The part of a fabric that each kind does its own way.
-pub trait Transport: Debug + Sized {
+/// How two replicas come to a link, for one kind of fabric.
+pub trait Handshake: Debug + Sized {
     /// The pace of dialling. It bounds how long a healed link stays unused.
     const DIAL_EVERY: Duration;
     /// Where a peer listens.
@@ -33,32 +33,22 @@ pub trait Transport: Debug + Sized {
     /// Where `peer` listens, by what the caller says of it.
     fn place(&self, peer: ReplicaId, address: &str) -> Result<Self::Place, PeerError>;
 
-    /// The replica that a greeting claims to come from.
-    fn sender(greeting: &<Self::Listener as Listen>::Greeting) -> ReplicaId;
-    /// The reason against a link with a visitor, membership aside.
-    fn check(&self, context: &Context, visitor: &Visitor<Self::Listener>) -> Option<No>;
-    /// Answers a visitor that no link comes of it.
-    fn refuse(
-        &self,
-        context: &Context,
-        visitor: &Visitor<Self::Listener>,
-        why: &No,
-    ) -> Result<(), Loss>;
+    /// This side's answer to a greeting if nothing speaks against it, without what is made only for a
+    /// link.
+    fn answer(&self, context: &Context, theirs: &GreetingOf<Self>) -> GreetingOf<Self>;
     /// Whether a greeting is part of the handshake that is under way, and does not supersede it.
-    fn is_continued(
-        trying: &Self::Trying,
-        greeting: &<Self::Listener as Listen>::Greeting,
-    ) -> bool {
+    fn is_continued(trying: &Self::Trying, greeting: &GreetingOf<Self>) -> bool {
         let _ = (trying, greeting);
         false
     }
-    /// Answers a visitor that is welcome. `trying` is the handshake that it continues.
+    /// Answers a visitor that is welcome with what `mine` says. `trying` is the handshake that it
+    /// continues.
     fn welcome(
         &mut self,
         context: &mut Context,
-        peer: ReplicaId,
         trying: Option<Self::Trying>,
         visitor: Visitor<Self::Listener>,
+        mine: GreetingOf<Self>,
         now: Instant,
     ) -> Result<Step<Self>, Loss>;
 
@@ -68,7 +58,6 @@ pub trait Transport: Debug + Sized {
         context: &mut Context,
         peer: ReplicaId,
         place: &Self::Place,
-        now: Instant,
     ) -> Result<Step<Self>, Loss>;
     /// Goes on with one.
     fn advance(
@@ -78,9 +67,18 @@ pub trait Transport: Debug + Sized {
         trying: Self::Trying,
         now: Instant,
     ) -> Result<Step<Self>, Loss>;
-    /// When a handshake has failed, and what did not come in time.
-    fn trying_until(trying: &Self::Trying) -> (Instant, &'static str);
+    /// How long a handshake may take from its beginning to what it waits for, and what that is.
+    fn patience(trying: &Self::Trying) -> (Duration, &'static str) {
+        let _ = trying;
+        (HELLO_WITHIN, "handshake")
+    }
+}
 
+/// The greeting of a kind of fabric.
+pub type GreetingOf<T> = <<T as Handshake>::Listener as Listen>::Greeting;
+
+/// The part of a fabric that each kind does its own way, besides the handshake.
+pub trait Transport: Handshake {
     /// Writes one record into the peer's ring; `false` if that is full.
     fn write(
         &mut self,
@@ -89,25 +87,17 @@ pub trait Transport: Debug + Sized {
         lane: Lane,
         record: &[u8],
     ) -> Result<bool, Loss>;
-    /// Takes in and delivers what has come from `peer` on one lane.
+    /// Takes in and delivers what has come on one lane.
     fn serve(
         &mut self,
         context: &mut Context,
         up: &mut Self::Up,
-        peer: ReplicaId,
         lane: Lane,
         now: Instant,
     ) -> Result<(), Loss>;
-    /// Hears what the connection of a link has to say besides records, such as its end.
-    fn attend(&mut self, context: &mut Context, up: &mut Self::Up) -> Result<(), Loss> {
-        let _ = (context, up);
-        Ok(())
-    }
-    /// Does what is due on a link that is up.
-    fn tick(&mut self, context: &mut Context, up: &mut Self::Up, now: Instant) -> Result<(), Loss> {
-        let _ = (context, up, now);
-        Ok(())
-    }
+    /// Hears what the connection of a link has to say besides records, such as its end, and does what
+    /// is due.
+    fn tick(&mut self, context: &mut Context, up: &mut Self::Up, now: Instant) -> Result<(), Loss>;
     /// When `tick` has something to do on a link that is up.
     fn due_at(up: &Self::Up) -> Option<Instant> {
         let _ = up;
@@ -201,15 +191,17 @@ impl<T: Transport> RingFabric<T> {
     fn greet(&mut self, now: Instant) {
         let (transport, context) = (&mut self.transport, &mut self.context);
         for visitor in self.door.serve(context, now) {
-            let from = T::sender(&visitor.greeting);
+            let mut mine = transport.answer(context, &visitor.greeting);
+            let from = visitor.greeting.sender();
             let mut peers = self.peers.iter_mut();
             let peer = peers.find(|peer| peer.id == from && from < context.me);
-            match (transport.check(context, &visitor), peer) {
-                (None, Some(peer)) => peer.welcome(transport, context, now, visitor),
+            match (visitor.greeting.refusal(&mine), peer) {
+                (None, Some(peer)) => peer.welcome(transport, context, now, visitor, mine),
                 (why, _) => {
                     let why = why.unwrap_or(Refusal::Identity.into());
                     context.refused(from, &visitor.address, &why, now);
-                    if let Err(loss) = transport.refuse(context, &visitor, &why) {
+                    mine.refuse(why.verdict);
+                    if let Err(loss) = T::Listener::send(&visitor.connection.socket, &mine) {
                         debug!(address = visitor.address, %loss, "a connection ended early");
                     }
                 }
@@ -268,15 +260,17 @@ impl<T: Transport> Fabric for RingFabric<T> {
                 peer.advance(&mut self.transport, &mut self.context, now);
             }
         }
+        // First of all, whether a link has ended: some providers of libfabric crash when they are asked
+        // for the news of a peer that is gone.
+        for peer in &mut self.peers {
+            peer.tick(&mut self.transport, &mut self.context, now);
+        }
         self.serve(now);
         if self.context.events.is_empty()
             && self.transport.spin(&self.context, &mut self.peers, now)
         {
             now = Instant::now();
             self.serve(now);
-        }
-        for peer in &mut self.peers {
-            peer.tick(&mut self.transport, &mut self.context, now);
         }
         let (context, peers) = (&mut self.context, &mut self.peers);
         self.transport.flush(context, peers, now);

@@ -25,21 +25,12 @@ pub enum FabricError {
         /// Why it is refused.
         source: BadCapacity,
     },
-    /// Change `listen`, or end what holds the address.
+    /// Change `listen` or the directory in which the replicas of a host meet, or end what listens
+    /// there.
     #[error("cannot listen for replicas on {address}: {source}; {advice}")]
-    Bind {
-        /// The configured address.
-        address: SocketAddr,
-        /// The kernel's answer.
-        source: io::Error,
-        /// The remedy.
-        advice: &'static str,
-    },
-    /// Change the directory in which the replicas of a host meet, or end what listens there.
-    #[error("cannot listen for replicas of this host at {path}: {source}; {advice}")]
-    Socket {
-        /// The unix socket's name.
-        path: String,
+    Listen {
+        /// The configured address, or the unix socket's name.
+        address: String,
         /// The kernel's answer.
         source: io::Error,
         /// The remedy.
@@ -74,8 +65,8 @@ impl FabricError {
             io::ErrorKind::PermissionDenied => "choose a port above 1023 or run with more rights",
             _ => "correct `listen`",
         };
-        Self::Bind {
-            address,
+        Self::Listen {
+            address: address.to_string(),
             source,
             advice,
         }

@@ -11,6 +11,7 @@
 //! The answer is sent even when it refuses, and says why, so that both operators read the
 //! cause in their own log. Magic and version stand first, in this version and all later ones.
 
+use crate::context::No;
 use crate::ring::Salt;
 use crate::{FabricError, Lane};
 use plover_types::ReplicaId;
@@ -98,6 +99,24 @@ impl fmt::Debug for GroupName {
     }
 }
 
+/// What one side says of itself when a connection begins, on any fabric.
+pub trait Greet: fmt::Debug + Sized {
+    /// The replica that it claims to come from.
+    fn sender(&self) -> ReplicaId;
+    /// The reason against a link, `mine` being what this side says to that peer.
+    fn refusal(&self, mine: &Self) -> Option<No>;
+    /// Makes it an answer that refuses.
+    fn refuse(&mut self, why: Refusal);
+}
+
+/// A greeting of `N` bytes.
+pub trait Message<const N: usize>: Greet {
+    /// The whole message.
+    fn encode(&self) -> [u8; N];
+    /// The message in these bytes.
+    fn decode(bytes: &[u8; N]) -> Result<Self, NotHello>;
+}
+
 /// Why a handshake was refused. The number is what travels as the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
@@ -135,15 +154,8 @@ impl Refusal {
             Refusal::Memory,
             Refusal::Provider,
         ];
-        match verdict {
-            0 => None,
-            n => Some(
-                KNOWN
-                    .into_iter()
-                    .find(|r| *r as u8 == n)
-                    .unwrap_or(Self::Unknown),
-            ),
-        }
+        let known = KNOWN.into_iter().find(|it| *it as u8 == verdict);
+        (verdict != 0).then(|| known.unwrap_or(Self::Unknown))
     }
 }
 
@@ -156,8 +168,8 @@ pub enum NotHello {
     Damaged,
 }
 
-impl Hello {
-    pub fn encode(&self) -> [u8; HELLO_BYTES] {
+impl Message<HELLO_BYTES> for Hello {
+    fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut out = [0; HELLO_BYTES];
         out[..8].copy_from_slice(&MAGIC);
         out[8] = self.version;
@@ -176,7 +188,7 @@ impl Hello {
 
     /// The message in `bytes`. Of another version only magic, version and what this version
     /// makes of the rest are there; [`Hello::version`] has to be looked at first.
-    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
+    fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         if bytes[..8] != MAGIC {
             return Err(NotHello::Magic);
@@ -201,11 +213,13 @@ impl Hello {
             },
         })
     }
+}
 
-    /// The reason against a link, `mine` being what this side says to that peer on that lane.
-    /// The peer's own verdict counts only when nothing on this side speaks against it: our own
-    /// comparison names the cause better.
-    pub fn refusal(&self, mine: &Hello) -> Option<Refusal> {
+impl Hello {
+    /// The difference that speaks against a link, `mine` being what this side says to that peer on
+    /// that lane. The peer's own verdict counts only when nothing on this side speaks against it: our
+    /// own comparison names the cause better.
+    pub fn differs(&self, mine: &Hello) -> Option<Refusal> {
         if self.version != mine.version {
             Some(Refusal::Version)
         } else if self.group != mine.group {
@@ -219,6 +233,20 @@ impl Hello {
         } else {
             Refusal::from_verdict(self.verdict)
         }
+    }
+}
+
+impl Greet for Hello {
+    fn sender(&self) -> ReplicaId {
+        self.from
+    }
+
+    fn refusal(&self, mine: &Self) -> Option<No> {
+        self.differs(mine).map(No::from)
+    }
+
+    fn refuse(&mut self, why: Refusal) {
+        self.verdict = why as u8;
     }
 }
 
@@ -251,7 +279,7 @@ mod tests {
     #[test]
     fn round_trips() {
         assert_eq!(Hello::decode(&hello().encode()), Ok(hello()));
-        assert_eq!(hello().refusal(&answer()), None);
+        assert_eq!(hello().differs(&answer()), None);
     }
 
     #[test]
@@ -274,7 +302,7 @@ mod tests {
         for (change, why) in changes {
             let mut theirs = hello();
             change(&mut theirs);
-            assert_eq!(theirs.refusal(&answer()), Some(why));
+            assert_eq!(theirs.differs(&answer()), Some(why));
         }
     }
 
@@ -287,13 +315,6 @@ mod tests {
             ..hello()
         };
         plover_types::forms::assert_form("handshake", &[hello.encode().to_vec()]);
-    }
-
-    #[test]
-    fn group_names_have_bounds() {
-        assert!(GroupName::new("").is_err());
-        assert!(GroupName::new(&"x".repeat(65)).is_err());
-        assert!(GroupName::new(&"x".repeat(64)).is_ok());
     }
 
     #[test]
@@ -316,7 +337,7 @@ mod tests {
                 part.copy_from_slice(&bytes);
             }
             if let Ok(hello) = Hello::decode(&whole) {
-                let _ = (hello.refusal(&answer()), hello.group.to_string());
+                let _ = (hello.differs(&answer()), hello.group.to_string());
             }
         }
 
@@ -324,7 +345,7 @@ mod tests {
         fn a_flipped_bit_is_never_accepted(bit in 0..HELLO_BYTES * 8) {
             let mut bytes = hello().encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let accepted = Hello::decode(&bytes).is_ok_and(|h| h.refusal(&answer()).is_none());
+            let accepted = Hello::decode(&bytes).is_ok_and(|h| h.differs(&answer()).is_none());
             prop_assert!(!accepted);
         }
     }

@@ -96,11 +96,13 @@ mod socket;
 mod spin;
 mod stats;
 mod tcp;
+#[cfg(test)]
+mod tests;
 
-pub use api::{Attached, Fabric, FabricEvent, Lane, PeerError, WriteError};
+pub use api::{Attached, BoxedFabric, Fabric, FabricEvent, Lane, PeerError, WriteError};
 pub use driver::RingFabric;
 pub use error::FabricError;
-pub use mixed::{BoxedFabric, Mixed};
+pub use mixed::Mixed;
 pub use shm::{ShmConfig, ShmFabric, ShmPlace};
 pub use spin::{Spin, UnknownSpin};
 pub use stats::{FabricStats, LaneStats};

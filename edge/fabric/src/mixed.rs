@@ -12,14 +12,14 @@
 //! is.
 
 use crate::poll::{Interest, Poll};
-use crate::{Attached, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError, WriteError};
+use crate::{
+    Attached, BoxedFabric, Fabric, FabricError, FabricEvent, FabricStats, Lane, PeerError,
+    WriteError,
+};
 use plover_types::{Awaited, ReplicaId};
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
-
-/// A fabric on any thread.
-pub type BoxedFabric = Box<dyn Fabric + Send>;
 
 /// Several fabrics as one.
 pub struct Mixed {
@@ -114,9 +114,7 @@ impl Fabric for Mixed {
     /// The first part reaches a peer that is added.
     fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
         let known = self.parts.iter().position(|p| p.peers.contains(&peer));
-        let Some(part) = self.parts.get_mut(known.unwrap_or(0)) else {
-            return Err(PeerError::Fixed);
-        };
+        let part = &mut self.parts[known.unwrap_or(0)];
         part.fabric.set_peer(peer, address)?;
         part.peers.retain(|id| *id != peer);
         if address.is_some() {

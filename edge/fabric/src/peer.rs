@@ -1,25 +1,14 @@
-//! A peer and the link to it, for every fabric alike.
-//!
-//! ```text
-//!            ┌────────────┐  lower id: time to dial        ┌────────────┐
-//!     ┌─────►│    Down    │───────────────────────────────►│   Trying   │
-//!     │      └────────────┘  higher id: the peer greeted   └─────┬──────┘
-//!     │ any error, end, silence or damage, in any state          │ both sides agree,
-//!     │                                                          │ both lanes work
-//!     │      ┌────────────┐   event Up                           │
-//!     └──────┤     Up     │◄─────────────────────────────────────┘
-//! event Down └────────────┘
-//! ```
+//! A peer and the link to it, for every fabric alike. The crate's page draws the link's states.
 //!
 //! The lower id dials, so that a pair never makes two links. A greeting of a new session ends the
 //! old link at once: the peer has given it up, whatever this side still believes. Each session
 //! starts with empty rings and a salt of its own. The steps of a
-//! handshake, and the work on a link that is up, are the [`Transport`]'s.
+//! handshake are the [`Handshake`]'s, the work on a link that is up is the [`Transport`]'s.
 
 use crate::Lane;
 use crate::context::{Context, Loss, No};
 use crate::door::Visitor;
-use crate::driver::Transport;
+use crate::driver::{GreetingOf, Handshake, Transport};
 use plover_types::ReplicaId;
 use std::time::{Duration, Instant};
 use tracing::debug;
@@ -38,13 +27,15 @@ pub struct Peer<T: Transport> {
     pub link: Link<T>,
     /// When the last dialling began.
     dialled_at: Option<Instant>,
+    /// When the last handshake began.
+    trying_since: Instant,
     /// When to dial next, while down.
     dial_at: Instant,
 }
 
 /// How far the link to a peer is.
 #[derive(Debug)]
-pub enum Link<T: Transport> {
+pub enum Link<T: Handshake> {
     Down,
     Trying(Box<T::Trying>),
     Up(Box<T::Up>),
@@ -52,7 +43,7 @@ pub enum Link<T: Transport> {
 
 /// The outcome of a step of a handshake.
 #[derive(Debug)]
-pub enum Step<T: Transport> {
+pub enum Step<T: Handshake> {
     /// It goes on.
     Trying(T::Trying),
     /// The link is up.
@@ -68,6 +59,7 @@ impl<T: Transport> Peer<T> {
             place,
             link: Link::Down,
             dialled_at: None,
+            trying_since: now,
             dial_at: now,
         }
     }
@@ -105,18 +97,14 @@ impl<T: Transport> Peer<T> {
         }
     }
 
-    /// Goes on with a handshake, or with what the connection of a link that is up has to say.
+    /// Goes on with a handshake.
     pub fn advance(&mut self, transport: &mut T, context: &mut Context, now: Instant) {
         match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Down => {}
             Link::Trying(trying) => {
                 let step = transport.advance(context, self.id, *trying, now);
                 self.take(context, now, step);
             }
-            Link::Up(up) => {
-                self.link = Link::Up(up);
-                self.with_up(context, now, |context, up| transport.attend(context, up));
-            }
+            other => self.link = other,
         }
     }
 
@@ -128,6 +116,7 @@ impl<T: Transport> Peer<T> {
         context: &mut Context,
         now: Instant,
         visitor: Visitor<T::Listener>,
+        mine: GreetingOf<T>,
     ) {
         let trying = match std::mem::replace(&mut self.link, Link::Down) {
             Link::Trying(trying) if T::is_continued(&trying, &visitor.greeting) => Some(*trying),
@@ -138,7 +127,10 @@ impl<T: Transport> Peer<T> {
                 None
             }
         };
-        let step = transport.welcome(context, self.id, trying, visitor, now);
+        if trying.is_none() {
+            self.trying_since = now;
+        }
+        let step = transport.welcome(context, trying, visitor, mine, now);
         self.take(context, now, step);
     }
 
@@ -160,19 +152,19 @@ impl<T: Transport> Peer<T> {
 
     /// Takes in and delivers what has come on one lane.
     pub fn serve(&mut self, transport: &mut T, context: &mut Context, now: Instant, lane: Lane) {
-        let id = self.id;
         self.with_up(context, now, |context, up| {
-            transport.serve(context, up, id, lane, now)
+            transport.serve(context, up, lane, now)
         });
     }
 
-    /// Does what is due by the clock: dials, gives up, looks for silence.
+    /// Does what is due by the clock: dials, gives up, looks for silence and for the link's end.
     pub fn tick(&mut self, transport: &mut T, context: &mut Context, now: Instant) {
         match &self.link {
             Link::Down if self.dials(context) && now >= self.dial_at => {
                 self.dialled_at = Some(now);
+                self.trying_since = now;
                 self.dial_at = now + T::DIAL_EVERY;
-                let step = transport.dial(context, self.id, &self.place, now);
+                let step = transport.dial(context, self.id, &self.place);
                 match step {
                     // No route, nobody there, no descriptor left: it is dialled again.
                     Err(loss) => {
@@ -183,8 +175,8 @@ impl<T: Transport> Peer<T> {
             }
             Link::Down => {}
             Link::Trying(trying) => {
-                let (due, what) = T::trying_until(trying);
-                if now >= due {
+                let (patience, what) = T::patience(trying);
+                if now >= self.trying_since + patience {
                     self.lose(context, now, &Loss::Late(what));
                 }
             }
@@ -198,7 +190,7 @@ impl<T: Transport> Peer<T> {
     pub fn due_at(&self, context: &Context) -> Option<Instant> {
         match &self.link {
             Link::Down => self.dials(context).then_some(self.dial_at),
-            Link::Trying(trying) => Some(T::trying_until(trying).0),
+            Link::Trying(trying) => Some(self.trying_since + T::patience(trying).0),
             Link::Up(up) => T::due_at(up),
         }
     }

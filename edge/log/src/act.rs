@@ -7,7 +7,7 @@ use crate::wire::Reply;
 use crate::{Counters, Error, Server, ServerError, StateMachine};
 use apus::{Command, Configuration, Entry, EntryKind, Event, Phase};
 use plover_fabric::Lane;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
+use plover_types::{Index, Micros, ReplicaId, Viewstamp};
 
 /// Bytes that an entry takes in the log besides its payload.
 const ENTRY_WEIGHT: usize = 64;
@@ -263,25 +263,15 @@ impl<M: StateMachine> Server<M> {
         self.core.status()
     }
 
-    /// The state machine. It reflects every entry up to [`applied`](Self::applied).
+    /// The state machine.
     pub fn machine(&self) -> &M {
         &self.state.machine
-    }
-
-    /// The last entry that the state machine reflects.
-    pub fn applied(&self) -> Index {
-        self.state.applied.index
     }
 
     /// Counts of what stable storage has written since this replica started. Zero without stable
     /// storage.
     pub fn stored(&self) -> Counters {
         self.stable.counters()
-    }
-
-    /// The peers to which there is a link.
-    pub fn links(&self) -> ReplicaSet {
-        self.linked
     }
 
     /// Begins a new log after every replica has lost the entries of the old one. Only the group's first

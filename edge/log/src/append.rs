@@ -50,7 +50,8 @@ impl<M: StateMachine> Server<M> {
     }
 
     /// Appends an entry and takes turns until it is committed and applied here, or `patience`
-    /// has run out ([`Error::Unknown`]).
+    /// has run out ([`Error::Unknown`]). Returns where it stands in the log, and the state machine's
+    /// answer.
     ///
     /// # Errors
     ///
@@ -59,17 +60,7 @@ impl<M: StateMachine> Server<M> {
         &mut self,
         entry: &[u8],
         patience: Duration,
-    ) -> Result<Result<Viewstamp, Error>, ServerError> {
-        self.call(entry, patience, &mut Vec::new())
-    }
-
-    /// [`append`](Self::append), and appends the state machine's answer to `answer`.
-    pub fn call(
-        &mut self,
-        entry: &[u8],
-        patience: Duration,
-        answer: &mut Vec<u8>,
-    ) -> Result<Result<Viewstamp, Error>, ServerError> {
+    ) -> Result<Result<(Viewstamp, Vec<u8>), Error>, ServerError> {
         let until = Instant::now() + patience;
         let ticket = loop {
             match self.submit(entry) {
@@ -84,8 +75,7 @@ impl<M: StateMachine> Server<M> {
         let place = self.submitted.place(ticket);
         let done = place.and_then(|place| self.submitted.completions.remove(place));
         Ok(done.map_or(Err(Error::Unknown), |done| {
-            answer.extend(done.answer);
-            done.result
+            done.result.map(|at| (at, done.answer))
         }))
     }
 

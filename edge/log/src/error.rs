@@ -94,7 +94,7 @@ fn advice(source: &io::Error) -> &'static str {
 }
 
 impl ServerError {
-    pub(crate) fn system(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
+    pub(crate) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System {
             what,
             source: source.into(),

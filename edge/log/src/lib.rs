@@ -69,7 +69,7 @@
 //! let finished = AtomicU8::new(0);
 //! let replica = |me| {
 //!     let others = ids.into_iter().filter(|id| *id != me).collect();
-//!     let fabric = ShmFabric::new(ShmConfig::new(group, me, others)).unwrap();
+//!     let fabric = Box::new(ShmFabric::new(ShmConfig::new(group, me, others)).unwrap());
 //!     let config = Config::new(me, ReplicaSet::of(ids));
 //!     let mut server = Server::in_memory(config, fabric, Counter::default()).unwrap();
 //!     if me == ids[0] {

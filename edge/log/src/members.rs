@@ -309,6 +309,7 @@ mod tests {
             let me = ReplicaId(me);
             let peers = told.iter().filter(|id| *id != me).collect();
             let fabric = ShmFabric::new(ShmConfig::new(name.clone(), me, peers)).expect("it opens");
+            let fabric = Box::new(fabric);
             let mut config = Config::new(me, told);
             config.addresses = told.iter().map(|id| (id, String::new())).collect();
             Server::in_memory(config, fabric, LogOnly).expect("it opens")

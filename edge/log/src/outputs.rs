@@ -288,20 +288,6 @@ mod tests {
     }
 
     #[test]
-    fn three_that_say_the_same_agree_to_the_last_byte() {
-        let sent = vec![1; 4000];
-        let mut check = OutputCheck::default();
-        for replica in R {
-            for piece in pieces(&sent, 100) {
-                check.report(replica, piece);
-            }
-        }
-        let verdict = verdict(&check);
-        assert_eq!((verdict.agreed, verdict.diverged), (4000, None));
-        assert_eq!(verdict.reported_by, ReplicaSet::of(R));
-    }
-
-    #[test]
     fn one_wrong_byte_is_found_in_its_piece_whoever_reports_first() {
         let right = vec![1; 6000];
         let mut wrong = right.clone();

@@ -213,19 +213,6 @@ impl Remote {
         }
     }
 
-    /// Continues the session named `session` after its request `number`. A program that kept both can
-    /// repeat a request after a crash of its own.
-    pub fn resume(mut self, session: u64, number: u64) -> Self {
-        self.session = session;
-        self.number = number;
-        self
-    }
-
-    /// The session's name.
-    pub fn session(&self) -> u64 {
-        self.session
-    }
-
     /// Appends an entry, once, and waits until it is committed.
     pub fn append(&mut self, entry: &[u8]) -> Result<Viewstamp, RemoteError> {
         self.call(entry, &mut Vec::new())

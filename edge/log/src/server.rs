@@ -23,7 +23,7 @@ use crate::replicated::Replicated;
 use crate::stable::Stable;
 use crate::{Config, Error, ServerError, StateMachine};
 use apus::{Apus, Command, EntryKind, Event, ProposeError, Start};
-use plover_fabric::{Attached, Fabric, FabricEvent, Lane};
+use plover_fabric::{Attached, BoxedFabric, FabricEvent, Lane};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ const ENTRY_OVERHEAD_MAX: usize = 192 + ENVELOPE_BYTES_MAX;
 pub struct Server<M> {
     pub(crate) config: Config,
     pub(crate) core: Apus,
-    pub(crate) fabric: Box<dyn Fabric + Send>,
+    pub(crate) fabric: BoxedFabric,
     pub(crate) stable: Stable,
     pub(crate) state: Replicated<M>,
     pub(crate) commands: Vec<Command>,
@@ -54,8 +54,8 @@ pub struct Server<M> {
     pub(crate) proposals: Proposals,
     pub(crate) submitted: Submitted,
     pub(crate) clients: Clients,
-    /// `clients` in the fabric's own wait, if it has one.
-    pub(crate) attached: Option<Attached>,
+    /// `clients` in the fabric's own wait.
+    pub(crate) attached: Attached,
     /// Connections whose next request waits for room in the log.
     pub(crate) stalled: Vec<ConnectionId>,
     /// Clients that read the log can be sent more at once.
@@ -91,13 +91,9 @@ impl<M> std::fmt::Debug for Server<M> {
 impl<M: StateMachine> Server<M> {
     /// A replica whose log lives in memory and that remembers nothing. If all replicas of a
     /// group end, the group begins anew with an empty log.
-    pub fn in_memory(
-        config: Config,
-        fabric: impl Fabric + Send + 'static,
-        machine: M,
-    ) -> Result<Self, ServerError> {
+    pub fn in_memory(config: Config, fabric: BoxedFabric, machine: M) -> Result<Self, ServerError> {
         let stable = Stable::default();
-        Self::open(config, Box::new(fabric), machine, (stable, Start::Fresh))
+        Self::open(config, fabric, machine, (stable, Start::Fresh))
     }
 
     /// A replica that keeps in `dir` what [`Config::durability`] asks for: with `Memory` its
@@ -111,13 +107,13 @@ impl<M: StateMachine> Server<M> {
     /// cannot be read.
     pub fn in_directory(
         config: Config,
-        fabric: impl Fabric + Send + 'static,
+        fabric: BoxedFabric,
         machine: M,
         dir: &Path,
         group: &str,
     ) -> Result<Self, ServerError> {
         let (stable, start, snapshot) = Stable::open(dir, group, &config)?;
-        let mut server = Self::open(config, Box::new(fabric), machine, (stable, start))?;
+        let mut server = Self::open(config, fabric, machine, (stable, start))?;
         if let Some(snapshot) = snapshot {
             let group = server.state.restore(&snapshot, server.core.generation());
             let unusable = |why| ServerError::Snapshot {
@@ -135,7 +131,7 @@ impl<M: StateMachine> Server<M> {
 
     fn open(
         config: Config,
-        mut fabric: Box<dyn Fabric + Send>,
+        mut fabric: BoxedFabric,
         machine: M,
         (stable, start): (Stable, Start),
     ) -> Result<Self, ServerError> {
@@ -164,7 +160,8 @@ impl<M: StateMachine> Server<M> {
             let watched = waker.map_or(Ok(()), |waker| clients.watch(waker));
             watched.map_err(ServerError::system("watch an eventfd"))?;
         }
-        let attached = fabric.attach(clients.epoll.as_fd()).ok();
+        let attached = fabric.attach(clients.epoll.as_fd());
+        let attached = attached.map_err(ServerError::system("watch an epoll descriptor"))?;
         let mut server = Self {
             core: Apus::new(core, start, Micros(1)),
             state: Replicated::new(machine, config.group(), config.check_outputs),
@@ -227,7 +224,7 @@ impl<M: StateMachine> Server<M> {
     /// Sleeps until something happens, at most for `patience`, and deals with it.
     pub fn turn(&mut self, patience: Option<Duration>) -> Result<(), ServerError> {
         self.settle()?;
-        self.sleep(patience)?;
+        self.sleep(patience);
         self.take_records()?;
         self.take_stored()?;
         self.take_remote();

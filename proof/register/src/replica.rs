@@ -2,12 +2,14 @@
 
 use crate::registers::Registers;
 use anyhow::Context;
-use plover_fabric::{Fabric, FabricEvent, FabricStats, TcpConfig, TcpFabric, WriteError};
+use plover_fabric::{
+    Attached, Fabric, FabricEvent, FabricStats, PeerError, TcpConfig, TcpFabric, WriteError,
+};
 use plover_log::{Address, Config, Durability, Server};
 use plover_types::{Lane, Micros, ReplicaId, ReplicaSet};
 use std::io::BufRead;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -46,8 +48,20 @@ impl Fabric for Cuttable {
         let kept = events.split_off(before);
         events.extend(kept.into_iter().filter(|event| !is_lost(event)));
     }
+    fn set_peer(&mut self, peer: ReplicaId, address: Option<&str>) -> Result<(), PeerError> {
+        self.inner.set_peer(peer, address)
+    }
     fn wait_fd(&self) -> RawFd {
         self.inner.wait_fd()
+    }
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.inner.wait(timeout);
+    }
+    fn attach(&mut self, fd: BorrowedFd<'_>) -> std::io::Result<Attached> {
+        self.inner.attach(fd)
+    }
+    fn is_readable(&self, attached: Attached) -> bool {
+        self.inner.is_readable(attached)
     }
     fn timeout(&self) -> Option<Duration> {
         let often = Duration::from_millis(20);
@@ -84,11 +98,11 @@ pub fn run(
     let others = others.map(|(it, address)| (id(it), *address)).collect();
     let fabric = TcpConfig::new("register", id(me.into()), peers[usize::from(me)], others);
     let (sender, orders) = channel();
-    let fabric = Cuttable {
+    let fabric = Box::new(Cuttable {
         inner: TcpFabric::new(fabric)?,
         orders,
         cut: ReplicaSet::default(),
-    };
+    });
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let order = line.split_once(' ');

@@ -24,12 +24,10 @@ pub struct OfiConfig {
     /// Whether to look for a while before sleeping. A provider that cannot wake a sleeper is
     /// refused with [`Spin::Never`]; with [`Spin::Adaptive`] it is looked at again and again.
     pub spin: Spin,
-    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
-    /// most half. A link takes twice this of memory here: the ring, and the copy that outgoing
-    /// writes are taken from. RDMA hardware pins both.
-    pub log_ring_bytes: usize,
-    /// Size of each bulk ring, likewise.
-    pub bulk_ring_bytes: usize,
+    /// Sizes of each log ring and of each bulk ring, the same on all replicas: multiples of 8. A
+    /// record takes at most half. A link takes twice this of memory here: the ring, and the copy that
+    /// outgoing writes are taken from. RDMA hardware pins both.
+    pub ring_bytes: [usize; 2],
 }
 
 impl OfiConfig {
@@ -48,8 +46,7 @@ impl OfiConfig {
             peers,
             provider: provider.into(),
             spin: Spin::default(),
-            log_ring_bytes: 8 << 20,
-            bulk_ring_bytes: 16 << 20,
+            ring_bytes: [8 << 20, 16 << 20],
         }
     }
 }

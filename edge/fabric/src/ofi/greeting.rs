@@ -14,12 +14,11 @@
 //! unconnected endpoints do not show when the other end dies. The connection does both: it
 //! carries this message once each way, then a byte now and then, and its end is the link's end.
 
-use super::native::{Address, NAME_BYTES};
+use super::native::{Address, NAME_BYTES, provider_name};
 use crate::Lane;
 use crate::context::No;
-use crate::hello::{HELLO_BYTES, Hello, NotHello, Refusal};
-use crate::socket::Message;
-use std::fmt;
+use crate::hello::{Greet, HELLO_BYTES, Hello, Message, NotHello, Refusal};
+use plover_types::ReplicaId;
 
 /// First bytes of every connection; unlike those of the other fabrics.
 const MAGIC: [u8; 8] = *b"PLOVERo\x01";
@@ -31,43 +30,33 @@ const ADDRESSES_AT: usize = PROVIDER_AT + PROVIDER_BYTES;
 const ADDRESS_BYTES: usize = 24 + NAME_BYTES;
 const CRC_AT: usize = GREETING_BYTES - 4;
 
-/// The provider that a side uses. Two providers cannot talk to each other.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ProviderName(pub [u8; PROVIDER_BYTES]);
-
-impl fmt::Display for ProviderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let used = self.0.iter().take_while(|&&byte| byte != 0).count();
-        let name = String::from_utf8_lossy(&self.0[..used]);
-        write!(f, "'{}'", name.escape_debug())
-    }
-}
-
-impl fmt::Debug for ProviderName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// What one side says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The greeting of every fabric, once for each lane.
     pub lanes: [Hello; 2],
-    pub provider: ProviderName,
+    /// The provider that it uses. Two providers cannot talk to each other.
+    pub provider: [u8; PROVIDER_BYTES],
     /// Where the other side is to write, a lane each.
     pub addresses: [Address; 2],
 }
 
 impl Greeting {
-    pub fn encode(&self) -> [u8; GREETING_BYTES] {
+    /// The session that it opens.
+    pub fn session(&self) -> crate::hello::Session {
+        self.lanes[Lane::Log.index()].session
+    }
+}
+
+impl Message<GREETING_BYTES> for Greeting {
+    fn encode(&self) -> [u8; GREETING_BYTES] {
         let mut out = [0; GREETING_BYTES];
         out[..MAGIC.len()].copy_from_slice(&MAGIC);
         for (n, hello) in self.lanes.iter().enumerate() {
             let at = MAGIC.len() + n * HELLO_BYTES;
             out[at..at + HELLO_BYTES].copy_from_slice(&hello.encode());
         }
-        out[PROVIDER_AT..ADDRESSES_AT].copy_from_slice(&self.provider.0);
+        out[PROVIDER_AT..ADDRESSES_AT].copy_from_slice(&self.provider);
         for (n, address) in self.addresses.iter().enumerate() {
             let at = ADDRESSES_AT + n * ADDRESS_BYTES;
             let words = [address.key, address.base, address.name_bytes];
@@ -82,8 +71,8 @@ impl Greeting {
     }
 
     /// The message in `bytes`. Of another version only the version can be relied on; it is the
-    /// first thing that [`refusal`](Self::refusal) looks at.
-    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
+    /// first thing that [`refusal`](Greet::refusal) looks at.
+    fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
         if bytes[..MAGIC.len()] != MAGIC {
             return Err(NotHello::Magic);
         }
@@ -113,25 +102,31 @@ impl Greeting {
         };
         Ok(Self {
             lanes,
-            provider: ProviderName(std::array::from_fn(|i| bytes[PROVIDER_AT + i])),
+            provider: std::array::from_fn(|i| bytes[PROVIDER_AT + i]),
             addresses: [address(0), address(1)],
         })
     }
+}
 
-    /// The reason against a link, `mine` being what this side says to that peer.
-    pub fn refusal(&self, mine: &Self) -> Option<No> {
+impl Greet for Greeting {
+    fn sender(&self) -> ReplicaId {
+        self.lanes[0].from
+    }
+
+    fn refusal(&self, mine: &Self) -> Option<No> {
         let lanes = self.lanes.iter().zip(&mine.lanes);
         let refusal = lanes
-            .filter_map(|(theirs, mine)| theirs.refusal(mine))
+            .filter_map(|(theirs, mine)| theirs.differs(mine))
             .next();
         match refusal {
             // If the providers differ, that is why it refused: this names them.
             None | Some(Refusal::Provider) if self.provider != mine.provider => {
                 let words = format!(
-                    "it uses libfabric's provider {}, this replica {}: set the same `provider` on \
+                    "it uses libfabric's provider '{}', this replica '{}': set the same `provider` on \
                      all replicas (and run the same libfabric, if the names were resolved \
                      differently)",
-                    self.provider, mine.provider
+                    provider_name(&self.provider),
+                    provider_name(&mine.provider)
                 );
                 Some(No::because(Refusal::Provider, words))
             }
@@ -139,15 +134,10 @@ impl Greeting {
         }
     }
 
-    /// The session that it opens.
-    pub fn session(&self) -> crate::hello::Session {
-        self.lanes[Lane::Log.index()].session
-    }
-}
-
-impl Message<GREETING_BYTES> for Greeting {
-    fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Self, NotHello> {
-        Self::decode(bytes)
+    fn refuse(&mut self, why: Refusal) {
+        for lane in &mut self.lanes {
+            lane.verdict = why as u8;
+        }
     }
 }
 
@@ -155,13 +145,12 @@ impl Message<GREETING_BYTES> for Greeting {
 mod tests {
     use super::*;
     use crate::hello::{GroupName, Session};
-    use plover_types::ReplicaId;
     use proptest::prelude::*;
 
-    fn named(name: &str) -> ProviderName {
+    fn named(name: &str) -> [u8; PROVIDER_BYTES] {
         let mut bytes = [0; PROVIDER_BYTES];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
-        ProviderName(bytes)
+        bytes
     }
 
     fn greeting(from: u8, to: u8) -> Greeting {
@@ -189,46 +178,17 @@ mod tests {
     }
 
     #[test]
-    fn round_trips() {
-        let there = greeting(0, 2);
-        let arrived = Greeting::decode(&there.encode()).unwrap();
-        assert_eq!(arrived, there);
-        assert_eq!(arrived.refusal(&greeting(2, 0)), None);
-    }
-
-    #[test]
     fn another_provider_is_named_on_both_sides() {
         let (mut asking, mut answering) = (greeting(0, 2), greeting(2, 0));
         asking.provider = named("shm");
         let why = asking.refusal(&answering).expect("refused");
         assert!(why.to_string().contains("'shm'"), "{why}");
-        for lane in &mut answering.lanes {
-            lane.verdict = why.verdict as u8;
-        }
+        answering.refuse(why.verdict);
         let why = answering.refusal(&asking).expect("refused");
         assert!(why.to_string().contains("'tcp;ofi_rxm'"), "{why}");
     }
 
-    #[test]
-    fn another_ring_size_is_refused() {
-        let mut asking = greeting(0, 2);
-        asking.lanes[1].ring_bytes = 8192;
-        let why = asking.refusal(&greeting(2, 0));
-        assert_eq!(why, Some(Refusal::RingBytes.into()));
-    }
-
     proptest! {
-        #[test]
-        fn noise_never_panics(noise: Vec<u8>, magic: bool) {
-            let mut bytes = [0; GREETING_BYTES];
-            let noise = noise.iter().cycle().take(GREETING_BYTES);
-            bytes.iter_mut().zip(noise).for_each(|(to, from)| *to = *from);
-            if magic {
-                bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
-            }
-            let _ = Greeting::decode(&bytes).map(|g| g.refusal(&greeting(2, 0)));
-        }
-
         #[test]
         fn a_flipped_bit_is_never_accepted(bit in 0..GREETING_BYTES * 8) {
             let mut bytes = greeting(0, 2).encode();

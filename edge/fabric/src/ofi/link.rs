@@ -16,42 +16,30 @@ use super::Ofi;
 use super::end::End;
 use super::greeting::{GREETING_BYTES, Greeting};
 use super::native::{Address, NativeError};
-use crate::Lane;
 use crate::context::{Context, Loss};
-use crate::door::Connection;
-use crate::driver::Transport;
-use crate::hello::Session;
-use crate::peer::{HELLO_WITHIN, Step};
+use crate::door::{Connection, Listen, Visitor};
+use crate::driver::Handshake;
+use crate::hello::{Greet, Session};
+use crate::peer::Step;
 use crate::poll::Interest;
-use crate::socket::{self, ASK_EVERY, Partial, Silence, send};
+use crate::socket::{ASK_EVERY, Dial, Silence, TcpDoor, parse};
+use crate::{Lane, PeerError};
 use plover_types::ReplicaId;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// From the handshake to the first doorbells. Providers connect their endpoints meanwhile.
+/// From the start of a handshake to the first doorbells. Providers connect their endpoints meanwhile.
 const JOIN_WITHIN: Duration = Duration::from_secs(3);
 
 /// A link that is not up yet.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "it is boxed where it is kept")]
 pub enum Trying {
-    /// This side dialled.
-    Dialing {
-        connection: Connection<TcpStream>,
-        since: Instant,
-        asked: Option<Asked>,
-    },
+    /// This side dialled. It opens its ports when it greets.
+    Dialing(Dial<Greeting, GREETING_BYTES>, Option<[End; 2]>),
     /// Both sides have said where to write.
     Joining(Joined),
-}
-
-/// A greeting that this side has sent, and the ports that it names.
-#[derive(Debug)]
-pub struct Asked {
-    mine: Greeting,
-    ends: [End; 2],
-    answer: Partial<GREETING_BYTES>,
 }
 
 /// Both sides have said where to write.
@@ -60,111 +48,30 @@ pub struct Joined {
     // Before the connection: a peer that sees it end may rely on the ports being closed.
     pub ends: [End; 2],
     connection: Connection<TcpStream>,
-    since: Instant,
     /// The dialling side rings first, so that the two do not connect at the same moment.
     dialled: bool,
     pub beat_at: Instant,
     silence: Silence,
 }
 
-impl Trying {
-    pub fn dial(context: &mut Context, address: SocketAddr, now: Instant) -> io::Result<Self> {
-        Ok(Self::Dialing {
-            connection: Connection::dial(context, address)?,
-            since: now,
-            asked: None,
-        })
-    }
-
-    pub fn joined(&self) -> Option<&Joined> {
-        match self {
-            Self::Joining(joined) => Some(joined),
-            Self::Dialing { .. } => None,
-        }
-    }
-
-    pub fn joined_mut(&mut self) -> Option<&mut Joined> {
-        match self {
-            Self::Joining(joined) => Some(joined),
-            Self::Dialing { .. } => None,
-        }
-    }
-
-    pub fn advance(
-        self,
-        transport: &Ofi,
-        context: &mut Context,
-        peer: ReplicaId,
-        now: Instant,
-    ) -> Result<Step<Ofi>, Loss> {
-        let (connection, since, asked) = match self {
-            Self::Dialing {
-                connection,
-                since,
-                asked,
-            } if context.poll.is_ready(connection.token) => (connection, since, asked),
-            Self::Dialing { .. } => return Ok(Step::Trying(self)),
-            Self::Joining(mut joined) => {
-                joined.listen(context)?;
-                return joined.step();
-            }
-        };
-        let Connection { socket, token } = &connection;
-        let asked = match asked {
-            Some(mut asked) => match asked.answer.read(socket)? {
-                Some(bytes) => {
-                    let refusal = match Greeting::decode(bytes) {
-                        Err(error) => Err(error.into()),
-                        Ok(theirs) => theirs.refusal(&asked.mine).map_or(Ok(theirs), Err),
-                    };
-                    let theirs = match refusal {
-                        Err(why) => return Ok(Step::Refused(why)),
-                        Ok(theirs) => theirs.addresses,
-                    };
-                    return Joined::new(context, connection, asked.ends, &theirs, true, now)?
-                        .step();
-                }
-                None => Some(asked),
-            },
-            // Not sooner: ports cost memory and time, and most attempts to reach a replica
-            // that is gone end before.
-            None if socket::is_connected(socket)? => {
-                let session = Session::fresh();
-                let (ends, addresses) = transport.open_ends(context, peer, session)?;
-                let mine = transport.greeting(context, peer, session, addresses);
-                send(socket, &mine.encode())?;
-                context.poll.change(socket, *token, Interest::Read)?;
-                let answer = Partial::default();
-                Some(Asked { mine, ends, answer })
-            }
-            None => None,
-        };
-        Ok(Step::Trying(Self::Dialing {
-            connection,
-            since,
-            asked,
-        }))
-    }
-
-    /// When it has failed, and what did not come in time.
-    pub fn until(&self) -> (Instant, &'static str) {
-        match self {
-            Self::Dialing {
-                since, asked: None, ..
-            } => (*since + Ofi::DIAL_EVERY, "connection"),
-            Self::Dialing { since, .. } => (*since + HELLO_WITHIN, "handshake"),
-            Self::Joining(joined) => (
-                joined.since + JOIN_WITHIN,
-                "doorbell, although the handshake went well: libfabric's own traffic does not get \
-                 through (is a firewall between the replicas?); none came",
-            ),
-        }
-    }
-}
-
 impl Ofi {
+    /// This side's greeting to `peer` when all is well.
+    fn greeting(
+        &self,
+        context: &Context,
+        peer: ReplicaId,
+        session: Session,
+        addresses: [Address; 2],
+    ) -> Greeting {
+        Greeting {
+            lanes: Lane::ALL.map(|lane| context.hello_on(peer, lane, session)),
+            provider: self.provider.traits.name,
+            addresses,
+        }
+    }
+
     /// Opens the ports of both lanes.
-    pub fn open_ends(
+    fn open_ends(
         &self,
         context: &mut Context,
         peer: ReplicaId,
@@ -177,8 +84,93 @@ impl Ofi {
     }
 }
 
+impl Handshake for Ofi {
+    const DIAL_EVERY: Duration = Duration::from_millis(250);
+    type Place = SocketAddr;
+    type Listener = TcpDoor<Greeting, GREETING_BYTES>;
+    type Trying = Trying;
+    type Up = Joined;
+
+    fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
+        parse(address)
+    }
+
+    /// The addresses come only into an answer that accepts.
+    fn answer(&self, context: &Context, theirs: &Greeting) -> Greeting {
+        self.greeting(context, theirs.sender(), theirs.session(), theirs.addresses)
+    }
+
+    fn welcome(
+        &mut self,
+        context: &mut Context,
+        _: Option<Trying>,
+        visitor: Visitor<Self::Listener>,
+        mut mine: Greeting,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        let (theirs, connection) = (visitor.greeting, visitor.connection);
+        let (ends, addresses) = self.open_ends(context, theirs.sender(), theirs.session())?;
+        mine.addresses = addresses;
+        Self::Listener::send(&connection.socket, &mine)?;
+        Joined::new(context, connection, ends, &theirs.addresses, false, now)?.step()
+    }
+
+    fn dial(
+        &mut self,
+        context: &mut Context,
+        _: ReplicaId,
+        place: &SocketAddr,
+    ) -> Result<Step<Self>, Loss> {
+        let dial = Dial::start(context, *place)?;
+        Ok(Step::Trying(Trying::Dialing(dial, None)))
+    }
+
+    fn advance(
+        &mut self,
+        context: &mut Context,
+        peer: ReplicaId,
+        trying: Trying,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        let (mut dial, mut ends) = match trying {
+            Trying::Dialing(dial, ends) => (dial, ends),
+            Trying::Joining(mut joined) => {
+                joined.listen(context)?;
+                return joined.step();
+            }
+        };
+        // Not sooner: ports cost memory and time, and most attempts to reach a replica that is gone
+        // end before.
+        let answer = dial.advance(context, |context| {
+            let session = Session::fresh();
+            let (opened, addresses) = self.open_ends(context, peer, session)?;
+            ends = Some(opened);
+            Ok(self.greeting(context, peer, session, addresses))
+        })?;
+        match (answer, ends) {
+            (Some(Err(why)), _) => Ok(Step::Refused(why)),
+            (Some(Ok(theirs)), Some(ends)) => {
+                let (connection, addresses) = (dial.connection, theirs.addresses);
+                Joined::new(context, connection, ends, &addresses, true, now)?.step()
+            }
+            (_, ends) => Ok(Step::Trying(Trying::Dialing(dial, ends))),
+        }
+    }
+
+    fn patience(trying: &Trying) -> (Duration, &'static str) {
+        match trying {
+            Trying::Dialing(dial, _) => dial.patience(Self::DIAL_EVERY),
+            Trying::Joining(_) => (
+                JOIN_WITHIN,
+                "doorbell, although the handshake went well: libfabric's own traffic does not get \
+                 through (is a firewall between the replicas?); none came",
+            ),
+        }
+    }
+}
+
 impl Joined {
-    pub fn new(
+    fn new(
         context: &mut Context,
         connection: Connection<TcpStream>,
         mut ends: [End; 2],
@@ -193,7 +185,6 @@ impl Joined {
         Ok(Self {
             ends,
             connection,
-            since: now,
             dialled,
             beat_at: now + ASK_EVERY,
             silence: Silence::default(),
@@ -201,7 +192,7 @@ impl Joined {
     }
 
     /// Rings the first doorbells. The link is up once they have come and gone on both lanes.
-    pub fn step(mut self) -> Result<Step<Ofi>, Loss> {
+    fn step(mut self) -> Result<Step<Ofi>, Loss> {
         for end in &mut self.ends {
             end.drain()?;
             if self.dialled || end.is_heard() {

@@ -53,23 +53,18 @@ pub use config::{OfiConfig, OfiError, Version};
 pub use native::NativeError;
 pub use signals::forget_signal_handlers;
 
-use crate::context::{Context, Loss, No};
-use crate::door::Visitor;
+use crate::context::{Context, Loss};
 use crate::driver::{RingFabric, Transport};
 use crate::hello::Session;
-use crate::peer::{Link, Peer, Step};
-use crate::socket::{TcpDoor, send};
+use crate::peer::{Link, Peer};
+use crate::socket::TcpDoor;
 use crate::spin::Spinner;
-use crate::{Lane, PeerError, Spin};
+use crate::{Lane, Spin};
 use end::End;
-use greeting::{GREETING_BYTES, Greeting};
 use link::{Joined, Trying};
 use native::{Port, Provider};
-use plover_types::ReplicaId;
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use wakeup::Pace;
 
 /// [`Fabric`](crate::Fabric) over libfabric.
@@ -78,9 +73,8 @@ pub type OfiFabric = RingFabric<Ofi>;
 impl OfiFabric {
     /// Opens the provider and listens; starts to dial at the first `progress`.
     pub fn new(config: OfiConfig) -> Result<Self, OfiError> {
-        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let node = config.listen.ip().to_string();
         let (provider, waits) = open_provider(&config.provider, &node, config.spin)?;
         let transport = Ofi {
@@ -96,11 +90,6 @@ impl OfiFabric {
         let listener = TcpDoor::open(config.listen)?;
         Ok(Self::assemble(context, transport, listener, config.peers)?)
     }
-
-    /// Where it listens for handshakes (the port, if the configuration left it to the kernel).
-    pub fn listen_address(&self) -> io::Result<SocketAddr> {
-        self.listener().address()
-    }
 }
 
 /// Opens a provider and finds out whether it can wake a sleeper.
@@ -112,7 +101,7 @@ fn open_provider(configured: &str, node: &str, spin: Spin) -> Result<(Provider, 
         source,
     };
     let provider = Provider::open(configured, node).map_err(refused)?;
-    let name = provider.traits.name();
+    let name = native::provider_name(&provider.traits.name);
     if provider.traits.immediate_bytes < 4 {
         return Err(OfiError::Unfit {
             provider: name,
@@ -161,7 +150,10 @@ pub struct Ofi {
 fn joined(peer: &Peer<Ofi>) -> Option<&Joined> {
     match &peer.link {
         Link::Up(joined) => Some(joined),
-        Link::Trying(trying) => trying.joined(),
+        Link::Trying(trying) => match &**trying {
+            Trying::Joining(joined) => Some(joined),
+            Trying::Dialing(..) => None,
+        },
         Link::Down => None,
     }
 }
@@ -169,7 +161,10 @@ fn joined(peer: &Peer<Ofi>) -> Option<&Joined> {
 fn joined_mut(peer: &mut Peer<Ofi>) -> Option<&mut Joined> {
     match &mut peer.link {
         Link::Up(joined) => Some(joined),
-        Link::Trying(trying) => trying.joined_mut(),
+        Link::Trying(trying) => match &mut **trying {
+            Trying::Joining(joined) => Some(joined),
+            Trying::Dialing(..) => None,
+        },
         Link::Down => None,
     }
 }
@@ -178,102 +173,7 @@ fn ends(peers: &[Peer<Ofi>]) -> impl Iterator<Item = &End> {
     peers.iter().filter_map(joined).flat_map(|it| &it.ends)
 }
 
-impl Ofi {
-    /// This side's greeting to `peer` when all is well.
-    fn greeting(
-        &self,
-        context: &Context,
-        peer: ReplicaId,
-        session: Session,
-        addresses: [native::Address; 2],
-    ) -> Greeting {
-        Greeting {
-            lanes: Lane::ALL.map(|lane| context.hello_on(peer, lane, session)),
-            provider: greeting::ProviderName(self.provider.traits.name),
-            addresses,
-        }
-    }
-
-    /// The answer to a greeting, but for the addresses: those come only into one that accepts.
-    fn answer(&self, context: &Context, theirs: &Greeting) -> Greeting {
-        let from = theirs.lanes[0].from;
-        self.greeting(context, from, theirs.session(), theirs.addresses)
-    }
-}
-
 impl Transport for Ofi {
-    const DIAL_EVERY: Duration = Duration::from_millis(250);
-    type Place = SocketAddr;
-    type Listener = TcpDoor<Greeting, GREETING_BYTES>;
-    type Trying = Trying;
-    type Up = Joined;
-
-    fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
-        crate::socket::parse(address)
-    }
-
-    fn sender(greeting: &Greeting) -> ReplicaId {
-        greeting.lanes[0].from
-    }
-
-    fn check(&self, context: &Context, visitor: &Visitor<Self::Listener>) -> Option<No> {
-        let theirs = &visitor.greeting;
-        theirs.refusal(&self.answer(context, theirs))
-    }
-
-    fn refuse(
-        &self,
-        context: &Context,
-        visitor: &Visitor<Self::Listener>,
-        why: &No,
-    ) -> Result<(), Loss> {
-        let mut mine = self.answer(context, &visitor.greeting);
-        for lane in &mut mine.lanes {
-            lane.verdict = why.verdict as u8;
-        }
-        send(&visitor.connection.socket, &mine.encode())
-    }
-
-    fn welcome(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        _: Option<Trying>,
-        visitor: Visitor<Self::Listener>,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        let (theirs, connection) = (visitor.greeting, visitor.connection);
-        let (ends, addresses) = self.open_ends(context, peer, theirs.session())?;
-        let mine = self.greeting(context, peer, theirs.session(), addresses);
-        send(&connection.socket, &mine.encode())?;
-        let joined = Joined::new(context, connection, ends, &theirs.addresses, false, now)?;
-        joined.step()
-    }
-
-    fn dial(
-        &mut self,
-        context: &mut Context,
-        _: ReplicaId,
-        place: &SocketAddr,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        Ok(Step::Trying(Trying::dial(context, *place, now)?))
-    }
-
-    fn advance(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Trying,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        trying.advance(self, context, peer, now)
-    }
-
-    fn trying_until(trying: &Trying) -> (Instant, &'static str) {
-        trying.until()
-    }
-
     fn write(
         &mut self,
         _: &mut Context,
@@ -288,7 +188,6 @@ impl Transport for Ofi {
         &mut self,
         context: &mut Context,
         up: &mut Joined,
-        _: ReplicaId,
         lane: Lane,
         now: Instant,
     ) -> Result<(), Loss> {
@@ -299,11 +198,8 @@ impl Transport for Ofi {
         Ok(())
     }
 
-    fn attend(&mut self, context: &mut Context, up: &mut Joined) -> Result<(), Loss> {
-        up.listen(context)
-    }
-
-    fn tick(&mut self, _: &mut Context, up: &mut Joined, now: Instant) -> Result<(), Loss> {
+    fn tick(&mut self, context: &mut Context, up: &mut Joined, now: Instant) -> Result<(), Loss> {
+        up.listen(context)?;
         up.beat(now)
     }
 

@@ -177,7 +177,6 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ring::record_bytes;
     use proptest::prelude::*;
 
     fn outbound(ring: usize, inject_bytes: usize) -> Outbound {
@@ -209,17 +208,6 @@ mod tests {
             steps.push(step);
         }
         steps
-    }
-
-    #[test]
-    fn one_turn_is_one_write() {
-        let mut outbound = outbound(4096, 0);
-        for _ in 0..10 {
-            assert!(put(&mut outbound, &[7; 40]));
-        }
-        let steps = flush(&mut outbound);
-        assert_eq!(steps.len(), 1);
-        assert_eq!(steps[0].run.bytes, 10 * record_bytes(40));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! A link that is up: two regions of memory, two rings in each, and what one side knows of them.
 
 use super::doorbell::Doorbell;
-use super::memory::{Cell, Inbound, Outbound};
+use super::memory::{BadMemory, Cell, Inbound, Outbound};
 use super::page::{PeerPage, Sleep};
-use super::socket::{self, Heard};
+use super::socket::{self, Offer};
 use crate::Lane;
 use crate::context::{Context, Loss, Share};
 use crate::door::Connection;
@@ -26,11 +26,11 @@ pub struct Channel {
     pub socket: OwnedFd,
     token: Token,
     /// Our own doorbell, held open for as long as the epoll watches it.
-    _own_doorbell: OwnedFd,
+    pub _own_doorbell: OwnedFd,
     inbound: Inbound,
-    outbound: Outbound,
+    pub outbound: Outbound,
     doorbell: Doorbell,
-    page: PeerPage,
+    pub page: PeerPage,
     writers: [RingWriter; 2],
     readers: [RingReader; 2],
     /// Delivery stopped at its bound: the ring may hold more records.
@@ -39,38 +39,34 @@ pub struct Channel {
     unrung: usize,
 }
 
-/// What a channel is made of, once the handshake is done.
-#[derive(Debug)]
-pub struct Parts {
-    pub connection: Connection<OwnedFd>,
-    pub own_doorbell: OwnedFd,
-    pub inbound: Inbound,
-    pub outbound: Outbound,
-    pub doorbell: Doorbell,
-    pub page: PeerPage,
-}
-
 impl Channel {
-    /// `mine` is what this side has said to the peer.
-    pub fn new(context: &Context, mine: &Hello, parts: Parts) -> Self {
+    /// A link of which both sides have offered memory, if the peer's `offer` is what it should be.
+    /// `mine` is what this side has said to the peer, `own` the memory and the doorbell that it offered.
+    pub fn open(
+        context: &Context,
+        mine: &Hello,
+        connection: Connection<OwnedFd>,
+        (inbound, own_doorbell): (Inbound, OwnedFd),
+        offer: Offer,
+    ) -> Result<Self, BadMemory> {
         let (me, peer, session) = (mine.from, mine.to, mine.session);
         let writer = |lane| RingWriter::new(context.capacity(lane), session.salt(me, lane));
         let reader = |lane| RingReader::new(context.capacity(lane), session.salt(peer, lane));
-        Self {
+        Ok(Self {
             me,
             peer,
-            socket: parts.connection.socket,
-            token: parts.connection.token,
-            _own_doorbell: parts.own_doorbell,
-            inbound: parts.inbound,
-            outbound: parts.outbound,
-            doorbell: parts.doorbell,
-            page: parts.page,
+            socket: connection.socket,
+            token: connection.token,
+            _own_doorbell: own_doorbell,
+            outbound: Outbound::map(&offer.memory, inbound.layout())?,
+            inbound,
+            doorbell: Doorbell::new(offer.doorbell)?,
+            page: PeerPage::map(&offer.page)?,
             writers: Lane::ALL.map(writer),
             readers: Lane::ALL.map(reader),
             more: [false; 2],
             unrung: 0,
-        }
+        })
     }
 
     /// Puts one record into the peer's ring; `false` if there is no room.
@@ -137,17 +133,18 @@ impl Channel {
         if !context.poll.is_ready(self.token) {
             return Ok(());
         }
-        match socket::receive(&self.socket)? {
-            Heard::Nothing => Ok(()),
-            Heard::End => {
+        match socket::receive(&self.socket) {
+            Ok(None) => Ok(()),
+            Err(Loss::Closed) => {
                 let mut lanes = Lane::ALL.into_iter();
                 lanes.try_for_each(|lane| self.serve(context, lane))?;
                 Err(Loss::Closed)
             }
-            Heard::Greeting(..) | Heard::Noise => {
+            Ok(Some(_)) | Err(Loss::Damage(_)) => {
                 let what = "something came through its socket after the handshake";
                 Err(Loss::Damage(what.into()))
             }
+            Err(loss) => Err(loss),
         }
     }
 
@@ -211,22 +208,6 @@ impl Channel {
     /// Whether `progress` would get on without the peer's doing anything.
     pub fn wants_progress(&self) -> bool {
         self.unrung > 0 || self.more.contains(&true)
-    }
-}
-
-#[cfg(test)]
-impl Channel {
-    pub fn outbound(&self) -> &Outbound {
-        &self.outbound
-    }
-
-    pub fn own_doorbell(&self) -> &OwnedFd {
-        &self._own_doorbell
-    }
-
-    /// The sleep on the peer's page.
-    pub fn sleep_seen(&self) -> u64 {
-        self.page.sleep().load(Ordering::Acquire)
     }
 }
 

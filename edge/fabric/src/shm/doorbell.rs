@@ -14,6 +14,7 @@
 //! The doorbell is an eventfd in the sleeper's epoll, edge-triggered: ringing it wakes, and nobody
 //! has to read it afterwards. (A futex would need a second thread for the sockets.)
 
+use super::memory::BadMemory;
 use super::page::Sleep;
 use plover_types::ReplicaId;
 use rustix::event::EventfdFlags;
@@ -29,11 +30,6 @@ pub struct Doorbell {
     seen: u64,
 }
 
-/// A peer's descriptor cannot be a doorbell.
-#[derive(Debug, thiserror::Error)]
-#[error("its doorbell is not an eventfd that never blocks")]
-pub struct BadDoorbell;
-
 /// A doorbell of our own.
 pub fn make() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(
@@ -45,7 +41,7 @@ pub fn make() -> io::Result<OwnedFd> {
 impl Doorbell {
     /// Takes the doorbell out of a peer's offer. Whether it blocks is checked once: a peer that makes
     /// it block later runs as our user and could stop us in simpler ways.
-    pub fn new(eventfd: OwnedFd) -> Result<Self, BadDoorbell> {
+    pub fn new(eventfd: OwnedFd) -> Result<Self, BadMemory> {
         let link = format!("/proc/self/fd/{}", eventfd.as_raw_fd());
         let is_eventfd =
             std::fs::read_link(link).is_ok_and(|kind| kind.as_os_str() == "anon_inode:[eventfd]");
@@ -54,7 +50,7 @@ impl Doorbell {
         if is_eventfd && never_blocks {
             Ok(Self { eventfd, seen: 0 })
         } else {
-            Err(BadDoorbell)
+            Err(BadMemory::Doorbell)
         }
     }
 
@@ -78,27 +74,6 @@ impl Doorbell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plover_types::{Awaited, ReplicaSet};
-
-    #[test]
-    fn a_sleep_is_seen_once_and_only_by_those_that_it_names() {
-        let me = ReplicaId(3);
-        let mut doorbell = Doorbell::new(make().unwrap()).unwrap();
-        let word = AtomicU64::new(0);
-        assert_eq!(doorbell.sleep_to_end(&word, me), None, "awake");
-        for (number, from, seen) in [
-            (7, ReplicaSet::ALL, true),
-            (8, ReplicaSet::of([me]), true),
-            (9, ReplicaSet(!ReplicaSet::of([me]).0), false),
-        ] {
-            let awaited = Awaited { from, count: 1 };
-            let sleep = Sleep { number, awaited };
-            word.store(sleep.word(), Ordering::Relaxed);
-            let first = doorbell.sleep_to_end(&word, me);
-            assert_eq!(first, seen.then_some(sleep));
-            assert_eq!(doorbell.sleep_to_end(&word, me), None, "once");
-        }
-    }
 
     #[test]
     fn a_descriptor_that_could_block_is_no_doorbell() {

@@ -4,20 +4,21 @@
 //! can come out of it, and a process that still holds the old memory writes into nowhere.
 
 use super::Shm;
-use super::channel::{Channel, Parts};
-use super::doorbell::{self, Doorbell};
-use super::memory::{Inbound, Outbound};
-use super::page::PeerPage;
-use super::socket::{self, Address, Heard, Listener, Offer};
+use super::channel::Channel;
+use super::doorbell;
+use super::memory::Inbound;
+use super::socket::{self, Address, Listener, Offer, Offering};
+use crate::PeerError;
 use crate::context::{Context, Loss, No};
-use crate::door::{Connection, Visitor};
-use crate::hello::{Hello, Refusal, Session};
-use crate::peer::{HELLO_WITHIN, Step};
+use crate::door::{Connection, Listen, Visitor};
+use crate::driver::Handshake;
+use crate::hello::{Greet, Refusal, Session};
+use crate::peer::Step;
 use crate::poll::Interest;
 use plover_types::ReplicaId;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The greeting's lane: one connection stands for both.
 const BOTH_LANES: u8 = 255;
@@ -25,28 +26,24 @@ const BOTH_LANES: u8 = 255;
 /// This side has sent its greeting and waits for the answer.
 #[derive(Debug)]
 pub struct Asked {
-    session: Session,
-    since: Instant,
+    mine: Offering,
     connection: Connection<OwnedFd>,
-    inbound: Inbound,
-    doorbell: OwnedFd,
-}
-
-impl Asked {
-    /// When it has failed, and what did not come in time.
-    pub fn until(&self) -> (Instant, &'static str) {
-        (self.since + HELLO_WITHIN, "handshake")
-    }
+    /// What the greeting has offered, as this side holds it.
+    own: (Inbound, OwnedFd),
 }
 
 impl Shm {
-    /// This side's greeting to `peer` when all is well.
-    pub fn hello(&self, context: &Context, peer: ReplicaId, session: Session) -> Hello {
-        context.hello(peer, BOTH_LANES, self.layout.ring_bytes(), session)
+    /// This side's greeting to `peer` when all is well, but for its offer.
+    fn greeting(&self, context: &Context, peer: ReplicaId, session: Session) -> Offering {
+        Offering {
+            hello: context.hello(peer, BOTH_LANES, self.layout.ring_bytes(), session),
+            offer: None,
+            is_same_user: true,
+        }
     }
 
     /// Makes what the peer writes to, and what to offer it.
-    fn offer(&self, context: &mut Context) -> io::Result<(Inbound, OwnedFd, Offer)> {
+    fn offer(&self, context: &mut Context) -> io::Result<((Inbound, OwnedFd), Offer)> {
         let (inbound, memory) = Inbound::create(self.layout)?;
         let doorbell = doorbell::make()?;
         context.poll.watch(&doorbell, Interest::Edge)?;
@@ -55,121 +52,100 @@ impl Shm {
             doorbell: doorbell.try_clone()?,
             page: self.page.descriptor()?,
         };
-        Ok((inbound, doorbell, offer))
+        Ok(((inbound, doorbell), offer))
+    }
+}
+
+impl Handshake for Shm {
+    const DIAL_EVERY: Duration = Duration::from_millis(100);
+    type Place = Address;
+    type Listener = Listener;
+    type Trying = Asked;
+    type Up = Channel;
+
+    /// A peer's address follows from its id, so the text is not looked at.
+    fn place(&self, peer: ReplicaId, _: &str) -> Result<Address, PeerError> {
+        // Only an id of more digits can make the path too long now.
+        let address = Address::new(&self.place, &self.group, peer);
+        address.map_err(|error| PeerError(error.to_string()))
     }
 
-    /// Connects and sends a greeting.
-    pub fn ask(
-        &self,
+    fn answer(&self, context: &Context, theirs: &Offering) -> Offering {
+        self.greeting(context, theirs.sender(), theirs.hello.session)
+    }
+
+    fn welcome(
+        &mut self,
+        context: &mut Context,
+        _: Option<Asked>,
+        visitor: Visitor<Listener>,
+        mut mine: Offering,
+        _: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        let Some(theirs) = visitor.greeting.offer else {
+            return Ok(Step::Refused(Refusal::Memory.into()));
+        };
+        let (own, offer) = self.offer(context)?;
+        let channel = match Channel::open(context, &mine.hello, visitor.connection, own, theirs) {
+            Ok(channel) => channel,
+            Err(why) => return Ok(Step::Refused(why.into())),
+        };
+        mine.offer = Some(offer);
+        Listener::send(&channel.socket, &mine)?;
+        Ok(Step::Up(channel))
+    }
+
+    fn dial(
+        &mut self,
         context: &mut Context,
         peer: ReplicaId,
         place: &Address,
-        now: Instant,
     ) -> Result<Step<Self>, Loss> {
         let socket = place.dial()?;
         if !socket::is_same_user(&socket) {
             return Ok(Step::Refused(Refusal::User.into()));
         }
-        let session = Session::fresh();
-        let (inbound, doorbell, offer) = self.offer(context)?;
+        let mut mine = self.greeting(context, peer, Session::fresh());
+        let (own, offer) = self.offer(context)?;
         let token = context.poll.watch(&socket, Interest::Read)?;
-        let hello = self.hello(context, peer, session);
-        socket::send(&socket, &hello, Some(&offer))?;
+        mine.offer = Some(offer);
+        Listener::send(&socket, &mine)?;
+        // The peer alone holds the memory's descriptor now.
+        mine.offer = None;
         Ok(Step::Trying(Asked {
-            session,
-            since: now,
+            mine,
             connection: Connection { socket, token },
-            inbound,
-            doorbell,
+            own,
         }))
     }
 
-    /// Takes in the peer's answer.
-    pub fn hear(
-        &self,
-        context: &Context,
-        peer: ReplicaId,
+    fn advance(
+        &mut self,
+        context: &mut Context,
+        _: ReplicaId,
         asked: Asked,
+        _: Instant,
     ) -> Result<Step<Self>, Loss> {
         if !context.poll.is_ready(asked.connection.token) {
             return Ok(Step::Trying(asked));
         }
-        let (theirs, offer) = match socket::receive(&asked.connection.socket)? {
-            Heard::Nothing => return Ok(Step::Trying(asked)),
-            Heard::End => return Err(Loss::Closed),
-            Heard::Greeting(bytes, offer) => match Hello::decode(&bytes) {
-                Ok(theirs) => (theirs, offer),
-                Err(error) => return Ok(Step::Refused(error.into())),
-            },
-            Heard::Noise => {
-                let what = "it answers with something else than a greeting";
+        let theirs = match socket::receive(&asked.connection.socket) {
+            Ok(None) => return Ok(Step::Trying(asked)),
+            Ok(Some(theirs)) => theirs,
+            Err(Loss::Damage(what)) => {
                 return Ok(Step::Refused(No::because(Refusal::Unknown, what)));
             }
+            Err(loss) => return Err(loss),
         };
-        let mine = self.hello(context, peer, asked.session);
-        Ok(match (theirs.refusal(&mine), offer) {
-            (Some(refusal), _) => Step::Refused(refusal.into()),
-            (None, None) => Step::Refused(Refusal::Memory.into()),
+        let mine = &asked.mine;
+        Ok(match (theirs.refusal(mine), theirs.offer) {
             (None, Some(offer)) => {
-                let own = (asked.inbound, asked.doorbell);
-                self.link(context, &mine, asked.connection, own, offer)
+                match Channel::open(context, &mine.hello, asked.connection, asked.own, offer) {
+                    Ok(channel) => Step::Up(channel),
+                    Err(why) => Step::Refused(why.into()),
+                }
             }
+            (why, _) => Step::Refused(why.unwrap_or(Refusal::Memory.into())),
         })
-    }
-
-    /// Answers a greeting that is accepted.
-    pub fn answer(
-        &self,
-        context: &mut Context,
-        peer: ReplicaId,
-        visitor: Visitor<Listener>,
-    ) -> Result<Step<Self>, Loss> {
-        let (theirs, theirs_offered) = visitor.greeting;
-        let Some(theirs_offered) = theirs_offered else {
-            return Ok(Step::Refused(Refusal::Memory.into()));
-        };
-        let mine = self.hello(context, peer, theirs.session);
-        let (inbound, doorbell, offer) = self.offer(context)?;
-        let own = (inbound, doorbell);
-        let step = self.link(context, &mine, visitor.connection, own, theirs_offered);
-        if let Step::Up(channel) = &step {
-            socket::send(&channel.socket, &mine, Some(&offer))?;
-        }
-        Ok(step)
-    }
-
-    /// Both sides have offered memory: the link is up, if the peer's is what it should be.
-    fn link(
-        &self,
-        context: &Context,
-        mine: &Hello,
-        connection: Connection<OwnedFd>,
-        (inbound, own_doorbell): (Inbound, OwnedFd),
-        offer: Offer,
-    ) -> Step<Self> {
-        let refuse = |why: &dyn std::fmt::Display| {
-            Step::Refused(No::because(Refusal::Memory, format!("its memory: {why}")))
-        };
-        let outbound = match Outbound::map(&offer.memory, self.layout) {
-            Ok(outbound) => outbound,
-            Err(error) => return refuse(&error),
-        };
-        let page = match PeerPage::map(&offer.page) {
-            Ok(page) => page,
-            Err(error) => return refuse(&error),
-        };
-        let doorbell = match Doorbell::new(offer.doorbell) {
-            Ok(doorbell) => doorbell,
-            Err(error) => return refuse(&error),
-        };
-        let parts = Parts {
-            connection,
-            own_doorbell,
-            inbound,
-            outbound,
-            doorbell,
-            page,
-        };
-        Step::Up(Channel::new(context, mine, parts))
     }
 }

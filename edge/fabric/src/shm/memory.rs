@@ -20,12 +20,14 @@
 //! size is sealed, so that nobody can take the memory away from under a mapping.
 
 use crate::Lane;
+use crate::context::No;
+use crate::hello::Refusal;
 use crate::mapping::{Mapping, PAGE_BYTES};
 use crate::ring::{Capacity, RingMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::ProtFlags;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 /// What one cell of a region says. Each is written by the region's writer alone.
@@ -98,11 +100,6 @@ struct Region {
 }
 
 impl Region {
-    fn new(memory: BorrowedFd<'_>, layout: Layout, access: ProtFlags) -> io::Result<Self> {
-        let mapping = Mapping::shared(memory, layout.bytes(), access)?;
-        Ok(Self { mapping, layout })
-    }
-
     fn cell(&self, cell: Cell) -> &AtomicU64 {
         self.mapping.word(cell.index())
     }
@@ -123,15 +120,17 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Makes a region, and the descriptor to hand to its writer. The kernel backs it with memory
-    /// as it is first written.
+    /// Makes a region, and the descriptor to hand to its writer.
     pub fn create(layout: Layout) -> io::Result<(Self, OwnedFd)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let memory = rustix::fs::memfd_create("plover-ring", flags)?;
-        rustix::fs::ftruncate(&memory, layout.bytes() as u64)?;
-        rustix::fs::fcntl_add_seals(&memory, SEALS | SealFlags::SEAL)?;
-        let region = Region::new(memory.as_fd(), layout, ProtFlags::READ)?;
+        let (access, bytes) = (ProtFlags::READ, layout.bytes());
+        let (mapping, memory) = make("plover-ring", bytes, access, SealFlags::empty())?;
+        let region = Region { mapping, layout };
         Ok((Self { region }, memory))
+    }
+
+    /// The layout of the regions of this link.
+    pub fn layout(&self) -> Layout {
+        self.region.layout
     }
 
     pub fn cell(&self, cell: Cell) -> &AtomicU64 {
@@ -176,12 +175,42 @@ pub enum BadMemory {
     Seals,
     #[error("it has {found} bytes, not {expected}")]
     Size { found: u64, expected: u64 },
+    #[error("its doorbell is not an eventfd that never blocks")]
+    Doorbell,
     #[error("{0}")]
     System(#[from] io::Error),
 }
 
+impl From<BadMemory> for No {
+    fn from(why: BadMemory) -> Self {
+        Self::because(Refusal::Memory, format!("its memory: {why}"))
+    }
+}
+
+/// Makes memory of `bytes` bytes that cannot change its size, and maps it. The kernel backs it as it is
+/// first written. `seals` are set besides.
+pub fn make(
+    name: &str,
+    bytes: usize,
+    access: ProtFlags,
+    seals: SealFlags,
+) -> io::Result<(Mapping, OwnedFd)> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = rustix::fs::memfd_create(name, flags)?;
+    rustix::fs::ftruncate(&memory, bytes as u64)?;
+    let mapping = Mapping::shared(memory.as_fd(), bytes, access)?;
+    rustix::fs::fcntl_add_seals(&memory, SEALS | seals | SealFlags::SEAL)?;
+    Ok((mapping, memory))
+}
+
+/// Maps memory that a peer offers, if it is what it should be.
+pub fn map(memory: &OwnedFd, bytes: usize, access: ProtFlags) -> Result<Mapping, BadMemory> {
+    check(memory, bytes)?;
+    Ok(Mapping::shared(memory.as_fd(), bytes, access)?)
+}
+
 /// Whether memory that a peer offers has the size that it should have, for ever.
-pub fn check(memory: &OwnedFd, bytes: usize) -> Result<(), BadMemory> {
+fn check(memory: &OwnedFd, bytes: usize) -> Result<(), BadMemory> {
     // Only memory files have seals at all.
     let seals = rustix::fs::fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
     if !seals.contains(SEALS) {
@@ -198,9 +227,9 @@ pub fn check(memory: &OwnedFd, bytes: usize) -> Result<(), BadMemory> {
 impl Outbound {
     /// Maps what a peer offers, if it is what it should be.
     pub fn map(memory: &OwnedFd, layout: Layout) -> Result<Self, BadMemory> {
-        check(memory, layout.bytes())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let region = Region::new(memory.as_fd(), layout, access)?;
+        let mapping = map(memory, layout.bytes(), access)?;
+        let region = Region { mapping, layout };
         Ok(Self { region })
     }
 
@@ -218,41 +247,9 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
 
     fn layout(log: usize, bulk: usize) -> Layout {
         Layout::new([log, bulk].map(|bytes| Capacity::new(bytes).unwrap()))
-    }
-
-    #[test]
-    fn what_one_side_writes_the_other_reads() {
-        let layout = layout(72, 4096);
-        let (inbound, memory) = Inbound::create(layout).unwrap();
-        let outbound = Outbound::map(&memory, layout).unwrap();
-        outbound.write(Lane::Log, 70, b"xy");
-        outbound.write(Lane::Bulk, 0, b"bulk");
-        outbound.write(Lane::Bulk, 4095, b"e");
-        let read = |lane, offset, bytes| {
-            let mut into = vec![0; bytes];
-            inbound.ring(lane).copy_out(offset, &mut into);
-            into
-        };
-        assert_eq!(read(Lane::Log, 70, 2), b"xy");
-        assert_eq!(read(Lane::Bulk, 0, 4), b"bulk");
-        assert_eq!(read(Lane::Bulk, 4095, 1), b"e");
-        let cells = [
-            Cell::Tail(Lane::Log),
-            Cell::Tail(Lane::Bulk),
-            Cell::Head(Lane::Log),
-            Cell::Head(Lane::Bulk),
-        ];
-        for (n, cell) in cells.into_iter().enumerate() {
-            outbound.cell(cell).store(n as u64 + 1, Ordering::Release);
-        }
-        for (n, cell) in cells.into_iter().enumerate() {
-            let seen = inbound.cell(cell).load(Ordering::Acquire);
-            assert_eq!(seen, n as u64 + 1, "{cell:?}");
-        }
     }
 
     #[test]

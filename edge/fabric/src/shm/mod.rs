@@ -37,19 +37,16 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use crate::context::{Context, Loss, No};
-use crate::door::Visitor;
+use crate::context::{Context, Loss};
 use crate::driver::{RingFabric, Transport};
-use crate::hello::{Hello, Refusal};
-use crate::peer::{Peer, Step};
+use crate::peer::Peer;
 use crate::spin::Spinner;
-use crate::{FabricError, Lane, PeerError, Spin};
+use crate::{FabricError, Lane, Spin};
 use channel::Channel;
-use handshake::Asked;
 use memory::Layout;
 use page::{Sleep, StatusPage};
 use plover_types::{Awaited, ReplicaId, ReplicaSet};
-use socket::{Address, Listener, Offer};
+use socket::{Address, Listener};
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::sync::atomic::{Ordering, fence};
@@ -84,11 +81,9 @@ pub struct ShmConfig {
     pub peers: Vec<ReplicaId>,
     /// Where they meet.
     pub place: ShmPlace,
-    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
-    /// most half.
-    pub log_ring_bytes: usize,
-    /// Size of each bulk ring, likewise.
-    pub bulk_ring_bytes: usize,
+    /// Sizes of each log ring and of each bulk ring, the same on all replicas: multiples of 8. A
+    /// record takes at most half.
+    pub ring_bytes: [usize; 2],
     /// Whether to look for records for a while before the caller sleeps. It happens inside of
     /// [`Fabric::timeout`](crate::Fabric::timeout), for 30 µs at most.
     pub spin: Spin,
@@ -102,8 +97,7 @@ impl ShmConfig {
             me,
             peers,
             place: ShmPlace::default(),
-            log_ring_bytes: 4 << 20,
-            bulk_ring_bytes: 16 << 20,
+            ring_bytes: [4 << 20, 16 << 20],
             spin: Spin::Never,
         }
     }
@@ -112,9 +106,8 @@ impl ShmConfig {
 impl ShmFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: ShmConfig) -> Result<Self, FabricError> {
-        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().copied();
-        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let address = |id| Address::new(&config.place, &config.group, id);
         let listener = Listener::open(address(config.me)?)?;
         let peers = config.peers.iter().map(|&id| Ok((id, address(id)?)));
@@ -198,75 +191,6 @@ fn news(peers: &[Peer<Shm>], asked: ReplicaSet) -> ReplicaSet {
 }
 
 impl Transport for Shm {
-    const DIAL_EVERY: Duration = Duration::from_millis(100);
-    type Place = Address;
-    type Listener = Listener;
-    type Trying = Asked;
-    type Up = Channel;
-
-    /// A peer's address follows from its id, so the text is not looked at.
-    fn place(&self, peer: ReplicaId, _: &str) -> Result<Address, PeerError> {
-        // Only an id of more digits can make the path too long now.
-        let address = Address::new(&self.place, &self.group, peer);
-        address.map_err(|error| PeerError::Address(error.to_string()))
-    }
-
-    fn sender(greeting: &(Hello, Option<Offer>)) -> ReplicaId {
-        greeting.0.from
-    }
-
-    fn check(&self, context: &Context, visitor: &Visitor<Listener>) -> Option<No> {
-        if !socket::is_same_user(&visitor.connection.socket) {
-            return Some(Refusal::User.into());
-        }
-        let (theirs, offer) = &visitor.greeting;
-        let refusal = theirs.refusal(&self.hello(context, theirs.from, theirs.session));
-        let memory = offer.is_none().then_some(Refusal::Memory);
-        refusal.or(memory).map(No::from)
-    }
-
-    fn refuse(&self, context: &Context, visitor: &Visitor<Listener>, why: &No) -> Result<(), Loss> {
-        let theirs = &visitor.greeting.0;
-        let mut mine = self.hello(context, theirs.from, theirs.session);
-        mine.verdict = why.verdict as u8;
-        Ok(socket::send(&visitor.connection.socket, &mine, None)?)
-    }
-
-    fn welcome(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        _: Option<Asked>,
-        visitor: Visitor<Listener>,
-        _: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        self.answer(context, peer, visitor)
-    }
-
-    fn dial(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        place: &Address,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        self.ask(context, peer, place, now)
-    }
-
-    fn advance(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Asked,
-        _: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        self.hear(context, peer, trying)
-    }
-
-    fn trying_until(trying: &Asked) -> (Instant, &'static str) {
-        trying.until()
-    }
-
     fn write(
         &mut self,
         _: &mut Context,
@@ -281,14 +205,13 @@ impl Transport for Shm {
         &mut self,
         context: &mut Context,
         up: &mut Channel,
-        _: ReplicaId,
         lane: Lane,
         _: Instant,
     ) -> Result<(), Loss> {
         up.serve(context, lane)
     }
 
-    fn attend(&mut self, context: &mut Context, up: &mut Channel) -> Result<(), Loss> {
+    fn tick(&mut self, context: &mut Context, up: &mut Channel, _: Instant) -> Result<(), Loss> {
         up.attend(context)
     }
 

@@ -33,13 +33,13 @@
 //! may take that core from the ringing side as soon as it is rung, so that later doorbells are late.
 //! So the sleepers on other cores are rung first.
 
-use super::memory::{BadMemory, SEALS, check};
+use super::memory::{self, BadMemory};
 use crate::mapping::{Mapping, PAGE_BYTES};
 use plover_types::{Awaited, ReplicaId, ReplicaSet};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The page's words: the sleep, its core, and from `ANSWERED` on one for each peer, the number of its
@@ -83,14 +83,10 @@ pub struct StatusPage {
 
 impl StatusPage {
     pub fn new() -> io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let memory = rustix::fs::memfd_create("plover-status", flags)?;
-        rustix::fs::ftruncate(&memory, PAGE_BYTES as u64)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let mapping = Mapping::shared(memory.as_fd(), PAGE_BYTES, access)?;
-        // From here on nobody else can get a mapping that it could write to.
-        let seals = SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&memory, seals)?;
+        // Nobody else can get a mapping that it could write to.
+        let seals = SealFlags::FUTURE_WRITE;
+        let (mapping, memory) = memory::make("plover-status", PAGE_BYTES, access, seals)?;
         Ok(Self { mapping, memory })
     }
 
@@ -138,9 +134,7 @@ pub struct PeerPage(Mapping);
 impl PeerPage {
     /// Maps what a peer offers, if it is what it should be.
     pub fn map(memory: &OwnedFd) -> Result<Self, BadMemory> {
-        check(memory, PAGE_BYTES)?;
-        let mapping = Mapping::shared(memory.as_fd(), PAGE_BYTES, ProtFlags::READ)?;
-        Ok(Self(mapping))
+        Ok(Self(memory::map(memory, PAGE_BYTES, ProtFlags::READ)?))
     }
 
     pub fn sleep(&self) -> &AtomicU64 {
@@ -162,6 +156,7 @@ impl PeerPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn peers_see_a_sleep_and_cannot_announce_one() {

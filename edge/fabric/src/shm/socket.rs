@@ -9,9 +9,9 @@
 
 use super::ShmPlace;
 use crate::FabricError;
-use crate::context::Loss;
+use crate::context::{Loss, No};
 use crate::door::Listen;
-use crate::hello::{HELLO_BYTES, Hello};
+use crate::hello::{Greet, HELLO_BYTES, Hello, Message, Refusal};
 use plover_types::ReplicaId;
 use rustix::io::Errno;
 use rustix::net::{
@@ -48,8 +48,8 @@ impl Address {
                 let digest = crc32c::crc32c(group.as_bytes());
                 let path = directory.join(format!("plover-{digest:08x}-{}.sock", id.0));
                 if path.as_os_str().len() > PATH_BYTES_MAX {
-                    return Err(FabricError::Socket {
-                        path: path.display().to_string(),
+                    return Err(FabricError::Listen {
+                        address: path.display().to_string(),
                         source: io::ErrorKind::InvalidInput.into(),
                         advice: "the path of a socket has at most 107 bytes: choose a shorter \
                                  directory",
@@ -95,8 +95,8 @@ pub struct Listener {
 impl Listener {
     /// Listens at `address`.
     pub fn open(address: Address) -> Result<Self, FabricError> {
-        Self::try_open(&address).map_err(|source| FabricError::Socket {
-            path: address.to_string(),
+        Self::try_open(&address).map_err(|source| FabricError::Listen {
+            address: address.to_string(),
             advice: match source.kind() {
                 io::ErrorKind::AddrInUse => {
                     "another process listens there: end it (is this replica running already?)"
@@ -163,7 +163,7 @@ impl AsFd for Listener {
 impl Listen for Listener {
     type Socket = OwnedFd;
     type Partial = ();
-    type Greeting = (Hello, Option<Offer>);
+    type Greeting = Offering;
 
     fn accept(&self) -> io::Result<(OwnedFd, String)> {
         let socket = net::accept_with(&self.socket, FLAGS)?;
@@ -171,18 +171,12 @@ impl Listen for Listener {
         Ok((socket, format!("process {}", peer.pid.as_raw_nonzero())))
     }
 
-    fn read(socket: &OwnedFd, (): &mut ()) -> Result<Option<Self::Greeting>, Loss> {
-        match receive(socket)? {
-            Heard::Nothing => Ok(None),
-            Heard::End => Err(Loss::Closed),
-            Heard::Noise => Err(Loss::Damage(
-                "it sent something else than a greeting".into(),
-            )),
-            Heard::Greeting(bytes, offer) => match Hello::decode(&bytes) {
-                Ok(hello) => Ok(Some((hello, offer))),
-                Err(error) => Err(Loss::Damage(error.to_string())),
-            },
-        }
+    fn read(socket: &OwnedFd, (): &mut ()) -> Result<Option<Offering>, Loss> {
+        receive(socket)
+    }
+
+    fn send(socket: &OwnedFd, greeting: &Offering) -> Result<(), Loss> {
+        Ok(send(socket, greeting)?)
     }
 }
 
@@ -192,16 +186,30 @@ pub fn is_same_user(socket: &OwnedFd) -> bool {
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
 
-/// A message that came through a socket, or none.
-pub enum Heard {
-    /// Nothing yet.
-    Nothing,
-    /// The other end is closed.
-    End,
-    /// One message of the size of a greeting, and the three descriptors that came with it.
-    Greeting(Box<[u8; HELLO_BYTES]>, Option<Offer>),
-    /// Something else.
-    Noise,
+/// A greeting, with an offer if it accepts.
+#[derive(Debug)]
+pub struct Offering {
+    pub hello: Hello,
+    pub offer: Option<Offer>,
+    /// Whether its sender runs as the same user as this process.
+    pub is_same_user: bool,
+}
+
+impl Greet for Offering {
+    fn sender(&self) -> ReplicaId {
+        self.hello.from
+    }
+
+    fn refusal(&self, mine: &Self) -> Option<No> {
+        let user = (!self.is_same_user).then_some(Refusal::User);
+        let memory = self.offer.is_none().then_some(Refusal::Memory);
+        let refusal = user.or_else(|| self.hello.differs(&mine.hello)).or(memory);
+        refusal.map(No::from)
+    }
+
+    fn refuse(&mut self, why: Refusal) {
+        self.hello.verdict = why as u8;
+    }
 }
 
 /// The descriptors that travel with a greeting that accepts.
@@ -218,12 +226,11 @@ pub struct Offer {
 /// How many they are.
 const OFFER: usize = 3;
 
-/// Sends a greeting, with an offer if it accepts. It is the first message on its socket, so there
-/// always is room for it.
-pub fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io::Result<()> {
-    let bytes = hello.encode();
+fn send(socket: &OwnedFd, greeting: &Offering) -> io::Result<()> {
+    let bytes = greeting.hello.encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OFFER))];
     let mut control = SendAncillaryBuffer::new(&mut space);
+    let offer = greeting.offer.as_ref();
     let descriptors =
         offer.map(|offer| [&offer.memory, &offer.doorbell, &offer.page].map(AsFd::as_fd));
     if let Some(descriptors) = &descriptors {
@@ -235,8 +242,8 @@ pub fn send(socket: &OwnedFd, hello: &Hello, offer: Option<&Offer>) -> io::Resul
     Ok(())
 }
 
-/// Takes in what there is.
-pub fn receive(socket: &OwnedFd) -> io::Result<Heard> {
+/// Takes in a greeting, if there is one.
+pub fn receive(socket: &OwnedFd) -> Result<Option<Offering>, Loss> {
     // One byte more than a greeting has, so that a longer message shows.
     let mut bytes = [0; HELLO_BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OFFER))];
@@ -249,8 +256,8 @@ pub fn receive(socket: &OwnedFd) -> io::Result<Heard> {
         flags,
     ) {
         Ok(received) => received,
-        Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(Heard::Nothing),
-        Err(Errno::CONNRESET) => return Ok(Heard::End),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
+        Err(Errno::CONNRESET) => return Err(Loss::Closed),
         Err(error) => return Err(error.into()),
     };
     // Descriptors beyond an offer's have been closed by the kernel, the others are closed when
@@ -262,7 +269,7 @@ pub fn receive(socket: &OwnedFd) -> io::Result<Heard> {
         }
     }
     if received.bytes == 0 {
-        return Ok(Heard::End);
+        return Err(Loss::Closed);
     }
     let whole: Result<[u8; HELLO_BYTES], _> = bytes[..received.bytes].try_into();
     let cut = received.flags.contains(ReturnFlags::CTRUNC);
@@ -272,10 +279,15 @@ pub fn receive(socket: &OwnedFd) -> io::Result<Heard> {
         doorbell,
         page,
     });
-    Ok(match whole {
-        Ok(bytes) if !cut => Heard::Greeting(Box::new(bytes), offer),
-        _ => Heard::Noise,
-    })
+    let bytes = whole.ok().filter(|_| !cut);
+    let bytes =
+        bytes.ok_or_else(|| Loss::Damage("it sent something else than a greeting".into()))?;
+    let hello = Hello::decode(&bytes).map_err(|error| Loss::Damage(error.to_string()))?;
+    Ok(Some(Offering {
+        hello,
+        offer,
+        is_same_user: is_same_user(socket),
+    }))
 }
 
 #[cfg(test)]

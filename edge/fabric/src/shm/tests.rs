@@ -3,6 +3,7 @@
 
 use super::memory::Cell;
 use super::*;
+use crate::tests::{Pair, R0, R1};
 use crate::{Fabric, FabricEvent};
 use proptest::prelude::*;
 use rustix::event::epoll;
@@ -11,17 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU32;
 use std::thread;
 
-const R0: ReplicaId = ReplicaId(0);
-const R1: ReplicaId = ReplicaId(1);
 const RING_BYTES: usize = 4096;
-
-/// Two fabrics that are linked: `victim` reads what `peer` writes.
-struct Pair {
-    victim: ShmFabric,
-    peer: ShmFabric,
-    at_victim: Vec<FabricEvent>,
-    at_peer: Vec<FabricEvent>,
-}
 
 fn new_group() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -31,118 +22,86 @@ fn new_group() -> String {
 
 fn open(group: &str, me: ReplicaId, others: &[ReplicaId]) -> ShmFabric {
     let mut config = ShmConfig::new(group, me, others.to_vec());
-    config.log_ring_bytes = RING_BYTES;
-    config.bulk_ring_bytes = RING_BYTES;
+    config.ring_bytes = [RING_BYTES; 2];
     ShmFabric::new(config).unwrap()
 }
 
-impl Pair {
-    fn new() -> Self {
-        let group = new_group();
-        let mut pair = Self {
-            victim: open(&group, R1, &[R0]),
-            peer: open(&group, R0, &[R1]),
-            at_victim: vec![],
-            at_peer: vec![],
-        };
-        pair.until(|pair| pair.victim.is_up(R0) && pair.peer.is_up(R1));
-        pair.at_victim.clear();
-        pair.at_peer.clear();
-        pair
-    }
+/// Replica 0 writes what it wants, replica 1 is its victim.
+fn pair() -> Pair<Shm> {
+    let group = new_group();
+    Pair::linked(open(&group, R0, &[R1]), open(&group, R1, &[R0]))
+}
 
-    fn until(&mut self, done: impl Fn(&Self) -> bool) {
-        let start = Instant::now();
-        while !done(self) {
-            let late = start.elapsed() > Duration::from_secs(60);
-            assert!(!late, "{:?} {:?}", self.at_victim, self.at_peer);
-            self.victim.progress(&mut self.at_victim);
-            self.peer.progress(&mut self.at_peer);
-            thread::sleep(Duration::from_micros(100));
-        }
-    }
-
+impl Pair<Shm> {
     /// The peer writes to the victim's memory, past its own code.
     fn poke(&self, cell: Cell, value: u64) {
         self.peer_channel()
-            .outbound()
+            .outbound
             .cell(cell)
             .store(value, Ordering::Release);
     }
 
     fn scribble(&self, lane: Lane, offset: usize, bytes: &[u8]) {
-        self.peer_channel().outbound().write(lane, offset, bytes);
+        self.peer_channel().outbound.write(lane, offset, bytes);
     }
 
     fn peer_channel(&self) -> &channel::Channel {
-        self.peer.link()
+        self.lower.link()
     }
 
     fn victim_ends_the_link(mut self) {
-        self.victim.progress(&mut self.at_victim);
-        assert_eq!(self.at_victim, [FabricEvent::Down(R0)]);
-        assert_eq!(self.victim.stats().damaged, 1);
+        self.higher.progress(&mut self.at_higher);
+        assert_eq!(self.at_higher, [FabricEvent::Down(R0)]);
+        assert_eq!(self.higher.stats().damaged, 1);
         // And both come back with fresh memory.
-        self.until(|pair| pair.victim.is_up(R0) && pair.peer.is_up(R1));
-        let before = self.victim.stats().log.bytes_in;
-        self.peer.write(R1, Lane::Log, b"whole").unwrap();
-        self.until(|pair| pair.victim.stats().log.bytes_in > before);
+        self.until(Self::is_up);
+        let before = self.higher.stats().log.bytes_in;
+        self.lower.write(R1, Lane::Log, b"whole").unwrap();
+        self.until(|pair| pair.higher.stats().log.bytes_in > before);
     }
 }
 
+/// Impossible tails and credits, a record that changes, noise on the socket after the handshake.
 #[test]
-fn impossible_tails_are_damage() {
-    for tail in [1, 8, 15, RING_BYTES as u64 + 8, u64::MAX] {
-        let pair = Pair::new();
-        pair.poke(Cell::Tail(Lane::Log), tail);
+fn what_no_correct_peer_does_ends_the_link() {
+    let damages: [fn(&mut Pair<Shm>); 9] = [
+        |pair| pair.poke(Cell::Tail(Lane::Log), 1),
+        |pair| pair.poke(Cell::Tail(Lane::Log), 8),
+        |pair| pair.poke(Cell::Tail(Lane::Log), 15),
+        |pair| pair.poke(Cell::Tail(Lane::Log), RING_BYTES as u64 + 8),
+        |pair| pair.poke(Cell::Tail(Lane::Log), u64::MAX),
+        |pair| pair.poke(Cell::Tail(Lane::Bulk), 0),
+        |pair| pair.poke(Cell::Head(Lane::Log), 8),
+        |pair| {
+            pair.lower.write(R1, Lane::Log, &[1; 100]).unwrap();
+            pair.scribble(Lane::Log, 50, &[2]);
+        },
+        |pair| assert!(rustix::io::write(&pair.peer_channel().socket, b"noise").is_ok()),
+    ];
+    for damage in damages {
+        let mut pair = pair();
+        pair.lower.write(R1, Lane::Bulk, &[1; 100]).unwrap();
+        pair.until(|pair| pair.higher.stats().bulk.bytes_in == 100);
+        pair.at_higher.clear();
+        damage(&mut pair);
         pair.victim_ends_the_link();
     }
-}
-
-#[test]
-fn a_tail_that_goes_back_is_damage() {
-    let mut pair = Pair::new();
-    pair.peer.write(R1, Lane::Bulk, &[1; 100]).unwrap();
-    pair.until(|pair| pair.victim.stats().bulk.bytes_in == 100);
-    pair.at_victim.clear();
-    pair.poke(Cell::Tail(Lane::Bulk), 0);
-    pair.victim_ends_the_link();
-}
-
-#[test]
-fn impossible_credits_are_damage() {
-    let pair = Pair::new();
-    pair.poke(Cell::Head(Lane::Log), 8);
-    pair.victim_ends_the_link();
-}
-
-#[test]
-fn a_record_with_another_checksum_is_damage() {
-    let mut pair = Pair::new();
-    pair.peer.write(R1, Lane::Log, &[1; 100]).unwrap();
-    pair.scribble(Lane::Log, 50, &[2]);
-    pair.victim_ends_the_link();
-}
-
-/// Something comes through the socket after the handshake.
-#[test]
-fn noise_on_the_socket_ends_the_link() {
-    let pair = Pair::new();
-    rustix::io::write(&pair.peer_channel().socket, b"noise").unwrap();
-    pair.victim_ends_the_link();
 }
 
 /// A sleep that never was costs needless wake-ups only.
 #[test]
 fn false_sleeps_do_no_harm() {
-    let mut pair = Pair::new();
+    let mut pair = pair();
     for number in [u64::MAX >> 20, 3, 3, 0, 1] {
         let awaited = Awaited::ANY;
-        pair.peer.transport().page.sleeps(Sleep { number, awaited });
-        pair.victim.write(R0, Lane::Log, b"record").unwrap();
-        pair.victim.flush();
+        pair.lower
+            .transport()
+            .page
+            .sleeps(Sleep { number, awaited });
+        pair.higher.write(R0, Lane::Log, b"record").unwrap();
+        pair.higher.flush();
     }
-    pair.until(|pair| pair.peer.stats().log.bytes_in == 5 * 6);
+    pair.until(|pair| pair.lower.stats().log.bytes_in == 5 * 6);
 }
 
 #[derive(Clone, Debug)]
@@ -184,32 +143,32 @@ proptest! {
             Cell::Head(Lane::Log),
             Cell::Head(Lane::Bulk),
         ];
-        let mut pair = Pair::new();
+        let mut pair = pair();
         for stroke in strokes.into_iter().chain([Stroke::Look, Stroke::Look]) {
             match stroke {
                 Stroke::Scribble(lane, offset, bytes) => pair.scribble(lane, offset, &bytes),
                 Stroke::Poke(cell, value) => pair.poke(cells[cell], value),
                 // The ring may be full, by the peer's own doing.
                 Stroke::Write(lane, bytes) => {
-                    let _ = pair.peer.write(R1, lane, &vec![0xa5; bytes]);
+                    let _ = pair.lower.write(R1, lane, &vec![0xa5; bytes]);
                 }
                 Stroke::Look => {
                     // The victim's own writes must not be refused forever either.
-                    let _ = pair.victim.write(R0, Lane::Log, &[7; 500]);
-                    pair.victim.progress(&mut pair.at_victim);
-                    for event in pair.at_victim.drain(..) {
+                    let _ = pair.higher.write(R0, Lane::Log, &[7; 500]);
+                    pair.higher.progress(&mut pair.at_higher);
+                    for event in pair.at_higher.drain(..) {
                         match event {
                             FabricEvent::Record { bytes, .. } => {
                                 prop_assert!(bytes.iter().all(|byte| *byte == 0xa5));
                             }
                             FabricEvent::Down(_) => {
-                                prop_assert_eq!(pair.victim.stats().damaged, 1);
+                                prop_assert_eq!(pair.higher.stats().damaged, 1);
                                 return Ok(());
                             }
                             _ => {}
                         }
                     }
-                    let at_rest = pair.victim.timeout() != Some(Duration::ZERO);
+                    let at_rest = pair.higher.timeout() != Some(Duration::ZERO);
                     prop_assert!(at_rest, "it keeps looking at what will never be a record");
                 }
             }
@@ -224,8 +183,10 @@ fn one_of(ids: &[ReplicaId]) -> Awaited {
 
 #[test]
 fn only_those_that_are_to_end_a_sleep_see_it() {
-    let mut pair = Pair::new();
-    let sleep_seen = |pair: &Pair| Sleep::read(pair.peer_channel().sleep_seen(), R0);
+    let mut pair = pair();
+    let sleep_seen = |pair: &Pair<Shm>| {
+        Sleep::read(pair.peer_channel().page.sleep().load(Ordering::Acquire), R0)
+    };
     for (peers, is_seen) in [
         (Some(one_of(&[])), false),
         (Some(one_of(&[R0])), true),
@@ -234,15 +195,15 @@ fn only_those_that_are_to_end_a_sleep_see_it() {
     ] {
         // Asked twice: the second sleep takes the place of the first one.
         for peers in [None, peers] {
-            pair.victim.wake_for(peers);
-            assert_ne!(pair.victim.timeout(), Some(Duration::ZERO));
+            pair.higher.wake_for(peers);
+            assert_ne!(pair.higher.timeout(), Some(Duration::ZERO));
         }
         assert_eq!(sleep_seen(&pair).is_some(), is_seen, "{peers:?}");
-        pair.victim.progress(&mut pair.at_victim);
+        pair.higher.progress(&mut pair.at_higher);
         assert_eq!(sleep_seen(&pair), None, "awake");
-        assert_ne!(pair.victim.timeout(), Some(Duration::ZERO));
+        assert_ne!(pair.higher.timeout(), Some(Duration::ZERO));
         assert!(sleep_seen(&pair).is_some(), "any peer ends the next sleep");
-        pair.victim.progress(&mut pair.at_victim);
+        pair.higher.progress(&mut pair.at_higher);
     }
 }
 
@@ -250,20 +211,20 @@ fn only_those_that_are_to_end_a_sleep_see_it() {
 /// afterwards.
 #[test]
 fn what_others_have_written_keeps_nobody_awake() {
-    let mut pair = Pair::new();
-    pair.peer.write(R1, Lane::Log, b"record").unwrap();
-    pair.peer.flush();
+    let mut pair = pair();
+    pair.lower.write(R1, Lane::Log, b"record").unwrap();
+    pair.lower.flush();
     for (peers, is_awake) in [
         (Some(one_of(&[R1])), false),
         (Some(one_of(&[R0])), true),
         (None, true),
     ] {
-        pair.victim.wake_for(peers);
-        let stays = pair.victim.timeout() == Some(Duration::ZERO);
+        pair.higher.wake_for(peers);
+        let stays = pair.higher.timeout() == Some(Duration::ZERO);
         assert_eq!(stays, is_awake, "{peers:?}");
     }
-    pair.victim.progress(&mut pair.at_victim);
-    assert_eq!(pair.victim.stats().log.bytes_in, 6);
+    pair.higher.progress(&mut pair.at_higher);
+    assert_eq!(pair.higher.stats().log.bytes_in, 6);
 }
 
 /// A leader and four backups, all of them linked to each other.
@@ -307,7 +268,7 @@ fn who_completes_the_number_rings() {
         assert_ne!(fabrics[0].timeout(), Some(Duration::ZERO));
         let rung = order.map(|place| {
             write(&mut fabrics, place);
-            let rings = fabrics[0].links().map(|it| rings_of(it.own_doorbell()));
+            let rings = fabrics[0].links().map(|it| rings_of(&it._own_doorbell));
             rings.sum::<u64>() > 0
         });
         assert_eq!(rung, rings, "{count} {early:?} {order:?}");
@@ -328,7 +289,7 @@ fn who_cannot_count_rings_at_once() {
     let _ = fabrics[0].timeout();
     fabrics[1].write(R0, Lane::Log, b"answer").unwrap();
     fabrics[1].flush();
-    assert_eq!(rings_of(fabrics[0].link().own_doorbell()), 1);
+    assert_eq!(rings_of(&fabrics[0].link()._own_doorbell), 1);
 }
 
 /// How often a doorbell was rung since it was last read.
@@ -347,19 +308,11 @@ fn those_on_other_cores_are_rung_first() {
         let mut only_here = CpuSet::new();
         only_here.set(here);
         sched_setaffinity(None, &only_here).unwrap();
-        let ids = [0, 1, 2, 3, 4].map(ReplicaId);
-        let (group, backups) = (new_group(), &ids[1..]);
-        let mut leader = open(&group, R0, backups);
-        let mut others: Vec<_> = backups.iter().map(|&me| open(&group, me, &[R0])).collect();
-        let mut events = vec![];
-        while !backups.iter().all(|&id| leader.is_up(id)) || !others.iter().all(|it| it.is_up(R0)) {
-            leader.progress(&mut events);
-            others.iter_mut().for_each(|it| it.progress(&mut events));
-        }
+        let (mut fabrics, _) = five();
         // An epoll reports eventfds in the order in which they were written.
         let doorbells = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        for (other, far) in others.iter().zip([false, true, false, true]) {
-            let doorbell = other.link().own_doorbell();
+        for (other, far) in fabrics[1..].iter().zip([false, true, false, true]) {
+            let doorbell = &other.link()._own_doorbell;
             let id = epoll::EventData::new_u64(other.me().0.into());
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&doorbells, doorbell, id, flags).unwrap();
@@ -368,10 +321,11 @@ fn those_on_other_cores_are_rung_first() {
             other.transport().page.poke_core(core);
         }
         let _ = epoll_events(&doorbells);
-        for &id in backups {
-            leader.write(id, Lane::Log, b"record").unwrap();
+        for id in 1..5 {
+            let written = fabrics[0].write(ReplicaId(id), Lane::Log, b"record");
+            written.unwrap();
         }
-        leader.flush();
+        fabrics[0].flush();
         epoll_events(&doorbells)
     });
     assert_eq!(rung.join().unwrap(), [2, 4, 1, 3]);

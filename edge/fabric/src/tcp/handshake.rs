@@ -1,192 +1,144 @@
 //! The handshake: one greeting each way on the connection of each lane.
 //!
 //! ```text
-//!      lower id                                   higher id
-//!   Dialing: connects both lanes,              Half: one lane greeted,
-//!            greets, waits for both answers          waits for the other one
+//!      lower id: connects both lanes, greets ──┐
+//!                                              ├─► both lanes are greeted: up
+//!      higher id: one lane greeted ────────────┘
 //! ```
 //!
 //! A greeting of another session starts over.
 
-use super::{Tcp, Up, answer};
-use crate::Lane;
-use crate::context::{Context, Loss, No};
-use crate::door::{Connection, Visitor};
-use crate::driver::Transport;
+use super::{Tcp, Up};
+use crate::context::{Context, Loss};
+use crate::door::{Connection, Listen, Visitor};
+use crate::driver::Handshake;
 use crate::hello::{HELLO_BYTES, Hello, Session};
 use crate::peer::{HELLO_WITHIN, Step};
 use crate::poll::Interest;
-use crate::socket::{self, Partial, send};
+use crate::socket::{Dial, TcpDoor, parse};
+use crate::{Lane, PeerError};
 use plover_types::ReplicaId;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A link that is not up yet.
 #[derive(Debug)]
-pub enum Trying {
-    /// This side dialled.
-    Dialing {
-        session: Session,
-        since: Instant,
-        lanes: [Dial; 2],
-    },
-    /// The peer dialled, and greeted on one lane so far.
-    Half {
-        session: Session,
-        since: Instant,
-        lanes: [Option<Connection<TcpStream>>; 2],
-    },
+pub struct Trying {
+    session: Session,
+    /// The lanes that this side dials, until the peer has answered.
+    dials: [Option<Dial<Hello, HELLO_BYTES>>; 2],
+    /// The lanes on which both sides have greeted.
+    greeted: [Option<Connection<TcpStream>>; 2],
 }
 
 impl Trying {
-    pub fn dial(context: &mut Context, address: SocketAddr, now: Instant) -> io::Result<Self> {
-        Ok(Self::Dialing {
-            session: Session::fresh(),
-            since: now,
-            lanes: [
-                Dial::start(context, address)?,
-                Dial::start(context, address)?,
-            ],
-        })
+    /// Both sides have greeted on the lane number `lane`.
+    fn greeted(
+        &mut self,
+        context: &Context,
+        lane: usize,
+        connection: Connection<TcpStream>,
+    ) -> io::Result<()> {
+        // The peer may write at once; its bytes wait until the other lane has greeted.
+        let Connection { socket, token } = &connection;
+        context.poll.change(socket, *token, Interest::Nothing)?;
+        self.greeted[lane] = Some(connection);
+        Ok(())
     }
 
-    pub fn advance(
-        mut self,
+    fn step(self, context: &Context, peer: ReplicaId, now: Instant) -> Result<Step<Tcp>, Loss> {
+        Ok(match self.greeted {
+            [Some(log), Some(bulk)] => {
+                Step::Up(Up::new(context, peer, self.session, [log, bulk], now)?)
+            }
+            greeted => Step::Trying(Self { greeted, ..self }),
+        })
+    }
+}
+
+impl Handshake for Tcp {
+    const DIAL_EVERY: Duration = Duration::from_millis(250);
+    type Place = SocketAddr;
+    type Listener = TcpDoor<Hello, HELLO_BYTES>;
+    type Trying = Trying;
+    type Up = Up;
+
+    fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
+        parse(address)
+    }
+
+    fn answer(&self, context: &Context, theirs: &Hello) -> Hello {
+        let mut lanes = Lane::ALL.into_iter();
+        // A lane that does not exist shows as a difference.
+        let lane = lanes.find(|lane| lane.index() == usize::from(theirs.lane));
+        context.hello_on(theirs.from, lane.unwrap_or(Lane::Log), theirs.session)
+    }
+
+    fn is_continued(trying: &Trying, greeting: &Hello) -> bool {
+        trying.session == greeting.session
+    }
+
+    fn welcome(
+        &mut self,
+        context: &mut Context,
+        trying: Option<Trying>,
+        visitor: Visitor<Self::Listener>,
+        mine: Hello,
+        now: Instant,
+    ) -> Result<Step<Self>, Loss> {
+        Self::Listener::send(&visitor.connection.socket, &mine)?;
+        let mut trying = trying.unwrap_or(Trying {
+            session: mine.session,
+            dials: [None, None],
+            greeted: [None, None],
+        });
+        trying.greeted(context, usize::from(mine.lane), visitor.connection)?;
+        trying.step(context, mine.to, now)
+    }
+
+    fn dial(
+        &mut self,
+        context: &mut Context,
+        _: ReplicaId,
+        place: &SocketAddr,
+    ) -> Result<Step<Self>, Loss> {
+        let mut dial = || Dial::start(context, *place).map(Some);
+        Ok(Step::Trying(Trying {
+            session: Session::fresh(),
+            dials: [dial()?, dial()?],
+            greeted: [None, None],
+        }))
+    }
+
+    fn advance(
+        &mut self,
         context: &mut Context,
         peer: ReplicaId,
+        mut trying: Trying,
         now: Instant,
-    ) -> Result<Step<Tcp>, Loss> {
-        match &mut self {
-            Self::Dialing { session, lanes, .. } => {
-                for lane in Lane::ALL {
-                    let mine = context.hello_on(peer, lane, *session);
-                    if let Some(why) = lanes[lane.index()].advance(context, &mine)? {
-                        return Ok(Step::Refused(why));
-                    }
-                }
-            }
-            Self::Half { lanes, .. } => {
-                let ended = |it: &Connection<_>| context.poll.has_ended(it.token);
-                if lanes.iter().flatten().any(ended) {
-                    return Err(Loss::Closed);
-                }
+    ) -> Result<Step<Self>, Loss> {
+        let ended = |it: &Connection<_>| context.poll.has_ended(it.token);
+        if trying.greeted.iter().flatten().any(ended) {
+            return Err(Loss::Closed);
+        }
+        for lane in Lane::ALL {
+            let Some(mut dial) = trying.dials[lane.index()].take() else {
+                continue;
+            };
+            let mine = context.hello_on(peer, lane, trying.session);
+            match dial.advance(context, |_| Ok(mine))? {
+                None => trying.dials[lane.index()] = Some(dial),
+                Some(Err(why)) => return Ok(Step::Refused(why)),
+                Some(Ok(_)) => trying.greeted(context, lane.index(), dial.connection)?,
             }
         }
-        match self {
-            Self::Dialing { session, lanes, .. } if lanes.iter().all(Dial::is_greeted) => {
-                let lanes = lanes.map(|dial| dial.connection);
-                Ok(Step::Up(Up::new(context, peer, session, lanes, now)?))
-            }
-            trying => Ok(Step::Trying(trying)),
-        }
+        trying.step(context, peer, now)
     }
 
-    /// When it has failed, and what did not come in time.
-    pub fn until(&self) -> (Instant, &'static str) {
-        match self {
-            Self::Dialing { since, lanes, .. } if !lanes.iter().all(Dial::is_connected) => {
-                (*since + Tcp::DIAL_EVERY, "connection")
-            }
-            Self::Dialing { since, .. } | Self::Half { since, .. } => {
-                (*since + HELLO_WITHIN, "handshake")
-            }
-        }
-    }
-}
-
-/// Answers a greeting that is accepted. `trying` has the other lane of its session, if it is there.
-pub fn welcome(
-    context: &Context,
-    peer: ReplicaId,
-    trying: Option<Trying>,
-    visitor: Visitor<<Tcp as Transport>::Listener>,
-    now: Instant,
-) -> Result<Step<Tcp>, Loss> {
-    let (theirs, connection) = (visitor.greeting, visitor.connection);
-    send(&connection.socket, &answer(context, &theirs).encode())?;
-    // The peer may write at once; its bytes wait until the other lane has greeted.
-    let Connection { socket, token } = &connection;
-    context.poll.change(socket, *token, Interest::Nothing)?;
-    let session = theirs.session;
-    let (since, mut lanes) = match trying {
-        Some(Trying::Half { since, lanes, .. }) => (since, lanes),
-        _ => (now, [None, None]),
-    };
-    lanes[usize::from(theirs.lane)] = Some(connection);
-    Ok(match lanes {
-        [Some(log), Some(bulk)] => Step::Up(Up::new(context, peer, session, [log, bulk], now)?),
-        lanes => Step::Trying(Trying::Half {
-            session,
-            since,
-            lanes,
-        }),
-    })
-}
-
-/// One lane's connection that this side dials.
-#[derive(Debug)]
-pub struct Dial {
-    connection: Connection<TcpStream>,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Connecting,
-    Asked(Partial<HELLO_BYTES>),
-    Greeted,
-}
-
-impl Dial {
-    fn start(context: &mut Context, address: SocketAddr) -> io::Result<Self> {
-        Ok(Self {
-            connection: Connection::dial(context, address)?,
-            stage: Stage::Connecting,
-        })
-    }
-
-    /// Goes on as far as it can; `mine` is what this side says on this lane. Returns why one side
-    /// refuses the other.
-    fn advance(&mut self, context: &Context, mine: &Hello) -> Result<Option<No>, Loss> {
-        let Connection { socket, token } = &self.connection;
-        if !context.poll.is_ready(*token) {
-            return Ok(None);
-        }
-        match &mut self.stage {
-            Stage::Connecting => {
-                if socket::is_connected(socket)? {
-                    send(socket, &mine.encode())?;
-                    context.poll.change(socket, *token, Interest::Read)?;
-                    self.stage = Stage::Asked(Partial::default());
-                }
-            }
-            Stage::Asked(partial) => {
-                let Some(bytes) = partial.read(socket)? else {
-                    return Ok(None);
-                };
-                let refusal = match Hello::decode(bytes) {
-                    Err(error) => Some(error.into()),
-                    Ok(theirs) => theirs.refusal(mine).map(No::from),
-                };
-                if refusal.is_some() {
-                    return Ok(refusal);
-                }
-                // The peer may write at once; its bytes wait until the other lane is greeted.
-                context.poll.change(socket, *token, Interest::Nothing)?;
-                self.stage = Stage::Greeted;
-            }
-            // Only an error or a hang-up wakes us now.
-            Stage::Greeted => return Err(socket.take_error()?.map_or(Loss::Closed, Loss::Io)),
-        }
-        Ok(None)
-    }
-
-    fn is_connected(&self) -> bool {
-        !matches!(self.stage, Stage::Connecting)
-    }
-
-    fn is_greeted(&self) -> bool {
-        matches!(self.stage, Stage::Greeted)
+    fn patience(trying: &Trying) -> (Duration, &'static str) {
+        let dials = trying.dials.iter().flatten();
+        let patience = dials.map(|dial| dial.patience(Self::DIAL_EVERY));
+        patience.min().unwrap_or((HELLO_WITHIN, "handshake"))
     }
 }

@@ -26,7 +26,7 @@ const EAGER_BYTES: usize = 256 << 10;
 pub struct LaneLink {
     peer: ReplicaId,
     lane: Lane,
-    socket: TcpStream,
+    pub socket: TcpStream,
     token: Token,
     interest: Interest,
     writer: RingWriter,
@@ -36,7 +36,7 @@ pub struct LaneLink {
     /// The inbound ring. The kernel backs it with memory as it is first filled.
     ring: Vec<u8>,
     /// The kernel takes no more; epoll will say when it does.
-    blocked: bool,
+    pub blocked: bool,
     /// Delivery stopped at its bound: the ring may hold more records.
     more: bool,
     silence: Silence,
@@ -140,8 +140,7 @@ impl LaneLink {
             self.inbox.filled(count);
         } else {
             let head = self.reader.head();
-            let fed = self.inbox.feed(&scratch[..count], &mut self.ring, head);
-            fed.map_err(|damage| Loss::Damage(damage.to_string()))?;
+            self.inbox.feed(&scratch[..count], &mut self.ring, head)?;
         }
         // A short read has emptied the socket; asking again would only cost a system call.
         Ok(if count < asked {
@@ -181,17 +180,6 @@ impl LaneLink {
     /// Whether `progress` would get on without the kernel's saying so.
     pub fn wants_progress(&self) -> bool {
         self.more || (!self.blocked && !self.outbox.unsent().is_empty())
-    }
-}
-
-#[cfg(test)]
-impl LaneLink {
-    pub fn socket(&self) -> &TcpStream {
-        &self.socket
-    }
-
-    pub fn is_blocked(&self) -> bool {
-        self.blocked
     }
 }
 

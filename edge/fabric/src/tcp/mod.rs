@@ -30,19 +30,18 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use crate::context::{Context, Loss, No};
-use crate::door::{Connection, Visitor};
+use crate::context::{Context, Loss};
+use crate::door::Connection;
 use crate::driver::{RingFabric, Transport};
-use crate::hello::{HELLO_BYTES, Hello, NotHello};
-use crate::peer::{Peer, Step};
-use crate::socket::{ASK_EVERY, Message, TcpDoor, send};
-use crate::{FabricError, Lane, PeerError};
-use handshake::Trying;
+use crate::hello::Session;
+use crate::peer::Peer;
+use crate::socket::{ASK_EVERY, TcpDoor};
+use crate::{FabricError, Lane};
 use lane::LaneLink;
 use plover_types::ReplicaId;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// One read takes in up to this much of small frames.
 const SCRATCH_BYTES: usize = 256 << 10;
@@ -62,11 +61,9 @@ pub struct TcpConfig {
     pub listen: SocketAddr,
     /// The other members and where they listen.
     pub peers: Vec<(ReplicaId, SocketAddr)>,
-    /// Size of each log ring, the same on all replicas: a multiple of 8. A record takes at
-    /// most half.
-    pub log_ring_bytes: usize,
-    /// Size of each bulk ring, likewise.
-    pub bulk_ring_bytes: usize,
+    /// Sizes of each log ring and of each bulk ring, the same on all replicas: multiples of 8. A
+    /// record takes at most half.
+    pub ring_bytes: [usize; 2],
 }
 
 impl TcpConfig {
@@ -82,8 +79,7 @@ impl TcpConfig {
             me,
             listen,
             peers,
-            log_ring_bytes: 8 << 20,
-            bulk_ring_bytes: 16 << 20,
+            ring_bytes: [8 << 20, 16 << 20],
         }
     }
 }
@@ -91,9 +87,8 @@ impl TcpConfig {
 impl TcpFabric {
     /// Listens, and starts to dial at the first `progress`.
     pub fn new(config: TcpConfig) -> Result<Self, FabricError> {
-        let rings = [config.log_ring_bytes, config.bulk_ring_bytes];
         let ids = config.peers.iter().map(|(id, _)| *id);
-        let context = Context::new(&config.group, config.me, ids, rings)?;
+        let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let transport = Tcp {
             scratch: vec![0; SCRATCH_BYTES],
         };
@@ -104,12 +99,6 @@ impl TcpFabric {
     /// Where it listens (the port, if the configuration left it to the kernel).
     pub fn listen_address(&self) -> io::Result<SocketAddr> {
         self.listener().address()
-    }
-}
-
-impl Message<HELLO_BYTES> for Hello {
-    fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
-        Self::decode(bytes)
     }
 }
 
@@ -131,7 +120,7 @@ impl Up {
     fn new(
         context: &Context,
         peer: ReplicaId,
-        session: crate::hello::Session,
+        session: Session,
         [log, bulk]: [Connection<TcpStream>; 2],
         now: Instant,
     ) -> io::Result<Self> {
@@ -144,75 +133,6 @@ impl Up {
 }
 
 impl Transport for Tcp {
-    const DIAL_EVERY: Duration = Duration::from_millis(250);
-    type Place = SocketAddr;
-    type Listener = TcpDoor<Hello, HELLO_BYTES>;
-    type Trying = Trying;
-    type Up = Up;
-
-    fn place(&self, _: ReplicaId, address: &str) -> Result<SocketAddr, PeerError> {
-        crate::socket::parse(address)
-    }
-
-    fn sender(greeting: &Hello) -> ReplicaId {
-        greeting.from
-    }
-
-    fn check(&self, context: &Context, visitor: &Visitor<Self::Listener>) -> Option<No> {
-        let theirs = &visitor.greeting;
-        theirs.refusal(&answer(context, theirs)).map(No::from)
-    }
-
-    fn refuse(
-        &self,
-        context: &Context,
-        visitor: &Visitor<Self::Listener>,
-        why: &No,
-    ) -> Result<(), Loss> {
-        let mut mine = answer(context, &visitor.greeting);
-        mine.verdict = why.verdict as u8;
-        send(&visitor.connection.socket, &mine.encode())
-    }
-
-    fn is_continued(trying: &Trying, greeting: &Hello) -> bool {
-        matches!(trying, Trying::Half { session, .. } if *session == greeting.session)
-    }
-
-    fn welcome(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Option<Trying>,
-        visitor: Visitor<Self::Listener>,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        handshake::welcome(context, peer, trying, visitor, now)
-    }
-
-    fn dial(
-        &mut self,
-        context: &mut Context,
-        _: ReplicaId,
-        place: &SocketAddr,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        Ok(Step::Trying(Trying::dial(context, *place, now)?))
-    }
-
-    fn advance(
-        &mut self,
-        context: &mut Context,
-        peer: ReplicaId,
-        trying: Trying,
-        now: Instant,
-    ) -> Result<Step<Self>, Loss> {
-        trying.advance(context, peer, now)
-    }
-
-    fn trying_until(trying: &Trying) -> (Instant, &'static str) {
-        trying.until()
-    }
-
     fn write(
         &mut self,
         context: &mut Context,
@@ -227,7 +147,6 @@ impl Transport for Tcp {
         &mut self,
         context: &mut Context,
         up: &mut Up,
-        _: ReplicaId,
         lane: Lane,
         _: Instant,
     ) -> Result<(), Loss> {
@@ -258,12 +177,4 @@ impl Transport for Tcp {
         let mut lanes = peers.iter().filter_map(Peer::up).flat_map(|up| &up.lanes);
         !context.events.is_empty() || lanes.any(LaneLink::wants_progress)
     }
-}
-
-/// This side's answer to a greeting if nothing speaks against it.
-fn answer(context: &Context, theirs: &Hello) -> Hello {
-    let mut lanes = Lane::ALL.into_iter();
-    // A lane that does not exist shows as a difference.
-    let lane = lanes.find(|lane| lane.index() == usize::from(theirs.lane));
-    context.hello_on(theirs.from, lane.unwrap_or(Lane::Log), theirs.session)
 }

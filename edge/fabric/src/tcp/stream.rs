@@ -16,6 +16,7 @@
 //! in order it also knows where each write *must* go, and checks it: an offset that is not the
 //! next one, or bytes over what was not consumed yet, are not what a correct peer writes.
 
+use crate::context::Loss;
 use crate::ring::{Capacity, Position};
 
 /// Bytes of a frame's header.
@@ -115,20 +116,6 @@ impl Outbox {
     }
 }
 
-/// A frame that no correct peer sends. The session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StreamDamage {
-    #[error("unknown frame {0:02x?}")]
-    Frame([u8; HEADER_BYTES]),
-    #[error("a write of {length} bytes at {value}, expected at {offset} with at most {room}")]
-    Place {
-        length: usize,
-        value: u64,
-        offset: usize,
-        room: usize,
-    },
-}
-
 /// Applies arriving frames: bytes to the ring, credits to a cell.
 #[derive(Debug)]
 pub struct Inbox {
@@ -179,12 +166,7 @@ impl Inbox {
     }
 
     /// Takes in the next bytes of the stream. `head` is up to where our reader has consumed.
-    pub fn feed(
-        &mut self,
-        mut bytes: &[u8],
-        ring: &mut [u8],
-        head: Position,
-    ) -> Result<(), StreamDamage> {
+    pub fn feed(&mut self, mut bytes: &[u8], ring: &mut [u8], head: Position) -> Result<(), Loss> {
         while !bytes.is_empty() {
             if self.rest > 0 {
                 let count = self.rest.min(bytes.len());
@@ -206,13 +188,14 @@ impl Inbox {
         Ok(())
     }
 
-    /// Acts on a whole header.
-    fn begin(&mut self, head: Position) -> Result<(), StreamDamage> {
+    /// Acts on a whole header. One that no correct peer sends is damage.
+    fn begin(&mut self, head: Position) -> Result<(), Loss> {
         let h = &self.header;
         let length = u32::from_le_bytes(std::array::from_fn(|i| h[4 + i])) as usize;
         let value = u64::from_le_bytes(std::array::from_fn(|i| h[8 + i]));
+        let unknown = || Loss::Damage(format!("unknown frame {h:02x?}"));
         match (h[0], length) {
-            _ if h[1..4] != [0; 3] => Err(StreamDamage::Frame(self.header)),
+            _ if h[1..4] != [0; 3] => Err(unknown()),
             (KIND_CREDIT, 0) => {
                 self.credit = Some(Position(value));
                 Ok(())
@@ -222,17 +205,15 @@ impl Inbox {
                 let free = self.capacity.bytes() - self.arrived.since(head) as usize;
                 let room = free.min(self.capacity.bytes() - offset);
                 if value != offset as u64 || length > room {
-                    return Err(StreamDamage::Place {
-                        length,
-                        value,
-                        offset,
-                        room,
-                    });
+                    return Err(Loss::Damage(format!(
+                        "a write of {length} bytes at {value}, expected at {offset} with at most \
+                         {room}"
+                    )));
                 }
                 self.rest = length;
                 Ok(())
             }
-            _ => Err(StreamDamage::Frame(self.header)),
+            _ => Err(unknown()),
         }
     }
 }

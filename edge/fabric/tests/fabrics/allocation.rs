@@ -3,7 +3,7 @@
 
 use crate::contract::{How, Maker};
 use crate::makers::{ShmMaker, TcpMaker};
-use plover_fabric::{BoxedFabric, Fabric, FabricEvent, Lane, Mixed};
+use plover_fabric::{BoxedFabric, FabricEvent, Lane, Mixed};
 use plover_types::{ReplicaId, ReplicaSet};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

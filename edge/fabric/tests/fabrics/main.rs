@@ -79,18 +79,14 @@ fn peers_of_shm_come_and_go() {
     peers_come_and_go(ShmMaker::new());
 }
 
-pub(crate) fn group_of<M: Maker>(size: u8, mut maker: M) -> Vec<M::Fabric> {
-    (0..size).map(|id| maker.open(ReplicaId(id))).collect()
-}
-
 #[test]
 fn nine_reach_each_other_over_tcp() {
-    everyone_reaches_everyone(group_of(9, TcpMaker::of(9)));
+    everyone_reaches_everyone(9, TcpMaker::of(9));
 }
 
 #[test]
 fn nine_reach_each_other_over_shm() {
     let mut maker = ShmMaker::new();
     maker.replicas = 9;
-    everyone_reaches_everyone(group_of(9, maker));
+    everyone_reaches_everyone(9, maker);
 }

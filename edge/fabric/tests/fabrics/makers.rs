@@ -29,8 +29,7 @@ impl TcpMaker {
     pub fn config(&self, me: ReplicaId, how: How) -> TcpConfig {
         let (listen, peers) = members(&self.addresses, me, how);
         let mut config = TcpConfig::new("test", me, listen, peers);
-        config.log_ring_bytes = LOG_RING_BYTES;
-        config.bulk_ring_bytes = how.bulk_ring_bytes;
+        config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
         config
     }
 }
@@ -125,8 +124,7 @@ impl ShmMaker {
         let peers = all.filter(|id| *id != me && how.members.contains(*id));
         let mut config = ShmConfig::new(self.group.clone(), me, peers.collect());
         config.place = self.place.clone();
-        config.log_ring_bytes = LOG_RING_BYTES;
-        config.bulk_ring_bytes = how.bulk_ring_bytes;
+        config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
         (self.tune)(&mut config);
         config
     }

@@ -29,8 +29,7 @@ impl OfiMaker {
         let (listen, peers) = members(&self.addresses, me, how);
         let mut config = OfiConfig::new("test", me, listen, peers, self.provider);
         config.spin = self.spin;
-        config.log_ring_bytes = LOG_RING_BYTES;
-        config.bulk_ring_bytes = how.bulk_ring_bytes;
+        config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
         config
     }
 }
@@ -64,7 +63,7 @@ fabric_contract!(shm, OfiMaker::new("shm", Spin::Adaptive));
 fn five_reach_each_other() {
     let mut maker = OfiMaker::new("tcp", Spin::Never);
     maker.addresses = free_addresses(5);
-    everyone_reaches_everyone(crate::group_of(5, maker));
+    everyone_reaches_everyone(5, maker);
 }
 
 #[test]
@@ -109,8 +108,7 @@ fn open(which: &str, me: ReplicaId) -> BoxedFabric {
     let other = (ReplicaId(1 - me.0), at(1 - me.0));
     // A group for each pair of addresses, since tests run beside each other.
     let mut config = OfiConfig::new(words[0], me, at(me.0), vec![other], "tcp");
-    config.log_ring_bytes = LOG_RING_BYTES;
-    config.bulk_ring_bytes = 256 << 10;
+    config.ring_bytes = [LOG_RING_BYTES, 256 << 10];
     Box::new(OfiFabric::new(config).expect("a software provider works everywhere"))
 }
 

@@ -3,7 +3,7 @@
 //! The peer is the test binary itself, started with one test ([`other_process`]) and told by a
 //! variable what to be.
 
-use plover_fabric::{BoxedFabric, Fabric, FabricEvent, Lane, WriteError};
+use plover_fabric::{BoxedFabric, FabricEvent, Lane, WriteError};
 use plover_types::ReplicaId;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::process::{Child, Command, Stdio};

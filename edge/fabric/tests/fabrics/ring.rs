@@ -265,27 +265,6 @@ fn a_record_of_another_session_is_none() {
 }
 
 #[test]
-fn a_record_of_an_earlier_lap_is_none() {
-    let mut pair = Pair::new(64, 0);
-    // Records of half a ring: the third lies exactly where the first one was.
-    for payload in [[1; 15], [2; 15]] {
-        pair.put(&payload);
-        pair.arrive(usize::MAX);
-        pair.drain();
-    }
-    assert_eq!(
-        pair.reader.head(),
-        Position(64),
-        "the head is at the first record again"
-    );
-    assert_eq!(pair.look(), None);
-    pair.put(&[3; 15]);
-    pair.arrive(usize::MAX);
-    pair.drain();
-    assert!(pair.twin.is_empty());
-}
-
-#[test]
 fn sizes_have_bounds() {
     for bad in [0, 8, 63, 65, 100, (1 << 30) + 8, usize::MAX] {
         assert!(Capacity::new(bad).is_err(), "{bad}");

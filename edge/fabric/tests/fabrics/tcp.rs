@@ -1,151 +1,92 @@
 //! What only the TCP fabric has, or all fabrics have in common: refusals, damage on the wire,
 //! connections that are not replicas, configuration errors.
 
-use crate::contract::{How, Maker};
+use crate::contract::{How, Maker, both_up, drive, strangers_do_no_harm};
 use crate::makers::{TcpMaker, free_addresses};
 use plover_fabric::{Fabric, FabricError, FabricEvent, Lane, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::{Duration, Instant};
 
 const R0: ReplicaId = ReplicaId(0);
 const R1: ReplicaId = ReplicaId(1);
 
-/// Drives the fabrics until `done`.
-fn drive(
-    fabrics: &mut [&mut TcpFabric],
-    mut done: impl FnMut(&[Vec<FabricEvent>], &[&mut TcpFabric]) -> bool,
-) {
-    let mut events = vec![Vec::new(); fabrics.len()];
-    let start = Instant::now();
-    while !done(&events, fabrics) {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "reported: {events:?}"
-        );
-        for (fabric, events) in fabrics.iter_mut().zip(&mut events) {
-            fabric.progress(events);
-        }
-        // Several descriptors and foreign threads: a short sleep is simpler than a poll here,
-        // and wake-ups are the contract's business.
-        thread::sleep(Duration::from_millis(1));
-    }
+fn open(config: TcpConfig) -> TcpFabric {
+    TcpFabric::new(config).expect("loopback works")
 }
 
-fn pair(change: impl Fn(&mut TcpConfig)) -> (TcpFabric, TcpFabric) {
-    let maker = TcpMaker::new();
-    let mut other = maker.config(R1, How::default());
-    change(&mut other);
-    (
-        TcpFabric::new(maker.config(R0, How::default())).unwrap(),
-        TcpFabric::new(other).unwrap(),
-    )
-}
-
-/// Both sides say why, for as long as it goes on, and what to do.
+/// Both sides say why, for as long as it goes on, and what to do. A stranger with the id of a peer that
+/// is linked is refused, too, which says nothing of the peer's link.
 #[test]
 fn a_refusal_is_known_to_both_sides() {
-    let (mut a, mut b) = pair(|config| config.group = "another".into());
-    drive(&mut [&mut a, &mut b], |_, fabrics| {
-        let (theirs, ours) = (fabrics[1].refusal(R0), fabrics[0].refusal(R1));
-        let says = |why: Option<String>| why.is_some_and(|why| why.contains("compare `group`"));
-        says(theirs) && says(ours)
-    });
-    let (mut a, mut b) = pair(|_| {});
-    drive(&mut [&mut a, &mut b], |events, _| {
-        events[0].contains(&FabricEvent::Up(R1)) && events[1].contains(&FabricEvent::Up(R0))
-    });
-    assert_eq!((a.refusal(R1), b.refusal(R0)), (None, None));
-}
-
-/// A stranger with the id of a peer that is linked is refused, which says nothing of the peer's link.
-#[test]
-fn a_stranger_with_a_peers_name_is_no_refusal_of_the_peer() {
     let maker = TcpMaker::new();
-    let mut a = TcpFabric::new(maker.config(R0, How::default())).unwrap();
-    let mut b = TcpFabric::new(maker.config(R1, How::default())).unwrap();
-    drive(&mut [&mut a, &mut b], |_, fabrics| {
-        fabrics[0].is_up(R1) && fabrics[1].is_up(R0)
-    });
+    let [a, b] = [R0, R1].map(|id| open(maker.config(id, How::default())));
     let mut stranger = maker.config(R0, How::default());
     stranger.group = "another".into();
     stranger.listen.set_port(0);
-    let mut stranger = TcpFabric::new(stranger).unwrap();
-    drive(&mut [&mut a, &mut b, &mut stranger], |_, fabrics| {
-        fabrics[2].refusal(R1).is_some()
-    });
+    let mut fabrics = [a, b];
+    drive(&mut fabrics, |_, events| both_up(events));
+    let [a, b] = fabrics;
+    let mut fabrics = [open(stranger), b, a];
+    let says = |why: Option<String>| why.is_some_and(|why| why.contains("compare `group`"));
+    drive(&mut fabrics, |fabrics, _| says(fabrics[0].refusal(R1)));
+    let [_, b, a] = &fabrics;
     assert!(b.stats().rejected > 0, "it knocked");
-    assert!(b.is_up(R0));
-    assert_eq!(b.refusal(R0), None);
+    assert!(a.is_up(R1) && b.is_up(R0));
+    assert_eq!((a.refusal(R1), b.refusal(R0)), (None, None));
+    let [stranger, b, a] = fabrics;
+    drop(a);
+    drive(&mut [stranger, b], |fabrics, _| {
+        says(fabrics[1].refusal(R0))
+    });
 }
 
-/// A connection that sends something else is turned away, and replicas still find each other.
 #[test]
 fn connections_that_are_no_replicas_do_no_harm() {
-    let maker = TcpMaker::new();
-    let mut b = TcpFabric::new(maker.config(R1, How::default())).unwrap();
-    let address = b.listen_address().unwrap();
-    let mut noisy: Vec<_> = (0..50u8)
-        .map(|n| {
-            let mut stream = TcpStream::connect(address).unwrap();
-            // Some say too little, some enough to be read as a hello.
-            stream.write_all(&vec![n; usize::from(n) * 8]).unwrap();
-            stream
-        })
-        .collect();
-    let mut a = TcpFabric::new(maker.config(R0, How::default())).unwrap();
-    let both_up = |events: &[Vec<FabricEvent>]| {
-        events[0].contains(&FabricEvent::Up(R1)) && events[1].contains(&FabricEvent::Up(R0))
-    };
-    drive(&mut [&mut a, &mut b], |events, _| both_up(events));
-    drive(&mut [&mut a, &mut b], |_, fabrics| {
-        fabrics[1].stats().rejected >= 50
+    strangers_do_no_harm(TcpMaker::new(), |maker| {
+        TcpStream::connect(maker.addresses[1]).unwrap().into()
     });
-    for stream in &mut noisy {
-        // It was closed, with or without a reset.
-        let ended = matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_));
-        assert!(ended, "still open");
-    }
-    assert!(a.is_up(R1) && b.is_up(R0));
 }
 
-/// A relay that flips one byte after so many: the receiver notices, drops the link, and both
-/// come back over a connection that is whole.
-#[test]
-fn damage_ends_the_session_and_is_counted() {
+/// Two linked replicas, the first of which reaches the other one through a relay, and the relay's
+/// connections. Those of the first session are damaged at a byte, later ones are not.
+fn relayed(damage_at: Option<usize>) -> ([TcpFabric; 2], Receiver<TcpStream>) {
     let maker = TcpMaker::new();
     let relay = TcpListener::bind(free_addresses(1)[0]).unwrap();
     let mut config = maker.config(R0, How::default());
-    for (id, address) in &mut config.peers {
-        if *id == R1 {
-            *address = relay.local_addr().unwrap();
-        }
-    }
+    config.peers.retain(|(id, _)| *id == R1);
+    config.peers[0].1 = relay.local_addr().unwrap();
     let to = maker.addresses[1];
-    // The connections of the first session are damaged, later ones are not. The thread ends
-    // with the process.
+    let (hand_over, connections) = channel();
+    // The thread ends with the process.
     thread::spawn(move || {
         for (n, stream) in relay.incoming().enumerate() {
-            let damage_at = (n < 2).then_some(5000);
-            relay_both_ways(stream.unwrap(), to, damage_at);
+            let stream = stream.unwrap();
+            let _ = hand_over.send(stream.try_clone().unwrap());
+            relay_both_ways(stream, to, damage_at.filter(|_| n < 2));
         }
     });
-    let mut a = TcpFabric::new(config).unwrap();
-    let mut b = TcpFabric::new(maker.config(R1, How::default())).unwrap();
-    drive(&mut [&mut a, &mut b], |events, _| {
-        events[0].contains(&FabricEvent::Up(R1))
-    });
+    let mut fabrics = [open(config), open(maker.config(R1, How::default()))];
+    drive(&mut fabrics, |_, events| both_up(events));
+    (fabrics, connections)
+}
+
+/// One byte is flipped on the way: the receiver notices, drops the link, and both come back over a
+/// connection that is whole.
+#[test]
+fn damage_ends_the_session_and_is_counted() {
+    let (mut fabrics, _) = relayed(Some(5000));
     for n in 0..20 {
-        a.write(R1, Lane::Log, &[n; 1000]).unwrap();
+        fabrics[0].write(R1, Lane::Log, &[n; 1000]).unwrap();
     }
     let mut records = Vec::new();
-    drive(&mut [&mut a, &mut b], |events, fabrics| {
+    drive(&mut fabrics, |fabrics, events| {
         records = events[1].clone();
         fabrics[1].stats().damaged > 0 && fabrics[0].is_up(R1) && fabrics[1].is_up(R0)
     });
-    assert_eq!(b.stats().damaged, 1);
+    assert_eq!(fabrics[1].stats().damaged, 1);
     let arrived = records.iter().filter_map(|event| match event {
         FabricEvent::Record { bytes, .. } => Some(bytes),
         _ => None,
@@ -156,7 +97,7 @@ fn damage_ends_the_session_and_is_counted() {
             "what came before the damage is whole"
         );
     }
-    let whole = b.stats().log.bytes_in / 1000;
+    let whole = fabrics[1].stats().log.bytes_in / 1000;
     assert!(whole < 20, "the damaged record did not come out");
 }
 
@@ -185,31 +126,15 @@ fn relay_one_way(mut from: TcpStream, mut to: TcpStream, damage_at: Option<usize
 /// One lane lost is the link lost, and it comes back.
 #[test]
 fn losing_one_lane_takes_both_down() {
-    let maker = TcpMaker::new();
-    let relay = TcpListener::bind(free_addresses(1)[0]).unwrap();
-    let mut config = maker.config(R0, How::default());
-    config.peers.retain(|(id, _)| *id == R1);
-    config.peers[0].1 = relay.local_addr().unwrap();
-    let to = maker.addresses[1];
-    let (hand_over, first_lane) = std::sync::mpsc::channel();
-    thread::spawn(move || {
-        for stream in relay.incoming() {
-            let stream = stream.unwrap();
-            let _ = hand_over.send(stream.try_clone().unwrap());
-            relay_both_ways(stream, to, None);
-        }
-    });
-    let mut a = TcpFabric::new(config).unwrap();
-    let mut b = TcpFabric::new(maker.config(R1, How::default())).unwrap();
-    drive(&mut [&mut a, &mut b], |events, _| {
-        events[0].contains(&FabricEvent::Up(R1)) && events[1].contains(&FabricEvent::Up(R0))
-    });
-    first_lane.recv().unwrap().shutdown(Shutdown::Both).unwrap();
+    let (mut fabrics, connections) = relayed(None);
+    connections
+        .recv()
+        .unwrap()
+        .shutdown(Shutdown::Both)
+        .unwrap();
     let again = |peer| vec![FabricEvent::Down(peer), FabricEvent::Up(peer)];
-    drive(&mut [&mut a, &mut b], |events, _| {
-        events == [again(R1), again(R0)]
-    });
-    assert_eq!(a.stats().damaged + b.stats().damaged, 0);
+    drive(&mut fabrics, |_, events| events == [again(R1), again(R0)]);
+    assert!(fabrics.iter().all(|it| it.stats().damaged == 0));
 }
 
 #[test]
@@ -217,7 +142,7 @@ fn an_address_in_use_is_said_clearly() {
     let mut maker = TcpMaker::new();
     let _first = maker.open(R0);
     let error = TcpFabric::new(maker.config(R0, How::default())).unwrap_err();
-    assert!(matches!(error, FabricError::Bind { .. }));
+    assert!(matches!(error, FabricError::Listen { .. }));
     let text = error.to_string();
     assert!(text.contains(&maker.addresses[0].to_string()), "{text}");
     assert!(text.contains("another process listens there"), "{text}");
@@ -233,6 +158,10 @@ fn impossible_configurations_are_refused() {
     };
     assert!(matches!(refuse(|c| c.group.clear()), FabricError::Group(_)));
     assert!(matches!(
+        refuse(|c| c.group = "x".repeat(65)),
+        FabricError::Group(_)
+    ));
+    assert!(matches!(
         refuse(|c| c.peers[0].0 = R0),
         FabricError::Member(R0)
     ));
@@ -241,14 +170,14 @@ fn impossible_configurations_are_refused() {
         FabricError::Member(_)
     ));
     assert!(matches!(
-        refuse(|c| c.log_ring_bytes = 100),
+        refuse(|c| c.ring_bytes[0] = 100),
         FabricError::Ring {
             lane: Lane::Log,
             ..
         }
     ));
     assert!(matches!(
-        refuse(|c| c.bulk_ring_bytes = 0),
+        refuse(|c| c.ring_bytes[1] = 0),
         FabricError::Ring {
             lane: Lane::Bulk,
             ..

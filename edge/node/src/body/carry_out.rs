@@ -2,7 +2,6 @@
 
 use super::{Body, BoxError};
 use crate::{announce, clock};
-use plover_fabric::Fabric;
 use plover_replica::{Action, ConsoleHold, Note, Role};
 use plover_syncvm::subpages::SubpageMask;
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};

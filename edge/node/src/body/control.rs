@@ -4,7 +4,6 @@ use super::{Body, BoxError};
 use crate::clock;
 use crate::control::{Op, Request};
 use plover_disk::Disks;
-use plover_fabric::Fabric;
 use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
 use plover_replica::{Event, OperatorInput};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};

@@ -19,7 +19,7 @@ use crate::storage::Storage;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use plover_disk::{DiskEvent, Disks};
-use plover_fabric::{BoxedFabric, Fabric, FabricEvent};
+use plover_fabric::{BoxedFabric, FabricEvent};
 use plover_replica::{Action, Area, Event, Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::{QemuConfig, QemuVm};

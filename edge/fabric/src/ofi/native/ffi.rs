@@ -38,11 +38,6 @@ impl Traits {
         key_bytes: 0,
         immediate_bytes: 0,
     };
-
-    pub fn name(&self) -> String {
-        let name = self.name.split(|byte| *byte == 0).next();
-        String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
-    }
 }
 
 /// One arrival, or one completed write of our own.
@@ -113,18 +108,11 @@ unsafe extern "C" {
     pub fn plover_ofi_port_wait_fd(port: *const Port) -> c_int;
     pub fn plover_ofi_port_try_wait(port: *mut Port) -> c_int;
     pub fn plover_ofi_port_connect(port: *mut Port, peer: *const Address) -> c_int;
-    pub fn plover_ofi_inject(
-        port: *mut Port,
-        from: u64,
-        bytes: u64,
-        to: u64,
-        immediate: u32,
-    ) -> c_int;
+    pub fn plover_ofi_inject(port: *mut Port, at: u64, bytes: u64, immediate: u32) -> c_int;
     pub fn plover_ofi_write(
         port: *mut Port,
-        from: u64,
+        at: u64,
         bytes: u64,
-        to: u64,
         immediate: u32,
         sequence: u64,
         signalled: c_int,

@@ -77,6 +77,13 @@ impl NativeError {
     }
 }
 
+/// The name of a provider, which ends with a zero, as text.
+pub fn provider_name(name: &[u8]) -> String {
+    let name = name.split(|byte| *byte == 0).next();
+    let name = String::from_utf8_lossy(name.unwrap_or_default());
+    name.escape_debug().to_string()
+}
+
 /// The packed versions of the headers and of the library.
 pub fn versions() -> (u32, u32) {
     // SAFETY: both only return a number.

@@ -141,7 +141,6 @@ impl Port {
                 self.raw.as_ptr(),
                 run.offset as u64,
                 run.bytes as u64,
-                run.offset as u64,
                 run.immediate,
             )
         };
@@ -164,7 +163,6 @@ impl Port {
                 self.raw.as_ptr(),
                 run.offset as u64,
                 run.bytes as u64,
-                run.offset as u64,
                 run.immediate,
                 sequence,
                 c_int::from(signalled),

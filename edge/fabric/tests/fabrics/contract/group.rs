@@ -1,4 +1,4 @@
-//! Three replicas under test, driven as a real caller drives them.
+//! Replicas under test, driven as a real caller drives them.
 
 use super::Maker;
 use plover_fabric::{Fabric, FabricEvent, Lane, WriteError};
@@ -12,10 +12,10 @@ pub(super) const R: [ReplicaId; 3] = [ReplicaId(0), ReplicaId(1), ReplicaId(2)];
 /// Far beyond what any step takes on a loaded machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Three replicas and what they have reported.
+/// The replicas of a group and what they have reported.
 pub(super) struct Group<M: Maker> {
     maker: M,
-    nodes: [Option<Node<M::Fabric>>; 3],
+    nodes: Vec<Option<Node<M::Fabric>>>,
 }
 
 pub(super) struct Node<F> {
@@ -95,21 +95,21 @@ pub(super) fn sleep<'f, F: Fabric + 'f>(
 }
 
 impl<M: Maker> Group<M> {
-    /// All three, all links up.
-    pub fn new(mut maker: M) -> Self {
-        let nodes = R.map(|id| {
-            Some(Node {
-                fabric: maker.open(id),
-                events: Vec::new(),
-            })
-        });
+    /// Three replicas, all links up.
+    pub fn new(maker: M) -> Self {
+        Self::of(3, maker)
+    }
+
+    /// Replicas 0 and up, all links up.
+    pub fn of(count: u8, maker: M) -> Self {
+        let nodes = (0..count).map(|_| None).collect();
         let mut group = Self { maker, nodes };
+        let ids: Vec<_> = (0..count).map(ReplicaId).collect();
+        ids.iter().for_each(|&id| group.start(id));
         group.wait("all links come up", |group| {
-            R.iter().all(|&id| {
-                let others = R.iter().filter(|&&other| other != id);
-                others
-                    .clone()
-                    .all(|&other| group.node_ref(id).saw(&FabricEvent::Up(other)))
+            ids.iter().all(|&id| {
+                let mut others = ids.iter().filter(|&&other| other != id);
+                others.all(|&other| group.node_ref(id).saw(&FabricEvent::Up(other)))
             })
         });
         group.forget();
@@ -156,24 +156,18 @@ impl<M: Maker> Group<M> {
         }
     }
 
-    /// One turn of the replicas in `who`: sleep, progress.
-    pub fn turn(&mut self, who: &[ReplicaId]) {
-        let chosen = |id: usize| who.contains(&R[id]);
-        let running = || self.nodes.iter().enumerate().filter(|(id, _)| chosen(*id));
-        let fabrics = || {
-            running()
-                .filter_map(|(_, node)| node.as_ref())
-                .map(|node| &node.fabric)
-        };
+    /// One turn of all replicas, or of `only` one: sleep, progress.
+    pub fn turn(&mut self, only: Option<ReplicaId>) {
+        let chosen = |id: usize| only.is_none_or(|only| usize::from(only.0) == id);
+        let nodes = self.nodes.iter_mut().enumerate();
+        let nodes = nodes.filter(|(id, _)| chosen(*id));
+        let mut nodes: Vec<_> = nodes.filter_map(|(_, node)| node.as_mut()).collect();
+        let fabrics = || nodes.iter().map(|node| &node.fabric);
         let timeout = fabrics().filter_map(Fabric::timeout).min();
-        sleep(
-            fabrics(),
-            timeout.unwrap_or(DEADLINE).min(Duration::from_secs(1)),
-        );
-        for (id, node) in self.nodes.iter_mut().enumerate() {
-            if let (true, Some(node)) = (chosen(id), node) {
-                node.fabric.progress(&mut node.events);
-            }
+        let timeout = timeout.unwrap_or(DEADLINE).min(Duration::from_secs(1));
+        sleep(fabrics(), timeout);
+        for node in &mut nodes {
+            node.fabric.progress(&mut node.events);
         }
     }
 
@@ -190,7 +184,7 @@ impl<M: Maker> Group<M> {
                 start.elapsed() < DEADLINE,
                 "waited for: {what}; reported: {reported:#?}"
             );
-            self.turn(&R);
+            self.turn(None);
         }
     }
 
@@ -235,7 +229,7 @@ impl<M: Maker> Group<M> {
                 !late,
                 "records or room do not come; written and refused: {written:?}"
             );
-            self.turn(&R);
+            self.turn(None);
             for stream in &mut streams {
                 let room = FabricEvent::Room {
                     peer: stream.to,

@@ -4,6 +4,7 @@ use super::group::{DEADLINE, Group, R, Stream, record};
 use super::{How, Maker};
 use plover_fabric::{Fabric, FabricEvent, Lane, PeerError, WriteError};
 use plover_types::{ReplicaId, ReplicaSet};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// A write to a replica that does not run, or is no member, says so.
@@ -78,7 +79,7 @@ pub fn nothing_crosses_sessions<M: Maker>(maker: M) {
                     .expect("room");
             }
             group.fabric(restarted).flush();
-            group.turn(&[writer]);
+            group.turn(Some(writer));
         }
         group.stop(restarted);
         group.wait("down", |g| {
@@ -116,8 +117,11 @@ pub fn nothing_crosses_sessions<M: Maker>(maker: M) {
     }
 }
 
-/// Drives fabrics until `done`; returns what they reported.
-fn drive<F: Fabric>(fabrics: &mut [F], done: impl Fn(&[F], &[Vec<FabricEvent>]) -> bool) {
+/// Drives fabrics until `done`, by what they have reported.
+pub fn drive<F: Fabric>(
+    fabrics: &mut [F],
+    mut done: impl FnMut(&[F], &[Vec<FabricEvent>]) -> bool,
+) {
     let mut events = vec![Vec::new(); fabrics.len()];
     let start = Instant::now();
     while !done(fabrics, &events) {
@@ -168,10 +172,7 @@ pub fn peers_come_and_go<M: Maker>(mut maker: M) {
     let address = maker.address(R[1]);
     let set = fabrics[0].set_peer(R[1], Some(&address));
     set.expect("an address");
-    let up = [FabricEvent::Up(R[1]), FabricEvent::Up(R[0])];
-    drive(&mut fabrics, |_, events| {
-        events.iter().zip(&up).all(|(it, up)| it.contains(up))
-    });
+    drive(&mut fabrics, |_, events| both_up(events));
     let again = fabrics[0].set_peer(R[1], Some(&address));
     again.expect("the same");
     assert_eq!(fabrics[0].write(R[1], Lane::Log, b"still linked"), Ok(()));
@@ -181,5 +182,46 @@ pub fn peers_come_and_go<M: Maker>(mut maker: M) {
     let down = FabricEvent::Down(R[0]);
     drive(&mut fabrics, |_, events| events[1].contains(&down));
     let wrong = fabrics[0].set_peer(ReplicaId(9), Some("nowhere"));
-    assert!(matches!(wrong, Ok(()) | Err(PeerError::Address(_))));
+    assert!(matches!(wrong, Ok(()) | Err(PeerError(_))));
+}
+
+/// Whether the links of the two replicas have come up.
+pub fn both_up(events: &[Vec<FabricEvent>]) -> bool {
+    events[0].contains(&FabricEvent::Up(R[1])) && events[1].contains(&FabricEvent::Up(R[0]))
+}
+
+/// Connections that send something else are turned away, and replicas still find each other. `connect`
+/// makes one to replica 1, on which such a number of bytes can be sent.
+pub fn strangers_do_no_harm<M: Maker>(mut maker: M, connect: impl Fn(&M) -> OwnedFd) {
+    let mut b = maker.open(R[1]);
+    let noisy: Vec<_> = (0..50u8)
+        .map(|n| {
+            let stranger = connect(&maker);
+            // Some say nothing, some too little or too much, some as much as a greeting has.
+            let noise = vec![n; [0, 1, 128, 4000][usize::from(n % 4)]];
+            if !noise.is_empty() {
+                rustix::io::write(&stranger, &noise).expect("room");
+            }
+            b.progress(&mut Vec::new());
+            stranger
+        })
+        .collect();
+    let mut fabrics = [maker.open(R[0]), b];
+    let (mut are_up, mut rejected) = (false, 0);
+    drive(&mut fabrics, |fabrics, events| {
+        are_up |= both_up(events);
+        rejected = fabrics[1].stats().rejected;
+        are_up && rejected >= 50
+    });
+    for stranger in &noisy {
+        // An end, or a reset where the noise was not even read.
+        let ended = matches!(rustix::io::read(stranger, &mut [0; 1]), Ok(0) | Err(_));
+        assert!(ended, "still open");
+    }
+    let links = fabrics.each_mut().map(|it| {
+        let mut events = Vec::new();
+        it.progress(&mut events);
+        events
+    });
+    assert!(links.iter().all(Vec::is_empty), "{links:?}");
 }

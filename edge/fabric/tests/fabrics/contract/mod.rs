@@ -10,12 +10,10 @@
 
 mod group;
 mod links;
-mod nine;
 mod records;
 mod sleep;
 
 pub use links::*;
-pub use nine::everyone_reaches_everyone;
 pub use records::*;
 pub use sleep::*;
 
@@ -73,8 +71,7 @@ macro_rules! fabric_contract {
                 nothing_crosses_sessions
                 other_rings_are_refused
                 a_replica_that_is_no_member_is_refused
-                wait_fd_wakes
-                wait_wakes_for_records_and_for_what_is_attached
+                a_sleeper_is_woken_for_records_and_for_what_is_attached
                 who_is_not_waited_for_is_heard_all_the_same
                 what_one_call_leaves_is_announced
                 a_quiet_fabric_lets_its_caller_sleep

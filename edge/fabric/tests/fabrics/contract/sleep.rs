@@ -7,50 +7,30 @@ use plover_types::{Awaited, ReplicaId, ReplicaSet};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// A sleeper is woken by the descriptor alone, for each record anew.
-pub fn wait_fd_wakes<M: Maker>(maker: M) {
-    let mut group = Group::new(maker);
-    for n in 0..20 {
-        for lane in Lane::ALL {
-            group
-                .fabric(R[0])
-                .write(R[1], lane, &record(n, 100))
-                .expect("room");
-            group.fabric(R[0]).flush();
-            let start = Instant::now();
-            while group.node_ref(R[1]).records(R[0], lane).count() == n as usize {
-                assert!(
-                    start.elapsed() < DEADLINE,
-                    "not woken for record {n} on {lane}"
-                );
-                let patience = group.patience(R[1]);
-                let node = group.node(R[1]);
-                sleep([&node.fabric].into_iter(), patience);
-                node.fabric.progress(&mut node.events);
-            }
-        }
-    }
-}
-
-/// The fabric's own wait ends for records, and for a descriptor of the caller's.
-pub fn wait_wakes_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
+/// A sleeper is woken for each record anew, by the descriptor alone and by the fabric's own wait. That
+/// also ends for a descriptor of the caller's.
+pub fn a_sleeper_is_woken_for_records_and_for_what_is_attached<M: Maker>(maker: M) {
     let mut group = Group::new(maker);
     let (read, write) = rustix::pipe::pipe().expect("a pipe");
     let attached = group.fabric(R[1]).attach(read.as_fd());
     let attached = attached.expect("it watches pipes");
-    for n in 0..20 {
-        let start = Instant::now();
-        group
-            .fabric(R[0])
-            .write(R[1], Lane::Log, &record(n, 100))
-            .expect("room");
-        group.fabric(R[0]).flush();
-        while group.node_ref(R[1]).records(R[0], Lane::Log).count() == n as usize {
-            assert!(start.elapsed() < DEADLINE, "not woken for record {n}");
-            let patience = group.patience(R[1]);
-            let node = group.node(R[1]);
-            node.fabric.wait(Some(patience));
-            node.fabric.progress(&mut node.events);
+    for n in 0..40 {
+        let (start, waits) = (Instant::now(), n % 2 == 0);
+        for lane in Lane::ALL {
+            let fabric = group.fabric(R[0]);
+            fabric.write(R[1], lane, &record(n, 100)).expect("room");
+            fabric.flush();
+            while group.node_ref(R[1]).records(R[0], lane).count() == n as usize {
+                assert!(start.elapsed() < DEADLINE, "not woken for {n} on {lane}");
+                let patience = group.patience(R[1]);
+                let node = group.node(R[1]);
+                if waits {
+                    node.fabric.wait(Some(patience));
+                } else {
+                    sleep([&node.fabric].into_iter(), patience);
+                }
+                node.fabric.progress(&mut node.events);
+            }
         }
         rustix::io::write(&write, b"x").expect("room in the pipe");
         while !group.fabric(R[1]).is_readable(attached) {

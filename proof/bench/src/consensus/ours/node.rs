@@ -45,7 +45,7 @@ impl Node {
 
     /// Whether it leads and reaches so many backups.
     pub fn leads(&self, backups: usize) -> bool {
-        self.0.leads() && self.0.links().len() == backups
+        self.0.leads() && self.0.report().linked.len() == backups
     }
 
     /// Puts an entry into the log; `false` while the log is full.

@@ -1,8 +1,11 @@
 //! Groups of log servers in one process.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+mod disk;
+mod generations;
+mod group;
+mod remote;
 
-use plover_fabric::{TcpConfig, TcpFabric};
+use plover_fabric::{BoxedFabric, TcpConfig, TcpFabric};
 use plover_log::{Address, Config, Server, StateMachine, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet, Viewstamp};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -12,11 +15,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes, on the busiest machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Free addresses in a part of 127.0.0.0/8 that no other test uses, so that a replica can come back to
 /// its port.
-pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
+fn free_addresses(count: usize) -> Vec<SocketAddr> {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let third = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -30,9 +33,9 @@ pub fn free_addresses(count: usize) -> Vec<SocketAddr> {
 
 /// Adds the bytes of each entry to a sum, and answers with the sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
-    pub sum: u64,
-    pub entries: u64,
+struct Sum {
+    sum: u64,
+    entries: u64,
 }
 
 impl StateMachine for Sum {
@@ -61,74 +64,80 @@ impl StateMachine for Sum {
 }
 
 /// A replica over TCP.
-pub fn tcp(me: usize, addresses: &[SocketAddr]) -> TcpFabric {
+fn tcp(me: usize, addresses: &[SocketAddr]) -> BoxedFabric {
     let all = addresses.iter().enumerate();
     let peers = all
         .filter(|(id, _)| *id != me)
         .map(|(id, address)| (ReplicaId(id as u8), *address))
         .collect();
     let config = TcpConfig::new("test", ReplicaId(me as u8), addresses[me], peers);
-    TcpFabric::new(config).expect("loopback works")
+    Box::new(TcpFabric::new(config).expect("loopback works"))
 }
 
 /// The configuration of replica `me` of `size`.
-pub fn config(me: usize, size: usize) -> Config {
+fn config(me: usize, size: usize) -> Config {
     let members = ReplicaSet::of((0..size).map(|id| ReplicaId(id as u8)));
     Config::new(ReplicaId(me as u8), members)
 }
 
+/// A replica in memory, set up by `change`.
+fn server(
+    me: usize,
+    addresses: &[SocketAddr],
+    machine: Sum,
+    change: impl Fn(&mut Config),
+) -> Server<Sum> {
+    let mut config = config(me, addresses.len());
+    change(&mut config);
+    Server::in_memory(config, tcp(me, addresses), machine).expect("it opens")
+}
+
 /// Replicas in memory, each set up by `change`.
-pub fn servers(size: usize, change: impl Fn(&mut Config)) -> Vec<Server<Sum>> {
+fn servers(size: usize, change: impl Fn(&mut Config)) -> Vec<Server<Sum>> {
     let addresses = free_addresses(size);
-    let open = |me| {
-        let mut config = config(me, size);
-        change(&mut config);
-        Server::in_memory(config, tcp(me, &addresses), Sum::default()).expect("it opens")
-    };
+    let open = |me| server(me, &addresses, Sum::default(), &change);
     (0..size).map(open).collect()
 }
 
 /// Longer timeouts for replicas in threads of their own. They may run late on a busy machine, and must
 /// not elect another leader.
-pub fn patient(config: &mut Config) {
+fn patient(config: &mut Config) {
     config.heartbeat = Micros::from_ms(100);
     config.timeout = Micros::from_ms(1000);
 }
 
-/// A replica in a thread of its own, which serves clients at `address`.
-pub struct Running<M> {
-    pub address: Address,
+/// A replica in a thread of its own, which serves clients at `address`, until this is dropped.
+struct Running {
+    address: Address,
     stopper: Stopper,
-    thread: JoinHandle<Server<M>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl<M: StateMachine + Send + 'static> Running<M> {
-    pub fn start(mut server: Server<M>) -> Self {
+impl Running {
+    fn start(mut server: Server<Sum>) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let address = server.listen(&Address::Tcp(any)).expect("it listens");
         let stopper = server.stopper();
-        let thread = std::thread::spawn(move || {
-            server.run().expect("the server runs");
-            server
-        });
+        let thread = std::thread::spawn(move || server.run().expect("the server runs"));
         Self {
             address,
             stopper,
-            thread,
+            thread: Some(thread),
         }
     }
+}
 
-    pub fn stop(self) -> Server<M> {
+impl Drop for Running {
+    fn drop(&mut self) {
         self.stopper.stop();
-        self.thread.join().expect("the server's thread ends")
+        let ended = self.thread.take().map(JoinHandle::join);
+        let ended = ended.is_some_and(|it| it.is_ok());
+        assert!(ended || std::thread::panicking(), "a server has failed");
     }
 }
 
 /// Turns all `servers` in this thread until `happened`.
-pub fn turn_until<M: StateMachine>(
-    servers: &mut [Server<M>],
-    mut happened: impl FnMut(&mut [Server<M>]) -> bool,
-) {
+fn turn_until(servers: &mut [Server<Sum>], mut happened: impl FnMut(&mut [Server<Sum>]) -> bool) {
     let until = Instant::now() + PATIENCE;
     while !happened(servers) {
         assert!(Instant::now() < until, "it does not happen: {servers:?}");
@@ -138,8 +147,13 @@ pub fn turn_until<M: StateMachine>(
     }
 }
 
+/// Turns all `servers` until each of them has this sum.
+fn turn_until_sum(servers: &mut [Server<Sum>], sum: u64) {
+    turn_until(servers, |all| all.iter().all(|it| it.machine().sum == sum));
+}
+
 /// Appends through the leader, and tries again while there is none. Returns the leader and the answer.
-pub fn append<M: StateMachine>(servers: &mut [Server<M>], entry: &[u8]) -> (usize, Vec<u8>) {
+fn append(servers: &mut [Server<Sum>], entry: &[u8]) -> (usize, Vec<u8>) {
     loop {
         let mut leader = 0;
         turn_until(servers, |all| {
@@ -158,7 +172,7 @@ pub fn append<M: StateMachine>(servers: &mut [Server<M>], entry: &[u8]) -> (usiz
 }
 
 /// The files of the log on disk, oldest first.
-pub fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
+fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
     let names = std::fs::read_dir(dir).expect("a directory");
     let paths = names.map(|entry| entry.expect("an entry").path());
     let is_segment = |path: &std::path::PathBuf| path.to_string_lossy().contains("/log.0000000000");
@@ -168,7 +182,7 @@ pub fn segments(dir: &Path) -> Vec<std::path::PathBuf> {
 }
 
 /// Flips a bit at byte `at` of the oldest segment.
-pub fn damage(dir: &Path, at: usize) {
+fn damage(dir: &Path, at: usize) {
     let segment = &segments(dir)[0];
     let mut bytes = std::fs::read(segment).expect("it can be read");
     bytes[at] ^= 4;

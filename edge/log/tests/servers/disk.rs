@@ -1,9 +1,7 @@
 //! A group whose log is on disk, and one replica's log is damaged.
 
-mod common;
-
+use crate::{Sum, append, config, damage, free_addresses, tcp, turn_until, turn_until_sum};
 use apus::Durability;
-use common::{Sum, append, config, damage, free_addresses, tcp, turn_until};
 use plover_log::{Phase, Server};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -25,9 +23,7 @@ impl Group {
         for _ in 0..count {
             append(&mut servers, &[1]);
         }
-        turn_until(&mut servers, |all| {
-            all.iter().all(|it| it.machine().sum == count as u64)
-        });
+        turn_until_sum(&mut servers, count as u64);
         (group, servers)
     }
 
@@ -75,7 +71,5 @@ fn a_replica_with_a_damaged_log_recovers_from_the_others_before_it_votes() {
     assert!(!is_recovering(&servers[2]), "its log is on its disk");
     drop(servers.remove(0));
     append(&mut servers, &[1]);
-    turn_until(&mut servers, |all| {
-        all.iter().all(|it| it.machine().sum == 61)
-    });
+    turn_until_sum(&mut servers, 61);
 }

@@ -1,8 +1,6 @@
 //! Remote clients. They run in this process, which the servers cannot tell.
 
-mod common;
-
-use common::{PATIENCE, Running, Sum, patient, servers};
+use crate::{PATIENCE, Running, patient, servers};
 use plover_log::remote::{self, TailEvent};
 use plover_log::{Address, Remote, RemoteError};
 use plover_types::Index;
@@ -10,46 +8,20 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::ops::ControlFlow;
 
-struct Group {
-    running: Vec<Running<Sum>>,
-    addresses: Vec<Address>,
-}
-
-fn group(size: usize) -> Group {
+fn group(size: usize) -> (Vec<Running>, Vec<Address>) {
     let servers = servers(size, |config| {
         patient(config);
         config.check_outputs = true;
     });
     let running: Vec<_> = servers.into_iter().map(Running::start).collect();
     let addresses = running.iter().map(|it| it.address.clone()).collect();
-    Group { running, addresses }
-}
-
-impl Group {
-    fn stop(self) {
-        for running in self.running {
-            running.stop();
-        }
-    }
-
-    fn leader(&self) -> usize {
-        for _ in 0..3000 {
-            let leads = |address: &&Address| {
-                remote::status(address).is_ok_and(|it| it.leader == Some(it.id))
-            };
-            if let Some(address) = self.addresses.iter().find(leads) {
-                return self.addresses.iter().position(|it| it == address).unwrap();
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        panic!("nobody leads");
-    }
+    (running, addresses)
 }
 
 #[test]
 fn a_client_finds_the_leader_from_any_replica() {
-    let group = group(3);
-    for (number, address) in group.addresses.iter().enumerate() {
+    let (_running, addresses) = group(3);
+    for (number, address) in addresses.iter().enumerate() {
         let mut client = Remote::new(vec![address.clone()], PATIENCE);
         let mut answer = Vec::new();
         client.call(&[1], &mut answer).unwrap();
@@ -60,15 +32,14 @@ fn a_client_finds_the_leader_from_any_replica() {
             [sum.to_le_bytes(), (sum + 1).to_le_bytes()].concat()
         );
     }
-    group.stop();
 }
 
 #[test]
 fn many_proposers_make_one_order_without_gaps() {
-    let group = group(3);
+    let (_running, addresses) = group(3);
     let proposers: Vec<_> = (0..8)
         .map(|_| {
-            let mut client = Remote::new(group.addresses.clone(), PATIENCE);
+            let mut client = Remote::new(addresses.clone(), PATIENCE);
             let append = move || client.append(&[1]).unwrap().index;
             std::thread::spawn(move || std::iter::repeat_with(append).take(200).collect())
         })
@@ -79,89 +50,60 @@ fn many_proposers_make_one_order_without_gaps() {
     places.dedup();
     assert_eq!(places.len(), 1600, "each entry has its own place");
     let mut sum = Vec::new();
-    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
+    let mut client = Remote::new(addresses.clone(), PATIENCE);
     client.call(&[0], &mut sum).unwrap();
     assert_eq!(sum, 1600u64.to_le_bytes(), "each is applied once");
-    group.stop();
 }
 
-#[test]
-fn a_repeated_request_is_not_applied_again() {
-    let group = group(3);
-    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
-    let first = client.append(&[5]).unwrap();
-    let mut twin = Remote::new(group.addresses.clone(), PATIENCE).resume(client.session(), 0);
-    assert_eq!(twin.append(&[5]).unwrap(), first);
-    let mut answer = Vec::new();
-    client.call(&[1], &mut answer).unwrap();
-    assert_eq!(answer, 6u64.to_le_bytes());
-    let late = Remote::new(group.addresses.clone(), PATIENCE).resume(client.session(), 0);
-    assert!(matches!({ late }.append(&[5]), Err(RemoteError::Stale)));
-    group.stop();
+/// The entries after `since`, at most so many; waits for them with `follow`.
+fn read(address: &Address, since: Index, follow: bool, max: usize) -> Vec<Vec<u8>> {
+    let mut seen = Vec::new();
+    let each = |event: TailEvent<'_>| {
+        if let TailEvent::Entry { bytes, .. } = event {
+            seen.push(bytes.to_vec());
+        }
+        if seen.len() == max {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    };
+    remote::tail(address, since, follow, each).unwrap();
+    seen
 }
 
 #[test]
 fn the_log_is_read_from_every_replica_also_while_it_grows() {
-    let group = group(3);
-    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
-    let texts: Vec<_> = (0..2000u32).map(|it| it.to_le_bytes()).collect();
-    let readers: Vec<_> = group
-        .addresses
-        .iter()
-        .cloned()
-        .map(|address| {
-            std::thread::spawn(move || {
-                let mut seen: Vec<Vec<u8>> = Vec::new();
-                let each = |event: TailEvent<'_>| {
-                    if let TailEvent::Entry { bytes, .. } = event {
-                        seen.push(bytes.to_vec());
-                    }
-                    match seen.len() {
-                        2000 => ControlFlow::Break(()),
-                        _ => ControlFlow::Continue(()),
-                    }
-                };
-                remote::tail(&address, Index(0), true, each).unwrap();
-                seen
-            })
-        })
-        .collect();
+    let (_running, addresses) = group(3);
+    let mut client = Remote::new(addresses.clone(), PATIENCE);
+    let texts: Vec<_> = (0..2000u32).map(|it| it.to_le_bytes().to_vec()).collect();
+    let readers = addresses
+        .clone()
+        .into_iter()
+        .map(|address| std::thread::spawn(move || read(&address, Index(0), true, 2000)));
+    let readers: Vec<_> = readers.collect();
     for text in &texts {
         client.append(text).unwrap();
     }
     for reader in readers {
         assert_eq!(reader.join().unwrap(), texts);
     }
-    let leader = group.leader();
-    let mut rest = Vec::new();
-    let collect = |event: TailEvent<'_>| {
-        if let TailEvent::Entry { bytes, .. } = event {
-            rest.push(bytes.to_vec());
-        }
-        ControlFlow::Continue(())
-    };
-    remote::tail(&group.addresses[leader], Index(1500), false, collect).unwrap();
+    let leads = |it: &&Address| remote::status(it).is_ok_and(|it| it.leader == Some(it.id));
+    let leader = addresses.iter().find(leads).expect("it has just answered");
+    let rest = read(leader, Index(1500), false, 2000);
     // Reports of outputs take places in the log too, 10 from each replica.
     assert!((500..600).contains(&rest.len()), "{}", rest.len());
-    assert!(
-        texts.ends_with(
-            &rest
-                .iter()
-                .map(|it| it[..].try_into().unwrap())
-                .collect::<Vec<[u8; 4]>>()
-        )
-    );
-    group.stop();
+    assert!(texts.ends_with(&rest));
 }
 
 #[test]
 fn a_client_that_does_not_read_is_not_read() {
-    let group = group(1);
-    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
+    let (_running, addresses) = group(1);
+    let mut client = Remote::new(addresses.clone(), PATIENCE);
     for _ in 0..40 {
         client.append(&vec![1; 500_000]).unwrap();
     }
-    let Address::Tcp(address) = group.addresses[0] else {
+    let Address::Tcp(address) = addresses[0] else {
         panic!("a TCP address");
     };
     // It asks for 20 MB and reads nothing; the others are served meanwhile.
@@ -177,13 +119,12 @@ fn a_client_that_does_not_read_is_not_read() {
     });
     client.append(&[1]).unwrap();
     assert!(reader.join().unwrap() > 40);
-    group.stop();
 }
 
 #[test]
 fn noise_ends_the_connection_and_nothing_else() {
-    let group = group(1);
-    let Address::Tcp(address) = group.addresses[0] else {
+    let (_running, addresses) = group(1);
+    let Address::Tcp(address) = addresses[0] else {
         panic!("a TCP address");
     };
     for noise in [
@@ -196,23 +137,21 @@ fn noise_ends_the_connection_and_nothing_else() {
         // The server says what is wrong, or resets because it has not read all of the noise.
         let _ = socket.read_to_end(&mut answer);
     }
-    Remote::new(group.addresses.clone(), PATIENCE)
+    Remote::new(addresses.clone(), PATIENCE)
         .append(&[1])
         .unwrap();
-    let status = remote::status(&group.addresses[0]).unwrap();
+    let status = remote::status(&addresses[0]).unwrap();
     assert_eq!(status.rejected, 2);
-    group.stop();
 }
 
 #[test]
 fn too_large_and_nobody_there() {
-    let group = group(1);
-    let mut client = Remote::new(group.addresses.clone(), PATIENCE);
+    let (running, addresses) = group(1);
+    let mut client = Remote::new(addresses.clone(), PATIENCE);
     let error = client.append(&vec![0; 3 << 20]).unwrap_err();
     assert!(matches!(error, RemoteError::TooLarge { .. }), "{error}");
     client.append(&[1]).unwrap();
-    let addresses = group.addresses.clone();
-    group.stop();
+    drop(running);
     let error = remote::status(&addresses[0]).unwrap_err().to_string();
     assert!(error.contains("cannot reach"), "{error}");
     let mut client = Remote::new(addresses, std::time::Duration::from_millis(200));

@@ -1,9 +1,7 @@
 //! A group that has lost its log begins a new one, and nothing of the old one comes back.
 
-mod common;
-
+use crate::{PATIENCE, Sum, config, damage, free_addresses, segments, tcp, turn_until};
 use apus::Durability;
-use common::{PATIENCE, Sum, config, damage, free_addresses, segments, tcp, turn_until};
 use plover_log::Server;
 use std::path::{Path, PathBuf};
 

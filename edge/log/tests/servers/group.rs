@@ -1,38 +1,21 @@
 //! Three replicas over TCP, driven by this thread.
 
-mod common;
-
-use common::{PATIENCE, Running, append, patient, servers, tcp, turn_until};
-use plover_log::{Error, Server};
-use plover_types::Index;
+use crate::{
+    PATIENCE, Running, Sum, append, free_addresses, patient, server, servers, turn_until,
+    turn_until_sum,
+};
+use plover_log::Error;
+use plover_types::{Index, ReplicaId, ReplicaSet};
 use std::time::Duration;
-
-#[test]
-fn what_is_appended_is_applied_everywhere() {
-    let mut group = servers(3, |_| ());
-    let (leader, answer) = append(&mut group, &[1]);
-    assert_eq!(answer, 1u64.to_le_bytes());
-    let (_, answer) = append(&mut group, &[2]);
-    assert_eq!(answer, 3u64.to_le_bytes());
-    let refused = group[(leader + 1) % 3].submit(&[9]);
-    assert!(
-        matches!(refused, Err(Error::NotLeader { .. })),
-        "{refused:?}"
-    );
-    turn_until(&mut group, |all| all.iter().all(|it| it.machine().sum == 3));
-    assert!(group.iter().all(|it| it.machine().entries == 2));
-}
 
 #[test]
 fn a_proposer_drives_the_turns_itself() {
     let mut servers = servers(3, patient);
     let mut leader = servers.remove(0);
-    let others: Vec<_> = servers.into_iter().map(Running::start).collect();
+    let _others: Vec<_> = servers.into_iter().map(Running::start).collect();
     assert!(leader.wait_until_leading(PATIENCE).unwrap());
-    let mut answer = Vec::new();
     for sum in 1..=100u64 {
-        answer.clear();
-        leader.call(&[1], PATIENCE, &mut answer).unwrap().unwrap();
+        let (_, answer) = leader.append(&[1], PATIENCE).unwrap().unwrap();
         assert_eq!(answer, sum.to_le_bytes());
     }
     let tickets: Vec<_> = (0..50).map(|_| leader.submit(&[2]).unwrap()).collect();
@@ -48,7 +31,6 @@ fn a_proposer_drives_the_turns_itself() {
             .all(|two| two[0].result.unwrap() < two[1].result.unwrap())
     );
     assert_eq!(leader.machine().sum, 200);
-    drop(others.into_iter().map(Running::stop).collect::<Vec<_>>());
 }
 
 #[test]
@@ -82,17 +64,16 @@ fn many_outstanding_entries_are_bounded_and_all_complete() {
 
 #[test]
 fn the_log_stays_bounded_and_a_late_replica_takes_over_a_state() {
-    let addresses = common::free_addresses(3);
+    let addresses = free_addresses(3);
     let open = |me| {
-        let mut config = common::config(me, 3);
-        config.log_bytes_max = 64 << 10;
-        config.retain_bytes = 16 << 10;
-        let machine = common::Sum::default();
-        Server::in_memory(config, tcp(me, &addresses), machine).expect("it opens")
+        server(me, &addresses, Sum::default(), |config| {
+            config.log_bytes_max = 64 << 10;
+            config.retain_bytes = 16 << 10;
+        })
     };
     let mut group: Vec<_> = (0..3).map(open).collect();
     append(&mut group, &[1]);
-    turn_until(&mut group, |all| all[2].applied() > Index(0));
+    turn_until(&mut group, |all| all[2].report().applied > Index(0));
     drop(group.pop());
     for _ in 0..500 {
         append(&mut group, &[1; 1000]);
@@ -102,9 +83,7 @@ fn the_log_stays_bounded_and_a_late_replica_takes_over_a_state() {
         assert!(server.status().base > Index(400), "{server:?}");
     }
     group.push(open(2));
-    turn_until(&mut group, |all| {
-        all.iter().all(|it| it.machine().sum == 500_001)
-    });
+    turn_until_sum(&mut group, 500_001);
     assert_eq!(group[2].machine(), group[0].machine());
 }
 
@@ -112,17 +91,22 @@ fn the_log_stays_bounded_and_a_late_replica_takes_over_a_state() {
 fn the_leaders_loss_is_told_and_the_others_go_on() {
     let mut group = servers(3, |_| ());
     let (leader, _) = append(&mut group, &[1]);
+    let refused = group[(leader + 1) % 3].submit(&[9]);
+    assert!(
+        matches!(refused, Err(Error::NotLeader { .. })),
+        "{refused:?}"
+    );
     let mut lost = group.remove(leader);
     lost.submit(&[9]).unwrap();
     append(&mut group, &[2]);
-    turn_until(&mut group, |all| all.iter().all(|it| it.machine().sum == 3));
+    turn_until_sum(&mut group, 3);
     group.push(lost);
     turn_until(&mut group, |all| {
         let done = all[2].completed();
         done.inspect(|it| assert_eq!(it.result, Err(Error::Unknown)))
             .is_some()
     });
-    turn_until(&mut group, |all| all[2].machine().sum == 3);
+    turn_until_sum(&mut group, 3);
 }
 
 #[test]
@@ -135,4 +119,27 @@ fn entries_that_are_too_large_are_refused_with_the_bound() {
     };
     append(&mut group, &vec![0; max]);
     assert_eq!(group[0].machine().entries, 2);
+}
+
+/// The output check (APUS §3).
+#[test]
+fn a_replica_that_answers_something_else_is_named_on_all_of_them() {
+    let addresses = free_addresses(3);
+    let odd = ReplicaSet::of([ReplicaId(2)]);
+    let open = |me| {
+        let (sum, entries) = (u64::from(me == 2), 0);
+        let machine = Sum { sum, entries };
+        server(me, &addresses, machine, |it| it.check_outputs = true)
+    };
+    let mut group: Vec<_> = (0..3).map(open).collect();
+    for _ in 0..200 {
+        append(&mut group, &[1]);
+    }
+    turn_until(&mut group, |all| {
+        all.iter().all(|server| {
+            let verdicts = server.report().outputs;
+            let diverged = verdicts.first().and_then(|it| it.diverged);
+            diverged.is_some_and(|it| it.replicas == odd)
+        })
+    });
 }
