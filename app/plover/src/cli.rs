@@ -190,7 +190,9 @@ enum FaultArgument {
     Kill,
     /// The replica's host stands still: SIGSTOP to plover and QEMU.
     Stop,
-    /// Undo `stop`: SIGCONT to plover and QEMU.
+    /// The replica's QEMU alone stands still, as on a disk that hangs: SIGSTOP to QEMU.
+    Hang,
+    /// Undo `stop` and `hang`: SIGCONT to plover and QEMU.
     Cont,
     /// The replica no longer reaches the other replicas. Clients still reach it.
     Cut,
@@ -205,6 +207,7 @@ impl FaultOptions {
             _ if self.from.is_some() => return Err("--from goes with `cut` only"),
             FaultArgument::Kill => Fault::Kill,
             FaultArgument::Stop => Fault::Stop,
+            FaultArgument::Hang => Fault::Hang,
             FaultArgument::Cont => Fault::Continue,
             FaultArgument::Heal => Fault::Heal,
         };

@@ -65,6 +65,8 @@ pub enum Event {
     StateSaved(Vec<u8>),
     /// It is loaded.
     StateLoaded,
+    /// The answer to [`Action::Probe`].
+    Probed,
     /// The hypervisor is gone or refused an order; its guest's state is lost here.
     GuestDied(String),
     /// The guest sent frames.
@@ -151,6 +153,8 @@ pub enum Action {
     SaveState,
     /// Load device state → [`Event::StateLoaded`].
     LoadState(Vec<u8>),
+    /// Ask the hypervisor whether it is there → [`Event::Probed`].
+    Probe,
     /// Collect and clear dirty bits → [`Event::Scanned`].
     Scan(JobId),
     /// Hash these pages → [`Event::Hashed`].

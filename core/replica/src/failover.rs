@@ -220,6 +220,7 @@ impl Replica {
         self.stop_comparing();
         self.cx.outputs.discard_all();
         self.cx.group.core.set_holds_state(false);
+        self.cx.group.core.set_abstains(false);
         // Open jobs on its memory are still answered, and the answers mean nothing.
         self.cx.jobs.forget_all();
         if self.cx.guest.power != Power::Off {

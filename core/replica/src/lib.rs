@@ -83,6 +83,7 @@ mod failover;
 mod follow;
 mod group;
 mod guest;
+mod hypervisor;
 mod inputs;
 mod jobs;
 mod leader;

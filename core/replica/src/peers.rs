@@ -53,6 +53,12 @@ impl Peers {
         self.0.iter_mut().find(|peer| peer.id == id)
     }
 
+    /// Whether a peer is linked and alive.
+    pub fn answers(&self, id: ReplicaId) -> bool {
+        let mut peers = self.0.iter();
+        peers.any(|peer| peer.id == id && peer.is_linked && peer.is_alive)
+    }
+
     pub fn is_linked(&self, id: ReplicaId) -> bool {
         self.0.iter().any(|peer| peer.id == id && peer.is_linked)
     }

@@ -132,6 +132,13 @@ pub enum Note {
         /// Why.
         why: String,
     },
+    /// The hypervisor does not answer an order. It may yet.
+    HypervisorLate {
+        /// The order.
+        why: String,
+    },
+    /// It answers again.
+    HypervisorAnswers,
     /// Nobody holds the guest's state any more; serving has stopped.
     GroupEmpty {
         /// Whether the group has never run.

@@ -39,6 +39,7 @@ impl Body {
                 VmEvent::ResetDone => Event::GuestResetDone,
                 VmEvent::StateSaved(state) => Event::StateSaved(state),
                 VmEvent::StateLoaded => Event::StateLoaded,
+                VmEvent::Probed => Event::Probed,
                 VmEvent::Failed { command, error } => {
                     self.guest_is_gone(format!("QEMU refused {command}: {error}"))
                 }

@@ -19,6 +19,8 @@ pub(super) enum Purpose {
     Load,
     /// The last command of a reset.
     Reset,
+    /// To learn whether the main loop runs.
+    Probe,
     /// To learn why the guest stopped without an order.
     WhyStopped,
 }
@@ -136,6 +138,7 @@ impl QemuVm {
                 self.order(Purpose::Save, Order::Save, command, arguments);
             }
             VmCommand::LoadState(state) => self.begin_load(state),
+            VmCommand::Probe => {}
             VmCommand::PowerButton => {
                 self.send(
                     Purpose::Quiet("power button"),
@@ -227,6 +230,8 @@ impl QemuVm {
                 self.orders.open.pop_front();
                 self.failed("reset", &error);
             }
+            // QEMU's monitor hands a command to the main loop; even an error comes from there.
+            (Purpose::Probe, _) => self.events.push_back(VmEvent::Probed),
             (Purpose::WhyStopped, Ok(status)) => self.stopped_by_itself(&status),
             (Purpose::WhyStopped, Err(error)) => self.give_up(&error),
         }
