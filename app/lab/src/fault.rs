@@ -40,7 +40,9 @@ pub enum Fault {
         /// Only this peer.
         from: Option<u8>,
     },
-    /// It is connected again.
+    /// The guest's TAP goes down: clients are not reached from there any more.
+    Unplug,
+    /// It is connected again, to the others and to the clients.
     Heal,
 }
 
@@ -54,6 +56,7 @@ impl std::fmt::Display for Fault {
             Self::Continue => f.write_str("goes on"),
             Self::Cut { from: None } => f.write_str("cut off from the other replicas"),
             Self::Cut { from: Some(peer) } => write!(f, "cut off from replica {peer}"),
+            Self::Unplug => f.write_str("its TAP goes down"),
             Self::Heal => f.write_str("connected again"),
         }
     }
@@ -111,9 +114,14 @@ impl Lab {
                     .collect();
                 self.topology.cut(id.into(), &peers)?;
             }
+            Fault::Unplug => {
+                began_us = now_us();
+                self.topology.set_tap(id.into(), false)?;
+            }
             Fault::Heal => {
                 began_us = now_us();
                 self.topology.heal(id.into())?;
+                self.topology.set_tap(id.into(), true)?;
             }
         }
         Ok(began_us)

@@ -196,7 +196,9 @@ enum FaultArgument {
     Cont,
     /// The replica no longer reaches the other replicas. Clients still reach it.
     Cut,
-    /// Undo `cut`.
+    /// The guest's TAP goes down: clients are not reached from there any more.
+    Unplug,
+    /// Undo `cut` and `unplug`.
     Heal,
 }
 
@@ -209,6 +211,7 @@ impl FaultOptions {
             FaultArgument::Stop => Fault::Stop,
             FaultArgument::Hang => Fault::Hang,
             FaultArgument::Cont => Fault::Continue,
+            FaultArgument::Unplug => Fault::Unplug,
             FaultArgument::Heal => Fault::Heal,
         };
         let role = self.target.role.map(|role| match role {

@@ -57,6 +57,11 @@ pub enum Event {
         /// Inputs taken back that the hypervisor had not consumed.
         unconsumed: Unconsumed,
     },
+    /// This host reaches the guest's clients, or does not any more. At the start it is taken to reach them.
+    Uplink {
+        /// Whether it does.
+        up: bool,
+    },
     /// The guest runs.
     GuestResumed,
     /// The devices are reset.

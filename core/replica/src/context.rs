@@ -47,6 +47,8 @@ pub(crate) struct Context {
     pub rules: Rules,
     pub copies: Copies,
     pub jobs: Jobs,
+    /// Whether clients are reached from this host.
+    pub reaches_clients: bool,
 }
 
 impl Context {

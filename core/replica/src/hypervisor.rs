@@ -87,6 +87,10 @@ impl Unanswered {
         self.since.iter_mut().flatten().for_each(|at| *at = now);
     }
 
+    pub fn is_late(&self) -> bool {
+        self.is_late
+    }
+
     /// The order that has waited longest, and since when.
     fn oldest(&self) -> Option<(Order, Micros)> {
         let open = Order::ALL.iter().zip(self.since);
@@ -150,7 +154,7 @@ impl Replica {
         }
         if std::mem::take(&mut unanswered.is_late) {
             cx.note(Note::HypervisorAnswers);
-            cx.group.core.set_abstains(false);
+            self.abstain_if_at_fault();
         }
     }
 

@@ -98,6 +98,7 @@ mod secondary;
 mod status;
 #[cfg(test)]
 mod testing;
+mod uplink;
 
 pub use api::{
     Action, BootReason, Config, ConsoleHold, Event, GuestRecord, Note, OperatorInput, Role, Warm,

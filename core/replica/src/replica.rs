@@ -71,6 +71,7 @@ impl Replica {
             },
             copies: Copies::default(),
             jobs: Jobs::default(),
+            reaches_clients: true,
             config,
         };
         Self {
@@ -128,6 +129,7 @@ impl Replica {
                 }
             }
             Event::Bootstrap => self.bootstrap(),
+            Event::Uplink { up } => self.on_uplink(up),
             Event::GuestStarted => self.on_guest_started(),
             Event::GuestPaused {
                 outputs,
@@ -257,6 +259,7 @@ impl Replica {
         loop {
             self.drain_consensus();
             self.watch_hypervisor();
+            self.watch_uplink();
             if let Some((leader, cx)) = self.leading() {
                 leader.tick_slot(cx);
             }
@@ -281,6 +284,7 @@ impl Replica {
     fn on_link(&mut self, id: ReplicaId, up: bool) {
         if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.is_linked = up;
+            peer.reaches_clients = true;
         }
         self.cx.consensus(apus::Event::Link { peer: id, up });
         self.cx.peers.forget_refusal(id);
@@ -289,6 +293,7 @@ impl Replica {
             leader.on_link(cx, id);
         }
         if self.cx.group.leader == Some(id) {
+            self.correct_leader();
             self.abort_follow("the link to the leader broke");
             if self.role() == Role::Joining {
                 self.leave_join();

@@ -216,6 +216,11 @@ pub struct NetConfig {
     /// The TAP device (`IFF_TAP`, no packet information) on the clients' network. It must exist, and no other
     /// process may use it.
     pub tap: String,
+    /// The device by which this host reaches the clients, such as `"eth0"`: the uplink of the TAP's bridge. A leader
+    /// that loses it, or its TAP, hands the guest over to a secondary that has both (default: only the TAP is
+    /// watched).
+    #[serde(default)]
+    pub uplink: Option<String>,
 }
 
 /// `[paths]`.

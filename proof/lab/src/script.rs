@@ -100,7 +100,16 @@ pub fn the_leaders_hypervisor_hangs(lab: &mut Experiment) -> Result<()> {
     lab.wait_until_protected_again(at)
 }
 
-/// The same with the secondary's. The leader goes on without it.
+/// The leader no longer reaches the clients, and is well otherwise. The service moves.
+pub fn the_leader_is_unplugged(lab: &mut Experiment) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Unplug, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    lab.strike(Fault::Heal, &Target::Replica(leader))?;
+    lab.wait_for_part(leader)?;
+    lab.wait_until_protected_again(at)
+}
+
+/// As [`the_leaders_hypervisor_hangs`], with the secondary's. The leader goes on without it.
 pub fn the_secondarys_hypervisor_hangs(lab: &mut Experiment) -> Result<()> {
     let (secondary, at) = lab.strike(Fault::Hang, &role("secondary"))?;
     lab.wait_for_answers(at)?;
@@ -154,6 +163,7 @@ pub fn three_survive(lab: &mut Experiment, policy: PolicyName) -> Result<()> {
     the_secondary_stands_still(lab)?;
     the_leaders_hypervisor_hangs(lab)?;
     the_secondarys_hypervisor_hangs(lab)?;
+    the_leader_is_unplugged(lab)?;
     the_leader_is_cut_from_the_secondary(lab)?;
     the_leader_is_cut_off(lab)
 }

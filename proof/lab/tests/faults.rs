@@ -92,10 +92,11 @@ fn the_leader_stands_still_for_three_seconds() {
 
 /// One part of a host stands still: that side is at fault, and the other goes on.
 #[test]
-fn a_hypervisor_stands_still() {
-    prove("t-hang", Options::default(), |lab| {
+fn one_part_of_a_host_fails() {
+    prove("t-part", Options::default(), |lab| {
         script::the_leaders_hypervisor_hangs(lab)?;
-        script::the_secondarys_hypervisor_hangs(lab)
+        script::the_secondarys_hypervisor_hangs(lab)?;
+        script::the_leader_is_unplugged(lab)
     });
 }
 

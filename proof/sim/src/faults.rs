@@ -22,6 +22,8 @@ pub enum Fault {
     KillGuest(ReplicaId),
     /// The hypervisor alone stands still, as on a disk that hangs.
     HangGuest(ReplicaId),
+    /// The host is told that it reaches no clients. Frames pass all the same: nothing may rest on this.
+    LoseUplink(ReplicaId),
     /// Nothing passes between two replicas.
     Cut(ReplicaId, ReplicaId),
     /// Nothing passes from the first to the second.
@@ -47,7 +49,7 @@ impl Fault {
             Self::Cut(..) | Self::CutOneWay(..) | Self::Isolate(_) => true,
             Self::Reset(..) | Self::Slow(..) | Self::FullRing(..) => true,
             Self::Crash(_) | Self::Wipe(_) | Self::Stop(..) => false,
-            Self::KillGuest(_) | Self::HangGuest(_) => false,
+            Self::KillGuest(_) | Self::HangGuest(_) | Self::LoseUplink(_) => false,
             Self::SlowDisk(_) | Self::StaleBridge => false,
         }
     }
@@ -79,6 +81,8 @@ pub enum Kind {
     KillGuest,
     /// See [`Fault::HangGuest`].
     HangGuest,
+    /// See [`Fault::LoseUplink`].
+    LoseUplink,
     /// See [`Fault::Cut`].
     Cut,
     /// See [`Fault::CutOneWay`].
@@ -98,7 +102,7 @@ pub enum Kind {
 }
 
 /// All kinds; some are listed twice, so that they come more often.
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::Crash,
     Kind::Crash,
     Kind::Wipe,
@@ -106,6 +110,7 @@ const KINDS: [Kind; 16] = [
     Kind::Stop,
     Kind::KillGuest,
     Kind::HangGuest,
+    Kind::LoseUplink,
     Kind::Cut,
     Kind::CutOneWay,
     Kind::Isolate,
@@ -313,6 +318,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
         Kind::Stop => Fault::Stop(victim, rng.chance(0.5)),
         Kind::KillGuest => Fault::KillGuest(victim),
         Kind::HangGuest => Fault::HangGuest(victim),
+        Kind::LoseUplink => Fault::LoseUplink(victim),
         Kind::Cut => Fault::Cut(victim, other),
         Kind::CutOneWay => Fault::CutOneWay(from, to),
         Kind::Isolate => Fault::Isolate(victim),

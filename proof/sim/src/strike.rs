@@ -119,6 +119,10 @@ impl World {
             Fault::Stop(who, with_guest) => self.stop(who, with_guest),
             Fault::KillGuest(who) => self.kill_guest(who),
             Fault::HangGuest(who) => self.hang_guest(who),
+            Fault::LoseUplink(who) => {
+                self.tell(who, Event::Uplink { up: false });
+                Some("fault: uplink lost")
+            }
             Fault::Cut(a, b) => {
                 self.net.cut(a, b, &mut self.plan);
                 self.net.cut(b, a, &mut self.plan);
@@ -338,6 +342,7 @@ impl World {
         match fault {
             Fault::Stop(who, _) => self.go_on(who),
             Fault::HangGuest(who) => self.unhang_guest(who),
+            Fault::LoseUplink(who) => self.tell(who, Event::Uplink { up: true }),
             Fault::Cut(a, b) => {
                 self.net.mend(a, b, &mut self.plan);
                 self.net.mend(b, a, &mut self.plan);

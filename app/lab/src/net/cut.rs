@@ -8,7 +8,7 @@
 //! touched: a replica that is cut off still reaches clients, and the protocol must keep it from serving
 //! them.
 
-use super::{REPLICATION_DEVICE, Topology, replica_ip, replica_mac, tool};
+use super::{REPLICATION_DEVICE, TAP, Topology, replica_ip, replica_mac, tool};
 use anyhow::Result;
 use plover_types::Mac;
 
@@ -55,6 +55,13 @@ impl Topology {
     /// Undoes every cut.
     pub fn heal_all(&self) -> Result<()> {
         (0..self.replicas()).try_for_each(|replica| self.heal(replica))
+    }
+
+    /// Takes a replica's TAP down, or up again.
+    pub fn set_tap(&self, replica: usize, up: bool) -> Result<()> {
+        let state = if up { "up" } else { "down" };
+        let host = self.replica(replica);
+        tool::ip(Some(&host), &[format!("link set {TAP} {state}")])
     }
 
     fn others(&self, replica: usize, peers: &[usize]) -> Vec<usize> {

@@ -132,6 +132,11 @@ pub enum Note {
         /// Why.
         why: String,
     },
+    /// This host has lost its way to the clients, or has it again.
+    Uplink {
+        /// Whether it has it.
+        up: bool,
+    },
     /// The hypervisor does not answer an order. It may yet.
     HypervisorLate {
         /// The order.

@@ -149,6 +149,12 @@ impl Body {
                 tracing::error!(why, "this side is at fault");
                 self.last_failure = Some(why.clone());
             }
+            Note::Uplink { up: false } => {
+                let why = "the TAP or the uplink is down: clients are not reached from this host";
+                tracing::error!("{why}");
+                self.last_failure = Some(why.to_string());
+            }
+            Note::Uplink { up: true } => tracing::info!("the TAP and the uplink are up again"),
             Note::HypervisorAnswers => tracing::info!("the hypervisor answers again"),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
