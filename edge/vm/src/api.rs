@@ -47,7 +47,9 @@ pub enum VmEvent {
     },
     /// The QEMU process is gone; with its exit status and the end of its error output.
     Died(String),
-    /// The guest powered itself off or asked for a reset.
+    /// The guest has rebooted; it goes on with its firmware or kernel.
+    GuestReset,
+    /// The guest has powered itself off, or panicked. It stands.
     GuestShutdown,
 }
 

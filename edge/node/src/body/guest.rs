@@ -44,6 +44,10 @@ impl Body {
                     self.guest_is_gone(format!("QEMU refused {command}: {error}"))
                 }
                 VmEvent::Died(why) => self.guest_is_gone(why),
+                VmEvent::GuestReset => {
+                    tracing::info!("the guest reboots");
+                    continue;
+                }
                 VmEvent::GuestShutdown => {
                     tracing::warn!("the guest has shut itself down; it stays paused");
                     continue;
