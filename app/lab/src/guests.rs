@@ -113,6 +113,11 @@ impl Guest {
         }
     }
 
+    /// Whether its image is a disk with a whole system, which firmware can boot.
+    pub const fn is_disk(self) -> bool {
+        matches!(self, Self::Debian)
+    }
+
     /// The memory it needs in MiB, if that is more than a guest has by default.
     pub const fn mem_mib(self) -> Option<u32> {
         match self {

@@ -58,7 +58,7 @@ impl Lab {
         };
         let dir = LabDir::of(&options.name);
         let lock = dir.create()?;
-        match build(options, &dir, program, &image, &overlay, progress) {
+        match build(options, &dir, program, image.as_ref(), &overlay, progress) {
             Ok(lab) => Ok(lab),
             Err(error) => {
                 if !error.is::<Missing>() {
@@ -85,7 +85,7 @@ fn build(
     options: &Options,
     dir: &LabDir,
     program: PathBuf,
-    image: &Image,
+    image: Option<&Image>,
     overlay: &toml::Table,
     progress: &Progress,
 ) -> Result<Lab> {
@@ -140,13 +140,14 @@ fn build(
 fn configure(
     options: &Options,
     dir: &LabDir,
-    image: &Image,
+    image: Option<&Image>,
     overlay: &toml::Table,
     progress: &Progress,
 ) -> Result<()> {
-    let image = image.copy_into(dir.path())?;
+    let image = image.map(|image| image.copy_into(dir.path())).transpose()?;
     // The disk of the guest's image is the first that the guest sees.
-    let own = image.disk.clone().map(DiskImage::from);
+    let own = image.as_ref().and_then(|image| image.disk.clone());
+    let own = own.map(DiskImage::from);
     let images: Vec<DiskImage> = own.iter().chain(&options.disks).cloned().collect();
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
@@ -160,7 +161,7 @@ fn configure(
         let table = config::generate(
             options,
             overlay,
-            &image,
+            image.as_ref(),
             &Place {
                 id,
                 addresses: &addresses,
