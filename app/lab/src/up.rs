@@ -94,6 +94,7 @@ fn build(
         builder: Process::me(),
         guest_ip: GUEST_IP,
         guest: options.guest,
+        answers: options.answers,
         policy: options.policy.name().into(),
         program,
         replicas: ids
