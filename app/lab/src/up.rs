@@ -136,8 +136,8 @@ fn build(
     Ok(lab)
 }
 
-/// Writes every replica's configuration, and has the daemon's own code check each. Only then copies the
-/// disks, which can take minutes.
+/// Checks the user's disks, writes every replica's configuration, and has the daemon's own code check each.
+/// Only then copies the disks, which can take minutes.
 fn configure(
     options: &Options,
     dir: &LabDir,
@@ -145,6 +145,7 @@ fn configure(
     overlay: &toml::Table,
     progress: &Progress,
 ) -> Result<()> {
+    disks::check(&options.disks, dir.path())?;
     let image = image.map(|image| image.copy_into(dir.path())).transpose()?;
     // The disk of the guest's image is the first that the guest sees.
     let own = image.as_ref().and_then(|image| image.disk.clone());
