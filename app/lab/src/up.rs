@@ -9,6 +9,7 @@
 //! can mend what they find.
 
 use crate::config::{self, Place};
+use crate::daemon::{LAST_LINES, indented};
 use crate::disks;
 use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
@@ -18,6 +19,7 @@ use crate::options::{DiskImage, Options};
 use crate::prerequisites::{self, Missing};
 use crate::process::Process;
 use crate::progress::{Interrupted, Progress};
+use crate::silence::{self, Reminder};
 use crate::state::{LabDir, LabState, ReplicaState};
 use crate::status::LabStatus;
 use anyhow::{Context, Result, bail};
@@ -35,6 +37,9 @@ const UP_WITHIN: Duration = Duration::from_secs(240);
 
 /// If the guest is lost on its way up, and no replica has it back after this time, we stop waiting.
 const LOST_FOR: Duration = Duration::from_secs(5);
+
+/// The lines of each log below an error that has named the likely causes already.
+const FEW_LINES: usize = 4;
 
 /// How long one attempt to reach the guest may take. The guest does not answer until it has configured
 /// its address, and an attempt must not hold up the other messages.
@@ -128,7 +133,7 @@ fn build(
         lab.start_daemon(id)?;
         dir.save(&lab.state)?;
     }
-    wait(&lab, progress)?;
+    wait(&lab, options, progress)?;
     state.replicas.clone_from(&lab.state.replicas);
     state.builder = None;
     dir.save(&state)?;
@@ -196,7 +201,7 @@ fn configure(
 }
 
 /// Waits until the guest answers and is protected, and says what happens meanwhile.
-fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
+fn wait(lab: &Lab, options: &Options, progress: &Progress) -> Result<()> {
     for id in lab.ids() {
         lab.wait_for_daemon(id, progress)?;
     }
@@ -204,6 +209,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
     let deadline = Instant::now() + UP_WITHIN;
     let mut traces = lab.traces();
     let mut answers = false;
+    let mut reminder = Reminder::new();
     let mut lost_since = None;
     loop {
         progress.check()?;
@@ -221,6 +227,9 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
         if answers && status.is_settled() {
             return Ok(());
         }
+        if !answers {
+            reminder.remind(lab, &status, options, progress);
+        }
         match status.why_guest_is_lost() {
             None => lost_since = None,
             Some((id, why)) => {
@@ -234,15 +243,17 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
             }
         }
         if Instant::now() > deadline {
+            if answers {
+                bail!(
+                    "not ready after {} s: the guest answers but is not protected\n{status}{}",
+                    UP_WITHIN.as_secs(),
+                    last_lines_of_the_replicas(lab, &status, LAST_LINES)
+                );
+            }
             bail!(
-                "not ready after {} s: the guest {}\n{status}{}",
-                UP_WITHIN.as_secs(),
-                if answers {
-                    "answers but is not protected"
-                } else {
-                    "does not answer"
-                },
-                last_lines_of_the_replicas(lab, &status)
+                "{}\n{status}{}",
+                silence::error(lab, &status, options, UP_WITHIN),
+                last_lines_of_the_replicas(lab, &status, FEW_LINES)
             );
         }
         progress.sleep(Duration::from_millis(100))?;
@@ -251,7 +262,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
 
 /// The last log lines of each replica, and the last console lines of each guest: a guest that hangs
 /// looks idle from the other side.
-fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus) -> String {
+fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus, count: usize) -> String {
     let mut words = status.leader().map_or_else(String::new, |leader| {
         let sync = &leader.sync;
         format!(
@@ -260,10 +271,11 @@ fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus) -> String {
         )
     });
     for replica in &status.replicas {
-        words += &lab.last_words(replica.id, &format!("is {}", replica.role));
+        words += &lab.last_log(replica.id, &format!("is {}", replica.role), count);
         words += "\n";
         if replica.holds_state() {
-            words += &format!("  {}\n", lab.last_print(replica.id));
+            let printed = indented(&lab.last_print(replica.id, count));
+            words += &format!("  its guest printed last:\n{printed}\n");
         }
     }
     words
