@@ -68,36 +68,3 @@ pub(crate) fn recipes() -> Result<Vec<String>> {
     names.sort_unstable();
     Ok(names)
 }
-
-/// The guest that `lab up` names.
-pub(crate) fn named(arguments: &[std::ffi::OsString]) -> String {
-    let mut words = arguments.iter().map(|word| word.to_string_lossy());
-    while let Some(word) = words.next() {
-        let value = match word.strip_prefix("--guest") {
-            Some("") => words.next().map(Into::into),
-            Some(rest) => rest.strip_prefix('=').map(String::from),
-            None => None,
-        };
-        if let Some(value) = value {
-            return value;
-        }
-    }
-    DEFAULT.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_guest_is_read_from_the_command_line() {
-        let named = |line: &str| {
-            let words: Vec<_> = line.split(' ').map(Into::into).collect();
-            named(&words)
-        };
-        assert_eq!(named("up --policy none"), "redis");
-        assert_eq!(named("up --guest nginx --quiet"), "nginx");
-        assert_eq!(named("up --guest=idle"), "idle");
-        assert!(recipes().unwrap().contains(&DEFAULT.to_owned()));
-    }
-}

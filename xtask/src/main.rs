@@ -8,6 +8,7 @@
 //! that says what.
 
 mod guest;
+mod lab;
 mod packages;
 mod run;
 mod verify;
@@ -101,25 +102,7 @@ fn run(task: Task) -> Result<ExitCode> {
                 .args(rest.arguments)
                 .become_it()
         }
-        Task::Lab(rest) => {
-            let mut cargo = Cargo::run("plover");
-            // Only a lab that starts needs an image and QEMU; `status` must answer at once.
-            if rest.arguments.iter().any(|argument| argument == "up") {
-                packages::ensure(&[LAB, GUEST])?;
-                if rest.arguments.iter().any(|argument| argument == "--uefi") {
-                    packages::ensure(&[UEFI])?;
-                }
-                match guest::named(&rest.arguments) {
-                    name if name == guest::DEFAULT => cargo = cargo.with_guest()?,
-                    name if name == guest::DISK => {
-                        packages::ensure(&[DISK])?;
-                        guest::build_disk()?;
-                    }
-                    name => drop(guest::build(&name)?),
-                }
-            }
-            cargo.args(["lab"]).args(rest.arguments).become_it()
-        }
+        Task::Lab(rest) => lab::run(&rest.arguments),
         // Consensus alone needs no lab and no guest, only the systems it is compared with.
         Task::Bench(rest)
             if rest

@@ -79,6 +79,12 @@ impl Cargo {
         self
     }
 
+    /// Drops what it prints on its standard output.
+    pub(crate) fn without_output(mut self) -> Self {
+        self.0.stdout(Stdio::null());
+        self
+    }
+
     /// Tells the program where the default guest's image is, after building it if need be. It
     /// finds others in the cache by itself.
     pub(crate) fn with_guest(mut self) -> Result<Self> {

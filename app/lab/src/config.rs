@@ -66,8 +66,13 @@ pub fn read_overlay(path: &Path) -> Result<Table> {
     Ok(table)
 }
 
-/// One replica's configuration.
-pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place<'_>) -> Table {
+/// One replica's configuration. A guest without `image` boots from its first disk.
+pub fn generate(
+    options: &Options,
+    overlay: &Table,
+    image: Option<&Image>,
+    place: &Place<'_>,
+) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
     let replicas = place.addresses.iter().enumerate().map(|(id, address)| {
         let pairs = [
@@ -118,18 +123,18 @@ pub fn generate(options: &Options, overlay: &Table, image: &Image, place: &Place
 }
 
 /// The section `[guest]`: the guest's hardware, and what it starts from.
-fn guest(options: &Options, image: &Image, place: &Place<'_>) -> Table {
+fn guest(options: &Options, image: Option<&Image>, place: &Place<'_>) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
     let (ip, prefix) = place.guest_ip;
     let mut guest = table([("mac", place.mac.into())]);
     if let Some(mem_mib) = options.guest.mem_mib() {
         guest.insert("mem_mib".into(), i64::from(mem_mib).into());
     }
-    if options.firmware().is_some() {
+    let Some(image) = image.filter(|_| options.firmware().is_none()) else {
         // The default has no firmware.
         guest.insert("machine".into(), "q35".into());
         return guest;
-    }
+    };
     guest.insert("kernel".into(), text(&image.kernel));
     let cmdline = format!("{} plover.ip={ip}/{prefix}", image.cmdline);
     guest.insert("cmdline".into(), cmdline.into());
@@ -219,7 +224,7 @@ mod tests {
             state_dir: Path::new("/s"),
             run_dir: Path::new("/r"),
         };
-        generate(options, &overlay.parse().unwrap(), &image, &place)
+        generate(options, &overlay.parse().unwrap(), Some(&image), &place)
     }
 
     #[test]

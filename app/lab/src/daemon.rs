@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// A daemon that has not opened its control socket within this time has failed.
 const DAEMON_OPENS_WITHIN: Duration = Duration::from_secs(20);
 
+/// The lines of a log that an error quotes: enough for a failure and its circumstances.
+pub(crate) const LAST_LINES: usize = 12;
+
 impl Lab {
     /// Starts the daemon of a replica that is down, and waits until it can be asked.
     pub fn restart(&mut self, id: u8, progress: &Progress) -> Result<Process> {
@@ -101,29 +104,49 @@ impl Lab {
 
     /// An error about a daemon, with the end of its log.
     pub(crate) fn last_words(&self, id: u8, what: &str) -> String {
-        let last = last_lines(&self.files(id).log());
-        format!("replica {id} {what}; the end of its log:\n    {last}")
+        self.last_log(id, what, LAST_LINES)
     }
 
-    /// The last lines that the guest printed at this replica, for an error about it.
-    pub(crate) fn last_print(&self, id: u8) -> String {
-        let last = last_lines(&self.files(id).console_log());
-        format!("its guest printed last:\n    {last}")
+    /// The same with the last `count` lines of its log.
+    pub(crate) fn last_log(&self, id: u8, what: &str, count: usize) -> String {
+        let last = indented(&last_lines(&self.files(id).log(), count));
+        format!("replica {id} {what}; the end of its log:\n{last}")
+    }
+
+    /// The last `count` lines that the guest printed at this replica.
+    pub(crate) fn last_print(&self, id: u8, count: usize) -> Vec<String> {
+        last_lines(&self.files(id).console_log(), count)
     }
 }
 
-/// The end of a file as indented lines, without control characters.
-fn last_lines(path: &Path) -> String {
-    const LINES: usize = 12;
+/// The last `count` lines of a file that show something.
+fn last_lines(path: &Path, count: usize) -> Vec<String> {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let lines: Vec<&str> = text.lines().collect();
-    let last = lines[lines.len().saturating_sub(LINES)..].join("\n    ");
-    let last = last.replace(|c: char| c.is_control() && c != '\n', "");
-    if last.is_empty() {
-        "(nothing)".to_string()
-    } else {
-        last
+    let lines = text.rsplit(['\n', '\r']).map(shown);
+    let mut last: Vec<String> = lines.filter(|line| !line.is_empty()).take(count).collect();
+    last.reverse();
+    last
+}
+
+/// A line as it looks: without the sequences that colour it or move the cursor (`ESC [ … letter`), and
+/// without control characters.
+fn shown(line: &str) -> String {
+    let mut parts = line.split("\x1b[");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| c.is_ascii_alphabetic());
+        shown += end.map_or("", |end| &part[end + 1..]);
+    }
+    shown.retain(|c| !c.is_control());
+    shown.trim().to_owned()
+}
+
+/// Lines under a sentence about them.
+pub(crate) fn indented(lines: &[String]) -> String {
+    match lines {
+        [] => "    (nothing)".into(),
+        lines => format!("    {}", lines.join("\n    ")),
     }
 }
 
@@ -146,6 +169,21 @@ mod tests {
     use super::*;
     use rustix::io::FdFlags;
     use std::os::fd::AsRawFd;
+
+    #[test]
+    fn the_last_lines_are_those_that_show_something() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let last = |text: &str, count| {
+            std::fs::write(file.path(), text).unwrap();
+            last_lines(file.path(), count)
+        };
+        let boot = "SeaBIOS\r\n\x1b[2J\x1b[01;01H\x1b[1;32mGRUB\x1b[0m loads\x07\r\n \r\n\x1b[m";
+        assert_eq!(last(boot, 1), ["GRUB loads"]);
+        assert_eq!(last(boot, 9), ["SeaBIOS", "GRUB loads"]);
+        assert_eq!(last("10%\r20%", 1), ["20%"]);
+        assert!(last("\r\n\x1b[", 1).is_empty());
+        assert_eq!(indented(&[]), "    (nothing)");
+    }
 
     #[test]
     fn a_daemon_inherits_nothing_that_the_caller_left_open() {

@@ -11,10 +11,12 @@ use crate::progress::Progress;
 use crate::state::LabDir;
 use anyhow::{Context, Result, bail};
 use plover_disk::import::Source;
+use plover_disk::{DiskSpec, Disks};
 use rustix::fs::SeekFrom;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::time::Duration;
 
 /// Bytes that are copied at once.
 const PART_BYTES: usize = 1 << 20;
@@ -29,6 +31,42 @@ pub fn places(images: &[DiskImage], dir: &LabDir, id: u8) -> Vec<DiskImage> {
         ..disk.clone()
     });
     places.collect()
+}
+
+/// Checks the user's images before anything is copied. A replica would refuse the copy instead, and
+/// name a file that is removed again. Raw images are opened as a replica opens them, which needs a journal;
+/// it is made in `scratch`.
+pub fn check(images: &[DiskImage], scratch: &Path) -> Result<()> {
+    for image in images.iter().map(|disk| &disk.path) {
+        let shown = image.display();
+        let metadata = std::fs::metadata(image)
+            .with_context(|| format!("cannot read the disk image {shown}"))?;
+        let kind = metadata.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let kind = if kind.is_dir() {
+                "a directory"
+            } else {
+                "no regular file"
+            };
+            bail!("{shown} is {kind}: --disk takes an image or a block device");
+        }
+        if kind.is_file() && metadata.len() == 0 {
+            bail!("the disk image {shown} is empty");
+        }
+        if Source::look(image)?.is_none() {
+            let spec = DiskSpec {
+                path: image.clone(),
+                read_only: true,
+                bytes: None,
+                delay: Duration::ZERO,
+            };
+            let journal = scratch.join("check.journal");
+            let opened = Disks::open(&[spec], &journal);
+            let _ = std::fs::remove_file(journal);
+            opened?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the files of [`places`].
@@ -117,6 +155,37 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn an_image_that_cannot_be_used_is_named_before_it_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::create_dir(path("folder")).unwrap();
+        for (name, content) in [
+            ("good", vec![0; 8192]),
+            ("empty", vec![]),
+            ("uneven", vec![0; 5000]),
+            ("foreign", [b"QFI\xfb".to_vec(), vec![0; 8188]].concat()),
+            ("false.vdi", vec![0; 8192]),
+        ] {
+            std::fs::write(path(name), content).unwrap();
+        }
+        let check = |name: &str| check(&[path(name).into()], dir.path());
+        check("good").unwrap();
+        for (name, why) in [
+            ("none", "No such file"),
+            ("folder", "directory"),
+            ("empty", "is empty"),
+            ("uneven", "truncate -s %4096"),
+            ("foreign", ".qcow2"),
+            ("false.vdi", "named like a vdi"),
+        ] {
+            let error = format!("{:#}", check(name).unwrap_err());
+            let shown = path(name).display().to_string();
+            assert!(error.contains(why) && error.contains(&shown), "{error}");
+        }
+        assert!(!path("check.journal").exists());
+    }
 
     #[test]
     fn holes_stay_holes() {

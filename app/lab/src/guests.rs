@@ -2,7 +2,8 @@
 //! how to find out that its service works.
 //!
 //! A service works when it answers a question of its own protocol. An open port says less: a server
-//! listens before it can serve, and a failed one may still hold its port.
+//! listens before it can serve, and a failed one may still hold its port. It has to do for a service
+//! that the lab does not know (`--answers`).
 
 use serde::{Deserialize, Serialize};
 use std::io::{self, Error, ErrorKind, Read, Write};
@@ -113,6 +114,11 @@ impl Guest {
         }
     }
 
+    /// Whether its image is a disk with a whole system, which firmware can boot.
+    pub const fn is_disk(self) -> bool {
+        matches!(self, Self::Debian)
+    }
+
     /// The memory it needs in MiB, if that is more than a guest has by default.
     pub const fn mem_mib(self) -> Option<u32> {
         match self {
@@ -135,6 +141,11 @@ impl FromStr for Guest {
 }
 
 impl Probe {
+    /// A connection to `port` is enough of an answer.
+    pub const fn connection(port: u16) -> Self {
+        probe(port, b"", b"")
+    }
+
     /// Asks the service at `address`. `patience` bounds connecting, and each wait after it.
     ///
     /// # Errors
@@ -190,6 +201,19 @@ mod tests {
         let answer = Guest::Redis.probe().ask(address, Duration::from_secs(10));
         service.join().unwrap();
         answer
+    }
+
+    #[test]
+    fn a_connection_is_enough_for_an_unknown_service() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let ask = || {
+            let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+            Probe::connection(port).ask(address, Duration::from_secs(10))
+        };
+        ask().unwrap();
+        drop(listener);
+        assert!(ask().is_err());
     }
 
     #[test]

@@ -28,6 +28,16 @@ pub struct Image {
 const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=1";
 
 impl Image {
+    /// The same as [`Image::find`]; `None` for a guest that firmware starts from the user's own disk,
+    /// which needs no image.
+    pub fn needed(options: &Options) -> Result<Option<Self>, String> {
+        let own_disk = !options.disks.is_empty() && !options.guest.is_disk();
+        if options.firmware().is_some() && own_disk {
+            return Ok(None);
+        }
+        Self::find(options).map(Some)
+    }
+
     /// Finds the image that `options` name. The error is one sentence that says what to do.
     pub fn find(options: &Options) -> Result<Self, String> {
         let variable = |name| std::env::var_os(name).map(PathBuf::from);
@@ -138,6 +148,13 @@ mod tests {
             ..Options::default()
         };
         assert!(Image::find(&options).unwrap_err().contains("--kernel"));
+        let options = Options {
+            guest: Guest::Nginx,
+            bios: true,
+            disks: vec![PathBuf::from("/d.raw").into()],
+            ..Options::default()
+        };
+        assert_eq!(Image::needed(&options), Ok(None));
         let error = Image::of_cache(Guest::Redis, std::iter::once("/nowhere".into())).unwrap_err();
         assert!(error.contains("guests/build redis"), "{error}");
     }

@@ -59,7 +59,7 @@ impl Lab {
 
     /// The address of the guest's service, for a client in the client's namespace.
     pub fn service(&self) -> SocketAddrV4 {
-        SocketAddrV4::new(GUEST_IP, self.state.guest.probe().port)
+        SocketAddrV4::new(GUEST_IP, self.state.probe().port)
     }
 
     /// The program that runs its daemons.
@@ -93,7 +93,7 @@ impl Lab {
 
     /// Whether the guest's service answers a client.
     pub fn guest_answers(&self, patience: Duration) -> bool {
-        let (probe, service) = (self.state.guest.probe(), self.service());
+        let (probe, service) = (self.state.probe(), self.service());
         let ask = || Ok(probe.ask(service, patience)?);
         self.topology.client().run(ask).is_ok()
     }

@@ -72,6 +72,7 @@ pub mod options;
 pub mod prerequisites;
 pub mod process;
 pub mod progress;
+mod silence;
 pub mod state;
 pub mod status;
 pub mod trace;

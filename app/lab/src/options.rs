@@ -36,6 +36,9 @@ pub struct Options {
     /// The guest image to run. It also says which service must answer.
     #[arg(long, value_parser = guest_names(), default_value = "redis")]
     pub guest: Guest,
+    /// The guest works when it takes a TCP connection on this port, whatever --guest says.
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub answers: Option<u16>,
     /// Boot this kernel instead of the cached image's.
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
@@ -43,7 +46,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
     /// A disk for the guest beside its own: a raw image, or one whose name ends in .qcow2, .vmdk or .vdi.
-    /// Each replica gets a copy. BUS is virtio, scsi or ide. May be repeated.
+    /// Each replica gets a copy. BUS is virtio, scsi or ide. May be repeated. With --bios or --uefi the first
+    /// disk is the one that boots.
     #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
     pub disks: Vec<DiskImage>,
     /// The bus of the disks that name none [default: virtio].

@@ -12,9 +12,9 @@ use std::path::Path;
 #[error("{}", .0.join("\n"))]
 pub struct Missing(pub Vec<String>);
 
-/// Looks for everything that can be looked for before anything is made, and finds the guest's image. The
-/// error names all that is missing at once.
-pub fn check(options: &Options) -> Result<Image, Missing> {
+/// Looks for everything that can be looked for before anything is made, and finds the guest's image
+/// if it needs one. The error names all that is missing at once.
+pub fn check(options: &Options) -> Result<Option<Image>, Missing> {
     let mut missing = Vec::new();
     if let Err(Missing(sentences)) = check_root() {
         missing.extend(sentences);
@@ -28,18 +28,26 @@ pub fn check(options: &Options) -> Result<Image, Missing> {
     if options.firmware() == Some(Firmware::Uefi) && !Path::new(Firmware::OVMF).exists() {
         missing.push(no_uefi(Firmware::OVMF));
     }
-    let image = Image::find(options).inspect_err(|sentence| missing.push(sentence.clone()));
-    let has_disk = |image: &Image| image.disk.is_some() || !options.disks.is_empty();
-    if options.firmware().is_some() && image.as_ref().is_ok_and(|image| !has_disk(image)) {
+    let firmware_without_disk =
+        options.firmware().is_some() && options.disks.is_empty() && !options.guest.is_disk();
+    let image = if firmware_without_disk {
         missing.push(
             "--uefi and --bios start the guest from a disk, and it has none: name one with --disk, \
              or take --guest debian"
                 .into(),
         );
-    }
-    match image {
-        Ok(image) if missing.is_empty() => Ok(image),
-        _ => Err(Missing(missing)),
+        None
+    } else {
+        let needed = Image::needed(options);
+        needed.unwrap_or_else(|sentence| {
+            missing.push(sentence);
+            None
+        })
+    };
+    if missing.is_empty() {
+        Ok(image)
+    } else {
+        Err(Missing(missing))
     }
 }
 
@@ -96,5 +104,10 @@ mod tests {
                 .to_string()
                 .contains("/nowhere/kernel")
         );
+        let options = Options {
+            bios: true,
+            ..Options::default()
+        };
+        assert!(check(&options).unwrap_err().to_string().contains("--disk"));
     }
 }

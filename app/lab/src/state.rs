@@ -13,7 +13,7 @@
 //! `lab.json` is replaced, never written in place, so that it is whole or absent however the
 //! lab's commands die. It is a convenience: [`crate::down`] works without it.
 
-use crate::guests::Guest;
+use crate::guests::{Guest, Probe};
 use crate::process::Process;
 use anyhow::{Context, Result, bail};
 use rustix::fd::OwnedFd;
@@ -320,6 +320,9 @@ pub struct LabState {
     pub guest_ip: Ipv4Addr,
     /// The image that it runs.
     pub guest: Guest,
+    /// The port on which it answers, if the user has named one.
+    #[serde(default)]
+    pub answers: Option<u16>,
     /// The policy it runs under.
     pub policy: String,
     /// The program that runs the daemons.
@@ -338,6 +341,12 @@ pub struct ReplicaState {
 }
 
 impl LabState {
+    /// How to find out that the guest's service works.
+    pub fn probe(&self) -> Probe {
+        self.answers
+            .map_or_else(|| self.guest.probe(), Probe::connection)
+    }
+
     /// The state of replica `id`.
     pub fn replica(&self, id: u8) -> Result<&ReplicaState> {
         self.replicas

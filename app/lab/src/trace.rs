@@ -8,6 +8,7 @@
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
@@ -65,6 +66,20 @@ impl TraceEvent {
                 self.number("pages").unwrap_or(0).div_ceil(256)
             ),
             "warm" => format!("replica {} has a warm copy", peer()),
+            "peer" if self.more.get("alive") == Some(&Value::Bool(false)) => {
+                format!("replica {} does not answer {me}", peer())
+            }
+            "peer" if self.more.contains_key(AGAIN) => {
+                format!("replica {} answers {me} again", peer())
+            }
+            "in_sync" => {
+                let gone = self.number(GONE)?;
+                format!(
+                    "in sync: {}, no longer {}",
+                    members(self.number("in_sync")?),
+                    members(gone)
+                )
+            }
             "join_failed" => format!("the copy to replica {} failed: {}", peer(), why()),
             "protected" => format!("protected: replica {} is in step", peer()),
             "guest_lost" => format!("{me} has lost its guest: {}", why()),
@@ -76,10 +91,76 @@ impl TraceEvent {
     }
 }
 
+/// Added to an event `peer`: the peer had not answered before.
+const AGAIN: &str = "again";
+
+/// Added to an event `in_sync`: the replicas that the set has lost, as a bit mask.
+const GONE: &str = "gone";
+
+/// The replicas of a bit mask.
+fn members(mask: u64) -> String {
+    let ids: Vec<String> = (0..u64::BITS)
+        .filter(|id| mask >> id & 1 == 1)
+        .map(|id| id.to_string())
+        .collect();
+    match ids.as_slice() {
+        [] => "no replica".into(),
+        [id] => format!("replica {id}"),
+        ids => format!("replicas {}", ids.join(", ")),
+    }
+}
+
+/// What earlier events have said, without which some later ones cannot be put into words.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// The newest in-sync set, as a bit mask, and its place in the log.
+    in_sync: Option<(u64, u64)>,
+    /// The peers that do not answer: who says so, and the peer.
+    silent: BTreeSet<(u8, u64)>,
+}
+
+impl Known {
+    /// Learns from an event, and adds to it what follows from earlier ones.
+    fn learn(&mut self, event: &mut TraceEvent) {
+        match event.what.as_str() {
+            "peer" => {
+                let Some(peer) = event.number("peer") else {
+                    return;
+                };
+                let key = (event.replica, peer);
+                if event.more.get("alive") == Some(&Value::Bool(false)) {
+                    self.silent.insert(key);
+                } else if self.silent.remove(&key) {
+                    event.more.insert(AGAIN.into(), true.into());
+                }
+            }
+            "in_sync" => {
+                let Some((set, at)) = event.number("in_sync").zip(event.number("at")) else {
+                    return;
+                };
+                let before = self.in_sync;
+                // Every replica tells of each set, and one that was away tells of old ones.
+                if before.is_some_and(|(_, newest)| at <= newest) {
+                    return;
+                }
+                self.in_sync = Some((set, at));
+                let gone = before.map_or(0, |(before, _)| before & !set);
+                if gone != 0 {
+                    event.more.insert(GONE.into(), gone.into());
+                }
+            }
+            // A new generation of the group counts its entries from 1 again.
+            "group_empty" => self.in_sync = None,
+            _ => {}
+        }
+    }
+}
+
 /// Reads traces while they grow.
 #[derive(Clone, Debug)]
 pub struct Tail {
     files: Vec<TailedFile>,
+    known: Known,
 }
 
 #[derive(Clone, Debug)]
@@ -100,6 +181,7 @@ impl Tail {
         });
         Self {
             files: files.collect(),
+            known: Known::default(),
         }
     }
 
@@ -110,6 +192,9 @@ impl Tail {
             file.take(&mut events);
         }
         events.sort_by_key(|event| event.mono_us);
+        for event in &mut events {
+            self.known.learn(event);
+        }
         events
     }
 }
@@ -156,6 +241,38 @@ mod tests {
             .open(path)
             .unwrap();
         file.write_all(text.as_bytes()).unwrap();
+    }
+
+    #[test]
+    fn silent_peers_and_smaller_in_sync_sets_are_told_once() {
+        let mut known = Known::default();
+        let mut told = |line: &str| {
+            let mut event: TraceEvent = serde_json::from_str(line).unwrap();
+            known.learn(&mut event);
+            event.in_words()
+        };
+        let mut peer = |alive: bool| {
+            told(&format!(
+                r#"{{"mono_us":1,"replica":1,"what":"peer","peer":0,"alive":{alive}}}"#
+            ))
+        };
+        assert_eq!(peer(true), None, "the first answer is no news");
+        assert_eq!(peer(false).unwrap(), "replica 0 does not answer replica 1");
+        assert_eq!(peer(true).unwrap(), "replica 0 answers replica 1 again");
+        let mut set = |replica: u8, set: u16, at: u64| {
+            told(&format!(
+                r#"{{"mono_us":1,"replica":{replica},"what":"in_sync","in_sync":{set},"at":{at}}}"#
+            ))
+        };
+        assert_eq!(set(0, 1, 3), None);
+        assert_eq!(set(0, 3, 9), None, "it grows: that has words of its own");
+        assert_eq!(
+            set(1, 2, 40).unwrap(),
+            "in sync: replica 1, no longer replica 0"
+        );
+        assert_eq!(set(2, 2, 40), None);
+        assert_eq!(set(0, 1, 3), None);
+        assert_eq!(members(6), "replicas 1, 2");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! can mend what they find.
 
 use crate::config::{self, Place};
+use crate::daemon::{LAST_LINES, indented};
 use crate::disks;
 use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
@@ -18,6 +19,7 @@ use crate::options::{DiskImage, Options};
 use crate::prerequisites::{self, Missing};
 use crate::process::Process;
 use crate::progress::{Interrupted, Progress};
+use crate::silence::{self, Reminder};
 use crate::state::{LabDir, LabState, ReplicaState};
 use crate::status::LabStatus;
 use anyhow::{Context, Result, bail};
@@ -35,6 +37,9 @@ const UP_WITHIN: Duration = Duration::from_secs(240);
 
 /// If the guest is lost on its way up, and no replica has it back after this time, we stop waiting.
 const LOST_FOR: Duration = Duration::from_secs(5);
+
+/// The lines of each log below an error that has named the likely causes already.
+const FEW_LINES: usize = 4;
 
 /// How long one attempt to reach the guest may take. The guest does not answer until it has configured
 /// its address, and an attempt must not hold up the other messages.
@@ -58,7 +63,7 @@ impl Lab {
         };
         let dir = LabDir::of(&options.name);
         let lock = dir.create()?;
-        match build(options, &dir, program, &image, &overlay, progress) {
+        match build(options, &dir, program, image.as_ref(), &overlay, progress) {
             Ok(lab) => Ok(lab),
             Err(error) => {
                 if !error.is::<Missing>() {
@@ -85,7 +90,7 @@ fn build(
     options: &Options,
     dir: &LabDir,
     program: PathBuf,
-    image: &Image,
+    image: Option<&Image>,
     overlay: &toml::Table,
     progress: &Progress,
 ) -> Result<Lab> {
@@ -94,6 +99,7 @@ fn build(
         builder: Process::me(),
         guest_ip: GUEST_IP,
         guest: options.guest,
+        answers: options.answers,
         policy: options.policy.name().into(),
         program,
         replicas: ids
@@ -127,7 +133,7 @@ fn build(
         lab.start_daemon(id)?;
         dir.save(&lab.state)?;
     }
-    wait(&lab, progress)?;
+    wait(&lab, options, progress)?;
     state.replicas.clone_from(&lab.state.replicas);
     state.builder = None;
     dir.save(&state)?;
@@ -135,18 +141,20 @@ fn build(
     Ok(lab)
 }
 
-/// Writes every replica's configuration, and has the daemon's own code check each. Only then copies the
-/// disks, which can take minutes.
+/// Checks the user's disks, writes every replica's configuration, and has the daemon's own code check each.
+/// Only then copies the disks, which can take minutes.
 fn configure(
     options: &Options,
     dir: &LabDir,
-    image: &Image,
+    image: Option<&Image>,
     overlay: &toml::Table,
     progress: &Progress,
 ) -> Result<()> {
-    let image = image.copy_into(dir.path())?;
+    disks::check(&options.disks, dir.path())?;
+    let image = image.map(|image| image.copy_into(dir.path())).transpose()?;
     // The disk of the guest's image is the first that the guest sees.
-    let own = image.disk.clone().map(DiskImage::from);
+    let own = image.as_ref().and_then(|image| image.disk.clone());
+    let own = own.map(DiskImage::from);
     let images: Vec<DiskImage> = own.iter().chain(&options.disks).cloned().collect();
     let addresses: Vec<SocketAddrV4> = (0..options.replicas())
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
@@ -160,7 +168,7 @@ fn configure(
         let table = config::generate(
             options,
             overlay,
-            &image,
+            image.as_ref(),
             &Place {
                 id,
                 addresses: &addresses,
@@ -193,7 +201,7 @@ fn configure(
 }
 
 /// Waits until the guest answers and is protected, and says what happens meanwhile.
-fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
+fn wait(lab: &Lab, options: &Options, progress: &Progress) -> Result<()> {
     for id in lab.ids() {
         lab.wait_for_daemon(id, progress)?;
     }
@@ -201,6 +209,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
     let deadline = Instant::now() + UP_WITHIN;
     let mut traces = lab.traces();
     let mut answers = false;
+    let mut reminder = Reminder::new();
     let mut lost_since = None;
     loop {
         progress.check()?;
@@ -218,6 +227,9 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
         if answers && status.is_settled() {
             return Ok(());
         }
+        if !answers {
+            reminder.remind(lab, &status, options, progress);
+        }
         match status.why_guest_is_lost() {
             None => lost_since = None,
             Some((id, why)) => {
@@ -231,15 +243,17 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
             }
         }
         if Instant::now() > deadline {
+            if answers {
+                bail!(
+                    "not ready after {} s: the guest answers but is not protected\n{status}{}",
+                    UP_WITHIN.as_secs(),
+                    last_lines_of_the_replicas(lab, &status, LAST_LINES)
+                );
+            }
             bail!(
-                "not ready after {} s: the guest {}\n{status}{}",
-                UP_WITHIN.as_secs(),
-                if answers {
-                    "answers but is not protected"
-                } else {
-                    "does not answer"
-                },
-                last_lines_of_the_replicas(lab, &status)
+                "{}\n{status}{}",
+                silence::error(lab, &status, options, UP_WITHIN),
+                last_lines_of_the_replicas(lab, &status, FEW_LINES)
             );
         }
         progress.sleep(Duration::from_millis(100))?;
@@ -248,7 +262,7 @@ fn wait(lab: &Lab, progress: &Progress) -> Result<()> {
 
 /// The last log lines of each replica, and the last console lines of each guest: a guest that hangs
 /// looks idle from the other side.
-fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus) -> String {
+fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus, count: usize) -> String {
     let mut words = status.leader().map_or_else(String::new, |leader| {
         let sync = &leader.sync;
         format!(
@@ -257,10 +271,11 @@ fn last_lines_of_the_replicas(lab: &Lab, status: &LabStatus) -> String {
         )
     });
     for replica in &status.replicas {
-        words += &lab.last_words(replica.id, &format!("is {}", replica.role));
+        words += &lab.last_log(replica.id, &format!("is {}", replica.role), count);
         words += "\n";
         if replica.holds_state() {
-            words += &format!("  {}\n", lab.last_print(replica.id));
+            let printed = indented(&lab.last_print(replica.id, count));
+            words += &format!("  its guest printed last:\n{printed}\n");
         }
     }
     words

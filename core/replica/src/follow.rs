@@ -7,10 +7,11 @@
 //!                                                                                             (guests with disks)
 //! ```
 //!
-//! The end mark is the line: before it, a lost leader means that this side drops what it has
-//! staged and goes on from its own state; after it, this side goes forward to the staged state
-//! whatever happens, since the leader may have released the slot's outputs. So the stages behind it may
-//! outlive the phase: a secondary that is elected meanwhile finishes them as leader.
+//! The end mark (`follow_end`) is the point of no return. Before it, a lost leader means that this side
+//! drops what it has staged and goes on from its own state. After it, this side goes forward to the staged
+//! state whatever happens: it acknowledges, and from its acknowledgement on the leader may release the
+//! slot's outputs. So the stages behind the end mark may outlive the phase: a secondary that is elected
+//! meanwhile finishes them as leader.
 //!
 //! A device reset writes guest RAM (virtio queues, option ROMs), and after it there is no way
 //! back to the own state. So it comes after the end mark and before the acknowledgement. Pages

@@ -39,8 +39,8 @@
 //!    the last one (`leader::matching`); and only under a valid lease (`leader::outputs`).
 //! 2. Solo, an output leaves only if its inputs are committed, where inputs are logged at all,
 //!    and the lease is valid (`leader::outputs`, `leader::inputs`).
-//! 3. The secondary stages a syncvm (or checkpoint) whole before it acknowledges, and once it has
-//!    acknowledged it applies it whatever happens (`follow`).
+//! 3. The secondary stages a syncvm (or checkpoint) whole before it acknowledges, and once it holds all
+//!    of it (the end mark), it applies it whatever happens (`follow`).
 //! 4. Only a member of the in-sync set may lead, and a new leader commits an in-sync set of itself
 //!    alone before it serves (`failover`).
 //! 5. Dirty bits that were cleared stay owed until both sides are known to be equal

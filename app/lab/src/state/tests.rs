@@ -27,6 +27,7 @@ fn the_error_for_a_damaged_record_says_what_to_do() {
         builder: None,
         guest_ip: Ipv4Addr::new(10, 0, 0, 1),
         guest: Guest::default(),
+        answers: None,
         policy: "vsmr".into(),
         program: "/bin/true".into(),
         replicas: vec![ReplicaState {
