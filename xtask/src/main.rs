@@ -56,8 +56,8 @@ enum Task {
     },
 }
 
-/// The guests that tests boot besides the default one.
-const TESTED: [&str; 2] = ["postgres", "storm"];
+/// The guests that tests boot.
+const TESTED: [&str; 3] = [guest::DEFAULT, "postgres", "storm"];
 
 /// Arguments that are passed on as they are.
 #[derive(clap::Args)]
@@ -96,13 +96,12 @@ fn run(task: Task) -> Result<ExitCode> {
     match task {
         Task::Demo(rest) => {
             packages::ensure(&[LAB, GUEST])?;
+            guest::build(guest::DEFAULT)?;
             Cargo::run_of("plover-lab-proof", "plover-demo")
-                .with_guest()?
                 .args(rest.arguments)
                 .become_it()
         }
         Task::Lab(rest) => {
-            let mut cargo = Cargo::run("plover");
             // Only a lab that starts needs an image and QEMU; `status` must answer at once.
             if rest.arguments.iter().any(|argument| argument == "up") {
                 packages::ensure(&[LAB, GUEST])?;
@@ -110,15 +109,17 @@ fn run(task: Task) -> Result<ExitCode> {
                     packages::ensure(&[UEFI])?;
                 }
                 match guest::named(&rest.arguments) {
-                    name if name == guest::DEFAULT => cargo = cargo.with_guest()?,
                     name if name == guest::DISK => {
                         packages::ensure(&[DISK])?;
                         guest::build_disk()?;
                     }
-                    name => drop(guest::build(&name)?),
+                    name => guest::build(&name)?,
                 }
             }
-            cargo.args(["lab"]).args(rest.arguments).become_it()
+            Cargo::run("plover")
+                .args(["lab"])
+                .args(rest.arguments)
+                .become_it()
         }
         // Consensus alone needs no lab and no guest, only the systems it is compared with.
         Task::Bench(rest)
@@ -149,10 +150,8 @@ fn run(task: Task) -> Result<ExitCode> {
             if let Err(error) = packages::ensure(&[WEB]) {
                 eprintln!("x: {error:#}; the benchmark goes on without what is missing");
             }
-            Cargo::run("plover-bench")
-                .with_guest()?
-                .args(rest.arguments)
-                .become_it()
+            guest::build(guest::DEFAULT)?;
+            Cargo::run("plover-bench").args(rest.arguments).become_it()
         }
         // `--group`: consensus alone, simulated; `--model`: its states, explored.
         Task::Sim(mut rest) => match rest.arguments.first().and_then(|word| word.to_str()) {
@@ -181,7 +180,6 @@ fn run(task: Task) -> Result<ExitCode> {
             let workspace = Cargo::new("test")
                 .args((!some).then_some("--workspace"))
                 .args(["--no-fail-fast"])
-                .with_guest()?
                 .args(rest.arguments);
             if ofi {
                 return workspace.become_it();
