@@ -30,6 +30,8 @@ pub enum Fault {
     Kill,
     /// The host stands still.
     Stop,
+    /// Only the hypervisor stands still, as on a disk that hangs.
+    Hang,
     /// It goes on.
     Continue,
     /// The replication network no longer carries anything between it and the others (or one of
@@ -38,7 +40,9 @@ pub enum Fault {
         /// Only this peer.
         from: Option<u8>,
     },
-    /// It is connected again.
+    /// The guest's TAP goes down: clients are not reached from there any more.
+    Unplug,
+    /// It is connected again, to the others and to the clients.
     Heal,
 }
 
@@ -48,9 +52,11 @@ impl std::fmt::Display for Fault {
         match self {
             Self::Kill => f.write_str("killed"),
             Self::Stop => f.write_str("stopped"),
+            Self::Hang => f.write_str("QEMU stopped"),
             Self::Continue => f.write_str("goes on"),
             Self::Cut { from: None } => f.write_str("cut off from the other replicas"),
             Self::Cut { from: Some(peer) } => write!(f, "cut off from replica {peer}"),
+            Self::Unplug => f.write_str("its TAP goes down"),
             Self::Heal => f.write_str("connected again"),
         }
     }
@@ -87,6 +93,9 @@ impl Lab {
                 self.wait_until_empty(id)?;
             }
             Fault::Stop => began_us = self.signal(id, Signal::STOP)?,
+            Fault::Hang => {
+                began_us = self.signal_those(id, Signal::STOP, |p| p.is_called("qemu-system"))?;
+            }
             Fault::Continue => began_us = self.signal(id, Signal::CONT)?,
             Fault::Cut { from: Some(peer) } => {
                 self.state.replica(peer)?;
@@ -105,9 +114,14 @@ impl Lab {
                     .collect();
                 self.topology.cut(id.into(), &peers)?;
             }
+            Fault::Unplug => {
+                began_us = now_us();
+                self.topology.set_tap(id.into(), false)?;
+            }
             Fault::Heal => {
                 began_us = now_us();
                 self.topology.heal(id.into())?;
+                self.topology.set_tap(id.into(), true)?;
             }
         }
         Ok(began_us)
@@ -115,15 +129,24 @@ impl Lab {
 
     /// Signals everything on a replica's host.
     fn signal(&self, id: u8, signal: Signal) -> Result<u64> {
+        self.signal_those(id, signal, |_| true)
+    }
+
+    fn signal_those(
+        &self,
+        id: u8,
+        signal: Signal,
+        wanted: impl Fn(&Process) -> bool,
+    ) -> Result<u64> {
         let host = self.host(id);
         let processes = process::in_namespace(&host.path());
         let began_us = now_us();
         let reached = processes
             .iter()
-            .filter(|process| process.signal(signal))
+            .filter(|process| wanted(process) && process.signal(signal))
             .count();
         if reached == 0 {
-            bail!("replica {id} is down: nothing runs there");
+            bail!("nothing runs on replica {id}'s host that could be signalled");
         }
         Ok(began_us)
     }

@@ -36,6 +36,12 @@ pub enum Life {
 }
 
 impl Process {
+    /// Whether its program's name begins so.
+    pub fn is_called(&self, name: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{}/comm", self.pid))
+            .is_ok_and(|called| called.starts_with(name))
+    }
+
     /// The process that has this number now.
     pub fn now(pid: u32) -> Option<Self> {
         let (life, start_ticks) = read_stat(pid)?;
@@ -117,10 +123,7 @@ pub fn in_namespace(namespace: &Path) -> Vec<Process> {
 pub fn with_argument_below(dir: &Path, names: &[&str]) -> Vec<Process> {
     let prefix = format!("{}/", dir.display()).into_bytes();
     all()
-        .filter(|process| {
-            std::fs::read_to_string(format!("/proc/{}/comm", process.pid))
-                .is_ok_and(|called| names.iter().any(|name| called.starts_with(name)))
-        })
+        .filter(|process| names.iter().any(|name| process.is_called(name)))
         .filter(|process| {
             std::fs::read(format!("/proc/{}/cmdline", process.pid)).is_ok_and(|line| {
                 line.split(|byte| *byte == 0)

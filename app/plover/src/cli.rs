@@ -190,11 +190,15 @@ enum FaultArgument {
     Kill,
     /// The replica's host stands still: SIGSTOP to plover and QEMU.
     Stop,
-    /// Undo `stop`: SIGCONT to plover and QEMU.
+    /// The replica's QEMU alone stands still, as on a disk that hangs: SIGSTOP to QEMU.
+    Hang,
+    /// Undo `stop` and `hang`: SIGCONT to plover and QEMU.
     Cont,
     /// The replica no longer reaches the other replicas. Clients still reach it.
     Cut,
-    /// Undo `cut`.
+    /// The guest's TAP goes down: clients are not reached from there any more.
+    Unplug,
+    /// Undo `cut` and `unplug`.
     Heal,
 }
 
@@ -205,7 +209,9 @@ impl FaultOptions {
             _ if self.from.is_some() => return Err("--from goes with `cut` only"),
             FaultArgument::Kill => Fault::Kill,
             FaultArgument::Stop => Fault::Stop,
+            FaultArgument::Hang => Fault::Hang,
             FaultArgument::Cont => Fault::Continue,
+            FaultArgument::Unplug => Fault::Unplug,
             FaultArgument::Heal => Fault::Heal,
         };
         let role = self.target.role.map(|role| match role {

@@ -160,6 +160,8 @@ pub struct Apus {
     /// The highest round heard of; the next view takes a higher one.
     round_max: u64,
     holds_state: bool,
+    /// See [`Apus::set_abstains`].
+    abstains: bool,
     /// When a leader was last heard, or when the process started: the process before it may have
     /// answered a leader just then, and the leader's lease may rest on that answer.
     heard_at: Micros,
@@ -230,6 +232,22 @@ impl Apus {
     /// votes, but does not stand.
     pub fn resign(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.set_holds_state(false);
+        self.step_down(now, out);
+    }
+
+    /// Stops leading, as [`resign`](Self::resign), and abstains, but the guest is still there.
+    pub fn hand_over(&mut self, now: Micros, out: &mut Vec<Command>) {
+        self.set_abstains(true);
+        self.step_down(now, out);
+    }
+
+    /// Sets whether this replica, although it holds the guest, does not stand for election: another one
+    /// would serve better. Its vote counts as ever, and the group is not empty while it lives.
+    pub fn set_abstains(&mut self, abstains: bool) {
+        self.abstains = abstains;
+    }
+
+    fn step_down(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.flush(now, out);
         if let Role::Leading(_) = self.role {
             self.follow(now, out);

@@ -69,6 +69,7 @@ impl Apus {
     fn may_stand(&self, now: Micros) -> bool {
         self.generation > View::NONE
             && self.has_state()
+            && !self.abstains
             && !self.recovery.amnesiac
             && self.recovery.doubt.is_none()
             && (self.is_voter() || !self.config.any_voter_stands)

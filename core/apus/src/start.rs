@@ -32,6 +32,7 @@ impl Apus {
             generation,
             round_max: promised.round(),
             holds_state: false,
+            abstains: false,
             heard_at: now,
             election_at: now,
             stood_down: None,

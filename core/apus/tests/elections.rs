@@ -19,6 +19,22 @@ fn a_witness_never_stands() {
     assert_eq!(group.leader(), None);
 }
 
+#[test]
+fn a_leader_that_hands_over_is_not_elected_again_before_it_may_stand() {
+    let mut group = Group::protected(Durability::Memory);
+    group.turn(0, |core, now, out| core.hand_over(now, out));
+    assert!(group.leads_soon(1));
+    // The same, and nobody else holds the guest: it is still there, so the group is not empty.
+    let mut group = Group::protected(Durability::Memory);
+    group.crash(1);
+    group.turn(0, |core, now, out| core.hand_over(now, out));
+    let leads = |group: &Group| group.leader().is_some();
+    assert!(!group.run_until(Micros(5 * LONG.0), leads));
+    assert_ne!(group.found_empty(0), Some(false));
+    group.cores[0].set_abstains(false);
+    assert!(group.leads_soon(0));
+}
+
 /// The secondary's log reaches the base of the witness's log, although the secondary does not know
 /// that those entries are committed. So it needs only the rest.
 #[test]

@@ -57,6 +57,11 @@ pub enum Event {
         /// Inputs taken back that the hypervisor had not consumed.
         unconsumed: Unconsumed,
     },
+    /// This host reaches the guest's clients, or does not any more. At the start it is taken to reach them.
+    Uplink {
+        /// Whether it does.
+        up: bool,
+    },
     /// The guest runs.
     GuestResumed,
     /// The devices are reset.
@@ -65,6 +70,8 @@ pub enum Event {
     StateSaved(Vec<u8>),
     /// It is loaded.
     StateLoaded,
+    /// The answer to [`Action::Probe`].
+    Probed,
     /// The hypervisor is gone or refused an order; its guest's state is lost here.
     GuestDied(String),
     /// The guest sent frames.
@@ -151,6 +158,8 @@ pub enum Action {
     SaveState,
     /// Load device state → [`Event::StateLoaded`].
     LoadState(Vec<u8>),
+    /// Ask the hypervisor whether it is there → [`Event::Probed`].
+    Probe,
     /// Collect and clear dirty bits → [`Event::Scanned`].
     Scan(JobId),
     /// Hash these pages → [`Event::Hashed`].

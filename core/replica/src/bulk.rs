@@ -169,6 +169,7 @@ impl Leader {
             Body::Fetch { sync, runs } => self.on_fetch(cx, from, sync, &runs),
             Body::Ack { sync } => self.on_ack(cx, from, sync),
             Body::GuestLost { why } => self.lose_peer(cx, from, &why),
+            Body::Uplink { up } => cx.on_peers_uplink(from, up),
             body => return Some(body),
         }
         None

@@ -5,6 +5,7 @@ use crate::copy::Copies;
 use crate::group::Group;
 use crate::guest::Power;
 use crate::guest::{Arrange, Cut, Guest, Input};
+use crate::hypervisor::Order;
 use crate::jobs::{Job, JobId, Jobs};
 use crate::outputs::Outputs;
 use crate::peers::Peers;
@@ -46,6 +47,8 @@ pub(crate) struct Context {
     pub rules: Rules,
     pub copies: Copies,
     pub jobs: Jobs,
+    /// Whether clients are reached from this host.
+    pub reaches_clients: bool,
 }
 
 impl Context {
@@ -61,6 +64,12 @@ impl Context {
     pub fn ask(&mut self, job: Job, action: impl FnOnce(JobId) -> Action) {
         let id = self.jobs.begin(job);
         self.out.push(action(id));
+    }
+
+    /// Orders the hypervisor to do something; its answer is timed.
+    pub fn order(&mut self, order: Order, action: Action) {
+        self.guest.unanswered.ordered(order, self.now);
+        self.out.push(action);
     }
 
     /// Sends a message on the bulk lane; returns its length.

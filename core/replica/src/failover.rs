@@ -64,6 +64,7 @@ impl Replica {
         self.cx.group.view = view;
         self.cx.group.leader = leader;
         if changed {
+            self.correct_leader();
             self.stop_comparing();
             if let Some(stream) = self.cx.peers.copy_mut() {
                 // The target drops messages of the old view.
@@ -226,6 +227,7 @@ impl Replica {
             self.cx.guest.off(self.cx.group.delivered);
             self.cx.out.push(Action::KillGuest);
         }
+        self.abstain_if_at_fault();
     }
 
     /// The two guests' outputs have nothing to do with each other any more: the leader's part ends, and the

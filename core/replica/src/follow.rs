@@ -234,7 +234,7 @@ impl Replica {
                     wait: waited,
                     leaders,
                 };
-                cx.guest.pause(&mut cx.out);
+                cx.guest.pause(cx.now, &mut cx.out);
             }
         }
     }

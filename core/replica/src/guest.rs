@@ -1,6 +1,7 @@
 //! This side's guest: its hypervisor's power, the gate before its NIC, and the sequence-number translation.
 
 use crate::api::{Action, OperatorInput};
+use crate::hypervisor::{Order, Unanswered};
 use crate::pace::Pace;
 use plover_matching::SequenceTranslator;
 use plover_packets::by_connection;
@@ -69,6 +70,8 @@ pub(crate) struct Cut {
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub power: Power,
+    /// The orders that the hypervisor has not answered.
+    pub unanswered: Unanswered,
     /// The newest log entry whose input this guest has been given (or that waits for it).
     pub taken: Index,
     gate_open: bool,
@@ -147,6 +150,7 @@ impl Guest {
     pub fn new(idle_threshold: Micros) -> Self {
         Self {
             power: Power::Off,
+            unanswered: Unanswered::default(),
             taken: Index(0),
             gate_open: false,
             backlog: VecDeque::new(),
@@ -238,16 +242,18 @@ impl Guest {
         assert_eq!(self.power, Power::Paused, "only a paused guest resumes");
         let cut = self.open_gate(now, first, arrange, out);
         self.power = Power::Running;
+        self.unanswered.ordered(Order::Resume, now);
         out.push(Action::Resume);
         cut
     }
 
     /// Orders the guest to stop.
-    pub fn pause(&mut self, out: &mut Vec<Action>) {
+    pub fn pause(&mut self, now: Micros, out: &mut Vec<Action>) {
         assert_eq!(self.power, Power::Running, "only a running guest is paused");
         self.shut_gate();
         self.resume_when_paused = false;
         self.power = Power::Pausing;
+        self.unanswered.ordered(Order::Pause, now);
         out.push(Action::Pause);
     }
 

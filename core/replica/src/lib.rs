@@ -83,6 +83,7 @@ mod failover;
 mod follow;
 mod group;
 mod guest;
+mod hypervisor;
 mod inputs;
 mod jobs;
 mod leader;
@@ -97,6 +98,7 @@ mod secondary;
 mod status;
 #[cfg(test)]
 mod testing;
+mod uplink;
 
 pub use api::{
     Action, BootReason, Config, ConsoleHold, Event, GuestRecord, Note, OperatorInput, Role, Warm,

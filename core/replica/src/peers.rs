@@ -17,6 +17,8 @@ pub(crate) struct Peer {
     pub is_linked: bool,
     /// It answers this leader.
     pub is_alive: bool,
+    /// It has not said that it reaches no clients.
+    pub reaches_clients: bool,
     /// It has refused a copy of the guest, or given one up.
     refusal: Option<Refusal>,
     /// The copy that this replica is the source of. Only one peer has one.
@@ -42,6 +44,7 @@ impl Peers {
             id,
             is_linked: false,
             is_alive: false,
+            reaches_clients: true,
             refusal: None,
             copy: None,
         };
@@ -53,13 +56,28 @@ impl Peers {
         self.0.iter_mut().find(|peer| peer.id == id)
     }
 
+    /// Whether a peer is linked and alive.
+    pub fn answers(&self, id: ReplicaId) -> bool {
+        let mut peers = self.0.iter();
+        peers.any(|peer| peer.id == id && peer.is_linked && peer.is_alive)
+    }
+
     pub fn is_linked(&self, id: ReplicaId) -> bool {
         self.0.iter().any(|peer| peer.id == id && peer.is_linked)
     }
 
-    /// Forgets which peers answer.
+    pub fn reaches_clients(&self, id: ReplicaId) -> bool {
+        self.0
+            .iter()
+            .any(|peer| peer.id == id && peer.reaches_clients)
+    }
+
+    /// A new leader's view: forgets which peers answer, and what they have said of their uplinks.
     pub fn forget_liveness(&mut self) {
-        self.0.iter_mut().for_each(|peer| peer.is_alive = false);
+        for peer in &mut self.0 {
+            peer.is_alive = false;
+            peer.reaches_clients = true;
+        }
     }
 
     /// `peer` has refused a copy. The next offer waits longer each time.

@@ -65,6 +65,7 @@ impl Replica {
             );
         }
         self.phase = to;
+        self.abstain_if_at_fault();
         self.cx.out.push(Action::Role { from, to: role });
         let view = self.cx.group.view;
         self.cx.note(Note::Role {

@@ -6,6 +6,7 @@ use crate::copy::Copies;
 use crate::follow::{EarlyDirty, FollowSync};
 use crate::group::Group;
 use crate::guest::{Guest, Power};
+use crate::hypervisor::Order;
 use crate::jobs::{Job, JobId, Jobs};
 use crate::leader::Leader;
 use crate::leader::sync::LeadSync;
@@ -70,6 +71,7 @@ impl Replica {
             },
             copies: Copies::default(),
             jobs: Jobs::default(),
+            reaches_clients: true,
             config,
         };
         Self {
@@ -83,7 +85,13 @@ impl Replica {
     /// Applies one event at `now`. Appends the actions to carry out, in order, to `out`. Returns the events
     /// that the replica waits for.
     pub fn apply(&mut self, now: Micros, event: Event, out: &mut Vec<Action>) -> Watch {
+        if now.since(self.cx.now) > self.cx.config.timeout {
+            self.cx.guest.unanswered.begin_anew(now);
+        }
         self.cx.now = self.cx.now.max(now);
+        if let Some(order) = answered_by(&event) {
+            self.cx.guest.unanswered.answered(order, self.cx.now);
+        }
         self.dispatch(event);
         self.settle();
         out.append(&mut self.cx.out);
@@ -121,6 +129,7 @@ impl Replica {
                 }
             }
             Event::Bootstrap => self.bootstrap(),
+            Event::Uplink { up } => self.on_uplink(up),
             Event::GuestStarted => self.on_guest_started(),
             Event::GuestPaused {
                 outputs,
@@ -131,6 +140,8 @@ impl Replica {
                     leader.on_resumed(cx);
                 }
             }
+            // Its time is all that it says.
+            Event::Probed => {}
             Event::GuestResetDone => self.follow_reset_done(),
             Event::StateSaved(state) => {
                 if let Some((leader, cx)) = self.leading() {
@@ -247,6 +258,8 @@ impl Replica {
     fn settle(&mut self) {
         loop {
             self.drain_consensus();
+            self.watch_hypervisor();
+            self.watch_uplink();
             if let Some((leader, cx)) = self.leading() {
                 leader.tick_slot(cx);
             }
@@ -271,6 +284,7 @@ impl Replica {
     fn on_link(&mut self, id: ReplicaId, up: bool) {
         if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.is_linked = up;
+            peer.reaches_clients = true;
         }
         self.cx.consensus(apus::Event::Link { peer: id, up });
         self.cx.peers.forget_refusal(id);
@@ -279,6 +293,7 @@ impl Replica {
             leader.on_link(cx, id);
         }
         if self.cx.group.leader == Some(id) {
+            self.correct_leader();
             self.abort_follow("the link to the leader broke");
             if self.role() == Role::Joining {
                 self.leave_join();
@@ -332,6 +347,7 @@ impl Replica {
         };
         let deadline = cx.group.core.deadline().min(phase_deadline);
         let deadline = deadline.min(self.follow_deadline()).min(cx.pace_deadline());
+        let deadline = deadline.min(self.hypervisor_deadline());
         Watch {
             deadline,
             sample_every: samples.then(|| cx.guest.activity.period()),
@@ -373,6 +389,20 @@ impl Replica {
     /// Whether this secondary reports its guest's outputs, so that inputs are given at the leader's pace.
     pub(crate) fn reports_outputs(&self) -> bool {
         matches!(&self.phase, Phase::Secondary(secondary) if secondary.report.is_some())
+    }
+}
+
+/// The order that an event is the answer to.
+fn answered_by(event: &Event) -> Option<Order> {
+    match event {
+        Event::GuestPaused { .. } => Some(Order::Pause),
+        Event::GuestResumed => Some(Order::Resume),
+        Event::StateSaved(_) => Some(Order::Save),
+        Event::GuestResetDone => Some(Order::Reset),
+        Event::StateLoaded => Some(Order::Load),
+        Event::Probed => Some(Order::Probe),
+        Event::Hashed(..) | Event::SubpagesHashed(..) | Event::PagesRead(..) => Some(Order::Pages),
+        _ => None,
     }
 }
 

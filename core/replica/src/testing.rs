@@ -3,6 +3,7 @@
 use crate::api::{Action, Config, Warm};
 use crate::context::Context;
 use crate::guest::{Arrange, Power};
+use crate::hypervisor::Order;
 use crate::leader::Leader;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -82,6 +83,7 @@ fn run(cx: &mut Context) {
     cx.guest.power = Power::Paused;
     let cut = cx.resume_guest(Unconsumed::default(), Arrange::AsTheyCame);
     assert_eq!(cut, None);
+    cx.guest.unanswered.answered(Order::Resume, Micros(1));
     cx.out.clear();
 }
 

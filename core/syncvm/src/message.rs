@@ -232,6 +232,11 @@ pub enum Body {
         /// The number of frames, from the first of the slot on.
         frames: u64,
     },
+    /// Follower, to the leader: whether this host reaches the guest's clients. Unsaid, it does.
+    Uplink {
+        /// Whether it does.
+        up: bool,
+    },
     /// Either side: my guest is gone; I do not hold its state any more.
     GuestLost {
         /// For the operator.
@@ -261,6 +266,7 @@ impl Body {
             | Self::LeaderSyn { .. }
             | Self::OutputsReported { .. }
             | Self::OutputsReleased { .. }
+            | Self::Uplink { .. }
             | Self::GuestLost { .. } => Payload::Other,
         }
     }

@@ -86,6 +86,11 @@ pub struct GroupConfig {
     /// timeout fails over faster, and sometimes without need.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+    /// A QEMU that leaves an order unanswered for this long, in ms, is taken to stand still. Its leader hands
+    /// the guest over to the secondary, if there is one; a secondary's leader goes on without it. A busy host
+    /// may keep QEMU from answering for some 100 ms.
+    #[serde(default = "default_hypervisor_timeout_ms")]
+    pub hypervisor_timeout_ms: u64,
     /// When a replica acknowledges a log entry.
     #[serde(default)]
     pub durability: apus::Durability,
@@ -211,6 +216,11 @@ pub struct NetConfig {
     /// The TAP device (`IFF_TAP`, no packet information) on the clients' network. It must exist, and no other
     /// process may use it.
     pub tap: String,
+    /// The device by which this host reaches the clients, such as `"eth0"`: the uplink of the TAP's bridge. A leader
+    /// that loses it, or its TAP, hands the guest over to a secondary that has both (default: only the TAP is
+    /// watched).
+    #[serde(default)]
+    pub uplink: Option<String>,
 }
 
 /// `[paths]`.
@@ -244,6 +254,10 @@ fn spin<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Spin, D::Error> {
 
 fn default_heartbeat_ms() -> u64 {
     25
+}
+
+fn default_hypervisor_timeout_ms() -> u64 {
+    600
 }
 
 fn default_timeout_ms() -> u64 {
@@ -361,6 +375,7 @@ impl ReplicaConfig {
             first_leader: ReplicaId(self.group.first_leader),
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
             timeout: Micros::from_ms(self.group.timeout_ms),
+            hypervisor_timeout: Micros::from_ms(self.group.hypervisor_timeout_ms),
             durability: self.group.durability,
             log_bytes_max: self.group.log_mib << 20,
             message_bytes_max,

@@ -66,6 +66,7 @@ mod policy;
 mod storage;
 mod tap;
 mod trace;
+mod uplink;
 
 pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{ConfigError, ReplicaConfig};

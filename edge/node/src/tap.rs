@@ -2,8 +2,9 @@
 
 use plover_types::Frame;
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 const IFNAMSIZ: usize = 16;
 const FRAME_BYTES_MAX: usize = 65536;
@@ -21,6 +22,14 @@ impl Tap {
         if name.is_empty() || name.len() >= IFNAMSIZ || name.contains('\0') {
             return Err(io::Error::other(format!("'{name}' is no device name")));
         }
+        // For root, the kernel would make one, which leads nowhere.
+        let asks = socket_with(
+            AddressFamily::INET,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::netdevice::name_to_index(&asks, name)?;
         let fd = rustix::fs::open(
             "/dev/net/tun",
             OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
@@ -32,7 +41,6 @@ impl Tap {
             *to = from as libc::c_char;
         }
         request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
-        use std::os::fd::AsRawFd;
         // SAFETY: TUNSETIFF reads and writes one ifreq, which lives across the call.
         if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } < 0 {
             return Err(io::Error::last_os_error());
@@ -46,6 +54,14 @@ impl Tap {
             fd,
             buffer: vec![0; FRAME_BYTES_MAX],
         })
+    }
+
+    /// Whether the device still exists.
+    pub fn is_attached(&self) -> bool {
+        // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        // SAFETY: TUNGETIFF writes one ifreq, which lives across the call.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNGETIFF, &mut request) == 0 }
     }
 
     /// Reads waiting frames, at most `max`.

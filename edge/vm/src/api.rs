@@ -15,6 +15,8 @@ pub enum VmCommand {
     SaveState,
     /// Load device and CPU state while paused → [`VmEvent::StateLoaded`].
     LoadState(Vec<u8>),
+    /// Say that the main loop runs → [`VmEvent::Probed`]; answered beside the other orders.
+    Probe,
     /// Press the power button (ACPI) → nothing.
     PowerButton,
 }
@@ -34,6 +36,8 @@ pub enum VmEvent {
     StateSaved(Vec<u8>),
     /// The device and CPU state is loaded.
     StateLoaded,
+    /// The main loop runs.
+    Probed,
     /// A command failed; the guest's state is unknown. Later orders are dropped.
     Failed {
         /// The order.
@@ -43,7 +47,9 @@ pub enum VmEvent {
     },
     /// The QEMU process is gone; with its exit status and the end of its error output.
     Died(String),
-    /// The guest powered itself off or asked for a reset.
+    /// The guest has rebooted; it goes on with its firmware or kernel.
+    GuestReset,
+    /// The guest has powered itself off, or panicked. It stands.
     GuestShutdown,
 }
 

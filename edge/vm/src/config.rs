@@ -121,8 +121,7 @@ pub struct DiskDevice {
 }
 
 impl Boot {
-    /// Console on the first serial port; a panic reboots at once, which is reported as
-    /// [`crate::VmEvent::GuestShutdown`].
+    /// Console on the first serial port; a panic reboots at once.
     pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet panic=-1";
 }
 

@@ -91,6 +91,32 @@ pub fn the_leader_stands_still(lab: &mut Experiment) -> Result<u8> {
     Ok(new)
 }
 
+/// The leader's hypervisor alone stands still, and never goes on. The secondary takes over; what is left of
+/// the old guest is ended without it.
+pub fn the_leaders_hypervisor_hangs(lab: &mut Experiment) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Hang, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    lab.wait_for_part(leader)?;
+    lab.wait_until_protected_again(at)
+}
+
+/// The leader no longer reaches the clients, and is well otherwise. The service moves.
+pub fn the_leader_is_unplugged(lab: &mut Experiment) -> Result<()> {
+    let (leader, at) = lab.strike(Fault::Unplug, &role("leader"))?;
+    lab.wait_for_failover(leader, at)?;
+    lab.strike(Fault::Heal, &Target::Replica(leader))?;
+    lab.wait_for_part(leader)?;
+    lab.wait_until_protected_again(at)
+}
+
+/// As [`the_leaders_hypervisor_hangs`], with the secondary's. The leader goes on without it.
+pub fn the_secondarys_hypervisor_hangs(lab: &mut Experiment) -> Result<()> {
+    let (secondary, at) = lab.strike(Fault::Hang, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    lab.wait_for_part(secondary)?;
+    lab.wait_until_protected_again(at)
+}
+
 /// The same with the secondary's host. The leader goes on without it, so its state is old when it wakes.
 pub fn the_secondary_stands_still(lab: &mut Experiment) -> Result<()> {
     let (secondary, at) = lab.strike(Fault::Stop, &role("secondary"))?;
@@ -135,6 +161,9 @@ pub fn three_survive(lab: &mut Experiment, policy: PolicyName) -> Result<()> {
     }
     the_leader_stands_still(lab)?;
     the_secondary_stands_still(lab)?;
+    the_leaders_hypervisor_hangs(lab)?;
+    the_secondarys_hypervisor_hangs(lab)?;
+    the_leader_is_unplugged(lab)?;
     the_leader_is_cut_from_the_secondary(lab)?;
     the_leader_is_cut_off(lab)
 }

@@ -90,6 +90,16 @@ fn the_leader_stands_still_for_three_seconds() {
     });
 }
 
+/// One part of a host stands still: that side is at fault, and the other goes on.
+#[test]
+fn one_part_of_a_host_fails() {
+    prove("t-part", Options::default(), |lab| {
+        script::the_leaders_hypervisor_hangs(lab)?;
+        script::the_secondarys_hypervisor_hangs(lab)?;
+        script::the_leader_is_unplugged(lab)
+    });
+}
+
 /// The streams of compressed records begin anew when the links come back.
 #[test]
 fn the_leader_is_cut_off_and_healed() {

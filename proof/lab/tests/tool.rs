@@ -157,6 +157,42 @@ fn another_leads(lab: &Lab, first: u8) -> Result<u8> {
     Ok(second)
 }
 
+/// A reboot is the guest's own doing, and goes on whichever host it began on.
+#[test]
+fn a_guest_reboots_while_its_leader_dies() {
+    let _turn = Turn::wait();
+    let (up, _) = Up::new("t-reboot", &[]);
+    let lab = up.open();
+    let run = || -> Result<()> {
+        for _ in 0..2 {
+            wait_until_protected(&lab)?;
+            let first = lab.find(&role("leader"))?;
+            let mut console = lab.control(first).console()?;
+            converse(
+                &mut console,
+                "word=old; reboot -f; echo",
+                "Restarting system",
+            )?;
+            up.succeeds(&["fault", "kill", "--role", "leader"]);
+            let mut console = lab.control(another_leads(&lab, first)?).console()?;
+            console.set_read_timeout(Some(Duration::from_secs(1)))?;
+            let progress = Progress::silent(Arc::default());
+            let (mut heard, mut buffer) = (String::new(), [0; 4096]);
+            wait_for(&progress, "a shell that has forgotten", || {
+                // Text that is typed before the shell is up is lost.
+                console.write_all(b"echo word=$word.\n")?;
+                if let Ok(count) = console.read(&mut buffer) {
+                    heard += &String::from_utf8_lossy(&buffer[..count]);
+                }
+                Ok(heard.contains("word=."))
+            })?;
+            up.succeeds(&["restart", "--replica", &first.to_string()]);
+        }
+        Ok(())
+    };
+    run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
+}
+
 /// Typed text goes through the log: the shell that reads it is in the same state on both sides, and
 /// keeps its state over a failover.
 #[test]

@@ -75,6 +75,8 @@ impl World {
             Note::Applied { .. } => "sync: applied",
             Note::Kept { .. } => "sync: kept by a secondary that waits",
             Note::GuestLost { .. } => "guest: lost",
+            Note::HypervisorLate { .. } => "hypervisor: late with an answer",
+            Note::HypervisorAnswers => "hypervisor: answers again",
             Note::GroupEmpty { fresh: true } => "generation: the group has never run",
             Note::GroupEmpty { fresh: false } => "generation: the group is empty",
             Note::InputDropped { .. } => "input: dropped, the queue was full",

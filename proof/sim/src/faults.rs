@@ -20,6 +20,10 @@ pub enum Fault {
     Stop(ReplicaId, bool),
     /// The hypervisor dies.
     KillGuest(ReplicaId),
+    /// The hypervisor alone stands still, as on a disk that hangs.
+    HangGuest(ReplicaId),
+    /// The host is told that it reaches no clients. Frames pass all the same: nothing may rest on this.
+    LoseUplink(ReplicaId),
     /// Nothing passes between two replicas.
     Cut(ReplicaId, ReplicaId),
     /// Nothing passes from the first to the second.
@@ -45,7 +49,8 @@ impl Fault {
             Self::Cut(..) | Self::CutOneWay(..) | Self::Isolate(_) => true,
             Self::Reset(..) | Self::Slow(..) | Self::FullRing(..) => true,
             Self::Crash(_) | Self::Wipe(_) | Self::Stop(..) => false,
-            Self::KillGuest(_) | Self::SlowDisk(_) | Self::StaleBridge => false,
+            Self::KillGuest(_) | Self::HangGuest(_) | Self::LoseUplink(_) => false,
+            Self::SlowDisk(_) | Self::StaleBridge => false,
         }
     }
 }
@@ -74,6 +79,10 @@ pub enum Kind {
     Stop,
     /// See [`Fault::KillGuest`].
     KillGuest,
+    /// See [`Fault::HangGuest`].
+    HangGuest,
+    /// See [`Fault::LoseUplink`].
+    LoseUplink,
     /// See [`Fault::Cut`].
     Cut,
     /// See [`Fault::CutOneWay`].
@@ -93,13 +102,15 @@ pub enum Kind {
 }
 
 /// All kinds; some are listed twice, so that they come more often.
-const KINDS: [Kind; 15] = [
+const KINDS: [Kind; 17] = [
     Kind::Crash,
     Kind::Crash,
     Kind::Wipe,
     Kind::Stop,
     Kind::Stop,
     Kind::KillGuest,
+    Kind::HangGuest,
+    Kind::LoseUplink,
     Kind::Cut,
     Kind::CutOneWay,
     Kind::Isolate,
@@ -112,12 +123,13 @@ const KINDS: [Kind; 15] = [
 ];
 
 /// Kinds that strike at a given moment with some effect.
-const SUDDEN: [Kind; 8] = [
+const SUDDEN: [Kind; 9] = [
     Kind::Crash,
     Kind::Crash,
     Kind::Crash,
     Kind::Stop,
     Kind::KillGuest,
+    Kind::HangGuest,
     Kind::Cut,
     Kind::Isolate,
     Kind::Reset,
@@ -305,6 +317,8 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
         Kind::Wipe => Fault::Wipe(victim),
         Kind::Stop => Fault::Stop(victim, rng.chance(0.5)),
         Kind::KillGuest => Fault::KillGuest(victim),
+        Kind::HangGuest => Fault::HangGuest(victim),
+        Kind::LoseUplink => Fault::LoseUplink(victim),
         Kind::Cut => Fault::Cut(victim, other),
         Kind::CutOneWay => Fault::CutOneWay(from, to),
         Kind::Isolate => Fault::Isolate(victim),

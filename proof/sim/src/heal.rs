@@ -54,6 +54,8 @@ impl World {
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
             self.go_on(who);
+            self.unhang_guest(who);
+            self.tell(who, Event::Uplink { up: true });
             let late = self.chance.faults.micros((0, 200_000));
             self.plan.after(late, Happening::Restart(who));
         }

@@ -34,6 +34,8 @@ pub enum Order {
     Save,
     /// Load it.
     Load(Vec<u8>),
+    /// Say that it is there.
+    Probe,
 }
 
 /// An event of a hypervisor that comes due.
@@ -245,6 +247,7 @@ impl Hypervisor {
         self.begin_order();
         Some(match order {
             Order::Start => Event::GuestStarted,
+            Order::Probe => Event::Probed,
             Order::Pause => {
                 self.stand(now);
                 Event::GuestPaused {

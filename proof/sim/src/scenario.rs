@@ -226,6 +226,7 @@ fn draw_config(
         first_leader: rng.pick(members),
         heartbeat: Micros::from_ms(25),
         timeout: Micros::from_ms(100),
+        hypervisor_timeout: Micros::from_ms(400),
         durability,
         log_bytes_max: rng.pick(&[200, 20_000, 1 << 20]),
         message_bytes_max: rng.pick(&[1_024, 16_384]),

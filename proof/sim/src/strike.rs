@@ -118,6 +118,11 @@ impl World {
             Fault::Wipe(who) => self.wipe(who, span),
             Fault::Stop(who, with_guest) => self.stop(who, with_guest),
             Fault::KillGuest(who) => self.kill_guest(who),
+            Fault::HangGuest(who) => self.hang_guest(who),
+            Fault::LoseUplink(who) => {
+                self.tell(who, Event::Uplink { up: false });
+                Some("fault: uplink lost")
+            }
             Fault::Cut(a, b) => {
                 self.net.cut(a, b, &mut self.plan);
                 self.net.cut(b, a, &mut self.plan);
@@ -308,6 +313,25 @@ impl World {
         Some("fault: hypervisor killed")
     }
 
+    fn hang_guest(&mut self, who: ReplicaId) -> Option<&'static str> {
+        let now = self.plan.now();
+        let hypervisor = self.process_mut(who).hypervisor.as_mut();
+        hypervisor.filter(|h| !h.is_dead())?.freeze(now);
+        Some("fault: hypervisor stands still")
+    }
+
+    /// The hypervisor goes on, unless its whole host stands still.
+    pub(crate) fn unhang_guest(&mut self, who: ReplicaId) {
+        let now = self.plan.now();
+        let process = self.process_mut(who);
+        if process.state == State::Up {
+            if let Some(hypervisor) = &mut process.hypervisor {
+                hypervisor.thaw(now);
+            }
+            self.plan_hypervisor(who);
+        }
+    }
+
     /// A fault ends.
     pub(crate) fn mend(&mut self, fault: Fault) {
         self.active_faults -= 1;
@@ -317,6 +341,8 @@ impl World {
         trace!(self, "MENDED {fault:?}");
         match fault {
             Fault::Stop(who, _) => self.go_on(who),
+            Fault::HangGuest(who) => self.unhang_guest(who),
+            Fault::LoseUplink(who) => self.tell(who, Event::Uplink { up: true }),
             Fault::Cut(a, b) => {
                 self.net.mend(a, b, &mut self.plan);
                 self.net.mend(b, a, &mut self.plan);

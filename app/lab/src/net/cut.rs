@@ -7,7 +7,7 @@
 //! guest's own network is not touched: a replica that is cut off still reaches clients, and the protocol
 //! must keep it from serving them.
 
-use super::{REPLICATION_DEVICE, Topology, replica_ip, replica_mac, tool};
+use super::{REPLICATION_DEVICE, TAP, Topology, replica_ip, replica_mac, tool};
 use anyhow::Result;
 use plover_types::Mac;
 
@@ -40,5 +40,12 @@ impl Topology {
             }
         }
         Ok(())
+    }
+
+    /// Takes a replica's TAP down, or up again.
+    pub fn set_tap(&self, replica: usize, up: bool) -> Result<()> {
+        let state = if up { "up" } else { "down" };
+        let host = self.replica(replica);
+        tool::ip(Some(&host), &[format!("link set {TAP} {state}")])
     }
 }

@@ -20,6 +20,9 @@ pub struct Config {
     pub heartbeat: Micros,
     /// Silence after which a replica is suspected (paper: 100 ms).
     pub timeout: Micros,
+    /// How long this side's hypervisor may leave an order unanswered. A leader whose hypervisor takes longer
+    /// gives up leading, if another replica holds the guest.
+    pub hypervisor_timeout: Micros,
     /// When a log entry counts as acknowledged.
     pub durability: Durability,
     /// Payload bytes the log may hold.
@@ -68,6 +71,7 @@ impl Config {
             first_leader: me,
             heartbeat: Micros::from_ms(25),
             timeout: Micros::from_ms(100),
+            hypervisor_timeout: Micros::from_ms(600),
             durability: Durability::Memory,
             log_bytes_max: 1 << 20,
             message_bytes_max: 1 << 16,

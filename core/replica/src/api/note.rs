@@ -132,6 +132,18 @@ pub enum Note {
         /// Why.
         why: String,
     },
+    /// This host has lost its way to the clients, or has it again.
+    Uplink {
+        /// Whether it has it.
+        up: bool,
+    },
+    /// The hypervisor does not answer an order. It may yet.
+    HypervisorLate {
+        /// The order.
+        why: String,
+    },
+    /// It answers again.
+    HypervisorAnswers,
     /// Nobody holds the guest's state any more; serving has stopped.
     GroupEmpty {
         /// Whether the group has never run.

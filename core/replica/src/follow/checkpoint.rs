@@ -13,6 +13,7 @@
 use super::{Complete, Stage, Stopped};
 use crate::api::{Action, ConsoleHold, Note};
 use crate::guest::Power;
+use crate::hypervisor::Order;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use crate::secondary::Secondary;
@@ -103,6 +104,6 @@ impl Replica {
             translations: Vec::new(),
         };
         self.follow_on(kept.sync, Stage::Loading(complete));
-        self.cx.out.push(Action::LoadState(kept.device));
+        self.cx.order(Order::Load, Action::LoadState(kept.device));
     }
 }

@@ -4,6 +4,7 @@
 use super::{Complete, FollowSync, Stage};
 use crate::api::{Action, ConsoleHold, Note, Role};
 use crate::canary::canary;
+use crate::hypervisor::Order;
 use crate::jobs::Job;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -27,7 +28,7 @@ impl Replica {
         let saving = |stage: &Stage| matches!(stage, Stage::Saving(_));
         if let Some(Stage::Saving(complete)) = self.take_follow(number, saving) {
             self.follow_on(number, Stage::Resetting(complete, chunk));
-            self.cx.out.push(Action::Reset);
+            self.cx.order(Order::Reset, Action::Reset);
         }
     }
 
@@ -126,7 +127,7 @@ impl Replica {
             self.cx.send_bulk(leader, Body::Ack { sync });
         }
         self.cx.write_chunks(chunks);
-        self.cx.out.push(Action::LoadState(device));
+        self.cx.order(Order::Load, Action::LoadState(device));
     }
 
     /// Memory and devices are the leader's at the cut.

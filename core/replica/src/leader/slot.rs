@@ -6,7 +6,8 @@ use crate::guest::Power;
 use plover_policy::{SlotView, SyncReason, SyncWhen};
 use plover_types::Micros;
 
-/// A sync that makes no progress for this many election timeouts has lost its secondary.
+/// A sync whose next step is the secondary's, and that makes no progress for this many election timeouts,
+/// has lost its secondary. Where the next step is this side's, see [`crate::hypervisor`].
 const PATIENCE_TIMEOUTS: u64 = 10;
 
 /// Where slots wait for matches, one with something printed in it ends at this age: a person at a console
@@ -36,12 +37,27 @@ impl Slot {
     }
 }
 
+/// How long this side's own part of a sync may make no progress: a scan, hashing, or reading pages from a
+/// disk. Orders to the hypervisor are due sooner.
+fn own_patience(cx: &Context) -> Micros {
+    Micros(cx.config.hypervisor_timeout.0 * PATIENCE_TIMEOUTS)
+}
+
 impl Leader {
+    /// Whether a sync stands still at a step that is this side's.
+    pub(crate) fn stalls_here(&self, cx: &Context) -> bool {
+        self.sync.as_ref().is_some_and(|sync| {
+            !sync.is_ordering()
+                && !sync.waits_for_secondary()
+                && cx.now.since(sync.run.last_progress) > own_patience(cx)
+        })
+    }
+
     /// Starts a sync when the slot rule says so or the last one failed; gives one up that stands still.
     pub(crate) fn tick_slot(&mut self, cx: &mut Context) {
         if let Some(sync) = &self.sync {
             let patience = Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS);
-            if !sync.is_acknowledged() && cx.now.since(sync.run.last_progress) > patience {
+            if sync.waits_for_secondary() && cx.now.since(sync.run.last_progress) > patience {
                 let peer = sync.run.peer;
                 self.abort_sync(cx, "the secondary made no progress");
                 self.lose_peer(cx, peer, "a syncvm made no progress");
@@ -94,6 +110,14 @@ impl Leader {
 
     pub(super) fn slot_deadline(&self, cx: &Context) -> Micros {
         match &self.sync {
+            Some(sync) if !sync.waits_for_secondary() => {
+                let late_at = sync.run.last_progress + own_patience(cx) + Micros(1);
+                if late_at > cx.now {
+                    late_at
+                } else {
+                    Micros::NEVER
+                }
+            }
             Some(sync) => {
                 sync.run.last_progress + Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS + 1)
             }

@@ -37,6 +37,7 @@ use super::Leader;
 use crate::api::{Action, ConsoleHold};
 use crate::context::Context;
 use crate::guest::Power;
+use crate::hypervisor::Order;
 use crate::jobs::Job;
 use crate::log_ops::LogOp;
 use apus::EntryKind;
@@ -151,6 +152,21 @@ impl LeadSync {
         matches!(self.stage, Stage::Acknowledged)
     }
 
+    /// Whether the next step is the secondary's: this side has done its part.
+    pub fn waits_for_secondary(&self) -> bool {
+        match &self.stage {
+            Stage::Listing(_) | Stage::Sending(..) | Stage::Acknowledging(..) => true,
+            Stage::Exchanging(_, exchange) => exchange.waits_for_theirs(),
+            Stage::Narrowing(_, narrowing) => narrowing.waits_for_theirs(),
+            Stage::Transferring(cut, transfer) => cut.device.is_some() && transfer.is_read(),
+            Stage::Ordering
+            | Stage::Pausing
+            | Stage::Scanning(_)
+            | Stage::Copying(..)
+            | Stage::Acknowledged => false,
+        }
+    }
+
     /// The outputs of its slot, and what the guest must get again if it still stands.
     pub fn into_parts(self) -> (Option<HeldSlot>, Unconsumed) {
         match self.stage {
@@ -251,7 +267,7 @@ impl Leader {
         sync.stage = Stage::Pausing;
         sync.run.last_progress = cx.now;
         cx.note_phase(number, Phase::Pause);
-        cx.guest.pause(&mut cx.out);
+        cx.guest.pause(cx.now, &mut cx.out);
     }
 
     /// The guest stands: its slot's outputs are complete, its memory holds still.
@@ -275,7 +291,7 @@ impl Leader {
         cx.ask(Job::LeadSync(number), Action::Scan);
         // Memory first, as in a migration. It is also quicker: protecting pages interrupts every CPU
         // on which the hypervisor runs at the moment.
-        cx.out.push(Action::SaveState);
+        cx.order(Order::Save, Action::SaveState);
         cx.out.push(Action::Console(ConsoleHold::Cut(number)));
         cx.note_phase(number, Phase::Scan);
     }

@@ -146,12 +146,37 @@ fn an_acknowledgement_of_another_sync_or_another_peer_releases_nothing() {
 #[test]
 fn a_sync_without_progress_is_given_up() {
     let mut replica = at_the_cut();
+    let read = open_read(&mut replica);
+    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
+    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    apply(&mut replica, INTERVAL, Event::GuestResumed);
     let (leader, cx) = replica.leading().unwrap();
     let deadline = leader.deadline(cx);
     assert_eq!(deadline, INTERVAL + Micros(10 * cx.config.timeout.0 + 1));
     leader.abort_sync(cx, "the secondary made no progress");
     assert!(leader.sync.is_none());
     assert!(leader.slot.is_retry);
+}
+
+/// The fear: the leader's own hypervisor hangs, and it drops the healthy secondary for it.
+#[test]
+fn a_leader_at_fault_keeps_its_secondary() {
+    let mut replica = at_the_cut();
+    let late = INTERVAL + Micros(20 * replica.cx.config.timeout.0);
+    let (leader, cx) = replica.leading().unwrap();
+    cx.now = late;
+    leader.tick_slot(cx);
+    assert!(
+        leader.sync.is_some(),
+        "the next step is not the secondary's"
+    );
+    assert_eq!(leader.secondary(cx), Some(SECONDARY));
+    replica.watch_hypervisor();
+    let out = taken(&mut replica);
+    let said = |a: &Action| matches!(a, Action::Note(Note::HypervisorLate { .. }));
+    assert!(out.iter().any(said), "{out:?}");
+    let kept = !out.iter().any(|a| matches!(a, Action::KillGuest));
+    assert!(kept, "others must agree to go on without it: {out:?}");
 }
 
 #[test]

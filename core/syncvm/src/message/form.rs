@@ -143,6 +143,7 @@ fn matching() -> Vec<Body> {
             sync: SYNC,
             frames: 1402,
         },
+        Body::Uplink { up: true },
         Body::GuestLost { why: "why".into() },
     ]
 }

@@ -44,6 +44,7 @@ impl Body {
             }
             Action::Reset => self.order(VmCommand::Reset),
             Action::SaveState => self.order(VmCommand::SaveState),
+            Action::Probe => self.order(VmCommand::Probe),
             Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
             Action::Scan(job) => self.scan(job),
             Action::Hash { job, key, pages } => self.hash(job, key, pages),
@@ -144,6 +145,17 @@ impl Body {
                 self.held.lose(*frames);
             }
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
+            Note::HypervisorLate { why } => {
+                tracing::error!(why, "this side is at fault");
+                self.last_failure = Some(why.clone());
+            }
+            Note::Uplink { up: false } => {
+                let why = "the TAP or the uplink is down: clients are not reached from this host";
+                tracing::error!("{why}");
+                self.last_failure = Some(why.to_string());
+            }
+            Note::Uplink { up: true } => tracing::info!("the TAP and the uplink are up again"),
+            Note::HypervisorAnswers => tracing::info!("the hypervisor answers again"),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
                 let why = format!("the copy of the guest to replica {peer} failed: {why}");

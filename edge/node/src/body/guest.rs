@@ -39,10 +39,15 @@ impl Body {
                 VmEvent::ResetDone => Event::GuestResetDone,
                 VmEvent::StateSaved(state) => Event::StateSaved(state),
                 VmEvent::StateLoaded => Event::StateLoaded,
+                VmEvent::Probed => Event::Probed,
                 VmEvent::Failed { command, error } => {
                     self.guest_is_gone(format!("QEMU refused {command}: {error}"))
                 }
                 VmEvent::Died(why) => self.guest_is_gone(why),
+                VmEvent::GuestReset => {
+                    tracing::info!("the guest reboots");
+                    continue;
+                }
                 VmEvent::GuestShutdown => {
                     tracing::warn!("the guest has shut itself down; it stays paused");
                     continue;

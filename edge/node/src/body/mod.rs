@@ -18,6 +18,7 @@ use crate::pack::Packer;
 use crate::storage::Storage;
 use crate::tap::Tap;
 use crate::trace::Trace;
+use crate::uplink::Uplink;
 use plover_disk::{DiskEvent, Disks};
 use plover_fabric::{BoxedFabric, FabricEvent};
 use plover_replica::{Action, Area, Event, Replica, Role, Watch};
@@ -84,6 +85,7 @@ struct Body {
     fabric: Option<BoxedFabric>,
     packer: Packer,
     tap: Tap,
+    uplink: Uplink,
     facing: bool,
     vm: Option<QemuVm>,
     /// `None` for a guest without disks.
@@ -121,6 +123,7 @@ struct Ready {
     control: bool,
     storage: bool,
     tap: bool,
+    uplink: bool,
     disks: bool,
     fabric: bool,
     vm: bool,
@@ -144,6 +147,9 @@ impl Body {
                 config.net.tap, config.net.tap
             )
         })?;
+        let devices = [Some(config.net.tap.clone()), config.net.uplink.clone()];
+        let uplink = Uplink::watch(devices.into_iter().flatten().collect())
+            .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
         let (storage, start) =
             Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
@@ -187,6 +193,7 @@ impl Body {
             packer: Packer::new(config.policy.compresses(), record_bytes_max),
             fabric,
             tap,
+            uplink,
             facing: false,
             vm: None,
             disks,
@@ -216,6 +223,7 @@ impl Body {
 
     fn run(&mut self) -> Result<(), BoxError> {
         self.apply(Event::Tick)?;
+        self.look_at_uplink()?;
         self.storage.submit();
         while !self.stopping {
             self.wait();
@@ -253,7 +261,9 @@ impl Body {
             (&mut ready.control, self.control.as_fd()),
             (&mut ready.storage, storage),
         ];
-        if self.facing {
+        fds.push((&mut ready.uplink, self.uplink.as_fd()));
+        // One that is down has nothing to read, and one that was deleted polls readable for ever.
+        if self.facing && self.uplink.is_up() {
             fds.push((&mut ready.tap, self.tap.as_fd()));
         }
         if let Some(disks) = &self.disks {
@@ -299,6 +309,9 @@ impl Body {
         }
         if self.ready.control {
             self.take_control()?;
+        }
+        if self.ready.uplink {
+            self.look_at_uplink()?;
         }
         self.sample()?;
         if clock::now() >= self.watch.deadline {
@@ -393,6 +406,19 @@ impl Body {
             self.take_answers()?;
         }
         Ok(())
+    }
+
+    fn look_at_uplink(&mut self) -> Result<(), BoxError> {
+        if !self.tap.is_attached() {
+            // It was deleted; there may be another of its name by now.
+            if let Ok(tap) = Tap::attach(&self.config.net.tap) {
+                self.tap = tap;
+            }
+        }
+        match self.uplink.look() {
+            Some(up) => self.apply(Event::Uplink { up }),
+            None => Ok(()),
+        }
     }
 
     fn take_tap(&mut self) -> Result<(), BoxError> {

@@ -70,9 +70,10 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
             config.mem_mib, fds.ram
         ),
     );
-    // A guest that resets or panics must not go on by itself: its other copy would have to do the same
-    // at the same instruction. It stops instead, and QEMU reports it.
-    line.option("-action", "reboot=shutdown,shutdown=pause,panic=pause");
+    // A guest that resets goes on by itself. Its other copy does the same a little sooner or later, or never,
+    // and the next syncvm makes the two equal again, as after any divergence (docs/decisions/0035). One that
+    // powers off or panics stops, and QEMU reports it.
+    line.option("-action", "reboot=reset,shutdown=pause,panic=pause");
     // A guest may take QEMU over: no new processes and no new privileges for QEMU.
     line.option(
         "-sandbox",

@@ -2,6 +2,7 @@
 //!
 //! Every method returns at once, except that work on pages takes time in proportion to their number.
 
+use super::orders::Purpose;
 use super::{NIC, Phase, QemuVm};
 use crate::cpu_clock::CpuClock;
 use crate::thread_state::ThreadState;
@@ -10,6 +11,7 @@ use plover_disk::Attachment;
 use plover_types::{Digest, Frame, PageLayout, PageNo, PageSet, Unconsumed};
 use rustix::event::epoll;
 use rustix::fd::AsRawFd;
+use serde_json::Value;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -17,7 +19,11 @@ use std::time::Duration;
 impl QemuVm {
     /// Gives an order.
     pub fn command(&mut self, command: VmCommand) {
-        if self.phase != Phase::Gone {
+        if command == VmCommand::Probe {
+            if self.phase == Phase::Ready {
+                self.send(Purpose::Probe, "query-status", Value::Null);
+            }
+        } else if self.phase != Phase::Gone {
             self.orders.push(command);
             self.next_order();
             // Some orders are answered at once.

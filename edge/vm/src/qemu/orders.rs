@@ -19,6 +19,8 @@ pub(super) enum Purpose {
     Load,
     /// The last command of a reset.
     Reset,
+    /// To learn whether the main loop runs.
+    Probe,
     /// To learn why the guest stopped without an order.
     WhyStopped,
 }
@@ -115,18 +117,9 @@ impl QemuVm {
                 self.events.push_back(VmEvent::ResetDone);
             }
             VmCommand::Reset => {
-                // The command line turns resets into shutdowns, because of the guest's own. QEMU
-                // looks at the setting when the reset is requested.
                 self.orders.reset_answered = false;
                 self.orders.reset_happened = false;
-                let setting = "set-action";
-                self.send(
-                    Purpose::Quiet("reset"),
-                    setting,
-                    json!({ "reboot": "reset" }),
-                );
-                self.send(Purpose::Quiet("reset"), "system_reset", Value::Null);
-                self.open(Purpose::Reset, setting, json!({ "reboot": "shutdown" }));
+                self.open(Purpose::Reset, "system_reset", Value::Null);
             }
             VmCommand::SaveState => {
                 // live: false, because a live save of a paused guest gives its disks away: QEMU aborts
@@ -136,6 +129,7 @@ impl QemuVm {
                 self.order(Purpose::Save, Order::Save, command, arguments);
             }
             VmCommand::LoadState(state) => self.begin_load(state),
+            VmCommand::Probe => {}
             VmCommand::PowerButton => {
                 self.send(
                     Purpose::Quiet("power button"),
@@ -227,6 +221,8 @@ impl QemuVm {
                 self.orders.open.pop_front();
                 self.failed("reset", &error);
             }
+            // QEMU's monitor hands a command to the main loop; even an error comes from there.
+            (Purpose::Probe, _) => self.events.push_back(VmEvent::Probed),
             (Purpose::WhyStopped, Ok(status)) => self.stopped_by_itself(&status),
             (Purpose::WhyStopped, Err(error)) => self.give_up(&error),
         }
@@ -253,7 +249,8 @@ impl QemuVm {
                 self.reset_if_done();
                 self.next_order();
             }
-            "RESET" | "SHUTDOWN" if by_guest => self.guest_ended(),
+            "RESET" => self.events.push_back(VmEvent::GuestReset),
+            "SHUTDOWN" if by_guest => self.guest_ended(),
             "GUEST_PANICKED" => self.guest_ended(),
             "RESUME" => {
                 self.orders.guest_ended = false;

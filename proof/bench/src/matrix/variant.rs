@@ -66,10 +66,10 @@ mod tests {
         assert_eq!(variant.policy, "vsmr");
         assert_eq!(
             variant.overlay(),
-            "[policy]\nslot = \"fixed\"\nslot_max_ms = 20\nblocks = false\n"
+            "[policy]\nslot = \"fixed\"\nslot_max_ms = 20\nsubpages = false\n"
         );
         assert!(!Variant::parse("vsmr").unwrap().is_other());
-        for wrong in ["vsmr+", "vsmr+blocks", "vsmr+=1", "vsmr+blocks="] {
+        for wrong in ["vsmr+", "vsmr+subpages", "vsmr+=1", "vsmr+subpages="] {
             let error = Variant::parse(wrong).unwrap_err().to_string();
             assert!(error.contains("KEY=VALUE"), "{wrong}: {error}");
         }

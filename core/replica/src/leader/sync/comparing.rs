@@ -49,6 +49,11 @@ impl Exchange {
         Self::Hashing(pages, None)
     }
 
+    /// Whether this side's part is done.
+    pub fn waits_for_theirs(&self) -> bool {
+        matches!(self, Self::Hashed(..))
+    }
+
     /// Takes a part of the secondary's list; returns whether it follows the parts before it.
     fn hear(&mut self, set: PageSet, (first, total): (u32, u32), part: &[u8]) -> bool {
         let (Self::Hashing(_, theirs) | Self::Hashed(_, theirs)) = self else {

@@ -66,6 +66,8 @@ impl Leader {
 
     /// The guest runs again. With that an acknowledged sync is over.
     pub(crate) fn on_resumed(&mut self, cx: &mut Context) {
+        // One that was elected while its guest was being paused.
+        self.serve_if_ready(cx);
         let now = cx.now;
         let Some(LeadSync { run, stage }) = &mut self.sync else {
             return;

@@ -44,6 +44,11 @@ impl Narrowing {
     pub fn pays(cx: &Context, divergent: usize) -> bool {
         cx.config.subpages && (PAGES_MIN..=PAGES_MAX).contains(&divergent)
     }
+
+    /// Whether this side's part is done.
+    pub fn waits_for_theirs(&self) -> bool {
+        self.ours.is_some()
+    }
 }
 
 impl Leader {

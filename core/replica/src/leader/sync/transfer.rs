@@ -29,8 +29,13 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
+    /// Whether all pages that were asked for are read, and sent.
+    pub fn is_read(&self) -> bool {
+        self.sent == self.asked
+    }
+
     fn is_all_sent(&self) -> bool {
-        self.next == self.pages.len() && self.sent == self.asked
+        self.next == self.pages.len() && self.is_read()
     }
 }
 
