@@ -187,6 +187,8 @@ fn a_guest_that_reboots_boots_again() {
     let mut guest = Guest::boot(config(Machine::Q35));
     guest.type_line("reboot -f");
     guest.expect(VmEvent::GuestReset);
+    // SeaBIOS resets the machine once more.
+    guest.expect(VmEvent::GuestReset);
     guest.wait_console("plover-guest: ready");
 }
 
