@@ -3,7 +3,6 @@
 use crate::packages;
 use crate::run::{self, Result};
 use anyhow::bail;
-use std::path::PathBuf;
 use std::process::Command;
 
 /// The guest that is booted where no other is named.
@@ -12,12 +11,12 @@ pub(crate) const DEFAULT: &str = "redis";
 /// The guest that is a disk image, made by another script.
 pub(crate) const DISK: &str = "debian";
 
-/// The folder with `kernel` and `initrd` of a guest, built if missing or stale.
+/// Builds the image of a guest, if missing or stale. The programs find it in the cache.
 ///
 /// `guests/build` returns at once when there is nothing to do. When it fails, the usual reason is
 /// that apt's lists are missing or name a kernel that the mirror has replaced; they are then
 /// updated, once, where we may.
-pub(crate) fn build(name: &str) -> Result<PathBuf> {
+pub(crate) fn build(name: &str) -> Result<()> {
     let script = run::root().join("guests/build");
     let succeeds = || -> Result<bool> {
         // Its progress is not our output: with `--json`, the standard output belongs to the program that
@@ -45,8 +44,7 @@ pub(crate) fn build(name: &str) -> Result<PathBuf> {
             bail!("the guest image could not be built, even with apt's newest lists: see above");
         }
     }
-    let printed = run::output_of(Command::new(&script).args(["--path", name]))?;
-    Ok(PathBuf::from(printed.trim_end()))
+    Ok(())
 }
 
 /// Builds the disk image with a whole Debian, if missing or stale.

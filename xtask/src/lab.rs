@@ -28,7 +28,6 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode> {
     if has(words, "--uefi") {
         packages::ensure(&[UEFI])?;
     }
-    let mut cargo = Cargo::run("plover");
     match image(words) {
         None => {}
         Some(name) if name == guest::DISK => {
@@ -37,14 +36,10 @@ pub(crate) fn run(words: &[OsString]) -> Result<ExitCode> {
         }
         Some(name) => {
             packages::ensure(&[GUEST])?;
-            if name == guest::DEFAULT {
-                cargo = cargo.with_guest()?;
-            } else {
-                guest::build(&name)?;
-            }
+            guest::build(&name)?;
         }
     }
-    cargo.args(["lab"]).args(words).become_it()
+    Cargo::run("plover").args(["lab"]).args(words).become_it()
 }
 
 /// Whether `plover lab WORDS` makes a lab: the subcommand is `up`, and no help is asked for.

@@ -57,8 +57,8 @@ enum Task {
     },
 }
 
-/// The guests that tests boot besides the default one.
-const TESTED: [&str; 2] = ["postgres", "storm"];
+/// The guests that tests boot.
+const TESTED: [&str; 3] = [guest::DEFAULT, "postgres", "storm"];
 
 /// Arguments that are passed on as they are.
 #[derive(clap::Args)]
@@ -97,8 +97,8 @@ fn run(task: Task) -> Result<ExitCode> {
     match task {
         Task::Demo(rest) => {
             packages::ensure(&[LAB, GUEST])?;
+            guest::build(guest::DEFAULT)?;
             Cargo::run_of("plover-lab-proof", "plover-demo")
-                .with_guest()?
                 .args(rest.arguments)
                 .become_it()
         }
@@ -132,10 +132,8 @@ fn run(task: Task) -> Result<ExitCode> {
             if let Err(error) = packages::ensure(&[WEB]) {
                 eprintln!("x: {error:#}; the benchmark goes on without what is missing");
             }
-            Cargo::run("plover-bench")
-                .with_guest()?
-                .args(rest.arguments)
-                .become_it()
+            guest::build(guest::DEFAULT)?;
+            Cargo::run("plover-bench").args(rest.arguments).become_it()
         }
         // `--group`: consensus alone, simulated; `--model`: its states, explored.
         Task::Sim(mut rest) => match rest.arguments.first().and_then(|word| word.to_str()) {
@@ -164,7 +162,6 @@ fn run(task: Task) -> Result<ExitCode> {
             let workspace = Cargo::new("test")
                 .args((!some).then_some("--workspace"))
                 .args(["--no-fail-fast"])
-                .with_guest()?
                 .args(rest.arguments);
             if ofi {
                 return workspace.become_it();

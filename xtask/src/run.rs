@@ -1,6 +1,5 @@
 //! Starting other programs, and becoming them.
 
-use crate::guest;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -83,15 +82,6 @@ impl Cargo {
     pub(crate) fn without_output(mut self) -> Self {
         self.0.stdout(Stdio::null());
         self
-    }
-
-    /// Tells the program where the default guest's image is, after building it if need be. It
-    /// finds others in the cache by itself.
-    pub(crate) fn with_guest(mut self) -> Result<Self> {
-        let image = guest::build(guest::DEFAULT)?;
-        self.0.env("PLOVER_GUEST_KERNEL", image.join("kernel"));
-        self.0.env("PLOVER_GUEST_INITRD", image.join("initrd"));
-        Ok(self)
     }
 
     /// Replaces this process. Cargo in its turn is replaced by the program it runs.

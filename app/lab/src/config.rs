@@ -6,9 +6,11 @@
 
 use crate::cpus;
 use crate::image::Image;
+use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP};
 use crate::options::{DiskImage, Firmware, Options};
+use crate::state::ReplicaDir;
 use anyhow::{Context, Result, bail};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -30,20 +32,12 @@ pub struct Place<'a> {
     pub id: u8,
     /// Where each replica of the group listens, by id.
     pub addresses: &'a [SocketAddrV4],
-    /// The TAP device that leads to the clients.
-    pub tap: &'a str,
-    /// The guest's Ethernet address.
-    pub mac: &'a str,
-    /// The guest's address and the length of its network's prefix.
-    pub guest_ip: (Ipv4Addr, u8),
     /// Its copies of the guest's disks.
     pub disks: &'a [DiskImage],
     /// The machine's CPUs.
     pub cpus: &'a [usize],
-    /// Where the daemon keeps what outlives it.
-    pub state_dir: &'a Path,
-    /// Where it keeps the rest.
-    pub run_dir: &'a Path,
+    /// Its files.
+    pub files: &'a ReplicaDir,
 }
 
 /// Reads an overlay.
@@ -91,8 +85,8 @@ pub fn generate(
             ])
             .into(),
         ),
-        ("guest", guest(options, image, place).into()),
-        ("net", table([("tap", place.tap.into())]).into()),
+        ("guest", guest(options, image).into()),
+        ("net", table([("tap", TAP.into())]).into()),
         (
             "policy",
             table([("name", options.policy.name().into())]).into(),
@@ -100,14 +94,14 @@ pub fn generate(
         (
             "paths",
             table([
-                ("state_dir", text(place.state_dir)),
-                ("run_dir", text(place.run_dir)),
+                ("state_dir", text(&place.files.state_dir())),
+                ("run_dir", text(&place.files.run_dir())),
             ])
             .into(),
         ),
     ]);
     if !place.disks.is_empty() {
-        let disks = place.disks.iter().map(|disk| disk_of(options, disk));
+        let disks = place.disks.iter().map(disk_of);
         config.insert("disk".into(), Value::Array(disks.collect()));
     }
     merge(&mut config, overlay);
@@ -123,10 +117,9 @@ pub fn generate(
 }
 
 /// The section `[guest]`: the guest's hardware, and what it starts from.
-fn guest(options: &Options, image: Option<&Image>, place: &Place<'_>) -> Table {
+fn guest(options: &Options, image: Option<&Image>) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
-    let (ip, prefix) = place.guest_ip;
-    let mut guest = table([("mac", place.mac.into())]);
+    let mut guest = table([("mac", GUEST_MAC.to_string().into())]);
     if let Some(mem_mib) = options.guest.mem_mib() {
         guest.insert("mem_mib".into(), i64::from(mem_mib).into());
     }
@@ -136,7 +129,7 @@ fn guest(options: &Options, image: Option<&Image>, place: &Place<'_>) -> Table {
         return guest;
     };
     guest.insert("kernel".into(), text(&image.kernel));
-    let cmdline = format!("{} plover.ip={ip}/{prefix}", image.cmdline);
+    let cmdline = format!("{} plover.ip={GUEST_IP}/{PREFIX}", image.cmdline);
     guest.insert("cmdline".into(), cmdline.into());
     if let Some(initrd) = &image.initrd {
         guest.insert("initrd".into(), text(initrd));
@@ -144,11 +137,10 @@ fn guest(options: &Options, image: Option<&Image>, place: &Place<'_>) -> Table {
     guest
 }
 
-fn disk_of(options: &Options, disk: &DiskImage) -> Value {
-    let bus = disk.bus.as_ref().or(options.disk_bus.as_ref());
+fn disk_of(disk: &DiskImage) -> Value {
     let pairs = [
         ("path", Value::from(disk.path.display().to_string())),
-        ("bus", bus.map_or("virtio", String::as_str).into()),
+        ("bus", disk.bus.as_deref().unwrap_or("virtio").into()),
         ("readonly", disk.read_only.into()),
     ];
     table(pairs).into()
@@ -200,6 +192,7 @@ fn merge(base: &mut Table, over: &Table) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::LabDir;
     use std::path::PathBuf;
 
     fn config(options: &Options, overlay: &str) -> Table {
@@ -213,16 +206,12 @@ mod tests {
         let place = Place {
             id: 1,
             addresses: &addresses,
-            tap: "guest0",
-            mac: "52:54:00:77:00:01",
-            guest_ip: ([10, 77, 0, 100].into(), 24),
             disks: &[
                 PathBuf::from("/var/d.raw").into(),
                 "/var/e.raw,bus=ide,readonly".parse().unwrap(),
             ],
             cpus: &[0, 1],
-            state_dir: Path::new("/s"),
-            run_dir: Path::new("/r"),
+            files: &LabDir::of(&options.name).replica(1),
         };
         generate(options, &overlay.parse().unwrap(), Some(&image), &place)
     }
@@ -306,7 +295,8 @@ mod tests {
 
     #[test]
     fn the_overlay_does_not_move_a_replica() {
-        let path = std::env::temp_dir().join(format!("plover-overlay-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("overlay");
         for (text, named) in [
             ("[paths]\nrun_dir = '/'", "sets paths"),
             ("[group]\nme = 2", "group.me"),
@@ -316,7 +306,7 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", read_overlay(&path).unwrap_err());
             assert!(
-                error.contains(named) && error.contains("plover-overlay"),
+                error.contains(named) && error.contains("/overlay"),
                 "{error}"
             );
         }
@@ -325,7 +315,6 @@ mod tests {
             read_overlay(&path).unwrap()["group"]["timeout_ms"].as_integer(),
             Some(100)
         );
-        std::fs::remove_file(path).unwrap();
         assert!(format!("{:#}", read_overlay(Path::new("/none")).unwrap_err()).contains("/none"));
     }
 }

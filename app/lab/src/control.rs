@@ -243,17 +243,16 @@ mod tests {
     use std::thread::JoinHandle;
 
     /// A daemon that answers one connection with `answer`.
-    fn daemon(name: &str, answer: &'static [u8]) -> (Control, JoinHandle<String>) {
-        let path =
-            std::env::temp_dir().join(format!("plover-control-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+    fn daemon(answer: &'static [u8]) -> (Control, JoinHandle<String>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let control = Control::at(&path);
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let line = read_line(&stream).unwrap();
             stream.write_all(answer).unwrap();
-            std::fs::remove_file(path).unwrap();
+            drop(dir);
             line
         });
         (control, thread)
@@ -262,7 +261,6 @@ mod tests {
     #[test]
     fn a_status_is_read_with_more_or_fewer_fields_than_expected() {
         let (control, thread) = daemon(
-            "status",
             b"{\"id\":1,\"role\":\"leader\",\"view\":\"12@r1\",\"isr\":[0,1],\"new\":7,\"refused\":{\"2\":\"why\"}}\n",
         );
         let status = control.status().unwrap();
@@ -286,12 +284,12 @@ mod tests {
 
     #[test]
     fn refusals_and_silence_are_told_apart() {
-        let (control, thread) = daemon("refused", b"{\"error\":\"not the leader\"}\n");
+        let (control, thread) = daemon(b"{\"error\":\"not the leader\"}\n");
         let error = control.request(&json!({"op": "bootstrap"})).unwrap_err();
         assert!(matches!(&error, ControlError::Refused(why) if why == "not the leader"));
         thread.join().unwrap();
         for cut_short in [&b""[..], b"{\"id\":"] {
-            let (control, thread) = daemon("silent", cut_short);
+            let (control, thread) = daemon(cut_short);
             assert!(matches!(
                 control.status().unwrap_err(),
                 ControlError::Silent { .. }
@@ -303,7 +301,7 @@ mod tests {
             nobody.status().unwrap_err(),
             ControlError::Absent { .. }
         ));
-        let (control, thread) = daemon("garbled", b"hello\n");
+        let (control, thread) = daemon(b"hello\n");
         assert!(matches!(
             control.status().unwrap_err(),
             ControlError::Garbled { .. }
@@ -313,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_console_keeps_the_bytes_that_follow_the_answer() {
-        let (control, thread) = daemon("console", b"{\"ok\":true}\nlogin: ");
+        let (control, thread) = daemon(b"{\"ok\":true}\nlogin: ");
         let mut text = String::new();
         control
             .console()

@@ -189,9 +189,8 @@ mod tests {
 
     #[test]
     fn holes_stay_holes() {
-        let dir = std::env::temp_dir().join(format!("plover-disks-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let (from, to) = (dir.join("from"), dir.join("to"));
+        let dir = tempfile::tempdir().unwrap();
+        let [none, from, to] = ["none", "from", "to"].map(|name| dir.path().join(name));
         let stop = Arc::new(AtomicBool::new(false));
         let progress = Progress::spoken_by(|_| (), Arc::clone(&stop));
         let file = File::create(&from).unwrap();
@@ -203,10 +202,9 @@ mod tests {
         copy(&from, &to, false, &progress).unwrap();
         let empty = std::fs::metadata(&to).unwrap();
         assert_eq!((empty.len(), empty.blocks()), (64 << 20, 0));
-        assert!(copy(&dir.join("none"), &to, true, &progress).is_err());
+        assert!(copy(&none, &to, true, &progress).is_err());
         stop.store(true, Ordering::Relaxed);
         let stopped = copy(&from, &to, true, &progress).unwrap_err();
         assert!(stopped.is::<crate::progress::Interrupted>(), "{stopped}");
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

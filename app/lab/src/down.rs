@@ -7,13 +7,12 @@
 //! once.
 
 use crate::fault::wait_until_gone;
-use crate::net::Topology;
+use crate::net::{self, Topology};
 use crate::process::{self, Process};
 use crate::state::{LabDir, LabLock, LabName};
 use anyhow::Result;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long a `lab up` that is told to stop may take to clean up after itself.
@@ -21,9 +20,6 @@ const BUILDER_ENDS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long another command may hold the lab before it is taken down all the same.
 const LOCK_WITHIN: Duration = Duration::from_secs(5);
-
-/// Where `ip netns` keeps names.
-const NAMESPACES: &str = "/run/netns";
 
 /// The programs of a lab's daemons, as the kernel shows their names.
 const PROGRAMS: [&str; 2] = ["plover", "qemu"];
@@ -52,20 +48,8 @@ pub(crate) fn down_locked(dir: &LabDir, _lock: LabLock) -> Result<()> {
 
 /// The names of all labs of which anything exists.
 pub fn all() -> Vec<LabName> {
-    let named = std::fs::read_dir(NAMESPACES)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| lab_of(entry.ok()?.file_name().to_str()?));
-    let names: BTreeSet<LabName> = LabDir::all().into_iter().chain(named).collect();
+    let names: BTreeSet<LabName> = LabDir::all().into_iter().chain(net::labs()).collect();
     names.into_iter().collect()
-}
-
-/// The lab to which a namespace called `plover-LAB-PART` belongs.
-fn lab_of(namespace: &str) -> Option<LabName> {
-    let (lab, part) = namespace.strip_prefix("plover-")?.rsplit_once('-')?;
-    let is_replica =
-        part.len() == 2 && part.starts_with('r') && part.as_bytes()[1].is_ascii_digit();
-    (matches!(part, "sw" | "client") || is_replica).then(|| lab.parse().ok())?
 }
 
 /// Ends a `lab up` that is at work: it must not go on building while the lab is taken down.
@@ -91,7 +75,7 @@ fn teardown(dir: &LabDir) -> Result<()> {
 
 /// Ends everything that runs in the lab's namespaces, and removes them.
 pub(crate) fn remove_hosts(dir: &LabDir) -> Result<()> {
-    let namespaces = namespaces_of(dir.name());
+    let namespaces = net::namespaces_of(dir.name().as_str());
     let find = || {
         let mut found: Vec<Process> = namespaces
             .iter()
@@ -109,36 +93,9 @@ pub(crate) fn remove_hosts(dir: &LabDir) -> Result<()> {
     gone.and(network)
 }
 
-fn namespaces_of(name: &LabName) -> Vec<PathBuf> {
-    std::fs::read_dir(NAMESPACES)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|namespace| lab_of(namespace).as_ref() == Some(name))
-        .map(|namespace| Path::new(NAMESPACES).join(namespace))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_labs_own_namespaces_are_its() {
-        let lab = |text: &str| lab_of(text).map(|name| name.to_string());
-        assert_eq!(lab("plover-default-sw").as_deref(), Some("default"));
-        assert_eq!(lab("plover-a-b-r2").as_deref(), Some("a-b"));
-        for other in [
-            "default",
-            "plover-sw",
-            "plover-a-b",
-            "plover-a-rx",
-            "plover-a-r10",
-            "x-a-r1",
-        ] {
-            assert_eq!(lab(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn taking_down_a_lab_that_does_not_exist_is_no_error() {

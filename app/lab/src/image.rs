@@ -1,10 +1,8 @@
 //! The files a lab's guest boots from.
 //!
-//! Looked for in this order: `--kernel` and `--initrd`; `$PLOVER_GUEST_KERNEL` and
-//! `$PLOVER_GUEST_INITRD`, which are meant for the default guest alone; `.cache/guests/NAME` in the
-//! working directory, in the folders above it, and in those above the program. A lab boots from its own
-//! copy: a rebuild of the image removes the old one, and a replica that joins hours later must start
-//! from the same files.
+//! Those of `--kernel` and `--initrd`, or `.cache/guests/NAME` in the working directory, in the folders
+//! above it, or in those above the program. A lab boots from its own copy: a rebuild of the image removes
+//! the old one, and a replica that joins hours later must start from the same files.
 
 use crate::guests::Guest;
 use crate::options::Options;
@@ -40,20 +38,11 @@ impl Image {
 
     /// Finds the image that `options` name. The error is one sentence that says what to do.
     pub fn find(options: &Options) -> Result<Self, String> {
-        let variable = |name| std::env::var_os(name).map(PathBuf::from);
-        let (kernel, initrd) = match &options.kernel {
-            Some(kernel) => (Some(kernel.clone()), options.initrd.clone()),
+        match &options.kernel {
+            Some(kernel) => Self::of_files(kernel.clone(), options.initrd.clone()),
             None if options.initrd.is_some() => {
-                return Err("--initrd goes with --kernel: name both".into());
+                Err("--initrd goes with --kernel: name both".into())
             }
-            None if options.guest == Guest::default() => (
-                variable("PLOVER_GUEST_KERNEL"),
-                variable("PLOVER_GUEST_INITRD"),
-            ),
-            None => (None, None),
-        };
-        match kernel {
-            Some(kernel) => Self::of_files(kernel, initrd),
             None => Self::of_cache(options.guest, places()),
         }
     }
@@ -161,7 +150,8 @@ mod tests {
 
     #[test]
     fn a_cached_image_is_found_and_copied() {
-        let root = std::env::temp_dir().join(format!("plover-image-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().to_path_buf();
         let cache = root.join(".cache/guests/redis");
         std::fs::create_dir_all(&cache).unwrap();
         for (name, text) in [
@@ -177,6 +167,5 @@ mod tests {
         let copy = image.copy_into(&root).unwrap();
         assert_eq!(std::fs::read_to_string(copy.initrd.unwrap()).unwrap(), "i");
         assert_eq!(copy.kernel, root.join("kernel"));
-        std::fs::remove_dir_all(root).unwrap();
     }
 }

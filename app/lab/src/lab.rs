@@ -62,11 +62,6 @@ impl Lab {
         SocketAddrV4::new(GUEST_IP, self.state.probe().port)
     }
 
-    /// The program that runs its daemons.
-    pub fn program(&self) -> &std::path::Path {
-        &self.state.program
-    }
-
     /// The status of all replicas.
     pub fn status(&self) -> LabStatus {
         LabStatus::gather(&self.dir, &self.state)

@@ -62,6 +62,7 @@ mod daemon;
 mod disks;
 pub mod down;
 mod fault;
+mod growing;
 pub mod guests;
 pub mod image;
 mod lab;

@@ -40,10 +40,11 @@ mod tool;
 
 pub use namespace::Namespace;
 
+use crate::state::LabName;
 use anyhow::{Context, Result, bail, ensure};
 use plover_types::Mac;
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// The client's address.
 pub const CLIENT_IP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -90,10 +91,6 @@ impl Topology {
         if !names_of(name)?.is_empty() {
             bail!("there are namespaces of a lab '{name}' already: take it down first");
         }
-        ensure!(
-            Path::new("/dev/net/tun").exists(),
-            "this kernel has no TAP devices: run 'modprobe tun'"
-        );
         let topology = Self {
             name: name.into(),
             replicas,
@@ -149,11 +146,6 @@ impl Topology {
             result = result.and(deleted);
         }
         result
-    }
-
-    /// The lab's name.
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// How many replicas it has.
@@ -318,17 +310,10 @@ fn unplug_all(switch: &Namespace) -> Result<()> {
     }
 }
 
-/// The name must be one component of a file name, and short enough to be read.
+/// The name of a lab is a part of commands and of file names.
 fn check_name(name: &str) -> Result<()> {
-    let good = (1..=32).contains(&name.len())
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-    ensure!(
-        good,
-        "'{name}' is no name for a lab: use up to 32 letters, digits and dashes"
-    );
-    Ok(())
+    let parsed = name.parse::<LabName>();
+    parsed.map(drop).map_err(anyhow::Error::msg)
 }
 
 fn full_name(lab: &str, part: &str) -> String {
@@ -340,23 +325,38 @@ fn namespace(lab: &str, part: &str) -> Namespace {
 }
 
 /// The namespaces of the lab that exist, by the last part of their name: `sw`, `client`, `r0` ….
-/// Only those count: the namespaces of a lab "a" are no leftovers of a lab "a-b", nor the other
-/// way round.
 fn names_of(lab: &str) -> Result<Vec<String>> {
-    let prefix = full_name(lab, "");
-    let mut parts: Vec<String> = namespace::all()?
+    let names = namespace::all()?;
+    let mut parts: Vec<String> = names
         .iter()
-        .filter_map(|name| name.strip_prefix(&prefix))
-        .filter(|part| matches!(*part, "sw" | "client") || is_replica(part))
-        .map(str::to_owned)
+        .filter_map(|name| lab_and_part(name))
+        .filter(|(of, _)| *of == lab)
+        .map(|(_, part)| part.to_owned())
         .collect();
     parts.sort();
     Ok(parts)
 }
 
-fn is_replica(part: &str) -> bool {
-    part.strip_prefix('r')
-        .is_some_and(|i| i.len() == 1 && i.as_bytes()[0].is_ascii_digit())
+/// The files of these namespaces.
+pub(crate) fn namespaces_of(lab: &str) -> Vec<PathBuf> {
+    let parts = names_of(lab).unwrap_or_default();
+    let path = |part: &String| namespace(lab, part).path();
+    parts.iter().map(path).collect()
+}
+
+/// The labs of which a namespace exists.
+pub(crate) fn labs() -> Vec<LabName> {
+    let names = namespace::all().unwrap_or_default();
+    let lab = |name: &String| lab_and_part(name)?.0.parse().ok();
+    names.iter().filter_map(lab).collect()
+}
+
+/// The lab and the part of a namespace called `plover-LAB-PART`. A lab "a" and a lab "a-b" have no
+/// namespace in common.
+fn lab_and_part(namespace: &str) -> Option<(&str, &str)> {
+    let (lab, part) = namespace.strip_prefix("plover-")?.rsplit_once('-')?;
+    let is_replica = matches!(part.as_bytes(), [b'r', b'0'..=b'9']);
+    (matches!(part, "sw" | "client") || is_replica).then_some((lab, part))
 }
 
 #[cfg(test)]
@@ -364,19 +364,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_before_they_reach_a_command() {
-        for bad in ["", "a b", "a/b", "..", "a;b", &"x".repeat(33)] {
-            assert!(check_name(bad).is_err(), "{bad:?}");
-            assert!(Topology::create(bad, 3).is_err(), "{bad:?}");
-        }
-        assert!(check_name("demo-1").is_ok());
-    }
-
-    #[test]
-    fn only_own_namespaces_are_recognised() {
-        assert!(is_replica("r0") && is_replica("r9"));
-        for other in ["r", "r10", "rx", "sw-r0", "r0-sw"] {
-            assert!(!is_replica(other), "{other}");
+    fn only_a_labs_own_namespaces_are_its() {
+        let lab = |text| lab_and_part(text).map(|(lab, _)| lab);
+        assert_eq!(lab("plover-default-sw"), Some("default"));
+        assert_eq!(lab("plover-a-b-r2"), Some("a-b"));
+        for other in [
+            "default",
+            "plover-sw",
+            "plover-a-b",
+            "plover-a-rx",
+            "plover-a-r10",
+            "x-a-r1",
+        ] {
+            assert_eq!(lab(other), None, "{other}");
         }
     }
 }

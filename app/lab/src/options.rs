@@ -3,7 +3,6 @@
 use crate::guests::Guest;
 use crate::state::LabName;
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 pub use plover_node::PolicyName;
 pub use plover_vm::Firmware;
 use std::path::PathBuf;
@@ -34,7 +33,7 @@ pub struct Options {
     #[arg(long, value_name = "MIB")]
     pub mem_mib: Option<u32>,
     /// The guest image to run. It also says which service must answer.
-    #[arg(long, value_parser = guest_names(), default_value = "redis")]
+    #[arg(long, value_enum, default_value = "redis")]
     pub guest: Guest,
     /// The guest works when it takes a TCP connection on this port, whatever --guest says.
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -46,13 +45,10 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub initrd: Option<PathBuf>,
     /// A disk for the guest beside its own: a raw image, or one whose name ends in .qcow2, .vmdk or .vdi.
-    /// Each replica gets a copy. BUS is virtio, scsi or ide. May be repeated. With --bios or --uefi the first
-    /// disk is the one that boots.
+    /// Each replica gets a copy. BUS is virtio (the default), scsi or ide. May be repeated. With --bios or
+    /// --uefi the first disk is the one that boots.
     #[arg(long = "disk", value_name = "FILE[,bus=BUS][,readonly]")]
     pub disks: Vec<DiskImage>,
-    /// The bus of the disks that name none [default: virtio].
-    #[arg(long, value_parser = ["virtio", "scsi", "ide"], requires = "disks")]
-    pub disk_bus: Option<String>,
     /// Start the guest from its first disk by UEFI, not from a kernel; on q35, or with --machine pc. Needs
     /// the package ovmf.
     #[arg(long, conflicts_with_all = ["bios", "kernel"])]
@@ -70,11 +66,6 @@ pub struct Options {
     /// The `plover` program that runs the daemons; without it the running program.
     #[arg(skip)]
     pub program: Option<PathBuf>,
-}
-
-/// Reads a guest's name; the help lists them.
-fn guest_names() -> impl TypedValueParser<Value = Guest> {
-    PossibleValuesParser::new(Guest::ALL.map(Guest::name)).try_map(|name| name.parse::<Guest>())
 }
 
 /// An image of a disk, of which each replica gets a copy of its own, and how the guest sees it.

@@ -20,7 +20,7 @@ type Voice = Arc<dyn Fn(&str) + Send + Sync>;
 #[derive(Clone)]
 pub struct Progress {
     start: Instant,
-    voice: Option<Voice>,
+    voice: Voice,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -35,42 +35,31 @@ impl Progress {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
         }
-        Ok(if quiet {
-            Self::silent(interrupted)
-        } else {
-            Self::on_stderr(interrupted)
-        })
-    }
-
-    /// Speaks on the error output, so that the result on the standard output stays alone;
-    /// stops when `interrupted` becomes true.
-    pub fn on_stderr(interrupted: Arc<AtomicBool>) -> Self {
-        // Not `eprintln!`, which panics on a closed pipe.
-        let speak = |line: &str| {
-            let _ = writeln!(std::io::stderr(), "{line}");
+        // Not on the standard output, which is the result's alone, and not by `eprintln!`, which panics
+        // on a closed pipe.
+        let speak = move |line: &str| {
+            if !quiet {
+                let _ = writeln!(std::io::stderr(), "{line}");
+            }
         };
-        Self::spoken_by(speak, interrupted)
+        Ok(Self::spoken_by(speak, interrupted))
     }
 
-    /// Speaks through `voice`.
+    /// Speaks through `voice`; stops when `interrupted` becomes true.
     pub fn spoken_by(
         voice: impl Fn(&str) + Send + Sync + 'static,
         interrupted: Arc<AtomicBool>,
     ) -> Self {
         Self {
             start: Instant::now(),
-            voice: Some(Arc::new(voice)),
+            voice: Arc::new(voice),
             interrupted,
         }
     }
 
     /// Says nothing.
     pub fn silent(interrupted: Arc<AtomicBool>) -> Self {
-        Self {
-            start: Instant::now(),
-            voice: None,
-            interrupted,
-        }
+        Self::spoken_by(|_| (), interrupted)
     }
 
     /// The time since the start.
@@ -80,12 +69,8 @@ impl Progress {
 
     /// Says one line.
     pub fn say(&self, line: impl fmt::Display) {
-        if let Some(voice) = &self.voice {
-            voice(&format!(
-                "{:6.1} s  {line}",
-                self.start.elapsed().as_secs_f64()
-            ));
-        }
+        let seconds = self.start.elapsed().as_secs_f64();
+        (self.voice)(&format!("{seconds:6.1} s  {line}"));
     }
 
     /// Fails once the command was asked to stop. To be called at least every 100 ms or so.

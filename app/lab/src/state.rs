@@ -36,8 +36,7 @@ const DISK_ROOT: &str = "/var/tmp/plover-lab";
 
 /// The name of a lab: letters, digits and dashes, at most 16 of them. It becomes a part of the names of
 /// namespaces and of socket paths, which have a short limit.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LabName(String);
 
 impl LabName {
@@ -68,19 +67,6 @@ impl FromStr for LabName {
         good.then(|| Self(text.into())).ok_or_else(|| {
             format!("'{text}' is no name for a lab: use 1 to 16 letters, digits and dashes")
         })
-    }
-}
-
-impl TryFrom<String> for LabName {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<LabName> for String {
-    fn from(name: LabName) -> Self {
-        name.0
     }
 }
 

@@ -27,7 +27,7 @@ pub struct LabStatus {
 }
 
 /// One replica at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ReplicaStatus {
     /// Its id.
     pub id: u8,
@@ -206,16 +206,8 @@ impl ReplicaStatus {
         Self {
             id,
             role: role.into(),
-            view: None,
-            view_leader: None,
-            isr: Vec::new(),
-            serving: false,
             plover_pid,
-            qemu_pid: None,
-            trouble: None,
-            sync: SyncStatus::default(),
-            more: serde_json::Map::new(),
-            claims_protected: false,
+            ..Self::default()
         }
     }
 }

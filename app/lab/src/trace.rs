@@ -5,11 +5,11 @@
 //! their lines with its monotonic clock, so their traces, and the moments that the lab's own commands
 //! note, can be put into one timeline.
 
+use crate::growing::Growing;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 /// Now, on the clock of the traces, in µs.
@@ -159,73 +159,37 @@ impl Known {
 /// Reads traces while they grow.
 #[derive(Clone, Debug)]
 pub struct Tail {
-    files: Vec<TailedFile>,
+    files: Vec<Growing>,
     known: Known,
-}
-
-#[derive(Clone, Debug)]
-struct TailedFile {
-    path: PathBuf,
-    offset: u64,
-    /// A line whose end has not been written yet.
-    rest: Vec<u8>,
 }
 
 impl Tail {
     /// Reads these files from their beginning. They need not exist yet.
     pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        let files = paths.into_iter().map(|path| TailedFile {
-            path,
-            offset: 0,
-            rest: Vec::new(),
-        });
         Self {
-            files: files.collect(),
+            files: paths.into_iter().map(Growing::new).collect(),
             known: Known::default(),
         }
     }
 
     /// The events since the last call, in the order of time.
     pub fn take(&mut self) -> Vec<TraceEvent> {
-        let mut events: Vec<TraceEvent> = Vec::new();
+        // A replica that is killed while it writes leaves half a line, to which it appends when
+        // it comes back: such a line is no event.
+        let event = |line: &[u8]| serde_json::from_slice::<TraceEvent>(line).ok();
+        let mut events = Vec::new();
         for file in &mut self.files {
-            file.take(&mut events);
+            events.extend(
+                file.take(false)
+                    .split(|byte| *byte == b'\n')
+                    .filter_map(event),
+            );
         }
         events.sort_by_key(|event| event.mono_us);
         for event in &mut events {
             self.known.learn(event);
         }
         events
-    }
-}
-
-impl TailedFile {
-    fn take(&mut self, events: &mut Vec<TraceEvent>) {
-        // A file that cannot be read now is read at the next call.
-        let Ok(mut file) = std::fs::File::open(&self.path) else {
-            return;
-        };
-        let length = file.metadata().map_or(0, |metadata| metadata.len());
-        if length < self.offset {
-            // The replica has begun a new file.
-            self.offset = 0;
-            self.rest.clear();
-        }
-        let mut bytes = Vec::new();
-        if file.seek(SeekFrom::Start(self.offset)).is_err() || file.read_to_end(&mut bytes).is_err()
-        {
-            return;
-        }
-        self.offset += bytes.len() as u64;
-        self.rest.append(&mut bytes);
-        let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') else {
-            return;
-        };
-        let whole = self.rest.drain(..=end).collect::<Vec<_>>();
-        // A replica that is killed while it writes leaves half a line, to which it appends when
-        // it comes back: such a line is no event.
-        let lines = whole.split(|byte| *byte == b'\n');
-        events.extend(lines.filter_map(|line| serde_json::from_slice::<TraceEvent>(line).ok()));
     }
 }
 
@@ -277,9 +241,8 @@ mod tests {
 
     #[test]
     fn traces_are_merged_while_they_grow() {
-        let dir = std::env::temp_dir().join(format!("plover-trace-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let paths = [dir.join("0"), dir.join("1")];
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["0", "1"].map(|name| dir.path().join(name));
         let mut tail = Tail::new(paths.clone());
         assert!(tail.take().is_empty());
         append(
@@ -321,6 +284,5 @@ mod tests {
             tail.take().iter().map(|e| e.mono_us).collect::<Vec<_>>(),
             [80]
         );
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -14,7 +14,7 @@ use crate::disks;
 use crate::down::{down_locked, remove_hosts};
 use crate::image::Image;
 use crate::lab::Lab;
-use crate::net::{GUEST_IP, GUEST_MAC, PREFIX, TAP, Topology, replica_ip};
+use crate::net::{GUEST_IP, Topology, replica_ip};
 use crate::options::{DiskImage, Options};
 use crate::prerequisites::{self, Missing};
 use crate::process::Process;
@@ -172,13 +172,9 @@ fn configure(
             &Place {
                 id,
                 addresses: &addresses,
-                tap: TAP,
-                mac: &GUEST_MAC.to_string(),
-                guest_ip: (GUEST_IP, PREFIX),
                 disks: &disks,
                 cpus: &cpus,
-                state_dir: &files.state_dir(),
-                run_dir: &files.run_dir(),
+                files: &files,
             },
         );
         std::fs::write(files.config(), table.to_string())

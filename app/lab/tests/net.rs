@@ -4,8 +4,8 @@ use anyhow::Result;
 use plover_lab::net::{CLIENT_IP, GUEST_IP, GUEST_MAC, TAP, Topology, replica_ip};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -75,10 +75,6 @@ fn send(lab: &Topology, from: usize, to: usize, patience: Duration) -> std::io::
     receiver.recv(&mut [0; 16])
 }
 
-fn timed_out(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
-}
-
 fn open(lab: &Topology, from: usize, to: usize) {
     let result = send(lab, from, to, Duration::from_secs(10));
     assert!(
@@ -89,7 +85,11 @@ fn open(lab: &Topology, from: usize, to: usize) {
 
 fn closed(lab: &Topology, from: usize, to: usize) {
     let error = send(lab, from, to, Duration::from_millis(200)).expect_err("it was cut");
-    assert!(timed_out(&error), "{from} to {to}: {error}");
+    assert_eq!(
+        error.kind(),
+        ErrorKind::WouldBlock,
+        "{from} to {to}: {error}"
+    );
 }
 
 /// Attaches to a replica's TAP as the daemon does, and waits until the bridge has noticed.
@@ -265,47 +265,6 @@ fn a_cut_link_carries_nothing_until_it_is_healed() {
     for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0)] {
         open(&lab, from, to);
     }
-}
-
-#[test]
-fn a_one_way_cut_leaves_the_other_direction_open() {
-    let lab = Lab::new("t-oneway", 3);
-    lab.cut_one_way(1, 0).unwrap();
-    closed(&lab, 1, 0);
-    open(&lab, 0, 1);
-    lab.heal_all().unwrap();
-    open(&lab, 1, 0);
-}
-
-/// A connection over a cut link stalls without an error, and goes on after healing.
-#[test]
-fn a_cut_is_silent_for_connections() {
-    let lab = Lab::new("t-silent", 2);
-    let listener = lab
-        .replica(1)
-        .run(|| Ok(TcpListener::bind((replica_ip(1), 0))?))
-        .unwrap();
-    let address = listener.local_addr().unwrap();
-    let mut out = lab
-        .replica(0)
-        .run(|| Ok(TcpStream::connect(address)?))
-        .unwrap();
-    let mut peer = listener.accept().unwrap().0;
-
-    lab.cut(0, &[1]).unwrap();
-    out.write_all(b"during").unwrap();
-    peer.set_read_timeout(Some(Duration::from_millis(300)))
-        .unwrap();
-    let error = peer.read(&mut [0; 16]).unwrap_err();
-    assert!(timed_out(&error), "{error}");
-    assert!(out.take_error().unwrap().is_none());
-
-    lab.heal(0).unwrap();
-    peer.set_read_timeout(Some(Duration::from_secs(20)))
-        .unwrap();
-    let mut text = [0; 6];
-    peer.read_exact(&mut text).unwrap();
-    assert_eq!(&text, b"during");
 }
 
 /// The failure to prevent: traffic that is cut off, or any traffic between replicas, floods into the

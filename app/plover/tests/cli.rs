@@ -5,8 +5,6 @@ use std::process::{Command, Output, Stdio};
 fn plover(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_plover"))
         .args(arguments)
-        .env_remove("PLOVER_GUEST_KERNEL")
-        .env_remove("PLOVER_GUEST_INITRD")
         .output()
         .expect("plover starts")
 }

@@ -1,10 +1,12 @@
 //! One replica and messages written by hand: which messages it must not send, and when.
 
-use apus::{Apus, Canary, Command, Config, Durability, DurableState, Entry, EntryKind, Event};
+mod group;
+
+use apus::{Apus, Command, Config, Durability, DurableState, Entry, EntryKind, Event};
 use apus::{Configuration, Members, Phase, Start};
+use group::TIMEOUT;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp, wire};
 
-const TIMEOUT: Micros = Micros::from_ms(100);
 /// Clocks start anywhere, but not near zero, where every span since seems long.
 const START: Micros = Micros::from_ms(1_000_000);
 const ME: ReplicaId = ReplicaId(2);
@@ -75,19 +77,8 @@ impl Replica {
         log: Vec<Entry>,
     ) -> Self {
         let config = Config {
-            me: ME,
-            members: ReplicaSet(0b111),
-            first_leader: ReplicaId(0),
-            any_voter_stands: false,
-            pair: false,
-            quorum_selection: false,
-            heartbeat: Micros::from_ms(20),
-            timeout: TIMEOUT,
-            durability,
-            log_bytes_max: 1 << 20,
-            message_bytes_max: 1 << 16,
             seed: 1,
-            canary: Canary::None,
+            ..group::config(ME.0, 3, durability)
         };
         let start = Start::Restarted {
             durable: DurableState {

@@ -9,18 +9,9 @@ use plover_types::{Index, Micros, View, Viewstamp};
 /// The wire tag of an `Append`, after the version byte.
 const APPEND: u8 = 0;
 
-/// A group led by replica 0, whose in-sync set is {0, 1}.
-fn protected(durability: Durability) -> Group {
-    let mut group = Group::new(3, durability);
-    group.cores[1].set_holds_state(true);
-    group.in_sync(&[0, 1]);
-    group.run(TIMEOUT);
-    group
-}
-
 #[test]
 fn a_witness_never_stands() {
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     // Both holders of the guest have forgotten it. The witness has the log, and a quorum is up.
     group.restart(0);
     group.restart(1);
@@ -30,11 +21,11 @@ fn a_witness_never_stands() {
 
 #[test]
 fn a_leader_that_hands_over_is_not_elected_again_before_it_may_stand() {
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     group.turn(0, |core, now, out| core.hand_over(now, out));
     assert!(group.leads_soon(1));
     // The same, and nobody else holds the guest: it is still there, so the group is not empty.
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     group.crash(1);
     group.turn(0, |core, now, out| core.hand_over(now, out));
     let leads = |group: &Group| group.leader().is_some();
@@ -48,7 +39,7 @@ fn a_leader_that_hands_over_is_not_elected_again_before_it_may_stand() {
 /// that those entries are committed. So it needs only the rest.
 #[test]
 fn a_secondary_that_holds_entries_reclaimed_elsewhere_takes_over_the_rest() {
-    let mut group = protected(Durability::Disk);
+    let mut group = Group::protected(Durability::Disk);
     let first = group.app(10);
     group.settle();
     // Replica 1 has the entry, and does not hear that it is committed.
@@ -69,7 +60,7 @@ fn a_secondary_that_holds_entries_reclaimed_elsewhere_takes_over_the_rest() {
 
 #[test]
 fn a_member_that_the_others_went_on_without_cannot_lead_even_with_a_quorum() {
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     group.cut(0, 1);
     group.in_sync(&[0]);
     group.app(10);
@@ -102,7 +93,7 @@ fn a_secondary_whose_own_log_does_not_name_it_yet_can_lead() {
 
 #[test]
 fn a_secondary_cut_off_from_the_leader_only_stays_quiet() {
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     let view = group.status(0).view;
     group.cut(0, 1);
     group.run(Micros(5 * LONG.0));

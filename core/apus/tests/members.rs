@@ -2,16 +2,13 @@
 
 mod group;
 
-use apus::{Config, Durability, MembersError, Phase, ProposeError};
-use group::{Group, LONG, TIMEOUT, config, set};
+use apus::{Durability, MembersError, Phase, ProposeError};
+use group::{Group, LONG, TIMEOUT, plain_config, set};
 use plover_types::{Micros, ReplicaId};
 
 /// `replicas`, of which the first `voters` are a group led by replica 0. Its log is all there is.
 fn group(replicas: u8, voters: u8, durability: Durability) -> Group {
-    let configs = (0..replicas).map(|me| Config {
-        any_voter_stands: true,
-        ..config(me, voters, durability)
-    });
+    let configs = (0..replicas).map(|me| plain_config(me, voters, durability));
     Group::of(configs.collect())
 }
 

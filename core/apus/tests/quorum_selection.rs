@@ -4,15 +4,14 @@
 mod group;
 
 use apus::{Config, Durability, EntryKind};
-use group::{Group, HEARTBEAT, LONG, TIMEOUT, config};
+use group::{Group, HEARTBEAT, LONG, TIMEOUT, plain_config};
 use plover_types::{Awaited, Index, Micros, ReplicaId};
 
 /// A group of nine that only replicates its log, led by replica 0.
 fn nine(quorum_selection: bool) -> Group {
     let configs = (0..9).map(|me| Config {
-        any_voter_stands: true,
         quorum_selection,
-        ..config(me, 9, Durability::Memory)
+        ..plain_config(me, 9, Durability::Memory)
     });
     Group::of(configs.collect())
 }

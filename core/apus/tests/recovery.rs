@@ -3,19 +3,10 @@
 mod group;
 
 use apus::{BootstrapError, Durability, Phase};
-use group::{Disk, Group, LONG, TIMEOUT, config, set};
+use group::{Disk, Group, LONG, TIMEOUT, config, plain_config, set};
 use plover_types::{Index, Micros, ReplicaId, View};
 
 const BOTH: [Durability; 2] = [Durability::Memory, Durability::Disk];
-
-/// A group led by replica 0, whose in-sync set is {0, 1}.
-fn protected(durability: Durability) -> Group {
-    let mut group = Group::new(3, durability);
-    group.cores[1].set_holds_state(true);
-    group.in_sync(&[0, 1]);
-    group.run(TIMEOUT);
-    group
-}
 
 fn restart_all(group: &mut Group) {
     (0..3).for_each(|core| group.crash(core));
@@ -29,7 +20,7 @@ fn restart_all(group: &mut Group) {
 fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
     for durability in BOTH {
         let told = View::new(9, ReplicaId(1));
-        let mut group = protected(durability);
+        let mut group = Group::protected(durability);
         for disk in &mut group.disks {
             *disk = Disk::lost(told);
         }
@@ -47,7 +38,7 @@ fn a_group_whose_promises_are_lost_is_not_begun_without_the_operator() {
 #[test]
 fn a_promise_that_was_lost_is_given_again() {
     for durability in BOTH {
-        let mut group = protected(durability);
+        let mut group = Group::protected(durability);
         let view = group.status(0).view;
         group.crash(2);
         group.disks[2] = Disk::lost(view);
@@ -80,7 +71,7 @@ fn a_first_start_waits_for_everyone() {
 fn a_leader_and_replicas_without_memory_go_on() {
     // Without the third, and when all backups have forgotten.
     for (dead, restarted) in [(Some(1), vec![2]), (None, vec![1, 2])] {
-        let mut group = protected(Durability::Memory);
+        let mut group = Group::protected(Durability::Memory);
         group.app(10);
         group.run(TIMEOUT);
         dead.into_iter().for_each(|core| group.crash(core));
@@ -101,7 +92,7 @@ fn a_leader_and_replicas_without_memory_go_on() {
 #[test]
 fn a_restart_shorter_than_the_timeout_is_told_to_the_leaders_replica() {
     for durability in BOTH {
-        let mut group = protected(durability);
+        let mut group = Group::protected(durability);
         group.other.clear();
         group.restart(1);
         group.run(Micros(4 * TIMEOUT.0));
@@ -111,7 +102,7 @@ fn a_restart_shorter_than_the_timeout_is_told_to_the_leaders_replica() {
 
 #[test]
 fn a_silent_peer_is_told_dead_once_and_alive_once() {
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     group.other.clear();
     group.isolate(2);
     group.run(LONG);
@@ -123,7 +114,7 @@ fn a_silent_peer_is_told_dead_once_and_alive_once() {
 #[test]
 fn when_all_forget_none_leads_without_the_operator() {
     for durability in BOTH {
-        let mut group = protected(durability);
+        let mut group = Group::protected(durability);
         let last = group.app(10);
         group.run(TIMEOUT);
         group.cores[0].trim(last);
@@ -146,7 +137,7 @@ fn when_all_forget_none_leads_without_the_operator() {
 
 #[test]
 fn a_secondary_that_survives_alone_does_not_serve_from_a_state_that_may_be_old() {
-    let mut group = protected(Durability::Memory);
+    let mut group = Group::protected(Durability::Memory);
     group.restart(0);
     group.restart(2);
     group.other.clear();
@@ -160,7 +151,7 @@ fn a_secondary_that_survives_alone_does_not_serve_from_a_state_that_may_be_old()
 #[test]
 fn a_replica_that_missed_reclaimed_entries_installs_a_snapshot() {
     for durability in BOTH {
-        let mut group = protected(durability);
+        let mut group = Group::protected(durability);
         group.isolate(2);
         let mut last = Index(0);
         for _ in 0..50 {
@@ -199,10 +190,7 @@ fn a_replica_that_missed_reclaimed_entries_installs_a_snapshot() {
 /// the first leader's directory and bootstrap the group.
 #[test]
 fn a_first_leader_that_no_replica_has_heard_waits_for_the_operator() {
-    let configs = (0..3).map(|me| apus::Config {
-        any_voter_stands: true,
-        ..config(me, 3, Durability::Disk)
-    });
+    let configs = (0..3).map(|me| plain_config(me, 3, Durability::Disk));
     let mut group = Group::unled(configs.collect());
     group.filter = Some(Box::new(|from, _, bytes| from == 0 && bytes[1] == 0));
     group.run(TIMEOUT);
@@ -229,10 +217,7 @@ fn a_first_leader_that_no_replica_has_heard_waits_for_the_operator() {
 #[test]
 fn a_log_on_disk_is_all_that_a_group_without_a_guest_needs() {
     for (durability, leads) in [(Durability::Disk, true), (Durability::Memory, false)] {
-        let configs = (0..3).map(|me| apus::Config {
-            any_voter_stands: true,
-            ..config(me, 3, durability)
-        });
+        let configs = (0..3).map(|me| plain_config(me, 3, durability));
         let mut group = Group::of(configs.collect());
         let index = group.app(10);
         group.run(TIMEOUT);
@@ -249,9 +234,8 @@ fn a_log_on_disk_is_all_that_a_group_without_a_guest_needs() {
 /// A group whose log is all there is, in memory.
 fn plain() -> Group {
     let configs = (0..3).map(|me| apus::Config {
-        any_voter_stands: true,
         quorum_selection: true,
-        ..config(me, 3, Durability::Memory)
+        ..plain_config(me, 3, Durability::Memory)
     });
     Group::of(configs.collect())
 }

@@ -187,26 +187,6 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_guest_with_outputs_ends_its_slot() {
-        let rule = SlotRule::new(SlotConfig::default());
-        assert_eq!(
-            rule.decide(&SlotView {
-                idle: true,
-                ..view()
-            }),
-            None
-        );
-        assert_eq!(
-            rule.decide(&SlotView {
-                idle: true,
-                outputs_held: true,
-                ..view()
-            }),
-            Some(SyncReason::Idle)
-        );
-    }
-
-    #[test]
     fn a_busy_guest_runs_longer_when_syncs_cost_more() {
         let mut rule = SlotRule::new(SlotConfig::default());
         assert_eq!(rule.longest(), SlotConfig::default().slot_min);

@@ -65,7 +65,7 @@ pub(crate) fn work(orders: &Receiver<Work>) {
     let _abort = AbortOnPanic;
     while let Ok(order) = orders.recv() {
         (order.work)(&order.blocks);
-        order.blocks.worked(order.writes);
+        order.blocks.inner.worked(order.writes);
     }
 }
 

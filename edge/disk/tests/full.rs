@@ -1,7 +1,7 @@
 //! A full file system, as a limit on the size of files. The limit holds for the whole process, so the
 //! test has a process of its own.
 
-use plover_disk::{Batch, DiskEvent, DiskSpec, Disks};
+use plover_disk::{Attachment, Batch, DiskEvent, DiskSpec, Disks};
 use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::time::Duration;
@@ -25,6 +25,22 @@ fn wait(disks: &mut Disks) -> DiskEvent {
         std::thread::sleep(Duration::from_millis(5));
     }
     events.remove(0)
+}
+
+/// Takes a copy as soon as the wait after a failure is over.
+fn attach_again(disks: &mut Disks) -> Attachment {
+    loop {
+        match disks.attach_for_copy() {
+            Ok(attachment) => return attachment,
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+fn put(attachment: &Attachment, block: u32, fill: u8) {
+    attachment
+        .direct()
+        .write(BlockNo(block), &[fill; DISK_BLOCK_BYTES]);
 }
 
 fn staged(fill: u8) -> Batch {
@@ -51,13 +67,9 @@ fn a_full_file_system_is_told_and_room_mends_it() {
     let attachment = disks
         .attach_for_copy()
         .expect("there is none but for the end");
-    attachment
-        .direct()
-        .write(BlockNo(1), &[1; DISK_BLOCK_BYTES]);
+    put(&attachment, 1, 1);
     assert_eq!(attachment.failure(), None);
-    attachment
-        .direct()
-        .write(BlockNo(12), &[1; DISK_BLOCK_BYTES]);
+    put(&attachment, 12, 1);
     let why = attachment.failure().expect("it fails");
     assert!(why.contains("image") && why.contains("make room"), "{why}");
     drop(attachment);
@@ -65,12 +77,7 @@ fn a_full_file_system_is_told_and_room_mends_it() {
     assert!(!disks.is_whole());
 
     // A syncvm for whose journal there is no room.
-    let attachment = loop {
-        match disks.attach_for_copy() {
-            Ok(attachment) => break attachment,
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    };
+    let attachment = attach_again(&mut disks);
     disks.stage(SyncNo(1), staged(2));
     match wait(&mut disks) {
         DiskEvent::Failed(why) => {
@@ -86,15 +93,8 @@ fn a_full_file_system_is_told_and_room_mends_it() {
 
     // Room is made.
     room_for(None);
-    let attachment = loop {
-        match disks.attach_for_copy() {
-            Ok(attachment) => break attachment,
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    };
-    attachment
-        .direct()
-        .write(BlockNo(12), &[1; DISK_BLOCK_BYTES]);
+    let attachment = attach_again(&mut disks);
+    put(&attachment, 12, 1);
     disks.stage(SyncNo(2), staged(3));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
     assert_eq!(disks.failure(), None);

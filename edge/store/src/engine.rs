@@ -17,10 +17,6 @@ pub struct Counters {
     pub entries: u64,
     /// Syncs of the log that entries waited for. `entries / syncs` is what group commit gained.
     pub syncs: u64,
-    /// Bytes written to the log, headers included.
-    pub bytes: u64,
-    /// Writes of the promise, each with a sync of its own.
-    pub promises: u64,
 }
 
 /// The files. The thread that writes a batch owns them meanwhile.
@@ -48,7 +44,6 @@ impl Engine {
                 state.promise = Some(promise);
                 state.whole = whole;
             })?;
-            self.counters.promises += 1;
         }
         if let Some(log) = &mut self.log {
             log.write(pending, &mut self.counters)?;
@@ -206,7 +201,6 @@ impl LogWriter {
             let bytes = &mut pending.bytes[from..queued.end];
             record::stamp(bytes, self.salt, self.current.number, self.batch_start);
             self.at += length;
-            counters.bytes += length;
             counters.entries += u64::from(matches!(queued.effect, Effect::Entry(_)));
             self.follow(queued.effect);
             from = queued.end;

@@ -65,14 +65,9 @@ pub enum StoreError {
         /// How to continue without it.
         go_on: &'static str,
     },
-    /// The options make no sense. Nothing has been touched.
-    #[error("option {option}: {why}")]
-    Option {
-        /// Its name.
-        option: &'static str,
-        /// The reason.
-        why: String,
-    },
+    /// The group's name does not fit the file of the promise. Nothing has been written.
+    #[error("the group's name '{0}' has more than 255 bytes: choose a shorter one")]
+    LongName(String),
 }
 
 impl StoreError {

@@ -4,7 +4,7 @@ use crate::directory::Directory;
 use crate::engine::{Counters, Engine};
 use crate::error::StoreError;
 use crate::lock::Lock;
-use crate::open::{Options, Recovered, check_options, open_state, with_log, without_log};
+use crate::open::{Options, Recovered, open_state, with_log, without_log};
 use crate::outline::Outline;
 use crate::queue::{Effect, Pending};
 use crate::record::{Base, Kind};
@@ -59,10 +59,9 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Locked`] while another process has it open; [`StoreError::OtherGroup`];
-    /// [`StoreError::PromiseLost`]; [`StoreError::OtherRelease`]; [`StoreError::Option`];
+    /// [`StoreError::PromiseLost`]; [`StoreError::OtherRelease`]; [`StoreError::LongName`];
     /// [`StoreError::Io`]. Damage in the log is no error: it is part of what is recovered.
     pub fn open(dir: &Path, options: &Options) -> Result<(Self, Recovered), StoreError> {
-        check_options(options)?;
         let directory = Directory::open(dir)?;
         let lock = Lock::take(&directory)?;
         let mut state = open_state(&directory, options)?;
@@ -190,11 +189,6 @@ impl Store {
         }
         out.extend(entries.map(Completion::EntriesPersisted));
         out.extend(failure.map(Completion::Failed));
-    }
-
-    /// Whether requests wait for their batch, or for [`Store::submit`].
-    pub fn is_busy(&self) -> bool {
-        !self.outstanding.is_empty()
     }
 
     /// Whether the log holds this entry, or begins right after it.

@@ -174,11 +174,10 @@ fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
             Firmware::OVMF
         )));
     }
-    let files = match &config.boot {
-        Boot::Kernel { kernel, initrd, .. } => vec![Some(kernel), initrd.as_ref()],
-        Boot::Firmware => Vec::new(),
+    let Boot::Kernel { kernel, initrd, .. } = &config.boot else {
+        return Ok(());
     };
-    for file in files.into_iter().flatten() {
+    for file in std::iter::once(kernel).chain(initrd) {
         std::fs::File::open(file).map_err(|error| {
             VmError::Unsupported(format!("the guest's '{}': {error}", file.display()))
         })?;
@@ -189,7 +188,7 @@ fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
 /// Starts QEMU without a machine and asks the agent inside whether it can work. This tests the loader,
 /// the sandbox and the symbol at once.
 fn ask_agent(qemu: &Path) -> Result<(), VmError> {
-    let (mut link, end) = crate::qemu::agent_link::AgentLink::new()?;
+    let (mut link, end) = crate::qemu::links::AgentLink::new()?;
     let arguments = [
         "-M",
         "none",

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Guest, assert_equal, have_qemu, sync};
+use common::{Guest, assert_equal, sync};
 use plover_vm::{Accel, Boot, Machine, QemuConfig, VmCommand};
 use std::io::Write;
 use std::time::Duration;
@@ -96,9 +96,6 @@ fn start(program: &[u8]) -> Guest {
 /// before newly typed bytes.
 #[test]
 fn a_load_leaves_nothing_unread_of_the_state_before() {
-    if !have_qemu() {
-        return;
-    }
     for unread in [QUEUE.len(), 3] {
         let mut a = start(ECHO);
         let mut b = start(DEAF);

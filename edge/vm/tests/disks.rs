@@ -2,30 +2,14 @@
 
 mod common;
 
-use common::{Guest, assert_equal, have_qemu, linux, sync};
-use plover_disk::{DiskSpec, Disks};
+use common::{Guest, assert_equal, disk, linux, sync};
 use plover_types::{DISK_BLOCK_BYTES, PageSet};
 use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Machine, QemuConfig, VmCommand, VmEvent};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const DISK_MIB: u64 = 32;
+const DISK_BYTES: u64 = 32 << 20;
 const SYNCS: usize = 15;
-
-fn spec(path: PathBuf, bytes: u64) -> DiskSpec {
-    DiskSpec {
-        path,
-        read_only: false,
-        bytes: Some(bytes),
-        delay: std::time::Duration::ZERO,
-    }
-}
-
-fn disks(dir: &Path, name: &str) -> Disks {
-    let specs = [spec(dir.join(name), DISK_MIB << 20)];
-    Disks::open(&specs, &dir.join(format!("{name}.journal"))).unwrap()
-}
 
 fn with_disk(machine: Machine, bus: DiskBus) -> QemuConfig {
     let disk = DiskDevice {
@@ -44,17 +28,17 @@ const LOAD: &str = "i=0; while :; do i=$((i+1)); \
     dd if=/dev/vda of=/dev/null bs=64k count=8 skip=$((i%400)); done >/dev/null 2>&1 &";
 
 fn synced_guests_have_equal_disks(machine: Machine) {
-    if !have_qemu() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
-    let (mut left, mut right) = (disks(dir.path(), "a"), disks(dir.path(), "b"));
+    let (mut left, mut right) = (
+        disk(dir.path(), "a", DISK_BYTES),
+        disk(dir.path(), "b", DISK_BYTES),
+    );
     let config = with_disk(machine, DiskBus::Virtio);
     let mut a = Guest::start_with(config.clone(), Some(left.attach().unwrap()));
     let mut b = Guest::start_with(config, Some(right.attach().unwrap()));
     assert_eq!(
         u64::from(a.vm.layout().pages()),
-        (256 + DISK_MIB) << 20 >> 12,
+        ((256 << 20) + DISK_BYTES) >> 12,
         "RAM, then blocks"
     );
     a.order(VmCommand::Resume);
@@ -109,9 +93,6 @@ fn q35_disks_are_equal_after_each_sync() {
 /// The firmware finds a boot sector on every bus, and the guest reads the disk's content.
 #[test]
 fn firmware_boots_from_every_bus() {
-    if !have_qemu() {
-        return;
-    }
     /// Prints "disk!" on the first serial port and stops: `mov si, text; next: lodsb; test al, al; jz
     /// end; mov dx, 0x3f8; out dx, al; jmp next; end: hlt; jmp end`.
     const CODE: &[u8] = &[
@@ -125,16 +106,11 @@ fn firmware_boots_from_every_bus() {
         (Machine::Pc, DiskBus::Ide),
     ] {
         let dir = tempfile::tempdir().unwrap();
+        let mut disks = disk(dir.path(), "disk", 256 * DISK_BLOCK_BYTES as u64);
         let path = dir.path().join("disk");
-        let file = std::fs::File::create(&path).unwrap();
-        file.set_len(256 * DISK_BLOCK_BYTES as u64).unwrap();
+        let file = std::fs::File::options().write(true).open(path).unwrap();
         file.write_all_at(CODE, 0).unwrap();
         file.write_all_at(&[0x55, 0xaa], 510).unwrap();
-        let mut disks = Disks::open(
-            &[spec(path, 256 * DISK_BLOCK_BYTES as u64)],
-            &dir.path().join("journal"),
-        )
-        .unwrap();
         let config = QemuConfig {
             machine,
             accel: Accel::Tcg,
@@ -154,11 +130,8 @@ fn firmware_boots_from_every_bus() {
 /// A failing disk stops the guest, and the replica reports the failure. The guest does not see it.
 #[test]
 fn a_disk_that_fails_ends_the_guest() {
-    if !have_qemu() {
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
-    let mut disks = disks(dir.path(), "a");
+    let mut disks = disk(dir.path(), "a", DISK_BYTES);
     let config = with_disk(Machine::Microvm, DiskBus::Virtio);
     let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
     guest.order(VmCommand::Resume);

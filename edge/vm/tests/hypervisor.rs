@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, have_qemu, linux, ping, pong};
+use common::{Guest, linux, ping, pong};
 use plover_types::{Frame, PageSet};
 use plover_vm::{Accel, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
 use std::collections::BTreeSet;
@@ -20,9 +20,6 @@ fn config(machine: Machine) -> QemuConfig {
 /// process and its descriptors are gone.
 #[test]
 fn a_killed_qemu_is_noticed_at_once() {
-    if !have_qemu() {
-        return;
-    }
     let mut guest = Guest::start(config(Machine::Microvm));
     guest.order(VmCommand::Resume);
     let pid = guest.vm.pid().expect("it lives");
@@ -56,9 +53,6 @@ fn a_killed_qemu_is_noticed_at_once() {
 /// QEMU's last error output is in the report.
 #[test]
 fn a_failed_start_reports_its_reason() {
-    if !have_qemu() {
-        return;
-    }
     let mut bad = config(Machine::Microvm);
     bad.boot = plover_vm::Boot::Kernel {
         kernel: "/nonexistent/kernel".into(),
@@ -104,25 +98,6 @@ fn first_event(vm: &mut QemuVm) -> String {
     }
 }
 
-/// 500 frames fed to a paused guest come back, all and in order, and QEMU has seen none.
-#[test]
-fn frames_fed_to_a_standing_guest_come_back_whole() {
-    if !have_qemu() {
-        return;
-    }
-    let mut guest = Guest::start(config(Machine::Microvm));
-    let frames: Vec<Frame> = (0..500).map(|n| ping(n, 1000)).collect();
-    for frame in &frames {
-        assert!(guest.vm.feed(frame));
-    }
-    guest.run_for(Duration::from_millis(50));
-    assert!(!guest.vm.consumed_all());
-    let mut back = Vec::new();
-    back.extend(guest.vm.take_unconsumed().frames);
-    assert!(guest.vm.consumed_all());
-    assert_eq!(back, frames);
-}
-
 /// Feeds many frames, with pauses in between. Each frame is either answered by the guest or taken back,
 /// never both.
 #[test]
@@ -130,9 +105,6 @@ fn pauses_lose_no_frame_and_feed_none_twice() {
     /// Unanswered frames at any time. More than 256 fill the guest's ring (see `nic`), and more
     /// than about 150 answers at once are too many for the guest's own ICMP socket.
     const OPEN: usize = 100;
-    if !have_qemu() {
-        return;
-    }
     let mut guest = Guest::boot(config(Machine::Microvm));
     guest.wait_ping(60_000);
     guest.run_for(Duration::from_millis(200));
@@ -198,9 +170,6 @@ fn number(frame: &Frame) -> Option<u16> {
 /// A guest that powers off stops, and that is reported once. It does not run on.
 #[test]
 fn a_guest_that_powers_off_is_told() {
-    if !have_qemu() {
-        return;
-    }
     let mut guest = Guest::boot(config(Machine::Microvm));
     guest.type_line("poweroff -f");
     guest.expect(VmEvent::GuestShutdown);
@@ -214,9 +183,6 @@ fn a_guest_that_powers_off_is_told() {
 
 #[test]
 fn a_guest_that_reboots_boots_again() {
-    if !have_qemu() {
-        return;
-    }
     // (A reboot on microvm takes Linux a minute, unless its command line says reboot=t.)
     let mut guest = Guest::boot(config(Machine::Q35));
     guest.type_line("reboot -f");
@@ -229,9 +195,6 @@ fn a_guest_that_reboots_boots_again() {
 /// Pause and save are ordered back to back, as a leader does in a sync.
 #[test]
 fn orders_may_be_given_back_to_back() {
-    if !have_qemu() {
-        return;
-    }
     for monitor_only in [false, true] {
         back_to_back(QemuConfig {
             monitor_only,
@@ -272,9 +235,6 @@ fn back_to_back(config: QemuConfig) {
 /// advance. On a busy host neither gets the CPU when it wants, so times are not compared.
 #[test]
 fn cpu_time_and_work_tell_idle_from_busy() {
-    if !have_qemu() {
-        return;
-    }
     let mut guest = Guest::boot(config(Machine::Microvm));
     let samples_with_work = |guest: &mut Guest| {
         let sample = |_| {

@@ -6,16 +6,13 @@
 
 mod common;
 
-use common::{Guest, Synced, assert_equal, have_qemu, linux, ping, sync};
+use common::{Guest, Synced, assert_equal, linux, ping, sync};
 use plover_vm::{Machine, VmCommand};
 use std::time::Duration;
 
 const SYNCS: u16 = 50;
 
 fn synced_guests_are_equal(machine: Machine, vcpus: u32) {
-    if !have_qemu() {
-        return;
-    }
     // Under KVM where it runs Linux, else under TCG.
     let config = linux(machine, vcpus);
     let mut a = Guest::boot(config.clone());

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, assert_equal, have_qemu, linux, sync};
+use common::{Guest, assert_equal, linux, sync};
 use plover_types::{PAGE_BYTES, PageNo};
 use plover_vm::{Accel, Machine, QemuConfig, VmCommand, VmEvent};
 use std::time::Duration;
@@ -17,9 +17,6 @@ fn config() -> QemuConfig {
 /// A bad state is an error and drops later orders. The guest does not run on it.
 #[test]
 fn a_bad_state_is_refused() {
-    if !have_qemu() {
-        return;
-    }
     let mut guest = Guest::boot(config());
     guest.order(VmCommand::Pause);
     guest
@@ -51,9 +48,6 @@ fn a_bad_state_is_refused() {
 /// alone would count on.
 #[test]
 fn a_nic_starts_anew_where_the_state_has_none() {
-    if !have_qemu() {
-        return;
-    }
     let driver = "cd /sys/bus/virtio/drivers/virtio_net; nic=$(ls -d /sys/bus/virtio/devices/*); \
                   nic=${nic##*/}";
     let mut behind = Guest::boot(config());
@@ -80,9 +74,6 @@ fn a_nic_starts_anew_where_the_state_has_none() {
 /// firmware's own memory is synced too, so it finds its devices.
 #[test]
 fn a_guest_boots_where_another_has_begun_to() {
-    if !have_qemu() {
-        return;
-    }
     let mut behind = Guest::start(config());
     let mut ahead = Guest::boot(config());
     ahead.wait_ping(1);
@@ -112,9 +103,6 @@ fn code_that_was_overwritten_is_translated_anew() {
     const LOOP: usize = 0x89;
     const INC: [u8; 3] = [0x48, 0xff, 0x05];
     const DEC: [u8; 3] = [0x48, 0xff, 0x0d];
-    if !have_qemu() {
-        return;
-    }
     // A whole ELF program at 0x400000: one segment, writable and executable, three pages long. It stores
     // the signature and then counts in its third page, for ever.
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();

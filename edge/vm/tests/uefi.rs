@@ -2,21 +2,10 @@
 
 mod common;
 
-use common::{Guest, assert_equal, have_qemu, sync};
-use plover_disk::{DiskSpec, Disks};
+use common::{Guest, assert_equal, disk, sync};
 use plover_types::DISK_BLOCK_BYTES;
 use plover_vm::{Accel, Boot, DiskDevice, Firmware, Machine, QemuConfig, VmCommand};
 use std::path::Path;
-
-fn disks(dir: &Path, name: &str) -> Disks {
-    let spec = DiskSpec {
-        path: dir.join(name),
-        read_only: false,
-        bytes: Some(256 * DISK_BLOCK_BYTES as u64),
-        delay: std::time::Duration::ZERO,
-    };
-    Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()
-}
 
 /// Runs a guest up to the firmware's own shell: its disk is empty.
 fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
@@ -28,7 +17,8 @@ fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
         disks: vec![DiskDevice::default()],
         ..QemuConfig::new(Boot::Firmware, common::GUEST_MAC)
     };
-    let mut guest = Guest::start_with(config, Some(disks(dir, name).attach().unwrap()));
+    let mut disks = disk(dir, name, 256 * DISK_BLOCK_BYTES as u64);
+    let mut guest = Guest::start_with(config, Some(disks.attach().unwrap()));
     guest.order(VmCommand::Resume);
     guest.wait_console("any other key to continue");
     guest.console.clear();
@@ -40,9 +30,6 @@ fn shell(dir: &Path, name: &str, machine: Machine) -> Guest {
 /// A variable that was set in one guest's firmware is there in the other's after a syncvm, when the first
 /// guest is gone.
 fn variables_outlive_a_host(machine: Machine) {
-    if !have_qemu() {
-        return;
-    }
     if !Path::new(Firmware::OVMF).exists() {
         eprintln!(
             "skipped: there is no {}, of the package ovmf",

@@ -8,7 +8,15 @@ use crate::run::{self, Result};
 use anyhow::{Context, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::fmt;
+
+/// Each layer, which is a folder of the repository, and the layers that it may import.
+const LAYERS: [(&str, &[&str]); 5] = [
+    ("core", &["core"]),
+    ("edge", &["core", "edge"]),
+    ("app", &["core", "edge", "app"]),
+    ("proof", &["core", "edge", "app", "proof"]),
+    ("xtask", &[]),
+];
 
 /// Crates that do what `core` must not: sockets, files, clocks, threads. Their mere presence
 /// among its dependencies is a mistake.
@@ -42,52 +50,6 @@ struct Dependency {
     name: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layer {
-    Core,
-    Edge,
-    App,
-    Proof,
-    Tool,
-}
-
-impl Layer {
-    /// The layer of a package, from its folder below the repository.
-    fn of(folder: &str) -> Option<Self> {
-        Some(match folder {
-            "core" => Self::Core,
-            "edge" => Self::Edge,
-            "app" => Self::App,
-            "proof" => Self::Proof,
-            "xtask" => Self::Tool,
-            _ => return None,
-        })
-    }
-
-    fn may_import(self, other: Self) -> bool {
-        use Layer::{App, Core, Edge, Proof, Tool};
-        match self {
-            Core => other == Core,
-            Edge => matches!(other, Core | Edge),
-            App => matches!(other, Core | Edge | App),
-            Proof => matches!(other, Core | Edge | App | Proof),
-            Tool => false,
-        }
-    }
-}
-
-impl fmt::Display for Layer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Core => "core",
-            Self::Edge => "edge",
-            Self::App => "app",
-            Self::Proof => "proof",
-            Self::Tool => "xtask",
-        })
-    }
-}
-
 pub(super) fn check() -> Result<()> {
     let mut cargo = run::cargo();
     cargo.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]);
@@ -116,22 +78,22 @@ fn violations(metadata: &Metadata, root: &str) -> Vec<String> {
             .split('/')
             .next()
             .unwrap_or_default();
-        match Layer::of(folder) {
+        match LAYERS.iter().find(|(layer, _)| *layer == folder) {
             Some(layer) => drop(layers.insert(package.name.as_str(), layer)),
             None => broken.push(format!("{} is in no layer: {path}", package.name)),
         }
     }
     for package in &metadata.packages {
-        let Some(&layer) = layers.get(package.name.as_str()) else {
+        let Some((layer, may_import)) = layers.get(package.name.as_str()) else {
             continue;
         };
         for dependency in &package.dependencies {
             let (from, to) = (&package.name, &dependency.name);
             match layers.get(to.as_str()) {
-                Some(&other) if !layer.may_import(other) => broken.push(format!(
+                Some((other, _)) if !may_import.contains(other) => broken.push(format!(
                     "{from} ({layer}) imports {to} ({other}): {layer} must not import {other}"
                 )),
-                None if layer == Layer::Core && NOT_IN_CORE.contains(&to.as_str()) => {
+                None if *layer == "core" && NOT_IN_CORE.contains(&to.as_str()) => {
                     broken.push(format!("{from} (core) imports {to}: core does no I/O"));
                 }
                 _ => {}

@@ -4,9 +4,8 @@
 //! report no error, and only the silence shows it. So a cut must not take a link down or reject
 //! anything. It changes the sender's fixed neighbour entry for the peer to an unused Ethernet address,
 //! for which the switch has an entry that leads nowhere: frames leave in good order and end there. The
-//! two directions are two entries, so a cut can have one direction only. The guest's own network is not
-//! touched: a replica that is cut off still reaches clients, and the protocol must keep it from serving
-//! them.
+//! guest's own network is not touched: a replica that is cut off still reaches clients, and the protocol
+//! must keep it from serving them.
 
 use super::{REPLICATION_DEVICE, TAP, Topology, replica_ip, replica_mac, tool};
 use anyhow::Result;
@@ -24,37 +23,23 @@ pub(super) fn neighbour(peer: usize, mac: Mac) -> String {
 impl Topology {
     /// Drops all replication traffic between `replica` and each of `peers`, both ways.
     pub fn cut(&self, replica: usize, peers: &[usize]) -> Result<()> {
-        for peer in self.others(replica, peers) {
-            self.cut_one_way(replica, peer)?;
-            self.cut_one_way(peer, replica)?;
-        }
-        Ok(())
-    }
-
-    /// Drops what `from` sends to `to`. The other direction stays open.
-    pub fn cut_one_way(&self, from: usize, to: usize) -> Result<()> {
-        tool::ip(Some(&self.replica(from)), &[neighbour(to, VOID)])
+        self.direct(replica, peers, |_| VOID)
     }
 
     /// Undoes every cut of `replica`, in both directions.
     pub fn heal(&self, replica: usize) -> Result<()> {
         let all: Vec<_> = (0..self.replicas()).collect();
-        for peer in self.others(replica, &all) {
-            tool::ip(
-                Some(&self.replica(replica)),
-                &[neighbour(peer, replica_mac(peer))],
-            )?;
-            tool::ip(
-                Some(&self.replica(peer)),
-                &[neighbour(replica, replica_mac(replica))],
-            )?;
-        }
-        Ok(())
+        self.direct(replica, &all, replica_mac)
     }
 
-    /// Undoes every cut.
-    pub fn heal_all(&self) -> Result<()> {
-        (0..self.replicas()).try_for_each(|replica| self.heal(replica))
+    /// Makes `replica` and each of `peers` send to each other at the addresses that `mac_of` gives.
+    fn direct(&self, replica: usize, peers: &[usize], mac_of: impl Fn(usize) -> Mac) -> Result<()> {
+        for peer in peers.iter().copied().filter(|peer| *peer != replica) {
+            for (from, to) in [(replica, peer), (peer, replica)] {
+                tool::ip(Some(&self.replica(from)), &[neighbour(to, mac_of(to))])?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes a replica's TAP down, or up again.
@@ -62,13 +47,5 @@ impl Topology {
         let state = if up { "up" } else { "down" };
         let host = self.replica(replica);
         tool::ip(Some(&host), &[format!("link set {TAP} {state}")])
-    }
-
-    fn others(&self, replica: usize, peers: &[usize]) -> Vec<usize> {
-        peers
-            .iter()
-            .copied()
-            .filter(|peer| *peer != replica)
-            .collect()
     }
 }

@@ -11,18 +11,19 @@ fn names_that_cannot_become_paths_are_refused() {
     }
 }
 
-fn scratch(name: &str) -> LabDir {
-    let path = std::env::temp_dir().join(format!("plover-state-{name}-{}", std::process::id()));
-    std::fs::create_dir_all(&path).unwrap();
-    LabDir {
+fn scratch() -> (tempfile::TempDir, LabDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let lab = LabDir {
         name: "scratch".parse().unwrap(),
-        path,
-    }
+        path: dir.path().join("lab"),
+    };
+    std::fs::create_dir(&lab.path).unwrap();
+    (dir, lab)
 }
 
 #[test]
 fn the_error_for_a_damaged_record_says_what_to_do() {
-    let dir = scratch("damaged");
+    let (_above, dir) = scratch();
     let state = LabState {
         builder: None,
         guest_ip: Ipv4Addr::new(10, 0, 0, 1),
@@ -52,7 +53,7 @@ fn the_error_for_a_damaged_record_says_what_to_do() {
 
 #[test]
 fn a_lock_excludes_others_and_ends_with_the_directory() {
-    let dir = scratch("lock");
+    let (_above, dir) = scratch();
     let lock = dir.try_lock().unwrap().unwrap();
     let _a_childs = lock.fd.try_clone().unwrap();
     assert!(dir.try_lock().unwrap().is_none());

@@ -71,6 +71,15 @@ impl Group {
         group
     }
 
+    /// A group of three that is led by replica 0, and whose in-sync set is {0, 1}.
+    pub fn protected(durability: Durability) -> Self {
+        let mut group = Self::new(3, durability);
+        group.cores[1].set_holds_state(true);
+        group.in_sync(&[0, 1]);
+        group.run(TIMEOUT);
+        group
+    }
+
     /// A group that has never run, and whose replicas have just started.
     pub fn unled(configs: Vec<Config>) -> Self {
         let size = configs.len();
@@ -109,10 +118,6 @@ impl Group {
     /// A process starts with what the disk holds.
     pub fn start(&mut self, core: usize) {
         let start = self.disks[core].start(self.configs[core].durability);
-        self.start_with(core, start);
-    }
-
-    pub fn start_with(&mut self, core: usize, start: Start) {
         self.dead.remove(&core);
         self.configs[core].seed += 1000;
         self.delivered[core].clear();
@@ -359,6 +364,7 @@ pub fn set(ids: &[u8]) -> ReplicaSet {
     ReplicaSet::of(ids.iter().copied().map(ReplicaId))
 }
 
+/// Replica `me` of `size`, which may lead only if it holds the state.
 pub fn config(me: u8, size: u8, durability: Durability) -> Config {
     Config {
         me: ReplicaId(me),
@@ -374,5 +380,13 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         message_bytes_max: MESSAGE_BYTES_MAX,
         seed: u64::from(me),
         canary: Canary::None,
+    }
+}
+
+/// The same for a group that only replicates its log.
+pub fn plain_config(me: u8, size: u8, durability: Durability) -> Config {
+    Config {
+        any_voter_stands: true,
+        ..config(me, size, durability)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 /// ignored.
 #[derive(Clone)]
 pub struct Blocks {
-    pub(super) inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
     pub(super) jobs: Sender<Job>,
     pub(super) life: u64,
 }
@@ -78,11 +78,6 @@ impl Blocks {
             let (start, end) = image.next_data(from)?;
             Some((first + start, first + end))
         })
-    }
-
-    /// A job on them is done.
-    pub(crate) fn worked(&self, wrote: bool) {
-        self.inner.worked(wrote);
     }
 
     fn failed(&self, why: &str) {

@@ -218,7 +218,7 @@ impl Inner {
     }
 
     /// A job is done.
-    pub(super) fn worked(&self, wrote: bool) {
+    pub(crate) fn worked(&self, wrote: bool) {
         if wrote {
             self.shut(|gate| gate.unwritten -= 1);
         }

@@ -76,20 +76,6 @@ fn a_torn_stage_is_ignored() {
 }
 
 #[test]
-fn a_copy_is_whole_with_its_first_sync() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("j");
-    let mut journal = Journal::open(&path, BLOCKS).unwrap();
-    journal.begin_copy().unwrap();
-    let during = std::fs::read(&path).unwrap();
-    journal.stage(SyncNo(7), &Batch::new()).unwrap();
-    let after = std::fs::read(&path).unwrap();
-    let other = dir.path().join("other");
-    assert_eq!(reopen(&other, &during), (false, SyncNo(0), None));
-    assert_eq!(reopen(&other, &after), (true, SyncNo(7), None));
-}
-
-#[test]
 fn other_disks_and_damage_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("j");

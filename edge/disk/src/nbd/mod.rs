@@ -32,9 +32,7 @@ pub(crate) trait Backing {
 
 /// Serves until the client leaves or violates the protocol.
 pub(crate) fn serve(stream: &mut (impl Read + Write), backing: &impl Backing) -> io::Result<()> {
-    if !shake_hands(stream, backing.image())? {
-        return Ok(());
-    }
+    shake_hands(stream, backing.image())?;
     let mut buffer = Vec::new();
     loop {
         let mut head = [0; REQUEST_BYTES];
@@ -55,8 +53,8 @@ fn out_of_place(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The handshake. `false` if the client ends the connection.
-fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<bool> {
+/// The handshake. All options but GO are answered as unknown: a client that wants to leave then hangs up.
+fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<()> {
     use protocol as p;
     let mut greeting = p::GREETING.to_vec();
     greeting.extend(p::HANDSHAKE_FLAGS.to_be_bytes());
@@ -66,7 +64,6 @@ fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<bo
     if u32::from_be_bytes(flags) & !u32::from(p::HANDSHAKE_FLAGS) != 0 {
         return Err(out_of_place("unknown handshake flags"));
     }
-    let sends_zeroes = u32::from_be_bytes(flags) & 0b10 == 0;
     loop {
         let mut head = [0; 16];
         stream.read_exact(&mut head)?;
@@ -78,25 +75,12 @@ fn shake_hands(stream: &mut (impl Read + Write), image: &Image) -> io::Result<bo
         stream.read_exact(&mut data)?;
         let mut reply = |kind, data: &[u8]| stream.write_all(&p::option_reply(option, kind, data));
         match option {
-            p::OPTION_EXPORT_NAME => {
-                let mut about = p::export(image.bytes(), image.read_only);
-                about.resize(about.len() + if sends_zeroes { 124 } else { 0 }, 0);
-                stream.write_all(&about)?;
-                return Ok(true);
-            }
-            p::OPTION_ABORT => {
-                reply(p::REPLY_ACK, &[])?;
-                return Ok(false);
-            }
-            p::OPTION_GO | p::OPTION_INFO if !p::is_go(&data) => reply(p::REPLY_INVALID, &[])?,
-            p::OPTION_GO | p::OPTION_INFO => {
+            p::OPTION_GO if !p::is_go(&data) => reply(p::REPLY_INVALID, &[])?,
+            p::OPTION_GO => {
                 for info in p::infos(image.bytes(), image.read_only) {
                     reply(p::REPLY_INFO, &info)?;
                 }
-                reply(p::REPLY_ACK, &[])?;
-                if option == p::OPTION_GO {
-                    return Ok(true);
-                }
+                return reply(p::REPLY_ACK, &[]);
             }
             _ => reply(p::REPLY_UNSUPPORTED, &[])?,
         }

@@ -11,10 +11,7 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 /// The fixed newstyle handshake (bit 0), without its padding (bit 1).
 pub(super) const HANDSHAKE_FLAGS: u16 = 0b11;
 
-/// Options that the server knows.
-pub(super) const OPTION_EXPORT_NAME: u32 = 1;
-pub(super) const OPTION_ABORT: u32 = 2;
-pub(super) const OPTION_INFO: u32 = 6;
+/// The only option that the server knows: it names the export and ends the handshake.
 pub(super) const OPTION_GO: u32 = 7;
 
 /// Answers to options.
@@ -71,7 +68,7 @@ pub(super) fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Whether the data of [`OPTION_INFO`] or [`OPTION_GO`] is well formed.
+/// Whether the data of [`OPTION_GO`] is well formed.
 pub(super) fn is_go(data: &[u8]) -> bool {
     let parse = || {
         let (name, rest) = split(data)?;
@@ -90,17 +87,11 @@ fn export_flags(read_only: bool) -> u16 {
     }
 }
 
-/// Size and flags, with which both forms of the handshake end.
-pub(super) fn export(bytes: u64, read_only: bool) -> Vec<u8> {
-    let mut data = bytes.to_be_bytes().to_vec();
-    data.extend(export_flags(read_only).to_be_bytes());
-    data
-}
-
 /// The two pieces of information about the export.
 pub(super) fn infos(bytes: u64, read_only: bool) -> [Vec<u8>; 2] {
     let mut about = INFO_EXPORT.to_be_bytes().to_vec();
-    about.extend(export(bytes, read_only));
+    about.extend(bytes.to_be_bytes());
+    about.extend(export_flags(read_only).to_be_bytes());
     let mut sizes = INFO_BLOCK_SIZE.to_be_bytes().to_vec();
     for size in [1, plover_types::DISK_BLOCK_BYTES as u32, TRANSFER_BYTES_MAX] {
         sizes.extend(size.to_be_bytes());

@@ -187,22 +187,6 @@ fn a_read_only_disk_is_not_written() {
     assert_eq!(answers, [(1, 1, vec![]), (2, 0, vec![5])]);
 }
 
-#[test]
-fn the_old_export_option_and_the_abort_option_work() {
-    let (_dir, plain) = backing(false);
-    let mut said = 1u32.to_be_bytes().to_vec();
-    said.extend(option(1, b"name"));
-    said.extend(request(2, 0, 0, 0, 0));
-    said.extend([0xff; 100]);
-    let mut script = Script::new(said);
-    serve(&mut script, &plain).unwrap();
-    assert_eq!(script.heard[18..26], BYTES.to_be_bytes());
-    assert_eq!(script.heard.len(), 18 + 10 + 124);
-    let mut said = 3u32.to_be_bytes().to_vec();
-    said.extend(option(2, &[]));
-    serve(&mut Script::new(said), &plain).unwrap();
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 

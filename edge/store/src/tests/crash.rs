@@ -4,7 +4,7 @@
 //! built as a disk may hold it: everything that was synced, and any part of the rest. It must hold all
 //! that was acknowledged, and nothing that was never written.
 
-use super::{directory, entry, open, promise, stamp, synced};
+use super::{Files, directory, entry, open, promise, stamp, synced};
 use crate::Completion;
 use apus::Configuration;
 use plover_types::{Index, SplitMix64, Viewstamp};
@@ -119,13 +119,11 @@ impl Disk {
     /// A disk that holds the files of `dir`.
     fn of(dir: &Path) -> Self {
         let mut disk = Self::default();
-        for file in std::fs::read_dir(dir).unwrap() {
-            let file = file.unwrap();
-            let name = file.file_name().into_string().unwrap();
+        for (name, synced) in Files::of(dir).0 {
             disk.names.insert(name, disk.files.len());
             disk.files.push(Image {
-                synced: std::fs::read(file.path()).unwrap(),
-                unsynced: Vec::new(),
+                synced,
+                ..Image::default()
             });
         }
         disk.names_synced = disk.names.clone();

@@ -71,14 +71,6 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn a_flipped_bit_in_the_log_is_harmless_or_reported(file: prop::sample::Index, bit in 0..4096 * 8usize) {
-        let (origin, log) = &*ORIGIN;
-        let dir = origin.copy();
-        flip(&dir.path().join(file.get(&origin.segments())), bit);
-        check(dir.path(), log);
-    }
-
-    #[test]
     fn a_flipped_bit_in_the_promise_is_harmless(bit in 0..16384 * 8usize) {
         let (origin, log) = &*ORIGIN;
         let dir = origin.copy();
@@ -110,7 +102,7 @@ fn every_byte_of_an_acknowledged_entry_is_vouched_for() {
     for file in origin.segments() {
         for byte in (0..4096).step_by(61) {
             let dir = origin.copy();
-            flip(&dir.path().join(file), byte * 8);
+            flip(&dir.path().join(file), byte * 8 + byte % 8);
             reported += usize::from(check(dir.path(), log));
         }
     }

@@ -199,40 +199,45 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn line(machine: Machine, boot: Boot) -> String {
-        let mut config = QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap());
-        config.machine = machine;
-        config.name = "a,b".into();
+    fn config(machine: Machine, boot: Boot) -> QemuConfig {
+        QemuConfig {
+            machine,
+            name: "a,b".into(),
+            ..QemuConfig::new(boot, "52:54:00:00:00:01".parse().unwrap())
+        }
+    }
+
+    fn kernel() -> Boot {
+        Boot::Kernel {
+            kernel: "/k".into(),
+            initrd: None,
+            cmdline: String::new(),
+        }
+    }
+
+    fn line(config: &QemuConfig) -> String {
         let fds = Inherited {
             ram: 10,
             nic: 11,
             qmp: 12,
             console: 13,
-            disks: Vec::new(),
+            disks: vec![20, 21, 22, 23, 24],
         };
-        let words = arguments(&config, Accel::Tcg, &fds);
-        words
-            .iter()
-            .map(|w| w.to_str().unwrap())
-            .collect::<Vec<_>>()
-            .join(" ")
+        let words = arguments(config, Accel::Tcg, &fds).into_iter();
+        let words: Vec<_> = words.map(|word| word.into_string().unwrap()).collect();
+        words.join(" ")
     }
 
     #[test]
     fn every_machine_gets_its_nic_and_its_conditions() {
-        let kernel = Boot::Kernel {
-            kernel: "/k".into(),
-            initrd: None,
-            cmdline: String::new(),
-        };
-        let microvm = line(Machine::Microvm, kernel);
+        let microvm = line(&config(Machine::Microvm, kernel()));
         assert!(microvm.contains("virtio-net-device,netdev=net,mac=52:54:00:00:00:01"));
         assert!(microvm.contains("-kernel /k -append console=ttyS0"));
         assert!(
             microvm.contains("guest=a,,b"),
             "a comma in a name opens no option"
         );
-        let q35 = line(Machine::Q35, Boot::Firmware);
+        let q35 = line(&config(Machine::Q35, Boot::Firmware));
         assert!(q35.contains("virtio-net-pci"));
         for each in [microvm, q35] {
             assert!(each.contains("guest_announce=off"));
@@ -255,23 +260,8 @@ mod tests {
             DiskBus::Ide,
             DiskBus::Ide,
         ];
-        let mut config = QemuConfig::new(Boot::Firmware, "52:54:00:00:00:01".parse().unwrap());
+        let mut config = config(Machine::Q35, Boot::Firmware);
         config.disks = buses.map(disk).to_vec();
-        let words = |config: &QemuConfig| {
-            let fds = Inherited {
-                ram: 10,
-                nic: 11,
-                qmp: 12,
-                console: 13,
-                disks: vec![20, 21, 22, 23, 24],
-            };
-            let words = arguments(config, Accel::Tcg, &fds);
-            words
-                .into_iter()
-                .map(|w| w.into_string().unwrap())
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
         for (machine, expected) in [
             (
                 Machine::Q35,
@@ -293,7 +283,7 @@ mod tests {
             ),
         ] {
             config.machine = machine;
-            let line = words(&config);
+            let line = line(&config);
             for text in expected {
                 assert!(line.contains(text), "{text}: {line}");
             }
@@ -304,16 +294,12 @@ mod tests {
             assert!(!line.contains("-kernel") && !line.contains("-bios"));
         }
         config.firmware = Firmware::Uefi;
-        assert!(words(&config).contains("-bios /usr/share/ovmf/OVMF.fd"));
+        assert!(line(&config).contains("-bios /usr/share/ovmf/OVMF.fd"));
         config.firmware = Firmware::Bios;
         config.machine = Machine::Microvm;
-        config.boot = Boot::Kernel {
-            kernel: "/k".into(),
-            initrd: None,
-            cmdline: String::new(),
-        };
+        config.boot = kernel();
         config.disks.truncate(1);
-        let line = words(&config);
+        let line = line(&config);
         assert!(line.contains("virtio-blk-device,drive=disk0") && !line.contains("bootindex"));
     }
 }

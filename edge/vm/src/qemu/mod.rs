@@ -34,11 +34,10 @@
 //! saves a wake-up of this process while the guest is paused. A failed order drops later ones, so that no
 //! guest runs on a wrong state.
 
-pub(crate) mod agent_link;
 mod command_line;
+pub(crate) mod links;
 mod load;
 mod methods;
-mod order_link;
 mod orders;
 pub(crate) mod process;
 mod startup;
@@ -53,9 +52,8 @@ use crate::ram::Ram;
 use crate::regions::Regions;
 use crate::thread_state::ThreadState;
 use crate::{Accel, QemuConfig, VmEvent};
-use agent_link::AgentLink;
+use links::{AgentLink, OrderLink};
 use load::Loads;
-use order_link::OrderLink;
 use orders::{Orders, Purpose};
 use plover_disk::Attachment;
 use process::Process;
@@ -255,7 +253,10 @@ impl QemuVm {
         while self.phase != Phase::Gone {
             match self.order_link.receive() {
                 Ok(None) => return,
-                Ok(Some((purpose, result))) => self.answered(purpose, result.map(|()| Value::Null)),
+                Ok(Some(answer)) => {
+                    let result = answer.result();
+                    self.answered(answer.to, result.map(|()| Value::Null));
+                }
                 Err(error) => {
                     self.unwatch(self.order_link.fd());
                     if !self.process_ending() {

@@ -1,7 +1,6 @@
 //! From starting the process to a guest that takes orders.
 
-use super::agent_link::{self, AgentLink};
-use super::order_link::OrderLink;
+use super::links::{AgentLink, Answer, OrderLink};
 use super::process::{self, Ends, Process};
 use super::{AGENT, CONSOLE, NIC, ORDERS, PROCESS, QMP, STDERR, WAKE};
 use super::{Heard, Loads, Orders, Phase, Purpose, QemuVm};
@@ -171,9 +170,9 @@ impl QemuVm {
         self.track_if_ready();
     }
 
-    pub(super) fn agent_answered(&mut self, answer: agent_link::Answer) {
+    pub(super) fn agent_answered(&mut self, answer: Answer<Op>) {
         let status = std::io::Error::from_raw_os_error(answer.reply.status);
-        match answer.op {
+        match answer.to {
             Op::Hello if answer.reply.value & 0xffff != u32::from(AGENT_VERSION) => {
                 self.give_up(
                     "the agent inside QEMU is of another version than this program: install both \

@@ -1,6 +1,7 @@
 //! Frames that a guest answers.
 
 use super::{CLIENT_IP, CLIENT_MAC, GUEST_IP, GUEST_MAC};
+use etherparse::PacketBuilder;
 use plover_types::Frame;
 
 /// Asks for the guest's address, which also tells the guest ours. The guest answers.
@@ -32,23 +33,12 @@ fn arp(operation: u8) -> Frame {
 
 /// An echo request of `bytes` of data.
 pub fn ping(number: u16, bytes: usize) -> Frame {
-    let mut icmp = vec![8, 0, 0, 0, 0x70, 0x6c];
-    icmp.extend(number.to_be_bytes());
-    icmp.resize(8 + bytes, number as u8);
-    let sum = checksum(&icmp);
-    icmp[2..4].copy_from_slice(&sum);
-    let mut ip = vec![0x45, 0];
-    ip.extend(((20 + icmp.len()) as u16).to_be_bytes());
-    ip.extend([0, 0, 0x40, 0, 64, 1, 0, 0]);
-    ip.extend(CLIENT_IP);
-    ip.extend(GUEST_IP);
-    let sum = checksum(&ip);
-    ip[10..12].copy_from_slice(&sum);
-    let mut frame = GUEST_MAC.0.to_vec();
-    frame.extend(CLIENT_MAC.0);
-    frame.extend([0x08, 0x00]);
-    frame.extend(ip);
-    frame.extend(icmp);
+    let mut frame = Vec::new();
+    PacketBuilder::ethernet2(CLIENT_MAC.0, GUEST_MAC.0)
+        .ipv4(CLIENT_IP, GUEST_IP, 64)
+        .icmpv4_echo_request(0x706c, number)
+        .write(&mut frame, &vec![number as u8; bytes])
+        .unwrap();
     Frame(frame)
 }
 
@@ -57,14 +47,4 @@ pub fn pong(frame: &Frame) -> Option<u16> {
     let bytes = &frame.0;
     let reply = bytes.len() >= 42 && bytes[12..14] == [8, 0] && bytes[23] == 1 && bytes[34] == 0;
     reply.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
-}
-
-fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let sum: u32 = bytes
-        .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let folded = (folded & 0xffff) + (folded >> 16);
-    (!(folded as u16)).to_be_bytes()
 }

@@ -5,14 +5,14 @@
 mod frames;
 
 pub use frames::{arp_reply, arp_request, ping, pong};
-use plover_disk::Attachment;
+use plover_disk::{Attachment, DiskSpec, Disks};
 use plover_types::{Frame, Mac, PAGE_BYTES, PageNo, PageSet};
 use plover_vm::{Accel, Boot, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The guest's address in every test.
@@ -24,18 +24,6 @@ pub const GUEST_MAC: Mac = Mac([0x52, 0x54, 0, 0, 0, 0x64]);
 
 /// A test that waits this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Whether there is a QEMU. If not, prints why the test does nothing.
-pub fn have_qemu() -> bool {
-    let found = std::process::Command::new("qemu-system-x86_64")
-        .arg("--version")
-        .output()
-        .is_ok();
-    if !found {
-        eprintln!("skipped: no qemu-system-x86_64 on this machine");
-    }
-    found
-}
 
 /// Whether `/dev/kvm` opens.
 pub fn have_kvm() -> bool {
@@ -52,18 +40,13 @@ pub fn have_kvm() -> bool {
 /// The Linux guest that `guests/build` makes.
 pub fn linux(machine: Machine, vcpus: u32) -> QemuConfig {
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/guests/redis");
-    let file = |variable: &str, name: &str| {
-        let path = std::env::var_os(variable).map_or_else(|| cache.join(name), PathBuf::from);
-        assert!(
-            path.exists(),
-            "no {}: run guests/build, or set {variable}",
-            path.display()
-        );
+    let file = |name: &str| {
+        let path = cache.join(name);
+        assert!(path.exists(), "no {}: run guests/build", path.display());
         path
     };
-    let kernel = file("PLOVER_GUEST_KERNEL", "kernel");
-    let initrd = file("PLOVER_GUEST_INITRD", "initrd");
-    let cmdline = std::fs::read_to_string(kernel.with_file_name("cmdline")).expect("cmdline");
+    let (kernel, initrd) = (file("kernel"), file("initrd"));
+    let cmdline = std::fs::read_to_string(file("cmdline")).expect("cmdline");
     let cmdline = format!("{} plover.ip=10.77.0.100/24", cmdline.trim());
     let boot = Boot::Kernel {
         kernel,
@@ -75,6 +58,17 @@ pub fn linux(machine: Machine, vcpus: u32) -> QemuConfig {
         vcpus,
         ..QemuConfig::new(boot, GUEST_MAC)
     }
+}
+
+/// One writable disk of `bytes` in `dir`, which is made unless it is there.
+pub fn disk(dir: &Path, name: &str, bytes: u64) -> Disks {
+    let spec = DiskSpec {
+        path: dir.join(name),
+        read_only: false,
+        bytes: Some(bytes),
+        delay: Duration::ZERO,
+    };
+    Disks::open(&[spec], &dir.join(format!("{name}.journal"))).unwrap()
 }
 
 /// A guest, and its output so far.

@@ -56,9 +56,7 @@ fn a_disk_that_failed_is_tried_again_and_mended() {
         disks.failure().is_some() && !disks.is_whole(),
         "a try is no cure"
     );
-    attachment
-        .direct()
-        .write(BlockNo(20), &[5; DISK_BLOCK_BYTES]);
+    put(&attachment, 20, 5);
     complete(&mut disks, 1);
     assert_eq!(disks.failure(), None);
     assert_eq!(contents(&attachment)[20], 5);

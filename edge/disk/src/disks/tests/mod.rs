@@ -72,6 +72,12 @@ fn contents(attachment: &Attachment) -> Vec<u8> {
     all
 }
 
+fn put(attachment: &Attachment, block: u32, fill: u8) {
+    attachment
+        .direct()
+        .write(BlockNo(block), &[fill; DISK_BLOCK_BYTES]);
+}
+
 fn wait(disks: &mut Disks) -> DiskEvent {
     // SAFETY: the disks keep the descriptor open and outlive the borrow.
     let fd = unsafe { BorrowedFd::borrow_raw(disks.wait_fd()) };
@@ -84,6 +90,13 @@ fn wait(disks: &mut Disks) -> DiskEvent {
     disks.take_events(&mut events);
     assert_eq!(events.len(), 1, "{events:?}");
     events.remove(0)
+}
+
+/// The server of one image for the guest that has the disks.
+fn server(disks: &Disks, image: usize) -> Server {
+    let inner = Arc::clone(&disks.opened().inner);
+    let life = inner.life.load(Ordering::Acquire);
+    Server { inner, image, life }
 }
 
 fn batch(blocks: &BTreeMap<u32, u8>) -> Batch {
@@ -102,9 +115,7 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
     for block in 0..BLOCKS {
-        attachment
-            .direct()
-            .write(BlockNo(block), &[1; DISK_BLOCK_BYTES]);
+        put(&attachment, block, 1);
     }
     let before = contents(&attachment);
     let staged = BTreeMap::from([(0, 7), (15, 8), (16, 9), (23, 10)]);
@@ -123,18 +134,12 @@ fn a_copy_is_before_or_after_a_sync_wherever_its_host_dies() {
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(5)));
     after_crash(&after);
     for (block, fill) in &staged {
-        attachment
-            .direct()
-            .write(BlockNo(*block), &[*fill; DISK_BLOCK_BYTES]);
+        put(&attachment, *block, *fill);
         after_crash(&after);
     }
     disks.settle();
     // It is settled as soon as the guest's write is let through.
-    let server = Server {
-        inner: Arc::clone(&disks.opened().inner),
-        image: 0,
-        life: disks.opened().inner.life.load(Ordering::Acquire),
-    };
+    let server = server(&disks, 0);
     server
         .change(&mut || server.image().write(0, &[99; DISK_BLOCK_BYTES]))
         .unwrap();
@@ -149,11 +154,7 @@ fn syncs_that_overlap_are_settled_one_by_one() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
-    let server = Server {
-        inner: Arc::clone(&disks.opened().inner),
-        image: 0,
-        life: disks.opened().inner.life.load(Ordering::Acquire),
-    };
+    let server = server(&disks, 0);
     let fill = |fill: u8| batch(&BTreeMap::from([(0, fill)]));
     disks.stage(SyncNo(1), fill(1));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
@@ -180,11 +181,7 @@ fn the_next_guest_finds_the_staged_blocks() {
     let scratch = Scratch::new();
     let mut disks = scratch.open();
     let attachment = disks.attach().unwrap();
-    let old = Server {
-        inner: Arc::clone(&disks.opened().inner),
-        image: 0,
-        life: disks.opened().inner.life.load(Ordering::Acquire),
-    };
+    let old = server(&disks, 0);
     disks.stage(SyncNo(1), batch(&BTreeMap::from([(3, 4)])));
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(1)));
     std::thread::scope(|scope| {
@@ -208,9 +205,7 @@ fn a_copy_cut_short_is_no_copy() {
     assert!(disks.is_whole());
     disks.begin_copy().unwrap();
     let attachment = disks.attach().unwrap();
-    attachment
-        .direct()
-        .write(BlockNo(20), &[1; DISK_BLOCK_BYTES]);
+    put(&attachment, 20, 1);
     assert!(!scratch.crash().open().is_whole());
     disks.stage(SyncNo(2), Batch::new());
     assert_eq!(wait(&mut disks), DiskEvent::Staged(SyncNo(2)));
@@ -250,19 +245,11 @@ fn holes_are_known() {
         runs
     };
     assert_eq!(runs(&attachment), []);
-    attachment
-        .direct()
-        .write(BlockNo(2), &[1; DISK_BLOCK_BYTES]);
-    attachment
-        .direct()
-        .write(BlockNo(15), &[1; DISK_BLOCK_BYTES]);
-    attachment
-        .direct()
-        .write(BlockNo(16), &[1; DISK_BLOCK_BYTES]);
+    put(&attachment, 2, 1);
+    put(&attachment, 15, 1);
+    put(&attachment, 16, 1);
     assert_eq!(runs(&attachment), [(2, 3), (15, 16), (16, 17)]);
-    attachment
-        .direct()
-        .write(BlockNo(15), &[0; DISK_BLOCK_BYTES]);
+    put(&attachment, 15, 0);
     assert_eq!(runs(&attachment), [(2, 3), (16, 17)]);
 }
 

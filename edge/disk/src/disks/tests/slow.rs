@@ -12,12 +12,6 @@ fn slow(scratch: &Scratch) -> Disks {
     Disks::open(&specs, &scratch.dir.path().join("journal")).unwrap()
 }
 
-fn server(disks: &Disks, image: usize) -> Server {
-    let inner = Arc::clone(&disks.opened().inner);
-    let life = inner.life.load(Ordering::Acquire);
-    Server { inner, image, life }
-}
-
 fn write_all(attachment: &Attachment, fill: u8) {
     attachment.begin_writing(move |blocks| {
         (0..BLOCKS).for_each(|block| blocks.write(BlockNo(block), &[fill; DISK_BLOCK_BYTES]));
