@@ -3,15 +3,23 @@
 use super::command_line::{Inherited, arguments};
 use crate::{Accel, QemuConfig, VmError};
 use plover_agent::{AGENT_FD_ENV, AGENT_SO};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, waitpid};
+use rustix::time::Timespec;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
+
+/// How long the end of a killed QEMU is waited for. It gives much memory back.
+const END_WITHIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 250_000_000,
+};
 
 /// Bytes kept of the end of QEMU's error output.
 const STDERR_BYTES: usize = 2048;
@@ -34,6 +42,8 @@ pub(crate) struct Process {
     pidfd: OwnedFd,
     stderr: ChildStderr,
     tail: Vec<u8>,
+    /// It was killed, and a thread waits for its end.
+    left: bool,
 }
 
 impl Process {
@@ -130,6 +140,7 @@ impl Process {
                 pidfd,
                 stderr,
                 tail: Vec::new(),
+                left: false,
             }),
             Err(error) => {
                 let _ = child.kill();
@@ -193,11 +204,23 @@ impl Process {
         }
     }
 
-    /// Ends the process at once.
+    /// Ends the process at once. One that waits for a disk that hangs ends when that answers: nobody waits
+    /// for it here.
     pub(super) fn kill(&mut self) {
-        // Both fail only if it was already waited for.
+        if self.left {
+            return;
+        }
+        // Fails only if it was already waited for.
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        if matches!(poll(&mut end, Some(&END_WITHIN)), Ok(1)) {
+            let _ = self.child.wait();
+            return;
+        }
+        self.left = true;
+        let pid = Pid::from_child(&self.child);
+        tracing::error!(%pid, "QEMU was killed and does not end: something holds it in the kernel");
+        std::thread::spawn(move || waitpid(Some(pid), WaitOptions::empty()));
     }
 }
 
