@@ -146,7 +146,7 @@ impl Lab {
             .filter(|process| wanted(process) && process.signal(signal))
             .count();
         if reached == 0 {
-            bail!("nothing runs on replica {id}'s host that could be signalled");
+            bail!("replica {id} is down: nothing runs there");
         }
         Ok(began_us)
     }

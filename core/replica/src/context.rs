@@ -118,6 +118,11 @@ impl Context {
         self.group.core.status().log_bytes * 2 > self.config.log_bytes_max
     }
 
+    /// Whether there is no third replica that decides.
+    pub fn is_pair(&self) -> bool {
+        self.config.members.len() == 2
+    }
+
     /// Whether the secondary's guest stands still, so that syncs are checkpoints.
     pub fn takes_checkpoints(&self) -> bool {
         self.config.policy.secondary == Secondary::Waits

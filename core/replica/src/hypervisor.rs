@@ -10,6 +10,9 @@
 //!   secondary           tells the leader, which goes on without it
 //! ```
 //!
+//! Two replicas without a third do none of this: there, the word of one decides alone that it goes on without the
+//! other (docs/decisions/0018), so it must not be given on a suspicion.
+//!
 //! Nobody gives a guest up because of a late answer: it is dropped, as ever, when an in-sync set without
 //! this replica is agreed. So if both hypervisors stand still (a disk that they share), the guest goes on
 //! where the first of them answers again.
@@ -108,6 +111,9 @@ impl Replica {
     /// Probes a hypervisor that was not heard of for a while, and acts when an answer is late.
     pub(crate) fn watch_hypervisor(&mut self) {
         let cx = &mut self.cx;
+        if cx.is_pair() {
+            return;
+        }
         let stalls = matches!(&self.phase, Phase::Leader(leader) if leader.stalls_here(cx));
         let unanswered = &mut cx.guest.unanswered;
         let timeout = cx.config.hypervisor_timeout;
@@ -162,6 +168,7 @@ impl Replica {
     pub(crate) fn hypervisor_deadline(&self) -> Micros {
         let guest = &self.cx.guest;
         match guest.unanswered.oldest() {
+            _ if self.cx.is_pair() => Micros::NEVER,
             Some(_) if guest.unanswered.is_late => Micros::NEVER,
             Some((_, since)) => since + self.cx.config.hypervisor_timeout,
             None if guest.power == Power::Running => guest.unanswered.heard + self.probe_period(),

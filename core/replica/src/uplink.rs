@@ -2,7 +2,8 @@
 //!
 //! A leader that reaches no client hands over, if its secondary says nothing against it. A follower that has
 //! lost its own way tells every leader so; a leader takes silence for a way that works. So the service
-//! moves once, to where clients are reached, and not back and forth.
+//! moves once, to where clients are reached, and not back and forth. Two replicas without a third do not hand
+//! over (docs/decisions/0018).
 
 use crate::api::Note;
 use crate::context::Context;
@@ -41,6 +42,9 @@ impl Replica {
     /// Hands over if this leader reaches no clients and its secondary does.
     pub(crate) fn watch_uplink(&mut self) {
         let cx = &mut self.cx;
+        if cx.is_pair() {
+            return;
+        }
         if let Phase::Leader(leader) = &self.phase {
             let secondary = leader.secondary(cx);
             let reaches = secondary.is_some_and(|id| cx.peers.reaches_clients(id));
