@@ -6,6 +6,7 @@
 //! note, can be put into one timeline.
 
 use crate::growing::Growing;
+use plover_types::ReplicaSet;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -99,18 +100,10 @@ const GONE: &str = "gone";
 
 /// The replicas of a bit mask.
 fn members(mask: u64) -> String {
-    let ids: Vec<String> = (0..u64::BITS)
-        .filter(|id| mask >> id & 1 == 1)
-        .map(|id| id.to_string())
-        .collect();
-    match ids.as_slice() {
-        [] => "no replica".into(),
-        [id] => format!("replica {id}"),
-        ids => format!("replicas {}", ids.join(", ")),
-    }
+    ReplicaSet(mask as u16).in_words()
 }
 
-/// What earlier events have said, without which some later ones cannot be put into words.
+/// The state after the earlier events: some events are changes, and say only the state that they lead to.
 #[derive(Clone, Debug, Default)]
 struct Known {
     /// The newest in-sync set, as a bit mask, and its place in the log.

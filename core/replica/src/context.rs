@@ -118,6 +118,12 @@ impl Context {
         self.group.core.status().log_bytes * 2 > self.config.log_bytes_max
     }
 
+    /// Another replica that holds the guest is to lead; this one keeps its guest until that is agreed.
+    pub fn hand_over(&mut self) {
+        let Group { core, commands, .. } = &mut self.group;
+        core.hand_over(self.now, commands);
+    }
+
     /// Whether there is no third replica that decides.
     pub fn is_pair(&self) -> bool {
         self.config.members.len() == 2

@@ -48,7 +48,7 @@ impl Order {
         Self::Pages,
     ];
 
-    /// What it means for a person that its answer is late.
+    /// The fault, in a person's words, if its answer is late.
     fn late(self) -> &'static str {
         match self {
             Self::Pause => "the hypervisor does not stop the vCPUs",
@@ -130,10 +130,7 @@ impl Replica {
             cx.note(Note::HypervisorLate { why });
         }
         match &mut self.phase {
-            Phase::Leader(leader) if leader.is_covered(cx) => {
-                let group = &mut cx.group;
-                group.core.hand_over(cx.now, &mut group.commands);
-            }
+            Phase::Leader(leader) if leader.is_covered(cx) => cx.hand_over(),
             Phase::Secondary(_) => {
                 cx.group.core.set_abstains(true);
                 let linked = |leader: &_| cx.peers.is_linked(*leader);

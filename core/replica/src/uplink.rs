@@ -42,15 +42,11 @@ impl Replica {
     /// Hands over if this leader reaches no clients and its secondary does.
     pub(crate) fn watch_uplink(&mut self) {
         let cx = &mut self.cx;
-        if cx.is_pair() {
-            return;
-        }
         if let Phase::Leader(leader) = &self.phase {
             let secondary = leader.secondary(cx);
             let reaches = secondary.is_some_and(|id| cx.peers.reaches_clients(id));
             if !cx.reaches_clients && reaches && leader.is_covered(cx) {
-                let group = &mut cx.group;
-                group.core.hand_over(cx.now, &mut group.commands);
+                cx.hand_over();
             }
         }
     }

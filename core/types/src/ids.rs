@@ -32,6 +32,16 @@ impl ReplicaSet {
         set
     }
 
+    /// The members, as a person lists them.
+    pub fn in_words(self) -> String {
+        let ids: Vec<String> = self.iter().map(|id| id.0.to_string()).collect();
+        match ids.as_slice() {
+            [] => "no replica".into(),
+            [id] => format!("replica {id}"),
+            ids => format!("replicas {}", ids.join(", ")),
+        }
+    }
+
     /// Adds `id`. Ids above 15 belong to no group and are ignored.
     pub fn insert(&mut self, id: ReplicaId) {
         if id.0 < 16 {
@@ -226,5 +236,17 @@ impl Digest {
         bytes
             .chunks_exact(16)
             .map(|d| Self(u128::from_le_bytes(d.try_into().unwrap_or_default())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_in_sync_set_is_listed() {
+        assert_eq!(ReplicaSet(6).in_words(), "replicas 1, 2");
+        assert_eq!(ReplicaSet(1).in_words(), "replica 0");
+        assert_eq!(ReplicaSet::EMPTY.in_words(), "no replica");
     }
 }

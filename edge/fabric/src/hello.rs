@@ -99,7 +99,7 @@ impl fmt::Debug for GroupName {
     }
 }
 
-/// What one side says of itself when a connection begins, on any fabric.
+/// The identity and settings that each side sends when a connection begins, on any fabric.
 pub trait Greet: fmt::Debug + Sized {
     /// The replica that it claims to come from.
     fn sender(&self) -> ReplicaId;

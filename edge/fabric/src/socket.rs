@@ -85,7 +85,7 @@ pub fn parse(address: &str) -> Result<SocketAddr, PeerError> {
 #[derive(Debug)]
 pub struct Dial<M, const N: usize> {
     pub connection: Connection<TcpStream>,
-    /// What this side has said, and the part of the answer that has come.
+    /// The greeting that was sent, and the part of the answer that has come.
     asked: Option<(M, Partial<N>)>,
 }
 

@@ -9,6 +9,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 const IFNAMSIZ: usize = 16;
 const FRAME_BYTES_MAX: usize = 65536;
 
+/// A request to the kernel about the device of this name.
+pub(crate) fn request_about(name: &str) -> io::Result<libc::ifreq> {
+    if name.is_empty() || name.len() >= IFNAMSIZ || name.contains('\0') {
+        return Err(io::Error::other(format!("'{name}' is no device name")));
+    }
+    // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
 /// An attached TAP device. Frames are plain Ethernet: no packet information, no offloads.
 #[derive(Debug)]
 pub(crate) struct Tap {
@@ -19,9 +32,7 @@ pub(crate) struct Tap {
 impl Tap {
     /// Attaches to the existing device `name` of this network namespace.
     pub fn attach(name: &str) -> io::Result<Self> {
-        if name.is_empty() || name.len() >= IFNAMSIZ || name.contains('\0') {
-            return Err(io::Error::other(format!("'{name}' is no device name")));
-        }
+        let mut request = request_about(name)?;
         // For root, the kernel would make one, which leads nowhere.
         let asks = socket_with(
             AddressFamily::INET,
@@ -35,11 +46,6 @@ impl Tap {
             OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
         request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
         // SAFETY: TUNSETIFF reads and writes one ifreq, which lives across the call.
         if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &mut request) } < 0 {

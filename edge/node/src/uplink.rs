@@ -3,11 +3,10 @@
 //! The kernel says when a device changes (rtnetlink); the devices' flags then say how. A notice that is lost
 //! costs nothing, since each makes all flags be read.
 
+use crate::tap::request_about;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-
-const IFNAMSIZ: usize = 16;
 
 /// The flags of a device that carries frames.
 const CARRIES: libc::c_int = libc::IFF_UP | libc::IFF_RUNNING;
@@ -60,14 +59,9 @@ impl Uplink {
     }
 
     fn carries(&self, device: &str) -> bool {
-        if device.len() >= IFNAMSIZ {
+        let Ok(mut request) = request_about(device) else {
             return false;
-        }
-        // SAFETY: an all-zero ifreq is a valid value of this plain C struct.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-            *to = from as libc::c_char;
-        }
+        };
         // SAFETY: SIOCGIFFLAGS reads and writes one ifreq, which lives across the call.
         let asked = unsafe { libc::ioctl(self.asks.as_raw_fd(), libc::SIOCGIFFLAGS, &mut request) };
         // SAFETY: after SIOCGIFFLAGS the union holds the flags.

@@ -1,4 +1,4 @@
-//! What the tests of a simulator expect of it: seeds that hold, runs that repeat, bugs that are caught.
+//! The expectations of a simulator's tests: seeds hold, runs repeat, known bugs are caught.
 
 use crate::coverage::Coverage;
 use crate::seeds::Simulation;

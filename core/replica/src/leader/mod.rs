@@ -81,10 +81,12 @@ impl Leader {
         self.serving && cx.group.in_sync.len() > 1 && self.proposed.is_none()
     }
 
-    /// Whether another replica holds the guest and would take over now.
+    /// Whether another replica holds the guest and may be handed the lead. Never in a pair (docs/decisions/0018).
     pub fn is_covered(&self, cx: &Context) -> bool {
         let secondary = self.secondary(cx);
-        self.is_protected(cx) && secondary.is_some_and(|peer| cx.peers.answers(peer))
+        !cx.is_pair()
+            && self.is_protected(cx)
+            && secondary.is_some_and(|peer| cx.peers.answers(peer))
     }
 
     pub fn propose_in_sync(&mut self, cx: &mut Context, set: ReplicaSet) {

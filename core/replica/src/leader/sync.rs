@@ -47,7 +47,7 @@ use plover_policy::SyncReason;
 use plover_syncvm::{Phase, SyncReport};
 use plover_types::{Index, Micros, PageNo, PageSet, ReplicaId, SyncNo, Unconsumed, wire};
 
-/// What every stage of a syncvm has.
+/// The part of a running syncvm that every stage has.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub sync: SyncNo,
@@ -62,7 +62,7 @@ pub(crate) struct Run {
     report: SyncReport,
 }
 
-/// What belongs to the slot that was cut off, from the pause to the end mark.
+/// The outputs, inputs and device state of the slot that was cut off, from the pause to the end mark.
 #[derive(Debug)]
 struct Cut {
     /// The slot's outputs.
@@ -118,7 +118,7 @@ pub(crate) struct LeadSync {
 }
 
 impl OwnGuest {
-    /// What the sync waits for behind the end mark.
+    /// The phase that the sync is in behind the end mark.
     fn phase(&self) -> Phase {
         match self {
             Self::Resuming => Phase::Resume,
@@ -167,7 +167,7 @@ impl LeadSync {
         }
     }
 
-    /// The outputs of its slot, and what the guest must get again if it still stands.
+    /// The outputs of its slot, and the inputs that a guest that still stands must get again.
     pub fn into_parts(self) -> (Option<HeldSlot>, Unconsumed) {
         match self.stage {
             Stage::Ordering | Stage::Pausing | Stage::Acknowledged => (None, Unconsumed::default()),

@@ -28,7 +28,7 @@ const BOTH_LANES: u8 = 255;
 pub struct Asked {
     mine: Offering,
     connection: Connection<OwnedFd>,
-    /// What the greeting has offered, as this side holds it.
+    /// The memory that the greeting has offered, as this side holds it.
     own: (Inbound, OwnedFd),
 }
 

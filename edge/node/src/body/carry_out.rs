@@ -4,7 +4,7 @@ use super::{Body, BoxError};
 use crate::{announce, clock};
 use plover_replica::{Action, ConsoleHold, Note, Role};
 use plover_syncvm::subpages::SubpageMask;
-use plover_types::{Frame, Lane, Payload, ReplicaId, ReplicaSet, SyncNo};
+use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
 
 impl Body {
@@ -138,7 +138,7 @@ impl Body {
         match &note {
             Note::Role { to, .. } => tracing::info!(role = ?to, "role"),
             Note::InSync { in_sync, at } => {
-                tracing::info!(%at, "in sync: {}", in_words(*in_sync));
+                tracing::info!(%at, "in sync: {}", in_sync.in_words());
             }
             Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
             Note::Synced(report) => self.metrics.add((**report).clone()),
@@ -183,33 +183,11 @@ impl Body {
     }
 }
 
-/// The members of a set, as a person lists them.
-fn in_words(set: ReplicaSet) -> String {
-    let ids: Vec<String> = set.iter().map(|id| id.0.to_string()).collect();
-    match ids.as_slice() {
-        [] => "no replica".into(),
-        [id] => format!("replica {id}"),
-        ids => format!("replicas {}", ids.join(", ")),
-    }
-}
-
 /// Whether an action works on the guest's memory for a tenth of a millisecond or more.
 fn takes_long(action: &Action) -> bool {
     match action {
         Action::Scan(_) | Action::WriteChunks { .. } => true,
         Action::Hash { pages, .. } | Action::HashSubpages { pages, .. } => !pages.is_empty(),
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_in_sync_set_is_listed() {
-        assert_eq!(in_words(ReplicaSet(6)), "replicas 1, 2");
-        assert_eq!(in_words(ReplicaSet(1)), "replica 0");
-        assert_eq!(in_words(ReplicaSet::EMPTY), "no replica");
     }
 }

@@ -17,7 +17,6 @@ pub(super) enum Purpose {
     Resume,
     Save,
     Load,
-    /// The last command of a reset.
     Reset,
     /// To learn whether the main loop runs.
     Probe,
@@ -31,7 +30,7 @@ pub(super) struct Orders {
     queue: VecDeque<VmCommand>,
     /// Sent, not answered: at most a pause and one behind it.
     open: VecDeque<Purpose>,
-    /// The two conditions for the end of a reset: its last command is answered, and the devices are reset.
+    /// The two conditions for the end of a reset: it is answered, and the devices are reset.
     reset_answered: bool,
     reset_happened: bool,
     /// The guest powered off, reset or crashed, and that was reported.
@@ -192,8 +191,6 @@ impl QemuVm {
             }
             (Purpose::Quiet(_), Ok(_)) => {}
             (Purpose::Quiet(command), Err(error)) => {
-                // A reset ends with its first failing command.
-                self.orders.closed(Purpose::Reset);
                 self.failed(command, &error);
             }
             (Purpose::ListVcpus, Ok(list)) => self.vcpus_listed(&list),

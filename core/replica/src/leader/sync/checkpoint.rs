@@ -33,7 +33,7 @@ pub(super) struct Copying {
     chunks: VecDeque<Vec<u8>>,
 }
 
-/// What is copied and not yet sent; the guest goes on meanwhile.
+/// The copies that are not sent yet, and how far the secondary is; the guest goes on meanwhile.
 #[derive(Debug)]
 pub(super) struct Sending {
     chunks: VecDeque<Vec<u8>>,
