@@ -25,8 +25,8 @@ pub enum Event<'a> {
         /// One whole record.
         bytes: &'a [u8],
     },
-    /// Stable storage holds the state of [`Command::PersistState`] with this view.
-    StatePersisted(View),
+    /// Stable storage holds this state of [`Command::PersistState`].
+    StatePersisted(DurableState),
     /// Stable storage holds every entry up to this viewstamp (disk mode only). The caller does not
     /// report this after a later [`Command::PersistEntries`] has cut that entry.
     EntriesPersisted(Viewstamp),
@@ -193,6 +193,8 @@ pub struct Status {
     pub commit: Index,
     /// Entries up to here have been reclaimed.
     pub base: Index,
+    /// It has forgotten its log: the newest milestone that it may have acknowledged (`milestone`).
+    pub forgot: Option<Viewstamp>,
     /// Payload bytes held.
     pub log_bytes: usize,
     /// One of a pair was stopped for so long that the other may have gone on alone, and has not

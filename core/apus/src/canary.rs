@@ -15,6 +15,12 @@ pub enum Canary {
     /// In disk mode an acceptor acknowledges entries that only its memory holds.
     #[cfg(feature = "canary")]
     AcknowledgeBeforeDisk,
+    /// A milestone is not stored, but counts as if it were.
+    #[cfg(feature = "canary")]
+    MilestoneNotStored,
+    /// A leader of a guest commits what a majority holds, although the secondary does not.
+    #[cfg(feature = "canary")]
+    CommitWithoutInSync,
     /// Majorities are those of the group's first members, although the log names others.
     #[cfg(feature = "canary")]
     FirstMembersForEver,

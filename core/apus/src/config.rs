@@ -71,6 +71,10 @@ pub struct DurableState {
     /// acknowledged.
     #[serde(default)]
     pub amnesiac: bool,
+    /// The newest milestone that this replica has acknowledged, or a newer one: with it, a replica
+    /// that has forgotten its log may vote (see `milestone`). None if it is not known, or not kept.
+    #[serde(default)]
+    pub milestone: Option<Viewstamp>,
 }
 
 /// The state that a process finds when it starts.

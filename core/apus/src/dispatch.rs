@@ -1,9 +1,9 @@
 //! From events to the parts of the protocol that they concern.
 
-use crate::Command;
 use crate::message::{self, Message};
 use crate::{Apus, Role};
-use plover_types::{Micros, ReplicaId, View};
+use crate::{Command, DurableState};
+use plover_types::{Micros, ReplicaId};
 
 impl Apus {
     pub(crate) fn tick(&mut self, now: Micros, out: &mut Vec<Command>) {
@@ -71,16 +71,23 @@ impl Apus {
         }
     }
 
-    /// Storage has the promise of `view`: sends the messages that waited for it.
-    pub(crate) fn state_persisted(&mut self, now: Micros, view: View, out: &mut Vec<Command>) {
-        self.durable = self.durable.max(view.min(self.promised));
+    /// Storage has this state: sends the messages that waited for it.
+    pub(crate) fn state_persisted(
+        &mut self,
+        now: Micros,
+        state: DurableState,
+        out: &mut Vec<Command>,
+    ) {
+        self.durable = self.durable.max(state.promised.min(self.promised));
+        self.milestones.stored = self.milestones.stored.max(state.milestone);
         if self.durable < self.promised {
             return;
         }
         match self.role {
             Role::Following(_) => self.promise_is_durable(out),
             Role::Electing(_) => self.candidacy_is_durable(now, out),
-            Role::PreVoting(_) | Role::Leading(_) => {}
+            Role::Leading(_) => self.advance_commit(now, out),
+            Role::PreVoting(_) => {}
         }
     }
 }

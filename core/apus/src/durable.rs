@@ -16,17 +16,21 @@ impl Apus {
             promised: self.promised,
             generation: self.generation,
             amnesiac: self.recovery.amnesiac,
+            milestone: self.milestones.newest,
         }));
     }
 
-    /// Disk mode: stores the entries after `after`, because this part of the log has changed.
+    /// Stores what has to be of the entries after `after`, because this part of the log has changed:
+    /// all of them in disk mode, milestones in memory mode.
     pub(crate) fn persist_after(
         &mut self,
         after: Viewstamp,
         anew: Option<Configuration>,
         out: &mut Vec<Command>,
     ) {
-        if self.config.durability == Durability::Disk {
+        if self.config.durability == Durability::Memory {
+            self.store_milestone(out);
+        } else {
             let last = self.log.last().index.max(after.index);
             let mut entries = self.pool.lend_list();
             for entry in self.log.slice(after.index.next(), last).iter() {
@@ -44,6 +48,7 @@ impl Apus {
     pub(crate) fn counted(&self) -> Index {
         match self.config.durability {
             Durability::Disk if !canary!(self.config, AcknowledgeBeforeDisk) => self.log.stable(),
+            Durability::Memory if !self.milestone_is_stored() => self.log.commit(),
             Durability::Memory | Durability::Disk => self.log.last().index,
         }
     }

@@ -64,9 +64,10 @@ impl Election {
         self.repeat_at.min(self.give_up_at)
     }
 
-    /// The replicas that have promised, voters of the group or not.
-    pub(crate) fn voters(&self) -> ReplicaSet {
-        ReplicaSet::of(self.votes.keys().copied())
+    /// The replicas, voters of the group or not, whose promises count for a log that ends at `last`.
+    pub(crate) fn voters(&self, last: Viewstamp) -> ReplicaSet {
+        let votes = self.votes.iter();
+        ReplicaSet::of(votes.filter_map(|(id, vote)| (vote.forgot <= Some(last)).then_some(*id)))
     }
 }
 
@@ -126,7 +127,7 @@ impl Apus {
             return;
         };
         if now >= election.give_up_at {
-            let voters = election.voters();
+            let voters = election.voters(self.log.last());
             if self.is_quorum(voters) && !self.is_eligible() {
                 self.stand_down(now, out);
             } else {
@@ -153,7 +154,7 @@ impl Apus {
         view: View,
         out: &mut Vec<Command>,
     ) {
-        if self.recovery.amnesiac {
+        if !self.may_vote() {
             return;
         }
         if view == self.promised && self.durable == self.promised {
@@ -188,6 +189,7 @@ impl Apus {
             commit: self.log.committed(),
             base: self.log.base().index,
             members: self.members(),
+            forgot: self.forgot(),
         };
         if let Some(candidate) = view.leader() {
             self.send(candidate, &Message::Promise { view, vote }, out);

@@ -9,6 +9,8 @@
 //!          a quorum holds an entry of *this* view --> it and all entries before are committed
 //! ```
 //!
+//! In a group with a guest every replica that is in sync has to hold it as well (`milestone`).
+//!
 //! Entries of older views are never committed by counting copies: a majority may hold one, and a
 //! later leader still replaces it (figure 8 of the Raft paper). They are committed with the first
 //! entry of this view that follows them, which is why a leader begins with a no-op.
@@ -287,7 +289,8 @@ impl Apus {
         let index = if self.config.pair {
             self.held_by_pair(leadership)
         } else {
-            self.held_by_quorum(leadership, members)
+            let held = self.held_by_quorum(leadership, members);
+            held.min(self.held_by_in_sync(leadership))
         };
         let before = self.log.commit();
         let count_old_views = canary!(self.config, CountOldViews);
@@ -299,8 +302,9 @@ impl Apus {
         {
             self.commit_to(index, out);
             self.select_quorum(now, index);
-            if !self.backups_commit_alone() {
-                self.replicate_to_all(now, false, out);
+            let milestone = self.keeps_milestones() && self.log.milestone().index > before;
+            if milestone || !self.backups_commit_alone() {
+                self.replicate_to_all(now, milestone, out);
             }
             let changed_at = self.log.members_at();
             if changed_at > before && changed_at <= index {

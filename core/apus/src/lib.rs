@@ -34,7 +34,7 @@
 //! core.bootstrap(now, &mut out);
 //! // The core waits until storage has its promise of the first view.
 //! let stored = out.iter().find_map(|command| match command {
-//!     Command::PersistState(state) => Some(state.promised),
+//!     Command::PersistState(state) => Some(*state),
 //!     _ => None,
 //! });
 //! core.apply(now, Event::StatePersisted(stored.unwrap()), &mut out);
@@ -76,7 +76,7 @@
 //! | the leader dies | a member of the in-sync set asks for pre-votes, collects promises, merges the best log of its quorum and leads a higher view (`pre_vote`, `election`, `merge`) |
 //! | the leader is cut off | it commits nothing without a quorum; its lease runs out before another replica can be elected ([`Apus::lease_until`]) |
 //! | a replica comes back after a cut | it asks for pre-votes before it raises its view, so it cannot depose a leader that the others hear |
-//! | a replica restarts and has forgotten its log | it does not vote until a leader has told it what it may have acknowledged (`recovery`) |
+//! | a replica restarts and has forgotten its log | it does not vote until a leader has told it what it may have acknowledged (`recovery`), or only for a candidate that certainly has all of that (`milestone`) |
 //! | a backup lacks entries that are reclaimed | it continues from the leader's base ([`Command::InstallSnapshot`]) |
 //! | all replicas restart | none leads until [`Apus::bootstrap`], because none holds the guest; where the log on disk is all there is, an election follows |
 //! | a replica is gone for good | another takes its place, through the log (`members`) |
@@ -107,6 +107,7 @@ mod log;
 mod members;
 mod merge;
 mod message;
+mod milestone;
 mod pair;
 mod peers;
 mod pool;
@@ -127,6 +128,7 @@ use following::{Acked, Follower};
 use leading::Leadership;
 use log::Log;
 use message::Message;
+use milestone::Milestones;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View};
 use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
@@ -155,6 +157,7 @@ pub struct Apus {
     /// The highest view whose promise storage has confirmed. Nothing that rests on a promise is
     /// sent until this reaches `promised`.
     durable: View,
+    milestones: Milestones,
     /// The view in which this generation of the group began.
     generation: View,
     /// The highest round heard of; the next view takes a higher one.
@@ -189,7 +192,7 @@ impl Apus {
             Event::Tick => self.tick(now, out),
             Event::Link { peer, up } => self.link(now, peer, up, out),
             Event::Received { from, bytes } => self.received(now, from, bytes, out),
-            Event::StatePersisted(view) => self.state_persisted(now, view, out),
+            Event::StatePersisted(state) => self.state_persisted(now, state, out),
             Event::EntriesPersisted(viewstamp) => {
                 self.log.mark_stable(viewstamp);
                 match self.role {
@@ -290,6 +293,7 @@ impl Apus {
             last: self.log.last(),
             commit: self.log.commit(),
             base: self.log.base().index,
+            forgot: self.forgot(),
             log_bytes: self.log.bytes(),
             doubts: self.recovery.doubt.is_some(),
             rejected: self.rejected,

@@ -41,6 +41,8 @@ pub(crate) struct Log {
     members_at: Index,
     /// The newest entry that named an in-sync set.
     in_sync_at: Index,
+    /// The newest entry that began a view or changed the configuration.
+    milestone: Viewstamp,
     bytes: usize,
     /// Disk mode: stable storage holds the present log up to here. Never below `base`: reclaimed
     /// entries are committed without this replica's copy.
@@ -58,6 +60,7 @@ impl Log {
             configuration: configuration_at_base,
             members_at: base.index,
             in_sync_at: base.index,
+            milestone: base,
             bytes: 0,
             stable: base.index,
         }
@@ -97,6 +100,11 @@ impl Log {
     /// The place of the newest entry that named an in-sync set, or at most `base`.
     pub(crate) fn in_sync_at(&self) -> Index {
         self.in_sync_at
+    }
+
+    /// The newest entry that began a view or changed the configuration, or `base` if it is lower.
+    pub(crate) fn milestone(&self) -> Viewstamp {
+        self.milestone
     }
 
     pub(crate) fn commit(&self) -> Index {
@@ -180,19 +188,21 @@ impl Log {
             entry.viewstamp.view >= last.view,
             "views never fall along a log"
         );
-        self.note(entry.kind, entry.viewstamp.index);
+        self.note(last, entry.kind, entry.viewstamp);
         self.bytes += entry.payload.len();
         self.entries.push_back(entry);
     }
 
-    /// Takes an entry of this kind into the configuration.
-    fn note(&mut self, kind: EntryKind, at: Index) {
+    /// Takes an entry of this kind, which follows `prev`, into the configuration.
+    fn note(&mut self, prev: Viewstamp, kind: EntryKind, at: Viewstamp) {
         self.configuration.note(kind);
         match kind {
-            EntryKind::Members(_) => self.members_at = at,
-            EntryKind::InSync(_) => self.in_sync_at = at,
-            EntryKind::Noop | EntryKind::App => {}
+            EntryKind::Members(_) => self.members_at = at.index,
+            EntryKind::InSync(_) => self.in_sync_at = at.index,
+            EntryKind::Noop | EntryKind::App if at.view > prev.view => {}
+            EntryKind::Noop | EntryKind::App => return,
         }
+        self.milestone = at;
     }
 
     /// Takes the entries that follow `prev` in a leader's log: entries that are there already are
@@ -247,12 +257,10 @@ impl Log {
             "truncating after {last} would lose committed entries"
         );
         let keep = (last.0 - self.base.index.0) as usize;
-        let mut reverted = false;
         for entry in self.entries.drain(keep..) {
             self.bytes -= entry.payload.len();
-            reverted |= matches!(entry.kind, EntryKind::InSync(_) | EntryKind::Members(_));
         }
-        if reverted {
+        if self.milestone.index > last {
             self.take_configuration_anew();
         }
         self.stable = self.stable.min(last);
@@ -263,11 +271,14 @@ impl Log {
         self.configuration = self.configuration_at_base;
         self.members_at = self.base.index;
         self.in_sync_at = self.base.index;
+        self.milestone = self.base;
+        let mut prev = self.base;
         for place in 0..self.entries.len() {
             let Entry {
                 kind, viewstamp, ..
             } = self.entries[place];
-            self.note(kind, viewstamp.index);
+            self.note(prev, kind, viewstamp);
+            prev = viewstamp;
         }
     }
 

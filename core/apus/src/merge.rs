@@ -35,14 +35,16 @@ impl Apus {
         let Role::Electing(election) = &self.role else {
             return;
         };
-        let voters = election.voters();
         // Of equally good logs, takes the one that reaches back farthest.
         let best = election
             .votes
             .iter()
+            .filter(|(_, vote)| vote.forgot.is_none())
             .max_by_key(|(_, vote)| (vote.last, Reverse(vote.base)));
         let better = best.filter(|(_, vote)| vote.last > self.log.last());
         let better = better.map(|(from, vote)| (*from, *vote));
+        let merged = better.map_or(self.log.last(), |(_, vote)| vote.last);
+        let voters = election.voters(merged);
         // A majority of the newer members is enough: a majority of the older ones may be gone for
         // good.
         let newer = better.is_some_and(|(_, vote)| self.is_quorum_by(vote.members, voters));
@@ -166,7 +168,7 @@ impl Apus {
         let Role::Electing(election) = &self.role else {
             return;
         };
-        let promisers = election.voters();
+        let promisers = election.voters(self.log.last());
         let named = self.is_eligible();
         // The log that names this replica may be that of a voter that has not answered yet.
         let more_may_tell = !named && self.voters_without(promisers) > 0;

@@ -144,6 +144,8 @@ pub(crate) struct Grant {
     pub members: Members,
     /// The generation of its log.
     pub generation: View,
+    /// See [`Vote::forgot`].
+    pub forgot: Option<Viewstamp>,
 }
 
 /// The voter's log, as its promise describes it.
@@ -157,6 +159,9 @@ pub(crate) struct Vote {
     pub base: Index,
     /// The members that it names.
     pub members: Members,
+    /// The newest milestone of a voter that has forgotten its log: it may have acknowledged more than
+    /// that log now holds (see `milestone`).
+    pub forgot: Option<Viewstamp>,
 }
 
 /// The entries after the one that a candidate asked for.

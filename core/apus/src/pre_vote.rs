@@ -142,7 +142,7 @@ impl Apus {
         // A replica that has left the group and does not know it could not lead in the end, but
         // the promises that it collects until then would depose a leader that others hear.
         let has_left = last <= self.log.last() && !self.members().voters.contains(from);
-        if leads || self.recovery.amnesiac || self.leader_is_alive(now) || has_left {
+        if leads || !self.may_vote() || self.leader_is_alive(now) || has_left {
             return;
         }
         let grant = Grant {
@@ -151,6 +151,7 @@ impl Apus {
             last: self.log.last(),
             members: self.members(),
             generation: self.generation,
+            forgot: self.forgot(),
         };
         self.send(from, &Message::Grant(grant), out);
     }
@@ -173,9 +174,11 @@ impl Apus {
             self.yield_to(now, grant.generation, out);
             return;
         }
-        pre_vote.granted.insert(from);
-        if grant.last > pre_vote.best.0 {
+        if grant.forgot.is_none() && grant.last > pre_vote.best.0 {
             pre_vote.best = (grant.last, grant.members);
+        }
+        if grant.forgot <= Some(self.log.last().max(pre_vote.best.0)) {
+            pre_vote.granted.insert(from);
         }
         self.elect_if_granted(now, out);
     }

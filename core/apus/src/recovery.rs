@@ -49,7 +49,7 @@ pub(crate) struct Recovery {
     promise_unknown: bool,
     /// It knows that it has run before.
     ran: bool,
-    /// Storage has lost entries, and its state does not say so yet.
+    /// The state on storage is not true any more: entries were lost, or milestones are not kept now.
     unrecorded: bool,
     /// No leader has heard of this start yet.
     restarted: bool,
@@ -86,13 +86,16 @@ impl Recovery {
             amnesiac,
             promise_unknown: !matches!(start, Start::Restarted { .. }),
             ran: !matches!(start, Start::Fresh),
-            unrecorded: matches!(
-                start,
+            unrecorded: match start {
                 Start::Restarted {
-                    forgotten: true,
-                    ..
+                    durable, forgotten, ..
+                } => {
+                    // A milestone of a time with a log in memory would be out of date by then.
+                    let outdated = durable.milestone.is_some();
+                    *forgotten || outdated && config.durability == Durability::Disk
                 }
-            ),
+                _ => false,
+            },
             restarted: true,
             round: 0,
             asked_again: false,
@@ -313,6 +316,7 @@ impl Apus {
             // A lost promise is known again; storage does not have it yet.
             let had_none = std::mem::take(&mut self.recovery.promise_unknown);
             self.recovery.source = None;
+            self.begin_milestones(out);
             if (had_none && self.recovery.ran) || self.config.durability == Durability::Disk {
                 // The next start may trust the log on storage.
                 self.persist_state(out);

@@ -3,6 +3,7 @@
 use crate::canary::canary;
 use crate::following::{Acked, Follower};
 use crate::log::Log;
+use crate::milestone::Milestones;
 use crate::pool::Pool;
 use crate::recovery::Recovery;
 use crate::{Apus, Config, Configuration, Durability, Members, Role, Start};
@@ -21,6 +22,17 @@ impl Apus {
         check(&config);
         let mut random = SplitMix64::new(config.seed);
         let recovery = Recovery::new(&config, &start, random.next_u64() ^ now.0, now);
+        let milestones = match &start {
+            Start::Restarted {
+                durable,
+                forgotten: false,
+                ..
+            } => Milestones {
+                newest: durable.milestone,
+                stored: durable.milestone,
+            },
+            _ => Milestones::default(),
+        };
         let (log, promised, generation) = remembered(&config, start);
         let mut core = Self {
             random,
@@ -29,6 +41,7 @@ impl Apus {
             log,
             promised,
             durable: promised,
+            milestones,
             generation,
             round_max: promised.round(),
             holds_state: false,
@@ -44,6 +57,9 @@ impl Apus {
             acked: Acked::default(),
             config,
         };
+        if !core.keeps_milestones() {
+            core.milestones = Milestones::default();
+        }
         core.arm_election(now);
         core
     }

@@ -78,13 +78,13 @@ impl Replica {
     ) -> Self {
         let config = Config {
             seed: 1,
-            ..group::config(ME.0, 3, durability)
+            ..group::plain_config(ME.0, 3, durability)
         };
         let start = Start::Restarted {
             durable: DurableState {
                 promised,
                 generation,
-                amnesiac: false,
+                ..DurableState::default()
             },
             log,
             base,
@@ -130,7 +130,10 @@ impl Replica {
     }
 
     fn persists(&mut self, view: View) -> Vec<Command> {
-        self.apply(Event::StatePersisted(view))
+        self.apply(Event::StatePersisted(DurableState {
+            promised: view,
+            ..DurableState::default()
+        }))
     }
 }
 

@@ -80,10 +80,12 @@ fn a_member_that_the_others_went_on_without_cannot_lead_even_with_a_quorum() {
 #[test]
 fn a_secondary_whose_own_log_does_not_name_it_yet_can_lead() {
     let mut group = Group::new(3, Durability::Memory);
-    // The copy is done and the set is committed with the witness, but the secondary is cut off.
+    // The copy is done and the witness has the set, but the secondary is cut off.
     group.cores[1].set_holds_state(true);
     group.cut(0, 1);
-    group.in_sync(&[0, 1]);
+    group.propose(EntryKind::InSync(set(&[0, 1])), 0).unwrap();
+    group.run(TIMEOUT);
+    assert_eq!(group.status(2).in_sync, set(&[0, 1]));
     assert_eq!(group.status(1).in_sync, set(&[0]));
     group.other.clear();
     group.crash(0);

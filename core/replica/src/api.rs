@@ -38,7 +38,7 @@ pub enum Event {
         bytes: Vec<u8>,
     },
     /// [`Action::PersistState`] is durable.
-    StatePersisted(View),
+    StatePersisted(DurableState),
     /// [`Action::PersistEntries`] is durable up to here.
     EntriesPersisted(Viewstamp),
     /// Frames from clients arrived at the TAP. All that waited are one batch.

@@ -46,6 +46,9 @@ pub enum Canary {
     /// A leader of a pair takes its own standstill for the secondary's silence.
     #[cfg(feature = "canary")]
     ClockAlone,
+    /// A change of the in-sync set, or the beginning of a view, is not stored.
+    #[cfg(feature = "canary")]
+    MilestoneNotStored,
     /// A page that was written while it was hashed for a comparison counts as compared.
     #[cfg(feature = "canary")]
     StaleCompare,
@@ -62,6 +65,8 @@ impl Canary {
             Self::NeverDoubt => ConsensusCanary::NeverDoubt,
             #[cfg(feature = "canary")]
             Self::ClockAlone => ConsensusCanary::ClockAlone,
+            #[cfg(feature = "canary")]
+            Self::MilestoneNotStored => ConsensusCanary::MilestoneNotStored,
             _ => ConsensusCanary::None,
         }
     }

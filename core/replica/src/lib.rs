@@ -57,18 +57,19 @@
 //! let mut replica = Replica::new(config, apus::Start::Fresh, Micros(1));
 //! let mut actions = Vec::new();
 //! let mut now = Micros(1);
-//! while !actions.iter().any(|a| matches!(a, Action::StartGuest(BootReason::Boot))) {
+//! while !actions.iter().any(|a| matches!(a, Action::FaceClients(true))) {
 //!     for action in std::mem::take(&mut actions) {
-//!         if let Action::PersistState(state) = action {
-//!             replica.apply(now, Event::StatePersisted(state.promised), &mut actions);
-//!         }
+//!         let done = match action {
+//!             Action::PersistState(state) => Event::StatePersisted(state),
+//!             Action::StartGuest(BootReason::Boot) => Event::GuestStarted,
+//!             _ => continue,
+//!         };
+//!         replica.apply(now, done, &mut actions);
 //!     }
 //!     let watch = replica.apply(now, Event::Tick, &mut actions);
 //!     now = now.max(watch.deadline);
 //! }
-//! replica.apply(now, Event::GuestStarted, &mut actions);
 //! assert_eq!(replica.status().role, Role::Leader);
-//! assert!(actions.iter().any(|a| matches!(a, Action::FaceClients(true))));
 //! ```
 
 #![forbid(unsafe_code)]

@@ -116,7 +116,7 @@ impl Replica {
                 lane: Lane::Bulk,
                 bytes,
             } => self.on_bulk(from, &bytes),
-            Event::StatePersisted(view) => cx.consensus(apus::Event::StatePersisted(view)),
+            Event::StatePersisted(state) => cx.consensus(apus::Event::StatePersisted(state)),
             Event::EntriesPersisted(at) => cx.consensus(apus::Event::EntriesPersisted(at)),
             Event::Frames(frames) => {
                 if let Some((leader, cx)) = self.leading() {

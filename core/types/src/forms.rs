@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
 pub const FORMS: [(&str, u64); 13] = [
-    ("consensus", 0x4762_ea19_3748_80d1),
+    ("consensus", 0xab2b_e040_2dbd_1f2d),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0x2255_5df3_6b35_417d),
     ("syncvm", 0xf7de_b20c_cfe3_4394),
@@ -88,7 +88,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0xc1c1_cf7c_7f7d_39f8)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0x0b19_1afe_be2a_69d0)];
 
     #[test]
     fn a_changed_form_is_another_version() {

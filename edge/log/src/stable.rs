@@ -81,7 +81,7 @@ impl Stable {
     /// Makes the promise durable. Without storage, returns the event at once.
     pub fn persist_state(&mut self, state: DurableState) -> Option<Event<'static>> {
         let Some(store) = &mut self.store else {
-            return Some(Event::StatePersisted(state.promised));
+            return Some(Event::StatePersisted(state));
         };
         store.persist_state(state);
         self.queued = true;
@@ -134,7 +134,7 @@ impl Stable {
         store.completions(&mut self.done);
         for done in self.done.drain(..) {
             match done {
-                Completion::StatePersisted(view) => each(Event::StatePersisted(view)),
+                Completion::StatePersisted(state) => each(Event::StatePersisted(state)),
                 Completion::EntriesPersisted(at) => each(Event::EntriesPersisted(at)),
                 Completion::Failed(error) => return Err(ServerError::Store(error.to_string())),
             }

@@ -155,7 +155,7 @@ impl Storage {
         self.store.completions(&mut self.completions);
         for completion in self.completions.drain(..) {
             out.push(match completion {
-                Completion::StatePersisted(view) => Event::StatePersisted(view),
+                Completion::StatePersisted(state) => Event::StatePersisted(state),
                 Completion::EntriesPersisted(viewstamp) => Event::EntriesPersisted(viewstamp),
                 Completion::Failed(error) => return Err(error.into()),
             });
@@ -228,7 +228,7 @@ mod tests {
         storage.append(stamp(0), None, &[entry(1), entry(2), entry(3)]);
         storage.append(stamp(2), None, &[entry(3), entry(4)]);
         let events = wait_for(&mut storage, 2);
-        assert!(matches!(events[0], Event::StatePersisted(view) if view == promised));
+        assert!(matches!(events[0], Event::StatePersisted(state) if state.promised == promised));
         assert!(matches!(events[1], Event::EntriesPersisted(last) if last == stamp(4)));
         drop(storage);
         let (_, start) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();

@@ -61,7 +61,7 @@
 //!
 //! let mut done = Vec::new();
 //! store.completions(&mut done);
-//! assert!(matches!(done[0], Completion::StatePersisted(v) if v == view));
+//! assert!(matches!(done[0], Completion::StatePersisted(state) if state.promised == view));
 //! assert!(matches!(done[1], Completion::EntriesPersisted(v) if v == viewstamp));
 //! ```
 

@@ -10,7 +10,7 @@ use crate::queue::{Effect, Pending};
 use crate::record::{Base, Kind};
 use crate::writer::Writer;
 use apus::{Configuration, Durability, DurableState, Entry};
-use plover_types::{Index, View, Viewstamp};
+use plover_types::{Index, Viewstamp};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -18,8 +18,8 @@ use std::path::Path;
 /// A report of the store: requests that are durable now, or its failure.
 #[derive(Debug)]
 pub enum Completion {
-    /// The promise of this view: [`apus::Event::StatePersisted`].
-    StatePersisted(View),
+    /// The state with this promise: [`apus::Event::StatePersisted`].
+    StatePersisted(DurableState),
     /// Every entry up to here: [`apus::Event::EntriesPersisted`]. Never names an entry that has been
     /// cut since.
     EntriesPersisted(Viewstamp),
@@ -37,7 +37,7 @@ struct Outstanding {
 
 #[derive(Clone, Copy, Debug)]
 enum Done {
-    Promise(View),
+    Promise(DurableState),
     Entries(Viewstamp),
     /// The log was replaced meanwhile.
     Obsolete,
@@ -89,7 +89,7 @@ impl Store {
 
     /// Queues the promise: [`apus::Command::PersistState`].
     pub fn persist_state(&mut self, promise: DurableState) {
-        let done = Done::Promise(promise.promised);
+        let done = Done::Promise(promise);
         self.request(done, |pending| pending.promise = Some(promise));
     }
 
@@ -182,7 +182,7 @@ impl Store {
             .is_some_and(|o| o.ticket <= durable)
         {
             match self.outstanding.pop_front().map(|o| o.done) {
-                Some(Done::Promise(view)) => out.push(Completion::StatePersisted(view)),
+                Some(Done::Promise(state)) => out.push(Completion::StatePersisted(state)),
                 Some(Done::Entries(viewstamp)) => entries = Some(viewstamp),
                 Some(Done::Obsolete) | None => {}
             }

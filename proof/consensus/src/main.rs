@@ -53,6 +53,9 @@ struct ModelArguments {
     /// Records that arrive twice on one path.
     #[arg(long, default_value_t = Bounds::default().doubles)]
     doubles: u8,
+    /// The group replicates a guest.
+    #[arg(long)]
+    guest: bool,
     /// Give up after so many seconds.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
@@ -87,6 +90,7 @@ fn explore(arguments: &ModelArguments) -> ExitCode {
     let group = Group {
         bounds,
         canary: arguments.canary.unwrap_or_default(),
+        guest: arguments.guest,
     };
     let patience = Duration::from_secs(arguments.seconds);
     let report = model::explore(group, patience);

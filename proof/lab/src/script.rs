@@ -54,6 +54,18 @@ pub fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
     recover(lab, secondary)
 }
 
+/// The secondary's host dies, and then the leader's, once the third replica has the guest. It goes on
+/// as soon as one of the two is back, although both have forgotten the log.
+pub fn two_hosts_die(lab: &mut Experiment) -> Result<()> {
+    let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_until_protected_again(at)?;
+    let (leader, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.restart(secondary)?;
+    lab.wait_for_failover(leader, at)?;
+    lab.wait_until_protected_again(at)?;
+    recover(lab, leader)
+}
+
 /// The witness's host dies, and comes back.
 pub fn the_witness_dies(lab: &mut Experiment) -> Result<()> {
     let (witness, at) = lab.strike(Fault::Kill, &role("witness"))?;

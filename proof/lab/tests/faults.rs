@@ -47,7 +47,8 @@ fn hosts_die() {
             "the witness is not needed for protection"
         );
         recover(lab, witness)?;
-        memory_is_bounded(lab)
+        memory_is_bounded(lab)?;
+        script::two_hosts_die(lab)
     });
 }
 

@@ -46,7 +46,7 @@ impl Disk {
         match self.under_way.pop_front()? {
             Write::State(state) => {
                 self.state = Some(state);
-                Some(Event::StatePersisted(state.promised))
+                Some(Event::StatePersisted(state))
             }
             Write::Guest(record) => {
                 self.guest = Some(record);

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 13] = [
+pub const CANARIES: [(&str, Canary); 14] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
@@ -21,6 +21,7 @@ pub const CANARIES: [(&str, Canary); 13] = [
     ("never-doubt", Canary::NeverDoubt),
     ("clock-alone", Canary::ClockAlone),
     ("stale-compare", Canary::StaleCompare),
+    ("milestone-not-stored", Canary::MilestoneNotStored),
 ];
 
 impl Simulation for Options {

@@ -101,6 +101,13 @@ fn a_vote_after_amnesia_is_caught() {
     );
 }
 
+/// A replica that forgets its log also forgets that the group went on without a secondary, and elects it.
+#[test]
+fn a_milestone_that_is_not_stored_is_caught() {
+    let found_by = ["committed_not_lost", "external_consistency"];
+    catches(&with(Canary::MilestoneNotStored), 400, &found_by);
+}
+
 /// A crash between the two writes of a new generation, its number and its log, leaves the old
 /// generation's log on disk. The bug takes it for the new one's.
 #[test]

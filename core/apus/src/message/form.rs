@@ -85,6 +85,7 @@ fn messages() -> Vec<Message> {
             last: LAST,
             members: MEMBERS,
             generation: View(1021),
+            forgot: Some(LAST),
         }),
         Message::Prepare { view: VIEW },
         Message::Promise {
@@ -94,6 +95,7 @@ fn messages() -> Vec<Message> {
                 commit: COMMIT,
                 base: Index(1022),
                 members: MEMBERS,
+                forgot: Some(LAST),
             },
         },
         Message::Fetch {

@@ -246,7 +246,7 @@ impl Group {
             }
             Command::PersistState(state) => {
                 self.disks[core].state = Some(state);
-                self.apply(core, Event::StatePersisted(state.promised));
+                self.apply(core, Event::StatePersisted(state));
             }
             Command::PersistEntries {
                 after,

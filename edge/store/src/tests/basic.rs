@@ -17,7 +17,9 @@ fn a_restart_finds_the_promise_and_the_log() {
     );
     store.persist_entries(stamp(1, 1), None, &[entry(2, 2, 10)]);
     let done = synced(&mut store);
-    assert!(matches!(done[0], Completion::StatePersisted(v) if v == stamp(1, 0).view));
+    assert!(
+        matches!(done[0], Completion::StatePersisted(state) if state.promised == stamp(1, 0).view)
+    );
     assert!(matches!(done[1], Completion::EntriesPersisted(v) if v == stamp(2, 2)));
     assert_eq!(done.len(), 2);
     drop(store);

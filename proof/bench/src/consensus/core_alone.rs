@@ -156,7 +156,7 @@ impl Group {
                     self.cores[core].recycle(entry.payload);
                 }
                 Command::PersistState(state) => {
-                    self.apply(core, Event::StatePersisted(state.promised));
+                    self.apply(core, Event::StatePersisted(state));
                 }
                 Command::GroupEmpty { .. } if core == 0 => {
                     let mut more = Vec::new();

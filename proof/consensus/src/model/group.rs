@@ -3,7 +3,7 @@
 use super::process::{Effects, Process, REPLICAS};
 use crate::sim::without_panic;
 use apus::{Canary, Entry, EntryKind, Phase};
-use plover_types::{Index, View};
+use plover_types::{Index, ReplicaSet, View};
 use stateright::{Model, Property};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -79,6 +79,8 @@ struct History {
     leaders: BTreeMap<View, usize>,
     /// Some replica has recovered its log.
     recovered: bool,
+    /// A leader was elected while another replica had not recovered its log.
+    elected_by_forgetful: bool,
 }
 
 /// A state of the group.
@@ -136,6 +138,8 @@ pub struct Group {
     pub bounds: Bounds,
     /// A known bug that is put back.
     pub canary: Canary,
+    /// The group replicates a guest, which replicas 0 and 1 hold.
+    pub guest: bool,
 }
 
 impl Model for Group {
@@ -143,16 +147,29 @@ impl Model for Group {
     type Action = Act;
 
     /// A group at rest whose first replica leads; the same when no replica has heard from another for
-    /// longer than the timeout; and that again when one replica lacks what the others committed.
+    /// longer than the timeout; and that again when one replica lacks what the others have. With a guest
+    /// it lacks an input, or that they go on without its guest.
     fn init_states(&self) -> Vec<State> {
-        let calm = State::formed(self.canary);
+        let calm = State::formed(self.canary, self.guest);
         let mut silent = calm.clone();
         silent.sleep();
-        let mut ahead = calm.clone();
-        ahead.propose(0, u8::MAX);
-        ahead.exchange(|record| record.from != 2 && record.to != 2);
-        ahead.sleep();
-        vec![calm, silent, ahead]
+        let ahead = |of: usize, kind, payload| {
+            let mut state = calm.clone();
+            state.propose(0, kind, payload);
+            state.exchange(|record| record.from != of && record.to != of);
+            state.sleep();
+            state
+        };
+        let input = vec![u8::MAX; 8];
+        let mut states = vec![calm.clone(), silent];
+        if self.guest {
+            states.push(ahead(1, EntryKind::App, input));
+            let alone = EntryKind::InSync(ReplicaSet(0b001));
+            states.push(ahead(1, alone, Vec::new()));
+        } else {
+            states.push(ahead(2, EntryKind::App, input));
+        }
+        states
     }
 
     fn actions(&self, state: &State, acts: &mut Vec<Act>) {
@@ -189,7 +206,7 @@ impl Model for Group {
         match act {
             Act::Propose(place) => {
                 state.proposals += 1;
-                state.propose(place, state.proposals);
+                state.propose(place, EntryKind::App, vec![state.proposals; 8]);
             }
             Act::TimeOut(place) => {
                 state.timeouts += 1;
@@ -239,14 +256,18 @@ impl Model for Group {
             Property::sometimes("a replica recovers its log", |_, state: &State| {
                 state.history.recovered
             }),
+            Property::sometimes("a replica that forgot elects", |_, state: &State| {
+                state.history.elected_by_forgetful
+            }),
         ]
     }
 }
 
 impl State {
-    /// A group that has begun: replica 0 leads, and the others have its first entry.
-    fn formed(canary: Canary) -> Self {
-        let fresh = |me| Arc::new(Process::fresh(me, canary));
+    /// A group that has begun: replica 0 leads, and the others have its first entry. With a guest,
+    /// replica 1 is in sync.
+    fn formed(canary: Canary, guest: bool) -> Self {
+        let fresh = |me| Arc::new(Process::fresh(me, canary, guest));
         let mut state = Self {
             processes: [fresh(0), fresh(1), fresh(2)],
             records: Vec::new(),
@@ -268,6 +289,11 @@ impl State {
         };
         for _ in 0..100 {
             if at_rest(&state) {
+                if guest {
+                    state.turn(1, Process::take_guest);
+                    state.propose(0, EntryKind::InSync(ReplicaSet(0b011)), Vec::new());
+                    state.exchange(|_| true);
+                }
                 Arc::make_mut(&mut state.history).recovered = false;
                 return state;
             }
@@ -282,11 +308,10 @@ impl State {
         panic!("the group does not form: {state:#?}");
     }
 
-    /// A client proposes `name`.
-    fn propose(&mut self, place: usize, name: u8) {
+    fn propose(&mut self, place: usize, kind: EntryKind, payload: Vec<u8>) {
         self.turn(place, |process| {
             process.turn(|core, now, out| {
-                let taken = core.propose(now, EntryKind::App, vec![name; 8]);
+                let taken = core.propose(now, kind, payload);
                 assert!(taken.is_ok(), "a leader with an empty log takes proposals");
                 core.flush(now, out);
             })
@@ -341,7 +366,10 @@ impl State {
     fn led(&mut self, place: usize) {
         let core = &self.processes[place].core;
         let view = core.status().view;
+        let forgot = |process: &Arc<Process>| process.core.status().phase == Phase::Recovering;
+        let others_forgot = self.processes.iter().any(forgot);
         let history = Arc::make_mut(&mut self.history);
+        history.elected_by_forgetful |= others_forgot;
         if history.leaders.insert(view, place).is_some() {
             self.broken = Some(Broken::OneLeaderAView);
         }

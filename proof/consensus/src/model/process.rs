@@ -34,22 +34,24 @@ pub struct Process {
     stored: DurableState,
     me: usize,
     canary: Canary,
+    guest: bool,
     /// The print of this state, which tells it from others.
     pub print: u64,
 }
 
 impl Process {
     /// A process on a host that has never run one.
-    pub fn fresh(me: usize, canary: Canary) -> Self {
+    pub fn fresh(me: usize, canary: Canary, guest: bool) -> Self {
         let clock = Micros::from_ms(1000);
         let mut process = Self {
-            core: Apus::new(config(me, 0, canary), Start::Fresh, clock),
+            core: Apus::new(config(me, 0, canary, guest), Start::Fresh, clock),
             clock,
             started: 0,
             cursor: Index(0),
             stored: DurableState::default(),
             me,
             canary,
+            guest,
             print: 0,
         };
         process.take_print();
@@ -66,7 +68,7 @@ impl Process {
             configuration_at_base: apus::Configuration::default(),
             forgotten: false,
         };
-        let config = config(self.me, self.started, self.canary);
+        let config = config(self.me, self.started, self.canary, self.guest);
         self.core = Apus::new(config, start, self.clock);
         self.cursor = Index(0);
         self.take_print();
@@ -82,6 +84,11 @@ impl Process {
     pub fn time_out(&mut self) -> Effects {
         self.clock = self.clock.max(self.core.deadline());
         self.turn(|core, now, out| core.apply(now, Event::Tick, out))
+    }
+
+    /// It holds the guest from now on.
+    pub fn take_guest(&mut self) -> Effects {
+        self.turn(|core, _, _| core.set_holds_state(true))
     }
 
     /// Time passes without an event.
@@ -107,7 +114,7 @@ impl Process {
                 Command::Write { to, bytes } => effects.records.push((usize::from(to.0), bytes)),
                 Command::PersistState(state) => {
                     self.stored = state;
-                    let event = Event::StatePersisted(state.promised);
+                    let event = Event::StatePersisted(state);
                     self.core.apply(self.clock, event, &mut out);
                 }
                 Command::Deliver(entry) => {
@@ -132,12 +139,12 @@ impl Process {
     }
 }
 
-fn config(me: usize, started: u64, canary: Canary) -> Config {
+fn config(me: usize, started: u64, canary: Canary, guest: bool) -> Config {
     Config {
         me: ReplicaId(me as u8),
         members: ReplicaSet::of((0..REPLICAS as u8).map(ReplicaId)),
         first_leader: ReplicaId(0),
-        any_voter_stands: true,
+        any_voter_stands: !guest,
         pair: false,
         quorum_selection: false,
         heartbeat: HEARTBEAT,

@@ -41,11 +41,13 @@ pub use world::Options;
 use apus::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 6] = [
+pub const CANARIES: [(&str, Canary); 8] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("acknowledge-before-disk", Canary::AcknowledgeBeforeDisk),
     ("first-members-for-ever", Canary::FirstMembersForEver),
     ("old-majority-elects", Canary::OldMajorityElects),
     ("count-old-views", Canary::CountOldViews),
     ("skip-pre-vote", Canary::SkipPreVote),
+    ("milestone-not-stored", Canary::MilestoneNotStored),
+    ("commit-without-in-sync", Canary::CommitWithoutInSync),
 ];

@@ -166,7 +166,7 @@ impl World {
             Happening::StateStored { host, process } => {
                 if self.runs(host, process) {
                     let state = self.hosts[host].disk.store_state();
-                    self.apply(host, Event::StatePersisted(state.promised));
+                    self.apply(host, Event::StatePersisted(state));
                 }
             }
             Happening::EntriesStored { host, process } => {

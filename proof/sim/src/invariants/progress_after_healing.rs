@@ -3,9 +3,9 @@
 //!
 //! | what is left when the faults end | what must come of it |
 //! |---|---|
-//! | a leader that holds the guest; or a holder that may lead by the best log of a majority that has not forgotten | it serves, is protected, answers a new request |
+//! | a leader that holds the guest; or a holder that may lead by the best log of a majority | it serves, is protected, answers a new request |
 //! | no holder | no replica serves; the group reports that it is empty; after a bootstrap it begins a new generation |
-//! | a holder that may not lead: more replicas have forgotten than the group can bear | no replica serves; once the operator has restarted the holder, as above |
+//! | a holder that may not lead: the others have gone on without it and forgotten how, or lost their disks | no replica serves; once the operator has restarted the holder, as above |
 
 use super::{Check, Violation};
 use apus::Phase;
@@ -138,17 +138,26 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
     if holders().next().is_none() {
         return Outlook::Lost;
     }
-    let remember: Vec<_> = running
+    let cores: Vec<_> = running
         .clone()
         .map(|(_, replica)| replica.consensus_core().status())
-        .filter(|status| status.phase != Phase::Recovering)
         .collect();
-    let best = remember.iter().max_by_key(|status| status.last);
+    let remembers = |status: &&apus::Status| status.phase != Phase::Recovering;
+    let best = cores
+        .iter()
+        .filter(remembers)
+        .max_by_key(|status| status.last);
+    let end = best.map(|best| best.last);
+    let knows = |status: &&apus::Status| status.forgot.is_some() && status.forgot <= end;
+    let votes = cores
+        .iter()
+        .filter(|status| remembers(status) || knows(status))
+        .count();
     let sure = |replica: &Replica| !replica.consensus_core().status().doubts;
     let named = |set: ReplicaSet| holders().any(|(id, r)| set.contains(id) && sure(r));
     let may = best.is_some_and(|best| named(best.in_sync));
     let needed = if members == 2 { 1 } else { members / 2 + 1 };
-    if may && remember.len() >= needed {
+    if may && votes >= needed {
         Outlook::Alive
     } else {
         Outlook::Stuck
