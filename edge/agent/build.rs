@@ -7,12 +7,13 @@ use std::env;
 use std::path::PathBuf;
 use std::process::exit;
 
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "src/agent.c",
     "src/orders.c",
     "src/translations.c",
     "src/queues.c",
     "src/firmware.c",
+    "src/time.c",
 ];
 
 fn main() {

@@ -11,8 +11,8 @@ use crate::jobs::JobId;
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
 use plover_types::{
-    Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId, ReplicaSet, SyncNo,
-    Unconsumed, View, Viewstamp,
+    DeviceState, Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId,
+    ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -157,7 +157,7 @@ pub enum Action {
     /// Serialise device state → [`Event::StateSaved`].
     SaveState,
     /// Load device state → [`Event::StateLoaded`].
-    LoadState(Vec<u8>),
+    LoadState(DeviceState),
     /// Ask the hypervisor whether it is there → [`Event::Probed`].
     Probe,
     /// Collect and clear dirty bits → [`Event::Scanned`].

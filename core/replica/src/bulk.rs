@@ -9,7 +9,7 @@ use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::SyncMessage;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{ReplicaId, wire};
+use plover_types::{DeviceState, ReplicaId, wire};
 
 impl Replica {
     pub(crate) fn on_bulk(&mut self, from: ReplicaId, bytes: &[u8]) {
@@ -123,11 +123,16 @@ impl Replica {
             Body::End {
                 sync,
                 chunks,
-                device,
+                device: bytes,
+                age,
                 refeed,
                 compare,
                 translations,
-            } => self.follow_end(sync, chunks, device, refeed, (compare, translations)),
+            } => {
+                let stopped_at = self.cx.now.since(age);
+                let device = DeviceState { bytes, stopped_at };
+                self.follow_end(sync, chunks, device, refeed, (compare, translations));
+            }
             Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
             Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
             Body::OutputsReleased { sync, frames } => {

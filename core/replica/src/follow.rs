@@ -37,7 +37,9 @@ use crate::replica::Replica;
 use plover_matching::Translation;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Staged, Staging};
-use plover_types::{Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp};
+use plover_types::{
+    DeviceState, Micros, PageNo, PageSet, Runs, SyncNo, Unconsumed, View, Viewstamp,
+};
 
 /// Staged chunks between two acknowledgements of the transfer window.
 const CHUNKS_PER_ACK: u32 = 8;
@@ -286,7 +288,7 @@ impl Replica {
         &mut self,
         number: SyncNo,
         chunks: u32,
-        device: Vec<u8>,
+        device: DeviceState,
         refeed: Unconsumed,
         (compare, translations): (bool, Vec<Translation>),
     ) {

@@ -41,7 +41,7 @@
 //! chunk.push(PageNo(8), &[9; PAGE_BYTES]);
 //! let mut staging = Staging::new(SyncNo(1), guest_pages);
 //! staging.push(0, chunk.finish()).unwrap();
-//! let staged = staging.finish(1, b"device state".to_vec(), Unconsumed::default()).unwrap();
+//! let staged = staging.finish(1, b"device state".to_vec().into(), Unconsumed::default()).unwrap();
 //! assert!(staged.touched.contains(PageNo(8)));
 //!
 //! ledger.settle(); // The secondary has acknowledged: both sides are equal.

@@ -180,6 +180,8 @@ pub enum Body {
         /// Device and CPU state.
         #[serde(with = "serde_bytes")]
         device: Vec<u8>,
+        /// How long the guest had stood in this state when the message was sent.
+        age: Micros,
         /// Inputs to feed again after the cut.
         refeed: Unconsumed,
         /// Whether the outputs of the slot that begins here are compared. If so, report yours.

@@ -5,7 +5,7 @@
 //! [`Staging::finish`] has seen the end mark and found them complete.
 
 use crate::chunk;
-use plover_types::{PageNo, PageSet, SyncNo, Unconsumed};
+use plover_types::{DeviceState, PageNo, PageSet, SyncNo, Unconsumed};
 
 /// The received parts do not fit together. The sync is given up and its pages stay owed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,8 +51,8 @@ pub struct Staged {
     pub touched: PageSet,
     /// The guest's size in pages.
     pub pages: u32,
-    /// Device and CPU state, opaque.
-    pub device: Vec<u8>,
+    /// Device and CPU state.
+    pub device: DeviceState,
     /// Inputs from before the cut that the leader's hypervisor had not consumed; both sides
     /// feed them again after it.
     pub refeed: Unconsumed,
@@ -89,7 +89,7 @@ impl Staging {
     pub fn finish(
         self,
         chunks: u32,
-        device: Vec<u8>,
+        device: DeviceState,
         refeed: Unconsumed,
     ) -> Result<Staged, StagingError> {
         if chunks != self.chunks() {
@@ -164,7 +164,7 @@ mod tests {
             })
         );
         assert!(matches!(
-            staging.finish(2, vec![], Unconsumed::default()),
+            staging.finish(2, DeviceState::default(), Unconsumed::default()),
             Err(StagingError::Incomplete {
                 expected: 2,
                 got: 1
@@ -178,7 +178,9 @@ mod tests {
         for (seq, page) in [3, 8, 7].into_iter().enumerate() {
             staging.push(seq as u32, chunk_of(page)).unwrap();
         }
-        let staged = staging.finish(3, vec![], Unconsumed::default()).unwrap();
+        let staged = staging
+            .finish(3, DeviceState::default(), Unconsumed::default())
+            .unwrap();
         let chunks = staged.chunks_from(PageNo(7));
         assert_eq!(chunks, [chunk_of(8), chunk_of(7)]);
     }

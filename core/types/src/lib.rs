@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod device;
 pub mod forms;
 mod frame;
 mod ids;
@@ -30,6 +31,7 @@ mod payload;
 mod time;
 pub mod wire;
 
+pub use device::DeviceState;
 pub use frame::{Frame, Mac, Unconsumed};
 pub use ids::{
     Awaited, Digest, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp,

@@ -13,7 +13,8 @@
  *              the function; others do not.
  *   OP_ORDERS  Listens for orders on another socket, from QEMU's main loop: orders.c.
  *
- * A load of device state needs three things that QEMU does not do: translations.c, queues.c, firmware.c.
+ * A load of device state needs four things that QEMU does not do: translations.c, queues.c, firmware.c,
+ * time.c.
  *
  * The sockets are connected and inherited; the number of the first one is in PLOVER_AGENT_FD. No path
  * leads to them, and only the parent holds the other ends. Requests are answered in order:
@@ -28,7 +29,8 @@
  *   addr    OP_TRACK: begin of the range; OP_ORDERS: the number of the orders' socket; ORDER_LOAD: where
  *           in the file the serial port's section begins (upper half) and ends (lower half)
  *   len     OP_TRACK: bytes of the range; OP_ORDERS: the number of the file that states are saved to and
- *           loaded from; ORDER_LOAD: 1 to keep translations
+ *           loaded from; ORDER_LOAD: bit 0 to keep translations, above it when the guest of that state
+ *           stopped, in microseconds of CLOCK_MONOTONIC, or 0
  *
  * The agent's thread blocks all signals, holds no lock of QEMU, and ends when the socket closes.
  */
@@ -55,7 +57,7 @@
 
 enum { OP_HELLO = 0, OP_TRACK = 1, OP_YANK = 2, OP_ORDERS = 3 };
 enum {
-    AGENT_VERSION = 3,
+    AGENT_VERSION = 4,
     HELLO_HAS_YANK = 1 << 16,
     HELLO_HAS_ORDERS = 1 << 17,
     HELLO_KEEPS_CODE = 1 << 18,

@@ -66,6 +66,12 @@ void note_queues(void);
 _Bool restart_queues(void);
 _Bool is_microvm(void);
 
+/* time.c: the guest's clocks across a pause and a load */
+void find_clocks(void);
+void note_stop(void);
+void note_load(uint64_t stopped_at);
+void catch_up(void);
+
 /* firmware.c: a microvm's firmware memory across a load */
 void find_firmware(void);
 int save_firmware(int file);

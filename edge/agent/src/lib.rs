@@ -61,7 +61,7 @@ pub const AGENT_SO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.so")
 pub const AGENT_FD_ENV: &str = "PLOVER_AGENT_FD";
 
 /// The version of the protocol, the low half of the reply to [`Op::Hello`].
-pub const AGENT_VERSION: u16 = 3;
+pub const AGENT_VERSION: u16 = 4;
 
 /// The bit of the reply to [`Op::Hello`] that says QEMU exports what [`Op::Yank`] needs.
 pub const HELLO_HAS_YANK: u32 = 1 << 16;
@@ -103,7 +103,7 @@ pub enum Op {
 pub enum Order {
     /// Stop the vCPUs: QMP's `stop`.
     Stop = 0,
-    /// Let them run: QMP's `cont`.
+    /// Let them run: QMP's `cont`. The guest's clocks go on as if it had not stood.
     Cont = 1,
     /// Save device and CPU state: QMP's `xen-save-devices-state`. Behind it what a microvm's
     /// firmware has written to its own memory.
@@ -149,12 +149,14 @@ pub fn order(order: Order) -> Vec<u8> {
 /// written behind QEMU's back since the last load, as runs of (first page, pages), at most
 /// [`RUNS_MAX`]; then what QEMU has translated from other pages is kept. `None`: everything is
 /// translated anew. `serial`: where in the file the section of the serial port lies, empty if there
-/// is none.
-pub fn load_order(written: Option<&[(u32, u32)]>, serial: Range<u32>) -> Vec<u8> {
+/// is none. `stopped_at`: when the guest of that state stopped, in microseconds of `CLOCK_MONOTONIC`; 0
+/// if it is not known.
+pub fn load_order(written: Option<&[(u32, u32)]>, serial: Range<u32>, stopped_at: u64) -> Vec<u8> {
     let runs = written.unwrap_or_default();
     assert!(runs.len() <= RUNS_MAX, "{} runs in one order", runs.len());
     let place = u64::from(serial.start) << 32 | u64::from(serial.end);
-    encode(Order::Load as u32, place, written.is_some().into(), runs)
+    let keeps = u64::from(written.is_some());
+    encode(Order::Load as u32, place, stopped_at << 1 | keeps, runs)
 }
 
 fn encode(op: u32, addr: u64, len: u64, runs: &[(u32, u32)]) -> Vec<u8> {

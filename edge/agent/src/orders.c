@@ -86,18 +86,23 @@ static int carry_out(const struct request *order, void **error)
     int failed = 0;
     switch (order->op) {
     case ORDER_STOP:
+        note_stop();
         monitor.stop(error);
         return 0;
     case ORDER_CONT:
+        catch_up();
         monitor.cont(error);
         return 0;
     case ORDER_SAVE:
         monitor.save(state_file, 1, 0, error);
         return *error ? 0 : save_firmware(state_fd);
     case ORDER_LOAD:
-        keep_translations(order->len == 1, order->run, order->runs);
+        keep_translations(order->len & 1, order->run, order->runs);
         failed = load_firmware(state_fd);
-        return failed ? failed : load(order->addr, error);
+        if (!failed)
+            failed = load(order->addr, error);
+        note_load(order->len >> 1);
+        return failed;
     default:
         return EINVAL;
     }
@@ -150,6 +155,7 @@ int take_orders(int sock, int file)
     if (!find_monitor())
         return ENOSYS;
     find_queues();
+    find_clocks();
     hook_translations();
     state_fd = file;
     snprintf(state_file, sizeof state_file, "/proc/self/fd/%d", file);

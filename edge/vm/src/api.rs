@@ -1,5 +1,7 @@
 //! Orders to a guest, what happens to it, and what can fail.
 
+use plover_types::DeviceState;
+
 /// An order that completes later, with the [`VmEvent`] named beside it. Orders are carried out one
 /// after the other, in the order given.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,8 +15,9 @@ pub enum VmCommand {
     Reset,
     /// Serialise device and CPU state while paused → [`VmEvent::StateSaved`].
     SaveState,
-    /// Load device and CPU state while paused → [`VmEvent::StateLoaded`].
-    LoadState(Vec<u8>),
+    /// Load device and CPU state while paused → [`VmEvent::StateLoaded`]. The guest's clocks then go on as
+    /// if it had run since it stopped (by this host's `CLOCK_MONOTONIC`).
+    LoadState(DeviceState),
     /// Say that the main loop runs → [`VmEvent::Probed`]; answered beside the other orders.
     Probe,
     /// Press the power button (ACPI) → nothing.

@@ -221,7 +221,7 @@ fn back_to_back(config: QemuConfig) {
     guest.expect(VmEvent::Paused);
     for order in [
         VmCommand::Reset,
-        VmCommand::LoadState(state),
+        VmCommand::LoadState(state.into()),
         VmCommand::Resume,
     ] {
         guest.vm.command(order);

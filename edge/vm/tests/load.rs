@@ -21,7 +21,7 @@ fn a_bad_state_is_refused() {
     guest.order(VmCommand::Pause);
     guest
         .vm
-        .command(VmCommand::LoadState(b"no state at all".to_vec()));
+        .command(VmCommand::LoadState(b"no state at all".to_vec().into()));
     guest.vm.command(VmCommand::Resume);
     match guest.event() {
         VmEvent::Failed { command, error } => {
@@ -38,7 +38,7 @@ fn a_bad_state_is_refused() {
     );
     // QEMU has survived it: it takes the next state.
     let state = guest.save();
-    guest.order(VmCommand::LoadState(state));
+    guest.order(VmCommand::LoadState(state.into()));
     guest.order(VmCommand::Resume);
     guest.wait_ping(7);
 }
@@ -157,7 +157,7 @@ fn code_that_was_overwritten_is_translated_anew() {
         u64::from_le_bytes(std::array::from_fn(|byte| page[byte]))
     };
     // The state is loaded onto the guest that it was saved from, so only the code is different.
-    guest.order(VmCommand::LoadState(state));
+    guest.order(VmCommand::LoadState(state.into()));
     let before = count(&guest);
     guest.order(VmCommand::Resume);
     while count(&guest).abs_diff(before) < 1000 {

@@ -210,7 +210,7 @@ impl World {
             Action::Reset => self.order(who, Order::Reset),
             Action::SaveState => self.order(who, Order::Save),
             Action::Probe => self.order(who, Order::Probe),
-            Action::LoadState(state) => self.order(who, Order::Load(state)),
+            Action::LoadState(state) => self.order(who, Order::Load(state.bytes)),
             Action::Scan(_)
             | Action::Hash { .. }
             | Action::HashSubpages { .. }

@@ -19,13 +19,13 @@ use crate::replica::Replica;
 use crate::secondary::Secondary;
 use plover_syncvm::message::Body;
 use plover_syncvm::{Staged, Staging};
-use plover_types::{PageSet, Runs, SyncNo, Unconsumed};
+use plover_types::{DeviceState, PageSet, Runs, SyncNo, Unconsumed};
 
 /// The newest checkpoint: its pages are in this side's memory.
 #[derive(Debug)]
 pub(crate) struct Kept {
     sync: SyncNo,
-    device: Vec<u8>,
+    device: DeviceState,
     /// Inputs that the leader's hypervisor had not consumed.
     refeed: Unconsumed,
 }
@@ -95,7 +95,7 @@ impl Replica {
             chunks: Vec::new(),
             touched: PageSet::new(pages),
             pages,
-            device: Vec::new(),
+            device: DeviceState::default(),
             refeed: kept.refeed,
         };
         let complete = Complete {

@@ -68,7 +68,13 @@ fn receiving() -> Replica {
 
 fn end(replica: &mut Replica, chunks: u32) {
     let nothing = Unconsumed::default();
-    replica.follow_end(SyncNo(1), chunks, vec![9], nothing, (false, Vec::new()));
+    replica.follow_end(
+        SyncNo(1),
+        chunks,
+        vec![9].into(),
+        nothing,
+        (false, Vec::new()),
+    );
 }
 
 #[test]
@@ -79,7 +85,7 @@ fn the_end_mark_is_acknowledged_and_applied() {
     let out = taken(&mut replica);
     let loaded = out
         .iter()
-        .any(|a| matches!(a, Action::LoadState(state) if state == &[9]));
+        .any(|a| matches!(a, Action::LoadState(state) if state.bytes == [9]));
     assert!(loaded, "{out:?}");
     assert_eq!(
         replica.cx.outputs.guard.len(),
@@ -162,7 +168,7 @@ fn a_checkpoint_is_kept_and_loaded_at_the_takeover() {
     replica.cx.guest.power = crate::guest::Power::Paused;
     replica.follow_checkpoint(SyncNo(4));
     let nothing = Unconsumed::default();
-    replica.follow_end(SyncNo(4), 0, vec![3], nothing, (false, Vec::new()));
+    replica.follow_end(SyncNo(4), 0, vec![3].into(), nothing, (false, Vec::new()));
     assert_eq!(sent_to_leader(&replica), [Body::Ack { sync: SyncNo(4) }]);
     let out = taken(&mut replica);
     assert!(!out.iter().any(|a| matches!(a, Action::LoadState(_))));
@@ -170,7 +176,7 @@ fn a_checkpoint_is_kept_and_loaded_at_the_takeover() {
     replica.take_over(kept.expect("a checkpoint is kept"));
     let out = taken(&mut replica);
     assert!(
-        matches!(&out[..], [Action::LoadState(state)] if state == &[3]),
+        matches!(&out[..], [Action::LoadState(state)] if state.bytes == [3]),
         "{out:?}"
     );
 }

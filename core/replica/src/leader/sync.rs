@@ -74,6 +74,8 @@ struct Cut {
     translations: Vec<Translation>,
     /// The device state, once it is serialised.
     device: Option<Vec<u8>>,
+    /// When the guest stood.
+    since: Micros,
 }
 
 /// The leader's own guest, once all that is to be sent of it has been read.
@@ -282,6 +284,7 @@ impl Leader {
             refeed: unconsumed,
             translations: cx.guest.translator.translations(now),
             device: None,
+            since: now,
         });
         run.report.matched = self.matching.cut(number, &mut cx.rules.matching);
         self.slot.printed = false;

@@ -111,6 +111,7 @@ fn transfer() -> Vec<Body> {
             sync: SYNC,
             chunks: 1303,
             device: vec![35],
+            age: Micros(1035),
             refeed,
             compare: true,
             // Their format is tested in the crate that defines them.

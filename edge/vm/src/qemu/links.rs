@@ -8,6 +8,7 @@
 use super::orders::Purpose;
 use crate::VmError;
 use plover_agent::{Op, Order, Reply, load_order, order, request};
+use plover_types::Micros;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -134,8 +135,9 @@ impl OrderLink {
         &mut self,
         written: Option<&[(u32, u32)]>,
         serial: Range<u32>,
+        stopped_at: Micros,
     ) -> std::io::Result<()> {
-        self.send(Purpose::Load, &load_order(written, serial))
+        self.send(Purpose::Load, &load_order(written, serial, stopped_at.0))
     }
 }
 

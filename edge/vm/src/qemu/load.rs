@@ -13,7 +13,7 @@
 
 use super::{Purpose, QemuVm};
 use crate::device_state::with_serial_queue;
-use plover_types::{PAGE_BYTES, PageNo, PageSet};
+use plover_types::{DeviceState, PAGE_BYTES, PageNo, PageSet};
 use serde_json::json;
 
 /// Up to here the guest-physical address of a page is its offset in the RAM file, on every machine type.
@@ -60,17 +60,19 @@ impl Loads {
 
 impl QemuVm {
     /// Begins to load `state`. The order stays open until QEMU has answered the load itself.
-    pub(super) fn begin_load(&mut self, state: Vec<u8>) {
+    pub(super) fn begin_load(&mut self, state: DeviceState) {
         self.orders.opened(Purpose::Load);
-        let (state, serial) = with_serial_queue(state);
-        if let Err(error) = self.state_file.write(&state) {
+        let (bytes, serial) = with_serial_queue(state.bytes);
+        if let Err(error) = self.state_file.write(&bytes) {
             self.orders.closed(Purpose::Load);
             return self.failed("load", &error.to_string());
         }
         if self.direct {
             let runs = self.loads.overwritten_runs();
             tracing::debug!(kept = runs.is_some(), "loading device state");
-            let given = self.order_link.load(runs.as_deref(), serial);
+            let given = self
+                .order_link
+                .load(runs.as_deref(), serial, state.stopped_at);
             return self.order_given(given);
         }
         // A load uses up the registered yank instance, whether it succeeds or not.

@@ -292,7 +292,7 @@ pub fn sync(a: &mut Guest, b: &mut Guest, full: bool) -> Synced {
             synced.divergent += 1;
         }
     }
-    b.order(VmCommand::LoadState(state));
+    b.order(VmCommand::LoadState(state.into()));
     b.by_load.clear();
     b.vm.scan_dirty(&mut b.by_load).unwrap();
     // Drops `b`'s frames that it has not consumed. A real secondary would get the leader's instead.

@@ -137,6 +137,7 @@ impl Leader {
             sync: number,
             chunks,
             device,
+            age: cx.now.since(cut.since),
             refeed: cut.refeed,
             compare: self.matching.compares(),
             translations: cut.translations,

@@ -1,0 +1,104 @@
+/*
+ * Lets the guest's clocks go on while it is paused or copied.
+ *
+ * A guest that is stopped for a sync stops its clocks, too: QEMU takes them up again where they stood. A
+ * guest that is synced often would so lose minutes in an hour. Before the guest goes on, its clocks are
+ * set to what they would show if it had run all the time: to the host's monotonic clock less a constant,
+ * which is taken when the guest stops for the first time, or from a state that is loaded and the time at
+ * which its guest stopped. So no pause leaves an error that adds up.
+ *
+ * QEMU keeps two numbers in `timers_state`: nanoseconds, for the virtual timers and what reads time from
+ * devices, and ticks of the host's counter, for the guest's under TCG. Their places differ between
+ * versions of QEMU. So they are found by what they do: while the guest stands, the functions that read the
+ * clocks return these numbers and nothing else.
+ */
+#include "agent.h"
+#include <link.h>
+#include <time.h>
+
+enum { NS_PER_S = 1000000000, NS_PER_US = 1000 };
+
+static struct {
+    int64_t (*clock)(void);
+    int64_t (*ticks)(void);
+    _Bool (*is_running)(void);
+    int64_t *timers;
+    size_t words;
+} qemu;
+
+/* The host's monotonic clock less the guest's, in nanoseconds. */
+static int64_t behind;
+static _Bool is_known;
+/* The host's clocks when the agent started, to learn how many ticks a nanosecond has. */
+static int64_t start_ns;
+static uint64_t start_ticks;
+
+static int64_t host_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * (int64_t)NS_PER_S + now.tv_nsec;
+}
+
+/* Called before the guest runs for the first time. */
+void find_clocks(void)
+{
+    Dl_info info;
+    const ElfW(Sym) *symbol = NULL;
+    void *timers = dlsym(RTLD_DEFAULT, "timers_state");
+    start_ns = host_ns();
+    start_ticks = __builtin_ia32_rdtsc();
+    if (timers && dladdr1(timers, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
+        info.dli_saddr == timers && FIND(qemu.clock, "cpu_get_clock") &&
+        FIND(qemu.ticks, "cpu_get_ticks") && FIND(qemu.is_running, "runstate_is_running")) {
+        qemu.timers = timers;
+        qemu.words = symbol->st_size / sizeof *qemu.timers;
+    }
+}
+
+/* Called before the guest is stopped. What it missed between `catch_up` and its first instruction is made
+ * up for at the next pause, because the number is taken only once. */
+void note_stop(void)
+{
+    if (!qemu.timers || is_known || !qemu.is_running())
+        return;
+    behind = host_ns() - qemu.clock();
+    is_known = 1;
+}
+
+/* A state was loaded, whose guest stopped at this time in microseconds. */
+void note_load(uint64_t stopped_at)
+{
+    is_known = qemu.timers && stopped_at;
+    if (is_known)
+        behind = (int64_t)stopped_at * NS_PER_US - qemu.clock();
+}
+
+/* Adds `span` to the number that `read` returns. The guest stands. */
+static void advance(int64_t (*read)(void), int64_t span)
+{
+    const int64_t before = read();
+    for (size_t i = 0; i < qemu.words; i++) {
+        if (qemu.timers[i] != before)
+            continue;
+        qemu.timers[i] = before + span;
+        if (read() == before + span)
+            return;
+        qemu.timers[i] = before;
+    }
+}
+
+/* Called before the guest goes on. */
+void catch_up(void)
+{
+    if (!is_known || qemu.is_running())
+        return;
+    const int64_t now = host_ns();
+    const int64_t missed = now - behind - qemu.clock();
+    const double ticks_per_ns =
+        (double)(__builtin_ia32_rdtsc() - start_ticks) / (double)(now - start_ns);
+    if (missed <= 0)
+        return;
+    advance(qemu.clock, missed);
+    advance(qemu.ticks, (int64_t)((double)missed * ticks_per_ns));
+}
