@@ -3,13 +3,13 @@
 
 use crate::crash::Moment;
 use crate::experiment::Experiment;
-use crate::{equal_syncs, recover, role};
-use anyhow::Result;
+use crate::{ask_guest, equal_syncs, recover, role};
+use anyhow::{Context, Result, ensure};
 use plover_lab::options::PolicyName;
 use plover_lab::{Fault, Target};
 use plover_policy::{Secondary, Sent};
 use plover_syncvm::Phase;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Waits until the leader has released outputs on a match alone.
 pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
@@ -64,6 +64,44 @@ pub fn two_hosts_die(lab: &mut Experiment) -> Result<()> {
     lab.wait_for_failover(leader, at)?;
     lab.wait_until_protected_again(at)?;
     recover(lab, leader)
+}
+
+/// The guest's clock, and when it was read.
+#[derive(Clone, Copy, Debug)]
+pub struct ClockReading {
+    asked: Instant,
+    guest: Duration,
+    answered: Instant,
+}
+
+impl ClockReading {
+    /// Asks the guest's shell.
+    pub fn take(lab: &Experiment) -> Result<Self> {
+        let asked = Instant::now();
+        let said = ask_guest(lab.lab(), "cat /proc/uptime; echo to''ld", "told")?;
+        let answered = Instant::now();
+        let mut words = said.split_whitespace();
+        let uptime = words.find_map(|word| word.parse().ok());
+        let uptime = uptime.with_context(|| format!("the guest's uptime in: {said}"))?;
+        Ok(Self {
+            asked,
+            guest: Duration::from_secs_f64(uptime),
+            answered,
+        })
+    }
+
+    /// The guest's clock has gone on as this host's did, but for `slack`.
+    pub fn goes_on(&self, lab: &Experiment, slack: Duration) -> Result<()> {
+        let now = Self::take(lab)?;
+        let least = now.asked.duration_since(self.answered);
+        let most = now.answered.duration_since(self.asked);
+        let guest = now.guest.saturating_sub(self.guest);
+        ensure!(
+            guest + slack >= least && guest <= most + slack,
+            "{least:?} to {most:?} have passed, and by the guest's clock {guest:?}"
+        );
+        Ok(())
+    }
 }
 
 /// The witness's host dies, and comes back.

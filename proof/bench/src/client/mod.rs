@@ -10,12 +10,14 @@
 //! counts begins, and its figures as one JSON object when that time is over.
 
 mod connection;
+mod guest_clock;
 mod traffic;
 
 pub(crate) use traffic::Traffic;
 
 use anyhow::{Context, Result, ensure};
 use connection::{Answered, Connection};
+use guest_clock::Reading;
 use hdrhistogram::Histogram;
 use mio::{Events, Interest, Poll, Token};
 use serde::{Deserialize, Serialize};
@@ -63,6 +65,9 @@ pub(crate) struct Measured {
     pub seconds: f64,
     /// From sending to the answer, or to a batch's last answer. `None` if there was no answer.
     pub latency: Option<Latency>,
+    /// How much faster the guest's clock ran than the client's meanwhile, in millionths. `None` if the
+    /// server does not tell the time.
+    pub clock_ppm: Option<f64>,
 }
 
 /// Quantiles of a latency, µs.
@@ -93,11 +98,18 @@ impl Latency {
 /// Loads the server and prints the figures.
 pub(crate) fn run(options: &Options) -> Result<()> {
     fill(options)?;
-    let measured = load(options, || {
+    let clock = || {
+        let tells = options.traffic.is_of_redis();
+        tells.then(|| Reading::take(options.to)).transpose()
+    };
+    let before = clock()?;
+    let mut measured = load(options, || {
         let mut out = std::io::stdout();
         writeln!(out, "began")?;
         Ok(out.flush()?)
     })?;
+    let both = clock()?.zip(before);
+    measured.clock_ppm = both.map(|(after, before)| after.ppm_since(&before));
     println!("{}", serde_json::to_string(&measured)?);
     Ok(())
 }
@@ -154,6 +166,7 @@ fn load(options: &Options, began: impl FnOnce() -> Result<()>) -> Result<Measure
         requests: answered.len() as u64 * u64::from(options.batch),
         seconds: end.duration_since(start).as_secs_f64(),
         latency: Latency::of(latencies),
+        clock_ppm: None,
     })
 }
 

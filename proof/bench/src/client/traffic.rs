@@ -21,6 +21,11 @@ pub(crate) enum Traffic {
 }
 
 impl Traffic {
+    /// Whether a Redis takes it.
+    pub fn is_of_redis(self) -> bool {
+        !matches!(self, Self::MemcachedReads)
+    }
+
     /// Adds one request.
     pub fn request(self, random: &mut SplitMix64, out: &mut Vec<u8>) {
         let key = random.range(0, KEYS - 1);

@@ -74,7 +74,7 @@ pub(crate) const BYTES: Metric = metric("bytes_per_request", "bytes/request", 0,
 });
 
 /// All figures that are one number, in the order in which they are shown.
-pub(crate) const METRICS: [Metric; 18] = [
+pub(crate) const METRICS: [Metric; 19] = [
     RATE,
     P50,
     metric("p95_ms", "p95 ms", 2, |f| {
@@ -107,6 +107,7 @@ pub(crate) const METRICS: [Metric; 18] = [
     metric("held_p99_ms", "held p99 ms", 2, |f| {
         Some(f.window.held_us_p99? / 1e3)
     }),
+    metric("clock_ppm", "clock ppm", 0, |f| f.client?.clock_ppm),
     metric("cpus", "CPUs", 2, |f| {
         Some(f.window.cpu_s.values().sum::<f64>() / f.window.seconds)
     }),
@@ -166,6 +167,7 @@ pub(super) mod tests {
         ];
         Figures {
             client: Some(Measured {
+                clock_ppm: None,
                 requests: (requests_per_s * 2.0) as u64,
                 seconds: 2.0,
                 latency: Latency::of([1000, 2000, 3000]),

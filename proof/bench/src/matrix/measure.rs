@@ -186,6 +186,7 @@ fn wrk_figures(said: &str) -> Result<Measured> {
         "wrk counted {errors} errors in {requests} requests"
     );
     Ok(Measured {
+        clock_ppm: None,
         requests: requests as u64,
         seconds: duration_us / 1e6,
         latency: Some(Latency {
@@ -237,6 +238,7 @@ fn pgbench(
     let window = Snapshot::take(lab)?.since(&before)?;
     let latencies = pgbench_latencies(&take_logs(scratch)?);
     let measured = Measured {
+        clock_ppm: None,
         requests: latencies.len() as u64,
         seconds: seconds(spans.span_ms) as f64,
         latency: Latency::of(latencies),
