@@ -41,7 +41,8 @@ pub struct Config {
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
     /// A follower suspects the leader after a silence of this long (APUS §4: 100 ms). The
-    /// randomised election timeout lies in `timeout..=2*timeout`. A voter refuses a candidate
+    /// randomised election timeout lies in `timeout..=2*timeout`; the only replica that may stand waits for
+    /// little more than `timeout`. A voter refuses a candidate
     /// while it has heard from a leader within `timeout`; the lease rests on that.
     pub timeout: Micros,
     /// When an entry counts as held.

@@ -1,7 +1,7 @@
 //! Pre-vote: a replica asks whether the others would elect it, before it stands for election.
 //!
 //! ```text
-//!   FOLLOWING, silence for 1 to 2 timeouts, may stand
+//!   FOLLOWING, silence for 1 to 2 timeouts (1 if nobody else may stand), may stand
 //!       |                                         voter
 //!   PRE-VOTING  -- PreVote{nonce, last} -->       refuses while it leads, has heard a leader
 //!               <-- Grant --                      within the timeout, or knows of a later group
@@ -48,9 +48,25 @@ pub(crate) struct StoodDown {
 
 impl Apus {
     /// Sets when to look for a leader again: after the timeout, spread so that two candidates rarely
-    /// collide.
+    /// collide. The only candidate does not wait for others, but for the voters: they may have heard the
+    /// leader a moment later.
     pub(crate) fn arm_election(&mut self, now: Micros) {
-        self.election_at = now + self.spread_timeout();
+        let spread = self.spread_timeout();
+        let timeout = self.config.timeout;
+        self.election_at = now
+            + if self.is_the_only_candidate() {
+                timeout + Micros(timeout.0 / 16)
+            } else {
+                spread
+            };
+    }
+
+    /// Whether nobody but this replica and the leader it followed holds the guest.
+    fn is_the_only_candidate(&self) -> bool {
+        !self.config.any_voter_stands
+            && self.has_state()
+            && self.is_eligible()
+            && self.log.configuration().in_sync.len() <= 2
     }
 
     pub(crate) fn spread_timeout(&mut self) -> Micros {

@@ -61,6 +61,8 @@ pub enum Difference {
     TooMuch,
     /// A message with the secondary's outputs did not arrive.
     Lost,
+    /// Our guest has sent something that was dropped.
+    Dropped,
 }
 
 impl fmt::Display for Difference {
@@ -74,6 +76,7 @@ impl fmt::Display for Difference {
             Self::Datagram => "the datagrams differ",
             Self::TooMuch => "more waits than is kept",
             Self::Lost => "a message from the secondary was lost",
+            Self::Dropped => "an output of the leader was dropped",
         })
     }
 }
@@ -109,6 +112,8 @@ pub struct Matcher {
     pending_bytes_max: usize,
     /// Frames of the secondary's are ignored until the next sync.
     closed: bool,
+    /// Not all that our guest has sent in this slot was seen: nothing more of it is covered.
+    incomplete: bool,
     done: u64,
     done_bytes: usize,
     difference: Option<(FlowKey, Difference)>,
@@ -130,6 +135,7 @@ impl Matcher {
             unpaired_bytes: 0,
             pending_bytes_max: bytes_max,
             closed: false,
+            incomplete: false,
             done: 0,
             done_bytes: 0,
             difference: None,
@@ -145,11 +151,11 @@ impl Matcher {
     }
 
     /// A slot begins: a sync makes the secondary's guest equal to ours as it stands now. `followed`
-    /// says whether this matcher has seen all that our guest has sent; if not, it forgets all
+    /// says whether this matcher was told of all that our guest has sent; if not, it forgets all
     /// connections.
     pub fn begin(&mut self, followed: bool) {
         self.flows.clear();
-        if followed {
+        if followed && !self.incomplete {
             self.connections.retain(|_, one| one.begin_anew());
         } else {
             self.connections.clear();
@@ -159,6 +165,7 @@ impl Matcher {
         self.pending_bytes = 0;
         self.unpaired_bytes = 0;
         self.closed = false;
+        self.incomplete = false;
         self.done = 0;
         self.done_bytes = 0;
         self.difference = None;
@@ -167,6 +174,9 @@ impl Matcher {
 
     /// Our guest has sent this.
     pub fn ours(&mut self, no: OutputNo, frame: &Frame) {
+        if self.incomplete {
+            return;
+        }
         match Packet::of(frame) {
             Packet::Segment(route, segment) => {
                 let Some(connection) = self.connection(route, &segment) else {
@@ -211,6 +221,12 @@ impl Matcher {
         self.pending_bytes += bytes + size_of::<Pending>();
         self.pending.push_back((pending, bytes));
         self.drop_done();
+    }
+
+    /// Our guest has sent something that clients will not get from here. What follows has no known place.
+    pub fn dropped(&mut self) {
+        self.incomplete = true;
+        self.close(Difference::Dropped);
     }
 
     /// Some of the secondary's frames did not arrive, so the place of later ones is not known.

@@ -52,6 +52,31 @@ fn segmentation_does_not_matter() {
     assert_eq!(sides.matcher.difference(), None);
 }
 
+/// A full guard has dropped a frame. What the guest sends behind it is not released on a match, and the
+/// connection begins anew with the next sync.
+#[test]
+fn nothing_is_covered_behind_a_dropped_output() {
+    let mut sides = Sides::new();
+    sides.theirs(&Tcp::at(7).data(b"one two three").frame());
+    sides.ours(&Tcp::at(7).data(b"one ").frame());
+    sides.matcher.dropped();
+    sides.ours(&Tcp::at(11).data(b"two ").frame());
+    assert_eq!(sides.covered(), [0], "before it");
+    assert_eq!(sides.matcher.difference(), Some(Difference::Dropped));
+    sides.matcher.begin(true);
+    sides.ours(&Tcp::at(11).data(b"two ").frame());
+    sides.theirs(&Tcp::at(11).data(b"two ").frame());
+    let known = sides.covered();
+    let mut fresh = Sides::new();
+    fresh.ours(&Tcp::at(11).data(b"two ").frame());
+    fresh.theirs(&Tcp::at(11).data(b"two ").frame());
+    assert_eq!(
+        known.len(),
+        fresh.covered().len(),
+        "as one never seen before"
+    );
+}
+
 #[test]
 fn the_other_side_may_be_ahead() {
     let mut sides = Sides::new();

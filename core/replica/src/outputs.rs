@@ -53,7 +53,12 @@ impl Replica {
                     cx.outputs.guard.hold(cx.now, frame);
                 }
                 Outgoing::Waits => {}
-                Outgoing::Passes(_) | Outgoing::Dropped => dropped += 1,
+                Outgoing::Passes(_) | Outgoing::Dropped => {
+                    dropped += 1;
+                    if let Phase::Leader(leader) = phase {
+                        leader.matching.dropped();
+                    }
+                }
             }
         }
         match phase {

@@ -140,6 +140,13 @@ impl Matching {
             self.matcher.ours(no, frame);
         }
     }
+
+    /// Our guest has sent what could not be kept.
+    pub fn dropped(&mut self) {
+        if self.slot.is_some() {
+            self.matcher.dropped();
+        }
+    }
 }
 
 impl Leader {
