@@ -1,9 +1,10 @@
-//! Work on pages that this replica has asked for and that is not answered yet.
+//! Work on pages that this replica has asked for, and its answers.
 //!
 //! Each piece of work has an id; its answer carries it ([`crate::Event`]). An answer for a guest that was
 //! given up meanwhile finds its job gone and means nothing.
 
-use plover_types::SyncNo;
+use crate::replica::Replica;
+use plover_types::{Digest, PageSet, SyncNo};
 use std::collections::BTreeMap;
 
 /// Names a piece of work that an [`crate::Action`] asks for; the answering [`crate::Event`] carries it.
@@ -60,6 +61,92 @@ impl Jobs {
     /// The guest is given up: answers about its memory mean nothing from here on.
     pub fn forget_all(&mut self) {
         self.open.clear();
+    }
+}
+
+impl Replica {
+    pub(crate) fn on_hashed(&mut self, job: JobId, digests: Vec<Digest>) {
+        match self.cx.jobs.end(job) {
+            Some(Job::LeadSync(sync)) => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.on_hashed(cx, sync, digests);
+                }
+            }
+            Some(Job::FollowSync(sync)) => self.follow_hashed(sync, &digests),
+            Some(Job::CompareSource(attempt)) => self.cx.copy_hashed(attempt, &digests),
+            Some(Job::CompareTarget(attempt, first)) => {
+                self.target_hashed(attempt, first, &digests);
+            }
+            Some(other) => panic!("hashes as the answer to {other:?}"),
+            None => {}
+        }
+    }
+
+    pub(crate) fn on_subpages_hashed(&mut self, job: JobId, hashes: Vec<u64>) {
+        match self.cx.jobs.end(job) {
+            Some(Job::LeadSync(sync)) => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.on_subpages_hashed(cx, sync, hashes);
+                }
+            }
+            Some(Job::FollowSync(sync)) => self.follow_subpages_hashed(sync, &hashes),
+            Some(other) => panic!("subpage hashes as the answer to {other:?}"),
+            None => {}
+        }
+    }
+
+    pub(crate) fn on_pages_read(&mut self, job: JobId, chunk: Vec<u8>) {
+        match self.cx.jobs.end(job) {
+            Some(Job::LeadSync(sync)) => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.on_pages_read(cx, sync, chunk);
+                }
+            }
+            Some(Job::LeadFetch(sync, last)) => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.on_fetch_read(cx, sync, chunk, last);
+                }
+            }
+            Some(Job::FollowSync(sync)) => self.follow_restore_read(sync, chunk),
+            Some(Job::CopyRead(attempt, seq)) => {
+                let bytes = self.cx.copy_pages_read(attempt, seq, chunk);
+                if let Some((secondary, cx)) = self.following() {
+                    let rate = cx.config.warm_bytes_per_s;
+                    secondary.warm.charge(cx.now, bytes, rate);
+                }
+            }
+            Some(other) => panic!("pages as the answer to {other:?}"),
+            None => {}
+        }
+    }
+
+    /// Adds the pages that this side's guest has written to those that the target of a copy still lacks. This
+    /// holds for every scan, also for one that was made for a sync.
+    pub(crate) fn on_scanned(&mut self, job: JobId, set: &PageSet) {
+        if let Some(stream) = self.cx.peers.copy_mut() {
+            stream.owe(set);
+        }
+        match self.cx.jobs.end(job) {
+            Some(Job::LeadSync(sync)) => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.on_scanned(cx, sync, set);
+                }
+            }
+            Some(Job::FollowSync(sync)) => self.follow_scanned(sync, set),
+            Some(Job::JoinRound(attempt)) => {
+                if let Some((leader, cx)) = self.leading() {
+                    leader.join_scanned(cx, attempt);
+                }
+            }
+            Some(other) => panic!("a scan as the answer to {other:?}"),
+            None => {}
+        }
+    }
+
+    pub(crate) fn on_chunks_written(&mut self, job: JobId) {
+        if let Some(Job::CopyWritten(attempt, chunks)) = self.cx.jobs.end(job) {
+            self.target_written(attempt, chunks);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::follow::{EarlyDirty, FollowSync};
 use crate::group::Group;
 use crate::guest::{Guest, Power};
 use crate::hypervisor::Order;
-use crate::jobs::{Job, JobId, Jobs};
+use crate::jobs::Jobs;
 use crate::leader::Leader;
 use crate::leader::sync::LeadSync;
 use crate::outputs::Outputs;
@@ -17,7 +17,7 @@ use crate::secondary::Secondary;
 use apus::{Apus, Start};
 use plover_policy::{MatchRule, SlotRule, WaitRule};
 use plover_syncvm::{HashHistory, Ledger};
-use plover_types::{Digest, Frame, Lane, Micros, PageSet, ReplicaId, Unconsumed};
+use plover_types::{Frame, Lane, Micros, PageSet, ReplicaId, Unconsumed};
 
 /// One replica: owns all state, touches nothing outside.
 #[derive(Debug)]
@@ -166,90 +166,8 @@ impl Replica {
             Event::Hashed(job, digests) => self.on_hashed(job, digests),
             Event::SubpagesHashed(job, hashes) => self.on_subpages_hashed(job, hashes),
             Event::PagesRead(job, chunk) => self.on_pages_read(job, chunk),
-            Event::ChunksWritten(job) => {
-                if let Some(Job::CopyWritten(attempt, chunks)) = cx.jobs.end(job) {
-                    self.target_written(attempt, chunks);
-                }
-            }
+            Event::ChunksWritten(job) => self.on_chunks_written(job),
             Event::Sample { cpu } => cx.guest.activity.sample(cx.now, cpu),
-        }
-    }
-
-    fn on_hashed(&mut self, job: JobId, digests: Vec<Digest>) {
-        match self.cx.jobs.end(job) {
-            Some(Job::LeadSync(sync)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_hashed(cx, sync, digests);
-                }
-            }
-            Some(Job::FollowSync(sync)) => self.follow_hashed(sync, &digests),
-            Some(Job::CompareSource(attempt)) => self.cx.copy_hashed(attempt, &digests),
-            Some(Job::CompareTarget(attempt, first)) => {
-                self.target_hashed(attempt, first, &digests);
-            }
-            Some(other) => panic!("hashes as the answer to {other:?}"),
-            None => {}
-        }
-    }
-
-    fn on_subpages_hashed(&mut self, job: JobId, hashes: Vec<u64>) {
-        match self.cx.jobs.end(job) {
-            Some(Job::LeadSync(sync)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_subpages_hashed(cx, sync, hashes);
-                }
-            }
-            Some(Job::FollowSync(sync)) => self.follow_subpages_hashed(sync, &hashes),
-            Some(other) => panic!("subpage hashes as the answer to {other:?}"),
-            None => {}
-        }
-    }
-
-    fn on_pages_read(&mut self, job: JobId, chunk: Vec<u8>) {
-        match self.cx.jobs.end(job) {
-            Some(Job::LeadSync(sync)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_pages_read(cx, sync, chunk);
-                }
-            }
-            Some(Job::LeadFetch(sync, last)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_fetch_read(cx, sync, chunk, last);
-                }
-            }
-            Some(Job::FollowSync(sync)) => self.follow_restore_read(sync, chunk),
-            Some(Job::CopyRead(attempt, seq)) => {
-                let bytes = self.cx.copy_pages_read(attempt, seq, chunk);
-                if let Some((secondary, cx)) = self.following() {
-                    let rate = cx.config.warm_bytes_per_s;
-                    secondary.warm.charge(cx.now, bytes, rate);
-                }
-            }
-            Some(other) => panic!("pages as the answer to {other:?}"),
-            None => {}
-        }
-    }
-
-    /// Adds the pages that this side's guest has written to those that the target of a copy still lacks. This
-    /// holds for every scan, also for one that was made for a sync.
-    fn on_scanned(&mut self, job: JobId, set: &PageSet) {
-        if let Some(stream) = self.cx.peers.copy_mut() {
-            stream.owe(set);
-        }
-        match self.cx.jobs.end(job) {
-            Some(Job::LeadSync(sync)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.on_scanned(cx, sync, set);
-                }
-            }
-            Some(Job::FollowSync(sync)) => self.follow_scanned(sync, set),
-            Some(Job::JoinRound(attempt)) => {
-                if let Some((leader, cx)) = self.leading() {
-                    leader.join_scanned(cx, attempt);
-                }
-            }
-            Some(other) => panic!("a scan as the answer to {other:?}"),
-            None => {}
         }
     }
 
@@ -262,6 +180,7 @@ impl Replica {
             self.watch_uplink();
             if let Some((leader, cx)) = self.leading() {
                 leader.tick_slot(cx);
+                leader.tick_announcements(cx);
             }
             let is_compared = self.reports_outputs();
             self.cx.tick_pace(is_compared);

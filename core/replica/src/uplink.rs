@@ -19,6 +19,9 @@ impl Replica {
             self.cx.note(Note::Uplink { up });
             self.tell_uplink();
             self.abstain_if_at_fault();
+            if let Some((leader, cx)) = self.leading().filter(|(leader, _)| up && leader.serving) {
+                leader.announce(cx);
+            }
         }
     }
 

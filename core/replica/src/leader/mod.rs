@@ -12,6 +12,7 @@
 //! [`slot`] says when a syncvm begins, [`sync`] carries it out, [`matching`] releases outputs between two of
 //! them, and [`join`] brings up a new secondary.
 
+mod announcements;
 mod inputs;
 pub(crate) mod join;
 pub(crate) mod matching;
@@ -21,6 +22,7 @@ pub(crate) mod sync;
 #[cfg(test)]
 mod tests;
 
+use self::announcements::Announcements;
 use self::join::LeadJoin;
 use self::matching::Matching;
 use self::slot::Slot;
@@ -47,6 +49,7 @@ pub(crate) struct Leader {
     /// The running attempt to bring up a secondary.
     pub join: Option<LeadJoin>,
     pub next_join_at: Micros,
+    announcements: Announcements,
 }
 
 impl Leader {
@@ -60,6 +63,7 @@ impl Leader {
             matching: Matching::new(config),
             join: None,
             next_join_at: Micros::ZERO,
+            announcements: Announcements::none(),
         }
     }
 
@@ -113,7 +117,7 @@ impl Leader {
             cx.peers.forget_refusals();
             self.slot.started = cx.now;
             cx.out.push(Action::FaceClients(true));
-            cx.out.push(Action::Announce);
+            self.announce(cx);
             let view = cx.group.view;
             cx.note(Note::Serving { view });
         }
@@ -158,6 +162,7 @@ impl Leader {
 
     /// When something of a leader's is due at the latest.
     pub fn deadline(&self, cx: &Context) -> Micros {
-        self.slot_deadline(cx).min(self.join_deadline(cx))
+        let deadline = self.slot_deadline(cx).min(self.join_deadline(cx));
+        deadline.min(self.announcements_deadline())
     }
 }

@@ -240,3 +240,18 @@ fn a_solo_leader_offers_a_copy_and_backs_off_when_it_fails() {
     let again = |a: &Action| matches!(a, Action::Note(Note::JoinBegun { .. }));
     assert!(!out.iter().any(again), "it waits before the next attempt");
 }
+
+/// It would draw the clients away from the one that leads now.
+#[test]
+fn a_leader_without_a_lease_announces_nothing() {
+    let mut replica = leader(remus(), true);
+    let (leader, cx) = replica.leading().unwrap();
+    leader.announce(cx);
+    let mut out = Vec::new();
+    for ms in 1..3000 {
+        out.extend(apply(&mut replica, Micros::from_ms(ms), Event::Tick));
+    }
+    assert!(!out.iter().any(|action| matches!(action, Action::Announce)));
+    let (leader, _) = replica.leading().unwrap();
+    assert_eq!(leader.announcements_deadline(), Micros::NEVER);
+}
