@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks written since the last scan that make a syncvm due: 16 MiB, which both sides hash in
 /// about 20 ms. More would make the pause of the next syncvm longer than a long slot.
@@ -33,7 +33,7 @@ const MANY_BLOCKS: u32 = 4096;
 /// Blocks of a full copy between two orders to write them out: 64 MiB.
 const COPY_FLUSH_BLOCKS: u32 = 16_384;
 
-/// How long to wait for the threads of the last guest before its files are opened anew. They have been
+/// How long to wait for the threads of the last guest before the next one gets the disks. They have been
 /// told to end; a thread that does not end waits for a disk that hangs.
 const THREADS_END_WITHIN: Duration = Duration::from_millis(20);
 
@@ -118,10 +118,11 @@ impl Disks {
         self.open.as_ref().is_some_and(whole)
     }
 
-    /// Why the disks cannot be used; `None` while all is well. The last failure is reported until a copy
-    /// of the guest is whole again.
+    /// Why the disks cannot be used, or that one of them hangs; `None` while all is well. The last failure is
+    /// reported until a copy of the guest is whole again.
     pub fn failure(&self) -> Option<String> {
-        self.health.failure()
+        let hangs = || self.open.as_ref().and_then(|open| open.inner.hangs());
+        self.health.failure().or_else(hangs)
     }
 
     /// [`Disks::attach`] for a guest that boots from the disks as they are.
@@ -174,18 +175,8 @@ impl Disks {
         if let Some(open) = self.open.take() {
             self.closing = Some(open.inner);
         }
-        let mut waited = Duration::ZERO;
-        while self
-            .closing
-            .as_ref()
-            .is_some_and(|old| Arc::strong_count(old) > 1)
-        {
-            if waited >= THREADS_END_WITHIN {
-                return Err(DiskError::Busy);
-            }
-            let step = Duration::from_millis(1);
-            std::thread::sleep(step);
-            waited += step;
+        if let Some(old) = &self.closing {
+            wait_briefly(|| Arc::strong_count(old) == 1)?;
         }
         self.closing = None;
         let open = Open::new(&self.specs, &self.journal, &self.health)?;
@@ -202,6 +193,7 @@ impl Disks {
     fn connect(&self) -> Result<Attachment, DiskError> {
         let Open { inner, works, .. } = self.opened();
         let life = inner.end_guest();
+        wait_briefly(|| inner.is_at_rest())?;
         inner.forget_failure();
         inner.recover()?;
         let failed = |error: io::Error| DiskError::Failed(format!("serving a disk: {error}"));
@@ -302,6 +294,18 @@ impl Disks {
     pub fn wait_fd(&self) -> RawFd {
         self.health.wake().as_raw_fd()
     }
+}
+
+/// Waits until the last guest's threads are done.
+fn wait_briefly(done: impl Fn() -> bool) -> Result<(), DiskError> {
+    let begun = Instant::now();
+    while !done() {
+        if begun.elapsed() >= THREADS_END_WITHIN {
+            return Err(DiskError::Busy);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 impl Open {

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An open image.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ pub(crate) struct Image {
     broken: AtomicBool,
     /// Held during a sync, so that a second one does not return before the first is done.
     syncing: Mutex<()>,
+    /// Since when a guest's request waits for this image.
+    pub asked: Mutex<Option<Instant>>,
 }
 
 impl Image {
@@ -97,6 +99,7 @@ impl Image {
             unsynced: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             syncing: Mutex::new(()),
+            asked: Mutex::new(None),
         })
     }
 

@@ -53,6 +53,7 @@ pub mod crash;
 pub mod demo;
 pub mod experiment;
 pub mod filesystem;
+pub mod freezer;
 pub mod load;
 pub mod pgbench;
 mod redis;

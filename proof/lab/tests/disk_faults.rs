@@ -9,9 +9,11 @@ use plover_lab::progress::Progress;
 use plover_lab::state::LabDir;
 use plover_lab::{Fault, Lab, Target};
 use plover_lab_proof::experiment::Experiment;
+use plover_lab_proof::freezer::Freezer;
+use plover_lab_proof::script::the_leader_dies;
 use plover_lab_proof::small::SmallDisk;
 use plover_lab_proof::storm::writers::Storm;
-use plover_lab_proof::{kill_leader, prove, prove_on, restart_as_witness, role, wait_for};
+use plover_lab_proof::{kill_leader, prove, prove_on, recover, restart_as_witness, role, wait_for};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,10 +23,10 @@ const DISK_BYTES: u64 = 24 << 20;
 /// Fills the guest's disk. With `oflag=direct` the guest does not keep the data in its memory.
 const FILL: &str = "dd if=/dev/urandom of=/dev/vda bs=64k oflag=direct >/dev/null 2>&1 &\n";
 
-/// Puts the disk of a replica that is down on a small file system.
-fn hold(small: &SmallDisk, image: &Path) -> Result<()> {
+/// Puts the disk of a replica that is down on another file system.
+fn hold(file_system: &Path, image: &Path) -> Result<()> {
     let name = image.file_name().context("an image has a name")?;
-    let here = small.path().join(name);
+    let here = file_system.join(name);
     std::fs::remove_file(image)?;
     std::fs::File::create(&here)?.set_len(DISK_BYTES)?;
     std::os::unix::fs::symlink(here, image)?;
@@ -59,7 +61,7 @@ fn fill_one_disk(lab: &mut Experiment, small: &SmallDisk) -> Result<()> {
     );
     let (tight, at) = lab.strike(Fault::Kill, &role("secondary"))?;
     lab.wait_until_protected_again(at)?;
-    hold(small, &image_of(lab.lab(), tight))?;
+    hold(small.path(), &image_of(lab.lab(), tight))?;
     lab.restart(tight)?;
     lab.wait_for_part(tight)?;
     // There is no other replica, so the leader must try this one again and again.
@@ -112,6 +114,30 @@ fn lose_the_leaders_disk(lab: &mut Experiment) -> Result<()> {
     lab.wait_for_part(killed)
 }
 
+/// The leader's disk hangs under a write: the other guest goes on. A replica whose disk hangs says so, and
+/// has a vote.
+fn hang_the_leaders_disk(lab: &mut Experiment, freezer: &Freezer) -> Result<()> {
+    let (hung, at) = lab.strike(Fault::Kill, &role("leader"))?;
+    lab.wait_until_protected_again(at)?;
+    hold(freezer.path(), &image_of(lab.lab(), hung))?;
+    recover(lab, hung)?;
+    while lab.lab().find(&role("leader"))? != hung {
+        the_leader_dies(lab)?;
+    }
+    freezer.freeze()?;
+    let at = plover_lab::trace::now_us();
+    type_at_leader(lab, FILL)?;
+    lab.wait_for_failover(hung, at)?;
+    lab.wait_until_protected_again(at)?;
+    wait_for_trouble(lab, hung, "has not answered")?;
+    // Nobody else is left to vote with the leader.
+    let (killed, at) = lab.strike(Fault::Kill, &role("secondary"))?;
+    lab.wait_for_answers(at)?;
+    freezer.thaw()?;
+    lab.wait_until_protected_again(at)?;
+    recover(lab, killed)
+}
+
 /// An empty disk, as qcow2, the most common format, if there is a tool to make one.
 fn image(dir: &Path) -> PathBuf {
     let (qcow2, raw) = (dir.join("disk.qcow2"), dir.join("disk.raw"));
@@ -144,6 +170,20 @@ fn a_replica_whose_disk_fails_leaves_and_comes_back_when_it_is_mended() {
     });
 }
 
+#[test]
+fn a_replica_whose_disk_hangs_hands_over() {
+    let scratch = tempfile::tempdir().expect("a directory is made");
+    let image = image(scratch.path());
+    let freezer = Freezer::new(scratch.path().join("freezer"), 64).expect("a file system is made");
+    let options = Options {
+        disks: vec![image.into()],
+        ..Options::default()
+    };
+    prove("t-hung", options, |lab| {
+        hang_the_leaders_disk(lab, &freezer)
+    });
+}
+
 /// Connections that write, and acknowledged writes to wait for.
 const WRITERS: u64 = 2;
 const ENOUGH: u64 = 200;
@@ -152,7 +192,7 @@ const ENOUGH: u64 = 200;
 fn fill_the_leaders_disk(lab: &mut Lab, small: &SmallDisk, progress: &Progress) -> Result<()> {
     // So far there is nothing on the disks. The replica with the small one is made leader.
     let tight = kill_leader(lab, progress)?;
-    hold(small, &image_of(lab, tight))?;
+    hold(small.path(), &image_of(lab, tight))?;
     restart_as_witness(lab, tight, progress)?;
     while lab.find(&role("leader"))? != tight {
         let killed = kill_leader(lab, progress)?;

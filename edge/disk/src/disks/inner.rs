@@ -10,7 +10,11 @@ use plover_types::{BlockNo, DISK_BLOCK_BYTES, SyncNo};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, TryLockError};
+use std::time::Duration;
+
+/// A request that takes longer is said to hang.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
 
 pub(crate) struct Inner {
     pub(super) images: Vec<Image>,
@@ -179,18 +183,34 @@ impl Inner {
         Ok(())
     }
 
-    /// The guest that had the disks is gone: its servers change nothing from here on. Returns the number
-    /// of the next guest.
+    /// The guest that had the disks is gone: its servers begin no change from here on. Returns the number
+    /// of the next guest, which may have the disks once they are at rest.
     pub(super) fn end_guest(&self) -> u64 {
         let life = self.life.fetch_add(1, Ordering::AcqRel) + 1;
         self.shut(|_| ());
-        // Waits for a change that is under way.
-        drop(
-            self.changing
-                .write()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
         life
+    }
+
+    /// Whether no change is under way, neither of an image nor of the journal. On a disk that hangs there
+    /// may be one for as long as it hangs.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let changes = matches!(self.changing.try_write(), Err(TryLockError::WouldBlock));
+        let writes = matches!(self.journal.try_lock(), Err(TryLockError::WouldBlock));
+        !changes && !writes
+    }
+
+    /// An image that has not answered a request of a guest for long, in words.
+    pub(super) fn hangs(&self) -> Option<String> {
+        let waiting = self.images.iter().filter_map(|image| {
+            let since = (*lock(&image.asked))?;
+            Some((image, since.elapsed())).filter(|(_, waits)| *waits >= HANGS_AFTER)
+        });
+        let (image, waits) = waiting.max_by_key(|(_, waits)| *waits)?;
+        Some(format!(
+            "the disk image {} has not answered for {} s; look at the storage below it",
+            image.path().display(),
+            waits.as_secs()
+        ))
     }
 
     /// Changes the unfinished work, and wakes the requests that wait for it.

@@ -2,12 +2,14 @@
 
 use super::MANY_BLOCKS;
 use super::inner::{Inner, cannot};
+use crate::health::lock;
 use crate::image::Image;
 use crate::nbd::Backing;
 use crate::worker::DiskEvent;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 /// Serves one disk to one guest.
 pub(super) struct Server {
@@ -46,6 +48,7 @@ impl Backing for Server {
     }
 
     fn busy(&self, busy: bool) {
+        *lock(&self.image().asked) = busy.then(Instant::now);
         if busy {
             self.inner.busy.fetch_add(1, Ordering::AcqRel);
         } else {

@@ -2,6 +2,7 @@
 
 use super::{Body, BoxError};
 use crate::{announce, clock};
+use plover_disk::Disks;
 use plover_replica::{Action, ConsoleHold, Note, Role};
 use plover_syncvm::subpages::SubpageMask;
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
@@ -149,8 +150,11 @@ impl Body {
             }
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::HypervisorLate { why } => {
+                // A hypervisor that waits for its disk can tell no more than that it waits.
+                let disk = self.disks.as_ref().and_then(Disks::failure);
+                let why = disk.map_or_else(|| why.clone(), |disk| format!("{why}: {disk}"));
                 tracing::error!(why, "this side is at fault");
-                self.last_failure = Some(why.clone());
+                self.last_failure = Some(why);
             }
             Note::Uplink { up: false } => {
                 let why = "the TAP or the uplink is down: clients are not reached from this host";
