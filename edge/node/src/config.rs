@@ -81,8 +81,8 @@ pub struct GroupConfig {
     /// The leader sends a heartbeat this often, in ms.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
-    /// A replica that is silent for this long, in ms, is suspected. An election begins after one to two
-    /// times this. At least three heartbeats. A busy host may be silent for some 100 ms: a short
+    /// A replica that is silent for this long, in ms, is suspected. The secondary stands for election
+    /// a sixteenth of this later. At least three heartbeats. A busy host may be silent for some 100 ms: a short
     /// timeout fails over faster, and sometimes without need.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
