@@ -22,6 +22,14 @@
 //! * In groups of two (`pair`) either links hold, and all properties must hold; or links fail, two
 //!   may lead at once, and once healed there must be one leader again that serves.
 //!
+//! ```
+//! use plover_sim::{Options, Simulation};
+//!
+//! let outcome = Options::default().run(7);
+//! assert_eq!(outcome.violation, None);
+//! assert!(outcome.coverage.of("healed") > 0);
+//! ```
+//!
 //! # What is not simulated
 //!
 //! * A process that is stopped *between* the brain's decision and the act: a `Release` that was
