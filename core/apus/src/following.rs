@@ -217,8 +217,9 @@ impl Apus {
         let last = self.log.last();
         if self.backups_commit_alone()
             && self.is_voter()
-            && leader.is_some_and(|leader| members.voters.contains(leader))
-            && leader.is_some_and(|leader| self.in_sync_are_me_and(leader))
+            && leader.is_some_and(|leader| {
+                members.voters.contains(leader) && self.in_sync_are_me_and(leader)
+            })
             && self.durable == self.promised
             && matched > self.log.commit()
             && (matched, self.promised) == (last.index, last.view)

@@ -55,7 +55,7 @@ impl Apus {
     pub(crate) fn begin_generation(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.adopt_generation(self.promised, out);
         self.recovery.need_none();
-        self.begin_milestones(out);
+        self.begin_milestones();
         self.persist_state(out);
         self.lead(now, &BTreeMap::new(), out);
     }

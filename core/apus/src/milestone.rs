@@ -29,7 +29,7 @@
 use crate::canary::canary;
 use crate::leading::Leadership;
 use crate::{Apus, Command, Durability};
-use plover_types::{Index, Viewstamp};
+use plover_types::{Index, ReplicaId, Viewstamp};
 
 /// The newest milestone of the log, here and on storage.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,12 +60,14 @@ impl Apus {
         }
     }
 
-    /// Stores the milestones from now on: the log holds all that this replica may have acknowledged.
-    pub(crate) fn begin_milestones(&mut self, out: &mut Vec<Command>) {
-        if self.keeps_milestones() && self.milestones.newest.is_none() {
+    /// Keeps milestones from now on: the log holds all that this replica may have acknowledged. Returns
+    /// whether that is new, and so has to be stored.
+    pub(crate) fn begin_milestones(&mut self) -> bool {
+        let begins = self.keeps_milestones() && self.milestones.newest.is_none();
+        if begins {
             self.milestones.newest = Some(self.log.milestone());
-            self.persist_state(out);
         }
+        begins
     }
 
     pub(crate) fn milestone_is_stored(&self) -> bool {
@@ -73,7 +75,7 @@ impl Apus {
         newest <= stored
     }
 
-    /// What this replica says in a vote if it has forgotten its log.
+    /// The newest milestone, which its votes carry, if this replica has forgotten its log.
     pub(crate) fn forgot(&self) -> Option<Viewstamp> {
         self.milestones.newest.filter(|_| self.recovery.amnesiac)
     }
@@ -106,7 +108,7 @@ impl Apus {
 
     /// Whether a majority that consists of this backup and its leader commits by rule 2: nobody else
     /// is in sync, and both have stored the milestones before.
-    pub(crate) fn in_sync_are_me_and(&self, leader: plover_types::ReplicaId) -> bool {
+    pub(crate) fn in_sync_are_me_and(&self, leader: ReplicaId) -> bool {
         if !self.keeps_milestones() {
             return true;
         }

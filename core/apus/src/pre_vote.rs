@@ -51,14 +51,13 @@ impl Apus {
     /// collide. The only candidate does not wait for others, but for the voters: they may have heard the
     /// leader a moment later.
     pub(crate) fn arm_election(&mut self, now: Micros) {
-        let spread = self.spread_timeout();
         let timeout = self.config.timeout;
-        self.election_at = now
-            + if self.is_the_only_candidate() {
-                timeout + Micros(timeout.0 / 16)
-            } else {
-                spread
-            };
+        let wait = if self.is_the_only_candidate() {
+            timeout + Micros(timeout.0 / 16)
+        } else {
+            self.spread_timeout()
+        };
+        self.election_at = now + wait;
     }
 
     /// Whether nobody but this replica and the leader it followed holds the guest.

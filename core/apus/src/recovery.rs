@@ -316,8 +316,9 @@ impl Apus {
             // A lost promise is known again; storage does not have it yet.
             let had_none = std::mem::take(&mut self.recovery.promise_unknown);
             self.recovery.source = None;
-            self.begin_milestones(out);
-            if (had_none && self.recovery.ran) || self.config.durability == Durability::Disk {
+            let begins = self.begin_milestones();
+            let disk = self.config.durability == Durability::Disk;
+            if begins || disk || (had_none && self.recovery.ran) {
                 // The next start may trust the log on storage.
                 self.persist_state(out);
             }

@@ -223,7 +223,7 @@ impl Matcher {
         self.drop_done();
     }
 
-    /// Our guest has sent something that clients will not get from here. What follows has no known place.
+    /// A frame of our guest was dropped. Nothing more of this slot is compared.
     pub fn dropped(&mut self) {
         self.incomplete = true;
         self.close(Difference::Dropped);

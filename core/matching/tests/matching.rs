@@ -52,8 +52,8 @@ fn segmentation_does_not_matter() {
     assert_eq!(sides.matcher.difference(), None);
 }
 
-/// A full guard has dropped a frame. What the guest sends behind it is not released on a match, and the
-/// connection begins anew with the next sync.
+/// After a frame that a full guard has dropped, no other is released on a match. The next sync begins the
+/// connection anew.
 #[test]
 fn nothing_is_covered_behind_a_dropped_output() {
     let mut sides = Sides::new();

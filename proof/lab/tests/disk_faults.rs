@@ -155,16 +155,18 @@ fn image(dir: &Path) -> PathBuf {
     raw
 }
 
+fn with_a_disk(scratch: &Path) -> Options {
+    Options {
+        disks: vec![image(scratch).into()],
+        ..Options::default()
+    }
+}
+
 #[test]
 fn a_replica_whose_disk_fails_leaves_and_comes_back_when_it_is_mended() {
     let scratch = tempfile::tempdir().expect("a directory is made");
-    let image = image(scratch.path());
     let small = SmallDisk::new(scratch.path().join("small"), 8).expect("a file system is mounted");
-    let options = Options {
-        disks: vec![image.into()],
-        ..Options::default()
-    };
-    prove("t-faulty", options, |lab| {
+    prove("t-faulty", with_a_disk(scratch.path()), |lab| {
         fill_one_disk(lab, &small)?;
         lose_the_leaders_disk(lab)
     });
@@ -173,13 +175,8 @@ fn a_replica_whose_disk_fails_leaves_and_comes_back_when_it_is_mended() {
 #[test]
 fn a_replica_whose_disk_hangs_hands_over() {
     let scratch = tempfile::tempdir().expect("a directory is made");
-    let image = image(scratch.path());
     let freezer = Freezer::new(scratch.path().join("freezer"), 64).expect("a file system is made");
-    let options = Options {
-        disks: vec![image.into()],
-        ..Options::default()
-    };
-    prove("t-hung", options, |lab| {
+    prove("t-hung", with_a_disk(scratch.path()), |lab| {
         hang_the_leaders_disk(lab, &freezer)
     });
 }
@@ -234,12 +231,10 @@ fn fill_the_leaders_disk(lab: &mut Lab, small: &SmallDisk, progress: &Progress) 
 #[test]
 fn the_other_copy_goes_on_when_the_leaders_disk_is_full() {
     let scratch = tempfile::tempdir().expect("a directory is made");
-    let image = image(scratch.path());
     let small = SmallDisk::new(scratch.path().join("small"), 8).expect("a file system is mounted");
     let options = Options {
         guest: Guest::Storm,
-        disks: vec![image.into()],
-        ..Options::default()
+        ..with_a_disk(scratch.path())
     };
     prove_on("t-full", options, |lab, progress| {
         fill_the_leaders_disk(lab, &small, progress)

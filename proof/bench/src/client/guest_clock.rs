@@ -1,9 +1,9 @@
 //! How far a guest's clock falls behind while its server is loaded.
 
-use super::PATIENCE;
+use super::connect;
 use anyhow::{Context, Result};
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// How often the clock is read at a time. The quickest answer counts.
@@ -19,10 +19,8 @@ pub(super) struct Reading {
 impl Reading {
     /// Asks a Redis.
     pub fn take(to: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&to, PATIENCE)
-            .with_context(|| format!("cannot connect to {to}"))?;
+        let stream = connect(to)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
         let mut answers = BufReader::new(stream);
         let mut quickest: Option<(Duration, Self)> = None;
         for _ in 0..READINGS {

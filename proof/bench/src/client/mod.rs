@@ -114,15 +114,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// A connection whose answers are waited for.
+fn connect(to: SocketAddr) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&to, PATIENCE)
+        .with_context(|| format!("cannot connect to {to}"))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
 /// Puts the keys into a server whose keys are read.
 fn fill(options: &Options) -> Result<()> {
     let traffic = options.traffic;
     if traffic.filling(0).is_none() {
         return Ok(());
     }
-    let mut stream = TcpStream::connect_timeout(&options.to, PATIENCE)
-        .with_context(|| format!("cannot connect to {}", options.to))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = connect(options.to)?;
     let mut answers = BufReader::new(stream.try_clone()?);
     let requests: Vec<String> = (0..).map_while(|number| traffic.filling(number)).collect();
     for some in requests.chunks(FILLING as usize) {
