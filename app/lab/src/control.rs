@@ -197,6 +197,11 @@ impl DaemonStatus {
         says(&self.more, "can_split")
     }
 
+    /// Whether it says that its guest has ended and waits to be started.
+    pub fn guest_is_off(&self) -> bool {
+        says(&self.more, "guest_off")
+    }
+
     /// Its copy of the guest's disks, if the guest has some.
     pub fn disk_copy(&self) -> Option<DiskCopy> {
         disk_copy(self.id, &self.more)

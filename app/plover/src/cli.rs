@@ -47,6 +47,12 @@ pub enum Command {
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
     },
+    /// Switch a guest on that has powered off. Run it on the leader's host.
+    Start {
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
     /// Run and use a replicated log: consensus without a guest.
     Log {
         #[command(subcommand)]

@@ -3,6 +3,7 @@
 //! ```text
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    what one replica says of itself
+//!  plover start                     switches a guest on that has powered off
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover log …                     a replicated log by hand
 //!  plover bench consensus           what an entry of such a log costs
@@ -53,6 +54,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
+        cli::Command::Start { run_dir } => replica::start(&run_dir),
         cli::Command::Bootstrap { others, run_dir } => replica::bootstrap(&run_dir, &others),
         cli::Command::Log { command } => log::run(command),
         cli::Command::Bench { command } => match command {

@@ -62,6 +62,12 @@ pub fn bootstrap(run_dir: &Path, others: &[PathBuf]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Switches a guest on that is off.
+pub fn start(run_dir: &Path) -> Result<ExitCode> {
+    Control::in_run_dir(run_dir).request(&json!({"op": "start"}))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn read_status(file: &Path) -> Result<DaemonStatus> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("cannot read the status {}", file.display()))?;
@@ -87,11 +93,16 @@ pub fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
     } else {
         "not known to be protected here"
     };
+    let off = if status.guest_is_off() {
+        "off until 'plover start'; "
+    } else {
+        ""
+    };
     let qemu = status
         .qemu_pid
         .map_or_else(|| "none".into(), |pid| pid.to_string());
     output::print(format_args!(
-        "replica   {}, {} in view {}\nin sync   {}\nguest     {protected}\nprocesses plover {}, \
+        "replica   {}, {} in view {}\nin sync   {}\nguest     {off}{protected}\nprocesses plover {}, \
          qemu {qemu}\n",
         status.id,
         status.role,

@@ -80,8 +80,8 @@ pub enum Event {
     /// other: the node holds it until the syncvm that ends its slot is over, or shows it at once
     /// ([`Watch::console_until`]).
     Printed,
-    /// The guest has written so much to its disks that a syncvm is due.
-    MuchWritten,
+    /// A syncvm is due: the guest has written much to its disks, or is off.
+    SyncDue,
     /// The answer to [`Action::StageDisks`].
     DisksStaged(SyncNo),
     /// The answer to [`Action::Scan`].
@@ -110,6 +110,8 @@ pub enum OperatorInput {
     Console(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Presses the power button.
     PowerButton,
+    /// Switches a guest on that is off.
+    Start,
 }
 
 /// A request of the replica. The node carries actions out in order.

@@ -28,12 +28,17 @@ mod tests {
     #[test]
     fn the_form_of_operations_is_that_of_their_version() {
         let typed = OperatorInput::Console(vec![1, 2]);
-        assert_every_kind(&[typed.clone(), OperatorInput::PowerButton]);
+        assert_every_kind(&[
+            typed.clone(),
+            OperatorInput::PowerButton,
+            OperatorInput::Start,
+        ]);
         let frames = vec![Frame(vec![3, 4]), Frame(vec![5])];
         let operations = [
             LogOp::Inputs(frames.clone()),
             LogOp::Operator(typed),
             LogOp::Operator(OperatorInput::PowerButton),
+            LogOp::Operator(OperatorInput::Start),
             LogOp::Syncvm(SyncNo(1001)),
             LogOp::Paced(1002, frames),
         ];

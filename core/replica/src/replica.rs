@@ -151,9 +151,9 @@ impl Replica {
             Event::StateLoaded => self.follow_state_loaded(),
             Event::GuestDied(why) => self.on_guest_died(why),
             Event::Outputs(frames) => self.on_outputs(frames),
-            Event::MuchWritten => {
+            Event::SyncDue => {
                 if let Some((leader, _)) = self.leading() {
-                    leader.slot.much_written = true;
+                    leader.slot.is_due = true;
                 }
             }
             Event::Printed => {

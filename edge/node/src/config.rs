@@ -10,7 +10,7 @@ use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
 use plover_replica::{Canary, Warm};
 use plover_types::{Mac, Micros, PageLayout, ReplicaId, ReplicaSet};
-use plover_vm::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
+use plover_vm::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -175,6 +175,17 @@ pub struct GuestConfig {
     pub cmdline: String,
     /// The guest's MAC address, which no other machine of its network may have.
     pub mac: Mac,
+    /// What becomes of a guest that reboots (default `"restart"`). With `"destroy"` it is off until
+    /// `plover start`.
+    #[serde(default)]
+    pub on_reboot: Option<AtEnd>,
+    /// The same for one that powers off (default `"destroy"`).
+    #[serde(default)]
+    pub on_poweroff: Option<AtEnd>,
+    /// The same for one whose kernel crashes and says so, by a `pvpanic` device that `q35` and `pc` have (default
+    /// `"restart"`).
+    #[serde(default)]
+    pub on_crash: Option<AtEnd>,
     /// The nice value, 0 to 19, of the guest's vCPUs while it is secondary (default: 0 where outputs are
     /// released on match, because clients then wait for both guests; else 10). On a host that also runs
     /// leaders, their guests should come first: if a secondary falls behind, the next sync has some pages
@@ -341,6 +352,12 @@ impl ReplicaConfig {
         config.vcpus = guest.vcpus;
         config.mem_mib = guest.mem_mib;
         config.name = format!("{}-{}", self.group.name, self.group.me);
+        let usual = Ends::default();
+        config.ends = Ends {
+            on_reboot: guest.on_reboot.unwrap_or(usual.on_reboot),
+            on_poweroff: guest.on_poweroff.unwrap_or(usual.on_poweroff),
+            on_crash: guest.on_crash.unwrap_or(usual.on_crash),
+        };
         config.disks = self.disk.iter().map(DiskConfig::device).collect();
         config
     }

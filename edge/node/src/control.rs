@@ -28,6 +28,8 @@ pub(crate) enum Op {
     Status,
     /// Press the guest's power button.
     Power,
+    /// Switch the guest on, if it is off.
+    Start,
     /// The operator's statement that a group which has forgotten its guest may boot a new one. `others`:
     /// the other replicas' copies of the guest's disks by their status, if known.
     Bootstrap {

@@ -1,5 +1,6 @@
 //! Orders to a guest, what happens to it, and what can fail.
 
+use crate::AtEnd;
 use plover_types::DeviceState;
 
 /// An order that completes later, with the [`VmEvent`] named beside it. Orders are carried out one
@@ -8,12 +9,12 @@ use plover_types::DeviceState;
 pub enum VmCommand {
     /// Stop the vCPUs → [`VmEvent::Paused`].
     Pause,
-    /// Let the vCPUs run → [`VmEvent::Resumed`].
+    /// Let the vCPUs run → [`VmEvent::Resumed`]. Those of a guest that is off stand on.
     Resume,
     /// Put the devices into their power-on state while paused, where this machine type needs it
     /// before a load ([`crate::Machine::needs_reset`]) → [`VmEvent::ResetDone`].
     Reset,
-    /// Serialise device and CPU state while paused → [`VmEvent::StateSaved`].
+    /// Serialise device and CPU state while paused, and whether the guest is off → [`VmEvent::StateSaved`].
     SaveState,
     /// Load device and CPU state while paused → [`VmEvent::StateLoaded`]. The guest's clocks then go on as
     /// if it had run since it stopped (by this host's `CLOCK_MONOTONIC`).
@@ -22,6 +23,9 @@ pub enum VmCommand {
     Probe,
     /// Press the power button (ACPI) → nothing.
     PowerButton,
+    /// Let a guest boot that is off ([`VmEvent::GuestEnded`]) → nothing. One that is paused, too, boots when it
+    /// is resumed.
+    Start,
 }
 
 /// An event of the guest.
@@ -52,8 +56,24 @@ pub enum VmEvent {
     Died(String),
     /// The guest has rebooted; it goes on with its firmware or kernel.
     GuestReset,
-    /// The guest has powered itself off, or panicked. It stands.
-    GuestShutdown,
+    /// The guest has ended by itself.
+    GuestEnded {
+        /// How.
+        how: GuestEnd,
+        /// What becomes of it.
+        then: AtEnd,
+    },
+}
+
+/// How a guest has ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestEnd {
+    /// It has powered off.
+    PowerOff,
+    /// It has rebooted, where [`crate::Ends::on_reboot`] does not let it.
+    Reboot,
+    /// Its kernel has crashed, and has told the machine (pvpanic).
+    Crash,
 }
 
 /// Why the guest could not be driven.

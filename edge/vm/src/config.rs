@@ -1,5 +1,6 @@
 //! How a guest is to be run.
 
+use crate::GuestEnd;
 use plover_types::{Mac, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -111,6 +112,48 @@ pub enum DiskBus {
     Ide,
 }
 
+/// What becomes of a guest that ends by itself; the words are libvirt's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AtEnd {
+    /// It boots again.
+    Restart,
+    /// It is off until an operator starts it.
+    Destroy,
+}
+
+/// What becomes of the guest, by the way in which it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// It reboots.
+    pub on_reboot: AtEnd,
+    /// It powers off.
+    pub on_poweroff: AtEnd,
+    /// Its kernel crashes and says so (pvpanic, on `q35` and `pc`).
+    pub on_crash: AtEnd,
+}
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self {
+            on_reboot: AtEnd::Restart,
+            on_poweroff: AtEnd::Destroy,
+            on_crash: AtEnd::Restart,
+        }
+    }
+}
+
+impl Ends {
+    /// What becomes of a guest that has ended so.
+    pub(crate) fn after(&self, how: GuestEnd) -> AtEnd {
+        match how {
+            GuestEnd::PowerOff => self.on_poweroff,
+            GuestEnd::Reboot => self.on_reboot,
+            GuestEnd::Crash => self.on_crash,
+        }
+    }
+}
+
 /// A disk as the guest sees it. [`plover_disk::Disks`] serves its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskDevice {
@@ -150,6 +193,8 @@ pub struct QemuConfig {
     /// Gives all orders through QEMU's monitor, as with a build of QEMU that exports nothing else
     /// (docs/decisions/0013). Slower; for tests.
     pub monitor_only: bool,
+    /// What becomes of a guest that ends by itself.
+    pub ends: Ends,
     /// Its disks, in the order in which firmware tries to boot from them.
     pub disks: Vec<DiskDevice>,
 }
@@ -168,6 +213,7 @@ impl QemuConfig {
             mac,
             name: "plover".into(),
             monitor_only: false,
+            ends: Ends::default(),
             disks: Vec::new(),
         }
     }

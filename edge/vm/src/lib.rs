@@ -15,7 +15,7 @@
 //! The states of a guest, and the orders ([`VmCommand`]) that change them:
 //!
 //! ```text
-//!   spawn ──▶ starting ──Started──▶ paused ◀──Pause── running ──▶ GuestShutdown (stands)
+//!   spawn ──▶ starting ──Started──▶ paused ◀──Pause── running ──▶ GuestEnded: boots, or is off
 //!                                     │  └──Resume──▶    │
 //!                                     │                  │
 //!                                     └──────┬───────────┘
@@ -65,8 +65,8 @@ mod regions;
 mod thread_state;
 
 pub use accel::{AccelChoice, choose_accel, host_cpu};
-pub use api::{VmCommand, VmError, VmEvent};
+pub use api::{GuestEnd, VmCommand, VmError, VmEvent};
 pub use check::check_host;
-pub use config::{Accel, Boot, DiskBus, DiskDevice, Firmware, Machine, QemuConfig};
+pub use config::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
 pub use hash::{PageHasher, hash_subpages};
 pub use qemu::QemuVm;

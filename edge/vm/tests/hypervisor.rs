@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{Guest, linux, ping, pong};
+use common::{Guest, linux, ping, pong, sync};
 use plover_types::{Frame, PageSet};
-use plover_vm::{Accel, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
+use plover_vm::{Accel, AtEnd, GuestEnd, Machine, QemuConfig, QemuVm, VmCommand, VmEvent};
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
@@ -167,18 +167,67 @@ fn number(frame: &Frame) -> Option<u16> {
     request.then(|| u16::from_be_bytes([bytes[40], bytes[41]]))
 }
 
-/// A guest that powers off stops, and that is reported once. It does not run on.
+fn ended(how: GuestEnd, then: AtEnd) -> VmEvent {
+    VmEvent::GuestEnded { how, then }
+}
+
+/// A guest that powers off is off, also where its state is loaded, until it is started.
 #[test]
-fn a_guest_that_powers_off_is_told() {
-    let mut guest = Guest::boot(config(Machine::Microvm));
-    guest.type_line("poweroff -f");
-    guest.expect(VmEvent::GuestShutdown);
-    guest.run_for(Duration::from_millis(100));
-    assert!(guest.events.is_empty(), "{:?}", guest.events);
-    assert!(
-        guest.vm.pid().is_some(),
-        "the hypervisor stays for the operator to look at"
-    );
+fn a_guest_that_powers_off_is_off_until_it_is_started() {
+    for monitor_only in [false, true] {
+        let config = QemuConfig {
+            monitor_only,
+            ..config(Machine::Microvm)
+        };
+        let mut guest = Guest::boot(config);
+        guest.type_line("poweroff -f");
+        guest.expect(ended(GuestEnd::PowerOff, AtEnd::Destroy));
+        guest.run_for(Duration::from_millis(100));
+        assert!(guest.events.is_empty(), "{:?}", guest.events);
+        assert!(guest.vm.is_off());
+        assert!(guest.vm.feed(&ping(1, 9)), "it is dropped");
+        guest.order(VmCommand::Pause);
+        guest.order(VmCommand::Resume);
+        assert!(guest.vm.is_off(), "a syncvm does not switch it on");
+        guest.console.clear();
+        guest.vm.command(VmCommand::Start);
+        guest.wait_boot();
+        assert!(!guest.vm.is_off());
+        guest.wait_ping(2);
+    }
+}
+
+/// The two copies end when each of them ends; the leader's state decides.
+#[test]
+fn a_syncvm_carries_whether_the_guest_is_off() {
+    for machine in [Machine::Microvm, Machine::Q35] {
+        let [mut a, mut b] = [0, 1].map(|_| Guest::boot(config(machine)));
+        b.type_line("poweroff -f");
+        b.expect(ended(GuestEnd::PowerOff, AtEnd::Destroy));
+        b.run_for(Duration::from_millis(100));
+        sync(&mut a, &mut b, true);
+        a.order(VmCommand::Resume);
+        b.order(VmCommand::Resume);
+        assert!(!b.vm.is_off());
+        b.wait_ping(3);
+        a.type_line("poweroff -f");
+        a.expect(ended(GuestEnd::PowerOff, AtEnd::Destroy));
+        a.run_for(Duration::from_millis(100));
+        sync(&mut a, &mut b, false);
+        b.order(VmCommand::Resume);
+        assert!(b.vm.is_off());
+        b.console.clear();
+        b.vm.command(VmCommand::Start);
+        b.wait_boot();
+    }
+}
+
+#[test]
+fn a_guest_that_crashes_boots_again() {
+    let mut guest = Guest::boot(config(Machine::Q35));
+    guest.type_line("echo c > /proc/sysrq-trigger");
+    guest.expect(ended(GuestEnd::Crash, AtEnd::Restart));
+    guest.wait_boot();
 }
 
 #[test]
@@ -187,9 +236,7 @@ fn a_guest_that_reboots_boots_again() {
     let mut guest = Guest::boot(config(Machine::Q35));
     guest.type_line("reboot -f");
     guest.expect(VmEvent::GuestReset);
-    // SeaBIOS resets the machine once more.
-    guest.expect(VmEvent::GuestReset);
-    guest.wait_console("plover-guest: ready");
+    guest.wait_boot();
 }
 
 /// Pause and save are ordered back to back, as a leader does in a sync.

@@ -193,6 +193,55 @@ fn a_guest_reboots_while_its_leader_dies() {
     run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
 }
 
+/// A guest that powers off is off on whichever host leads next, until an operator starts it.
+#[test]
+fn a_guest_that_is_off_stays_off_over_a_failover() {
+    let _turn = Turn::wait();
+    let (up, _) = Up::new("t-off", &[]);
+    let lab = up.open();
+    let start = |id: u8| {
+        let run_dir = format!("/run/plover-lab/{}/replica-{id}/run", up.name);
+        let output = plover(&["start", "--run-dir", &run_dir]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let run = || -> Result<()> {
+        wait_until_protected(&lab)?;
+        let progress = Progress::silent(Arc::default());
+        let first = lab.find(&role("leader"))?;
+        let (done, said) = start(first);
+        ensure!(!done && said.contains("the guest is not off"), "{said}");
+        let mut console = lab.control(first).console()?;
+        converse(
+            &mut console,
+            "poweroff -f",
+            "it is off until 'plover start'",
+        )?;
+        wait_for(&progress, "both copies to be off", || {
+            let off = |id: &u8| lab.control(*id).status().is_ok_and(|s| s.guest_is_off());
+            Ok([0, 1, 2].iter().filter(|id| off(id)).count() == 2)
+        })?;
+        up.succeeds(&["fault", "kill", "--role", "leader"]);
+        let second = another_leads(&lab, first)?;
+        let status = lab.control(second).status()?;
+        ensure!(status.guest_is_off(), "it is on after a failover");
+        up.succeeds(&["restart", "--replica", &first.to_string()]);
+        wait_until_protected(&lab)?;
+        let (done, said) = start(first);
+        ensure!(
+            !done && said.contains(&format!("replica {second} does")),
+            "{said}"
+        );
+        let (done, said) = start(second);
+        ensure!(done, "{said}");
+        wait_for(&progress, "an answer of the service", || {
+            Ok(lab.guest_answers(Duration::from_secs(1)))
+        })?;
+        wait_until_protected(&lab)
+    };
+    run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
+}
+
 /// Typed text goes through the log: the shell that reads it is in the same state on both sides, and
 /// keeps its state over a failover.
 #[test]

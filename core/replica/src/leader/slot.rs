@@ -20,8 +20,8 @@ pub(crate) struct Slot {
     pub started: Micros,
     /// The last syncvm failed; the next one is a repetition.
     pub is_retry: bool,
-    /// The guest has written so much to its disks that a syncvm is due.
-    pub much_written: bool,
+    /// A syncvm is due, whatever the policy says ([`crate::Event::SyncDue`]).
+    pub is_due: bool,
     /// Console output of this slot waits for its syncvm.
     pub printed: bool,
 }
@@ -31,7 +31,7 @@ impl Slot {
         Self {
             started,
             is_retry: false,
-            much_written: false,
+            is_due: false,
             printed: false,
         }
     }
@@ -69,7 +69,7 @@ impl Leader {
         }
         let view = self.slot_view(cx);
         let reason = match self.match_view(cx) {
-            _ if self.slot.much_written => Some(SyncReason::Written),
+            _ if self.slot.is_due => Some(SyncReason::Written),
             Some(_) if self.slot.printed && view.age >= PRINTED_WITHIN => Some(SyncReason::Output),
             Some(found) => self.compared_slot_ends(cx, &view, &found),
             None => cx.config.policy.sync.ends(&cx.rules.slot, &view),

@@ -302,7 +302,7 @@ impl Leader {
     /// The pages that this guest has written are known, and owed: they are copied or compared.
     pub(crate) fn on_scanned(&mut self, cx: &mut Context, number: SyncNo, set: &PageSet) {
         cx.memory.ledger.owe(set);
-        self.slot.much_written = false;
+        self.slot.is_due = false;
         let Some(LeadSync { mut run, stage }) = self.sync.take_if(|s| s.run.sync == number) else {
             return;
         };

@@ -5,10 +5,10 @@ use crate::clock;
 use crate::control::{Op, Request};
 use plover_disk::Disks;
 use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
-use plover_replica::{Event, OperatorInput};
+use plover_replica::{Event, OperatorInput, Role};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
-use serde_json::json;
+use serde_json::{Value, json};
 
 impl Body {
     pub(super) fn take_control(&mut self) -> Result<(), BoxError> {
@@ -24,10 +24,11 @@ impl Body {
                 Request::Op { op, reply } => {
                     let answer = match op {
                         Op::Status => self.status(),
-                        Op::Power => {
-                            self.apply(Event::Operator(OperatorInput::PowerButton))?;
-                            json!({"ok": true})
+                        Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
+                        Op::Start if self.role == Role::Leader && !self.is_guest_off() => {
+                            json!({"error": "the guest is not off"})
                         }
+                        Op::Start => self.operate_by_log(OperatorInput::Start)?,
                         Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
                             Some(why) => json!({"error": why}),
                             None => {
@@ -55,6 +56,19 @@ impl Body {
             }
         }
         Ok(())
+    }
+
+    /// An operator's input, which only a leader takes.
+    fn operate_by_log(&mut self, input: OperatorInput) -> Result<Value, BoxError> {
+        if self.role != Role::Leader {
+            return Ok(json!({"error": self.not_leading("does not lead")}));
+        }
+        self.apply(Event::Operator(input))?;
+        Ok(json!({"ok": true}))
+    }
+
+    fn is_guest_off(&self) -> bool {
+        self.vm.as_ref().is_some_and(QemuVm::is_off)
     }
 
     /// Why the guest must not start from this replica's disks, by its own record and the operator's
@@ -121,7 +135,8 @@ impl Body {
             "holds_state": status.holds_state,
             "can_split": self.config.can_split(),
             "doubts": self.replica.consensus_core().status().doubts,
-            "guest_running": status.guest_running,
+            "guest_running": status.guest_running && !self.is_guest_off(),
+            "guest_off": self.is_guest_off(),
             "held_outputs": status.held_outputs,
             "idle_threshold_us": status.idle_threshold.0,
             "slot_longest_us": status.slot_longest.0,

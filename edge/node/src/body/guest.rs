@@ -5,7 +5,7 @@ use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
 use plover_types::{Frame, SyncNo, Unconsumed};
-use plover_vm::{QemuVm, VmCommand, VmEvent};
+use plover_vm::{AtEnd, GuestEnd, QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -48,14 +48,31 @@ impl Body {
                     tracing::info!("the guest reboots");
                     continue;
                 }
-                VmEvent::GuestShutdown => {
-                    tracing::warn!("the guest has shut itself down; it stays paused");
+                VmEvent::GuestEnded { how, then } => {
+                    self.guest_ended(how, then)?;
                     continue;
                 }
             };
             self.apply(event)?;
         }
         Ok(())
+    }
+
+    /// The guest has ended by itself. What is said of it is an output like the guest's own.
+    fn guest_ended(&mut self, how: GuestEnd, then: AtEnd) -> Result<(), BoxError> {
+        let how = match how {
+            GuestEnd::PowerOff => "the guest has powered off",
+            GuestEnd::Reboot => "the guest wanted to reboot",
+            GuestEnd::Crash => "the guest has crashed",
+        };
+        let then = match then {
+            AtEnd::Restart => "it boots again",
+            AtEnd::Destroy => "it is off until 'plover start'",
+        };
+        tracing::warn!("{how}; {then}");
+        self.print(format!("\r\n[{how}; {then}]\r\n").as_bytes())?;
+        // The other copy is to know it soon, also where nothing else asks for a syncvm.
+        self.apply(Event::SyncDue)
     }
 
     pub(super) fn take_outputs(&mut self) -> Result<(), BoxError> {
@@ -155,6 +172,7 @@ impl Body {
         match input {
             OperatorInput::Console(bytes) => vm.console_write(bytes),
             OperatorInput::PowerButton => vm.command(VmCommand::PowerButton),
+            OperatorInput::Start => vm.command(VmCommand::Start),
         }
     }
 
@@ -287,7 +305,7 @@ impl Body {
     }
 
     /// A message that this replica `does_not`, and which one leads instead, if known.
-    fn not_leading(&self, does_not: &str) -> String {
+    pub(super) fn not_leading(&self, does_not: &str) -> String {
         let status = self.replica.status();
         let who = match status.leader.filter(|leader| *leader != status.id) {
             Some(leader) => format!("; replica {} does", leader.0),

@@ -397,7 +397,7 @@ impl Body {
                     continue;
                 }
                 DiskEvent::Staged(sync) => Event::DisksStaged(sync),
-                DiskEvent::ManyWritten => Event::MuchWritten,
+                DiskEvent::ManyWritten => Event::SyncDue,
                 DiskEvent::Failed(why) => self.guest_is_gone(why),
             };
             self.apply(event)?;

@@ -3,7 +3,7 @@
 //! A comment says why each unusual option is there. Together they are the conditions under which saved
 //! device state loads into a guest that has run.
 
-use crate::{Accel, Boot, DiskBus, Firmware, Machine, QemuConfig};
+use crate::{Accel, AtEnd, Boot, DiskBus, Firmware, Machine, QemuConfig};
 use std::ffi::OsString;
 
 /// The numbers of the descriptors that QEMU inherits.
@@ -70,10 +70,21 @@ pub(super) fn arguments(config: &QemuConfig, accel: Accel, fds: &Inherited) -> V
             config.mem_mib, fds.ram
         ),
     );
-    // A guest that resets goes on by itself. Its other copy does the same a little sooner or later, or never,
-    // and the next syncvm makes the two equal again, as after any divergence (docs/decisions/0035). One that
-    // powers off or panics stops, and QEMU reports it.
-    line.option("-action", "reboot=reset,shutdown=pause,panic=pause");
+    // A guest that resets goes on by itself, if it may. Its other copy does the same a little sooner or later, or
+    // never, and the next syncvm makes the two equal again, as after any divergence (docs/decisions/0035). One
+    // that powers off or panics stops, and QEMU reports it.
+    let reboot = match config.ends.on_reboot {
+        AtEnd::Restart => "reset",
+        AtEnd::Destroy => "shutdown",
+    };
+    line.option(
+        "-action",
+        format!("reboot={reboot},shutdown=pause,panic=pause"),
+    );
+    if config.machine != Machine::Microvm {
+        // By this a guest's kernel says that it has crashed. A microvm describes no such device to its guest.
+        line.option("-device", "pvpanic");
+    }
     // A guest may take QEMU over: no new processes and no new privileges for QEMU.
     line.option(
         "-sandbox",

@@ -11,6 +11,7 @@
 //! and we report ours) and on processor modes, which are part of its key. In any doubt all translations
 //! are dropped.
 
+use super::power::Power;
 use super::{Purpose, QemuVm};
 use crate::device_state::with_serial_queue;
 use plover_types::{DeviceState, PAGE_BYTES, PageNo, PageSet};
@@ -31,6 +32,8 @@ pub(super) struct Loads {
     pub(super) ram_in_qemu: u64,
     /// Pages that we wrote since the last load.
     overwritten: PageSet,
+    /// Whether the machine has power in the state that is being loaded.
+    pub(super) power: Power,
 }
 
 impl Loads {
@@ -39,6 +42,7 @@ impl Loads {
             keeps_code: false,
             ram_in_qemu: 0,
             overwritten: PageSet::new(pages),
+            power: Power::On,
         }
     }
 
@@ -62,7 +66,16 @@ impl QemuVm {
     /// Begins to load `state`. The order stays open until QEMU has answered the load itself.
     pub(super) fn begin_load(&mut self, state: DeviceState) {
         self.orders.opened(Purpose::Load);
-        let (bytes, serial) = with_serial_queue(state.bytes);
+        let mut bytes = state.bytes;
+        let Some(power) = bytes.pop().and_then(Power::of_byte) else {
+            self.orders.closed(Purpose::Load);
+            return self.failed(
+                "load",
+                "the state does not say whether its machine has power",
+            );
+        };
+        self.loads.power = power;
+        let (bytes, serial) = with_serial_queue(bytes);
         if let Err(error) = self.state_file.write(&bytes) {
             self.orders.closed(Purpose::Load);
             return self.failed("load", &error.to_string());

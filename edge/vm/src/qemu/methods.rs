@@ -136,9 +136,9 @@ impl QemuVm {
 /// NIC, console and CPU time.
 impl QemuVm {
     /// Puts a frame into the guest's NIC queue. `false` if the queue is full and the frame was not
-    /// taken.
+    /// taken. A guest that is off has no NIC that listens.
     pub fn feed(&mut self, frame: &Frame) -> bool {
-        self.nic.feed(frame)
+        self.is_off() || self.nic.feed(frame)
     }
 
     /// Whether QEMU has consumed every frame fed and every byte typed, and its disks have answered
@@ -180,9 +180,11 @@ impl QemuVm {
         self.nic.take_outputs(max, frames);
     }
 
-    /// Types on the guest's serial console.
+    /// Types on the guest's serial console, unless the guest is off.
     pub fn console_write(&mut self, bytes: &[u8]) {
-        self.console.write(bytes);
+        if !self.is_off() {
+            self.console.write(bytes);
+        }
     }
 
     /// Appends to `bytes` the output of the guest's serial console since the last call.

@@ -39,6 +39,7 @@ pub(crate) mod links;
 mod load;
 mod methods;
 mod orders;
+mod power;
 pub(crate) mod process;
 mod startup;
 

@@ -1,7 +1,8 @@
 //! Orders, and QEMU's answers to them.
 
+use super::power::{AfterReset, Power};
 use super::{Phase, QemuVm};
-use crate::{VmCommand, VmEvent};
+use crate::{GuestEnd, VmCommand, VmEvent};
 use plover_agent::Order;
 use rustix::fd::AsRawFd;
 use serde_json::{Value, json};
@@ -18,6 +19,10 @@ pub(super) enum Purpose {
     Save,
     Load,
     Reset,
+    /// The machine of a guest that has ended by itself.
+    ResetEnded(AfterReset),
+    /// A guest that was off, or has ended, runs again; the replica takes it to run already.
+    Boot,
     /// To learn whether the main loop runs.
     Probe,
     /// To learn why the guest stopped without an order.
@@ -25,7 +30,6 @@ pub(super) enum Purpose {
 }
 
 /// Orders not yet carried out.
-#[derive(Default)]
 pub(super) struct Orders {
     queue: VecDeque<VmCommand>,
     /// Sent, not answered: at most a pause and one behind it.
@@ -33,14 +37,33 @@ pub(super) struct Orders {
     /// The two conditions for the end of a reset: it is answered, and the devices are reset.
     reset_answered: bool,
     reset_happened: bool,
-    /// The guest powered off, reset or crashed, and that was reported.
-    guest_ended: bool,
+    /// Whether the machine has power.
+    pub(super) power: Power,
+    /// The last order was to pause, or none was given yet.
+    pub(super) is_paused: bool,
     /// `STOP` events that direct orders will still cause on QMP.
     stops_due: u32,
-    paused_since_resume: bool,
 }
 
 impl Orders {
+    /// Of a guest that stands at power-on.
+    pub(super) fn new() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            open: VecDeque::new(),
+            reset_answered: false,
+            reset_happened: false,
+            power: Power::On,
+            is_paused: true,
+            stops_due: 0,
+        }
+    }
+
+    /// Whether no order is open.
+    pub(super) fn is_free(&self) -> bool {
+        self.open.is_empty()
+    }
+
     pub(super) fn push(&mut self, command: VmCommand) {
         self.queue.push_back(command);
     }
@@ -98,28 +121,20 @@ impl QemuVm {
             VmCommand::Pause => {
                 self.nic.hold();
                 self.console.hold();
-                if self.direct {
-                    self.orders.stops_due += 1;
-                    self.orders.paused_since_resume = true;
-                }
+                self.orders.is_paused = true;
+                self.orders.stops_due += u32::from(self.direct);
                 self.order(Purpose::Pause, Order::Stop, "stop", Value::Null);
             }
             VmCommand::Resume => {
-                // Before the guest runs, so that it need not wait until we hear that it runs. QEMU
-                // takes one frame at most in between, and delivers that one, too.
-                self.nic.release();
-                self.console.release();
-                self.orders.paused_since_resume = false;
-                self.order(Purpose::Resume, Order::Cont, "cont", Value::Null);
+                if !self.reset_ended(AfterReset::Resume) {
+                    self.resume();
+                }
             }
+            VmCommand::Start => self.start_guest(),
             VmCommand::Reset if !self.config.machine.needs_reset() => {
                 self.events.push_back(VmEvent::ResetDone);
             }
-            VmCommand::Reset => {
-                self.orders.reset_answered = false;
-                self.orders.reset_happened = false;
-                self.open(Purpose::Reset, "system_reset", Value::Null);
-            }
+            VmCommand::Reset => self.reset_machine(Purpose::Reset),
             VmCommand::SaveState => {
                 // live: false, because a live save of a paused guest gives its disks away: QEMU aborts
                 // at the next save.
@@ -139,6 +154,27 @@ impl QemuVm {
         }
     }
 
+    /// Lets a paused guest run. One that is off stays as it is.
+    pub(super) fn resume(&mut self) {
+        self.orders.is_paused = false;
+        if self.orders.power == Power::Off {
+            self.events.push_back(VmEvent::Resumed);
+            return;
+        }
+        // Before the guest runs, so that it need not wait until we hear that it runs. QEMU takes one frame
+        // at most in between, and delivers that one, too.
+        self.nic.release();
+        self.console.release();
+        self.order(Purpose::Resume, Order::Cont, "cont", Value::Null);
+    }
+
+    /// Puts the machine into its power-on state.
+    pub(super) fn reset_machine(&mut self, purpose: Purpose) {
+        self.orders.reset_answered = false;
+        self.orders.reset_happened = false;
+        self.open(purpose, "system_reset", Value::Null);
+    }
+
     /// The path of the state file inside QEMU, which inherited it under the number it has here.
     pub(super) fn state_file_name(&self) -> String {
         format!("/proc/self/fd/{}", self.state_file.fd().as_raw_fd())
@@ -150,7 +186,13 @@ impl QemuVm {
     }
 
     /// Gives an order directly if possible, else as a QMP command.
-    fn order(&mut self, purpose: Purpose, order: Order, execute: &str, arguments: Value) {
+    pub(super) fn order(
+        &mut self,
+        purpose: Purpose,
+        order: Order,
+        execute: &str,
+        arguments: Value,
+    ) {
         if self.direct {
             self.orders.opened(purpose);
             let given = self.order_link.give(purpose, order);
@@ -182,7 +224,8 @@ impl QemuVm {
 
     /// QEMU answered a command.
     pub(super) fn answered(&mut self, purpose: Purpose, result: Result<Value, String>) {
-        if self.orders.open.front() == Some(&purpose) && purpose != Purpose::Reset {
+        let resets = matches!(purpose, Purpose::Reset | Purpose::ResetEnded(_));
+        if self.orders.open.front() == Some(&purpose) && !resets {
             self.orders.open.pop_front();
         }
         match (purpose, result) {
@@ -194,27 +237,39 @@ impl QemuVm {
                 self.failed(command, &error);
             }
             (Purpose::ListVcpus, Ok(list)) => self.vcpus_listed(&list),
-            (Purpose::Pause, Ok(_)) => self.events.push_back(VmEvent::Paused),
+            (Purpose::Pause, Ok(_)) => {
+                // One whose state is being saved already is reset when it is to go on.
+                if !self.orders.is_free() || !self.reset_ended(AfterReset::Paused) {
+                    self.events.push_back(VmEvent::Paused);
+                }
+            }
             (Purpose::Pause, Err(error)) => self.failed("pause", &error),
             (Purpose::Resume, Ok(_)) => self.events.push_back(VmEvent::Resumed),
-            (Purpose::Resume, Err(error)) => self.failed("resume", &error),
+            (Purpose::Resume | Purpose::Boot, Err(error)) => self.failed("resume", &error),
+            (Purpose::Boot, Ok(_)) => {}
             (Purpose::Save, Ok(_)) => match self.state_file.read() {
-                Ok(state) => self.events.push_back(VmEvent::StateSaved(state)),
+                Ok(mut state) => {
+                    state.push(self.orders.power.to_byte());
+                    self.events.push_back(VmEvent::StateSaved(state));
+                }
                 Err(error) => self.failed("save", &error.to_string()),
             },
             (Purpose::Save, Err(error)) => self.failed("save", &error),
             (Purpose::Load, result) => {
                 self.load_ended();
                 match result {
-                    Ok(_) => self.events.push_back(VmEvent::StateLoaded),
+                    Ok(_) => {
+                        self.orders.power = self.loads.power;
+                        self.events.push_back(VmEvent::StateLoaded);
+                    }
                     Err(error) => self.failed("load", &error),
                 }
             }
-            (Purpose::Reset, Ok(_)) => {
+            (Purpose::Reset | Purpose::ResetEnded(_), Ok(_)) => {
                 self.orders.reset_answered = true;
                 self.reset_if_done();
             }
-            (Purpose::Reset, Err(error)) => {
+            (Purpose::Reset | Purpose::ResetEnded(_), Err(error)) => {
                 self.orders.open.pop_front();
                 self.failed("reset", &error);
             }
@@ -223,17 +278,26 @@ impl QemuVm {
             (Purpose::WhyStopped, Ok(status)) => self.stopped_by_itself(&status),
             (Purpose::WhyStopped, Err(error)) => self.give_up(&error),
         }
+        self.reset_if_ended();
         self.next_order();
     }
 
     fn reset_if_done(&mut self) {
         let orders = &mut self.orders;
-        if orders.open.front() == Some(&Purpose::Reset)
-            && orders.reset_answered
-            && orders.reset_happened
-        {
-            orders.open.pop_front();
-            self.events.push_back(VmEvent::ResetDone);
+        if !orders.reset_answered || !orders.reset_happened {
+            return;
+        }
+        match orders.open.front() {
+            Some(Purpose::Reset) => {
+                orders.open.pop_front();
+                self.events.push_back(VmEvent::ResetDone);
+            }
+            Some(Purpose::ResetEnded(after)) => {
+                let after = *after;
+                orders.open.pop_front();
+                self.ended_is_reset(after);
+            }
+            _ => {}
         }
     }
 
@@ -247,26 +311,25 @@ impl QemuVm {
                 self.next_order();
             }
             "RESET" => self.events.push_back(VmEvent::GuestReset),
-            "SHUTDOWN" if by_guest => self.guest_ended(),
-            "GUEST_PANICKED" => self.guest_ended(),
+            "SHUTDOWN" if by_guest => {
+                let rebooted = data.get("reason").and_then(Value::as_str) == Some("guest-reset");
+                let how = [GuestEnd::PowerOff, GuestEnd::Reboot][usize::from(rebooted)];
+                self.guest_ended(how);
+            }
+            "GUEST_PANICKED" => self.guest_ended(GuestEnd::Crash),
             "RESUME" => {
-                self.orders.guest_ended = false;
                 // `STOP` events after this one belong to pauses that were ordered after it.
-                self.orders.stops_due = self.orders.paused_since_resume.into();
+                self.orders.stops_due = (self.direct && self.orders.is_paused).into();
             }
             "STOP" if self.orders.stops_due > 0 => self.orders.stops_due -= 1,
             // Without an order: the guest ended, or KVM failed. The status says which.
-            "STOP" if !self.orders.open.contains(&Purpose::Pause) && !self.orders.guest_ended => {
+            "STOP"
+                if !self.orders.open.contains(&Purpose::Pause)
+                    && self.orders.power == Power::On =>
+            {
                 self.send(Purpose::WhyStopped, "query-status", Value::Null);
             }
             _ => {}
-        }
-    }
-
-    fn guest_ended(&mut self) {
-        if !self.orders.guest_ended {
-            self.orders.guest_ended = true;
-            self.events.push_back(VmEvent::GuestShutdown);
         }
     }
 
@@ -274,7 +337,8 @@ impl QemuVm {
     fn stopped_by_itself(&mut self, status: &Value) {
         match status.get("status").and_then(Value::as_str) {
             Some("running" | "paused" | "prelaunch" | "restore-vm" | "save-vm") => {}
-            Some("shutdown" | "guest-panicked") => self.guest_ended(),
+            Some("shutdown") => self.guest_ended(GuestEnd::PowerOff),
+            Some("guest-panicked") => self.guest_ended(GuestEnd::Crash),
             other => {
                 let status = other.unwrap_or("unknown").to_owned();
                 self.give_up(&format!("QEMU stopped the guest by itself: {status}"));

@@ -112,7 +112,7 @@ impl QemuVm {
             epoll,
             phase: Phase::Hello,
             heard: Heard::default(),
-            orders: Orders::default(),
+            orders: Orders::new(),
             loads,
             armed: false,
             vcpu_clocks: Vec::new(),

@@ -206,6 +206,17 @@ impl Guest {
         }
     }
 
+    /// Waits until the guest has booted again. (SeaBIOS may reset the machine some times more.)
+    pub fn wait_boot(&mut self) {
+        let begin = Instant::now();
+        while !self.console.contains("plover-guest: ready") {
+            assert!(begin.elapsed() < PATIENCE, "no boot: {}", self.console);
+            self.collect(Duration::from_secs(1));
+            self.events.retain(|event| *event != VmEvent::GuestReset);
+            assert!(self.events.is_empty(), "{:?} while booting", self.events);
+        }
+    }
+
     /// Types a command at the guest's shell.
     pub fn type_line(&mut self, line: &str) {
         self.console.clear();
