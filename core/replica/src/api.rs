@@ -11,8 +11,8 @@ use crate::jobs::JobId;
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
 use plover_types::{
-    DeviceState, Digest, Frame, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId,
-    ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
+    DeviceState, Digest, Frame, Index, Lane, MachineWords, Micros, PageNo, PageSet, Payload,
+    ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ pub enum Event {
     /// new one.
     Bootstrap,
     /// The hypervisor is up, its guest paused at power-on.
-    GuestStarted,
+    GuestStarted(MachineWords),
     /// The guest is paused. Everything it had sent is in `outputs`.
     GuestPaused {
         /// Frames it has sent, after those of earlier [`Event::Outputs`].

@@ -41,6 +41,7 @@ impl Replica {
                 attempt,
                 stream,
                 policy,
+                machine,
                 pages,
                 disk_blocks,
             } if follows || (purpose == CopyPurpose::Warm && is_in_sync) => {
@@ -48,6 +49,7 @@ impl Replica {
                     attempt,
                     stream,
                     policy,
+                    machine,
                     size: (pages, disk_blocks),
                 };
                 self.on_copy_start(from, purpose, &offer);

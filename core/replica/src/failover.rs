@@ -8,7 +8,7 @@ use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_matching::SequenceTranslator;
 use plover_syncvm::message::Body;
-use plover_types::{Index, ReplicaId, ReplicaSet, Unconsumed, View};
+use plover_types::{Index, MachineWords, ReplicaId, ReplicaSet, Unconsumed, View};
 
 impl Replica {
     /// This replica leads. It serves when the log says that the in-sync set is itself alone:
@@ -161,11 +161,12 @@ impl Replica {
     }
 
     /// The hypervisor is up with a paused guest.
-    pub(crate) fn on_guest_started(&mut self) {
+    pub(crate) fn on_guest_started(&mut self, machine: MachineWords) {
         if self.cx.guest.power != Power::Starting {
             return;
         }
         self.cx.guest.power = Power::Paused;
+        self.cx.guest.machine = machine;
         if let Some((leader, cx)) = self.leading() {
             cx.group.core.set_holds_state(true);
             leader.resume_guest(cx, Unconsumed::default());

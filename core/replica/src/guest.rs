@@ -6,7 +6,7 @@ use crate::pace::Pace;
 use plover_matching::SequenceTranslator;
 use plover_packets::by_connection;
 use plover_policy::IdleDetector;
-use plover_types::{Frame, Index, Micros, SyncNo, Unconsumed, Viewstamp};
+use plover_types::{Frame, Index, MachineWords, Micros, SyncNo, Unconsumed, Viewstamp};
 use std::collections::VecDeque;
 
 /// The hypervisor's state, as far as ordered and confirmed.
@@ -70,6 +70,8 @@ pub(crate) struct Cut {
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub power: Power,
+    /// The machine that the hypervisor has made.
+    pub machine: MachineWords,
     /// The orders that the hypervisor has not answered.
     pub unanswered: Unanswered,
     /// The newest log entry whose input this guest has been given (or that waits for it).
@@ -150,6 +152,7 @@ impl Guest {
     pub fn new(idle_threshold: Micros) -> Self {
         Self {
             power: Power::Off,
+            machine: MachineWords::default(),
             unanswered: Unanswered::default(),
             taken: Index(0),
             gate_open: false,

@@ -61,7 +61,7 @@
 //!     for action in std::mem::take(&mut actions) {
 //!         let done = match action {
 //!             Action::PersistState(state) => Event::StatePersisted(state),
-//!             Action::StartGuest(BootReason::Boot) => Event::GuestStarted,
+//!             Action::StartGuest(BootReason::Boot) => Event::GuestStarted(Default::default()),
 //!             _ => continue,
 //!         };
 //!         replica.apply(now, done, &mut actions);

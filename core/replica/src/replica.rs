@@ -130,7 +130,7 @@ impl Replica {
             }
             Event::Bootstrap => self.bootstrap(),
             Event::Uplink { up } => self.on_uplink(up),
-            Event::GuestStarted => self.on_guest_started(),
+            Event::GuestStarted(machine) => self.on_guest_started(machine),
             Event::GuestPaused {
                 outputs,
                 unconsumed,

@@ -1,7 +1,7 @@
 //! The messages of the bulk lane, and the report of a finished sync.
 
 use plover_matching::{LeaderSyn, Translation};
-use plover_types::{Frame, Micros, Payload, Runs, SyncNo, Unconsumed, View};
+use plover_types::{Frame, MachineWords, Micros, Payload, Runs, SyncNo, Unconsumed, View};
 use serde::{Deserialize, Serialize};
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
@@ -37,6 +37,8 @@ pub enum Body {
         stream: u64,
         /// The source's policy in words: the target's must be the same.
         policy: String,
+        /// The machine that the source's hypervisor has made.
+        machine: MachineWords,
         /// The guest's RAM in pages, and after them the blocks of its disks.
         pages: u32,
         /// How many of them are blocks of disks.

@@ -22,7 +22,7 @@ pub const FORMS: [(&str, u64); 13] = [
     ("consensus", 0xab2b_e040_2dbd_1f2d),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xaa65_12cb_739a_735c),
-    ("syncvm", 0x3ae5_3e53_cf14_f069),
+    ("syncvm", 0xfdc3_d2dd_4ca5_a93b),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
     ("handshake", 0xb97c_35ff_5ee1_459c),
@@ -88,7 +88,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0x4280_578e_7031_dfc3)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0xeb0c_f04d_3399_3f93)];
 
     #[test]
     fn a_changed_form_is_another_version() {

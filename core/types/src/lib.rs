@@ -31,7 +31,7 @@ mod payload;
 mod time;
 pub mod wire;
 
-pub use device::DeviceState;
+pub use device::{DeviceState, MachineWords};
 pub use frame::{Frame, Mac, Unconsumed};
 pub use ids::{
     Awaited, Digest, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp,

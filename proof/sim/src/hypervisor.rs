@@ -13,7 +13,7 @@ use crate::guest::{FakeGuest, GuestHabits, TYPED_BYTES};
 use crate::history::Histories;
 use crate::rng::Rng;
 use plover_replica::Event;
-use plover_types::{Frame, Micros, Unconsumed};
+use plover_types::{Frame, MachineWords, Micros, Unconsumed};
 use std::collections::VecDeque;
 
 /// Lines of the console that a guest reads at a step.
@@ -246,7 +246,7 @@ impl Hypervisor {
         let order = self.orders.pop_front()?;
         self.begin_order();
         Some(match order {
-            Order::Start => Event::GuestStarted,
+            Order::Start => Event::GuestStarted(MachineWords::default()),
             Order::Probe => Event::Probed,
             Order::Pause => {
                 self.stand(now);

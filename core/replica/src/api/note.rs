@@ -78,6 +78,13 @@ pub enum Note {
         /// The secondary.
         peer: ReplicaId,
     },
+    /// The machine of a copy's source has other parts than this side's, which may matter.
+    MachineDiffers {
+        /// This side's, in words.
+        own: String,
+        /// The source's.
+        source: String,
+    },
     /// A witness has all of this secondary's pages, but for those written lately.
     Warm {
         /// The witness.

@@ -30,6 +30,7 @@ impl Context {
             attempt,
             stream: stream.id,
             policy: self.config.policy.to_string(),
+            machine: self.guest.machine.clone(),
             pages: self.config.layout.pages(),
             disk_blocks: self.config.layout.disk_blocks(),
         };

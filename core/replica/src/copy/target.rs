@@ -4,7 +4,7 @@
 //! for nothing before its first syncvm, so pages are written as they come, and nothing is lost with
 //! it but time.
 
-use crate::api::{Action, BootReason, Role, Warm};
+use crate::api::{Action, BootReason, Note, Role, Warm};
 use crate::canary::canary;
 use crate::context::Context;
 use crate::guest::Power;
@@ -13,7 +13,7 @@ use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::message::{Body, CopyPurpose};
 use plover_syncvm::{Ledger, chunk};
-use plover_types::{Digest, PageNo, ReplicaId};
+use plover_types::{Digest, MachineWords, PageNo, ReplicaId};
 
 /// A guest that stands and is written from outside.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub(crate) struct CopyTarget {
     attempt: u64,
     /// The stream that was offered last.
     offered: u64,
+    /// The machine that the source's hypervisor has made.
+    machine: MachineWords,
     /// The stream that its pages follow, and how many of its chunks.
     pub follows: Option<u64>,
     chunks: u32,
@@ -36,6 +38,7 @@ pub(crate) struct Offer {
     pub attempt: u64,
     pub stream: u64,
     pub policy: String,
+    pub machine: MachineWords,
     /// The guest's pages, and how many of them are blocks of disks.
     pub size: (u32, u32),
 }
@@ -46,6 +49,7 @@ impl CopyTarget {
             source,
             attempt: offer.attempt,
             offered: offer.stream,
+            machine: offer.machine.clone(),
             follows: None,
             chunks: 0,
             is_blank: true,
@@ -57,6 +61,7 @@ impl CopyTarget {
         self.source = source;
         self.attempt = offer.attempt;
         self.offered = offer.stream;
+        self.machine = offer.machine.clone();
     }
 
     /// The hypervisor stands: the source may send.
@@ -161,11 +166,27 @@ impl Replica {
         }
     }
 
+    /// The hypervisor stands: a state of the source's will load here, or this replica says why not.
     pub(crate) fn target_is_ready(&mut self) {
+        let own = self.cx.guest.machine.clone();
+        let Some(source) = self.target_mut().map(|copy| copy.machine.clone()) else {
+            return;
+        };
+        if own.needed != source.needed {
+            let why = format!(
+                "its hypervisor makes another machine than the source's: {} instead of {}",
+                own.needed, source.needed
+            );
+            self.target_died(why);
+            return self.become_witness();
+        }
+        if own.wanted != source.wanted {
+            let (own, source) = (own.wanted, source.wanted);
+            self.cx.note(Note::MachineDiffers { own, source });
+        }
         let Self { cx, phase, .. } = self;
-        match phase {
-            Phase::Witness { copy: Some(copy) } | Phase::Joining { copy } => copy.is_ready(cx),
-            _ => {}
+        if let Phase::Witness { copy: Some(copy) } | Phase::Joining { copy } = phase {
+            copy.is_ready(cx);
         }
     }
 
@@ -204,9 +225,10 @@ impl Replica {
             Phase::Joining { copy } => copy.clone(),
             _ => return None,
         };
-        let power = self.cx.guest.power;
-        self.cx.guest.off(self.cx.group.delivered);
-        self.cx.guest.power = power;
+        let guest = &mut self.cx.guest;
+        let (power, machine) = (guest.power, std::mem::take(&mut guest.machine));
+        guest.off(self.cx.group.delivered);
+        (guest.power, guest.machine) = (power, machine);
         self.early_dirty = None;
         Some(copy)
     }

@@ -18,6 +18,10 @@ fn copies() -> Vec<Body> {
         attempt: 1101,
         stream: 1102,
         policy: "a policy".into(),
+        machine: MachineWords {
+            needed: "a machine".into(),
+            wanted: "a processor".into(),
+        },
         pages: 1103,
         disk_blocks: 1104,
     };

@@ -149,6 +149,13 @@ impl Body {
                 self.held.lose(*frames);
             }
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
+            Note::MachineDiffers { own, source } => {
+                tracing::warn!(
+                    own,
+                    source,
+                    "this host's machine has other parts than that of the guest's other host"
+                );
+            }
             Note::HypervisorLate { why } => {
                 // A hypervisor that waits for its disk can tell no more than that it waits.
                 let disk = self.disks.as_ref().and_then(Disks::failure);
@@ -179,7 +186,39 @@ impl Body {
             // These come as often as slots end.
             Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
             Note::OutputsUnmatched { why } => tracing::debug!(why, "an output is not matched"),
-            other => tracing::info!(?other, "note"),
+            Note::Suspected { .. } => tracing::warn!("the leader is silent: an election begins"),
+            Note::Elected { view } => tracing::info!(%view, "this replica leads"),
+            Note::Serving { view } => tracing::info!(%view, "clients are served from here"),
+            Note::Peer { peer, alive: true } => tracing::info!("replica {peer} answers"),
+            Note::Peer { peer, alive: false } => tracing::warn!("replica {peer} does not answer"),
+            Note::JoinBegun { peer } => {
+                tracing::info!("the guest is being copied to replica {peer}");
+            }
+            Note::JoinOpened { peer, warm } => {
+                let what = if *warm {
+                    "what its warm copy lacks"
+                } else {
+                    "all that differs"
+                };
+                tracing::info!("replica {peer} is ready, and gets {what}");
+            }
+            Note::JoinRound { round, pages } => tracing::info!(round, pages, "pages are copied"),
+            Note::Warm { peer } => tracing::info!("replica {peer} has a warm copy"),
+            Note::WarmRefused { peer, why } => {
+                tracing::warn!("replica {peer} takes no warm copy: {why}");
+            }
+            Note::SyncFailed { sync, why } => tracing::warn!("syncvm {sync} was given up: {why}"),
+            Note::GuestLost { why } => {
+                // One that the hypervisor lost was logged with its event.
+                if self.last_failure.as_ref() != Some(why) {
+                    tracing::error!(why, "this replica's guest is lost");
+                    self.last_failure = Some(why.clone());
+                }
+            }
+            Note::GroupEmpty { fresh: true } => tracing::info!("the group begins"),
+            Note::GroupEmpty { fresh: false } => {
+                tracing::error!("no replica holds the guest any more: see 'plover bootstrap'");
+            }
         }
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);

@@ -32,7 +32,8 @@ impl Body {
             let event = match event {
                 VmEvent::Started => {
                     self.place();
-                    Event::GuestStarted
+                    let words = self.vm.as_ref().map(QemuVm::machine_words);
+                    Event::GuestStarted(words.unwrap_or_default())
                 }
                 VmEvent::Paused => self.paused(),
                 VmEvent::Resumed => Event::GuestResumed,

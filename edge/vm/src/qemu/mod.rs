@@ -42,6 +42,7 @@ mod orders;
 mod power;
 pub(crate) mod process;
 mod startup;
+mod words;
 
 use crate::console::Console;
 use crate::cpu_clock::CpuClock;
@@ -98,6 +99,8 @@ const ORDERS: u64 = 7;
 pub struct QemuVm {
     config: QemuConfig,
     accel: Accel,
+    /// QEMU's release, without what only mends it: `7.2`.
+    version: String,
     process: Process,
     ram: Ram,
     disks: Option<Attachment>,
@@ -275,7 +278,7 @@ impl QemuVm {
                 Ok(None) => return,
                 Ok(Some(Incoming::Greeting(about))) => {
                     tracing::debug!(%about, "QMP is up");
-                    self.greeted();
+                    self.greeted(&about);
                 }
                 Ok(Some(Incoming::Answer { tag, result })) => self.answered(tag, result),
                 Ok(Some(Incoming::Event { name, data })) => self.happened(&name, &data),

@@ -97,6 +97,7 @@ impl QemuVm {
         Ok(Self {
             config,
             accel,
+            version: String::new(),
             process,
             ram,
             disks,
@@ -123,10 +124,11 @@ impl QemuVm {
         })
     }
 
-    pub(super) fn greeted(&mut self) {
+    pub(super) fn greeted(&mut self, about: &Value) {
         if std::mem::replace(&mut self.heard.qmp, true) {
             return self.give_up("a second QMP greeting");
         }
+        self.version = super::words::version(about);
         self.send(
             Purpose::Quiet("qmp_capabilities"),
             "qmp_capabilities",

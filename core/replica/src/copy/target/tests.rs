@@ -1,19 +1,27 @@
 //! A target's answers to an offer.
 
 use super::Offer;
-use crate::api::{Action, Event, Role, Warm};
+use crate::api::{Action, Event, Note, Role, Warm};
 use crate::replica::Replica;
 use crate::testing::{LEADER, sent_to_leader, witness};
 use plover_policy::{Policy, Preset, VSMR};
 use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{Micros, PAGE_BYTES, PageNo, ReplicaId};
+use plover_types::{MachineWords, Micros, PAGE_BYTES, PageNo, ReplicaId};
+
+fn machine(needed: &str, wanted: &str) -> MachineWords {
+    MachineWords {
+        needed: needed.into(),
+        wanted: wanted.into(),
+    }
+}
 
 fn offer(policy: Policy, attempt: u64, stream: u64) -> Offer {
     Offer {
         attempt,
         stream,
         policy: policy.to_string(),
+        machine: machine("QEMU 7.2", "firmware 1"),
         size: (16, 0),
     }
 }
@@ -23,7 +31,7 @@ fn started(warm: Warm, purpose: CopyPurpose, from: ReplicaId) -> Replica {
     let mut replica = witness(VSMR.policy, warm);
     replica.on_copy_start(from, purpose, &offer(VSMR.policy, 7, 70));
     assert!(matches!(replica.cx.out.last(), Some(Action::StartGuest(_))));
-    replica.on_guest_started();
+    replica.on_guest_started(machine("QEMU 7.2", "firmware 1"));
     replica
 }
 
@@ -50,6 +58,31 @@ fn a_joiner_with_another_policy_says_which() {
     for policy in [remus, VSMR.policy] {
         assert!(why.contains(&policy.to_string()), "{why}");
     }
+}
+
+/// A state of one machine does not load into another: better to say so before the first one is lost on it.
+#[test]
+fn a_joiner_whose_hypervisor_makes_another_machine_says_which() {
+    let mut replica = witness(VSMR.policy, Warm::Full);
+    replica.on_copy_start(LEADER, CopyPurpose::Join, &offer(VSMR.policy, 7, 70));
+    replica.on_guest_started(machine("QEMU 10.0", "firmware 1"));
+    assert_eq!(replica.role(), Role::Witness);
+    let said = sent_to_leader(&replica);
+    let [Body::CopyFailed { attempt: 7, why }] = said.as_slice() else {
+        panic!("{said:?}");
+    };
+    assert!(why.contains("QEMU 10.0 instead of QEMU 7.2"), "{why}");
+}
+
+/// Of parts that a state loads without, people are told.
+#[test]
+fn a_joiner_with_another_firmware_takes_the_copy_and_says_so() {
+    let mut replica = witness(VSMR.policy, Warm::Full);
+    replica.on_copy_start(LEADER, CopyPurpose::Join, &offer(VSMR.policy, 7, 70));
+    replica.on_guest_started(machine("QEMU 7.2", "firmware 2"));
+    assert_eq!(replica.role(), Role::Joining);
+    let differs = |a: &Action| matches!(a, Action::Note(Note::MachineDiffers { .. }));
+    assert!(replica.cx.out.iter().any(differs));
 }
 
 fn ready(attempt: u64, written: Option<u32>, compare_from: u32) -> Body {
