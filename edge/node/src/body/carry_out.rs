@@ -1,7 +1,7 @@
 //! Carries out the actions of the core.
 
 use super::{Body, BoxError};
-use crate::{announce, clock};
+use crate::clock;
 use plover_disk::Disks;
 use plover_replica::{Action, ConsoleHold, Note, Role};
 use plover_syncvm::subpages::SubpageMask;
@@ -68,7 +68,9 @@ impl Body {
                 self.tap.drain();
             }
             Action::Announce => {
-                self.tap.write(&announce::frame(self.qemu.mac));
+                for frame in self.announcement.frames() {
+                    self.tap.write(&frame);
+                }
             }
             Action::Console(hold) => self.hold_console(hold),
             Action::Role { from, to } => self.change_role(from, to),

@@ -83,6 +83,7 @@ impl Body {
         }
         self.outputs_left = outputs.len() == FRAMES_PER_TURN;
         if !outputs.is_empty() {
+            self.announcement.learn(&outputs);
             self.apply(Event::Outputs(outputs))?;
             if self.crash_at == Some(Area::A) && self.replica.awaits_a_match() {
                 self.crash();
@@ -104,6 +105,7 @@ impl Body {
             }
             unconsumed = vm.take_unconsumed();
         }
+        self.announcement.learn(&outputs);
         Event::GuestPaused {
             outputs,
             unconsumed,

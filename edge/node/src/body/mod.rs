@@ -9,6 +9,7 @@ mod printed;
 
 use self::answers::Answers;
 use self::printed::Printed;
+use crate::announce::Announcement;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
@@ -99,6 +100,7 @@ struct Body {
     trace: Trace,
     metrics: SyncMetrics,
     held: HeldOutputs,
+    announcement: Announcement,
     crash_in: Option<plover_syncvm::Phase>,
     crash_at: Option<Area>,
     dropped_inputs: u64,
@@ -206,6 +208,7 @@ impl Body {
             trace,
             metrics: SyncMetrics::default(),
             held: HeldOutputs::default(),
+            announcement: Announcement::new(config.guest.mac),
             crash_in: None,
             crash_at: None,
             dropped_inputs: 0,
