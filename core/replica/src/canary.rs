@@ -49,6 +49,9 @@ pub enum Canary {
     /// A change of the in-sync set, or the beginning of a view, is not stored.
     #[cfg(feature = "canary")]
     MilestoneNotStored,
+    /// A leader whose hypervisor does not answer takes a syncvm that stands still for the secondary's fault.
+    #[cfg(feature = "canary")]
+    BlameSecondary,
     /// A page that was written while it was hashed for a comparison counts as compared.
     #[cfg(feature = "canary")]
     StaleCompare,

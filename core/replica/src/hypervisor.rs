@@ -18,6 +18,7 @@
 //! where the first of them answers again.
 
 use crate::api::{Action, Note};
+use crate::canary::canary;
 use crate::guest::Power;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -130,6 +131,7 @@ impl Replica {
             cx.note(Note::HypervisorLate { why });
         }
         match &mut self.phase {
+            Phase::Leader(_) if canary!(cx, BlameSecondary) => {}
             Phase::Leader(leader) if leader.is_covered(cx) => cx.hand_over(),
             Phase::Secondary(_) => {
                 cx.group.core.set_abstains(true);

@@ -21,6 +21,7 @@ mod quick;
 mod report;
 mod stats;
 mod stock_colo;
+mod variant;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

@@ -7,6 +7,7 @@ use crate::lab::Lab;
 use crate::machine::Machine;
 use crate::stats::Sample;
 use crate::stock_colo;
+use crate::variant::Variant;
 use anyhow::{Context, Result};
 use plover_policy::DEFAULT;
 use serde_json::Value;
@@ -17,7 +18,8 @@ pub(crate) struct Options {
     /// Rounds of each policy.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// A policy to measure beside `none`, or `qemu-colo`, QEMU's own COLO; several may be given.
+    /// A policy to measure beside `none`, as it is or with other settings (`hybrid+group.durability=disk`), or
+    /// `qemu-colo`, QEMU's own COLO; several may be given.
     #[arg(long = "policy", value_name = "POLICY", default_value = DEFAULT.name)]
     policies: Vec<String>,
     /// Further options for `plover lab up`, such as `--machine q35`.
@@ -31,7 +33,15 @@ struct Load {
     arguments: &'static [&'static str],
 }
 
-const LOADS: [Load; 2] = [
+const LOADS: [Load; 4] = [
+    Load {
+        name: "-c 1",
+        arguments: &["-c", "1", "-n", "3000"],
+    },
+    Load {
+        name: "-c 4",
+        arguments: &["-c", "4", "-n", "8000"],
+    },
     Load {
         name: "-c 16",
         arguments: &["-c", "16", "-n", "16000"],
@@ -113,7 +123,10 @@ fn measure_turn(
     cells: &mut Cells,
     accel: &mut String,
 ) -> Result<()> {
-    let lab = Lab::up(policy, &options.lab)?;
+    let variant = Variant::parse(policy)?;
+    let scratch = tempfile::tempdir()?;
+    let settings = variant.options(&scratch.path().join("settings.toml"))?;
+    let lab = Lab::up(variant.policy, &[&settings[..], &options.lab].concat())?;
     if policy == NONE {
         let leader = lab.leader()?;
         let runs = leader["more"]["accel"].as_str();
@@ -203,12 +216,12 @@ fn print_table(cells: &Cells, machine: &Machine, options: &Options) {
         options.rounds
     );
     println!(
-        "{:<5} {:<13} {:<14} {:>24} {:>10} {:>10} {:>22}",
+        "{:<5} {:<13} {:<28} {:>24} {:>10} {:>10} {:>22}",
         "test", "load", "", "requests/s", "p50 ms", "p99 ms", "of none"
     );
     for (cell, (test, load, policy)) in &rows {
         let Some(cell) = cell else {
-            println!("{test:<5} {load:<13} {policy:<14} {:>24}", "no figure");
+            println!("{test:<5} {load:<13} {policy:<28} {:>24}", "no figure");
             continue;
         };
         let rate = cell.requests_per_s.words(0);
@@ -217,7 +230,7 @@ fn print_table(cells: &Cells, machine: &Machine, options: &Options) {
             false => cell.of_none.words(2),
         };
         println!(
-            "{test:<5} {load:<13} {policy:<14} {rate:>24} {:>10.2} {:>10.2} {ratio:>22}",
+            "{test:<5} {load:<13} {policy:<28} {rate:>24} {:>10.2} {:>10.2} {ratio:>22}",
             cell.p50_ms.median(),
             cell.p99_ms.median()
         );

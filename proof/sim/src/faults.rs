@@ -43,6 +43,19 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// The replica that it hits, if it is one.
+    pub fn victim(self) -> Option<ReplicaId> {
+        match self {
+            Self::Crash(who) | Self::Wipe(who) | Self::Stop(who, _) | Self::Isolate(who) => {
+                Some(who)
+            }
+            Self::KillGuest(who) | Self::HangGuest(who) | Self::LoseUplink(who) => Some(who),
+            Self::SlowDisk(who) => Some(who),
+            Self::Cut(..) | Self::CutOneWay(..) | Self::Reset(..) | Self::Slow(..) => None,
+            Self::FullRing(..) | Self::StaleBridge => None,
+        }
+    }
+
     /// Whether it is a fault of a link.
     pub fn is_of_links(self) -> bool {
         match self {

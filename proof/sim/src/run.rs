@@ -7,10 +7,11 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 14] = [
+pub const CANARIES: [(&str, Canary); 15] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
+    ("blame-secondary", Canary::BlameSecondary),
     ("subpage-missed", Canary::SubpageMissed),
     ("ack-before-disks", Canary::AckBeforeDisks),
     ("release-without-match", Canary::ReleaseWithoutMatch),

@@ -111,6 +111,10 @@ impl World {
             return;
         }
         self.links_failed |= fault.is_of_links();
+        if self.active_faults == 0 && self.is_whole() {
+            self.invariants.one_fault.is_whole();
+        }
+        self.invariants.one_fault.strikes(fault);
         trace!(self, "FAULT {fault:?}");
         let span = span.unwrap_or_else(|| span_of(fault, &mut self.chance.faults));
         let struck = match fault {
@@ -165,6 +169,23 @@ impl World {
             self.active_faults += 1;
             self.plan.after(span, Happening::Mend(fault));
         }
+    }
+
+    /// At the end of a single fault a replica that it has not hit must hold the guest's state. (A pair may lose it:
+    /// it has no third replica that says which of the two is late.)
+    fn look_for_holders(&mut self, fault: Fault) {
+        let holds = |who: &ReplicaId| {
+            let replica = self.process(*who).replica.as_deref();
+            let holds = replica.is_some_and(|replica| replica.status().holds_state);
+            holds && fault.victim() != Some(*who)
+        };
+        let is_pair = self.scenario.members.len() == 2;
+        // Links of a harsh network break by themselves.
+        if is_pair || self.scenario.net.harsh > 0.0 || self.scenario.members.iter().any(holds) {
+            return;
+        }
+        let check = self.invariants.one_fault.nobody_holds();
+        self.check(check);
     }
 
     fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
@@ -339,6 +360,7 @@ impl World {
             return;
         }
         trace!(self, "MENDED {fault:?}");
+        self.look_for_holders(fault);
         match fault {
             Fault::Stop(who, _) => self.go_on(who),
             Fault::HangGuest(who) => self.unhang_guest(who),

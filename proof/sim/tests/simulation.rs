@@ -163,6 +163,13 @@ fn lost_dirty_bits_are_caught() {
     catches(&with(Canary::DirtyBitsLost), 200, &found_by);
 }
 
+/// A leader whose own hypervisor hangs drops the healthy secondary: the guest is where nobody can run it.
+#[test]
+fn a_leader_that_blames_its_secondary_is_caught() {
+    let found_by = ["one_fault_is_survived"];
+    catches(&with(Canary::BlameSecondary), 200, &found_by);
+}
+
 /// Of a divergent page, a block that differs is not sent.
 #[test]
 fn missed_subpages_are_caught() {

@@ -1,6 +1,7 @@
 //! When a syncvm begins, and when a running one is given up.
 
 use super::Leader;
+use crate::canary::canary;
 use crate::context::Context;
 use crate::guest::Power;
 use plover_policy::{SlotView, SyncReason, SyncWhen};
@@ -57,7 +58,8 @@ impl Leader {
     pub(crate) fn tick_slot(&mut self, cx: &mut Context) {
         if let Some(sync) = &self.sync {
             let patience = Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS);
-            if sync.waits_for_secondary() && cx.now.since(sync.run.last_progress) > patience {
+            let is_its_turn = sync.waits_for_secondary() || canary!(cx, BlameSecondary);
+            if is_its_turn && cx.now.since(sync.run.last_progress) > patience {
                 let peer = sync.run.peer;
                 self.abort_sync(cx, "the secondary made no progress");
                 self.lose_peer(cx, peer, "a syncvm made no progress");

@@ -18,7 +18,6 @@ mod observe;
 mod plan;
 mod policies;
 mod report;
-mod variant;
 mod workload;
 
 pub(crate) use guests::build as build_guest;
@@ -26,6 +25,7 @@ pub(crate) use guests::build as build_guest;
 use crate::children::check;
 use crate::lab::Lab;
 use crate::machine::Machine;
+use crate::variant::Variant;
 use anyhow::{Context, Result};
 use figures::{Outcome, Run};
 use plan::{Cells, Plan, Turn};
@@ -33,7 +33,6 @@ use report::Report;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use variant::Variant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {

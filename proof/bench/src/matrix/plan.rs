@@ -1,9 +1,9 @@
 //! The cells to measure, and their order.
 
 use super::measure::Spans;
-use super::variant::Variant;
 use super::workload::{ALL, Workload};
 use crate::stock_colo;
+use crate::variant::Variant;
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::Duration;

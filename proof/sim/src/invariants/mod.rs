@@ -10,6 +10,7 @@ pub mod inputs_in_order;
 pub mod logs_agree;
 pub mod memory_equal_after_sync;
 pub mod nothing_spins;
+pub mod one_fault_is_survived;
 pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
 pub mod progress_after_healing;
@@ -49,6 +50,8 @@ pub struct Invariants {
     /// See the file.
     pub external_consistency: external_consistency::ExternalConsistency,
     /// See the file.
+    pub one_fault: one_fault_is_survived::OneFault,
+    /// See the file.
     pub one_sender_a_slot: one_sender_a_slot::OneSenderASlot,
     /// See the file.
     pub memory_equal_after_sync: memory_equal_after_sync::MemoryEqualAfterSync,
@@ -69,6 +72,7 @@ impl Invariants {
             one_leader_a_view: one_leader_a_view::OneLeaderAView::default(),
             log: logs_agree::CommittedLog::default(),
             external_consistency: external_consistency::ExternalConsistency::default(),
+            one_fault: one_fault_is_survived::OneFault::default(),
             one_sender_a_slot: one_sender_a_slot::OneSenderASlot::default(),
             memory_equal_after_sync: memory_equal_after_sync::MemoryEqualAfterSync::default(),
             inputs_in_order: inputs_in_order::InputsInOrder::new(policy.input),

@@ -1,14 +1,14 @@
-//! A policy with other settings, measured beside it: `vsmr+slot_max_ms=20+subpages=false`.
+//! A policy with other settings, measured beside it: `vsmr+slot_max_ms=20+group.durability=disk`.
 //!
-//! The settings behind the policy's name are keys of `[policy]` in a replica's configuration. They reach
-//! the lab in a file, by `plover lab up --config`. The replica checks whether such a key exists.
+//! The settings behind the policy's name are keys of a replica's configuration, of `[policy]` if no table is
+//! named. They reach the lab in a file, by `plover lab up --config`. The replica checks whether such a key exists.
 
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
 /// A policy's name, and the settings that differ from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Variant<'a> {
+pub(crate) struct Variant<'a> {
     pub policy: &'a str,
     settings: Vec<(&'a str, &'a str)>,
 }
@@ -33,14 +33,15 @@ impl<'a> Variant<'a> {
 
     /// The settings as a configuration.
     fn overlay(&self) -> String {
-        let mut text = "[policy]\n".to_owned();
+        let mut text = String::new();
         for (key, value) in &self.settings {
             let is_bare = value.parse::<i64>().is_ok() || value.parse::<bool>().is_ok();
             let quoted = match is_bare {
                 true => (*value).to_owned(),
                 false => format!("{value:?}"),
             };
-            text += &format!("{key} = {quoted}\n");
+            let table = if key.contains('.') { "" } else { "policy." };
+            text += &format!("{table}{key} = {quoted}\n");
         }
         text
     }
@@ -62,11 +63,12 @@ mod tests {
 
     #[test]
     fn settings_become_keys() {
-        let variant = Variant::parse("vsmr+slot=fixed+slot_max_ms=20+subpages=false").unwrap();
+        let variant =
+            Variant::parse("vsmr+group.durability=disk+slot_max_ms=20+subpages=false").unwrap();
         assert_eq!(variant.policy, "vsmr");
         assert_eq!(
             variant.overlay(),
-            "[policy]\nslot = \"fixed\"\nslot_max_ms = 20\nsubpages = false\n"
+            "group.durability = \"disk\"\npolicy.slot_max_ms = 20\npolicy.subpages = false\n"
         );
         assert!(!Variant::parse("vsmr").unwrap().is_other());
         for wrong in ["vsmr+", "vsmr+subpages", "vsmr+=1", "vsmr+subpages="] {
