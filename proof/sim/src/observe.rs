@@ -194,6 +194,7 @@ impl World {
                 }
             }
             Note::GroupEmpty { .. } => self.invariants.progress.said(),
+            Note::Synced(_) => self.invariants.one_fault.synced(),
             _ => {}
         }
         if self.healed_at.is_none() && self.violation.is_none() {

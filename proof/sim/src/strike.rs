@@ -361,6 +361,7 @@ impl World {
         }
         trace!(self, "MENDED {fault:?}");
         self.look_for_holders(fault);
+        self.invariants.one_fault.ends();
         match fault {
             Fault::Stop(who, _) => self.go_on(who),
             Fault::HangGuest(who) => self.unhang_guest(who),

@@ -12,12 +12,27 @@ use crate::faults::Fault;
 pub struct OneFault {
     /// `None`: it has not been whole in this generation, or a second fault has struck.
     only: Option<Option<Fault>>,
+    /// A sync is over that began after the last fault ended: nothing of that fault is left. (A message that a full
+    /// ring had no room for is missed only later.)
+    is_settled: bool,
 }
 
 impl OneFault {
+    /// A leader's sync is over.
+    pub fn synced(&mut self) {
+        self.is_settled = true;
+    }
+
+    /// A fault ends.
+    pub fn ends(&mut self) {
+        self.is_settled = false;
+    }
+
     /// The group is whole and protected, and every fault has ended.
     pub fn is_whole(&mut self) {
-        self.only = Some(None);
+        if self.is_settled {
+            self.only = Some(None);
+        }
     }
 
     /// A fault strikes.
