@@ -33,12 +33,12 @@ mod tests;
 pub(crate) use decode::{Batch, decode};
 
 use crate::{Configuration, Entry, Members};
-use plover_types::{Index, Micros, View, Viewstamp, wire};
+use plover_types::{Incarnation, Index, Micros, View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 
 /// An upper bound of what surrounds the entries of one message: tag, four views and as many
-/// indices, stamp, configuration and length, each a varint of at most ten bytes.
-pub(crate) const HEADER_BYTES_MAX: usize = 112;
+/// indices, stamp, incarnation, configuration and length, each a varint of at most ten bytes.
+pub(crate) const HEADER_BYTES_MAX: usize = 122;
 /// An upper bound of what surrounds one payload: two varints of ten, kind and sets, length.
 pub(crate) const ENTRY_BYTES_MAX: usize = 32;
 
@@ -60,6 +60,8 @@ pub(crate) enum Message {
         nonce: u64,
         /// Where the sender's log ends.
         last: Viewstamp,
+        /// The leader that the sender heard last has died, and its host has said so.
+        dead: Option<Incarnation>,
     },
     Grant(Grant),
     Prepare {
@@ -95,6 +97,8 @@ pub(crate) struct Append {
     pub trim: Index,
     /// The leader's clock when it sent this; comes back in the acknowledgement.
     pub stamp: Micros,
+    /// Names the leader's process.
+    pub incarnation: u64,
     /// The leader's round of sending: never falls from one message to the next.
     pub number: u64,
     /// Given when `prev` is the leader's base: the configuration there. A backup that lacks `prev`
@@ -114,6 +118,8 @@ pub(crate) struct Ack {
     pub stamp: Micros,
     /// Cumulative.
     pub matched: Index,
+    /// Names the sender's process.
+    pub incarnation: u64,
 }
 
 /// The sender lacks the entry before those of an `Append`.

@@ -10,7 +10,7 @@ use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
 use apus::Phase;
-use plover_replica::{Event, Role};
+use plover_replica::{Canary, Event, Role};
 use plover_types::{Micros, ReplicaId};
 
 impl World {
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
+    pub(crate) fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
         self.scenario
             .members
             .iter()
@@ -178,6 +178,14 @@ impl World {
 
     fn crash(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
         if self.process(who).state == State::Down {
+            return None;
+        }
+        let too_soon = self.scenario.canary() == Canary::ReportBeforeDeath;
+        if too_soon && !std::mem::replace(&mut self.process_mut(who).is_dying, true) {
+            self.report_death(who);
+            let rest = self.chance.deaths.micros((1_000, 60_000));
+            let crash = Happening::Strike(Fault::Crash(who), Some(span));
+            self.plan.after(rest, crash);
             return None;
         }
         self.vanish(who);
@@ -252,6 +260,9 @@ impl World {
         self.process_mut(who).vanish();
         // A killed process's connections are reset; a dead host's fall silent.
         let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);
+        if notice.0 == 100 {
+            self.report_death(who);
+        }
         self.net
             .process_died(who, &self.scenario.members, notice, &mut self.plan);
     }

@@ -22,7 +22,10 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 45] = [
+const REACHED: [&str; 48] = [
+    "death: a report of an older process",
+    "death: a report of the leader",
+    "death: a report to the leader",
     "failover: a deposed leader came back as witness",
     "failover: a deposed leader won again",
     "failover: a new leader serves",
@@ -329,4 +332,12 @@ fn inputs_wait_where_they_are_paced() {
     assert!(paced.of(waits) > 0, "none waits");
     assert!(unpaced.of("match: frames released on match") > 0);
     assert_eq!(unpaced.of(waits), 0, "some wait without pacing");
+}
+
+/// A host reports a process as dead that still runs for a moment. It releases what its guest sends, beside
+/// the new leader.
+#[test]
+fn a_report_before_the_death_is_caught() {
+    let found_by = ["external_consistency", "one_sender_a_slot"];
+    catches(&with(Canary::ReportBeforeDeath), 400, &found_by);
 }

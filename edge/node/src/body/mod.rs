@@ -12,10 +12,12 @@ use self::printed::Printed;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
+use crate::death::Reports;
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
 use crate::storage::Storage;
+use crate::supervisor::ThisProcess;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
@@ -59,9 +61,10 @@ pub enum ExitReason {
 /// running, so that the replica can keep no promise.
 pub fn run(
     config: ReplicaConfig,
+    process: ThisProcess,
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
-    let mut body = Body::open(config)?;
+    let mut body = Body::open(config, process)?;
     if body.config.can_split() {
         tracing::warn!("{SPLIT_WARNING}");
     }
@@ -83,6 +86,9 @@ struct Body {
     events: VecDeque<Event>,
     storage: Storage,
     fabric: Option<BoxedFabric>,
+    /// Reports of processes that have died on hosts that live.
+    deaths: Option<Reports>,
+    process: ThisProcess,
     packer: Packer,
     tap: Tap,
     uplink: Uplink,
@@ -126,13 +132,14 @@ struct Ready {
     uplink: bool,
     disks: bool,
     fabric: bool,
+    deaths: bool,
     vm: bool,
 }
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
-    fn open(config: ReplicaConfig) -> Result<Self, BoxError> {
+    fn open(config: ReplicaConfig, process: ThisProcess) -> Result<Self, BoxError> {
         let now = clock::now();
         let me = ReplicaId(config.group.me);
         let run_dir = &config.paths.run_dir;
@@ -166,14 +173,16 @@ impl Body {
             fabric.as_ref().map_or(1 << 20, max)
         });
         let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
-        let mut secret = [0u8; 40];
-        rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+        let deaths = Reports::listen(&config.group).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot listen for UDP at this replica's address: the death of a \
+                process is noticed by the timeout only");
+            None
+        });
         let mut hash_key = [0u8; 32];
-        hash_key.copy_from_slice(&secret[..32]);
-        let seed = u64::from_le_bytes(secret[32..].try_into().unwrap_or_default());
+        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
         let qemu = config.qemu();
         let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
-        let brain = config.brain(message_bytes_max, hash_key, seed, layout);
+        let brain = config.brain(message_bytes_max, hash_key, process.number, layout);
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;
@@ -192,6 +201,8 @@ impl Body {
             storage,
             packer: Packer::new(config.policy.compresses(), record_bytes_max),
             fabric,
+            deaths,
+            process,
             tap,
             uplink,
             facing: false,
@@ -272,6 +283,9 @@ impl Body {
         if let Some(fabric) = &self.fabric {
             fds.push((&mut ready.fabric, borrow(fabric.wait_fd(), fabric)));
         }
+        if let Some(deaths) = &self.deaths {
+            fds.push((&mut ready.deaths, deaths.as_fd()));
+        }
         if let Some(vm) = &self.vm {
             fds.push((&mut ready.vm, borrow(vm.wait_fd(), vm)));
         }
@@ -296,6 +310,9 @@ impl Body {
         }
         if self.ready.fabric || clock::now() >= self.fabric_due {
             self.take_fabric()?;
+        }
+        if self.ready.deaths {
+            self.take_deaths()?;
         }
         if self.ready.disks {
             self.take_disks()?;
@@ -375,6 +392,14 @@ impl Body {
                 FabricEvent::Room { .. } => continue,
             };
             self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    fn take_deaths(&mut self) -> Result<(), BoxError> {
+        let dead = self.deaths.as_ref().map(Reports::take);
+        for process in dead.unwrap_or_default() {
+            self.apply(Event::ProcessDied(process))?;
         }
         Ok(())
     }
