@@ -24,9 +24,7 @@ pub fn run(config: &Path) -> Result<ExitCode> {
         .init();
     let config = ReplicaConfig::load(config)?;
     prerequisites::check_hypervisor(&config.qemu())?;
-    let process = match plover_node::supervise(&config)
-        .context("cannot start the process of the replica")?
-    {
+    let process = match plover_node::supervise(&config).map_err(|error| anyhow!(error))? {
         Side::Replica(process) => process,
         Side::Supervisor(code) => return Ok(code),
     };

@@ -80,9 +80,8 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         let any_number = canary!(self.config, MournTheLiving);
-        let is_meant = |known: Incarnation| {
-            known == process || any_number && known.replica == process.replica
-        };
+        let is_meant =
+            |known: Incarnation| known == process || any_number && known.replica == process.replica;
         if let Role::Leading(leadership) = &mut self.role {
             let peer = leadership.peers.get_mut(&process.replica);
             let meant = peer.filter(|peer| {
@@ -105,10 +104,12 @@ impl Apus {
 
     /// The leader that this replica heard last is dead: looks for another one at once.
     fn leader_died(&mut self, now: Micros, out: &mut Vec<Command>) {
-        let Role::Following(_) = self.role else {
+        let Role::Following(follower) = &mut self.role else {
             // It suspects the leader already, and asks for votes.
             return;
         };
+        follower.leader = None;
+        self.tell(None, out);
         if self.is_the_only_candidate() {
             self.election_at = now;
         } else {

@@ -11,8 +11,8 @@ use crate::jobs::JobId;
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
 use plover_types::{
-    DeviceState, Digest, Frame, Incarnation, Index, Lane, Micros, PageNo, PageSet, Payload, ReplicaId,
-    ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
+    DeviceState, Digest, Frame, Incarnation, Index, Lane, Micros, PageNo, PageSet, Payload,
+    ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 

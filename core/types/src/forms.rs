@@ -28,7 +28,7 @@ pub const FORMS: [(&str, u64); 14] = [
     ("handshake", 0xb97c_35ff_5ee1_459c),
     ("ring records", 0xad32_8152_d949_416e),
     ("tcp frames", 0xa4f3_a102_1aff_b646),
-    ("death reports", 0x4d21_d711_3083_1498),
+    ("death reports", 0xa015_7b1c_b979_b838),
     ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xef63_62d0_a8b0_cd06),
@@ -89,7 +89,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0x3c12_27c9_3b56_8559)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0xa7b5_3555_cd65_1626)];
 
     #[test]
     fn a_changed_form_is_another_version() {

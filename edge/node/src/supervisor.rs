@@ -13,7 +13,8 @@
 //! # When the report is true
 //!
 //! A guest's outputs leave the host through the TAP, and only the replica's process writes to it: QEMU
-//! sends frames to that process, and inherits no descriptor of the TAP. The kernel reports the end of a
+//! sends frames to that process, and inherits no descriptor of the TAP. The supervisor has one, and only
+//! reads from it, once the replica has ended. The kernel reports the end of a
 //! process to its parent after all its threads are gone and its descriptors are closed. So when the
 //! supervisor has waited for the replica, no output can leave any more. A thread that is stuck in the
 //! kernel delays the report, as it should.
@@ -28,20 +29,31 @@
 //! timeout. It has one thread, holds no lock, and does nothing until the replica ends but pass on
 //! `SIGTERM` and `SIGINT`.
 
+use crate::body::BoxError;
 use crate::config::ReplicaConfig;
 use crate::death::Reporter;
+use crate::tap::Tap;
+use plover_types::Frame;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::io;
 use std::mem::MaybeUninit;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// The pauses between the times that the report is sent.
-const REPEAT_AFTER: [Duration; 3] = [
+/// When the report is sent again, after the first time.
+const REPEAT_AT: [Duration; 3] = [
     Duration::from_millis(5),
     Duration::from_millis(20),
     Duration::from_millis(80),
 ];
+
+/// For how long the TAP of the dead process is read: until another replica has announced the guest. That
+/// takes some 10 ms to 100 ms.
+const SEND_ON_FOR: Duration = Duration::from_millis(300);
+
+/// The most frames that are sent on.
+const SEND_ON_MAX: usize = 4096;
 
 /// How long the end of what the replica has left is waited for. A process that waits for a disk that hangs
 /// may outlive this.
@@ -54,25 +66,12 @@ const NICE: i32 = -10;
 const SIGNALLED: u8 = 128;
 
 /// A replica's process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct ThisProcess {
     /// The number that tells it from the other processes of this replica.
     pub(crate) number: u64,
-    /// Its supervisor.
-    pub(crate) supervisor: Option<Pid>,
-}
-
-impl ThisProcess {
-    /// A process that nobody supervises: its death is noticed by the timeout.
-    ///
-    /// # Errors
-    /// The kernel gives no random number.
-    pub fn alone() -> io::Result<Self> {
-        Ok(Self {
-            number: draw()?,
-            supervisor: None,
-        })
-    }
+    pub(crate) supervisor: Pid,
+    pub(crate) tap: Tap,
 }
 
 /// The two sides of [`supervise`].
@@ -88,40 +87,46 @@ pub enum Side {
 /// one when the new process has ended. Call it on the main thread while there is no other.
 ///
 /// # Errors
-/// The process or the socket for the report cannot be made.
-pub fn supervise(config: &ReplicaConfig) -> io::Result<Side> {
+/// The TAP cannot be used, or the process or the socket for the report cannot be made.
+pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let number = draw()?;
-    let reporter = Reporter::open(&config.group, number)?;
+    let reporter = Reporter::open(&config.group, number)
+        .map_err(|e| format!("cannot open a UDP socket at the address of this replica: {e}"))?;
+    let name = &config.net.tap;
+    let mut tap = Tap::attach(name).map_err(|e| {
+        format!(
+            "cannot attach to the TAP device '{name}': {e}; create it with \
+             'ip tuntap add {name} mode tap' and make sure nothing else uses it"
+        )
+    })?;
     let supervisor = rustix::process::getpid();
     rustix::process::set_child_subreaper(Some(supervisor))?;
     let signals = Signals::block()?;
     // SAFETY: this process has no other thread, so the child finds every lock free.
     match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error().into()),
         0 => {
             drop(reporter);
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if rustix::process::getppid() != Some(supervisor) {
-                return Err(io::Error::other("the supervisor has ended"));
+                return Err("the supervisor has ended".into());
             }
             signals.unblock()?;
             Ok(Side::Replica(ThisProcess {
                 number,
-                supervisor: Some(supervisor),
+                supervisor,
+                tap,
             }))
         }
         child => {
             let _ = rustix::process::setpriority_process(None, NICE);
-            let child = Pid::from_raw(child).ok_or(io::ErrorKind::InvalidInput)?;
+            let child = Pid::from_raw(child).ok_or("no process was made")?;
             let status = wait_for(child, &signals)?;
             kill_what_is_left();
             if let Some(reporter) = &reporter {
                 reporter.send();
                 tracing::warn!("the replica's process has ended: the others are told");
-                for pause in REPEAT_AFTER {
-                    std::thread::sleep(pause);
-                    reporter.send();
-                }
+                report_on(reporter, &mut tap);
             }
             wait_for_what_is_left();
             Ok(Side::Supervisor(code_of(status)))
@@ -194,6 +199,43 @@ fn wait_for(child: Pid, signals: &Signals) -> io::Result<WaitStatus> {
                     return Ok(status);
                 }
             }
+        }
+    }
+}
+
+/// Repeats the report, and sends on the frames that still come to the dead process's TAP.
+fn report_on(reporter: &Reporter, tap: &mut Tap) {
+    let began = Instant::now();
+    let mut repeat_at = REPEAT_AT.iter().peekable();
+    let mut left = SEND_ON_MAX;
+    loop {
+        let now = began.elapsed();
+        if now >= SEND_ON_FOR {
+            return;
+        }
+        if repeat_at.next_if(|at| now >= **at).is_some() {
+            reporter.send();
+        }
+        let until = repeat_at.peek().map_or(SEND_ON_FOR, |at| **at);
+        let span = until.saturating_sub(now);
+        let timeout = Timespec {
+            tv_sec: 0,
+            tv_nsec: span.subsec_nanos().into(),
+        };
+        let came = poll(&mut [PollFd::new(tap, PollFlags::IN)], Some(&timeout));
+        let mut frames = Vec::new();
+        if came == Ok(1) {
+            tap.read(left, &mut frames);
+            if frames.is_empty() {
+                // The device is gone, or enough has been sent on.
+                std::thread::sleep(span);
+            }
+        }
+        left -= frames.len();
+        // A frame to everyone has come to the other replicas, too.
+        let is_for_one = |frame: &Frame| frame.0.first().is_some_and(|byte| byte & 1 == 0);
+        for frame in frames.into_iter().filter(is_for_one) {
+            reporter.send_on(frame);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::EntryKind;
-use plover_types::{Incarnation, ReplicaId, ReplicaSet};
 use plover_types::forms::{assert_every_kind, assert_form};
+use plover_types::{Incarnation, ReplicaId, ReplicaSet};
 
 const VIEW: View = View(1001);
 const LAST: Viewstamp = Viewstamp {

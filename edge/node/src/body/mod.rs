@@ -12,7 +12,7 @@ use self::printed::Printed;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
-use crate::death::Reports;
+use crate::death::{Reports, SentOn};
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
@@ -27,6 +27,7 @@ use plover_replica::{Action, Area, Event, Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SyncSender;
@@ -88,7 +89,8 @@ struct Body {
     fabric: Option<BoxedFabric>,
     /// Reports of processes that have died on hosts that live.
     deaths: Option<Reports>,
-    process: ThisProcess,
+    supervisor: Pid,
+    sent_on: SentOn,
     packer: Packer,
     tap: Tap,
     uplink: Uplink,
@@ -147,13 +149,6 @@ impl Body {
             .map_err(|e| format!("cannot create paths.run_dir {}: {e}", run_dir.display()))?;
         let control = Control::listen(run_dir)
             .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
-        let tap = Tap::attach(&config.net.tap).map_err(|e| {
-            format!(
-                "cannot attach to the TAP device '{}': {e}; create it with \
-                 'ip tuntap add {} mode tap' and make sure nothing else uses it",
-                config.net.tap, config.net.tap
-            )
-        })?;
         let devices = [Some(config.net.tap.clone()), config.net.uplink.clone()];
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
@@ -202,8 +197,9 @@ impl Body {
             packer: Packer::new(config.policy.compresses(), record_bytes_max),
             fabric,
             deaths,
-            process,
-            tap,
+            supervisor: process.supervisor,
+            sent_on: SentOn::default(),
+            tap: process.tap,
             uplink,
             facing: false,
             vm: None,
@@ -320,7 +316,7 @@ impl Body {
         if self.ready.vm || self.vm.as_ref().is_some_and(|vm| vm.has_backlog()) {
             self.take_vm()?;
         }
-        if self.ready.tap {
+        if self.ready.tap || self.facing && !self.sent_on.is_empty() {
             self.take_outputs()?;
             self.take_tap()?;
         }
@@ -397,9 +393,12 @@ impl Body {
     }
 
     fn take_deaths(&mut self) -> Result<(), BoxError> {
-        let dead = self.deaths.as_ref().map(Reports::take);
-        for process in dead.unwrap_or_default() {
-            self.apply(Event::ProcessDied(process))?;
+        let reports = self.deaths.as_mut().map(Reports::take);
+        for report in reports.unwrap_or_default() {
+            match report.frame {
+                Some(frame) => self.sent_on.keep(clock::now(), frame),
+                None => self.apply(Event::ProcessDied(report.dead))?,
+            }
         }
         Ok(())
     }
@@ -450,7 +449,7 @@ impl Body {
         if !self.facing {
             return Ok(());
         }
-        let mut frames = Vec::new();
+        let mut frames = self.sent_on.take(clock::now());
         self.tap.read(FRAMES_PER_TURN, &mut frames);
         if frames.is_empty() {
             Ok(())

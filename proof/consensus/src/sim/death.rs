@@ -36,7 +36,8 @@ impl World {
         if subject.core.is_some() && subject.incarnation != dead.number {
             self.coverage.hit("death: a report of an older process");
             if before.leader == Some(dead.replica) {
-                self.coverage.hit("death: a report while the replica leads again");
+                self.coverage
+                    .hit("death: a report while the replica leads again");
             }
         }
         if before.phase == Phase::Leading {
