@@ -49,10 +49,6 @@ pub enum Canary {
     /// A change of the in-sync set, or the beginning of a view, is not stored.
     #[cfg(feature = "canary")]
     MilestoneNotStored,
-    /// The host of a process says that it has died a moment before it has: a bug of the host, which the
-    /// simulator puts into its own.
-    #[cfg(feature = "canary")]
-    ReportBeforeDeath,
     /// A page that was written while it was hashed for a comparison counts as compared.
     #[cfg(feature = "canary")]
     StaleCompare,

@@ -28,8 +28,6 @@ pub struct Process {
     pub incarnation: u64,
     /// The number of its incarnation, as it names itself to others.
     pub number: u64,
-    /// It is reported dead, and still runs: the known bug [`plover_replica::Canary::ReportBeforeDeath`].
-    pub is_dying: bool,
     /// The brain.
     pub replica: Option<Box<Replica>>,
     /// The events that the brain waits for, by its last turn.
@@ -75,7 +73,6 @@ impl Process {
             state: State::Down,
             incarnation: 0,
             number: 0,
-            is_dying: false,
             replica: None,
             watch: Watch::default(),
             clock: Clock::new(Micros::ZERO, Micros::ZERO, 0),
@@ -100,7 +97,6 @@ impl Process {
     /// The process vanishes.
     pub fn vanish(&mut self) {
         self.state = State::Down;
-        self.is_dying = false;
         self.incarnation += 1;
         self.replica = None;
         self.hypervisor = None;

@@ -145,11 +145,6 @@ impl Scenario {
         config
     }
 
-    /// The known bug that is put back.
-    pub fn canary(&self) -> Canary {
-        self.config.canary
-    }
-
     /// How the guest is protected.
     pub fn policy(&self) -> &Policy {
         &self.config.policy

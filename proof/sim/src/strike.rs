@@ -10,7 +10,7 @@ use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
 use apus::Phase;
-use plover_replica::{Canary, Event, Role};
+use plover_replica::{Event, Role};
 use plover_types::{Micros, ReplicaId};
 
 impl World {
@@ -178,14 +178,6 @@ impl World {
 
     fn crash(&mut self, who: ReplicaId, span: Micros) -> Option<&'static str> {
         if self.process(who).state == State::Down {
-            return None;
-        }
-        let too_soon = self.scenario.canary() == Canary::ReportBeforeDeath;
-        if too_soon && !std::mem::replace(&mut self.process_mut(who).is_dying, true) {
-            self.report_death(who);
-            let rest = self.chance.deaths.micros((1_000, 60_000));
-            let crash = Happening::Strike(Fault::Crash(who), Some(span));
-            self.plan.after(rest, crash);
             return None;
         }
         self.vanish(who);

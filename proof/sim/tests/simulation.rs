@@ -333,11 +333,3 @@ fn inputs_wait_where_they_are_paced() {
     assert!(unpaced.of("match: frames released on match") > 0);
     assert_eq!(unpaced.of(waits), 0, "some wait without pacing");
 }
-
-/// A host reports a process as dead that still runs for a moment. It releases what its guest sends, beside
-/// the new leader.
-#[test]
-fn a_report_before_the_death_is_caught() {
-    let found_by = ["external_consistency", "one_sender_a_slot"];
-    catches(&with(Canary::ReportBeforeDeath), 400, &found_by);
-}
