@@ -11,7 +11,7 @@
 //! | `Ack` | backup, to the leader | its log equals the leader's up to `matched` (and is on stable storage, in disk mode) | none; the window opens and the commit index may advance |
 //! | `Gap` | backup, to the leader | it lacks the entry before those of an `Append` | `Append` from where the logs agree, or with the leader's snapshot point |
 //! | `Refuse` | any, to the sender of an `Append` or a `Prepare` | it has promised a higher view; for a `Prepare` also while a leader is alive | none; a leader that learns of a higher view steps down, a candidate gives up |
-//! | `PreVote` | follower that heard no leader for a timeout, to all members | it may lead; repeated at every heartbeat | `Grant`, or none from a replica that hears a leader |
+//! | `PreVote` | follower that heard no leader for a timeout, or was told that it died, to all members | it may lead; repeated at every heartbeat. It names the leader, if that was reported dead | `Grant`, or none from a replica that hears a leader |
 //! | `Grant` | any voter, to the sender of a `PreVote` | it hears no leader, and its log does not say that the sender has left | none; a quorum of grants starts an election |
 //! | `Prepare` | candidate, to all members | its own promise of the view is durable; repeated at every heartbeat | `Promise` once that is durable; `Refuse` |
 //! | `Promise` | voter, to the candidate | its promise of the candidate's view is durable | `Fetch`, if its log is the best of a quorum of promises |
