@@ -1,7 +1,8 @@
 //! Bad things that can be done to a replica.
 //!
 //! A replica's namespace stands for its host, so a fault hits everything that runs there: a kill ends
-//! `plover` and QEMU in the same instant, as a power cut would.
+//! `plover` and QEMU in the same instant, as a power cut would. The daemon is the supervisor of the
+//! replica's process. It is killed first, since a host without power reports no death.
 
 use crate::lab::Lab;
 use crate::process::{self, Process};
@@ -28,6 +29,8 @@ pub enum Target {
 pub enum Fault {
     /// The host dies.
     Kill,
+    /// Only the replica's process dies; its host lives.
+    Crash,
     /// The host stands still.
     Stop,
     /// Only the hypervisor stands still, as on a disk that hangs.
@@ -51,6 +54,7 @@ impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Kill => f.write_str("killed"),
+            Self::Crash => f.write_str("its process was killed"),
             Self::Stop => f.write_str("stopped"),
             Self::Hang => f.write_str("QEMU stopped"),
             Self::Continue => f.write_str("goes on"),
@@ -90,6 +94,13 @@ impl Lab {
         match fault {
             Fault::Kill => {
                 began_us = self.signal(id, Signal::KILL)?;
+                self.wait_until_empty(id)?;
+            }
+            Fault::Crash => {
+                let process = Process::now(self.control(id).status()?.plover_pid);
+                let process = process.with_context(|| format!("replica {id} is down"))?;
+                began_us = now_us();
+                process.signal(Signal::KILL);
                 self.wait_until_empty(id)?;
             }
             Fault::Stop => began_us = self.signal(id, Signal::STOP)?,
@@ -139,7 +150,9 @@ impl Lab {
         wanted: impl Fn(&Process) -> bool,
     ) -> Result<u64> {
         let host = self.host(id);
-        let processes = process::in_namespace(&host.path());
+        let daemon = self.state.replica(id)?.daemon;
+        let mut processes = process::in_namespace(&host.path());
+        processes.sort_by_key(|process| Some(*process) != daemon);
         let began_us = now_us();
         let reached = processes
             .iter()

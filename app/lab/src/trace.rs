@@ -67,6 +67,7 @@ impl TraceEvent {
                 self.number("pages").unwrap_or(0).div_ceil(256)
             ),
             "warm" => format!("replica {} has a warm copy", peer()),
+            "death_reported" => format!("{me} is told that the process of replica {} died", peer()),
             "peer" if self.more.get("alive") == Some(&Value::Bool(false)) => {
                 format!("replica {} does not answer {me}", peer())
             }

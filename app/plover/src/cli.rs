@@ -194,6 +194,8 @@ enum RoleArgument {
 enum FaultArgument {
     /// The replica's host dies: SIGKILL to plover and QEMU.
     Kill,
+    /// The replica's process dies and its host lives: SIGKILL to that process.
+    Crash,
     /// The replica's host stands still: SIGSTOP to plover and QEMU.
     Stop,
     /// The replica's QEMU alone stands still, as on a disk that hangs: SIGSTOP to QEMU.
@@ -214,6 +216,7 @@ impl FaultOptions {
             FaultArgument::Cut => Fault::Cut { from: self.from },
             _ if self.from.is_some() => return Err("--from goes with `cut` only"),
             FaultArgument::Kill => Fault::Kill,
+            FaultArgument::Crash => Fault::Crash,
             FaultArgument::Stop => Fault::Stop,
             FaultArgument::Hang => Fault::Hang,
             FaultArgument::Cont => Fault::Continue,

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
 use plover_node::newest::DiskCopy;
-use plover_node::{ReplicaConfig, SPLIT_WARNING};
+use plover_node::{ReplicaConfig, SPLIT_WARNING, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,10 +24,14 @@ pub fn run(config: &Path) -> Result<ExitCode> {
         .init();
     let config = ReplicaConfig::load(config)?;
     prerequisites::check_hypervisor(&config.qemu())?;
+    let process = match plover_node::supervise(&config).map_err(|error| anyhow!(error))? {
+        Side::Replica(process) => process,
+        Side::Supervisor(code) => return Ok(code),
+    };
     // Before the replica starts: a signal with its default action would end the process and leave the
     // hypervisor running.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    plover_node::run(config, move |stop| {
+    plover_node::run(config, process, move |stop| {
         std::thread::spawn(move || {
             for _ in &mut signals {
                 stop.stop();

@@ -2,7 +2,7 @@
 
 use crate::entry::VOTERS_MAX;
 use crate::{Configuration, DurableState, Entry, Members};
-use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Incarnation, Index, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
 /// An event that the consensus core is told.
@@ -25,6 +25,10 @@ pub enum Event<'a> {
         /// One whole record.
         bytes: &'a [u8],
     },
+    /// This process of a peer has died on a host that lives: it does nothing any more. The caller
+    /// knows it from that host. A report that is late, repeated or of an older process is ignored;
+    /// one of a process that still runs breaks the lease.
+    ProcessDied(Incarnation),
     /// Stable storage holds this state of [`Command::PersistState`].
     StatePersisted(DurableState),
     /// Stable storage holds every entry up to this viewstamp (disk mode only). The caller does not

@@ -34,6 +34,13 @@ pub enum Canary {
     /// A follower stands for election without pre-votes.
     #[cfg(feature = "canary")]
     SkipPreVote,
+    /// A report of the death of one process of a replica counts for its next process, too.
+    #[cfg(feature = "canary")]
+    MournTheLiving,
+    /// The host of a process says that it has died while it still runs. It is a bug of the caller,
+    /// which the simulators put into theirs.
+    #[cfg(feature = "canary")]
+    ReportBeforeDeath,
     /// A replica that died as a new generation began takes the old generation's log on its disk for
     /// the new one's.
     #[cfg(feature = "canary")]

@@ -52,8 +52,10 @@ pub struct Config {
     /// The largest encoded message that this core sends, bytes. Entries that do not fit one message
     /// go in several.
     pub message_bytes_max: usize,
-    /// Seed of everything random: timeouts and nonces. Draw a new one at every start of a process:
-    /// with the old one it could take answers to the process before it for its own.
+    /// Seed of everything random, timeouts and nonces; and the number of this process's
+    /// [incarnation](plover_types::Incarnation). Draw a new one at every start of a process: with the
+    /// old one it could take answers to the process before it for its own, and a report of that
+    /// process's death for its own.
     pub seed: u64,
     /// A known bug that is put back, to test the tests.
     #[doc(hidden)]

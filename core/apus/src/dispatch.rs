@@ -38,7 +38,12 @@ impl Apus {
             Message::Ack(ack) => self.on_ack(now, from, ack, out),
             Message::Gap(gap) => self.on_gap(now, from, gap, out),
             Message::Refuse { view, promised } => self.on_refuse(now, view, promised, out),
-            Message::PreVote { nonce, last } => self.on_pre_vote(now, from, (nonce, last), out),
+            Message::PreVote { nonce, last, dead } => {
+                if let Some(process) = dead {
+                    self.process_died(now, process, out);
+                }
+                self.on_pre_vote(now, from, (nonce, last), out);
+            }
             Message::Grant(grant) => self.on_grant(now, from, grant, out),
             Message::Prepare { view } => self.on_prepare(now, from, view, out),
             Message::Promise { view, vote } => self.on_promise(now, from, view, vote, out),

@@ -85,6 +85,7 @@ impl Apus {
             Role::PreVoting(pre_vote) if !pre_vote.granted.contains(peer) => Message::PreVote {
                 nonce: pre_vote.nonce,
                 last: self.log.last(),
+                dead: self.heard.dead_leader(),
             },
             Role::Electing(election) => match election.stage {
                 Stage::Collecting if !election.votes.contains_key(&peer) => {

@@ -16,7 +16,7 @@ use crate::log::{Accepted, Log};
 use crate::message::{Ack, Append, Batch, Gap, HEADER_BYTES_MAX, Message};
 use crate::{Apus, Role};
 use crate::{Command, Configuration, Durability};
-use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
+use plover_types::{Incarnation, Index, Micros, ReplicaId, View, Viewstamp};
 use std::fmt;
 
 /// The state of a follower.
@@ -103,7 +103,14 @@ impl Apus {
         if append.generation < self.generation || !self.may_accept_from(append.view, out) {
             return;
         }
-        self.hear_leader(now, from, &append, out);
+        let process = Incarnation {
+            replica: from,
+            number: append.incarnation,
+        };
+        if self.heard.is_dead(process) {
+            return;
+        }
+        self.hear_leader(now, process, &append, out);
         if append.generation > self.generation {
             self.adopt_generation(append.generation, out);
         }
@@ -155,7 +162,7 @@ impl Apus {
     fn hear_leader(
         &mut self,
         now: Micros,
-        from: ReplicaId,
+        process: Incarnation,
         append: &Append,
         out: &mut Vec<Command>,
     ) {
@@ -166,11 +173,12 @@ impl Apus {
         if newer || !matches!(self.role, Role::Following(_)) {
             self.transition(Role::Following(Follower::new(self.log.commit())));
         }
-        self.follower().leader = Some(from);
-        self.heard_at = now;
+        self.follower().leader = Some(process.replica);
+        self.heard.at = now;
+        self.heard.from = Some(process);
         self.arm_election(now);
         self.recovery.not_empty();
-        self.tell(Some(from), out);
+        self.tell(Some(process.replica), out);
     }
 
     fn follower(&mut self) -> &mut Follower {
@@ -250,6 +258,7 @@ impl Apus {
             view: self.promised,
             stamp,
             matched,
+            incarnation: self.config.seed,
         });
         if self.down.contains(leader) {
             return;

@@ -74,6 +74,7 @@
 //! |---|---|
 //! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat (`message`, `replicate`, `following`) |
 //! | the leader dies | a member of the in-sync set asks for pre-votes, collects promises, merges the best log of its quorum and leads a higher view (`pre_vote`, `election`, `merge`) |
+//! | only the leader's process dies, and its host says so | the same without waiting for a timeout: a dead process has no lease (`death`) |
 //! | the leader is cut off | it commits nothing without a quorum; its lease runs out before another replica can be elected ([`Apus::lease_until`]) |
 //! | a replica comes back after a cut | it asks for pre-votes before it raises its view, so it cannot depose a leader that the others hear |
 //! | a replica restarts and has forgotten its log | it does not vote until a leader has told it what it may have acknowledged (`recovery`), or only for a candidate that certainly has all of that (`milestone`) |
@@ -96,6 +97,7 @@
 mod api;
 mod canary;
 mod config;
+mod death;
 mod dispatch;
 mod durable;
 mod election;
@@ -122,6 +124,7 @@ pub use canary::Canary;
 pub use config::{Config, Durability, DurableState, Start};
 pub use entry::{Configuration, Entry, EntryKind, Members};
 
+use death::Heard;
 use election::Election;
 use entry::VOTERS_MAX;
 use following::{Acked, Follower};
@@ -165,9 +168,7 @@ pub struct Apus {
     holds_state: bool,
     /// See [`Apus::set_abstains`].
     abstains: bool,
-    /// When a leader was last heard, or when the process started: the process before it may have
-    /// answered a leader just then, and the leader's lease may rest on that answer.
-    heard_at: Micros,
+    heard: Heard,
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
@@ -192,6 +193,7 @@ impl Apus {
             Event::Tick => self.tick(now, out),
             Event::Link { peer, up } => self.link(now, peer, up, out),
             Event::Received { from, bytes } => self.received(now, from, bytes, out),
+            Event::ProcessDied(process) => self.process_died(now, process, out),
             Event::StatePersisted(state) => self.state_persisted(now, state, out),
             Event::EntriesPersisted(viewstamp) => {
                 self.log.mark_stable(viewstamp);

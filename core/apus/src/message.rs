@@ -11,7 +11,7 @@
 //! | `Ack` | backup, to the leader | its log equals the leader's up to `matched` (and is on stable storage, in disk mode) | none; the window opens and the commit index may advance |
 //! | `Gap` | backup, to the leader | it lacks the entry before those of an `Append` | `Append` from where the logs agree, or with the leader's snapshot point |
 //! | `Refuse` | any, to the sender of an `Append` or a `Prepare` | it has promised a higher view; for a `Prepare` also while a leader is alive | none; a leader that learns of a higher view steps down, a candidate gives up |
-//! | `PreVote` | follower that heard no leader for a timeout, to all members | it may lead; repeated at every heartbeat | `Grant`, or none from a replica that hears a leader |
+//! | `PreVote` | follower that heard no leader for a timeout, or was told that it died, to all members | it may lead; repeated at every heartbeat. It names the leader, if that was reported dead | `Grant`, or none from a replica that hears a leader |
 //! | `Grant` | any voter, to the sender of a `PreVote` | it hears no leader, and its log does not say that the sender has left | none; a quorum of grants starts an election |
 //! | `Prepare` | candidate, to all members | its own promise of the view is durable; repeated at every heartbeat | `Promise` once that is durable; `Refuse` |
 //! | `Promise` | voter, to the candidate | its promise of the candidate's view is durable | `Fetch`, if its log is the best of a quorum of promises |
@@ -33,12 +33,12 @@ mod tests;
 pub(crate) use decode::{Batch, decode};
 
 use crate::{Configuration, Entry, Members};
-use plover_types::{Index, Micros, View, Viewstamp, wire};
+use plover_types::{Incarnation, Index, Micros, View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 
 /// An upper bound of what surrounds the entries of one message: tag, four views and as many
-/// indices, stamp, configuration and length, each a varint of at most ten bytes.
-pub(crate) const HEADER_BYTES_MAX: usize = 112;
+/// indices, stamp, incarnation, configuration and length, each a varint of at most ten bytes.
+pub(crate) const HEADER_BYTES_MAX: usize = 122;
 /// An upper bound of what surrounds one payload: two varints of ten, kind and sets, length.
 pub(crate) const ENTRY_BYTES_MAX: usize = 32;
 
@@ -60,6 +60,8 @@ pub(crate) enum Message {
         nonce: u64,
         /// Where the sender's log ends.
         last: Viewstamp,
+        /// The leader that the sender heard last has died, and its host has said so.
+        dead: Option<Incarnation>,
     },
     Grant(Grant),
     Prepare {
@@ -95,6 +97,8 @@ pub(crate) struct Append {
     pub trim: Index,
     /// The leader's clock when it sent this; comes back in the acknowledgement.
     pub stamp: Micros,
+    /// Names the leader's process.
+    pub incarnation: u64,
     /// The leader's round of sending: never falls from one message to the next.
     pub number: u64,
     /// Given when `prev` is the leader's base: the configuration there. A backup that lacks `prev`
@@ -114,6 +118,8 @@ pub(crate) struct Ack {
     pub stamp: Micros,
     /// Cumulative.
     pub matched: Index,
+    /// Names the sender's process.
+    pub incarnation: u64,
 }
 
 /// The sender lacks the entry before those of an `Append`.

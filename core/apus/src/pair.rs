@@ -129,7 +129,7 @@ impl Apus {
             Role::Following(follower) => {
                 let beats = Micros(self.config.heartbeat.0 * SILENT_BEATS);
                 follower.leader.is_some()
-                    && then < self.heard_at + beats
+                    && then < self.heard.at + beats
                     && !canary!(self.config, NeverDoubt)
             }
             Role::Leading(leadership) => {

@@ -11,7 +11,7 @@
 //!   acked |   in flight    | does not fit the window yet
 //! ```
 
-use plover_types::{Index, Micros};
+use plover_types::{Incarnation, Index, Micros};
 use std::collections::VecDeque;
 
 /// A backup, as its leader sees it.
@@ -39,6 +39,8 @@ pub(crate) struct Peer {
     /// Heartbeats since then.
     pub unanswered: u64,
     alive: Option<bool>,
+    /// The process that last sent an `Ack`. It may still have to ask where the group stands.
+    pub answered_by: Option<Incarnation>,
     /// The incarnation of its process that last sent a `Recovery`.
     incarnation: Option<u64>,
 }
@@ -60,6 +62,7 @@ impl Peer {
             heard_at: now,
             unanswered: 0,
             alive: None,
+            answered_by: None,
             incarnation: None,
         }
     }

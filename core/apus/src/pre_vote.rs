@@ -61,7 +61,7 @@ impl Apus {
     }
 
     /// Whether nobody but this replica and the leader it followed holds the guest.
-    fn is_the_only_candidate(&self) -> bool {
+    pub(crate) fn is_the_only_candidate(&self) -> bool {
         !self.config.any_voter_stands
             && self.has_state()
             && self.is_eligible()
@@ -74,7 +74,7 @@ impl Apus {
     }
 
     pub(crate) fn leader_is_alive(&self, now: Micros) -> bool {
-        now < self.heard_at + self.config.timeout
+        !self.heard.leader_is_dead() && now < self.heard.at + self.config.timeout
     }
 
     /// Whether this replica may stand for election. The in-sync set in its own log need not name it:

@@ -71,7 +71,7 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    pub(crate) fn new(config: &Config, start: &Start, incarnation: u64, now: Micros) -> Self {
+    pub(crate) fn new(config: &Config, start: &Start, now: Micros) -> Self {
         let amnesiac = match start {
             Start::Fresh | Start::PromiseLost { .. } => true,
             Start::Restarted {
@@ -82,7 +82,7 @@ impl Recovery {
             },
         };
         Self {
-            incarnation,
+            incarnation: config.seed,
             amnesiac,
             promise_unknown: !matches!(start, Start::Restarted { .. }),
             ran: !matches!(start, Start::Fresh),

@@ -14,7 +14,7 @@ use crate::log::Log;
 use crate::message::{Ack, Append, ENTRY_BYTES_MAX, Gap, HEADER_BYTES_MAX, Message, Request};
 use crate::peers::Peer;
 use crate::{Apus, Role};
-use plover_types::{Index, Micros, ReplicaId, View, Viewstamp};
+use plover_types::{Incarnation, Index, Micros, ReplicaId, View, Viewstamp};
 
 /// How many messages with entries may be in flight to one peer. Under load this makes batches:
 /// entries that are proposed while these are on their way go together when the first is
@@ -110,6 +110,7 @@ impl Apus {
                 commit,
                 trim: leadership.trim,
                 stamp: now,
+                incarnation: self.config.seed,
                 number: leadership.round,
                 snapshot: (snapshot || begins).then(|| self.log.configuration_at_base()),
                 count: entries.iter().len() as u64,
@@ -149,9 +150,17 @@ impl Apus {
         ack: Ack,
         out: &mut Vec<Command>,
     ) {
+        let process = Incarnation {
+            replica: from,
+            number: ack.incarnation,
+        };
+        if self.heard.is_dead(process) {
+            return;
+        }
         let plausible = ack.matched <= self.log.last().index;
         let heard = self.heard_peer(now, from, (ack.view, ack.stamp), plausible, out);
         if let Some((peer, _)) = heard {
+            peer.answered_by = Some(process);
             peer.acknowledged(ack.matched);
             self.advance_commit(now, out);
             self.replicate(now, from, false, out);

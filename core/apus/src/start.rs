@@ -1,6 +1,7 @@
 //! The start of a core, from the state that its process found on storage.
 
 use crate::canary::canary;
+use crate::death::Heard;
 use crate::following::{Acked, Follower};
 use crate::log::Log;
 use crate::milestone::Milestones;
@@ -20,8 +21,8 @@ impl Apus {
     /// If the configuration contradicts itself.
     pub fn new(config: Config, start: Start, now: Micros) -> Self {
         check(&config);
-        let mut random = SplitMix64::new(config.seed);
-        let recovery = Recovery::new(&config, &start, random.next_u64() ^ now.0, now);
+        let random = SplitMix64::new(config.seed);
+        let recovery = Recovery::new(&config, &start, now);
         let milestones = match &start {
             Start::Restarted {
                 durable,
@@ -46,7 +47,7 @@ impl Apus {
             round_max: promised.round(),
             holds_state: false,
             abstains: false,
-            heard_at: now,
+            heard: Heard::new(now),
             election_at: now,
             stood_down: None,
             awake_at: now,

@@ -52,8 +52,16 @@ fn append_in(
     entries: &[Entry],
     commit: u64,
 ) -> Vec<u8> {
-    let (stamp, number, snapshot) = (START, 0u64, None::<Configuration>);
-    let marks = (Index(commit), Index(0), stamp, number, snapshot);
+    let (stamp, incarnation, number) = (START, 5u64, 0u64);
+    let snapshot = None::<Configuration>;
+    let marks = (
+        Index(commit),
+        Index(0),
+        stamp,
+        incarnation,
+        number,
+        snapshot,
+    );
     wire::encode(&(APPEND, leader, generation, prev, marks, entries))
 }
 

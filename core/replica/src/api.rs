@@ -11,8 +11,8 @@ use crate::jobs::JobId;
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
 use plover_types::{
-    DeviceState, Digest, Frame, Index, Lane, MachineWords, Micros, PageNo, PageSet, Payload,
-    ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
+    DeviceState, Digest, Frame, Incarnation, Index, Lane, MachineWords, Micros, PageNo, PageSet,
+    Payload, ReplicaId, ReplicaSet, SyncNo, Unconsumed, View, Viewstamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ pub enum Event {
         /// Whether it is up.
         up: bool,
     },
+    /// This process of a peer has died on a host that lives ([`apus::Event::ProcessDied`]).
+    ProcessDied(Incarnation),
     /// A peer wrote a record into our ring.
     Received {
         /// The peer.

@@ -1,6 +1,6 @@
 //! The state of a replica and the one way to change it.
 
-use crate::api::{Action, Config, Event, Role, Watch};
+use crate::api::{Action, Config, Event, Note, Role, Watch};
 use crate::context::{Context, Memory, Rules};
 use crate::copy::Copies;
 use crate::follow::{EarlyDirty, FollowSync};
@@ -102,6 +102,11 @@ impl Replica {
         let cx = &mut self.cx;
         match event {
             Event::Tick => cx.consensus(apus::Event::Tick),
+            Event::ProcessDied(process) => {
+                let peer = process.replica;
+                cx.note(Note::DeathReported { peer });
+                cx.consensus(apus::Event::ProcessDied(process));
+            }
             Event::Link { peer, up } => self.on_link(peer, up),
             Event::Received {
                 from,

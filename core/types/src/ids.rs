@@ -13,6 +13,21 @@ impl fmt::Display for ReplicaId {
     }
 }
 
+/// One process of a replica. A replica that was started again is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Incarnation {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// Drawn at random at the start of the process.
+    pub number: u64,
+}
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({:016x})", self.replica, self.number)
+    }
+}
+
 /// A set of replicas, as a bit mask: the in-sync set, a quorum, the members of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReplicaSet(pub u16);

@@ -34,7 +34,8 @@ pub mod wire;
 pub use device::{DeviceState, MachineWords};
 pub use frame::{Frame, Mac, Unconsumed};
 pub use ids::{
-    Awaited, Digest, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp,
+    Awaited, Digest, Incarnation, Index, OutputNo, PageNo, ReplicaId, ReplicaSet, SyncNo, View,
+    Viewstamp,
 };
 pub use lane::Lane;
 pub use layout::{

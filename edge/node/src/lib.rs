@@ -14,6 +14,7 @@
 //! `plover-replica` makes all decisions. This crate makes none. The roles of a replica, and how it changes
 //! them, are drawn there.
 //!
+//! [`supervise`] puts the replica into a process of its own, whose death is reported to the others.
 //! [`run`] is a whole replica: it returns when the replica is told to stop. It needs root, QEMU and a TAP
 //! device. Its configuration can be read and checked without them:
 //!
@@ -56,6 +57,7 @@ mod body;
 mod clock;
 mod config;
 mod control;
+mod death;
 mod disk_pages;
 mod fabric;
 mod host;
@@ -64,6 +66,7 @@ mod metrics;
 mod pack;
 mod policy;
 mod storage;
+mod supervisor;
 mod tap;
 mod trace;
 mod uplink;
@@ -75,3 +78,4 @@ pub use fabric::FabricName;
 pub use host::{CpuConfig, HostConfig, usable_cpus};
 pub use plover_replica::newest;
 pub use policy::{PolicyConfig, PolicyName, SyncName};
+pub use supervisor::{Side, ThisProcess, supervise};

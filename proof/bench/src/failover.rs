@@ -1,7 +1,7 @@
 //! `./x bench failover`: the client's gap when the leader is killed, by parts.
 //!
-//! Each round is one run of the demo, which kills two leaders under load; so the figures come with
-//! the demo's own audit of every acknowledged write.
+//! Each round is two runs of the demo, each of which kills two leaders under load: their hosts, then only
+//! their processes. So the figures come with the demo's own audit of every acknowledged write.
 
 mod warm;
 
@@ -10,11 +10,12 @@ use crate::lab::plover;
 use crate::machine::Machine;
 use crate::stats::Sample;
 use anyhow::{Result, ensure};
-use plover_lab_proof::demo;
+use plover_lab::Fault;
+use plover_lab_proof::demo::{self, Report};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Runs of the demo, two failovers each.
+    /// Runs of the demo with each kind of death, two failovers each.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Instead, the time until protected again with a warm witness and with a cold one: a guest of
@@ -23,40 +24,80 @@ pub(crate) struct Options {
     warm: bool,
 }
 
-const PARTS: [&str; 4] = ["detect", "elect", "client gap", "protected again"];
+/// The parts of a failover. `elect` and `serve` begin where the part before ends; the others with the kill.
+const PARTS: [&str; 6] = [
+    "detect",
+    "elect",
+    "serve",
+    "client gap",
+    "slowest client",
+    "protected again",
+];
+
+/// The two ways in which a leader dies.
+const DEATHS: [(Fault, &str); 2] = [
+    (Fault::Kill, "host killed: plover and QEMU, nothing is left"),
+    (Fault::Crash, "process killed: its host reports the death"),
+];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.warm {
         return warm::run(options.rounds);
     }
-    let mut parts: Vec<Sample> = PARTS.iter().map(|_| Sample::default()).collect();
-    let (mut acked, mut failovers) = (0, 0);
+    let mut figures: Vec<Figures> = DEATHS.iter().map(|_| Figures::default()).collect();
     for round in 0..options.rounds {
-        eprintln!("round {}/{}: the demo", round + 1, options.rounds);
-        let report = demo::run(plover(), &progress())?;
-        ensure!(report.ok, "the demo failed:\n{report}");
-        acked += report.acked_writes;
+        for ((fault, _), figures) in DEATHS.iter().zip(&mut figures) {
+            eprintln!("round {}/{}: the demo, {fault}", round + 1, options.rounds);
+            let report = demo::run_with(*fault, plover(), &progress())?;
+            ensure!(report.ok, "the demo failed:\n{report}");
+            figures.take(&report);
+        }
+    }
+    println!("{}", Machine::this("as chosen by the lab"));
+    for ((_, how), figures) in DEATHS.iter().zip(&figures) {
+        figures.print(how);
+    }
+    Ok(())
+}
+
+/// The figures of one way to die.
+#[derive(Default)]
+struct Figures {
+    parts: [Sample; PARTS.len()],
+    acked: u64,
+    failovers: usize,
+}
+
+impl Figures {
+    fn take(&mut self, report: &Report) {
+        self.acked += report.acked_writes;
+        self.failovers += report.failovers.len();
         for failover in &report.failovers {
-            failovers += 1;
             let of = [
                 failover.detect_ms,
                 failover.elect_ms,
+                failover.serve_ms,
                 failover.client_gap_ms,
+                failover.slowest_connection_ms,
                 failover.reprotect_ms,
             ];
-            for (value, sample) in of.into_iter().zip(&mut parts) {
+            for (value, sample) in of.into_iter().zip(&mut self.parts) {
                 sample.push(value);
             }
         }
     }
-    println!("{}", Machine::this("as chosen by the lab"));
-    println!("{failovers} leaders killed under load, {acked} acknowledged writes, none lost\n");
-    for (part, sample) in PARTS.iter().zip(&parts) {
-        let (low, high) = sample.spread();
+
+    fn print(&self, how: &str) {
         println!(
-            "{part:<16} {:>8.0} ms ({low:.0} to {high:.0})",
-            sample.median()
+            "\n{how}\n{} leaders killed under load, {} acknowledged writes, none lost",
+            self.failovers, self.acked
         );
+        for (part, sample) in PARTS.iter().zip(&self.parts) {
+            let (low, high) = sample.spread();
+            println!(
+                "{part:<16} {:>8.1} ms ({low:.1} to {high:.1})",
+                sample.median()
+            );
+        }
     }
-    Ok(())
 }

@@ -77,3 +77,15 @@ fn an_election_by_the_old_majority_is_caught() {
 fn an_election_without_a_pre_vote_is_caught() {
     catches(Canary::SkipPreVote, 100, &["healthy_leader_stays"]);
 }
+
+/// A report of the death of one process counts for the replica's next process, which leads.
+#[test]
+fn a_report_of_an_older_process_that_counts_is_caught() {
+    catches(Canary::MournTheLiving, 2000, &["lease_exclusive"]);
+}
+
+/// A process that only stands still is reported dead: its lease is still valid when another leads.
+#[test]
+fn a_report_before_the_death_is_caught() {
+    catches(Canary::ReportBeforeDeath, 300, &["lease_exclusive"]);
+}

@@ -46,6 +46,21 @@ pub fn the_leader_dies(lab: &mut Experiment) -> Result<()> {
     recover(lab, leader)
 }
 
+/// The replica's process dies on a host that lives. The others are told, and it comes back.
+pub fn a_process_dies(lab: &mut Experiment, of: &str) -> Result<()> {
+    let (replica, at) = lab.strike(Fault::Crash, &role(of))?;
+    lab.wait("its death is reported", |lab| {
+        Ok(lab.find_event("death_reported", at).is_some())
+    })?;
+    if of == "leader" {
+        lab.wait_for_failover(replica, at)?;
+    } else {
+        lab.wait_for_answers(at)?;
+    }
+    lab.wait_until_protected_again(at)?;
+    recover(lab, replica)
+}
+
 /// The secondary's host dies, and comes back.
 pub fn the_secondary_dies(lab: &mut Experiment) -> Result<()> {
     let (secondary, at) = lab.strike(Fault::Kill, &role("secondary"))?;

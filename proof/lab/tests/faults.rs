@@ -52,6 +52,18 @@ fn hosts_die() {
     });
 }
 
+/// The supervisor of a process that dies tells the others.
+#[test]
+fn processes_die() {
+    prove("t-crash", Options::default(), |lab| {
+        script::outputs_match(lab)?;
+        script::a_process_dies(lab, "leader")?;
+        script::outputs_match(lab)?;
+        script::a_process_dies(lab, "secondary")?;
+        script::outputs_match(lab)
+    });
+}
+
 /// Before the end mark, the secondary goes on from its own state. After it, the secondary applies what
 /// it has staged. Either state explains everything that the clients saw.
 #[test]

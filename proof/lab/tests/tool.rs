@@ -107,8 +107,8 @@ fn a_replicated_guest_by_hand() {
     let host = lab.open().topology().replica(secondary.into());
     assert_eq!(
         process::in_namespace(&host.path()).len(),
-        2,
-        "plover and QEMU"
+        3,
+        "the supervisor, the replica and QEMU"
     );
     let daemon = status["replicas"][usize::from(secondary)]["plover_pid"].as_u64();
     let daemon = daemon

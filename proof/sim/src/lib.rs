@@ -44,6 +44,7 @@ pub mod clients;
 pub mod clock;
 pub mod copy;
 mod coverage;
+mod death;
 pub mod disk;
 pub mod expect;
 pub mod faults;

@@ -26,6 +26,8 @@ pub struct Process {
     pub state: State,
     /// Counts how often the process was started.
     pub incarnation: u64,
+    /// The number of its incarnation, as it names itself to others.
+    pub number: u64,
     /// The brain.
     pub replica: Option<Box<Replica>>,
     /// The events that the brain waits for, by its last turn.
@@ -70,6 +72,7 @@ impl Process {
         Self {
             state: State::Down,
             incarnation: 0,
+            number: 0,
             replica: None,
             watch: Watch::default(),
             clock: Clock::new(Micros::ZERO, Micros::ZERO, 0),

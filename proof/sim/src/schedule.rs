@@ -6,7 +6,7 @@
 use crate::faults::Fault;
 use crate::hypervisor::Due;
 use crate::timetable::Timetable;
-use plover_types::{Frame, Lane, Micros, ReplicaId};
+use plover_types::{Frame, Incarnation, Lane, Micros, ReplicaId};
 
 /// Something that is going to happen.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub enum Happening {
         /// Up or down.
         up: bool,
     },
+    /// A replica is told that this process of another one has died.
+    DeathReported(ReplicaId, Incarnation),
     /// Two replicas without a link try to connect.
     Connect(ReplicaId, ReplicaId),
     /// A link over which nothing passes is given up, if it is still that session.

@@ -188,7 +188,7 @@ impl World {
         self.check(check);
     }
 
-    fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
+    pub(crate) fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
         self.scenario
             .members
             .iter()
@@ -273,6 +273,9 @@ impl World {
         self.process_mut(who).vanish();
         // A killed process's connections are reset; a dead host's fall silent.
         let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);
+        if notice.0 == 100 {
+            self.report_death(who);
+        }
         self.net
             .process_died(who, &self.scenario.members, notice, &mut self.plan);
     }

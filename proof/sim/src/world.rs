@@ -4,6 +4,7 @@ use crate::areas::Areas;
 use crate::clients::Clients;
 use crate::clock::Clock;
 use crate::coverage::Coverage;
+use crate::death;
 use crate::history::Histories;
 use crate::invariants::{Check, Invariants, Violation};
 use crate::net::Net;
@@ -96,6 +97,7 @@ pub(crate) struct Chance {
     pub ambushes: Rng,
     pub copies: Rng,
     pub lives: Rng,
+    pub deaths: Rng,
     pub work: Rng,
 }
 
@@ -135,6 +137,7 @@ impl World {
             ambushes: rng.fork(8),
             copies: rng.fork(10),
             lives,
+            deaths: death::stream(seed),
             work: rng.fork(21),
         };
         for &who in &scenario.members {
@@ -223,6 +226,7 @@ impl World {
                     self.tell(end, Event::Link { peer, up });
                 }
             }
+            Happening::DeathReported(who, dead) => self.death_reported(who, dead),
             Happening::Connect(a, b) => {
                 let ready = [a, b]
                     .iter()
@@ -322,6 +326,7 @@ impl World {
         let keeps_log = self.scenario.keeps_log();
         let process = self.process_mut(who);
         let start = process.disk.start(keeps_log);
+        process.number = config.seed;
         process.clock = clock;
         process.state = State::Up;
         process.disk_free_at = now;

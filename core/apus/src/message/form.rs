@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::EntryKind;
-use plover_types::ReplicaSet;
 use plover_types::forms::{assert_every_kind, assert_form};
+use plover_types::{Incarnation, ReplicaId, ReplicaSet};
 
 const VIEW: View = View(1001);
 const LAST: Viewstamp = Viewstamp {
@@ -31,6 +31,7 @@ fn append() -> Append {
         commit: Index(1007),
         trim: Index(1008),
         stamp: Micros(1009),
+        incarnation: 1027,
         number: 1010,
         snapshot: None,
         count: 1011,
@@ -63,6 +64,7 @@ fn messages() -> Vec<Message> {
             view: VIEW,
             stamp: Micros(1014),
             matched: Index(1015),
+            incarnation: 1028,
         }),
         Message::Gap(Gap {
             view: VIEW,
@@ -78,6 +80,10 @@ fn messages() -> Vec<Message> {
         Message::PreVote {
             nonce: 1019,
             last: LAST,
+            dead: Some(Incarnation {
+                replica: ReplicaId(3),
+                number: 1026,
+            }),
         },
         Message::Grant(Grant {
             nonce: 1020,

@@ -47,6 +47,11 @@ pub enum Note {
         /// Whether it answers.
         alive: bool,
     },
+    /// The host of this replica says that its process has died.
+    DeathReported {
+        /// The replica.
+        peer: ReplicaId,
+    },
     /// A copy to a new secondary has begun.
     JoinBegun {
         /// The new secondary.

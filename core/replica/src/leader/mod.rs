@@ -33,6 +33,10 @@ use crate::guest::{Arrange, Power};
 use apus::EntryKind;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
+/// How long a new leader answers clients before it copies its guest to another replica. What they have
+/// asked meanwhile waits, and the end of the copy pauses the guest for longer than most answers take.
+const ANSWERS_FIRST: Micros = Micros::from_ms(20);
+
 /// The data that exists only while a replica leads.
 #[derive(Debug)]
 pub(crate) struct Leader {
@@ -113,7 +117,7 @@ impl Leader {
     pub fn serve_if_ready(&mut self, cx: &mut Context) {
         if !self.serving && self.is_solo(cx) && cx.guest.power == Power::Running {
             self.serving = true;
-            self.next_join_at = cx.now;
+            self.next_join_at = cx.now + ANSWERS_FIRST;
             cx.peers.forget_refusals();
             self.slot.started = cx.now;
             cx.out.push(Action::FaceClients(true));

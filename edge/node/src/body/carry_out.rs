@@ -193,6 +193,9 @@ impl Body {
             Note::Serving { view } => tracing::info!(%view, "clients are served from here"),
             Note::Peer { peer, alive: true } => tracing::info!("replica {peer} answers"),
             Note::Peer { peer, alive: false } => tracing::warn!("replica {peer} does not answer"),
+            Note::DeathReported { peer } => {
+                tracing::warn!("the process of replica {peer} has ended, its host says");
+            }
             Note::JoinBegun { peer } => {
                 tracing::info!("the guest is being copied to replica {peer}");
             }

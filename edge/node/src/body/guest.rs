@@ -254,6 +254,8 @@ impl Body {
             // Messages that were written before the crash are sent.
             fabric.flush();
         }
+        // The first, since it would report the death of the others.
+        let _ = rustix::process::kill_process(self.supervisor, rustix::process::Signal::KILL);
         if let Some(pid) = self.vm.as_ref().and_then(QemuVm::pid) {
             if let Some(pid) = rustix::process::Pid::from_raw(pid as i32) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

@@ -13,10 +13,12 @@ use crate::announce::Announcement;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
+use crate::death::{Reports, SentOn};
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
 use crate::storage::Storage;
+use crate::supervisor::ThisProcess;
 use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
@@ -26,6 +28,7 @@ use plover_replica::{Action, Area, Event, Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, ReplicaId};
 use plover_vm::{QemuConfig, QemuVm};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SyncSender;
@@ -60,9 +63,10 @@ pub enum ExitReason {
 /// running, so that the replica can keep no promise.
 pub fn run(
     config: ReplicaConfig,
+    process: ThisProcess,
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
-    let mut body = Body::open(config)?;
+    let mut body = Body::open(config, process)?;
     if body.config.can_split() {
         tracing::warn!("{SPLIT_WARNING}");
     }
@@ -84,6 +88,10 @@ struct Body {
     events: VecDeque<Event>,
     storage: Storage,
     fabric: Option<BoxedFabric>,
+    /// Reports of processes that have died on hosts that live.
+    deaths: Option<Reports>,
+    supervisor: Pid,
+    sent_on: SentOn,
     packer: Packer,
     tap: Tap,
     uplink: Uplink,
@@ -128,13 +136,14 @@ struct Ready {
     uplink: bool,
     disks: bool,
     fabric: bool,
+    deaths: bool,
     vm: bool,
 }
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
-    fn open(config: ReplicaConfig) -> Result<Self, BoxError> {
+    fn open(config: ReplicaConfig, process: ThisProcess) -> Result<Self, BoxError> {
         let now = clock::now();
         let me = ReplicaId(config.group.me);
         let run_dir = &config.paths.run_dir;
@@ -142,13 +151,6 @@ impl Body {
             .map_err(|e| format!("cannot create paths.run_dir {}: {e}", run_dir.display()))?;
         let control = Control::listen(run_dir)
             .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
-        let tap = Tap::attach(&config.net.tap).map_err(|e| {
-            format!(
-                "cannot attach to the TAP device '{}': {e}; create it with \
-                 'ip tuntap add {} mode tap' and make sure nothing else uses it",
-                config.net.tap, config.net.tap
-            )
-        })?;
         let devices = [Some(config.net.tap.clone()), config.net.uplink.clone()];
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
@@ -168,14 +170,16 @@ impl Body {
             fabric.as_ref().map_or(1 << 20, max)
         });
         let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
-        let mut secret = [0u8; 40];
-        rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+        let deaths = Reports::listen(&config.group).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot listen for UDP at this replica's address: the death of a \
+                process is noticed by the timeout only");
+            None
+        });
         let mut hash_key = [0u8; 32];
-        hash_key.copy_from_slice(&secret[..32]);
-        let seed = u64::from_le_bytes(secret[32..].try_into().unwrap_or_default());
+        rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
         let qemu = config.qemu();
         let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
-        let brain = config.brain(message_bytes_max, hash_key, seed, layout);
+        let brain = config.brain(message_bytes_max, hash_key, process.number, layout);
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;
@@ -194,7 +198,10 @@ impl Body {
             storage,
             packer: Packer::new(config.policy.compresses(), record_bytes_max),
             fabric,
-            tap,
+            deaths,
+            supervisor: process.supervisor,
+            sent_on: SentOn::default(),
+            tap: process.tap,
             uplink,
             facing: false,
             vm: None,
@@ -275,6 +282,9 @@ impl Body {
         if let Some(fabric) = &self.fabric {
             fds.push((&mut ready.fabric, borrow(fabric.wait_fd(), fabric)));
         }
+        if let Some(deaths) = &self.deaths {
+            fds.push((&mut ready.deaths, deaths.as_fd()));
+        }
         if let Some(vm) = &self.vm {
             fds.push((&mut ready.vm, borrow(vm.wait_fd(), vm)));
         }
@@ -300,13 +310,16 @@ impl Body {
         if self.ready.fabric || clock::now() >= self.fabric_due {
             self.take_fabric()?;
         }
+        if self.ready.deaths {
+            self.take_deaths()?;
+        }
         if self.ready.disks {
             self.take_disks()?;
         }
         if self.ready.vm || self.vm.as_ref().is_some_and(|vm| vm.has_backlog()) {
             self.take_vm()?;
         }
-        if self.ready.tap {
+        if self.ready.tap || self.facing && !self.sent_on.is_empty() {
             self.take_outputs()?;
             self.take_tap()?;
         }
@@ -382,6 +395,17 @@ impl Body {
         Ok(())
     }
 
+    fn take_deaths(&mut self) -> Result<(), BoxError> {
+        let reports = self.deaths.as_mut().map(Reports::take);
+        for report in reports.unwrap_or_default() {
+            match report.frame {
+                Some(frame) => self.sent_on.keep(clock::now(), frame),
+                None => self.apply(Event::ProcessDied(report.dead))?,
+            }
+        }
+        Ok(())
+    }
+
     fn on_link(&mut self, peer: ReplicaId, up: bool) -> Event {
         self.packer.begin_anew(peer);
         Event::Link { peer, up }
@@ -428,7 +452,7 @@ impl Body {
         if !self.facing {
             return Ok(());
         }
-        let mut frames = Vec::new();
+        let mut frames = self.sent_on.take(clock::now());
         self.tap.read(FRAMES_PER_TURN, &mut frames);
         if frames.is_empty() {
             Ok(())

@@ -36,6 +36,7 @@ impl World {
         trace!(self, "r{host} starts: {}", describe::start(&start));
         let state = &mut self.hosts[host];
         assert!(state.core.is_none(), "one process a host");
+        state.incarnation = config.seed;
         state.core = Some(Apus::new(config, start, now));
         state.process += 1;
         state.cursor = cursor;

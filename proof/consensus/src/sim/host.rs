@@ -58,6 +58,8 @@ pub struct Host {
     pub boots: bool,
     /// Liveness of peers, as the core told it as leader.
     pub alive: BTreeMap<ReplicaId, bool>,
+    /// The number of its process's incarnation.
+    pub incarnation: u64,
     /// Stopped until then. The events of the meantime are applied when it goes on.
     pub paused_until: Micros,
     /// Records that lie in its rings while it sleeps, with their writers. It is not woken for these.
@@ -87,6 +89,7 @@ impl Host {
             in_sync: configuration.in_sync,
             boots: false,
             alive: BTreeMap::new(),
+            incarnation: 0,
             paused_until: Micros::ZERO,
             unseen: Vec::new(),
             awake: false,

@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::faults::{Fault, FaultPoint, KINDS, Kind, Moment, span_of};
 use super::schedule::Happening;
 use super::world::World;
-use apus::{Durability, Phase};
+use apus::{Canary, Durability, Phase};
 use plover_sim::trace::trace;
 use plover_types::{Micros, ReplicaSet};
 
@@ -142,6 +142,9 @@ impl World {
                 let until = self.plan.now() + span;
                 let paused = &mut self.hosts[host].paused_until;
                 *paused = until.max(*paused);
+                if self.scenario.canary == Canary::ReportBeforeDeath {
+                    self.report_death(host);
+                }
                 "fault: pause"
             }
             Fault::SlowWay(from, to) => {
@@ -235,6 +238,9 @@ impl World {
         let state = &mut self.hosts[host];
         state.core = None;
         state.holds_guest = false;
+        if self.faults.often(700) {
+            self.report_death(host);
+        }
         if self.faults.often(500) {
             for peer in 0..self.hosts.len() {
                 self.notify(peer, host, false);

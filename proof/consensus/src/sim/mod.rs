@@ -18,6 +18,7 @@
 mod body;
 mod caller;
 mod coverage;
+mod death;
 mod describe;
 mod disk;
 mod faults;

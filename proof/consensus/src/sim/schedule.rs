@@ -5,7 +5,7 @@
 
 use super::faults::Fault;
 use plover_sim::timetable::Timetable;
-use plover_types::View;
+use plover_types::{Incarnation, View};
 
 /// Something that is going to happen. Hosts are named by their place, processes by how often
 /// their host has started one.
@@ -49,6 +49,13 @@ pub enum Happening {
         peer: usize,
         /// Up or down.
         up: bool,
+    },
+    /// A host reports that this process of another one has died.
+    DeathReported {
+        /// Who is told.
+        host: usize,
+        /// The process.
+        dead: Incarnation,
     },
     /// A leader has copied its guest to a peer.
     Copied {

@@ -180,6 +180,7 @@ impl World {
                 }
             }
             Happening::LinkNotice { end, peer, up } => self.link_notice(end, peer, up),
+            Happening::DeathReported { host, dead } => self.death_reported(host, dead),
             Happening::Copied {
                 leader,
                 view,
@@ -316,6 +317,7 @@ fn whose(what: &Happening) -> Option<usize> {
         | Happening::Bootstrap { host, .. } => Some(*host),
         Happening::Arrival { to, .. } => Some(*to),
         Happening::LinkNotice { end, .. } => Some(*end),
+        Happening::DeathReported { host, .. } => Some(*host),
         Happening::Copied { leader, .. } => Some(*leader),
         _ => None,
     }

@@ -36,13 +36,21 @@ const MOMENT_MS: (u64, u64) = (3000, 6000);
 /// The lab cannot be made, something does not happen in time, or Ctrl-C. A lost write is not an error:
 /// the [`Report`] says so.
 pub fn run(program: PathBuf, progress: &Progress) -> Result<Report> {
+    run_with(Fault::Kill, program, progress)
+}
+
+/// The same with another fault that ends the leader.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with(fault: Fault, program: PathBuf, progress: &Progress) -> Result<Report> {
     let options = Options {
         name: "demo".parse().unwrap_or_default(),
         program: Some(program),
         ..Options::default()
     };
     let mut experiment = Experiment::begin(&options, Pressure::default(), progress)?;
-    let failovers = script(&mut experiment).inspect_err(|error| {
+    let failovers = script(&mut experiment, fault).inspect_err(|error| {
         if !is_interruption(error) {
             experiment.keep_evidence();
         }
@@ -52,21 +60,25 @@ pub fn run(program: PathBuf, progress: &Progress) -> Result<Report> {
     Ok(Report::new(failovers, verdict, seconds))
 }
 
-fn script(experiment: &mut Experiment) -> Result<Vec<Failover>> {
+fn script(experiment: &mut Experiment, fault: Fault) -> Result<Vec<Failover>> {
     let mut random = SplitMix64::new(plover_lab::trace::now_us());
-    let (first, killed) = fail_over(experiment, &mut random)?;
+    let (first, killed) = fail_over(experiment, fault, &mut random)?;
     experiment.restart(killed)?;
-    let (second, _) = fail_over(experiment, &mut random)?;
+    let (second, _) = fail_over(experiment, fault, &mut random)?;
     // Some more writes under the last pair of replicas, for the audit.
     experiment.progress().sleep(Duration::from_secs(1))?;
     Ok(vec![first, second])
 }
 
 /// Kills the leader at a random moment, and waits until the guest is protected again.
-fn fail_over(experiment: &mut Experiment, random: &mut SplitMix64) -> Result<(Failover, u8)> {
+fn fail_over(
+    experiment: &mut Experiment,
+    fault: Fault,
+    random: &mut SplitMix64,
+) -> Result<(Failover, u8)> {
     let moment = Duration::from_millis(random.range(MOMENT_MS.0, MOMENT_MS.1));
     experiment.progress().sleep(moment)?;
-    let (killed, fault_us) = experiment.strike(Fault::Kill, &Target::Role("leader".into()))?;
+    let (killed, fault_us) = experiment.strike(fault, &Target::Role("leader".into()))?;
     experiment.wait_for_failover(killed, fault_us)?;
     // Measured before anything else can keep the clients waiting.
     let gap = experiment.gap(fault_us)?;
