@@ -1,0 +1,489 @@
+//! Clients that read, write and swap registers, each on a connection of its own, and note what they did.
+//!
+//! Some are *patient*: they wait for an answer as long as the group may take to recover. Their connections live from the
+//! first step to the last, so a connection that stands still is found. Others give up soon, drop the connection and open
+//! another one: their operation stays ambiguous, and connections are opened while the group fails over. One client
+//! moves large values.
+
+use super::history::{Action, Answer, Key, Operation};
+use crate::redis::Connection;
+use anyhow::{Context, Result, ensure};
+use plover_lab::net::Namespace;
+use plover_lab::progress::Progress;
+use plover_lab::trace::now_us;
+use plover_types::SplitMix64;
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{Shutdown, SocketAddrV4, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A patient client's connection that has no answer for this long has failed: a violation.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The others drop theirs then.
+const IMPATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a client waits before it connects again.
+const CONNECT_AGAIN: Duration = Duration::from_millis(100);
+
+/// Registers with small values. Few enough that clients meet at a key.
+const SMALL_KEYS: u32 = 5;
+
+/// Registers with large values, which only one client uses: keys from here on.
+const LARGE_KEY: Key = 100;
+const LARGE_KEYS: u32 = 4;
+const LARGE_BYTES: usize = 16 << 10;
+
+/// Operations a second of a client. Together they leave the machine time to run three hosts.
+const SMALL_RATE: u32 = 40;
+const LARGE_RATE: u32 = 20;
+
+/// A kind of client.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    patience: Duration,
+    keys: (Key, u32),
+    rate: u32,
+}
+
+const PATIENT: Kind = Kind {
+    patience: PATIENCE,
+    keys: (0, SMALL_KEYS),
+    rate: SMALL_RATE,
+};
+const IMPATIENT: Kind = Kind {
+    patience: IMPATIENCE,
+    ..PATIENT
+};
+const LARGE: Kind = Kind {
+    patience: PATIENCE,
+    keys: (LARGE_KEY, LARGE_KEYS),
+    rate: LARGE_RATE,
+};
+
+/// The clients.
+const KINDS: [Kind; 5] = [PATIENT, PATIENT, IMPATIENT, IMPATIENT, LARGE];
+
+/// The name of a register in Redis.
+fn name(key: Key) -> String {
+    format!("chaos:{key}")
+}
+
+/// A value as Redis holds it.
+fn text(key: Key, value: u64) -> String {
+    if key < LARGE_KEY {
+        return value.to_string();
+    }
+    let letter = char::from(b'a' + (value % 26) as u8);
+    format!("{value}:{}", letter.to_string().repeat(LARGE_BYTES))
+}
+
+/// The value in what Redis held. It must be whole.
+fn value(key: Key, found: Option<&[u8]>) -> io::Result<Option<u64>> {
+    let Some(bytes) = found else { return Ok(None) };
+    let said = String::from_utf8_lossy(bytes);
+    let number = said.split(':').next().and_then(|word| word.parse().ok());
+    match number {
+        Some(number) if text(key, number) == said => Ok(Some(number)),
+        _ => Err(io::Error::new(
+            ErrorKind::InvalidData,
+            format!(
+                "key {key} holds what nobody wrote: {} bytes that begin with {:?}",
+                bytes.len(),
+                said.chars().take(40).collect::<String>()
+            ),
+        )),
+    }
+}
+
+/// What all clients share.
+#[derive(Debug)]
+struct Shared {
+    namespace: Option<Namespace>,
+    address: SocketAddrV4,
+    /// The last value that was written, and the last name of a client.
+    values: AtomicU64,
+    names: AtomicU64,
+    paused: AtomicBool,
+    /// Connections may break: the guest reboots.
+    lenient: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    /// Tries once to connect. `patience` is for answers.
+    fn connect(&self, patience: Duration) -> io::Result<Connection> {
+        let open = || Ok(Connection::open(self.address, IMPATIENCE));
+        let opened = match &self.namespace {
+            Some(namespace) => namespace.run(open),
+            None => open(),
+        };
+        let connection = opened.map_err(io::Error::other)??;
+        connection.stream()?.set_read_timeout(Some(patience))?;
+        Ok(connection)
+    }
+
+    /// Tries until it is connected.
+    fn connect_at_last(&self) -> Result<Connection> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.connect(PATIENCE) {
+                Ok(connection) => return Ok(connection),
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error).context("cannot connect to the guest");
+                }
+                Err(_) => std::thread::sleep(CONNECT_AGAIN),
+            }
+        }
+    }
+}
+
+/// What one client has done since it was last asked.
+#[derive(Debug, Default)]
+struct Journal {
+    operations: Vec<Operation>,
+    /// Connections that were lost and should not have been, with the error of each.
+    broken: Vec<String>,
+    /// It does nothing until clients go on.
+    idle: bool,
+    connection: Option<TcpStream>,
+}
+
+/// Clients at work. Dropping it ends them.
+#[derive(Debug)]
+pub struct Clients {
+    shared: Arc<Shared>,
+    journals: Vec<Arc<Mutex<Journal>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
+    journal.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Clients {
+    /// Begins, paused, with the operations that `seed` gives.
+    pub fn start(namespace: Option<Namespace>, address: SocketAddrV4, seed: u64) -> Self {
+        let shared = Arc::new(Shared {
+            namespace,
+            address,
+            values: AtomicU64::new(0),
+            names: AtomicU64::new(KINDS.len() as u64),
+            paused: AtomicBool::new(true),
+            lenient: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        let mut clients = Self {
+            shared,
+            journals: Vec::new(),
+            threads: Vec::new(),
+        };
+        for (number, kind) in KINDS.into_iter().enumerate() {
+            let journal = Arc::new(Mutex::default());
+            clients.journals.push(Arc::clone(&journal));
+            let client = Client {
+                shared: Arc::clone(&clients.shared),
+                journal,
+                kind,
+                name: number as u64,
+                number,
+                random: SplitMix64::new(seed ^ number as u64),
+            };
+            clients.threads.push(std::thread::spawn(|| client.work()));
+        }
+        clients
+    }
+
+    /// Lets them go on.
+    pub fn resume(&self) {
+        self.shared.paused.store(false, Ordering::SeqCst);
+        for journal in &self.journals {
+            lock(journal).idle = false;
+        }
+    }
+
+    /// Connections may break from now on, or no longer.
+    pub fn be_lenient(&self, lenient: bool) {
+        self.shared.lenient.store(lenient, Ordering::SeqCst);
+    }
+
+    /// Drops all connections. The clients open others.
+    pub fn reconnect(&self) {
+        for journal in &self.journals {
+            if let Some(connection) = &lock(journal).connection {
+                let _ = connection.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// Pauses them, and waits until none has an operation under way.
+    ///
+    /// # Errors
+    /// One waits for longer than the most patient one may, or Ctrl-C.
+    pub fn pause(&self, progress: &Progress) -> Result<()> {
+        self.shared.paused.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + PATIENCE + IMPATIENCE;
+        while !self.journals.iter().all(|journal| lock(journal).idle) {
+            ensure!(Instant::now() < deadline, "a client does not come to rest");
+            progress.sleep(Duration::from_millis(5))?;
+        }
+        Ok(())
+    }
+
+    /// What they did since the last time, by client, and the connections that were lost.
+    pub fn take(&self) -> (Vec<Vec<Operation>>, Vec<String>) {
+        let mut broken = Vec::new();
+        let take = |journal: &Arc<Mutex<Journal>>| {
+            let mut journal = lock(journal);
+            broken.append(&mut journal.broken);
+            std::mem::take(&mut journal.operations)
+        };
+        (self.journals.iter().map(take).collect(), broken)
+    }
+
+    /// When each client had its answers since the last [`Clients::take`].
+    pub fn answers_us(&self) -> Vec<Vec<u64>> {
+        let times = |journal: &Arc<Mutex<Journal>>| {
+            let journal = lock(journal);
+            let answered = journal.operations.iter().filter_map(Operation::returned_us);
+            answered.collect()
+        };
+        self.journals.iter().map(times).collect()
+    }
+
+    /// The connections that were lost.
+    pub fn broken(&self) -> Vec<String> {
+        let all = self.journals.iter();
+        all.flat_map(|journal| lock(journal).broken.clone())
+            .collect()
+    }
+
+    /// Reads every register, as one more client.
+    ///
+    /// # Errors
+    /// The guest does not answer.
+    pub fn read_all(&self) -> Result<Vec<Operation>> {
+        let mut connection = self.shared.connect_at_last()?;
+        let client = self.shared.names.fetch_add(1, Ordering::SeqCst);
+        let keys = (0..SMALL_KEYS).chain(LARGE_KEY..LARGE_KEY + LARGE_KEYS);
+        let read = |key| {
+            let mut operation = Operation {
+                client,
+                key,
+                action: Action::Read,
+                invoked_us: now_us(),
+                answer: None,
+            };
+            let found = connection.get(&name(key))?;
+            let found = value(key, found.as_deref())?;
+            operation.answer = Some((now_us(), Answer::Found(found)));
+            Ok(operation)
+        };
+        keys.map(read).collect()
+    }
+
+    /// Sets a mark that is gone when the guest has rebooted.
+    ///
+    /// # Errors
+    /// The guest does not answer.
+    pub fn mark(&self) -> Result<()> {
+        let mut connection = self.shared.connect_at_last()?;
+        Ok(connection.set("mark", "1")?)
+    }
+
+    /// Whether the guest answers and the mark is gone.
+    pub fn mark_is_gone(&self) -> bool {
+        let ask = || self.shared.connect(IMPATIENCE)?.get("mark");
+        matches!(ask(), Ok(None))
+    }
+
+    /// Ends them.
+    pub fn end(&mut self) {
+        self.be_lenient(true);
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.reconnect();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The values of registers that were read.
+pub fn values(reads: &[Operation]) -> BTreeMap<Key, Option<u64>> {
+    reads.iter().map(|it| (it.key, it.found())).collect()
+}
+
+/// One client, on a thread of its own.
+struct Client {
+    shared: Arc<Shared>,
+    journal: Arc<Mutex<Journal>>,
+    kind: Kind,
+    /// For the checker: changes after each ambiguous operation.
+    name: u64,
+    /// For people.
+    number: usize,
+    random: SplitMix64,
+}
+
+impl Client {
+    fn work(mut self) {
+        let mut connection = None;
+        let pace = Duration::from_secs(1) / self.kind.rate;
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            let idle = {
+                let mut journal = lock(&self.journal);
+                journal.idle = self.shared.paused.load(Ordering::SeqCst);
+                journal.idle
+            };
+            if idle {
+                std::thread::sleep(Duration::from_millis(2));
+                continue;
+            }
+            let Some(open) = connection.as_mut() else {
+                connection = self.connect();
+                continue;
+            };
+            let begin = Instant::now();
+            if let Err(error) = self.operate(open) {
+                let gave_up = is_late(&error) && self.kind.patience < PATIENCE;
+                self.lost(&error, gave_up);
+                lock(&self.journal).connection = None;
+                connection = None;
+            }
+            std::thread::sleep(pace.saturating_sub(begin.elapsed()));
+        }
+    }
+
+    fn connect(&mut self) -> Option<Connection> {
+        let opened = self.shared.connect(self.kind.patience);
+        let opened = opened.and_then(|it| Ok((it.stream()?, it)));
+        match opened {
+            Ok((stream, connection)) => {
+                lock(&self.journal).connection = Some(stream);
+                Some(connection)
+            }
+            Err(error) => {
+                // Nobody answers while nobody leads.
+                let nobody = is_late(&error) || error.kind() == ErrorKind::HostUnreachable;
+                self.lost(&error, nobody);
+                std::thread::sleep(CONNECT_AGAIN);
+                None
+            }
+        }
+    }
+
+    /// One operation, noted whether it is answered or not.
+    fn operate(&mut self, connection: &mut Connection) -> io::Result<()> {
+        let (first, count) = self.kind.keys;
+        let key = first + self.random.range(0, u64::from(count) - 1) as u32;
+        let new = || self.shared.values.fetch_add(1, Ordering::SeqCst) + 1;
+        let action = match self.random.range(0, 9) {
+            0..=3 => Action::Read,
+            4..=7 => Action::Write(new()),
+            _ => Action::Swap(new()),
+        };
+        let mut operation = Operation {
+            client: self.name,
+            key,
+            action,
+            invoked_us: now_us(),
+            answer: None,
+        };
+        let answer = ask(connection, key, action);
+        operation.answer = answer.as_ref().ok().map(|answer| (now_us(), *answer));
+        lock(&self.journal).operations.push(operation);
+        if answer.is_err() {
+            self.name = self.shared.names.fetch_add(1, Ordering::SeqCst);
+        }
+        answer.map(|_| ())
+    }
+
+    /// A connection is lost, or was not opened.
+    fn lost(&self, error: &io::Error, allowed: bool) {
+        if !allowed && !self.shared.lenient.load(Ordering::SeqCst) {
+            let said = format!("client {}: {error}", self.number);
+            lock(&self.journal).broken.push(said);
+        }
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+fn ask(connection: &mut Connection, key: Key, action: Action) -> io::Result<Answer> {
+    let name = name(key);
+    Ok(match action {
+        Action::Write(it) => {
+            connection.set(&name, &text(key, it))?;
+            Answer::Done
+        }
+        Action::Read => Answer::Found(value(key, connection.get(&name)?.as_deref())?),
+        Action::Swap(it) => {
+            let found = connection.swap(&name, &text(key, it))?;
+            Answer::Found(value(key, found.as_deref())?)
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_whole_or_an_error() {
+        for key in [0, LARGE_KEY] {
+            let held = text(key, 27);
+            assert_eq!(value(key, Some(held.as_bytes())).unwrap(), Some(27));
+            assert_eq!(value(key, None).unwrap(), None);
+            let torn = value(key, Some(&held.as_bytes()[1..]));
+            assert_ne!(torn.ok(), Some(Some(27)));
+        }
+        let held = text(LARGE_KEY, 27);
+        let short = &held.as_bytes()[..held.len() - 1];
+        assert!(
+            value(LARGE_KEY, Some(short))
+                .unwrap_err()
+                .to_string()
+                .contains("nobody wrote")
+        );
+    }
+
+    /// Unless the guest reboots.
+    #[test]
+    fn a_refused_connection_is_reported() {
+        let free = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = free.local_addr().unwrap().port();
+        drop(free);
+        let address = SocketAddrV4::new([127, 0, 0, 1].into(), port);
+        for lenient in [false, true] {
+            let clients = Clients::start(None, address, 1);
+            clients.be_lenient(lenient);
+            clients.resume();
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(lenient || wait_for_one(&clients), "no error was reported");
+            let progress = Progress::silent(AtomicBool::new(false).into());
+            clients.pause(&progress).unwrap();
+            let (operations, broken) = clients.take();
+            assert_eq!(broken.is_empty(), lenient, "{broken:?}");
+            assert!(operations.iter().all(Vec::is_empty));
+        }
+    }
+
+    fn wait_for_one(clients: &Clients) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while clients.broken().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        !clients.broken().is_empty()
+    }
+}
