@@ -108,6 +108,8 @@ struct Shared {
     values: AtomicU64,
     names: AtomicU64,
     paused: AtomicBool,
+    /// Connections of an older generation are dropped.
+    generation: AtomicU64,
     /// Connections may break: the guest reboots.
     lenient: AtomicBool,
     stop: AtomicBool,
@@ -173,6 +175,7 @@ impl Clients {
             values: AtomicU64::new(0),
             names: AtomicU64::new(KINDS.len() as u64),
             paused: AtomicBool::new(true),
+            generation: AtomicU64::new(0),
             lenient: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
@@ -191,6 +194,7 @@ impl Clients {
                 name: number as u64,
                 number,
                 random: SplitMix64::new(seed ^ number as u64),
+                last_us: 0,
             };
             clients.threads.push(std::thread::spawn(|| client.work()));
         }
@@ -212,6 +216,7 @@ impl Clients {
 
     /// Drops all connections. The clients open others.
     pub fn reconnect(&self) {
+        self.shared.generation.fetch_add(1, Ordering::SeqCst);
         for journal in &self.journals {
             if let Some(connection) = &lock(journal).connection {
                 let _ = connection.shutdown(Shutdown::Both);
@@ -332,11 +337,13 @@ struct Client {
     /// For people.
     number: usize,
     random: SplitMix64,
+    /// When its last operation ended.
+    last_us: u64,
 }
 
 impl Client {
     fn work(mut self) {
-        let mut connection = None;
+        let (mut connection, mut generation) = (None, 0);
         let pace = Duration::from_secs(1) / self.kind.rate;
         while !self.shared.stop.load(Ordering::SeqCst) {
             let idle = {
@@ -348,14 +355,17 @@ impl Client {
                 std::thread::sleep(Duration::from_millis(2));
                 continue;
             }
-            let Some(open) = connection.as_mut() else {
+            let newest = self.shared.generation.load(Ordering::SeqCst);
+            let Some(open) = connection.as_mut().filter(|_| generation == newest) else {
+                generation = newest;
                 connection = self.connect();
                 continue;
             };
             let begin = Instant::now();
             if let Err(error) = self.operate(open) {
                 let gave_up = is_late(&error) && self.kind.patience < PATIENCE;
-                self.lost(&error, gave_up);
+                let was_told = generation != self.shared.generation.load(Ordering::SeqCst);
+                self.lost(&error, gave_up || was_told);
                 lock(&self.journal).connection = None;
                 connection = None;
             }
@@ -391,6 +401,10 @@ impl Client {
             4..=7 => Action::Write(new()),
             _ => Action::Swap(new()),
         };
+        // The checker takes two moments of one µs for the same moment.
+        while now_us() <= self.last_us {
+            std::hint::spin_loop();
+        }
         let mut operation = Operation {
             client: self.name,
             key,
@@ -399,7 +413,8 @@ impl Client {
             answer: None,
         };
         let answer = ask(connection, key, action);
-        operation.answer = answer.as_ref().ok().map(|answer| (now_us(), *answer));
+        self.last_us = now_us();
+        operation.answer = answer.as_ref().ok().map(|answer| (self.last_us, *answer));
         lock(&self.journal).operations.push(operation);
         if answer.is_err() {
             self.name = self.shared.names.fetch_add(1, Ordering::SeqCst);
