@@ -5,14 +5,14 @@
 //! another one: their operation stays ambiguous, and connections are opened while the group fails over. One client
 //! moves large values.
 
-use super::history::{Action, Answer, Key, Operation};
+use super::history::{Action, Key, Operation};
+use super::registers::{self, LARGE_KEY, LARGE_KEYS, SMALL_KEYS, ask};
 use crate::redis::Connection;
 use anyhow::{Context, Result, ensure};
 use plover_lab::net::Namespace;
 use plover_lab::progress::Progress;
 use plover_lab::trace::now_us;
 use plover_types::SplitMix64;
-use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,14 +28,6 @@ const IMPATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a client waits before it connects again.
 const CONNECT_AGAIN: Duration = Duration::from_millis(100);
-
-/// Registers with small values. Few enough that clients meet at a key.
-const SMALL_KEYS: u32 = 5;
-
-/// Registers with large values, which only one client uses: keys from here on.
-const LARGE_KEY: Key = 100;
-const LARGE_KEYS: u32 = 4;
-const LARGE_BYTES: usize = 16 << 10;
 
 /// Operations a second of a client. Together they leave the machine time to run three hosts.
 const SMALL_RATE: u32 = 40;
@@ -66,38 +58,6 @@ const LARGE: Kind = Kind {
 
 /// The clients.
 const KINDS: [Kind; 5] = [PATIENT, PATIENT, IMPATIENT, IMPATIENT, LARGE];
-
-/// The name of a register in Redis.
-fn name(key: Key) -> String {
-    format!("chaos:{key}")
-}
-
-/// A value as Redis holds it.
-fn text(key: Key, value: u64) -> String {
-    if key < LARGE_KEY {
-        return value.to_string();
-    }
-    let letter = char::from(b'a' + (value % 26) as u8);
-    format!("{value}:{}", letter.to_string().repeat(LARGE_BYTES))
-}
-
-/// The value in what Redis held. It must be whole.
-fn value(key: Key, found: Option<&[u8]>) -> io::Result<Option<u64>> {
-    let Some(bytes) = found else { return Ok(None) };
-    let said = String::from_utf8_lossy(bytes);
-    let number = said.split(':').next().and_then(|word| word.parse().ok());
-    match number {
-        Some(number) if text(key, number) == said => Ok(Some(number)),
-        _ => Err(io::Error::new(
-            ErrorKind::InvalidData,
-            format!(
-                "key {key} holds what nobody wrote: {} bytes that begin with {:?}",
-                bytes.len(),
-                said.chars().take(40).collect::<String>()
-            ),
-        )),
-    }
-}
 
 /// What all clients share.
 #[derive(Debug)]
@@ -273,7 +233,6 @@ impl Clients {
     pub fn read_all(&self) -> Result<Vec<Operation>> {
         let mut connection = self.shared.connect_at_last()?;
         let client = self.shared.names.fetch_add(1, Ordering::SeqCst);
-        let keys = (0..SMALL_KEYS).chain(LARGE_KEY..LARGE_KEY + LARGE_KEYS);
         let read = |key| {
             let mut operation = Operation {
                 client,
@@ -282,12 +241,11 @@ impl Clients {
                 invoked_us: now_us(),
                 answer: None,
             };
-            let found = connection.get(&name(key))?;
-            let found = value(key, found.as_deref())?;
-            operation.answer = Some((now_us(), Answer::Found(found)));
+            let answer = ask(&mut connection, key, Action::Read)?;
+            operation.answer = Some((now_us(), answer));
             Ok(operation)
         };
-        keys.map(read).collect()
+        registers::keys().map(read).collect()
     }
 
     /// Sets a mark that is gone when the guest has rebooted.
@@ -320,11 +278,6 @@ impl Drop for Clients {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// The values of registers that were read.
-pub fn values(reads: &[Operation]) -> BTreeMap<Key, Option<u64>> {
-    reads.iter().map(|it| (it.key, it.found())).collect()
 }
 
 /// One client, on a thread of its own.
@@ -435,43 +388,9 @@ fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-fn ask(connection: &mut Connection, key: Key, action: Action) -> io::Result<Answer> {
-    let name = name(key);
-    Ok(match action {
-        Action::Write(it) => {
-            connection.set(&name, &text(key, it))?;
-            Answer::Done
-        }
-        Action::Read => Answer::Found(value(key, connection.get(&name)?.as_deref())?),
-        Action::Swap(it) => {
-            let found = connection.swap(&name, &text(key, it))?;
-            Answer::Found(value(key, found.as_deref())?)
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_value_is_whole_or_an_error() {
-        for key in [0, LARGE_KEY] {
-            let held = text(key, 27);
-            assert_eq!(value(key, Some(held.as_bytes())).unwrap(), Some(27));
-            assert_eq!(value(key, None).unwrap(), None);
-            let torn = value(key, Some(&held.as_bytes()[1..]));
-            assert_ne!(torn.ok(), Some(Some(27)));
-        }
-        let held = text(LARGE_KEY, 27);
-        let short = &held.as_bytes()[..held.len() - 1];
-        assert!(
-            value(LARGE_KEY, Some(short))
-                .unwrap_err()
-                .to_string()
-                .contains("nobody wrote")
-        );
-    }
 
     /// Unless the guest reboots.
     #[test]

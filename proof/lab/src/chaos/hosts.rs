@@ -54,13 +54,16 @@ pub struct Struck {
 }
 
 impl Hosts {
-    /// Makes the file systems, and puts the disks of the lab `name`, which does not exist yet, on them.
+    /// Makes the file systems, and puts the disks of the lab `name` on them, which is made afterwards. What a run that
+    /// was killed has left is removed, with its lab.
     ///
     /// # Errors
     /// They cannot be made: mounting takes root and loop devices.
     pub fn prepare(name: &LabName, count: u8) -> Result<Self> {
         let scratch = Path::new("/var/tmp").join(format!("plover-{name}"));
+        // First: a process that waits for a frozen disk cannot be killed.
         remove(&scratch)?;
+        plover_lab::down::down(name)?;
         std::fs::create_dir_all(&scratch)
             .with_context(|| format!("cannot create {}", scratch.display()))?;
         let mut this = Self {
@@ -69,7 +72,8 @@ impl Hosts {
         };
         File::create(this.image())?.set_len(DISK_MIB << 20)?;
         let dir = LabDir::of(name);
-        std::fs::create_dir_all(dir.disks())?;
+        std::fs::create_dir_all(dir.disks())
+            .with_context(|| format!("cannot create {}", dir.disks().display()))?;
         for id in 0..count {
             let at = |what: &str| this.scratch.join(format!("{what}-{id}"));
             let host = Host {

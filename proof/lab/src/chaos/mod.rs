@@ -10,7 +10,7 @@
 //! |---|---|
 //! | what happens, and what may happen | [`schedule`] |
 //! | how it is done to the hosts | [`hosts`] |
-//! | who reads and writes | [`clients`] |
+//! | who reads and writes, and where | [`clients`], [`registers`] |
 //! | what they saw, and whether it can be explained | [`history`], [`check`] |
 //! | the table | [`report`] |
 //!
@@ -28,6 +28,7 @@ pub mod check;
 pub mod clients;
 pub mod history;
 pub mod hosts;
+pub mod registers;
 pub mod report;
 pub mod schedule;
 
@@ -134,7 +135,6 @@ struct Chaos {
 impl Chaos {
     fn begin(plan: &Plan, progress: &Progress) -> Result<Self> {
         let name = plan.name.parse().map_err(anyhow::Error::msg)?;
-        plover_lab::down::down(&name)?;
         let mut options = Options {
             name,
             program: Some(plan.program.clone()),
@@ -174,7 +174,7 @@ impl Chaos {
         self.type_at_leader(DISK_LOAD)?;
         self.clients.mark()?;
         let reads = self.clients.read_all()?;
-        self.judge.begin(clients::values(&reads));
+        self.judge.begin(registers::values(&reads));
         Ok(())
     }
 
@@ -248,7 +248,7 @@ impl Chaos {
         }
         let reads = self.clients.read_all();
         let reads = reads.context("the registers cannot be read")?;
-        let values = clients::values(&reads);
+        let values = registers::values(&reads);
         self.piece.extend(reads);
         match self.judge.close(&self.piece, values) {
             Ok(checked) => {
