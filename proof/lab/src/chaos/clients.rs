@@ -29,35 +29,42 @@ const IMPATIENCE: Duration = Duration::from_secs(1);
 /// How long a client waits before it connects again.
 const CONNECT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Operations a second of a client. Together they leave the machine time to run three hosts.
-const SMALL_RATE: u32 = 40;
-const LARGE_RATE: u32 = 20;
+/// All clients count the same ticks. At each even one, all with small values use the same key at the same time: if the
+/// leader's guest and the secondary's carry their requests out in different orders, their states differ. At each odd one, a
+/// single client uses that key, so that somebody has seen the outcome, and histories can be cut there ([`super::check`]).
+const TICK_US: u64 = 10_000;
+
+/// The client with large values uses a key each so many ticks.
+const LARGE_EACH: u64 = 5;
 
 /// A kind of client.
-#[derive(Clone, Copy, Debug)]
-struct Kind {
-    patience: Duration,
-    keys: (Key, u32),
-    rate: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Patient,
+    Impatient,
+    /// With large values, and patient.
+    Large,
 }
 
-const PATIENT: Kind = Kind {
-    patience: PATIENCE,
-    keys: (0, SMALL_KEYS),
-    rate: SMALL_RATE,
-};
-const IMPATIENT: Kind = Kind {
-    patience: IMPATIENCE,
-    ..PATIENT
-};
-const LARGE: Kind = Kind {
-    patience: PATIENCE,
-    keys: (LARGE_KEY, LARGE_KEYS),
-    rate: LARGE_RATE,
-};
+impl Kind {
+    fn patience(self) -> Duration {
+        match self {
+            Self::Patient | Self::Large => PATIENCE,
+            Self::Impatient => IMPATIENCE,
+        }
+    }
+}
 
-/// The clients.
-const KINDS: [Kind; 5] = [PATIENT, PATIENT, IMPATIENT, IMPATIENT, LARGE];
+/// The clients. All but the last have small values.
+const KINDS: [Kind; 7] = [
+    Kind::Patient,
+    Kind::Patient,
+    Kind::Patient,
+    Kind::Impatient,
+    Kind::Impatient,
+    Kind::Impatient,
+    Kind::Large,
+];
 
 /// What all clients share.
 #[derive(Debug)]
@@ -297,7 +304,6 @@ struct Client {
 impl Client {
     fn work(mut self) {
         let (mut connection, mut generation) = (None, 0);
-        let pace = Duration::from_secs(1) / self.kind.rate;
         while !self.shared.stop.load(Ordering::SeqCst) {
             let idle = {
                 let mut journal = lock(&self.journal);
@@ -314,20 +320,43 @@ impl Client {
                 connection = self.connect();
                 continue;
             };
-            let begin = Instant::now();
-            if let Err(error) = self.operate(open) {
-                let gave_up = is_late(&error) && self.kind.patience < PATIENCE;
+            let key = self.wait_for_turn();
+            if let Err(error) = self.operate(open, key) {
+                let gave_up = is_late(&error) && self.kind == Kind::Impatient;
                 let was_told = generation != self.shared.generation.load(Ordering::SeqCst);
                 self.lost(&error, gave_up || was_told);
                 lock(&self.journal).connection = None;
                 connection = None;
             }
-            std::thread::sleep(pace.saturating_sub(begin.elapsed()));
         }
     }
 
+    /// Sleeps until a tick at which this client does something. Returns the key.
+    fn wait_for_turn(&mut self) -> Key {
+        let mut tick = now_us() / TICK_US;
+        loop {
+            tick += 1;
+            if let Some(key) = self.key_at(tick) {
+                let left = (tick * TICK_US).saturating_sub(now_us());
+                std::thread::sleep(Duration::from_micros(left));
+                return key;
+            }
+        }
+    }
+
+    /// The key that it uses at this tick.
+    fn key_at(&mut self, tick: u64) -> Option<Key> {
+        if self.kind == Kind::Large {
+            let key = LARGE_KEY + self.random.range(0, u64::from(LARGE_KEYS) - 1) as Key;
+            return (tick % LARGE_EACH == 0).then_some(key);
+        }
+        let (round, alone) = (tick / 2, tick % 2 == 1);
+        let mine = round % (KINDS.len() as u64 - 1) == self.number as u64;
+        (mine || !alone).then_some((round % u64::from(SMALL_KEYS)) as Key)
+    }
+
     fn connect(&mut self) -> Option<Connection> {
-        let opened = self.shared.connect(self.kind.patience);
+        let opened = self.shared.connect(self.kind.patience());
         let opened = opened.and_then(|it| Ok((it.stream()?, it)));
         match opened {
             Ok((stream, connection)) => {
@@ -345,9 +374,7 @@ impl Client {
     }
 
     /// One operation, noted whether it is answered or not.
-    fn operate(&mut self, connection: &mut Connection) -> io::Result<()> {
-        let (first, count) = self.kind.keys;
-        let key = first + self.random.range(0, u64::from(count) - 1) as u32;
+    fn operate(&mut self, connection: &mut Connection, key: Key) -> io::Result<()> {
         let new = || self.shared.values.fetch_add(1, Ordering::SeqCst) + 1;
         let action = match self.random.range(0, 9) {
             0..=3 => Action::Read,
