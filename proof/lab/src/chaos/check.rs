@@ -116,6 +116,8 @@ impl fmt::Display for Violation {
     }
 }
 
+impl std::error::Error for Violation {}
+
 /// Checks a history that comes in pieces. At the end of each piece no operation is under way, but for those that are
 /// ambiguous.
 #[derive(Clone, Debug, Default)]

@@ -405,7 +405,12 @@ impl Client {
     /// A connection is lost, or was not opened.
     fn lost(&self, error: &io::Error, allowed: bool) {
         if !allowed && !self.shared.lenient.load(Ordering::SeqCst) {
-            let said = format!("client {}: {error}", self.number);
+            let said = if is_late(error) {
+                let seconds = PATIENCE.as_secs();
+                format!("client {}: no answer for {seconds} s", self.number)
+            } else {
+                format!("client {}: {error}", self.number)
+            };
             lock(&self.journal).broken.push(said);
         }
     }

@@ -37,7 +37,7 @@ use crate::load::gap_of;
 use crate::role;
 use crate::senders::Senders;
 use anyhow::{Context, Result, bail, ensure};
-use check::{Checked, Judge};
+use check::{Checked, Judge, Violation};
 use clients::Clients;
 use history::Operation;
 use hosts::{Hosts, Struck, is_whole};
@@ -255,7 +255,7 @@ impl Chaos {
                 self.checked = self.checked.and(checked);
                 Ok(checked.answered)
             }
-            Err(violation) => bail!("{violation}"),
+            Err(violation) => Err(violation.into()),
         }
     }
 
@@ -347,7 +347,8 @@ impl Chaos {
     /// A violation with all that is known: statuses, the files that are kept, the command that repeats it.
     fn explain(&mut self, plan: &Plan, error: &anyhow::Error) -> String {
         let status = self.lab().status();
-        // What clients have done since is in the files as well.
+        // What clients have done since is in the files as well. Their last requests end without an answer.
+        self.clients.end();
         self.piece
             .extend(self.clients.take().0.into_iter().flatten());
         let to = std::env::temp_dir().join(format!(
@@ -361,8 +362,17 @@ impl Chaos {
             Ok(()) => format!("history, logs and traces are in {}", to.display()),
             Err(error) => format!("history, logs and traces could not be kept: {error:#}"),
         };
+        // The history may tell more than the first sign of trouble did.
+        let values = self.judge.values().clone();
+        let judged = if error.is::<Violation>() {
+            String::new()
+        } else if let Err(violation) = self.judge.close(&self.piece, values) {
+            violation.to_string()
+        } else {
+            "what clients saw since the last check is linearizable".to_owned()
+        };
         let command = plan.command();
-        format!("{error}\n\n{status}\n{kept}\nto repeat the schedule: {command}")
+        format!("{error}\n{judged}\n\n{status}\n{kept}\nto repeat the schedule: {command}")
     }
 
     /// Writes the present piece of history: the values before it, then one operation a line.
