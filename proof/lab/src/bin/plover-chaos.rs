@@ -14,7 +14,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "./x chaos")]
 struct Arguments {
-    /// No step begins after this time. A step takes some ten seconds.
+    /// No step begins after this time. A step takes some five seconds.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
     /// The seed of the faults. The same seed gives the same faults; their moments differ.
