@@ -41,6 +41,9 @@ enum Task {
     /// proof of consensus alone.
     #[command(disable_help_flag = true)]
     Sim(Rest),
+    /// Break a lab at random, under load, and check what its clients saw. Arguments go to `plover-chaos`.
+    #[command(disable_help_flag = true)]
+    Chaos(Rest),
     /// Make, use and break a lab of three replicas on this machine. Arguments go to `plover lab`.
     #[command(disable_help_flag = true)]
     Lab(Rest),
@@ -99,6 +102,13 @@ fn run(task: Task) -> Result<ExitCode> {
             packages::ensure(&[LAB, GUEST])?;
             guest::build(guest::DEFAULT)?;
             Cargo::run_of("plover-lab-proof", "plover-demo")
+                .args(rest.arguments)
+                .become_it()
+        }
+        Task::Chaos(rest) => {
+            packages::ensure(&[LAB, GUEST, FSCK])?;
+            guest::build(guest::DEFAULT)?;
+            Cargo::run_of("plover-lab-proof", "plover-chaos")
                 .args(rest.arguments)
                 .become_it()
         }

@@ -49,6 +49,7 @@
 //! ```
 
 pub mod capture;
+pub mod chaos;
 pub mod crash;
 pub mod demo;
 pub mod experiment;

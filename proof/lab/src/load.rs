@@ -258,7 +258,7 @@ fn write_until(
 }
 
 /// The silences that end after `since_us`, from each connection's acknowledgements.
-fn gap_of(all: &[Vec<u64>], since_us: u64) -> Gap {
+pub(crate) fn gap_of(all: &[Vec<u64>], since_us: u64) -> Gap {
     let mut together: Vec<u64> = all.iter().flatten().copied().collect();
     together.sort_unstable();
     let (silence_us, first_reply_us) = longest(&together, since_us);

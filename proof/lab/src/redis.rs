@@ -1,4 +1,4 @@
-//! `SET` and `MGET` of Redis's protocol, on one connection that never reconnects.
+//! `SET`, `GET`, `GETSET` and `MGET` of Redis's protocol, on one connection that never reconnects.
 //!
 //! The demo and the fault tests claim that connections survive a failover. A client that silently opened
 //! a new connection would prove nothing, so here every error of the connection is final.
@@ -66,6 +66,16 @@ impl Connection {
         }
     }
 
+    /// `GET`: the value, or none.
+    pub fn get(&mut self, key: &str) -> io::Result<Option<Vec<u8>>> {
+        bulk(self.command(&[b"GET", key.as_bytes()])?)
+    }
+
+    /// `GETSET`: sets a value, and returns the one before.
+    pub fn swap(&mut self, key: &str, value: &str) -> io::Result<Option<Vec<u8>>> {
+        bulk(self.command(&[b"GETSET", key.as_bytes(), value.as_bytes()])?)
+    }
+
     /// `MGET`: one value, or none, for each key.
     pub fn get_many(&mut self, keys: &[String]) -> io::Result<Vec<Option<Vec<u8>>>> {
         let mut words: Vec<&[u8]> = vec![b"MGET"];
@@ -79,11 +89,15 @@ impl Connection {
                 "not one answer for each key",
             ));
         }
-        let bulk = |answer| match answer {
-            Answer::Bulk(value) => Ok(value),
-            other => Err(unexpected(&other)),
-        };
         answers.into_iter().map(bulk).collect()
+    }
+}
+
+/// A value, or none.
+fn bulk(answer: Answer) -> io::Result<Option<Vec<u8>>> {
+    match answer {
+        Answer::Bulk(value) => Ok(value),
+        other => Err(unexpected(&other)),
     }
 }
 

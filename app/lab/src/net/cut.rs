@@ -26,6 +26,14 @@ impl Topology {
         self.direct(replica, peers, |_| VOID)
     }
 
+    /// Drops what `replica` sends to each of `peers`. It still gets what they send.
+    pub fn cut_one_way(&self, replica: usize, peers: &[usize]) -> Result<()> {
+        for peer in peers {
+            tool::ip(Some(&self.replica(replica)), &[neighbour(*peer, VOID)])?;
+        }
+        Ok(())
+    }
+
     /// Undoes every cut of `replica`, in both directions.
     pub fn heal(&self, replica: usize) -> Result<()> {
         let all: Vec<_> = (0..self.replicas()).collect();

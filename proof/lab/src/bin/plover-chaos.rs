@@ -1,0 +1,53 @@
+//! `./x chaos`: random faults of a real lab under load, and a check of what its clients saw.
+
+use clap::Parser;
+use plover_lab::prerequisites::{self, Missing};
+use plover_lab::progress::Progress;
+use plover_lab::up::is_interruption;
+use plover_lab_proof::chaos::{self, Plan};
+use plover_lab_proof::{Turn, program};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Breaks a lab of three replicas at random, one fault or two at a time, under load, and checks that what the clients
+/// saw is linearizable. Ends at the first violation, with exit code 1.
+#[derive(Debug, Parser)]
+#[command(name = "./x chaos")]
+struct Arguments {
+    /// No step begins after this time. A step takes some five seconds.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    minutes: u64,
+    /// The seed of the faults. The same seed gives the same faults; their moments differ.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let mut stderr = std::io::stderr();
+            let _ = writeln!(stderr, "chaos: {error:#}");
+            match () {
+                () if is_interruption(&error) => ExitCode::from(130),
+                () if error.is::<Missing>() => ExitCode::from(2),
+                () => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+    prerequisites::check_root()?;
+    let _turn = Turn::wait();
+    let plan = Plan {
+        name: "chaos",
+        program: program().to_owned(),
+        minutes: arguments.minutes,
+        seed: arguments.seed,
+    };
+    let report = chaos::run(&plan, &Progress::interruptible(false)?)?;
+    println!("{report}");
+    Ok(report.violation.is_none())
+}
