@@ -6,8 +6,8 @@ use plover_lab_proof::{Turn, program};
 use std::sync::atomic::AtomicBool;
 
 /// Its first thirty steps, about two minutes, have a death of each role, every way in which a leader can be broken,
-/// the loss of a majority with the leader among the dead, and reboots of the guest. Found by looking at 100,000 seeds.
-const SEED: u64 = 57_923;
+/// the loss of a majority with the leader among the dead, and reboots of the guest. Found by looking at 400,000 seeds.
+const SEED: u64 = 228_234;
 
 #[test]
 fn what_clients_see_under_random_faults_is_linearizable() {

@@ -135,6 +135,7 @@ impl Hosts {
             let network = lab.topology();
             match strike.kind {
                 Kind::Kill => lab.fault(Fault::Kill, id).map(drop)?,
+                Kind::Crash => lab.fault(Fault::Crash, id).map(drop)?,
                 Kind::Stop => lab.fault(Fault::Stop, id).map(drop)?,
                 Kind::HangQemu => hang(lab, id)?,
                 Kind::HangDisk => self.hosts[usize::from(id)].disk.freeze()?,

@@ -45,6 +45,8 @@ impl Role {
 pub enum Kind {
     /// The host dies.
     Kill,
+    /// Only the replica's process dies.
+    Crash,
     /// The host stands still for the length of the step.
     Stop,
     /// Its QEMU alone stands still.
@@ -75,7 +77,8 @@ impl Kind {
     /// guest.
     pub fn may_end_guest(self) -> bool {
         match self {
-            Self::Kill | Self::HangQemu | Self::HangDisk | Self::FillState => true,
+            Self::Kill | Self::Crash => true,
+            Self::HangQemu | Self::HangDisk | Self::FillState => true,
             Self::Stop | Self::Unplug => false,
             Self::Cut | Self::CutFrom(_) | Self::OneWay(_) | Self::Mute | Self::Flap { .. } => {
                 false
@@ -85,7 +88,7 @@ impl Kind {
 
     /// Whether its daemon may end by it.
     pub fn may_end_daemon(self) -> bool {
-        matches!(self, Self::Kill | Self::FillState)
+        matches!(self, Self::Kill | Self::Crash | Self::FillState)
     }
 }
 
@@ -105,6 +108,7 @@ impl fmt::Display for Strike {
         let role = self.role.name();
         match self.kind {
             Kind::Kill => write!(f, "kill {role}"),
+            Kind::Crash => write!(f, "kill {role}'s process"),
             Kind::Stop => write!(f, "stop {role}"),
             Kind::HangQemu => write!(f, "hang {role}'s QEMU"),
             Kind::HangDisk => write!(f, "hang {role}'s disk"),
@@ -167,7 +171,7 @@ pub struct Schedule {
     number: u64,
 }
 
-/// Pairs and reboots in each round, beside the 34 single faults.
+/// Pairs and reboots in each round, beside the 37 single faults.
 const PAIRS: usize = 17;
 const REBOOTS: usize = 5;
 
@@ -226,6 +230,7 @@ impl Schedule {
             let each_ms = self.random.range(FLAP_MS.0, FLAP_MS.1);
             let mut kinds = vec![
                 Kind::Kill,
+                Kind::Crash,
                 Kind::Stop,
                 Kind::HangDisk,
                 Kind::FillState,
@@ -260,7 +265,7 @@ impl Schedule {
 /// A dead host has no other faults, and a fault does not come twice.
 fn makes_sense(strikes: &[Strike]) -> bool {
     let [one, other] = strikes else { return true };
-    let dead = |it: &Strike| it.kind == Kind::Kill;
+    let dead = |it: &Strike| matches!(it.kind, Kind::Kill | Kind::Crash);
     one.role != other.role || (!dead(one) && !dead(other) && one.kind != other.kind)
 }
 
@@ -349,7 +354,7 @@ mod tests {
     /// A round has every single fault, and pairs and reboots.
     #[test]
     fn every_fault_comes() {
-        let round = 34 + PAIRS + REBOOTS;
+        let round = 37 + PAIRS + REBOOTS;
         let steps: Vec<Step> = Schedule::new(1).take(round).collect();
         let count = |wanted: &dyn Fn(&Step) -> bool| steps.iter().filter(|it| wanted(it)).count();
         assert_eq!(count(&|it| it.reboot), REBOOTS);
@@ -361,6 +366,6 @@ mod tests {
             .collect();
         singles.sort();
         singles.dedup();
-        assert_eq!(singles.len(), 34, "{singles:?}");
+        assert_eq!(singles.len(), 37, "{singles:?}");
     }
 }
