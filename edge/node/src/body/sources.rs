@@ -1,0 +1,112 @@
+//! The sources of a turn: each is read, and what it says becomes an event of the brain.
+
+use super::{Body, BoxError, FRAMES_PER_TURN};
+use crate::clock;
+use crate::death::Reports;
+use crate::tap::Tap;
+use plover_disk::DiskEvent;
+use plover_fabric::FabricEvent;
+use plover_replica::Event;
+use plover_types::ReplicaId;
+
+impl Body {
+    pub(super) fn take_storage(&mut self) -> Result<(), BoxError> {
+        let mut persisted = Vec::new();
+        self.storage.persisted(&mut persisted)?;
+        for event in persisted {
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_fabric(&mut self) -> Result<(), BoxError> {
+        let mut happened = Vec::new();
+        if let Some(fabric) = &mut self.fabric {
+            fabric.progress(&mut happened);
+        }
+        for event in happened {
+            let event = match event {
+                FabricEvent::Up(peer) => self.on_link(peer, true),
+                FabricEvent::Down(peer) => self.on_link(peer, false),
+                FabricEvent::Record { from, lane, bytes } => {
+                    match self.packer.unpack(from, lane, bytes) {
+                        Ok(bytes) => Event::Received { from, lane, bytes },
+                        Err(error) => {
+                            tracing::warn!(%from, ?lane, %error, "a record was not understood");
+                            continue;
+                        }
+                    }
+                }
+                FabricEvent::Room { .. } => continue,
+            };
+            self.apply(event)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_deaths(&mut self) -> Result<(), BoxError> {
+        let reports = self.deaths.as_mut().map(Reports::take);
+        for report in reports.unwrap_or_default() {
+            match report.frame {
+                Some(frame) => self.sent_on.keep(clock::now(), frame),
+                None => self.apply(Event::ProcessDied(report.dead))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn on_link(&mut self, peer: ReplicaId, up: bool) -> Event {
+        self.packer.begin_anew(peer);
+        Event::Link { peer, up }
+    }
+
+    pub(super) fn take_disks(&mut self) -> Result<(), BoxError> {
+        let mut happened = Vec::new();
+        if let Some(disks) = &mut self.disks {
+            disks.take_events(&mut happened);
+        }
+        let mut has_worked = false;
+        for event in happened {
+            let event = match event {
+                DiskEvent::Worked => {
+                    has_worked = true;
+                    continue;
+                }
+                DiskEvent::Staged(sync) => Event::DisksStaged(sync),
+                DiskEvent::ManyWritten => Event::SyncDue,
+                DiskEvent::Failed(why) => self.guest_is_gone(why),
+            };
+            self.apply(event)?;
+        }
+        if has_worked {
+            self.take_answers()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn look_at_uplink(&mut self) -> Result<(), BoxError> {
+        if !self.tap.is_attached() {
+            // It was deleted; there may be another of its name by now.
+            if let Ok(tap) = Tap::attach(&self.config.net.tap) {
+                self.tap = tap;
+            }
+        }
+        match self.uplink.look() {
+            Some(up) => self.apply(Event::Uplink { up }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn take_tap(&mut self) -> Result<(), BoxError> {
+        if !self.facing {
+            return Ok(());
+        }
+        let mut frames = self.sent_on.take(clock::now());
+        self.tap.read(FRAMES_PER_TURN, &mut frames);
+        if frames.is_empty() {
+            Ok(())
+        } else {
+            self.apply(Event::Frames(frames))
+        }
+    }
+}
