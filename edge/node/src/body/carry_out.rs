@@ -128,6 +128,7 @@ impl Body {
 
     fn change_role(&mut self, from: Role, to: Role) {
         self.role = to;
+        self.times_deposed += u64::from(to == Role::Deposed);
         if from == Role::Leader {
             self.dismiss_operators();
         }
@@ -188,7 +189,10 @@ impl Body {
             // These come as often as slots end.
             Note::OutputsDiffer { why } => tracing::debug!(why, "outputs differ"),
             Note::OutputsUnmatched { why } => tracing::debug!(why, "an output is not matched"),
-            Note::Suspected { .. } => tracing::warn!("the leader is silent: an election begins"),
+            Note::Suspected { .. } => {
+                self.suspicions += 1;
+                tracing::warn!("the leader is silent: an election begins");
+            }
             Note::Elected { view } => tracing::info!(%view, "this replica leads"),
             Note::Serving { view } => tracing::info!(%view, "clients are served from here"),
             Note::Peer { peer, alive: true } => tracing::info!("replica {peer} answers"),

@@ -157,6 +157,8 @@ impl Body {
             "qemu_pid": self.vm.as_ref().and_then(QemuVm::pid),
             "machine": self.qemu.machine.to_string(),
             "accel": self.qemu.accel.to_string(),
+            "suspicions": self.suspicions,
+            "times_deposed": self.times_deposed,
             "dropped_inputs": self.dropped_inputs,
             "dropped_outputs": self.dropped_outputs,
             "last_failure": self.last_failure,

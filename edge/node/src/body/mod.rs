@@ -112,6 +112,9 @@ struct Body {
     announcement: Announcement,
     crash_in: Option<plover_syncvm::Phase>,
     crash_at: Option<Area>,
+    /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
+    suspicions: u64,
+    times_deposed: u64,
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
@@ -219,6 +222,8 @@ impl Body {
             announcement: Announcement::new(config.guest.mac),
             crash_in: None,
             crash_at: None,
+            suspicions: 0,
+            times_deposed: 0,
             dropped_inputs: 0,
             dropped_outputs: 0,
             last_failure,
