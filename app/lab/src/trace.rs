@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 /// Now, on the clock of the traces, in µs.
 pub fn now_us() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
+    let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }
 

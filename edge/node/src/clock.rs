@@ -1,10 +1,37 @@
-//! The clock of the node: CLOCK_MONOTONIC in microseconds, which all processes of one machine
-//! share, so that traces of several replicas can be laid side by side.
+//! The clock of the node: CLOCK_BOOTTIME in microseconds. All processes of one machine share it, so that traces of
+//! several replicas can be laid side by side. It goes on while the host is suspended, so that a leader that wakes up
+//! knows that its lease is over. (Nothing tells a host that is itself a virtual machine that it was paused. What such a
+//! leader still sends is explained by the state of the others: see `Fault::Stop` in proof/sim.)
 
 use plover_types::Micros;
 use rustix::time::{ClockId, clock_gettime};
 
 pub(crate) fn now() -> Micros {
-    let time = clock_gettime(ClockId::Monotonic);
+    read(ClockId::Boottime)
+}
+
+/// A moment of this clock on CLOCK_MONOTONIC, which stands still while the host is suspended: the clock of QEMU.
+pub(crate) fn on_monotonic(moment: Micros) -> Micros {
+    let suspended = now().since(read(ClockId::Monotonic));
+    moment.since(suspended)
+}
+
+fn read(clock: ClockId) -> Micros {
+    let time = clock_gettime(clock);
     Micros(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_the_same_on_both_clocks() {
+        let before = read(ClockId::Monotonic);
+        let moment = on_monotonic(now());
+        let after = read(ClockId::Monotonic);
+        // Each reading is cut to whole microseconds.
+        let rounded = Micros(2);
+        assert!(before <= moment + rounded && moment <= after + rounded);
+    }
 }

@@ -1,9 +1,14 @@
 //! Every process has its own clock: its own zero, and a crystal that runs a little fast or slow.
 //!
 //! The lease of `apus` allows for an eighth of drift; the drift here stays far below. The clock of a
-//! stopped process goes on, so the process sees it jump (`strike`).
+//! stopped process goes on, so the process sees it jump (`strike`). That of a host that is suspended stands still, and
+//! so does that of a host that is itself a virtual machine and is paused: the process sees nothing.
 
 use plover_types::Micros;
+
+/// The stream of the decisions which clocks stop. A stream of its own, so that the other decisions of a seed stay what
+/// they were when every clock went on.
+pub const CLOCK_STREAM: u64 = 32;
 
 /// A clock.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +34,11 @@ impl Clock {
         let span = now.since(self.started).0;
         let drift = span as i64 * self.drift_ppm / 1_000_000;
         self.zero + Micros(span.saturating_add_signed(drift))
+    }
+
+    /// It has stood still for this long.
+    pub fn stood(&mut self, span: Micros) {
+        self.started = self.started + span;
     }
 
     /// The world's time at which it shows at least `local`.

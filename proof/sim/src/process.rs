@@ -34,6 +34,10 @@ pub struct Process {
     pub watch: Watch,
     /// Its clock.
     pub clock: Clock,
+    /// Since when its clock stands still, with its host.
+    pub suspended: Option<Micros>,
+    /// It has stood still once, so the process may take a lease for valid that is over.
+    pub was_suspended: bool,
     /// Its hypervisor.
     pub hypervisor: Option<Hypervisor>,
     /// How many hypervisors it has started.
@@ -76,6 +80,8 @@ impl Process {
             replica: None,
             watch: Watch::default(),
             clock: Clock::new(Micros::ZERO, Micros::ZERO, 0),
+            suspended: None,
+            was_suspended: false,
             hypervisor: None,
             hypervisors: 0,
             disk: Disk::default(),
@@ -105,6 +111,8 @@ impl Process {
         self.actions.clear();
         self.answers.clear();
         self.missed.clear();
+        self.suspended = None;
+        self.was_suspended = false;
         self.tick = (Micros::NEVER, self.tick.1 + 1);
         self.sample = (false, self.sample.1 + 1);
         self.read = (View::NONE, Index(0));

@@ -292,10 +292,17 @@ impl World {
         if let Some(hypervisor) = process.hypervisor.as_mut().filter(|_| with_guest) {
             hypervisor.freeze(now);
         }
+        // A pair rests on clocks (docs/pairs.md).
+        let is_pair = self.scenario.members.len() == 2;
+        if with_guest && !is_pair && self.chance.clocks.chance(0.4) {
+            let process = self.process_mut(who);
+            (process.suspended, process.was_suspended) = (Some(now), true);
+            return Some("fault: host suspended, its clock stands still");
+        }
         Some("fault: process stopped")
     }
 
-    /// SIGCONT: the events of the meantime come at once, and the clock has jumped.
+    /// SIGCONT: the events of the meantime come at once, and the clock has jumped, unless it stood still.
     pub(crate) fn go_on(&mut self, who: ReplicaId) {
         let now = self.plan.now();
         if self.process(who).state != State::Stopped {
@@ -305,6 +312,9 @@ impl World {
         // The node reads its sources one after the other, the fabric before most of the others.
         let by_source = self.chance.faults.chance(0.5);
         let process = self.process_mut(who);
+        if let Some(since) = process.suspended.take() {
+            process.clock.stood(now.since(since));
+        }
         process.state = State::Up;
         if let Some(hypervisor) = &mut process.hypervisor {
             hypervisor.thaw(now);

@@ -2,7 +2,7 @@
 
 use crate::areas::Areas;
 use crate::clients::Clients;
-use crate::clock::Clock;
+use crate::clock::{CLOCK_STREAM, Clock};
 use crate::coverage::Coverage;
 use crate::death;
 use crate::history::Histories;
@@ -10,7 +10,7 @@ use crate::invariants::{Check, Invariants, Violation};
 use crate::net::Net;
 use crate::pair;
 use crate::process::{Process, State};
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use crate::scenario::{Scenario, has_short_lives, preset_of};
 use crate::schedule::{Happening, Schedule};
 use crate::trace::{Trace, TraceMode, trace};
@@ -98,6 +98,7 @@ pub(crate) struct Chance {
     pub copies: Rng,
     pub lives: Rng,
     pub deaths: Rng,
+    pub clocks: Rng,
     pub work: Rng,
 }
 
@@ -138,6 +139,7 @@ impl World {
             copies: rng.fork(10),
             lives,
             deaths: death::stream(seed),
+            clocks: Rng::new(mix(seed, CLOCK_STREAM)),
             work: rng.fork(21),
         };
         for &who in &scenario.members {

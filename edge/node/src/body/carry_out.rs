@@ -46,7 +46,10 @@ impl Body {
             Action::Reset => self.order(VmCommand::Reset),
             Action::SaveState => self.order(VmCommand::SaveState),
             Action::Probe => self.order(VmCommand::Probe),
-            Action::LoadState(state) => self.order(VmCommand::LoadState(state)),
+            Action::LoadState(mut state) => {
+                state.stopped_at = clock::on_monotonic(state.stopped_at);
+                self.order(VmCommand::LoadState(state));
+            }
             Action::Scan(job) => self.scan(job),
             Action::Hash { job, key, pages } => self.hash(job, key, pages),
             Action::HashSubpages { job, key, pages } => self.hash_subpages(job, key, pages),

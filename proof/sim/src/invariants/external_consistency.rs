@@ -66,6 +66,41 @@ impl ExternalConsistency {
         all: &Histories,
     ) -> Check {
         let Release { who, view, .. } = *release;
+        let held_by_all = self.held_by_members(release, at, spoken, all)?;
+        let stands = release.stands.unwrap_or(at);
+        self.explained(who, view, stands, all)?;
+        self.shown.push((at, who, spoken.clone()));
+        self.explains_all = Some(stands);
+        let old = self.anchor.map(|(old, _)| old);
+        if held_by_all && old.is_none_or(|old| all.contains(at, old)) {
+            self.anchor = Some((at, who));
+            self.shown.retain(|(then, ..)| !all.contains(at, *then));
+        }
+        Ok(())
+    }
+
+    /// An output goes out that is late: another replica leads already. Like a frame that was long on its way, it must
+    /// say nothing that the others do not know.
+    pub fn released_late(
+        &self,
+        release: &Release,
+        at: History,
+        spoken: &Spoken,
+        all: &Histories,
+    ) -> Check {
+        self.held_by_members(release, at, spoken, all).map(drop)
+    }
+
+    /// Whether all other members have acknowledged a state that explains this output, and not only sent it
+    /// themselves.
+    fn held_by_members(
+        &self,
+        release: &Release,
+        at: History,
+        spoken: &Spoken,
+        all: &Histories,
+    ) -> Result<bool, Violation> {
+        let Release { who, view, .. } = *release;
         let mut held_by_all = true;
         for (member, stands) in &release.members {
             let held = self.acknowledged.get(member).copied();
@@ -82,16 +117,7 @@ impl ExternalConsistency {
                 )));
             }
         }
-        let stands = release.stands.unwrap_or(at);
-        self.explained(who, view, stands, all)?;
-        self.shown.push((at, who, spoken.clone()));
-        self.explains_all = Some(stands);
-        let old = self.anchor.map(|(old, _)| old);
-        if held_by_all && old.is_none_or(|old| all.contains(at, old)) {
-            self.anchor = Some((at, who));
-            self.shown.retain(|(then, ..)| !all.contains(at, *then));
-        }
-        Ok(())
+        Ok(held_by_all)
     }
 
     /// Whether a guest at `stands` explains all outputs that clients have received.

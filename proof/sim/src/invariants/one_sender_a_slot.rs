@@ -33,6 +33,11 @@ impl OneSenderASlot {
         }
     }
 
+    /// Whether a replica that sends in `view` comes late: another one serves in a newer view.
+    pub fn is_late(&self, view: View) -> bool {
+        self.newest.is_some_and(|(newest, _)| newest > view)
+    }
+
     /// A replica sends outputs of this slot to clients.
     pub fn released(&mut self, who: ReplicaId, view: View, slot: SyncNo, on_match: bool) -> Check {
         if let Some((newest, by)) = self.newest.filter(|(newest, _)| *newest > view) {
