@@ -104,7 +104,10 @@ impl Replica {
             Event::Tick => cx.consensus(apus::Event::Tick),
             Event::ProcessDied(process) => {
                 let peer = process.replica;
-                cx.note(Note::DeathReported { peer });
+                // Reports are repeated.
+                if cx.group.leader == Some(peer) || cx.peers.answers(peer) {
+                    cx.note(Note::DeathReported { peer });
+                }
                 cx.consensus(apus::Event::ProcessDied(process));
             }
             Event::Link { peer, up } => self.on_link(peer, up),

@@ -125,7 +125,6 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             kill_what_is_left();
             if let Some(reporter) = &reporter {
                 reporter.send();
-                tracing::warn!("the replica's process has ended: the others are told");
                 report_on(reporter, &mut tap);
             }
             wait_for_what_is_left();

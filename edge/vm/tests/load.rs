@@ -21,7 +21,7 @@ fn a_bad_state_is_refused() {
     guest.order(VmCommand::Pause);
     guest
         .vm
-        .command(VmCommand::LoadState(b"no state at all".to_vec().into()));
+        .command(VmCommand::LoadState(b"no state at all\0".to_vec().into()));
     guest.vm.command(VmCommand::Resume);
     match guest.event() {
         VmEvent::Failed { command, error } => {
