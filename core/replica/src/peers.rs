@@ -1,7 +1,7 @@
 //! The other replicas of the group, one object each: link, liveness, refusals, and the copy that goes there.
 
 use crate::copy::stream::Stream;
-use plover_types::{Micros, ReplicaId, ReplicaSet};
+use plover_types::{Incarnation, Micros, ReplicaId, ReplicaSet};
 
 /// From the first refusal of a copy to the next offer; each further one doubles it.
 const WAIT_FIRST: Micros = Micros::from_ms(500);
@@ -19,6 +19,8 @@ pub(crate) struct Peer {
     pub is_alive: bool,
     /// It has not said that it reaches no clients.
     pub reaches_clients: bool,
+    /// The process of it whose death was reported last.
+    pub died: Option<Incarnation>,
     /// It has refused a copy of the guest, or given one up.
     refusal: Option<Refusal>,
     /// The copy that this replica is the source of. Only one peer has one.
@@ -45,6 +47,7 @@ impl Peers {
             is_linked: false,
             is_alive: false,
             reaches_clients: true,
+            died: None,
             refusal: None,
             copy: None,
         };

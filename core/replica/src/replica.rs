@@ -104,8 +104,9 @@ impl Replica {
             Event::Tick => cx.consensus(apus::Event::Tick),
             Event::ProcessDied(process) => {
                 let peer = process.replica;
+                let known = cx.peers.get_mut(peer);
                 // Reports are repeated.
-                if cx.group.leader == Some(peer) || cx.peers.answers(peer) {
+                if known.is_some_and(|known| known.died.replace(process) != Some(process)) {
                     cx.note(Note::DeathReported { peer });
                 }
                 cx.consensus(apus::Event::ProcessDied(process));
