@@ -1,7 +1,9 @@
 //! The clock of the node: CLOCK_BOOTTIME in microseconds. All processes of one machine share it, so that traces of
-//! several replicas can be laid side by side. It goes on while the host is suspended, so that a leader that wakes up
-//! knows that its lease is over. (Nothing tells a host that is itself a virtual machine that it was paused. What such a
-//! leader still sends is explained by the state of the others: see `Fault::Stop` in proof/sim.)
+//! several replicas can be laid side by side. It goes on while the host is suspended, so a leader that wakes up knows that
+//! its lease is over.
+//!
+//! A host that is itself a virtual machine does not notice that it was paused. Its leader may still send outputs then. The
+//! state of the other replicas explains them, which `proof/sim` checks: it stops a host together with its clock.
 
 use plover_types::Micros;
 use rustix::time::{ClockId, clock_gettime};

@@ -67,8 +67,10 @@ use crate::experiment::{Experiment, Verdict};
 use crate::load::Pressure;
 use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
+use plover_lab::prerequisites::Missing;
 use plover_lab::progress::Progress;
 use plover_lab::trace::{TraceEvent, now_us};
+use plover_lab::up::is_interruption;
 use plover_lab::{Fault, Lab, Target};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeMap;
@@ -76,7 +78,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, ExitCode, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -96,6 +98,24 @@ impl Turn {
         let file = File::open(path).expect("this package has a Cargo.toml");
         flock(&file, FlockOperation::LockExclusive).expect("a file can be locked");
         Self { _file: file }
+    }
+}
+
+/// The exit code of a program whose run ended so; `Ok(false)` is a failure that was reported. An error is printed,
+/// after the program's name.
+pub fn exit_code(name: &str, ended: anyhow::Result<bool>) -> ExitCode {
+    let error = match ended {
+        Ok(true) => return ExitCode::SUCCESS,
+        Ok(false) => return ExitCode::FAILURE,
+        Err(error) => error,
+    };
+    let _ = writeln!(std::io::stderr(), "{name}: {error:#}");
+    if is_interruption(&error) {
+        ExitCode::from(130)
+    } else if error.is::<Missing>() {
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
     }
 }
 

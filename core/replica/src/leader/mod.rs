@@ -33,8 +33,8 @@ use crate::guest::{Arrange, Power};
 use apus::EntryKind;
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
-/// How long a new leader answers clients before it copies its guest to another replica. What they have
-/// asked meanwhile waits, and the end of the copy pauses the guest for longer than most answers take.
+/// How long a new leader answers clients before it copies its guest to another replica. Requests have waited during the
+/// failover, and the end of the copy pauses the guest for longer than most answers take.
 const ANSWERS_FIRST: Micros = Micros::from_ms(20);
 
 /// The data that exists only while a replica leads.

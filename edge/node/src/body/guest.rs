@@ -59,7 +59,8 @@ impl Body {
         Ok(())
     }
 
-    /// The guest has ended by itself. What is said of it is an output like the guest's own.
+    /// The guest has ended by itself. Operators read so on its console, where the line is held as the guest's own
+    /// output is.
     fn guest_ended(&mut self, how: GuestEnd, then: AtEnd) -> Result<(), BoxError> {
         let how = match how {
             GuestEnd::PowerOff => "the guest has powered off",

@@ -312,9 +312,11 @@ impl QemuVm {
             }
             "RESET" => self.events.push_back(VmEvent::GuestReset),
             "SHUTDOWN" if by_guest => {
-                let rebooted = data.get("reason").and_then(Value::as_str) == Some("guest-reset");
-                let how = [GuestEnd::PowerOff, GuestEnd::Reboot][usize::from(rebooted)];
-                self.guest_ended(how);
+                let reason = data.get("reason").and_then(Value::as_str);
+                self.guest_ended(match reason {
+                    Some("guest-reset") => GuestEnd::Reboot,
+                    _ => GuestEnd::PowerOff,
+                });
             }
             "GUEST_PANICKED" => self.guest_ended(GuestEnd::Crash),
             "RESUME" => {

@@ -1,12 +1,10 @@
 //! `./x chaos`: random faults of a real lab under load, and a check of what its clients saw.
 
 use clap::Parser;
-use plover_lab::prerequisites::{self, Missing};
+use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
-use plover_lab::up::is_interruption;
 use plover_lab_proof::chaos::{self, Plan};
-use plover_lab_proof::{Turn, program};
-use std::io::Write;
+use plover_lab_proof::{Turn, exit_code, program};
 use std::process::ExitCode;
 
 /// Breaks a lab of three replicas at random, one fault or two at a time, under load, and checks that what the clients
@@ -23,19 +21,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            let mut stderr = std::io::stderr();
-            let _ = writeln!(stderr, "chaos: {error:#}");
-            match () {
-                () if is_interruption(&error) => ExitCode::from(130),
-                () if error.is::<Missing>() => ExitCode::from(2),
-                () => ExitCode::FAILURE,
-            }
-        }
-    }
+    exit_code("chaos", run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {

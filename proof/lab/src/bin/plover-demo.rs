@@ -1,10 +1,9 @@
 //! `./x demo`: clients write to a replicated Redis, and two leaders are killed under them.
 
 use clap::Parser;
-use plover_lab::prerequisites::{self, Missing};
+use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
-use plover_lab::up::is_interruption;
-use plover_lab_proof::{demo, program};
+use plover_lab_proof::{demo, exit_code, program};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -18,19 +17,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            let mut stderr = std::io::stderr();
-            let _ = writeln!(stderr, "demo: {error:#}");
-            match () {
-                () if is_interruption(&error) => ExitCode::from(130),
-                () if error.is::<Missing>() => ExitCode::from(2),
-                () => ExitCode::FAILURE,
-            }
-        }
-    }
+    exit_code("demo", run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {

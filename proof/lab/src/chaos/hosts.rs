@@ -137,7 +137,7 @@ impl Hosts {
                 Kind::Kill => lab.fault(Fault::Kill, id).map(drop)?,
                 Kind::Crash => lab.fault(Fault::Crash, id).map(drop)?,
                 Kind::Stop => lab.fault(Fault::Stop, id).map(drop)?,
-                Kind::HangQemu => hang(lab, id)?,
+                Kind::HangQemu => lab.fault(Fault::Hang, id).map(drop)?,
                 Kind::HangDisk => self.hosts[usize::from(id)].disk.freeze()?,
                 Kind::FillState => self.fill(id)?,
                 Kind::Cut | Kind::Flap { .. } => {
@@ -242,11 +242,6 @@ impl Drop for Hosts {
 
 fn filler(state: &SmallDisk) -> PathBuf {
     state.path().join("filler")
-}
-
-/// Stops the QEMU that runs the replica's guest.
-fn hang(lab: &Lab, id: u8) -> Result<()> {
-    lab.fault(Fault::Hang, id).map(drop)
 }
 
 /// Whether the daemon of a replica has ended.
