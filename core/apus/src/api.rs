@@ -2,7 +2,7 @@
 
 use crate::entry::VOTERS_MAX;
 use crate::{Configuration, DurableState, Entry, Members};
-use plover_types::{Incarnation, Index, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Incarnation, Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
 /// An event that the consensus core is told.
@@ -201,6 +201,8 @@ pub struct Status {
     pub forgot: Option<Viewstamp>,
     /// Payload bytes held.
     pub log_bytes: usize,
+    /// The silence after which the leader is suspected at present.
+    pub suspected_after: Micros,
     /// One of a pair was stopped for so long that the other may have gone on alone, and has not
     /// learned yet that it did not: it may not lead.
     pub doubts: bool,

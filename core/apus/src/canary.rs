@@ -48,6 +48,9 @@ pub enum Canary {
     /// A backup of a pair that was stopped for long trusts its guest as before.
     #[cfg(feature = "canary")]
     NeverDoubt,
+    /// A leader counts its lease with the timeout, although it has asked the voters for a shorter span.
+    #[cfg(feature = "canary")]
+    CountTheTimeout,
     /// A leader of a pair takes its own standstill for the other's silence.
     #[cfg(feature = "canary")]
     ClockAlone,

@@ -40,11 +40,18 @@ pub struct Config {
     pub quorum_selection: bool,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
-    /// A follower suspects the leader after a silence of this long (APUS §4: 100 ms). The
-    /// randomised election timeout lies in `timeout..=2*timeout`; the only replica that may stand waits for
-    /// little more than `timeout`. A voter refuses a candidate
-    /// while it has heard from a leader within `timeout`; the lease rests on that.
+    /// A follower suspects the leader after a silence of this long at most (APUS §4: 100 ms), and sooner
+    /// where the leader's messages come steadily (see `silence`). Let `span` be that silence. The
+    /// randomised election timeout lies in `span..=2*span`; the only replica that may stand waits for
+    /// little more than `span`. A voter refuses a candidate while it has heard from a leader within
+    /// `span`; the lease rests on that.
     pub timeout: Micros,
+    /// A follower suspects the leader after a silence of this long at least. At most `timeout`; if it
+    /// equals `timeout`, nothing is learned.
+    pub timeout_min: Micros,
+    /// How long a leader is listened to before its silences say how long the next one may be; about a
+    /// hundred heartbeats.
+    pub known_after: Micros,
     /// When an entry counts as held.
     pub durability: Durability,
     /// Payload bytes that the log may hold before `propose` refuses.

@@ -31,28 +31,51 @@
 //! only unanswered heartbeats tell the leader that it did not (`pair`).
 
 use crate::canary::canary;
+use crate::silence::Silence;
 use crate::{Apus, Command, Role};
 use plover_types::{Incarnation, Micros};
 
 /// The leader that was heard last, and the process that was reported dead last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heard {
-    /// When a leader was last heard, or when the process started: the process before it may have
-    /// answered a leader just then, and the leader's lease may rest on that answer.
+    /// When a leader was last heard, or when the process started.
     pub at: Micros,
+    /// For how long it may be silent from then on.
+    pub span: Micros,
+    /// Until when no vote is given, because the leader's lease may rest on an answer of this replica, or
+    /// of the process before it.
+    pub until: Micros,
     /// That leader.
     pub from: Option<Incarnation>,
+    /// How that leader's messages have come.
+    pub silence: Silence,
     /// The last process known here that was reported dead.
     dead: Option<Incarnation>,
 }
 
 impl Heard {
-    pub(crate) fn new(now: Micros) -> Self {
+    pub(crate) fn new(now: Micros, timeout: Micros) -> Self {
         Self {
             at: now,
+            span: timeout,
+            until: now + timeout,
             from: None,
+            silence: Silence::new(now),
             dead: None,
         }
+    }
+
+    /// The leader's `process` is heard, and may be silent for `span` now.
+    pub(crate) fn leader(&mut self, now: Micros, process: Incarnation, span: Micros) {
+        if self.from == Some(process) {
+            self.silence.ended(now, now.since(self.at));
+        } else {
+            self.silence = Silence::new(now);
+        }
+        self.at = now;
+        self.span = span;
+        self.until = self.until.max(now + span);
+        self.from = Some(process);
     }
 
     /// Whether the leader that was heard last has been reported dead.

@@ -89,7 +89,7 @@ impl Apus {
             return;
         }
         match self.role {
-            Role::Following(_) => self.promise_is_durable(out),
+            Role::Following(_) => self.promise_is_durable(now, out),
             Role::Electing(_) => self.candidacy_is_durable(now, out),
             Role::Leading(_) => self.advance_commit(now, out),
             Role::PreVoting(_) => {}

@@ -26,8 +26,9 @@ pub(crate) struct Follower {
     pub leader: Option<ReplicaId>,
     /// This log equals the leader's up to here.
     pub matched: Index,
-    /// The leader's clock in its newest message; the acknowledgement returns it.
-    stamp: Option<Micros>,
+    /// The leader's clock in its newest message, and the silence that it asked for then; the
+    /// acknowledgement returns both.
+    newest: Option<(Micros, Micros)>,
     /// A candidate waits for the promise of this view, which storage does not have yet.
     pub owes_promise: bool,
 }
@@ -39,7 +40,7 @@ impl Follower {
         Self {
             leader: None,
             matched: commit,
-            stamp: None,
+            newest: None,
             owes_promise: false,
         }
     }
@@ -91,7 +92,7 @@ impl Apus {
         &mut self,
         now: Micros,
         from: ReplicaId,
-        append: Append,
+        mut append: Append,
         entries: Batch<'_>,
         out: &mut Vec<Command>,
     ) {
@@ -110,6 +111,8 @@ impl Apus {
         if self.heard.is_dead(process) {
             return;
         }
+        // The answer says for how long this replica refuses.
+        append.span = append.span.min(self.config.timeout);
         self.hear_leader(now, process, &append, out);
         if append.generation > self.generation {
             self.adopt_generation(append.generation, out);
@@ -133,6 +136,7 @@ impl Apus {
                 let gap = Gap {
                     view: append.view,
                     stamp: append.stamp,
+                    span: append.span,
                     number: append.number,
                     last: self.log.last(),
                     commit: self.log.committed(),
@@ -147,14 +151,14 @@ impl Apus {
         }
         let follower = self.follower();
         follower.matched = follower.matched.max(matched);
-        follower.stamp = follower.stamp.max(Some(append.stamp));
+        follower.newest = follower.newest.max(Some((append.stamp, append.span)));
         let commit = append.commit.min(follower.matched);
         if commit > self.log.commit() {
             self.commit_to(commit, out);
         }
         self.commit_with_leader(out);
         self.log.trim(append.trim, &mut self.pool);
-        self.acknowledge(out);
+        self.acknowledge(now, out);
         self.check_recovered(out);
     }
 
@@ -174,8 +178,7 @@ impl Apus {
             self.transition(Role::Following(Follower::new(self.log.commit())));
         }
         self.follower().leader = Some(process.replica);
-        self.heard.at = now;
-        self.heard.from = Some(process);
+        self.heard.leader(now, process, append.span);
         self.arm_election(now);
         self.recovery.not_empty();
         self.tell(Some(process.replica), out);
@@ -243,11 +246,11 @@ impl Apus {
 
     /// Acknowledges the log as far as it counts, if there is a leader and the promise of its view is
     /// durable.
-    pub(crate) fn acknowledge(&mut self, out: &mut Vec<Command>) {
+    pub(crate) fn acknowledge(&mut self, now: Micros, out: &mut Vec<Command>) {
         let Role::Following(follower) = &self.role else {
             return;
         };
-        let (Some(stamp), Some(leader)) = (follower.stamp, self.promised.leader()) else {
+        let (Some((stamp, span)), Some(leader)) = (follower.newest, self.promised.leader()) else {
             return;
         };
         if self.durable < self.promised {
@@ -257,6 +260,8 @@ impl Apus {
         let ack = Message::Ack(Ack {
             view: self.promised,
             stamp,
+            span,
+            wanted: self.wanted_span(now),
             matched,
             incarnation: self.config.seed,
         });
@@ -274,13 +279,13 @@ impl Apus {
     }
 
     /// Storage has the promise: sends it to the candidate, and acknowledges to the leader.
-    pub(crate) fn promise_is_durable(&mut self, out: &mut Vec<Command>) {
+    pub(crate) fn promise_is_durable(&mut self, now: Micros, out: &mut Vec<Command>) {
         let follower = self.follower();
         if std::mem::take(&mut follower.owes_promise) {
             self.send_promise(out);
         }
         self.commit_with_leader(out);
-        self.acknowledge(out);
+        self.acknowledge(now, out);
         self.check_recovered(out);
     }
 }

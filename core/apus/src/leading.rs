@@ -39,6 +39,10 @@ pub(crate) struct Leadership {
     pub selection: QuorumSelection,
     /// Counts the times that something was sent.
     pub round: u64,
+    /// For how long the voters are asked to refuse others (see `silence`).
+    pub span: Micros,
+    /// Until then the span is the longest: the leader before this one was taken for dead, and was not.
+    pub hasty_until: Micros,
     /// The last entry before those that `propose` took and `flush` has not sent.
     unsent: Option<Viewstamp>,
 }
@@ -59,7 +63,7 @@ impl Leadership {
     }
 
     /// The peers among `voters`.
-    fn voters(&self, voters: ReplicaSet) -> impl Iterator<Item = &Peer> {
+    pub(crate) fn voters(&self, voters: ReplicaSet) -> impl Iterator<Item = &Peer> {
         let peers = self.peers.iter();
         peers.filter_map(move |(id, peer)| voters.contains(*id).then_some(peer))
     }
@@ -160,37 +164,34 @@ impl Apus {
         }
     }
 
-    /// The time until which no other replica can be elected: the send time of the newest heartbeat that
-    /// a quorum has acknowledged, plus the timeout less an eighth for clock drift. Zero unless
-    /// leading; [`Micros::NEVER`] for a group of one, and for a leader of a pair that has no partner
-    /// in sync.
+    /// The time until which no other replica can be elected: the send time of the newest message that
+    /// a quorum has acknowledged, plus the span that stood in it less an eighth for clock drift. Zero
+    /// unless leading; [`Micros::NEVER`] for a group of one, and for a leader of a pair that has no
+    /// partner in sync.
     ///
-    /// This is sound because a replica that answered refuses its vote for a timeout after it
-    /// *received* the heartbeat, a candidate needs the vote of one of them, and a leader that gives
+    /// This is sound because a replica that answered refuses its vote for that span after it
+    /// *received* the message, a candidate needs the vote of one of them, and a leader that gives
     /// its own vote to a candidate stops leading in the same step.
     pub fn lease_until(&self) -> Micros {
         let Role::Leading(leadership) = &self.role else {
             return Micros::ZERO;
         };
-        let span = self.config.timeout - Micros(self.config.timeout.0 / 8);
         if self.config.pair {
-            let answered = |echo: Option<Micros>| echo.map_or(Micros::ZERO, |at| at + span);
-            return self
-                .partner_echo(leadership)
-                .map_or(Micros::NEVER, answered);
+            let partner = self.partner(leadership);
+            return partner.map_or(Micros::NEVER, |peer| peer.faithful_until);
         }
         let members = self.members();
         let peers_needed = members.quorum() - usize::from(self.is_voter());
         if peers_needed == 0 {
             return Micros::NEVER;
         }
-        let mut echoes = [None; VOTERS_MAX];
+        let mut faithful = [Micros::ZERO; VOTERS_MAX];
         let voters = leadership.voters(members.voters);
-        for (slot, peer) in echoes.iter_mut().zip(voters) {
-            *slot = peer.echo;
+        for (slot, peer) in faithful.iter_mut().zip(voters) {
+            *slot = peer.faithful_until;
         }
-        echoes.sort_unstable_by(|a, b| b.cmp(a));
-        echoes[peers_needed - 1].map_or(Micros::ZERO, |echo| echo + span)
+        faithful.sort_unstable_by(|a, b| b.cmp(a));
+        faithful[peers_needed - 1]
     }
 
     /// Begins to lead the view that was won. `votes` say where each voter's log ends.
@@ -221,6 +222,8 @@ impl Apus {
             trim: self.log.base().index,
             selection: QuorumSelection::new(),
             round: 0,
+            span: self.config.timeout,
+            hasty_until: Micros::ZERO,
             unsent: None,
         };
         self.transition(Role::Leading(leadership));
@@ -258,6 +261,7 @@ impl Apus {
             for peer in leadership.peers.values_mut() {
                 peer.unanswered += 1;
             }
+            self.choose_span(now);
         }
         self.flush(now, out);
         self.tick_slow_followers(now, out);

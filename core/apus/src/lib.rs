@@ -22,6 +22,8 @@
 //!     quorum_selection: false,
 //!     heartbeat: Micros::from_ms(20),
 //!     timeout: Micros::from_ms(100),
+//!     timeout_min: Micros::from_ms(60),
+//!     known_after: Micros::from_ms(2000),
 //!     durability: Durability::Memory,
 //!     log_bytes_max: 1 << 20,
 //!     message_bytes_max: 1 << 16,
@@ -117,6 +119,7 @@ mod pre_vote;
 mod quorum_selection;
 mod recovery;
 mod replicate;
+mod silence;
 mod start;
 
 pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
@@ -199,7 +202,7 @@ impl Apus {
                 self.log.mark_stable(viewstamp);
                 match self.role {
                     Role::Leading(_) => self.advance_commit(now, out),
-                    _ => self.acknowledge(out),
+                    _ => self.acknowledge(now, out),
                 }
                 self.check_recovered(out);
             }
@@ -297,6 +300,7 @@ impl Apus {
             base: self.log.base().index,
             forgot: self.forgot(),
             log_bytes: self.log.bytes(),
+            suspected_after: self.suspected_after(),
             doubts: self.recovery.doubt.is_some(),
             rejected: self.rejected,
         }

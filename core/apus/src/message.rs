@@ -37,8 +37,8 @@ use plover_types::{Incarnation, Index, Micros, View, Viewstamp, wire};
 use serde::{Deserialize, Serialize};
 
 /// An upper bound of what surrounds the entries of one message: tag, four views and as many
-/// indices, stamp, incarnation, configuration and length, each a varint of at most ten bytes.
-pub(crate) const HEADER_BYTES_MAX: usize = 122;
+/// indices, stamp, span, incarnation, configuration and length, each a varint of at most ten bytes.
+pub(crate) const HEADER_BYTES_MAX: usize = 132;
 /// An upper bound of what surrounds one payload: two varints of ten, kind and sets, length.
 pub(crate) const ENTRY_BYTES_MAX: usize = 32;
 
@@ -97,6 +97,8 @@ pub(crate) struct Append {
     pub trim: Index,
     /// The leader's clock when it sent this; comes back in the acknowledgement.
     pub stamp: Micros,
+    /// For how long the receiver refuses its vote to others, from when it gets this (see `silence`).
+    pub span: Micros,
     /// Names the leader's process.
     pub incarnation: u64,
     /// The leader's round of sending: never falls from one message to the next.
@@ -116,6 +118,10 @@ pub(crate) struct Ack {
     pub view: View,
     /// From the newest `Append` that this answers.
     pub stamp: Micros,
+    /// From the same `Append`.
+    pub span: Micros,
+    /// The span that the sender asks for, by the silences that it has seen.
+    pub wanted: Micros,
     /// Cumulative.
     pub matched: Index,
     /// Names the sender's process.
@@ -129,6 +135,8 @@ pub(crate) struct Gap {
     pub view: View,
     /// From the `Append`.
     pub stamp: Micros,
+    /// From the `Append`.
+    pub span: Micros,
     /// From the `Append`.
     pub number: u64,
     /// Where the sender's log ends.

@@ -70,7 +70,7 @@ impl Apus {
     /// The other replica, if this leader needs its acknowledgement: the in-sync set names it, or has
     /// just ceased to, and it may have taken over instead of agreeing. A live peer may be removed,
     /// because it is slow, for example; only a dead one is not asked.
-    fn partner<'a>(&self, leadership: &'a Leadership) -> Option<&'a Peer> {
+    pub(crate) fn partner<'a>(&self, leadership: &'a Leadership) -> Option<&'a Peer> {
         let in_sync = self.log.configuration().in_sync;
         let (id, peer) = leadership.peers.iter().next()?;
         let took_over = self.generation == self.promised;
@@ -84,11 +84,6 @@ impl Apus {
     pub(crate) fn held_by_pair(&self, leadership: &Leadership) -> Index {
         let partner = self.partner(leadership);
         partner.map_or(self.counted(), |peer| peer.matched.min(self.counted()))
-    }
-
-    /// The heartbeat of this leader that its partner answered last; `None` without a partner.
-    pub(crate) fn partner_echo(&self, leadership: &Leadership) -> Option<Option<Micros>> {
-        self.partner(leadership).map(|peer| peer.echo)
     }
 
     /// After how many unanswered heartbeats the partner counts as dead: as many as fill the timeout

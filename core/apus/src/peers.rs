@@ -11,6 +11,7 @@
 //!   acked |   in flight    | does not fit the window yet
 //! ```
 
+use crate::silence::lease;
 use plover_types::{Incarnation, Index, Micros};
 use std::collections::VecDeque;
 
@@ -35,6 +36,10 @@ pub(crate) struct Peer {
     rewound_at: u64,
     /// The leader's clock when it sent the newest message that the backup has answered.
     pub echo: Option<Micros>,
+    /// Until when, by the leader's clock, the backup gives no other replica its vote.
+    pub faithful_until: Micros,
+    /// How long a silence of the leader it asks to bear.
+    pub wanted: Micros,
     heard_at: Micros,
     /// Heartbeats since then.
     pub unanswered: u64,
@@ -59,6 +64,8 @@ impl Peer {
             probing: false,
             rewound_at: 0,
             echo: None,
+            faithful_until: Micros::ZERO,
+            wanted: Micros::NEVER,
             heard_at: now,
             unanswered: 0,
             alive: None,
@@ -131,9 +138,10 @@ impl Peer {
         self.rewound_at = round + 1;
     }
 
-    /// The backup answered the message sent at `stamp`. True if it was not known to be alive.
-    pub(crate) fn heard(&mut self, stamp: Micros, now: Micros) -> bool {
+    /// The backup answered the message sent at `stamp`, which asked for its faith for `span`. True if it was not known to be alive.
+    pub(crate) fn heard(&mut self, stamp: Micros, span: Micros, now: Micros) -> bool {
         self.echo = self.echo.max(Some(stamp));
+        self.faithful_until = self.faithful_until.max(stamp + lease(span));
         self.heard_at = now;
         self.unanswered = 0;
         self.alive.replace(true) != Some(true)
@@ -216,10 +224,10 @@ mod tests {
     fn a_restart_shorter_than_the_timeout_is_noticed_once() {
         let mut peer = Peer::new(Index(0), Micros(0));
         assert!(!peer.restarted(1), "nothing was believed of it");
-        assert!(peer.heard(Micros(1), Micros(2)));
+        assert!(peer.heard(Micros(1), Micros(9), Micros(2)));
         assert!(!peer.restarted(1));
         assert!(peer.restarted(2));
         assert!(!peer.restarted(2));
-        assert!(peer.heard(Micros(3), Micros(4)));
+        assert!(peer.heard(Micros(3), Micros(9), Micros(4)));
     }
 }

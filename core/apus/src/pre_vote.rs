@@ -47,15 +47,15 @@ pub(crate) struct StoodDown {
 }
 
 impl Apus {
-    /// Sets when to look for a leader again: after the timeout, spread so that two candidates rarely
+    /// Sets when to look for a leader again: after the silence that it may keep, spread so that two candidates rarely
     /// collide. The only candidate does not wait for others, but for the voters: they may have heard the
     /// leader a moment later.
     pub(crate) fn arm_election(&mut self, now: Micros) {
-        let timeout = self.config.timeout;
+        let span = self.heard.span;
         let wait = if self.is_the_only_candidate() {
-            timeout + Micros(timeout.0 / 16)
+            span + Micros(self.config.timeout.0 / 16)
         } else {
-            self.spread_timeout()
+            Micros(self.random.range(span.0, span.0.saturating_mul(2)))
         };
         self.election_at = now + wait;
     }
@@ -74,7 +74,7 @@ impl Apus {
     }
 
     pub(crate) fn leader_is_alive(&self, now: Micros) -> bool {
-        !self.heard.leader_is_dead() && now < self.heard.at + self.config.timeout
+        !self.heard.leader_is_dead() && now < self.heard.until
     }
 
     /// Whether this replica may stand for election. The in-sync set in its own log need not name it:

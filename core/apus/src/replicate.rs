@@ -110,6 +110,7 @@ impl Apus {
                 commit,
                 trim: leadership.trim,
                 stamp: now,
+                span: leadership.span,
                 incarnation: self.config.seed,
                 number: leadership.round,
                 snapshot: (snapshot || begins).then(|| self.log.configuration_at_base()),
@@ -158,8 +159,11 @@ impl Apus {
             return;
         }
         let plausible = ack.matched <= self.log.last().index;
-        let heard = self.heard_peer(now, from, (ack.view, ack.stamp), plausible, out);
+        self.note_haste(now, process);
+        let answered = (ack.stamp, ack.span);
+        let heard = self.heard_peer(now, from, (ack.view, answered), plausible, out);
         if let Some((peer, _)) = heard {
+            peer.wanted = ack.wanted;
             peer.answered_by = Some(process);
             peer.acknowledged(ack.matched);
             self.advance_commit(now, out);
@@ -184,24 +188,25 @@ impl Apus {
         out: &mut Vec<Command>,
     ) {
         let held = self.held_by(gap.last, gap.commit);
-        let heard = self.heard_peer(now, from, (gap.view, gap.stamp), true, out);
+        let heard = self.heard_peer(now, from, (gap.view, (gap.stamp, gap.span)), true, out);
         if let Some((peer, round)) = heard.filter(|(peer, _)| peer.is_news(gap.number)) {
             peer.rewind(held, round);
             self.replicate(now, from, true, out);
         }
     }
 
-    /// Notes that a peer answered the message sent to it at `stamp`. Returns the peer, and the leader's
+    /// Notes that a peer answered the message sent to it at `stamp`, with `span` in it. Returns the peer, and the leader's
     /// last round of sending; `None` if the answer is to be ignored: it is late, or no correct
     /// replica sends it.
     fn heard_peer(
         &mut self,
         now: Micros,
         from: ReplicaId,
-        (view, stamp): (View, Micros),
+        (view, (stamp, span)): (View, (Micros, Micros)),
         plausible: bool,
         out: &mut Vec<Command>,
     ) -> Option<(&mut Peer, u64)> {
+        let span = self.counted_span(span);
         let Role::Leading(leadership) = &mut self.role else {
             return None;
         };
@@ -213,7 +218,7 @@ impl Apus {
             self.rejected += 1;
             return None;
         }
-        if peer.heard(stamp, now) {
+        if peer.heard(stamp, span, now) {
             out.push(Command::PeerAlive {
                 peer: from,
                 alive: true,

@@ -47,7 +47,7 @@ impl Apus {
             round_max: promised.round(),
             holds_state: false,
             abstains: false,
-            heard: Heard::new(now),
+            heard: Heard::new(now, config.timeout),
             election_at: now,
             stood_down: None,
             awake_at: now,
@@ -81,8 +81,12 @@ fn check(config: &Config) {
         "a pair has two members and a guest"
     );
     assert!(
-        config.heartbeat > Micros::ZERO && config.heartbeat < config.timeout,
-        "the heartbeat is shorter than the timeout"
+        config.heartbeat > Micros::ZERO,
+        "no time between heartbeats"
+    );
+    assert!(
+        config.heartbeat < config.timeout_min && config.timeout_min <= config.timeout,
+        "the shortest timeout lies between the heartbeat and the timeout"
     );
     assert!(
         config.message_bytes_max >= MESSAGE_BYTES_MIN,

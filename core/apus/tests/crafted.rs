@@ -52,12 +52,13 @@ fn append_in(
     entries: &[Entry],
     commit: u64,
 ) -> Vec<u8> {
-    let (stamp, incarnation, number) = (START, 5u64, 0u64);
+    let (stamp, span, incarnation, number) = (START, TIMEOUT, 5u64, 0u64);
     let snapshot = None::<Configuration>;
     let marks = (
         Index(commit),
         Index(0),
         stamp,
+        span,
         incarnation,
         number,
         snapshot,
@@ -217,7 +218,7 @@ fn nothing_is_acknowledged_in_a_view_that_storage_does_not_know() {
     let out = replica.apply(Event::EntriesPersisted(vs(leader, 1)));
     assert_eq!(messages(&out, ACK).len(), 0);
     let acks = messages(&replica.persists(leader), ACK);
-    let (_, acked_view, _, matched): (u8, View, Micros, Index) = head(&acks[0]);
+    let (_, acked_view, _, matched): (u8, View, [Micros; 3], Index) = head(&acks[0]);
     assert_eq!((acked_view, matched), (leader, Index(1)));
 }
 
@@ -293,7 +294,7 @@ fn an_answer_to_the_process_before_a_restart_does_not_end_amnesia() {
 /// The indices up to which these commands acknowledge the leader's log.
 fn acknowledged(commands: &[Command]) -> Vec<Index> {
     let acks = messages(commands, ACK).into_iter().map(|bytes| {
-        let (_, _, _, matched): (u8, View, Micros, Index) = head(&bytes);
+        let (_, _, _, matched): (u8, View, [Micros; 3], Index) = head(&bytes);
         matched
     });
     acks.collect()

@@ -121,7 +121,7 @@ fn old_entry_on_a_majority(canary: Canary) -> (Group, Index) {
     for peer in 2..5 {
         group.cut(0, peer);
     }
-    let old = group.app(840);
+    let old = group.app(830);
     group.run(Micros(TIMEOUT.0 / 2));
     // (b) Another leads without it, and is cut off before anyone hears so.
     group.isolate(0);
@@ -168,7 +168,7 @@ fn counting_copies_of_an_old_entry_is_caught() {
 
 /// Whether these bytes bring a no-op, the first entry of a view.
 fn carries_noop(bytes: &[u8]) -> bool {
-    type Marks = (Index, Index, Micros, u64, u64, Option<Configuration>);
+    type Marks = (Index, Index, [Micros; 2], u64, u64, Option<Configuration>);
     type Head = (u8, View, View, Viewstamp, Marks, Vec<Entry>);
     bytes[1] == APPEND
         && postcard::take_from_bytes::<Head>(&bytes[1..])

@@ -44,11 +44,13 @@ impl Replica {
             quorum_selection: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
+            timeout_min: config.timeout_min,
             durability: config.durability,
             log_bytes_max: config.log_bytes_max,
             message_bytes_max: config.message_bytes_max,
             seed: config.seed,
             canary: config.canary.of_consensus(),
+            known_after: config.known_after,
         };
         let others = config.members.iter().filter(|id| *id != config.me);
         let wait_max = config.policy.sync.wait_max(&config.slot);

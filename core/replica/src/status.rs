@@ -40,6 +40,8 @@ pub struct ReplicaStatus {
     pub slot_longest: Micros,
     /// Last committed log entry.
     pub commit: Index,
+    /// The silence after which the leader is suspected at present.
+    pub suspected_after: Micros,
     /// Messages that did not decode.
     pub rejected: u64,
     /// How warm a witness is, as the replica knows that keeps it so.
@@ -139,6 +141,7 @@ impl Replica {
             idle_threshold: self.cx.guest.activity.threshold(),
             slot_longest: self.cx.rules.slot.longest(),
             commit: consensus.commit,
+            suspected_after: consensus.suspected_after,
             rejected: consensus.rejected,
             warm: self.warm_status(),
             copied_bytes: self.cx.copies.bytes,

@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
 pub const FORMS: [(&str, u64); 14] = [
-    ("consensus", 0x34ea_6187_b77b_9921),
+    ("consensus", 0x3424_4dfd_0fa9_890e),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xaa65_12cb_739a_735c),
     ("syncvm", 0xfdc3_d2dd_4ca5_a93b),
@@ -89,7 +89,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0xc617_067b_57fd_d77b)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0x2a7f_fb3f_5deb_00cc)];
 
     #[test]
     fn a_changed_form_is_another_version() {

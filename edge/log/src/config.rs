@@ -19,7 +19,8 @@ pub struct Config {
     pub addresses: BTreeMap<ReplicaId, String>,
     /// The leader's heartbeat period; shorter than `timeout`.
     pub heartbeat: Micros,
-    /// Silence of the leader after which another replica may be elected (APUS: 100 ms).
+    /// Silence of the leader after which another replica may be elected at the latest (APUS: 100 ms);
+    /// where its messages come steadily, half of it.
     pub timeout: Micros,
     /// When an acknowledgement counts.
     pub durability: Durability,

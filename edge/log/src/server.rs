@@ -148,11 +148,13 @@ impl<M: StateMachine> Server<M> {
             quorum_selection: true,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
+            timeout_min: Micros(config.timeout.0 / 2),
             durability: config.durability,
             log_bytes_max: config.log_bytes_max,
             message_bytes_max,
             seed: u64::from_le_bytes(seed),
             canary: apus::Canary::None,
+            known_after: Micros(config.heartbeat.0 * 100),
         };
         let stopper = Stopper::new().map_err(ServerError::system("make an eventfd"))?;
         let clients = Clients::new().map_err(ServerError::system("make an epoll descriptor"))?;

@@ -84,8 +84,13 @@ pub struct GroupConfig {
     /// A replica that is silent for this long, in ms, is suspected. The secondary stands for election
     /// a sixteenth of this later. At least three heartbeats. A busy host may be silent for some 100 ms: a short
     /// timeout fails over faster, and sometimes without need.
+    /// A leader is suspected sooner, as soon as it has been silent for twice as long as it ever was in the
+    /// last half minute; but not before `timeout_min_ms`.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
+    /// The shortest silence, in ms, for which a leader is suspected. `timeout_ms` turns the learning off. If it
+    /// is missing: half of `timeout_ms`, or three heartbeats if they are longer.
+    pub timeout_min_ms: Option<u64>,
     /// A QEMU that leaves an order unanswered for this long, in ms, is taken to stand still. Its leader hands
     /// the guest over to the secondary, if there is one; a secondary's leader goes on without it. A busy host
     /// may keep QEMU from answering for some 100 ms.
@@ -291,6 +296,15 @@ fn default_mem_mib() -> u32 {
     256
 }
 
+impl GroupConfig {
+    /// The shortest silence for which a leader is suspected, in ms.
+    fn timeout_min_ms(&self) -> u64 {
+        let beats = 3 * self.heartbeat_ms;
+        let usual = beats.max(self.timeout_ms / 2).min(self.timeout_ms);
+        self.timeout_min_ms.unwrap_or(usual)
+    }
+}
+
 impl DiskConfig {
     fn device(&self) -> DiskDevice {
         DiskDevice {
@@ -392,11 +406,13 @@ impl ReplicaConfig {
             first_leader: ReplicaId(self.group.first_leader),
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
             timeout: Micros::from_ms(self.group.timeout_ms),
+            timeout_min: Micros::from_ms(self.group.timeout_min_ms()),
             hypervisor_timeout: Micros::from_ms(self.group.hypervisor_timeout_ms),
             durability: self.group.durability,
             log_bytes_max: self.group.log_mib << 20,
             message_bytes_max,
             policy: axes,
+            known_after: Micros::from_ms(self.group.heartbeat_ms * 100),
             slot: SlotConfig {
                 idle_threshold: policy
                     .idle_threshold_us

@@ -93,7 +93,7 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let reporter = Reporter::open(&config.group, number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica: {e}"))?;
     let name = &config.net.tap;
-    let mut tap = Tap::attach(name).map_err(|e| {
+    let mut tap = attach(name).map_err(|e| {
         format!(
             "cannot attach to the TAP device '{name}': {e}; create it with \
              'ip tuntap add {name} mode tap' and make sure nothing else uses it"
@@ -129,6 +129,21 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             }
             wait_for_what_is_left();
             Ok(Side::Supervisor(code_of(status)))
+        }
+    }
+}
+
+/// Attaches to the TAP. The processes of this replica's last run may be ending just now, and have it still.
+fn attach(name: &str) -> io::Result<Tap> {
+    let deadline = Instant::now() + LEFT_WITHIN;
+    loop {
+        match Tap::attach(name) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            tap => return tap,
         }
     }
 }

@@ -89,3 +89,9 @@ fn a_report_of_an_older_process_that_counts_is_caught() {
 fn a_report_before_the_death_is_caught() {
     catches(Canary::ReportBeforeDeath, 300, &["lease_exclusive"]);
 }
+
+/// A leader has asked the voters for a short span, and counts the long one.
+#[test]
+fn a_lease_by_the_wrong_span_is_caught() {
+    catches(Canary::CountTheTimeout, 2000, &["lease_exclusive"]);
+}

@@ -226,11 +226,13 @@ fn draw_config(
         first_leader: rng.pick(members),
         heartbeat: Micros::from_ms(25),
         timeout: Micros::from_ms(100),
+        timeout_min: Micros::from_ms(75),
         hypervisor_timeout: Micros::from_ms(400),
         durability,
         log_bytes_max: rng.pick(&[200, 20_000, 1 << 20]),
         message_bytes_max: rng.pick(&[1_024, 16_384]),
         policy: VSMR.policy,
+        known_after: Micros::from_ms(300),
         slot: SlotConfig {
             // Ten times the real one, because each sample is an event here.
             idle_threshold: Micros(1000),

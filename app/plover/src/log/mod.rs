@@ -139,7 +139,8 @@ pub struct ServeOptions {
     /// The group's name, the same on all its replicas.
     #[arg(long, value_name = "NAME", default_value = "log")]
     group: String,
-    /// Another leader may be elected after the leader was silent for this many milliseconds.
+    /// Another leader may be elected after the leader was silent for this many milliseconds; for half as
+    /// many where its messages come steadily.
     #[arg(long, value_name = "MS", default_value_t = 100)]
     timeout_ms: u64,
     /// The size in MiB of the newest entries to keep; older entries are trimmed.

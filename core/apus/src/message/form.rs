@@ -31,6 +31,7 @@ fn append() -> Append {
         commit: Index(1007),
         trim: Index(1008),
         stamp: Micros(1009),
+        span: Micros(1029),
         incarnation: 1027,
         number: 1010,
         snapshot: None,
@@ -63,12 +64,15 @@ fn messages() -> Vec<Message> {
         Message::Ack(Ack {
             view: VIEW,
             stamp: Micros(1014),
+            span: Micros(1030),
+            wanted: Micros(1031),
             matched: Index(1015),
             incarnation: 1028,
         }),
         Message::Gap(Gap {
             view: VIEW,
             stamp: Micros(1016),
+            span: Micros(1032),
             number: 1017,
             last: LAST,
             commit: COMMIT,

@@ -375,11 +375,13 @@ pub fn config(me: u8, size: u8, durability: Durability) -> Config {
         quorum_selection: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
+        timeout_min: TIMEOUT,
         durability,
         log_bytes_max: 100_000,
         message_bytes_max: MESSAGE_BYTES_MAX,
         seed: u64::from(me),
         canary: Canary::None,
+        known_after: Micros(100 * HEARTBEAT.0),
     }
 }
 

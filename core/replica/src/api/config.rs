@@ -18,8 +18,13 @@ pub struct Config {
     pub first_leader: ReplicaId,
     /// The leader's heartbeat period.
     pub heartbeat: Micros,
-    /// Silence after which a replica is suspected (paper: 100 ms).
+    /// Silence after which a replica is suspected (paper: 100 ms); a leader sooner, where its messages
+    /// come steadily.
     pub timeout: Micros,
+    /// Silence after which a leader is suspected at the earliest. At most `timeout`.
+    pub timeout_min: Micros,
+    /// How long a leader is listened to before its silences say how long the next one may be.
+    pub known_after: Micros,
     /// How long this side's hypervisor may leave an order unanswered. A leader whose hypervisor takes longer
     /// gives up leading, if another replica holds the guest.
     pub hypervisor_timeout: Micros,
@@ -71,6 +76,8 @@ impl Config {
             first_leader: me,
             heartbeat: Micros::from_ms(25),
             timeout: Micros::from_ms(100),
+            timeout_min: Micros::from_ms(75),
+            known_after: Micros::from_ms(2500),
             hypervisor_timeout: Micros::from_ms(600),
             durability: Durability::Memory,
             log_bytes_max: 1 << 20,

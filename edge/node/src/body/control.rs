@@ -157,6 +157,7 @@ impl Body {
             "qemu_pid": self.vm.as_ref().and_then(QemuVm::pid),
             "machine": self.qemu.machine.to_string(),
             "accel": self.qemu.accel.to_string(),
+            "suspected_after_us": status.suspected_after.0,
             "suspicions": self.suspicions,
             "times_deposed": self.times_deposed,
             "dropped_inputs": self.dropped_inputs,

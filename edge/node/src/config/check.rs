@@ -60,6 +60,14 @@ impl ReplicaConfig {
                 group.timeout_ms, group.heartbeat_ms
             ));
         }
+        let min = group.timeout_min_ms();
+        if !(3 * group.heartbeat_ms..=group.timeout_ms).contains(&min) {
+            return mismatch(format!(
+                "group.timeout_min_ms = {min} must be at least three heartbeats \
+                 (group.heartbeat_ms = {}) and at most group.timeout_ms = {}",
+                group.heartbeat_ms, group.timeout_ms
+            ));
+        }
         if !(8..=1 << 20).contains(&self.guest.mem_mib) || self.guest.vcpus == 0 {
             return mismatch(format!(
                 "guest.mem_mib = {} and guest.vcpus = {} are no machine",

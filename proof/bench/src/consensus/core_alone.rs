@@ -74,11 +74,13 @@ impl Group {
                 quorum_selection: true,
                 heartbeat: Micros::from_ms(100),
                 timeout: Micros::from_ms(1000),
+                timeout_min: Micros::from_ms(1000),
                 durability: Durability::Memory,
                 log_bytes_max: 1 << 20,
                 message_bytes_max: 1 << 18,
                 seed: u64::from(me),
                 canary: apus::Canary::None,
+                known_after: Micros::NEVER,
             };
             Apus::new(config, Start::Fresh, Micros(1))
         };

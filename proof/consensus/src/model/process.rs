@@ -149,10 +149,12 @@ fn config(me: usize, started: u64, canary: Canary, guest: bool) -> Config {
         quorum_selection: false,
         heartbeat: HEARTBEAT,
         timeout: TIMEOUT,
+        timeout_min: TIMEOUT,
         durability: Durability::Memory,
         log_bytes_max: 1 << 20,
         message_bytes_max: 1 << 16,
         seed: (me as u64 + 1) << 32 | started,
         canary,
+        known_after: Micros::NEVER,
     }
 }

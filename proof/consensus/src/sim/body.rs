@@ -7,7 +7,7 @@ use super::invariants::{
     committed_not_lost, deliveries_in_order, held_by_a_quorum, lease_exclusive,
 };
 use super::net::Fate;
-use super::scenario::{HEARTBEAT, MESSAGE_BYTES_MAX, TIMEOUT};
+use super::scenario::{HEARTBEAT, KNOWN_AFTER, MESSAGE_BYTES_MAX, TIMEOUT, TIMEOUT_MIN};
 use super::schedule::Happening;
 use super::world::World;
 use apus::{Apus, Command, Config, Durability, Entry, EntryKind, Event, Phase, Start, Status};
@@ -66,11 +66,13 @@ impl World {
             quorum_selection: !self.scenario.guest,
             heartbeat: HEARTBEAT,
             timeout: TIMEOUT,
+            timeout_min: TIMEOUT_MIN,
             durability: self.scenario.durability,
             log_bytes_max: self.scenario.log_bytes_max,
             message_bytes_max: MESSAGE_BYTES_MAX,
             seed: self.starts.word(),
             canary: self.scenario.canary,
+            known_after: KNOWN_AFTER,
         }
     }
 

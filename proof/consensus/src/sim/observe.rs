@@ -3,6 +3,7 @@
 //! The changes are counted for coverage, and faults are injected at some of them.
 
 use super::faults::Moment;
+use super::scenario::TIMEOUT;
 use super::world::World;
 use apus::{Phase, Status};
 use plover_sim::trace::trace;
@@ -28,6 +29,10 @@ impl World {
         }
         if after.base > before.commit {
             self.moment(Moment::Installed, host);
+        }
+        if before.suspected_after == TIMEOUT && after.suspected_after < TIMEOUT {
+            self.coverage
+                .hit("leader: may be silent for less than the timeout");
         }
         if before.phase != after.phase {
             self.observe_phase(host, before, &after);

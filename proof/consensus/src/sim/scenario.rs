@@ -10,6 +10,10 @@ use plover_types::{Micros, ReplicaId, ReplicaSet};
 pub const HEARTBEAT: Micros = Micros::from_ms(20);
 /// The timeout of every group (APUS: 100 ms).
 pub const TIMEOUT: Micros = Micros::from_ms(100);
+/// The shortest silence for which a leader is suspected.
+pub const TIMEOUT_MIN: Micros = Micros::from_ms(60);
+/// How long a leader is listened to before that is learned.
+pub const KNOWN_AFTER: Micros = Micros::from_ms(200);
 /// Largest message, bytes: small, so that a few entries already take several.
 pub const MESSAGE_BYTES_MAX: usize = 700;
 
