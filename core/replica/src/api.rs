@@ -92,7 +92,8 @@ pub enum Event {
     Hashed(JobId, Vec<Digest>),
     /// The answer to [`Action::HashSubpages`]: the hashes of each page's subpages, one page after the other.
     SubpagesHashed(JobId, Vec<u64>),
-    /// The answer to [`Action::ReadPages`] or [`Action::ReadSubpages`]: a page chunk.
+    /// The answer to [`Action::ReadPages`], [`Action::ReadSubpages`] or [`Action::CopyPages`]: a page
+    /// chunk.
     PagesRead(JobId, Vec<u8>),
     /// The answer to [`Action::WriteChunks`], which the next write need not wait for.
     ChunksWritten(JobId),
@@ -177,6 +178,14 @@ pub enum Action {
     },
     /// Read these pages into one chunk → [`Event::PagesRead`].
     ReadPages {
+        /// Its answer carries this.
+        job: JobId,
+        /// The pages.
+        pages: Vec<PageNo>,
+    },
+    /// Read these pages for a copy into one chunk → [`Event::PagesRead`]. There is time: other work goes
+    /// first, and a page may be read as it is by then.
+    CopyPages {
         /// Its answer carries this.
         job: JobId,
         /// The pages.

@@ -217,6 +217,7 @@ impl World {
             | Action::ReadSubpages { .. }
             | Action::ReadPages { .. }
             | Action::WriteChunks { .. } => self.work(who, action),
+            Action::CopyPages { job, pages } => self.copy_pages(who, job, pages),
             Action::Feed(frames) => {
                 let now = self.plan.now();
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {

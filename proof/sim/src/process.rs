@@ -3,9 +3,9 @@
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::hypervisor::Hypervisor;
-use plover_replica::{Action, Event, Replica, Watch};
+use plover_replica::{Action, Event, JobId, Replica, Watch};
 use plover_syncvm::Phase;
-use plover_types::{Index, Micros, View};
+use plover_types::{Index, Micros, PageNo, View};
 use std::collections::VecDeque;
 
 /// Whether a process runs.
@@ -56,6 +56,8 @@ pub struct Process {
     pub actions: VecDeque<Action>,
     /// Answers to work on pages that wait for the disk.
     pub answers: VecDeque<Event>,
+    /// Reads for a copy that were put off.
+    pub copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
     /// When the last of `answers` comes.
     pub answers_free_at: Micros,
     /// Events that came while it was stopped, with the number of the hypervisor if they are of one.
@@ -91,6 +93,7 @@ impl Process {
             events: VecDeque::new(),
             actions: VecDeque::new(),
             answers: VecDeque::new(),
+            copy_reads: VecDeque::new(),
             answers_free_at: Micros::ZERO,
             missed: Vec::new(),
             tick: (Micros::NEVER, 0),
@@ -110,6 +113,7 @@ impl Process {
         self.events.clear();
         self.actions.clear();
         self.answers.clear();
+        self.copy_reads.clear();
         self.missed.clear();
         self.suspended = None;
         self.was_suspended = false;

@@ -44,6 +44,8 @@ pub enum Happening {
     Stored(ReplicaId, u64),
     /// The oldest work on pages that this process waits for is done.
     Worked(ReplicaId, u64),
+    /// The oldest of the reads for a copy that this process has put off.
+    CopyRead(ReplicaId, u64),
     /// Frames of clients reach a replica's TAP.
     Frames(ReplicaId, Vec<Frame>),
     /// The guest's frames reach the clients.

@@ -3,9 +3,10 @@
 //! Work on memory alone is answered at once. Work on a disk takes as long as the disk takes. Answers
 //! come in the order of the questions, so work on memory waits behind work on a disk; other events
 //! may come before an answer. The pages are read when the work is asked for, so that the answer is as
-//! old as it can be.
+//! old as it can be. But a copy's reads are sometimes put off, and read the pages as they are then.
 
 use crate::hypervisor::Hypervisor;
+use crate::process::State;
 use crate::schedule::Happening;
 use crate::world::World;
 use plover_replica::{Action, Event, JobId};
@@ -54,6 +55,37 @@ impl World {
             other => unreachable!("no work on pages: {other:?}"),
         };
         self.answer(who, late, answer);
+    }
+
+    pub(crate) fn copy_pages(&mut self, who: ReplicaId, job: JobId, pages: Vec<PageNo>) {
+        let waits = !self.process(who).copy_reads.is_empty();
+        if !waits && self.chance.work.chance(0.5) {
+            return self.work(who, Action::ReadPages { job, pages });
+        }
+        let late = self.chance.work.micros((0, 5000));
+        let process = self.process_mut(who);
+        process.copy_reads.push_back((job, pages));
+        let incarnation = process.incarnation;
+        let happening = Happening::CopyRead(who, incarnation);
+        self.plan.after(late, happening);
+    }
+
+    pub(crate) fn on_copy_read(&mut self, who: ReplicaId, incarnation: u64) {
+        let process = self.process_mut(who);
+        if process.incarnation != incarnation {
+            return;
+        }
+        if process.state != State::Up {
+            let happening = Happening::CopyRead(who, incarnation);
+            return self.plan.after(Micros::from_ms(10), happening);
+        }
+        if let Some((job, pages)) = process.copy_reads.pop_front() {
+            self.coverage.hit("work: a copy's read put off");
+            self.work(who, Action::ReadPages { job, pages });
+            if let Some(read) = self.process_mut(who).events.pop_front() {
+                self.tell(who, read);
+            }
+        }
     }
 
     fn answer(&mut self, who: ReplicaId, late: bool, answer: Event) {

@@ -242,6 +242,7 @@ impl World {
             Happening::HypervisorDied(who, number) => self.on_hypervisor_died(who, number),
             Happening::Stored(who, incarnation) => self.on_stored(who, incarnation),
             Happening::Worked(who, incarnation) => self.on_worked(who, incarnation),
+            Happening::CopyRead(who, incarnation) => self.on_copy_read(who, incarnation),
             Happening::Frames(who, frames) => {
                 if self.process(who).facing {
                     self.tell(who, Event::Frames(frames));

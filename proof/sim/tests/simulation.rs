@@ -60,6 +60,7 @@ const REACHED: [&str; 49] = [
     "process: killed in a sync, in Apply",
     "disks: looked at after a crash",
     "work: answered late",
+    "work: a copy's read put off",
     "match: a message was lost",
     "match: frames released on match",
     "match: outputs differ",

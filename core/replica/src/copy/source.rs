@@ -132,7 +132,7 @@ impl Context {
                 return;
             };
             let job = Job::CopyRead(stream.attempt, seq);
-            self.ask(job, |job| Action::ReadPages { job, pages });
+            self.ask(job, |job| Action::CopyPages { job, pages });
         }
     }
 

@@ -45,7 +45,9 @@ fn bodies(actions: &[Action]) -> Vec<Body> {
 
 fn job_of(actions: &[Action]) -> JobId {
     let job = actions.iter().find_map(|action| match action {
-        Action::Scan(job) | Action::ReadPages { job, .. } => Some(*job),
+        Action::Scan(job) | Action::ReadPages { job, .. } | Action::CopyPages { job, .. } => {
+            Some(*job)
+        }
         _ => None,
     });
     job.expect("work was asked for")

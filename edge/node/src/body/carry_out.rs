@@ -1,10 +1,10 @@
 //! Carries out the actions of the core.
 
+use super::memory::whole;
 use super::{Body, BoxError};
 use crate::clock;
 use plover_disk::Disks;
 use plover_replica::{Action, ConsoleHold, Note, Role};
-use plover_syncvm::subpages::SubpageMask;
 use plover_types::{Frame, Lane, Payload, ReplicaId, SyncNo};
 use plover_vm::VmCommand;
 
@@ -54,10 +54,8 @@ impl Body {
             Action::Hash { job, key, pages } => self.hash(job, key, pages),
             Action::HashSubpages { job, key, pages } => self.hash_subpages(job, key, pages),
             Action::ReadSubpages { job, pages } => self.read(job, pages),
-            Action::ReadPages { job, pages } => {
-                let whole = pages.into_iter().map(|page| (page, SubpageMask::ALL));
-                self.read(job, whole.collect());
-            }
+            Action::ReadPages { job, pages } => self.read(job, whole(pages)),
+            Action::CopyPages { job, pages } => self.copy_reads.push_back((job, pages)),
             Action::WriteChunks { job, chunks } => {
                 self.crash_in_apply(job, &chunks);
                 self.write_chunks(job, chunks);

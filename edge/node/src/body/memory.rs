@@ -3,13 +3,13 @@
 //! Work on memory is done at once. Blocks of disks are left to a thread that can wait for them
 //! (`disk_pages`); its results come back through [`Body::take_answers`].
 
-use super::{Body, BoxError};
+use super::{Body, BoxError, WORK_A_TURN};
 use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
 use plover_disk::{Attachment, Batch, Blocks};
 use plover_replica::{Event, JobId};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_syncvm::subpages::Divergent;
+use plover_syncvm::subpages::{Divergent, SubpageMask};
 use plover_types::{PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
 use plover_vm::QemuVm;
 use serde_json::json;
@@ -51,6 +51,22 @@ impl Body {
             hashes.extend(pages_of(disk, layout).hash_subpages(&key, &blocks));
             let _ = answer.send(Event::SubpagesHashed(job, hashes));
         });
+    }
+
+    /// Reads some of what a copy has asked for. That is so much that this replica would be silent for long
+    /// if it read all of it at once.
+    pub(super) fn take_copy_reads(&mut self) -> Result<(), BoxError> {
+        let until = clock::now() + WORK_A_TURN;
+        while let Some((job, pages)) = self.copy_reads.pop_front() {
+            self.read(job, whole(pages));
+            if let Some(read) = self.events.pop_front() {
+                self.apply(read)?;
+            }
+            if clock::now() >= until {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Reads subpages of pages, and answers with them.
@@ -204,6 +220,12 @@ impl Body {
         let value = json!({"what": "checksum", "sync": sync, "memory": all.finalize().to_string()});
         self.trace.write(clock::now(), value);
     }
+}
+
+/// All subpages of these pages.
+pub(super) fn whole(pages: Vec<PageNo>) -> Vec<Divergent> {
+    let all = |page| (page, SubpageMask::ALL);
+    pages.into_iter().map(all).collect()
 }
 
 /// The disks of the guest, unless there is no guest, it has no disks, or `blocks` is empty.

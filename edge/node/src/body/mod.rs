@@ -25,9 +25,9 @@ use crate::trace::Trace;
 use crate::uplink::Uplink;
 use plover_disk::Disks;
 use plover_fabric::BoxedFabric;
-use plover_replica::{Action, Area, Event, Replica, Role, Watch};
-use plover_types::{Lane, Micros, PageLayout, ReplicaId};
-use plover_vm::{QemuConfig, QemuVm};
+use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
+use plover_types::{Lane, Micros, PageLayout, PageNo, ReplicaId};
+use plover_vm::{QemuConfig, QemuVm, choose_accel};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
 use std::collections::VecDeque;
@@ -37,6 +37,9 @@ use std::sync::mpsc::SyncSender;
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
 const FRAMES_PER_TURN: usize = 256;
 
+/// How long one turn works on waiting bulk records, and how long on waiting reads, after the first of
+/// each. The others hear nothing of this replica meanwhile.
+const WORK_A_TURN: Micros = Micros::from_ms(2);
 /// The loop's nice value: before the guests' vCPUs.
 const NICE: i32 = -10;
 
@@ -102,6 +105,8 @@ struct Body {
     disks: Option<Disks>,
     control: Control,
     answers: Answers,
+    /// Pages that a copy has asked for, in this order.
+    copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
     console: Vec<SyncSender<Vec<u8>>>,
     printed: Printed,
     console_log: std::fs::File,
@@ -124,6 +129,8 @@ struct Body {
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
     ready: Ready,
+    /// Bulk records that have come and wait for their turn.
+    bulk: VecDeque<(ReplicaId, Vec<u8>)>,
     /// Whether the guest may have sent more frames than one turn takes.
     outputs_left: bool,
     /// When the fabric must be called even if nothing has come.
@@ -148,6 +155,9 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
     fn open(config: ReplicaConfig, process: ThisProcess) -> Result<Self, BoxError> {
+        let qemu = config.qemu();
+        // Before this replica has peers who wait for it: the first call tries KVM.
+        choose_accel(&qemu);
         let now = clock::now();
         let me = ReplicaId(config.group.me);
         let run_dir = &config.paths.run_dir;
@@ -181,7 +191,6 @@ impl Body {
         });
         let mut hash_key = [0u8; 32];
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
-        let qemu = config.qemu();
         let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
         let brain = config.brain(message_bytes_max, hash_key, process.number, layout);
         prepare_process();
@@ -212,6 +221,7 @@ impl Body {
             disks,
             control,
             answers: Answers::new(),
+            copy_reads: VecDeque::new(),
             console: Vec::new(),
             printed: Printed::default(),
             console_log,
@@ -231,6 +241,7 @@ impl Body {
             stopping: false,
             sampled_at: Micros::ZERO,
             ready: Ready::default(),
+            bulk: VecDeque::new(),
             outputs_left: false,
             fabric_due: Micros::ZERO,
             config,
@@ -260,7 +271,11 @@ impl Body {
             vm.hear_outputs(hears);
         }
         let now = clock::now();
-        let mut until = self.watch.deadline;
+        let mut until = if self.bulk.is_empty() && self.copy_reads.is_empty() {
+            self.watch.deadline
+        } else {
+            now
+        };
         if let Some(period) = self.watch.sample_every {
             until = until.min((self.sampled_at + period).max(now));
         }
@@ -316,6 +331,7 @@ impl Body {
         if self.ready.fabric || clock::now() >= self.fabric_due {
             self.take_fabric()?;
         }
+        self.take_bulk()?;
         if self.ready.deaths {
             self.take_deaths()?;
         }
@@ -346,6 +362,11 @@ impl Body {
         self.storage.trim(self.watch.log_base);
         self.storage.submit();
         self.flush();
+        if !self.copy_reads.is_empty() {
+            self.take_copy_reads()?;
+            self.storage.submit();
+            self.flush();
+        }
         Ok(())
     }
 

@@ -1,13 +1,13 @@
 //! The sources of a turn: each is read, and what it says becomes an event of the brain.
 
-use super::{Body, BoxError, FRAMES_PER_TURN};
+use super::{Body, BoxError, FRAMES_PER_TURN, WORK_A_TURN};
 use crate::clock;
 use crate::death::Reports;
 use crate::tap::Tap;
 use plover_disk::DiskEvent;
 use plover_fabric::FabricEvent;
 use plover_replica::Event;
-use plover_types::ReplicaId;
+use plover_types::{Lane, ReplicaId};
 
 impl Body {
     pub(super) fn take_storage(&mut self) -> Result<(), BoxError> {
@@ -25,23 +25,43 @@ impl Body {
             fabric.progress(&mut happened);
         }
         for event in happened {
-            let event = match event {
-                FabricEvent::Up(peer) => self.on_link(peer, true),
-                FabricEvent::Down(peer) => self.on_link(peer, false),
-                FabricEvent::Record { from, lane, bytes } => {
-                    match self.packer.unpack(from, lane, bytes) {
-                        Ok(bytes) => Event::Received { from, lane, bytes },
-                        Err(error) => {
-                            tracing::warn!(%from, ?lane, %error, "a record was not understood");
-                            continue;
-                        }
-                    }
-                }
-                FabricEvent::Room { .. } => continue,
-            };
-            self.apply(event)?;
+            match event {
+                FabricEvent::Up(peer) => self.on_link(peer, true)?,
+                FabricEvent::Down(peer) => self.on_link(peer, false)?,
+                FabricEvent::Record {
+                    from,
+                    lane: Lane::Bulk,
+                    bytes,
+                } => self.bulk.push_back((from, bytes)),
+                FabricEvent::Record { from, lane, bytes } => self.take_record(from, lane, bytes)?,
+                FabricEvent::Room { .. } => {}
+            }
         }
         Ok(())
+    }
+
+    /// Takes some of the waiting bulk records. To write a copy's pages takes long, and meanwhile this replica
+    /// would be silent; the rest waits for the next turn. Their number is bounded by the windows of
+    /// copies and syncs.
+    pub(super) fn take_bulk(&mut self) -> Result<(), BoxError> {
+        let until = clock::now() + WORK_A_TURN;
+        while let Some((from, bytes)) = self.bulk.pop_front() {
+            self.take_record(from, Lane::Bulk, bytes)?;
+            if clock::now() >= until {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_record(&mut self, from: ReplicaId, lane: Lane, bytes: Vec<u8>) -> Result<(), BoxError> {
+        match self.packer.unpack(from, lane, bytes) {
+            Ok(bytes) => self.apply(Event::Received { from, lane, bytes }),
+            Err(error) => {
+                tracing::warn!(%from, ?lane, %error, "a record was not understood");
+                Ok(())
+            }
+        }
     }
 
     pub(super) fn take_deaths(&mut self) -> Result<(), BoxError> {
@@ -55,9 +75,13 @@ impl Body {
         Ok(())
     }
 
-    fn on_link(&mut self, peer: ReplicaId, up: bool) -> Event {
+    /// A link has come up or gone down. What came over it before is dealt with before.
+    fn on_link(&mut self, peer: ReplicaId, up: bool) -> Result<(), BoxError> {
+        for (from, bytes) in std::mem::take(&mut self.bulk) {
+            self.take_record(from, Lane::Bulk, bytes)?;
+        }
         self.packer.begin_anew(peer);
-        Event::Link { peer, up }
+        self.apply(Event::Link { peer, up })
     }
 
     pub(super) fn take_disks(&mut self) -> Result<(), BoxError> {

@@ -34,7 +34,8 @@ impl QemuVm {
     /// Call it on a thread that lives as long as the guest: the kernel kills QEMU when the *thread* that
     /// started it ends, so that a guest never outlives its replica.
     ///
-    /// With [`Accel::Auto`], the first call in a process tries KVM, which takes up to a second.
+    /// With [`Accel::Auto`], it calls [`crate::choose_accel`], which takes up to a second if nobody has called
+    /// it before.
     pub fn spawn(config: QemuConfig, mut disks: Option<Attachment>) -> Result<Self, VmError> {
         config.validate()?;
         let connections = disks.iter().flat_map(Attachment::connections);
