@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 /// How often a proposal that the log does not show is repeated.
 pub(crate) const REPEAT: Micros = Micros::from_ms(500);
 
+/// After so many failures in a row, checkpoints are asked for once a minute.
+const PAUSE_DOUBLES_MAX: u32 = 7;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Checkpoints {
     me: ReplicaId,
@@ -27,8 +30,10 @@ pub(crate) struct Checkpoints {
     pub fetching: Option<Held>,
     /// Replicas that could not give the newest one.
     failed: ReplicaSet,
-    /// One was asked for, with a cut here, and is waited for until then.
-    asked: Option<(Viewstamp, Micros)>,
+    /// One was asked for, with this cut, of this replica, and is waited for until then.
+    asked: Option<(Viewstamp, ReplicaId, Micros)>,
+    /// How many in a row did not come. Each one cut off the clients, so the next ones come ever more rarely.
+    failures: u32,
     /// How many were asked for.
     pub attempts: usize,
     /// One is due at once: a replica needs it.
@@ -50,6 +55,7 @@ impl Checkpoints {
             fetching: None,
             failed: ReplicaSet::EMPTY,
             asked: None,
+            failures: 0,
             attempts: 0,
             needed: false,
         }
@@ -84,7 +90,7 @@ impl Checkpoints {
     }
 
     pub fn deadline(&self) -> Micros {
-        let asked = self.asked.map_or(Micros::NEVER, |(_, until)| until);
+        let asked = self.asked.map_or(Micros::NEVER, |(_, _, until)| until);
         self.announce_at.min(asked)
     }
 
@@ -93,8 +99,9 @@ impl Checkpoints {
         if held.replica == self.me && self.own.as_ref().is_some_and(|own| own.at == held.at) {
             self.announce_at = Micros::NEVER;
         }
-        if self.asked.is_some_and(|(at, _)| at <= held.at) {
+        if self.asked.is_some_and(|(at, _, _)| at <= held.at) {
             self.asked = None;
+            self.failures = 0;
         }
         let newest = self.held.values().map(|it| it.at).max();
         if newest.is_none_or(|newest| newest < held.at) {
@@ -143,25 +150,39 @@ impl Checkpoints {
         at.len().checked_sub(quorum).map(|place| at[place])
     }
 
-    /// The log shows a cut for a checkpoint, which is waited for until then.
-    pub fn asked(&mut self, at: Viewstamp, until: Micros) {
-        self.asked = Some((at, until));
+    /// The log shows a cut for a checkpoint that `by` takes, which is waited for until then.
+    pub fn asked(&mut self, at: Viewstamp, by: ReplicaId, until: Micros) {
+        self.asked = Some((at, by, until));
         self.needed = false;
     }
 
-    /// Whether one is waited for.
-    pub fn waits(&mut self, now: Micros) -> bool {
-        if self.asked.is_some_and(|(_, until)| now >= until) {
-            self.asked = None;
-            self.needed = true;
+    /// Whether one is waited for, of a replica that is there.
+    pub fn waits(&mut self, now: Micros, linked: ReplicaSet) -> bool {
+        let is_late = |(_, by, until)| now >= until || (by != self.me && !linked.contains(by));
+        if self.asked.is_some_and(is_late) {
+            self.given_up();
         }
         self.asked.is_some()
+    }
+
+    /// `replica` has no checkpoint, and needs one.
+    pub fn needs(&mut self, replica: ReplicaId) {
+        if self.asked.is_some_and(|(_, by, _)| by == replica) {
+            self.given_up();
+        }
+        self.needed = true;
     }
 
     /// The one that was asked for will not come.
     pub fn given_up(&mut self) {
         if self.asked.take().is_some() {
+            self.failures += 1;
             self.needed = true;
         }
+    }
+
+    /// How long the next one waits at least behind the last.
+    pub fn pause(&self) -> Micros {
+        Micros(REPEAT.0 << self.failures.min(PAUSE_DOUBLES_MAX))
     }
 }

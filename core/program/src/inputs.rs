@@ -123,10 +123,10 @@ impl Replica {
                 out.push(Action::Note(Note::Serves(*view)));
             }
         }
-        if by.is_some() {
+        if let Some(by) = by {
             self.feed.bytes = 0;
             let until = now + self.config.checkpoint_within;
-            self.checkpoints.asked(at, until);
+            self.checkpoints.asked(at, by, until);
         }
         let is_old = self.checkpoints.newest().is_some_and(|newest| newest >= at);
         if is_mine && !is_old {
@@ -151,11 +151,7 @@ impl Replica {
                 }
             }
             Entry::Holds(held) => self.holds(held.clone(), out),
-            Entry::Needs(replica) => {
-                if *replica != self.config.me {
-                    self.checkpoints.needed = true;
-                }
-            }
+            Entry::Needs(replica) => self.checkpoints.needs(*replica),
             Entry::Tainted(replica) => {
                 self.noted.remove(*replica);
                 self.confesses &= *replica != self.config.me;

@@ -34,7 +34,7 @@ impl Replica {
             }
             return;
         }
-        if !self.config.checkpoints || self.checkpoints.waits(now) {
+        if !self.config.checkpoints || self.checkpoints.waits(now, self.log.linked) {
             return;
         }
         let bytes = self.feed.bytes;
@@ -43,7 +43,7 @@ impl Replica {
             || (is_quiet && bytes >= self.config.checkpoint_bytes)
             || bytes >= self.config.checkpoint_bytes_max;
         if is_due && now >= self.repeat_at {
-            self.repeat_at = now + REPEAT;
+            self.repeat_at = now + self.checkpoints.pause();
             let by = self.next_taker();
             out.push(propose(&Entry::Cut(Some(by))));
         }

@@ -15,6 +15,9 @@ const AGAIN_AFTER_MAX: Micros = Micros::from_ms(30_000);
 /// A program that has run for this long is sound again.
 const SOUND_AFTER: Micros = Micros::from_ms(60_000);
 
+/// A checkpoint from which a program has not started so often is given up.
+const TRIES_MAX: u32 = 3;
+
 /// What the log says about this replica's checkpoint.
 enum Standing {
     /// The log goes on behind it.
@@ -36,6 +39,12 @@ impl Replica {
         }
         if now.since(self.runs_since) >= SOUND_AFTER {
             self.failures = 0;
+        }
+        if let (Phase::Restoring { from: Some(at) }, true) =
+            (&self.phase, self.failures >= TRIES_MAX)
+        {
+            out.push(Action::Discard(*at));
+            self.checkpoints.disown();
         }
         let is_late = why == Taint::Behind;
         let shift = self.failures.min(16);
@@ -151,7 +160,8 @@ impl Replica {
                 self.checkpoints.owns(own);
             }
             Err(why) => {
-                self.checkpoints.given_up();
+                // The leader asks another replica.
+                self.need(out);
                 out.push(Action::Note(Note::CheckpointFailed(why)));
             }
         }

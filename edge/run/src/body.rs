@@ -41,6 +41,7 @@ const IDLE: Duration = Duration::from_millis(500);
 
 /// How often an address that cannot be taken is tried again.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
+const FACE_TRIES: u32 = 20;
 
 /// Ends a replica from another thread.
 #[derive(Clone, Debug)]
@@ -86,7 +87,8 @@ struct Body {
     control: Control,
     face: Option<Face>,
     face_at: Instant,
-    face_failed: bool,
+    /// How often in a row the clients' address could not be taken.
+    face_failures: u32,
     epoll: Arc<OwnedFd>,
     stop: Stop,
     began: Instant,
@@ -173,7 +175,7 @@ pub fn run(
         control,
         face: None,
         face_at: Instant::now(),
-        face_failed: false,
+        face_failures: 0,
         epoll,
         stop: stop.clone(),
         began: Instant::now(),
@@ -560,9 +562,11 @@ impl Body {
         if !self.clients.is_listening() && Instant::now() >= self.face_at {
             self.face_at = Instant::now() + AGAIN_AFTER;
             match self.take_address() {
-                Ok(()) => self.face_failed = false,
+                Ok(()) => self.face_failures = 0,
                 Err(why) => {
-                    if !std::mem::replace(&mut self.face_failed, true) {
+                    self.face_failures += 1;
+                    // The leader before may need a moment to let go of it.
+                    if self.face_failures == FACE_TRIES {
                         tracing::error!("{why}");
                         self.remember(why);
                     }

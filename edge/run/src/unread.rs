@@ -77,7 +77,9 @@ impl Diag {
 
     /// The socket of this host at `port` whose peer is at `peer` on 127.0.0.1. `None` if there is none.
     pub fn socket(&self, port: u16, peer: u16) -> io::Result<Option<Socket>> {
-        self.ask(port, (Ipv4Addr::LOCALHOST, peer))
+        // Without such a connection, the kernel names the socket that listens.
+        let socket = self.ask(port, (Ipv4Addr::LOCALHOST, peer))?;
+        Ok(socket.filter(|it| it.state != LISTEN))
     }
 
     /// Whether a process listens at `port`.
@@ -196,8 +198,9 @@ mod tests {
         });
         assert_eq!(theirs.read(&mut [0; 2]).unwrap(), 0);
         until(&diag, ports, |it| it.is_some_and(|it| it.is_read()));
-        drop((theirs, ours, listener));
+        drop((theirs, ours));
         until(&diag, ports, |it| it.is_none_or(|it| it.is_read()));
+        drop(listener);
         assert!(!diag.listens(port).unwrap());
     }
 }
