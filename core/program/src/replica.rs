@@ -38,6 +38,8 @@ pub struct Replica {
     pub(crate) confesses: bool,
     /// It was noted that there is no checkpoint.
     pub(crate) lacks: bool,
+    /// The connection on which replicas differed last.
+    pub(crate) differs: Option<ConnectionId>,
     /// Replicas whose divergence was noted.
     pub(crate) noted: ReplicaSet,
 }
@@ -77,6 +79,7 @@ impl Replica {
             repeat_at: Micros::ZERO,
             confesses: false,
             lacks: false,
+            differs: None,
             noted: ReplicaSet::EMPTY,
             config,
         }
@@ -174,11 +177,18 @@ impl Replica {
     pub(crate) fn judge(&mut self, now: Micros, verdicts: Vec<Verdict>, out: &mut Vec<Action>) {
         for verdict in verdicts {
             let (Verdict::Differs(difference) | Verdict::Wrong(difference)) = &verdict;
-            if let Some(excerpt) = self.check.excerpt(difference) {
-                out.push(propose(&Entry::Excerpt(excerpt)));
+            // The first difference of a connection tells what an operator can know.
+            let is_new = self.differs != Some(difference.connection);
+            if is_new {
+                self.differs = Some(difference.connection);
+                let excerpt = self.check.excerpt(difference);
+                out.extend(excerpt.map(|it| propose(&Entry::Excerpt(it))));
             }
             match verdict {
-                Verdict::Differs(difference) => out.push(Action::Note(Note::Differs(difference))),
+                Verdict::Differs(difference) if is_new => {
+                    out.push(Action::Note(Note::Differs(difference)));
+                }
+                Verdict::Differs(_) => {}
                 Verdict::Wrong(difference) => {
                     if difference
                         .replicas

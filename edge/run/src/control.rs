@@ -94,18 +94,26 @@ fn serve(mut stream: &UnixStream, requests: &Sender<Request>, wake: &OwnedFd) {
 /// Asks the replica whose run directory this is.
 pub fn ask(run_dir: &Path, request: &str) -> io::Result<Value> {
     let path = run_dir.join("run.sock");
-    let failed = |what: &str, error: io::Error| {
-        io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
-    };
-    let mut stream = UnixStream::connect(&path).map_err(|e| {
-        failed("no replica of a program answers: start it with `plover run`, or name its paths.run_dir by --run-dir;", e)
+    let mut stream = UnixStream::connect(&path).map_err(|error| {
+        let why = format!(
+            "no replica of a program answers on {} ({error}): start it with `plover run`, or name its paths.run_dir \
+             by --run-dir",
+            path.display()
+        );
+        io::Error::new(error.kind(), why)
     })?;
     stream.set_read_timeout(Some(2 * ANSWER_WITHIN))?;
     writeln!(stream, "{request}")?;
     let mut line = String::new();
     BufReader::new(stream)
         .read_line(&mut line)
-        .map_err(|e| failed("no answer came from", e))?;
+        .map_err(|error| {
+            let why = format!(
+                "no answer came from {} ({error}): look at its log",
+                path.display()
+            );
+            io::Error::new(error.kind(), why)
+        })?;
     serde_json::from_str(&line).map_err(|_| {
         io::Error::other(format!(
             "no answer came from {}: it has ended",

@@ -615,11 +615,10 @@ impl World {
                 trace!(self, "the leader is deposed");
                 self.leader = None;
             }
-            7 | 8 => {
-                if self.hosts[host].program.take().is_some() {
-                    (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
-                    self.apply(host, Event::Died("a fault".into()));
-                }
+            7 | 8 if self.hosts[host].program.is_some() => {
+                self.hosts[host].program = None;
+                (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
+                self.apply(host, Event::Died("a fault".into()));
             }
             9 => {
                 let leads = self.leader.is_some_and(|(leader, _)| leader == host);
