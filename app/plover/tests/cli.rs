@@ -122,6 +122,22 @@ fn bad_configurations_are_refused_by_name() {
 }
 
 #[test]
+fn a_program_needs_a_configuration_and_a_command() {
+    fails(&["run"], 1, &["--config", "redis-server"]);
+    fails(&["run", "--config", "/nowhere.toml"], 1, &["after `--`"]);
+    let nowhere = ["run", "--config", "/nowhere.toml", "--", "redis-server"];
+    fails(&nowhere, 1, &["/nowhere.toml", "No such file"]);
+    let unknown = Scratch::new("program", "[program]\ncolour = 'red'\n");
+    let arguments = ["run", "--config", unknown.path(), "--", "redis-server"];
+    fails(&arguments, 1, &["colour", unknown.path()]);
+    fails(
+        &["run", "status", "--run-dir", "/nowhere"],
+        1,
+        &["no replica of a program answers on /nowhere/run.sock"],
+    );
+}
+
+#[test]
 fn status_of_a_replica_that_does_not_run_says_so() {
     fails(
         &["status", "--run-dir", "/nowhere"],
