@@ -57,6 +57,11 @@ impl CopyTarget {
     }
 
     /// The stream is offered anew, by this source or another.
+    /// Whether it is this opening.
+    pub fn is_of(&self, from: ReplicaId, attempt: u64) -> bool {
+        self.source == from && self.attempt == attempt
+    }
+
     fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
         self.source = source;
         self.attempt = offer.attempt;
@@ -255,8 +260,7 @@ impl Replica {
         let (Phase::Witness { copy: Some(copy) } | Phase::Joining { copy }) = phase else {
             return None;
         };
-        let is_it = is_ready && copy.source == from && copy.attempt == attempt;
-        is_it.then_some((copy, cx))
+        (is_ready && copy.is_of(from, attempt)).then_some((copy, cx))
     }
 
     pub(crate) fn on_copy(&mut self, from: ReplicaId, attempt: u64, seq: u32, chunk: Vec<u8>) {

@@ -24,7 +24,7 @@ use crate::context::Context;
 use crate::jobs::Job;
 use plover_policy::SyncReason;
 use plover_syncvm::Ledger;
-use plover_syncvm::message::CopyPurpose;
+use plover_syncvm::message::{Body, CopyPurpose};
 use plover_types::{Micros, PageNo, ReplicaId, ReplicaSet};
 
 /// Chunks under way at most: 24 of 128 KiB stay well inside the bulk ring.
@@ -143,6 +143,15 @@ impl Leader {
         }
         self.slot.is_retry = false;
         self.next_join_at = cx.now + BACKOFF;
+        // It may have been slow and nothing else, and would go on waiting for this leader.
+        let (attempt, reason) = (join.attempt, why.to_string());
+        cx.send_bulk(
+            join.peer,
+            Body::CopyFailed {
+                attempt,
+                why: reason,
+            },
+        );
         cx.note(Note::JoinFailed {
             peer: join.peer,
             why: why.to_string(),
