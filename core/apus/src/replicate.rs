@@ -164,7 +164,7 @@ impl Apus {
         let heard = self.heard_peer(now, from, (ack.view, answered), plausible, out);
         if let Some((peer, _)) = heard {
             peer.wanted = ack.wanted;
-            peer.answered_by = Some(process);
+            peer.answered(process);
             peer.acknowledged(ack.matched);
             self.advance_commit(now, out);
             self.replicate(now, from, false, out);

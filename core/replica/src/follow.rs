@@ -193,9 +193,10 @@ impl Replica {
         let joining = self.role() == Role::Joining;
         self.cx.guest.shut_gate();
         let view = self.cx.group.view;
-        let early = self.early_dirty.take();
-        let early = early.filter(|early| early.sync == sync && early.view == view);
-        let leaders = early.map(|early| early.dirty);
+        // That of a later one may be here already, if the leader has given this one up.
+        let is_of_this = |early: &mut EarlyDirty| early.sync == sync && early.view == view;
+        let leaders = self.early_dirty.take_if(is_of_this);
+        let leaders = leaders.map(|early| early.dirty);
         let (since, wait_max) = (self.cx.now, self.cx.rules.wait.begin());
         let stage = if joining {
             Stage::Scanning {

@@ -5,6 +5,7 @@
 
 use crate::describe::Paced;
 use crate::disk::Write;
+use crate::guest::GuestEnd;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
 use crate::invariants::streams_go_on::StreamsGoOn;
@@ -227,10 +228,12 @@ impl World {
             }
             Action::Operate(input) => {
                 let now = self.plan.now();
-                if let (Some(hypervisor), OperatorInput::Console(bytes)) =
-                    (&mut self.process_mut(who).hypervisor, input)
-                {
-                    hypervisor.type_on(now, &bytes);
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    match input {
+                        OperatorInput::Console(bytes) => hypervisor.type_on(now, &bytes),
+                        OperatorInput::PowerButton => hypervisor.guest.end_soon(GuestEnd::PowerOff),
+                        OperatorInput::Start => hypervisor.start_guest(now),
+                    }
                 }
                 self.plan_hypervisor(who);
             }
@@ -334,6 +337,7 @@ impl World {
         let fed = StreamsGoOn::fed(who, strange, &self.histories);
         self.plan_hypervisor(who);
         self.check(whole.and(fed));
+        self.count_life(who);
         let Some(event) = event else { return };
         if let Event::GuestDied(why) = &event {
             trace!(self, "{who}'s hypervisor {why}");
@@ -400,6 +404,10 @@ impl World {
         };
         for frame in &frames {
             let spoken = Spoken::decode(frame).expect("the guest's frames decode");
+            if spoken.resets {
+                self.coverage
+                    .hit("guest: a connection of before its reset is refused");
+            }
             let at = self.histories.find(spoken.history);
             let at = at.expect("a guest was there");
             let all = &self.histories;

@@ -192,7 +192,8 @@ const MOMENTS: [Moment; 16] = [
 ];
 
 impl Moment {
-    fn of(note: &Note) -> Option<Self> {
+    /// The moment that a note reports.
+    pub fn of(note: &Note) -> Option<Self> {
         Some(match note {
             Note::Applied { .. } | Note::Kept { .. } => Self::Applied,
             Note::OutputsDiffer { .. } => Self::Differ,
@@ -211,6 +212,11 @@ impl Moment {
             Note::Role { to, .. } => Self::Role(*to),
             _ => return None,
         })
+    }
+
+    /// Whether a run has hundreds of them (syncvms), and not only a few (elections).
+    pub fn is_frequent(self) -> bool {
+        matches!(self, Self::Phase(_) | Self::Applied)
     }
 }
 
@@ -232,11 +238,9 @@ pub struct Ambush {
 impl Ambush {
     fn draw(rng: &mut Rng) -> Self {
         let moment = rng.pick(&MOMENTS);
-        // A run has hundreds of syncvms, but only a few elections.
-        let often = matches!(moment, Moment::Phase(_) | Moment::Applied);
         Self {
             moment,
-            chance: if often {
+            chance: if moment.is_frequent() {
                 rng.pick(&[0.01, 0.03, 0.1])
             } else {
                 rng.pick(&[0.2, 0.5])
@@ -307,6 +311,11 @@ impl FaultPlan {
             .copied()
             .collect()
     }
+}
+
+/// A kind that strikes at once.
+pub fn sudden_kind(rng: &mut Rng) -> Kind {
+    rng.pick(&SUDDEN)
 }
 
 /// A kind for a random moment.

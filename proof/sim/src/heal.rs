@@ -52,6 +52,7 @@ impl World {
         self.net.heal(&mut self.plan);
         self.clients.stale = false;
         self.clients.count_fresh(now);
+        self.let_guests_live();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
             self.go_on(who);

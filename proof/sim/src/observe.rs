@@ -3,6 +3,7 @@
 use crate::describe::{brief, name};
 use crate::faults::Ambush;
 use crate::history::History;
+use crate::hypervisor::Hypervisor;
 use crate::invariants::debt_never_forgotten::{self, Side};
 use crate::invariants::memory_equal_after_sync::Snapshot;
 use crate::invariants::{Violation, committed_not_lost, warm_copy_accounted};
@@ -197,6 +198,7 @@ impl World {
             Note::Synced(_) => self.invariants.one_fault.synced(),
             _ => {}
         }
+        self.end_at(&note);
         if self.healed_at.is_none() && self.violation.is_none() {
             let set_off = self
                 .scenario
@@ -262,6 +264,11 @@ impl World {
         }
         if self.invariants.external_consistency.has_shown() {
             self.coverage.hit("failover: a new leader serves");
+            let hypervisor = self.process(who).hypervisor.as_ref();
+            if hypervisor.is_some_and(Hypervisor::is_off) {
+                self.coverage
+                    .hit("guest: off while its next leader takes over");
+            }
         }
         self.invariants.one_sender_a_slot.serves(who, view);
         let check = self.invariants.progress.serves(who, self.generation);

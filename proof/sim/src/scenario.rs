@@ -1,7 +1,7 @@
 //! The world of a seed: sizes, speeds, habits and the plan of faults.
 
 use crate::faults::FaultPlan;
-use crate::guest::GuestHabits;
+use crate::guest::{Ends, GuestHabits};
 use crate::hypervisor::HypervisorHabits;
 use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
@@ -75,6 +75,7 @@ impl Scenario {
             work: if quick { (50, 2_000) } else { (500, 12_000) },
             tick: (5_000, 60_000),
             reset_stray: rng.pick(&[0.0, 0.1, 0.4]),
+            ends: Ends::default(),
         };
         let hypervisor = HypervisorHabits {
             guest,

@@ -70,6 +70,8 @@ pub enum Happening {
     Operator,
     /// Lines are typed on the guest's console.
     Type,
+    /// The operator starts a guest that is off.
+    StartGuest,
     /// Every fault ends.
     Heal,
     /// Has the group recovered?

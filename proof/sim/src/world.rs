@@ -7,6 +7,7 @@ use crate::coverage::Coverage;
 use crate::death;
 use crate::history::Histories;
 use crate::invariants::{Check, Invariants, Violation};
+use crate::life::Life;
 use crate::net::Net;
 use crate::pair;
 use crate::process::{Process, State};
@@ -85,6 +86,7 @@ pub struct World {
     pub(crate) cause: &'static str,
     pub(crate) chance: Chance,
     pub(crate) areas: Areas,
+    pub(crate) life: Life,
 }
 
 /// The streams of random decisions, one for each part of the world.
@@ -120,6 +122,8 @@ impl World {
         if short_lives {
             scenario.shorten_lives();
         }
+        let life = Life::draw(seed);
+        scenario.hypervisor.guest.ends = life.ends();
         if options.replicas == 2 && !options.cuts {
             scenario.hold_links();
         }
@@ -179,6 +183,7 @@ impl World {
             cause: "",
             chance,
             areas: Areas::draw(seed),
+            life,
             scenario,
         }
     }
@@ -265,6 +270,7 @@ impl World {
             Happening::Restart(who) => self.restart(who),
             Happening::Operator => self.watch(),
             Happening::Type => self.type_some(),
+            Happening::StartGuest => self.start_guest_again(),
             Happening::Heal => self.heal(),
             Happening::Look => self.look(),
         }

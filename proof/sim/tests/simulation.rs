@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 50] = [
+const REACHED: [&str; 66] = [
     "death: a report of an older process",
     "death: a report of the leader",
     "death: a report to the leader",
@@ -73,6 +73,22 @@ const REACHED: [&str; 50] = [
     "warm: refused",
     "sync: done (differ)",
     "sync: done (unmatched)",
+    "guest: reboots",
+    "guest: wants to reboot, and is off",
+    "guest: powers off",
+    "guest: powers off, and boots again",
+    "guest: crashes, and is off",
+    "guest: crashes, and boots again",
+    "guest: started by the operator",
+    "guest: ends in a sync, the leader's",
+    "guest: ends in a sync, the secondary's",
+    "guest: ends in a join",
+    "guest: ends in a failover",
+    "guest: off while its next leader takes over",
+    "guest: a state that is off was loaded into one that is on",
+    "guest: a state that is on was loaded into one that is off",
+    "guest: a state that has just ended was loaded",
+    "guest: a connection of before its reset is refused",
 ];
 
 #[test]
