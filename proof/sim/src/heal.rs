@@ -40,7 +40,9 @@ impl World {
                 && status.in_sync.contains(who)
                 && status.in_sync.iter().all(held)
         });
-        let joins = self.running().any(|(_, r)| r.status().role == Role::Joining);
+        let joins = self
+            .running()
+            .any(|(_, r)| r.status().role == Role::Joining);
         up && protected && !joins
     }
 
