@@ -253,6 +253,9 @@ mod tests {
         peer.answered(process(1));
         assert!(!peer.restarted(1));
         peer.answered(process(2));
-        assert!(peer.restarted(2), "the next process may answer before it asks");
+        assert!(
+            peer.restarted(2),
+            "the next process may answer before it asks"
+        );
     }
 }
