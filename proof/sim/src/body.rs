@@ -241,7 +241,9 @@ impl World {
             Action::FaceClients(facing) => self.process_mut(who).facing = facing,
             Action::Announce => {
                 let late = self.clients.learning();
-                self.plan.after(late, Happening::Learn(who));
+                if self.process(who).has_tap {
+                    self.plan.after(late, Happening::Learn(who));
+                }
             }
             // The simulated console shows nothing, and a role shows in the other actions.
             Action::Console(_) | Action::Role { .. } => {}
@@ -425,8 +427,10 @@ impl World {
             self.check(check.and(order).and(streams));
         }
         let late = self.clients.latency();
-        self.plan.after(late, Happening::Replies(frames));
-        let late = self.clients.learning();
-        self.plan.after(late, Happening::Learn(who));
+        if self.process(who).has_tap {
+            self.plan.after(late, Happening::Replies(frames));
+            let late = self.clients.learning();
+            self.plan.after(late, Happening::Learn(who));
+        }
     }
 }

@@ -24,6 +24,8 @@ pub enum Fault {
     HangGuest(ReplicaId),
     /// The host is told that it reaches no clients. Frames pass all the same: nothing may rest on this.
     LoseUplink(ReplicaId),
+    /// The same, and no frames pass between the host and the clients.
+    LoseTap(ReplicaId),
     /// Nothing passes between two replicas.
     Cut(ReplicaId, ReplicaId),
     /// Nothing passes from the first to the second.
@@ -50,7 +52,7 @@ impl Fault {
                 Some(who)
             }
             Self::KillGuest(who) | Self::HangGuest(who) | Self::LoseUplink(who) => Some(who),
-            Self::SlowDisk(who) => Some(who),
+            Self::SlowDisk(who) | Self::LoseTap(who) => Some(who),
             Self::Cut(..) | Self::CutOneWay(..) | Self::Reset(..) | Self::Slow(..) => None,
             Self::FullRing(..) | Self::StaleBridge => None,
         }
@@ -63,7 +65,7 @@ impl Fault {
             Self::Reset(..) | Self::Slow(..) | Self::FullRing(..) => true,
             Self::Crash(_) | Self::Wipe(_) | Self::Stop(..) => false,
             Self::KillGuest(_) | Self::HangGuest(_) | Self::LoseUplink(_) => false,
-            Self::SlowDisk(_) | Self::StaleBridge => false,
+            Self::SlowDisk(_) | Self::LoseTap(_) | Self::StaleBridge => false,
         }
     }
 }
@@ -96,6 +98,8 @@ pub enum Kind {
     HangGuest,
     /// See [`Fault::LoseUplink`].
     LoseUplink,
+    /// See [`Fault::LoseTap`].
+    LoseTap,
     /// See [`Fault::Cut`].
     Cut,
     /// See [`Fault::CutOneWay`].
@@ -341,6 +345,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
         Kind::KillGuest => Fault::KillGuest(victim),
         Kind::HangGuest => Fault::HangGuest(victim),
         Kind::LoseUplink => Fault::LoseUplink(victim),
+        Kind::LoseTap => Fault::LoseTap(victim),
         Kind::Cut => Fault::Cut(victim, other),
         Kind::CutOneWay => Fault::CutOneWay(from, to),
         Kind::Isolate => Fault::Isolate(victim),

@@ -8,8 +8,8 @@
 //! | page | holds |
 //! |---|---|
 //! | 0 | the name of its [history](crate::history), which the devices hold as well |
-//! | 1, 2 | device queues: resetting the devices writes garbage there |
-//! | others | what inputs, the history and noise have written |
+//! | 1, 2 | ROMs: resetting the devices writes garbage there |
+//! | others | what inputs, the history and noise have written; some of them are device queues, where a reset writes garbage, too |
 //! | the last | blocks of its disks, if it has some: each names the history |
 //!
 //! Page 0 and the devices agree whenever the guest is whole. A replica that applied a syncvm
@@ -30,6 +30,9 @@ mod memory;
 
 pub use ends::{AtEnd, Ends, GuestEnd, Power};
 
+/// Queues that the devices have at most: an older one is taken down for a new one.
+const QUEUES_MAX: usize = 4;
+
 /// Pages that every device reset writes.
 const RESET_PAGES: [u32; 2] = [1, 2];
 
@@ -48,8 +51,8 @@ pub struct GuestHabits {
     pub work: (u64, u64),
     /// The time between two timer ticks.
     pub tick: (u64, u64),
-    /// How often a reset writes a page that no reset has written before.
-    pub reset_stray: f64,
+    /// How often a step sets up a queue of a device.
+    pub queues: f64,
     /// How often it ends, and what becomes of it.
     pub ends: Ends,
 }
@@ -114,6 +117,8 @@ pub struct Devices {
     /// Each client's stream.
     streams: BTreeMap<u8, Stream>,
     power: Power,
+    /// The pages of its queues. Its driver has written each when it set the queue up.
+    queues: Vec<u32>,
 }
 
 /// The guest.
@@ -151,6 +156,7 @@ impl FakeGuest {
                 registers: rng.word(),
                 streams: BTreeMap::new(),
                 power: Power::On,
+                queues: Vec::new(),
             },
             devices_clean: true,
             torn: false,
@@ -433,6 +439,19 @@ impl FakeGuest {
         if self.rng.chance(self.habits.noise) {
             self.scribble();
         }
+        if self.habits.queues > 0.0 && self.rng.chance(self.habits.queues) {
+            self.set_up_queue(mix(history, 6));
+        }
+    }
+
+    /// The driver of a device sets up a queue at an empty page.
+    fn set_up_queue(&mut self, word: u64) {
+        let page = 3 + (word % (u64::from(self.habits.ram_pages()) - 3)) as u32;
+        self.write(page, 0);
+        self.devices.queues.push(page);
+        if self.devices.queues.len() > QUEUES_MAX {
+            self.devices.queues.remove(0);
+        }
     }
 
     /// The name of its history.
@@ -440,8 +459,9 @@ impl FakeGuest {
         self.devices.history
     }
 
-    /// Resets the devices: their state is gone, and their queues in memory with it.
+    /// Resets the devices: their state is gone, and the content of their queues in memory with it.
     pub fn reset(&mut self) {
+        let queues = std::mem::take(&mut self.devices.queues);
         self.devices = Devices {
             history: 0,
             ticks: 0,
@@ -450,14 +470,12 @@ impl FakeGuest {
             registers: self.rng.word(),
             streams: BTreeMap::new(),
             power: self.devices.power,
+            queues: Vec::new(),
         };
         self.devices_clean = true;
-        for page in RESET_PAGES {
+        for page in RESET_PAGES.into_iter().chain(queues) {
             let value = self.rng.word();
             self.write(page, value);
-        }
-        if self.rng.chance(self.habits.reset_stray) {
-            self.scribble();
         }
     }
 

@@ -57,6 +57,7 @@ impl World {
         self.let_guests_live();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
+            self.process_mut(who).has_tap = true;
             self.go_on(who);
             self.unhang_guest(who);
             self.tell(who, Event::Uplink { up: true });

@@ -69,6 +69,8 @@ pub struct HypervisorHabits {
     pub order: (u64, u64),
     /// Whether device state can only be loaded onto clean devices.
     pub needs_reset: bool,
+    /// A known bug: it stops for good when its guest reboots.
+    pub reboot_ends: bool,
 }
 
 /// A hypervisor with its guest.
@@ -255,6 +257,9 @@ impl Hypervisor {
                 self.unheard = true;
                 None
             }
+            Due::Ended if self.habits.reboot_ends && self.guest.power() == Power::On => {
+                Some(self.refuse("to go on after a reboot"))
+            }
             Due::Ended => Some(Event::SyncDue),
         }
     }
@@ -302,6 +307,7 @@ impl Hypervisor {
         if self.running_since.is_some() || !self.guest.load_devices(bytes) {
             return self.refuse("no state, or a guest that runs");
         }
+        self.guest.devices_clean = false;
         self.count_load(before);
         Event::StateLoaded
     }

@@ -40,6 +40,7 @@
 //! * Bytes that change under way or on disk (the fabric's checksums and the storage have tests
 //!   of their own), and replicas that lie.
 
+mod alone;
 mod areas;
 pub mod clients;
 pub mod clock;

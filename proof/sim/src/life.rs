@@ -22,6 +22,9 @@ const CHANCE: f64 = 0.4;
 /// An operator who has found the guest off, and no leader to start it, looks again after this time.
 const LOOKS_AGAIN_AFTER: Micros = Micros(300_000);
 
+/// The group has forgotten a guest that has ended, or has not, after this time.
+const LOOKED_AFTER: Micros = Micros(500_000);
+
 /// How the guests of a seed live and end.
 #[derive(Debug)]
 pub(crate) struct Life {
@@ -35,9 +38,9 @@ pub(crate) struct Life {
 
 impl Life {
     /// The lives of a seed's guests.
-    pub fn draw(seed: u64) -> Self {
+    pub fn draw(seed: u64, faults_alone: bool) -> Self {
         let mut rng = Rng::new(mix(seed, LIFE_STREAM));
-        let ends = rng.chance(CHANCE).then(|| Ends::draw(&mut rng));
+        let ends = (!faults_alone && rng.chance(CHANCE)).then(|| Ends::draw(&mut rng));
         Self {
             ends,
             at_a_moment: rng.pick(&[0.0, 0.02, 0.1]),
@@ -123,6 +126,10 @@ impl World {
         }
         if self.healed_at.is_some() || self.active_faults > 0 {
             return;
+        }
+        if self.is_whole() {
+            self.invariants.one_fault.is_whole();
+            self.plan.after(LOOKED_AFTER, Happening::LookAfterAnEnd);
         }
         if self.life.rng.chance(self.life.fault_after) {
             let kind = sudden_kind(&mut self.life.rng);

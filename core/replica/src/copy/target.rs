@@ -30,6 +30,8 @@ pub(crate) struct CopyTarget {
     chunks: u32,
     /// Nothing was written into it since its hypervisor started: its memory is as at power-on.
     is_blank: bool,
+    /// The guest's state was loaded into it: the join ends with the next one.
+    pub has_state: bool,
 }
 
 /// A source's offer.
@@ -53,6 +55,7 @@ impl CopyTarget {
             follows: None,
             chunks: 0,
             is_blank: true,
+            has_state: false,
         }
     }
 
@@ -227,7 +230,7 @@ impl Replica {
         }
         let copy = match &mut self.phase {
             Phase::Witness { copy } => copy.take()?,
-            Phase::Joining { copy } => copy.clone(),
+            Phase::Joining { copy } if !copy.has_state => copy.clone(),
             _ => return None,
         };
         let guest = &mut self.cx.guest;

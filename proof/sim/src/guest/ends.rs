@@ -171,6 +171,7 @@ impl FakeGuest {
             registers: self.rng.word(),
             streams,
             power: self.devices.power,
+            queues: Vec::new(),
         };
         self.devices_clean = true;
         self.write(0, history);

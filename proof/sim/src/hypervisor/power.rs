@@ -50,6 +50,10 @@ impl Hypervisor {
             (GuestEnd::Crash, AtEnd::Destroy) => "guest: crashes, and is off",
         });
         if (how, then) == (GuestEnd::Reboot, AtEnd::Restart) {
+            if self.habits.reboot_ends {
+                self.stand(now);
+                return self.due.push((Micros::ZERO, Due::Ended));
+            }
             // The machine resets itself and goes on.
             self.guest.restart(histories);
             self.guest.devices_clean = false;
