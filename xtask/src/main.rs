@@ -14,7 +14,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, OFI, UEFI, WEB};
+use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, OFI, PROGRAMS, UEFI, WEB};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -38,7 +38,7 @@ enum Task {
     /// Check format, lints, the dependency rule, tidiness and the guide; change no file.
     Verify,
     /// Simulate more runs. Arguments go to `plover-sim`; after `--group` or `--model`, to the
-    /// proof of consensus alone.
+    /// proof of consensus alone, after `--programs` to that of replicated programs.
     #[command(disable_help_flag = true)]
     Sim(Rest),
     /// Break a lab at random, under load, and check what its clients saw. Arguments go to `plover-chaos`.
@@ -47,6 +47,9 @@ enum Task {
     /// Make, use and break a lab of three replicas on this machine. Arguments go to `plover lab`.
     #[command(disable_help_flag = true)]
     Lab(Rest),
+    /// Show replicated programs: `./x programs demo` kills leaders of an unmodified Redis under load.
+    #[command(disable_help_flag = true)]
+    Programs(Rest),
     /// Run benchmarks. Arguments go to `plover-bench`.
     #[command(disable_help_flag = true)]
     Bench(Rest),
@@ -112,6 +115,12 @@ fn run(task: Task) -> Result<ExitCode> {
                 .args(rest.arguments)
                 .become_it()
         }
+        Task::Programs(rest) => {
+            packages::ensure(&[LAB, PROGRAMS])?;
+            Cargo::run_of("plover-lab-proof", "plover-programs")
+                .args(rest.arguments)
+                .become_it()
+        }
         Task::Lab(rest) => lab::run(&rest.arguments),
         // Consensus alone needs no lab and no guest, only the systems it is compared with.
         Task::Bench(rest)
@@ -145,7 +154,7 @@ fn run(task: Task) -> Result<ExitCode> {
             guest::build(guest::DEFAULT)?;
             Cargo::run("plover-bench").args(rest.arguments).become_it()
         }
-        // `--group`: consensus alone, simulated; `--model`: its states, explored.
+        // `--group`: consensus alone, simulated; `--model`: its states, explored; `--programs`: programs.
         Task::Sim(mut rest) => match rest.arguments.first().and_then(|word| word.to_str()) {
             Some(word @ ("--group" | "--model")) => {
                 let what = if word == "--group" { "sim" } else { "model" };
@@ -154,10 +163,13 @@ fn run(task: Task) -> Result<ExitCode> {
                     .args(rest.arguments.split_off(1))
                     .become_it()
             }
+            Some("--programs") => Cargo::run("plover-programs-proof")
+                .args(rest.arguments.split_off(1))
+                .become_it(),
             _ => Cargo::run("plover-sim").args(rest.arguments).become_it(),
         },
         Task::Test(rest) => {
-            packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, UEFI])?;
+            packages::ensure(&[LAB, GUEST, BENCH, FSCK, IMAGES, PROGRAMS, UEFI])?;
             // The program first: tests of the lab start it, and cargo builds a package's program
             // only for that package's own tests.
             if !Cargo::new("build").args(["-p", "plover"]).succeeds()? {

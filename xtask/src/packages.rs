@@ -23,6 +23,13 @@ pub(crate) const LAB: &[Need] = &[
     need("bridge", "iproute2"),
 ];
 
+/// To replicate an unmodified Redis.
+pub(crate) const PROGRAMS: &[Need] = &[
+    need("redis-server", "redis-server"),
+    need("redis-cli", "redis-tools"),
+    need("tar", "tar"),
+];
+
 /// To build a guest image. What is *in* the image is unpacked, never installed.
 pub(crate) const GUEST: &[Need] = &[
     need("cc", "gcc"),

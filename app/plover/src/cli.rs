@@ -53,6 +53,11 @@ pub enum Command {
         #[arg(long, value_name = "DIR", default_value = "/run/plover")]
         run_dir: PathBuf,
     },
+    /// Run one replica of an unmodified program until SIGTERM or Ctrl-C.
+    ///
+    /// Everything that clients send goes through consensus, and each replica's program gets it in the same order:
+    /// plover run --config group.toml -- redis-server --port 6380
+    Run(Box<RunOptions>),
     /// Run and use a replicated log: consensus without a guest.
     Log {
         #[command(subcommand)]
@@ -75,6 +80,38 @@ pub enum Command {
         name: LabName,
         #[command(subcommand)]
         command: LabCommand,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct RunOptions {
+    #[command(subcommand)]
+    pub command: Option<RunCommand>,
+    /// The replica's configuration.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The program and its arguments, after `--`.
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum RunCommand {
+    /// Show the state of the replica that runs on this host.
+    Status {
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
+    },
+    /// Begin a new, empty log after all replicas have lost theirs. The program starts with no state.
+    Begin {
+        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
+        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+        run_dir: PathBuf,
     },
 }
 

@@ -5,6 +5,7 @@
 //!  plover status                    what one replica says of itself
 //!  plover start                     switches a guest on that has powered off
 //!  plover bootstrap                 the operator's word after a total loss
+//!  plover run --config FILE -- …     one replica of an unmodified program
 //!  plover log …                     a replicated log by hand
 //!  plover bench consensus           what an entry of such a log costs
 //!  plover policy list               the ways to protect a guest
@@ -21,6 +22,7 @@ mod log;
 mod output;
 mod policy;
 mod replica;
+mod run;
 
 use clap::Parser;
 use plover_lab::prerequisites::Missing;
@@ -56,6 +58,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
         cli::Command::Start { run_dir } => replica::start(&run_dir),
         cli::Command::Bootstrap { others, run_dir } => replica::bootstrap(&run_dir, &others),
+        cli::Command::Run(options) => run::run(*options),
         cli::Command::Log { command } => log::run(command),
         cli::Command::Bench { command } => match command {
             cli::BenchCommand::Consensus(options) => bench::consensus(&options),

@@ -135,7 +135,7 @@ use leading::Leadership;
 use log::Log;
 use message::Message;
 use milestone::Milestones;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, SplitMix64, View, Viewstamp};
 use pool::Pool;
 use pre_vote::{PreVote, StoodDown};
 use recovery::Recovery;
@@ -314,6 +314,11 @@ impl Apus {
     /// The entry at `index`, while the log holds it. For tests that compare logs.
     pub fn entry(&self, index: Index) -> Option<&Entry> {
         self.log.get(index)
+    }
+
+    /// The viewstamp at `index`, if the log holds that entry, or it is the last one that was trimmed.
+    pub fn viewstamp(&self, index: Index) -> Option<Viewstamp> {
+        self.log.at(index)
     }
 
     /// The view in which the group's present generation began, as far as this replica knows.

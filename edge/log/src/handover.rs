@@ -17,6 +17,7 @@ impl<M: StateMachine> Server<M> {
                 None => drop(self.client_addresses.remove(&from)),
             },
             Ok(Mail::Outputs(pieces)) => self.propose_report(from, pieces),
+            Ok(Mail::Propose(bytes)) => drop(self.propose(None, &bytes, Origin::Server)),
             Ok(Mail::Want { least }) => self.hand_over(from, least),
             Ok(Mail::Part {
                 applied,
@@ -32,7 +33,7 @@ impl<M: StateMachine> Server<M> {
         Ok(())
     }
 
-    fn send(&mut self, to: ReplicaId, mail: &Mail) {
+    pub(crate) fn send(&mut self, to: ReplicaId, mail: &Mail) {
         // A lost or refused record is asked for again.
         let _ = self.fabric.write(to, Lane::Bulk, &wire::encode(mail));
     }

@@ -89,6 +89,7 @@ mod address;
 mod append;
 mod clients;
 mod config;
+mod embedded;
 mod envelope;
 mod error;
 mod framed;

@@ -1,5 +1,6 @@
 //! Messages between servers beside consensus, on the bulk lane: where they serve clients, hashes of
-//! their outputs (for the output check), and their state for a replica that is far behind.
+//! their outputs (for the output check), entries that the leader is to propose, and their state for a replica
+//! that is far behind.
 //!
 //! ```text
 //!   far behind                              any replica ahead
@@ -29,6 +30,8 @@ pub(crate) enum Mail {
     Hello { clients: Option<String> },
     /// To the leader, which proposes it: hashes of what this replica has sent.
     Outputs(Vec<Piece>),
+    /// To the leader, which proposes it: an entry of the application.
+    Propose(#[serde(with = "serde_bytes")] Vec<u8>),
     /// From a replica whose state ends before the log begins: it needs one that reflects at least
     /// `least`. The answer is the parts of a snapshot.
     Want { least: Index },

@@ -242,6 +242,7 @@ mod tests {
                 clients: Some("an address".into()),
             },
             Mail::Outputs(vec![piece]),
+            Mail::Propose(vec![11]),
             Mail::Want { least: Index(1005) },
             Mail::Part {
                 applied: Index(1006),

@@ -74,6 +74,8 @@ pub struct Server<M> {
     /// Every replica has lost the log, and the operator has to begin a new one.
     pub(crate) lost: bool,
     pub(crate) rejected: u64,
+    /// The sleep also ends for a descriptor of the caller's ([`Self::watch`]).
+    pub(crate) embedded: bool,
     pub(crate) entry_bytes_max: usize,
     stopper: Stopper,
     started: Instant,
@@ -187,6 +189,7 @@ impl<M: StateMachine> Server<M> {
             departing: Vec::new(),
             lost: false,
             rejected: 0,
+            embedded: false,
             entry_bytes_max: message_bytes_max.saturating_sub(ENTRY_OVERHEAD_MAX),
             stopper,
             started: Instant::now(),

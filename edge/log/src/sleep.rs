@@ -12,7 +12,7 @@ impl<M: StateMachine> Server<M> {
     pub(crate) fn sleep(&mut self, patience: Option<Duration>) {
         let span = self.may_sleep_for(patience);
         // Nothing to wait for, and no clients to look at: no system call is needed.
-        if span.is_zero() && self.clients.address().is_none() {
+        if span.is_zero() && self.clients.address().is_none() && !self.embedded {
             return;
         }
         self.fabric.wait(Some(span));

@@ -16,12 +16,20 @@ const ADDRESSES_MAX: usize = 8;
 
 /// The guest's addresses, as far as its own frames tell.
 #[derive(Debug)]
-pub(crate) struct Announcement {
+pub struct Announcement {
     mac: Mac,
     addresses: Vec<Ipv4Addr>,
 }
 
 impl Announcement {
+    /// Of one address, which is at `mac` now.
+    pub fn of(mac: Mac, address: Ipv4Addr) -> Self {
+        Self {
+            mac,
+            addresses: vec![address],
+        }
+    }
+
     pub(crate) fn new(mac: Mac) -> Self {
         Self {
             mac,
@@ -57,7 +65,7 @@ impl Announcement {
     /// Broadcasts from the guest's MAC, from which bridges and switches learn its port: a RARP request, which
     /// needs no IP address (QEMU's `announce-self` does the same after a migration), and an ARP request
     /// of each address for itself (gratuitous ARP, RFC 5227 §3) for switches and routers that look at ARP alone.
-    pub(crate) fn frames(&self) -> Vec<Frame> {
+    pub fn frames(&self) -> Vec<Frame> {
         let rarp = self.frame(ETHERTYPE_RARP, RARP_REQUEST, [0; 4], self.mac.0);
         let arp = self.addresses.iter();
         let arp = arp.map(|own| self.frame(ETHERTYPE_ARP, ARP_REQUEST, own.octets(), [0; 6]));

@@ -324,17 +324,22 @@ impl DiskConfig {
     }
 }
 
+/// Reads a configuration file.
+pub fn read<C: serde::de::DeserializeOwned>(path: &Path) -> Result<C, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.into(),
+        source,
+    })?;
+    toml::from_str(&text).map_err(|e| ConfigError::Parse {
+        path: path.into(),
+        why: e.to_string(),
+    })
+}
+
 impl ReplicaConfig {
     /// Reads and checks a configuration file.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.into(),
-            source,
-        })?;
-        let config: Self = toml::from_str(&text).map_err(|e| ConfigError::Parse {
-            path: path.into(),
-            why: e.to_string(),
-        })?;
+        let config: Self = read(path)?;
         config.check()?;
         Ok(config)
     }

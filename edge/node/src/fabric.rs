@@ -5,7 +5,7 @@
 //! memory, the others over the network.
 
 use crate::body::BoxError;
-use crate::config::{GroupConfig, PeerConfig, ReplicaConfig};
+use crate::config::{GroupConfig, PeerConfig};
 use plover_fabric::{
     BoxedFabric, Mixed, ShmConfig, ShmFabric, ShmPlace, Spin, TcpConfig, TcpFabric,
 };
@@ -100,12 +100,12 @@ impl std::fmt::Display for FabricName {
 }
 
 /// Opens the fabric; `None` for a replica that is alone.
-pub(crate) fn open(config: &ReplicaConfig) -> Result<Option<BoxedFabric>, BoxError> {
+pub fn open(group: &GroupConfig) -> Result<Option<BoxedFabric>, BoxError> {
     let mut parts = Vec::new();
     for name in FabricName::ALL {
-        let peers = config.group.peers_over(name);
+        let peers = group.peers_over(name);
         if !peers.is_empty() {
-            parts.push((open_one(config, name, &peers)?, peers));
+            parts.push((open_one(group, name, &peers)?, peers));
         }
     }
     Ok(match parts.len() {
@@ -117,11 +117,10 @@ pub(crate) fn open(config: &ReplicaConfig) -> Result<Option<BoxedFabric>, BoxErr
 }
 
 fn open_one(
-    config: &ReplicaConfig,
+    group: &GroupConfig,
     name: FabricName,
     peers: &[ReplicaId],
 ) -> Result<BoxedFabric, BoxError> {
-    let group = &config.group;
     let me = ReplicaId(group.me);
     match name {
         FabricName::Tcp => {
@@ -143,17 +142,16 @@ fn open_one(
             }
             Ok(Box::new(ShmFabric::new(config)?))
         }
-        FabricName::Ofi => open_ofi(config, peers),
+        FabricName::Ofi => open_ofi(group, peers),
     }
 }
 
 /// Opens the libfabric fabric. Its handshake listens one port above TCP's, so that a replica can use
 /// both.
 #[cfg(feature = "ofi")]
-fn open_ofi(config: &ReplicaConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
+fn open_ofi(group: &GroupConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
     use plover_fabric::ofi::{OfiConfig, OfiFabric};
     use std::net::SocketAddr;
-    let group = &config.group;
     let above = |address: SocketAddr| match address.port().checked_add(1) {
         Some(port) => Ok(SocketAddr::new(address.ip(), port)),
         None => Err(format!(
@@ -178,7 +176,7 @@ fn open_ofi(config: &ReplicaConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, 
 }
 
 #[cfg(not(feature = "ofi"))]
-fn open_ofi(_: &ReplicaConfig, _: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
+fn open_ofi(_: &GroupConfig, _: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
     Err(
         "fabric = \"ofi\" is not part of this build of plover: choose \"tcp\", or install \
          libfabric-dev and build with --features ofi"

@@ -71,10 +71,11 @@ mod tap;
 mod trace;
 mod uplink;
 
+pub use announce::Announcement;
 pub use body::{ExitReason, SPLIT_WARNING, run};
-pub use config::{ConfigError, ReplicaConfig};
+pub use config::{ConfigError, GroupConfig, PathConfig, PeerConfig, ReplicaConfig, read};
 pub use control::StopHandle;
-pub use fabric::FabricName;
+pub use fabric::{FabricName, open as open_fabric};
 pub use host::{CpuConfig, HostConfig, usable_cpus};
 pub use plover_replica::newest;
 pub use policy::{PolicyConfig, PolicyName, SyncName};

@@ -57,6 +57,7 @@ pub mod filesystem;
 pub mod freezer;
 pub mod load;
 pub mod pgbench;
+pub mod programs;
 mod redis;
 pub mod script;
 pub mod senders;

@@ -185,7 +185,7 @@ impl Body {
                 Some(Disks::open(specs, &journal)?)
             }
         };
-        let fabric = crate::fabric::open(&config)?;
+        let fabric = crate::fabric::open(&config.group)?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
             fabric.as_ref().map_or(1 << 20, max)

@@ -1,32 +1,18 @@
 //! Whether a configuration's keys fit together.
 
-use super::{ConfigError, DiskConfig, ReplicaConfig};
+use super::{ConfigError, DiskConfig, GroupConfig, ReplicaConfig};
 use crate::policy::PolicyName;
 use plover_disk::import::Format;
 use plover_policy::Secondary;
-use plover_types::ReplicaId;
+use plover_types::{ReplicaId, ReplicaSet};
 
 impl ReplicaConfig {
     /// Checks the conditions that the types do not express.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mismatch = |why: String| Err(ConfigError::Mismatch(why));
         let group = &self.group;
-        let ids: Vec<u8> = group.replica.iter().map(|r| r.id).collect();
+        group.check()?;
         let members = self.members();
-        if members.len() != ids.len() || ids.iter().any(|id| *id > 8) {
-            return mismatch(format!(
-                "[[group.replica]] ids {ids:?} must be distinct and 0 to 8"
-            ));
-        }
-        if !members.contains(ReplicaId(group.me)) {
-            return mismatch(format!("group.me = {} has no [[group.replica]]", group.me));
-        }
-        if !members.contains(ReplicaId(group.first_leader)) {
-            return mismatch(format!(
-                "group.first_leader = {} has no [[group.replica]]",
-                group.first_leader
-            ));
-        }
         match (self.policy.name, members.len()) {
             (PolicyName::None, 1) | (PolicyName::Preset(_), 2 | 3 | 5 | 7 | 9) => {}
             (PolicyName::None, n) => {
@@ -53,20 +39,6 @@ impl ReplicaConfig {
                  (policy.secondary = \"runs\"), or readonly = true"
                     .into(),
             );
-        }
-        if group.heartbeat_ms == 0 || group.timeout_ms < 3 * group.heartbeat_ms {
-            return mismatch(format!(
-                "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
-                group.timeout_ms, group.heartbeat_ms
-            ));
-        }
-        let min = group.timeout_min_ms();
-        if !(3 * group.heartbeat_ms..=group.timeout_ms).contains(&min) {
-            return mismatch(format!(
-                "group.timeout_min_ms = {min} must be at least three heartbeats \
-                 (group.heartbeat_ms = {}) and at most group.timeout_ms = {}",
-                group.heartbeat_ms, group.timeout_ms
-            ));
         }
         if !(8..=1 << 20).contains(&self.guest.mem_mib) || self.guest.vcpus == 0 {
             return mismatch(format!(
@@ -102,10 +74,48 @@ impl ReplicaConfig {
                 disk.path.display()
             ));
         }
-        if group.log_mib == 0 {
+        Ok(())
+    }
+}
+
+impl GroupConfig {
+    /// The same for the keys of `[group]` alone.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let mismatch = |why: String| Err(ConfigError::Mismatch(why));
+        let ids: Vec<u8> = self.replica.iter().map(|r| r.id).collect();
+        let members = ReplicaSet::of(ids.iter().copied().map(ReplicaId));
+        if members.len() != ids.len() || ids.iter().any(|id| *id > 8) {
+            return mismatch(format!(
+                "[[group.replica]] ids {ids:?} must be distinct and 0 to 8"
+            ));
+        }
+        if !members.contains(ReplicaId(self.me)) {
+            return mismatch(format!("group.me = {} has no [[group.replica]]", self.me));
+        }
+        if !members.contains(ReplicaId(self.first_leader)) {
+            return mismatch(format!(
+                "group.first_leader = {} has no [[group.replica]]",
+                self.first_leader
+            ));
+        }
+        if self.heartbeat_ms == 0 || self.timeout_ms < 3 * self.heartbeat_ms {
+            return mismatch(format!(
+                "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
+                self.timeout_ms, self.heartbeat_ms
+            ));
+        }
+        let min = self.timeout_min_ms();
+        if !(3 * self.heartbeat_ms..=self.timeout_ms).contains(&min) {
+            return mismatch(format!(
+                "group.timeout_min_ms = {min} must be at least three heartbeats \
+                 (group.heartbeat_ms = {}) and at most group.timeout_ms = {}",
+                self.heartbeat_ms, self.timeout_ms
+            ));
+        }
+        if self.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
         }
-        group.check_fabrics().map_err(ConfigError::Mismatch)
+        self.check_fabrics().map_err(ConfigError::Mismatch)
     }
 }
 

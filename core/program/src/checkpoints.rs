@@ -1,0 +1,188 @@
+//! The checkpoints that the group holds, and when the next one is due.
+//!
+//! ```text
+//!   leader: Cut(by) ─► `by` holds its input there and takes one ─► Holds ─► the others fetch it ─► Holds …
+//!                                                  a majority holds it: the leader trims the log up to it
+//! ```
+
+use crate::api::Own;
+use crate::{Config, Held};
+use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
+use std::collections::BTreeMap;
+
+/// How often a proposal that the log does not show is repeated.
+pub(crate) const REPEAT: Micros = Micros::from_ms(500);
+
+/// After so many failures in a row, checkpoints are asked for once a minute.
+const PAUSE_DOUBLES_MAX: u32 = 7;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Checkpoints {
+    me: ReplicaId,
+    quorum: usize,
+    /// The newest one of each replica.
+    held: BTreeMap<ReplicaId, Held>,
+    /// The one on this replica's disk.
+    pub own: Option<Own>,
+    /// When `own` is announced again, until the log shows it.
+    announce_at: Micros,
+    /// The one that is on its way here.
+    pub fetching: Option<Held>,
+    /// Replicas that could not give the newest one.
+    failed: ReplicaSet,
+    /// One was asked for, with this cut, of this replica, and is waited for until then.
+    asked: Option<(Viewstamp, ReplicaId, Micros)>,
+    /// How many in a row did not come. Each one cut off the clients, so the next ones come ever more rarely.
+    failures: u32,
+    /// How many were asked for.
+    pub attempts: usize,
+    /// One is due at once: a replica needs it.
+    pub needed: bool,
+}
+
+impl Checkpoints {
+    pub fn new(config: &Config, own: Option<Own>) -> Self {
+        Self {
+            me: config.me,
+            quorum: config.members.len() / 2 + 1,
+            held: BTreeMap::new(),
+            announce_at: if own.is_some() {
+                Micros::ZERO
+            } else {
+                Micros::NEVER
+            },
+            own,
+            fetching: None,
+            failed: ReplicaSet::EMPTY,
+            asked: None,
+            failures: 0,
+            attempts: 0,
+            needed: false,
+        }
+    }
+
+    /// This replica has another checkpoint.
+    pub fn owns(&mut self, own: Own) {
+        self.own = Some(own);
+        self.announce_at = Micros::ZERO;
+    }
+
+    pub fn disown(&mut self) {
+        self.own = None;
+        self.announce_at = Micros::NEVER;
+    }
+
+    /// What is to be announced now.
+    pub fn announce(&mut self, now: Micros, address: &str) -> Option<Held> {
+        if now < self.announce_at {
+            return None;
+        }
+        let own = self.own.clone()?;
+        self.announce_at = now + REPEAT;
+        Some(Held {
+            replica: self.me,
+            at: own.at,
+            taken_by: own.taken_by,
+            bytes: own.bytes,
+            sum: own.sum,
+            address: address.into(),
+        })
+    }
+
+    pub fn deadline(&self) -> Micros {
+        let asked = self.asked.map_or(Micros::NEVER, |(_, _, until)| until);
+        self.announce_at.min(asked)
+    }
+
+    /// The log names a checkpoint.
+    pub fn named(&mut self, held: Held) {
+        if held.replica == self.me && self.own.as_ref().is_some_and(|own| own.at == held.at) {
+            self.announce_at = Micros::NEVER;
+        }
+        if self.asked.is_some_and(|(at, _, _)| at <= held.at) {
+            self.asked = None;
+            self.failures = 0;
+        }
+        let newest = self.held.values().map(|it| it.at).max();
+        if newest.is_none_or(|newest| newest < held.at) {
+            self.failed = ReplicaSet::EMPTY;
+        }
+        self.held.insert(held.replica, held);
+    }
+
+    /// The program of `replica` has diverged before `at`: what it has taken is forgotten.
+    pub fn tainted(&mut self, replica: ReplicaId, at: Viewstamp) {
+        self.held
+            .retain(|_, it| it.taken_by != replica || it.at > at);
+        self.needed = true;
+    }
+
+    /// The newest checkpoint of another replica that begins no earlier than the log.
+    pub fn best(&self, base: Index) -> Option<&Held> {
+        let others = self.held.values();
+        let usable = others.filter(|it| it.replica != self.me && it.at.index >= base);
+        let usable = usable.filter(|it| !self.failed.contains(it.replica));
+        usable.max_by_key(|it| it.at)
+    }
+
+    /// The one that is on its way did not come.
+    pub fn fetch_failed(&mut self) {
+        if let Some(held) = self.fetching.take() {
+            self.failed.insert(held.replica);
+        }
+    }
+
+    /// All replicas may be asked again.
+    pub fn forgive(&mut self) {
+        self.failed = ReplicaSet::EMPTY;
+    }
+
+    /// The newest one is at this entry.
+    pub fn newest(&self) -> Option<Viewstamp> {
+        self.held.values().map(|it| it.at).max()
+    }
+
+    /// Up to where the log may be trimmed: a majority can start from there.
+    pub fn trim_to(&self, early: bool) -> Option<Index> {
+        let mut at: Vec<_> = self.held.values().map(|it| it.at.index).collect();
+        at.sort_unstable();
+        let quorum = if early { 1 } else { self.quorum };
+        at.len().checked_sub(quorum).map(|place| at[place])
+    }
+
+    /// The log shows a cut for a checkpoint that `by` takes, which is waited for until then.
+    pub fn asked(&mut self, at: Viewstamp, by: ReplicaId, until: Micros) {
+        self.asked = Some((at, by, until));
+        self.needed = false;
+    }
+
+    /// Whether one is waited for, of a replica that is there.
+    pub fn waits(&mut self, now: Micros, linked: ReplicaSet) -> bool {
+        let is_late = |(_, by, until)| now >= until || (by != self.me && !linked.contains(by));
+        if self.asked.is_some_and(is_late) {
+            self.given_up();
+        }
+        self.asked.is_some()
+    }
+
+    /// `replica` has no checkpoint, and needs one.
+    pub fn needs(&mut self, replica: ReplicaId) {
+        if self.asked.is_some_and(|(_, by, _)| by == replica) {
+            self.given_up();
+        }
+        self.needed = true;
+    }
+
+    /// The one that was asked for will not come.
+    pub fn given_up(&mut self) {
+        if self.asked.take().is_some() {
+            self.failures += 1;
+            self.needed = true;
+        }
+    }
+
+    /// How long the next one waits at least behind the last.
+    pub fn pause(&self) -> Micros {
+        Micros(REPEAT.0 << self.failures.min(PAUSE_DOUBLES_MAX))
+    }
+}

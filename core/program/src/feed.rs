@@ -1,0 +1,89 @@
+//! The order in which the program is given its inputs: one entry after the other, and the next one only when
+//! the program has read the last.
+//!
+//! A program may read its connections in any order. If two of them hold input at once, two replicas may read
+//! them in different orders. So at most one connection holds unread input at any time. Entries of one
+//! connection follow each other without waiting, since TCP keeps their order.
+
+use crate::ConnectionId;
+use plover_types::{Index, Micros, Viewstamp};
+use std::collections::BTreeSet;
+
+/// Unread bytes of one connection after which the next entry waits, too.
+const UNREAD_BYTES_MAX: usize = 256 << 10;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Feed {
+    /// The entry that is taken next.
+    pub next: Index,
+    /// The connections that are open at the program.
+    pub open: BTreeSet<ConnectionId>,
+    /// The connections with input that the program has not read.
+    unread: BTreeSet<ConnectionId>,
+    unread_bytes: usize,
+    /// Since when the program has read nothing although there is input.
+    waits_since: Micros,
+    /// An entry that waits for the program.
+    pub held: Option<(Viewstamp, Vec<u8>)>,
+    /// All input is held here until the checkpoint is taken.
+    pub checkpoint: Option<Viewstamp>,
+    /// Bytes of entries since the last cut for a checkpoint.
+    pub bytes: u64,
+}
+
+impl Feed {
+    pub fn new(next: Index) -> Self {
+        Self {
+            next,
+            open: BTreeSet::new(),
+            unread: BTreeSet::new(),
+            unread_bytes: 0,
+            waits_since: Micros::NEVER,
+            held: None,
+            checkpoint: None,
+            bytes: 0,
+        }
+    }
+
+    /// Whether another entry can be taken.
+    pub fn is_ready(&self) -> bool {
+        self.held.is_none() && self.checkpoint.is_none()
+    }
+
+    /// Whether input for `connection` may be given now.
+    pub fn admits(&self, connection: ConnectionId) -> bool {
+        self.is_read()
+            || (self.unread.len() == 1
+                && self.unread.contains(&connection)
+                && self.unread_bytes < UNREAD_BYTES_MAX)
+    }
+
+    /// Whether the program has read everything.
+    pub fn is_read(&self) -> bool {
+        self.unread.is_empty()
+    }
+
+    /// The program is given something on `connection`.
+    pub fn gives(&mut self, now: Micros, connection: ConnectionId, bytes: usize) {
+        if self.unread.is_empty() {
+            self.waits_since = now;
+        }
+        self.unread.insert(connection);
+        self.unread_bytes += bytes;
+    }
+
+    /// The program has read all that it was given on `connection`.
+    pub fn consumed(&mut self, now: Micros, connection: ConnectionId) {
+        self.unread.remove(&connection);
+        self.waits_since = now;
+        if self.unread.is_empty() {
+            self.unread_bytes = 0;
+            self.waits_since = Micros::NEVER;
+        }
+    }
+
+    /// When the program is taken to stand still, unless it reads before.
+    pub fn stalls_at(&self, stall: Micros) -> Micros {
+        self.waits_since + stall
+    }
+}

@@ -1,0 +1,197 @@
+//! What each entry of the log does to a replica.
+
+use crate::api::{Action, Note};
+use crate::canary::canary;
+use crate::replica::{Replica, propose};
+use crate::{ConnectionId, Entry, Held, Phase};
+use plover_types::{Index, Micros, ReplicaId, Viewstamp};
+
+impl Replica {
+    /// Takes the entry that the replica wanted.
+    pub(crate) fn on_entry(
+        &mut self,
+        now: Micros,
+        at: Viewstamp,
+        bytes: Option<&[u8]>,
+        out: &mut Vec<Action>,
+    ) {
+        assert_eq!(Some(at.index), self.wants(), "another entry was wanted");
+        let entry = bytes.and_then(Entry::decode);
+        if let Phase::Looking { next } | Phase::Fetching { next, .. } = &mut self.phase {
+            *next = at.index.next();
+            if let Some(entry) = entry {
+                self.agree(now, at, &entry, out);
+            }
+            return;
+        }
+        self.feed.bytes += bytes.map_or(0, |it| it.len() as u64);
+        match (entry, bytes) {
+            (Some(entry), Some(bytes)) if !self.may_give(&entry) => {
+                drop(entry);
+                self.feed.held = Some((at, bytes.to_vec()));
+            }
+            (entry, _) => {
+                self.feed.next = at.index.next();
+                if let Some(entry) = entry {
+                    self.give(now, at, &entry, out);
+                }
+            }
+        }
+    }
+
+    /// The program has read something: the entry that waited for it may go on.
+    pub(crate) fn go_on(&mut self, now: Micros, out: &mut Vec<Action>) {
+        if let Some((at, bytes)) = self.feed.held.take() {
+            match Entry::decode(&bytes) {
+                Some(entry) if !self.may_give(&entry) => self.feed.held = Some((at, bytes)),
+                Some(entry) => {
+                    self.feed.next = at.index.next();
+                    self.give(now, at, &entry, out);
+                }
+                None => unreachable!("only entries that were decoded are held"),
+            }
+        }
+        if let Some(at) = self.feed.checkpoint.filter(|_| self.feed.is_read()) {
+            // The program has noticed that all its connections are closed.
+            if !self.taking {
+                self.taking = true;
+                out.push(Action::TakeCheckpoint(at));
+            }
+        }
+    }
+
+    /// Whether the program may be given this entry now: it has read the entries of other connections.
+    fn may_give(&self, entry: &Entry<'_>) -> bool {
+        match entry {
+            _ if canary!(self.config, FeedTogether) => true,
+            Entry::Bytes(connection, _) | Entry::End(connection) | Entry::Close(connection) => {
+                !self.feed.open.contains(connection) || self.feed.admits(*connection)
+            }
+            Entry::Accept | Entry::Cut(_) => self.feed.is_read(),
+            _ => true,
+        }
+    }
+
+    /// Gives the program its next entry, or takes note of what the replicas agree on.
+    fn give(&mut self, now: Micros, at: Viewstamp, entry: &Entry<'_>, out: &mut Vec<Action>) {
+        match entry {
+            Entry::Accept => {
+                let connection = ConnectionId(at);
+                self.feed.open.insert(connection);
+                self.feed.gives(now, connection, 0);
+                out.push(Action::Connect(connection));
+            }
+            Entry::Bytes(connection, bytes) => {
+                if self.feed.open.contains(connection) {
+                    self.feed.gives(now, *connection, bytes.len());
+                    out.push(Action::Feed(*connection, bytes.to_vec()));
+                }
+            }
+            Entry::End(connection) => {
+                if self.feed.open.contains(connection) {
+                    self.feed.gives(now, *connection, 0);
+                    out.push(Action::EndInput(*connection));
+                }
+            }
+            Entry::Close(connection) => self.close(now, *connection, out),
+            Entry::Cut(by) => self.cut(now, at, *by, out),
+            _ => self.agree(now, at, entry, out),
+        }
+    }
+
+    fn close(&mut self, now: Micros, connection: ConnectionId, out: &mut Vec<Action>) {
+        if self.feed.open.remove(&connection) {
+            self.feed.gives(now, connection, 0);
+            self.check.closed(connection);
+            out.push(Action::Close(connection));
+        }
+    }
+
+    /// All connections end here, and perhaps a checkpoint is taken.
+    fn cut(&mut self, now: Micros, at: Viewstamp, by: Option<ReplicaId>, out: &mut Vec<Action>) {
+        for connection in std::mem::take(&mut self.feed.open) {
+            self.feed.open.insert(connection);
+            self.close(now, connection, out);
+        }
+        let me = self.config.me;
+        let mut is_mine = by == Some(me) && self.config.checkpoints;
+        if let Phase::Leading { view, opened, .. } = &mut self.phase {
+            // A leader takes none, since its clients would wait, unless it has chosen itself.
+            is_mine &= at.view == *view;
+            if at.view == *view && opened.is_none() {
+                *opened = Some(at);
+                out.push(Action::Note(Note::Serves(*view)));
+            }
+        }
+        if let Some(by) = by {
+            self.feed.bytes = 0;
+            let until = now + self.config.checkpoint_within;
+            self.checkpoints.asked(at, by, until);
+        }
+        let is_old = self.checkpoints.newest().is_some_and(|newest| newest >= at);
+        if is_mine && !is_old {
+            self.feed.checkpoint = Some(at);
+            self.go_on(now, out);
+        }
+    }
+
+    /// Takes note of an entry that the program does not get.
+    fn agree(&mut self, now: Micros, at: Viewstamp, entry: &Entry<'_>, out: &mut Vec<Action>) {
+        match entry {
+            Entry::Claims(replica, claims) => {
+                let verdicts = claims
+                    .iter()
+                    .filter_map(|claim| self.check.claimed(*replica, claim));
+                let verdicts = verdicts.collect();
+                self.judge(now, verdicts, out);
+            }
+            Entry::Excerpt(excerpt) => {
+                if let Some(both) = self.check.excerpted(excerpt.clone()) {
+                    out.push(Action::Note(Note::Excerpts(both)));
+                }
+            }
+            Entry::Holds(held) => self.holds(held.clone(), out),
+            Entry::Needs(replica) => self.checkpoints.needs(*replica),
+            Entry::Tainted(replica) => {
+                self.noted.remove(*replica);
+                self.confesses &= *replica != self.config.me;
+                self.checkpoints.tainted(*replica, at);
+                let is_wrong = |own: &&crate::Own| own.taken_by == *replica && own.at < at;
+                if let Some(own) = self.own().filter(is_wrong) {
+                    out.push(Action::Discard(own.at));
+                    self.checkpoints.disown();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A replica holds a checkpoint.
+    fn holds(&mut self, held: Held, out: &mut Vec<Action>) {
+        let me = self.config.me;
+        let is_newer = self.own().is_none_or(|own| own.at < held.at);
+        let wanted = held.replica != me && is_newer && self.config.checkpoints;
+        self.checkpoints.named(held.clone());
+        let is_free = self.checkpoints.fetching.is_none() && self.feed.checkpoint.is_none();
+        if self.phase.executes() && wanted && is_free {
+            self.fetch(held, out);
+        }
+        self.trim(out);
+    }
+
+    /// Asks for a checkpoint of another replica.
+    pub(crate) fn fetch(&mut self, held: Held, out: &mut Vec<Action>) {
+        self.checkpoints.fetching = Some(held.clone());
+        out.push(Action::Fetch(held));
+    }
+
+    /// Asks the leader for a checkpoint.
+    pub(crate) fn need(&mut self, out: &mut Vec<Action>) {
+        out.push(propose(&Entry::Needs(self.config.me)));
+    }
+
+    /// The entry behind `from`, which a restored program gets first.
+    pub(crate) fn first_after(from: Option<Viewstamp>) -> Index {
+        from.map_or(Index(1), |it| it.index.next())
+    }
+}

@@ -1,0 +1,96 @@
+//! The brain of a replica of an unmodified program: one `apply(event) -> actions` (APUS §§3-4).
+//!
+//! ```text
+//!   clients ─► leader ─► log: Accept, Bytes, End, Close ─► committed ─┬─► the leader's program ─► replies to clients
+//!                                                                     └─► the others' programs ─► hashes
+//! ```
+//!
+//! Every program, the leader's included, is given an entry only when it is committed, over a connection on its
+//! own host, and the next entry only when it has read the last one ([`feed`]). So a leader never executes
+//! what the group may forget, and its replies need no lease: a reply is to something that no failure of a
+//! minority can undo.
+//!
+//! This crate does no I/O and reads no clock. `plover-run` carries out its actions on real programs, and the
+//! simulator (`proof/programs`) on simulated ones.
+//!
+//! ```
+//! use plover_program::{Action, Canary, Config, Entry, Event, LogState, Replica};
+//! use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+//!
+//! let config = Config {
+//!     me: ReplicaId(0),
+//!     members: ReplicaSet::of([ReplicaId(0)]), // a group of one
+//!     address: String::new(),
+//!     check: None,
+//!     checkpoints: false,
+//!     checkpoint_bytes: u64::MAX,
+//!     checkpoint_bytes_max: u64::MAX,
+//!     stall: Micros::from_ms(5000),
+//!     checkpoint_within: Micros::from_ms(60_000),
+//!     canary: Canary::None,
+//! };
+//! let (now, mut out) = (Micros(1), Vec::new());
+//! let mut replica = Replica::new(config, None);
+//! let view = View::new(1, ReplicaId(0));
+//! let at = |index| Viewstamp { view, index: Index(index) };
+//! let log = |commit| LogState { leads: Some(view), commit: Index(commit), last: at(commit), ..LogState::default() };
+//! replica.apply(now, Event::Log(log(0)), &mut out);
+//! assert_eq!(out.pop(), Some(Action::Start(None)));
+//! replica.apply(now, Event::Started, &mut out);
+//!
+//! // It leads, cuts off clients of earlier leaders, and then accepts its own.
+//! replica.apply(now, Event::Log(log(0)), &mut out);
+//! assert!(out.contains(&Action::Propose(Entry::Cut(None).encode())));
+//! replica.apply(now, Event::Log(log(3)), &mut out);
+//! out.clear();
+//! for (index, entry) in [(1, Entry::Cut(None)), (2, Entry::Accept)] {
+//!     assert_eq!(replica.wants(), Some(Index(index)));
+//!     replica.apply(now, Event::Entry(at(index), Some(&entry.encode())), &mut out);
+//! }
+//! let connection = plover_program::ConnectionId(at(2));
+//! assert!(replica.accepts() && out.contains(&Action::Connect(connection)));
+//! ```
+//!
+//! # The phases
+//!
+//! ```text
+//!  start ─► LOOKING ─► FETCHING          a checkpoint of another replica
+//!            ▲  ▲ │       │
+//!            │  └─┼───────┘
+//!            │    ▼
+//!            │  RESTORING ── the program runs ──► FOLLOWING ◄──────► LEADING
+//!            │    │                                 │    consensus      │
+//!            │    ▼                                 ▼                   │
+//!            └─ TAINTED ◄── it died, differs from a majority, or is ────┘
+//!                           behind the log's beginning
+//! ```
+//!
+//! # The failures
+//!
+//! | what fails | what saves it |
+//! |---|---|
+//! | the leader | another replica is elected, which has executed the same entries; its first entry, a [`Entry::Cut`], closes the connections of the old one's clients at every program. They connect again |
+//! | a program dies | its replica does not lead until it has started it again, from its checkpoint and the log behind it |
+//! | a program stands still | its replica hands over, or does not stand for election |
+//! | a program sends something else than the majority's | a leader steps down first; then it is restored |
+//! | a program is too far behind, or its replica comes back | it starts from a checkpoint of another replica, if its own is older than the log ([`checkpoints`]) |
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod canary;
+mod check;
+pub(crate) mod checkpoints;
+mod entry;
+pub(crate) mod feed;
+mod inputs;
+mod lead;
+mod phase;
+mod replica;
+mod start;
+
+pub use api::{Action, Config, Difference, Event, Excerpts, LogState, Note, Own, Taint};
+pub use canary::Canary;
+pub use entry::{Claim, ConnectionId, Entry, Excerpt, Held};
+pub use phase::Phase;
+pub use replica::{Replica, Status};

@@ -1,0 +1,318 @@
+//! One replica: its state, and where each event goes.
+
+use crate::api::{Action, Config, Event, LogState, Note, Own, Taint};
+use crate::canary::canary;
+use crate::check::{Check, Verdict};
+use crate::checkpoints::Checkpoints;
+use crate::feed::Feed;
+use crate::{ConnectionId, Entry, Phase};
+use plover_types::{Index, Micros, ReplicaSet};
+
+/// A leader accepts no more input while this many entries wait for its program.
+const BACKLOG_MAX: u64 = 1024;
+
+/// A replica that lacks more than this does not stand for election: clients would wait until its program has
+/// executed them.
+const BEHIND_MAX: u64 = 8 * BACKLOG_MAX;
+
+/// One replica of a program.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    pub(crate) config: Config,
+    pub(crate) phase: Phase,
+    pub(crate) log: LogState,
+    pub(crate) feed: Feed,
+    pub(crate) check: Check,
+    pub(crate) checkpoints: Checkpoints,
+    /// The program stands still.
+    pub(crate) stalled: bool,
+    /// The caller takes a checkpoint.
+    pub(crate) taking: bool,
+    /// How often in a row the program could not be started, died or diverged soon after.
+    pub(crate) failures: u32,
+    /// Since when it runs.
+    pub(crate) runs_since: Micros,
+    /// What must get into the log still, and when it is proposed again.
+    pub(crate) repeat_at: Micros,
+    /// The log does not say yet that this replica's program has diverged.
+    pub(crate) confesses: bool,
+    /// It was noted that there is no checkpoint.
+    pub(crate) lacks: bool,
+    /// Replicas whose divergence was noted.
+    pub(crate) noted: ReplicaSet,
+}
+
+/// Where a replica stands, for people and tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Its phase.
+    pub phase: &'static str,
+    /// Entries up to here were given to the program.
+    pub executed: Index,
+    /// Connections that are open at the program.
+    pub connections: usize,
+    /// Its program leaves input unread.
+    pub stalled: bool,
+    /// The index of its checkpoint.
+    pub checkpoint: Option<Index>,
+    /// The group's newest checkpoint.
+    pub newest: Option<Index>,
+    /// Why its program was stopped, and is not restored yet.
+    pub taint: Option<Taint>,
+}
+
+impl Replica {
+    /// A replica that starts. `own` is the checkpoint on its disk, if it has one.
+    pub fn new(config: Config, own: Option<Own>) -> Self {
+        Self {
+            phase: Phase::Looking { next: Index(1) },
+            log: LogState::default(),
+            feed: Feed::new(Index(1)),
+            check: Check::new(config.me, config.members, config.check),
+            checkpoints: Checkpoints::new(&config, own),
+            stalled: false,
+            taking: false,
+            failures: 0,
+            runs_since: Micros::NEVER,
+            repeat_at: Micros::ZERO,
+            confesses: false,
+            lacks: false,
+            noted: ReplicaSet::EMPTY,
+            config,
+        }
+    }
+
+    /// Applies one event and appends the actions that follow from it to `out`.
+    pub fn apply(&mut self, now: Micros, event: Event<'_>, out: &mut Vec<Action>) {
+        match event {
+            Event::Log(log) => self.on_log(now, log, out),
+            Event::Entry(at, bytes) => self.on_entry(now, at, bytes, out),
+            Event::Consumed(connection) => {
+                self.feed.consumed(now, connection);
+                self.stalled = false;
+                self.go_on(now, out);
+            }
+            Event::Output(connection, bytes) => self.on_output(now, connection, bytes, out),
+            Event::OutputEnded(connection) => {
+                if self.feed.open.contains(&connection) {
+                    let mut verdicts = Vec::new();
+                    self.check.ended(now, connection, &mut verdicts);
+                    self.judge(now, verdicts, out);
+                    if matches!(self.phase, Phase::Leading { .. }) {
+                        out.push(Action::Finish(connection));
+                    }
+                }
+            }
+            Event::Started => self.on_started(now, out),
+            Event::StartFailed(why) => self.taint(now, Taint::NotStarted(why), out),
+            Event::Died(why) => self.taint(now, Taint::Died(why), out),
+            Event::CheckpointTaken(result) => self.on_taken(now, result, out),
+            Event::Fetched(result) => self.on_fetched(result, out),
+        }
+    }
+
+    /// Consensus has moved, or time has passed.
+    fn on_log(&mut self, now: Micros, log: LogState, out: &mut Vec<Action>) {
+        self.log = log;
+        if let Phase::Leading { view, .. } = self.phase {
+            if log.leads != Some(view) {
+                out.push(Action::DropClients);
+                self.phase.enter(Phase::Following);
+            }
+        }
+        if self.phase.executes() {
+            if let Some(view) = log.leads.filter(|_| self.phase == Phase::Following) {
+                self.lead(view);
+            }
+            if self.feed.next <= log.base {
+                self.taint(now, Taint::Behind, out);
+            }
+        }
+        if now >= self.feed.stalls_at(self.config.stall) {
+            self.stalled = true;
+        }
+        self.advance_start(now, out);
+        self.repeat(now, out);
+        if matches!(self.phase, Phase::Leading { .. }) {
+            self.advance_lead(now, out);
+        }
+    }
+
+    /// Proposes what the log lacks of this replica.
+    fn repeat(&mut self, now: Micros, out: &mut Vec<Action>) {
+        while let Some(claims) = self.check.due(now) {
+            out.push(propose(&Entry::Claims(self.config.me, claims)));
+        }
+        if let Some(held) = self.checkpoints.announce(now, &self.config.address) {
+            out.push(propose(&Entry::Holds(held)));
+        }
+        if self.confesses && now >= self.repeat_at {
+            self.repeat_at = now + crate::checkpoints::REPEAT;
+            out.push(propose(&Entry::Tainted(self.config.me)));
+        }
+    }
+
+    fn on_output(
+        &mut self,
+        now: Micros,
+        connection: ConnectionId,
+        bytes: &[u8],
+        out: &mut Vec<Action>,
+    ) {
+        if !self.phase.executes() || !self.feed.open.contains(&connection) {
+            return;
+        }
+        if matches!(self.phase, Phase::Leading { .. }) {
+            out.push(Action::Reply(connection, bytes.to_vec()));
+        }
+        let mut verdicts = Vec::new();
+        self.check.sent(now, connection, bytes, &mut verdicts);
+        self.judge(now, verdicts, out);
+    }
+
+    /// Draws the consequences of comparisons.
+    pub(crate) fn judge(&mut self, now: Micros, verdicts: Vec<Verdict>, out: &mut Vec<Action>) {
+        for verdict in verdicts {
+            let (Verdict::Differs(difference) | Verdict::Wrong(difference)) = &verdict;
+            if let Some(excerpt) = self.check.excerpt(difference) {
+                out.push(propose(&Entry::Excerpt(excerpt)));
+            }
+            match verdict {
+                Verdict::Differs(difference) => out.push(Action::Note(Note::Differs(difference))),
+                Verdict::Wrong(difference) => {
+                    if difference
+                        .replicas
+                        .iter()
+                        .any(|id| !self.noted.contains(id))
+                    {
+                        self.noted.0 |= difference.replicas.0;
+                        out.push(Action::Note(Note::Wrong(difference)));
+                    }
+                    let me = self.config.me;
+                    let is_wrong = difference.replicas.contains(me) && self.phase.executes();
+                    if is_wrong && !canary!(self.config, LeadDiverged) {
+                        self.confesses = true;
+                        self.taint(now, Taint::Diverged(difference.connection), out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The entry that this replica takes next, if it can take one now.
+    pub fn wants(&self) -> Option<Index> {
+        let (next, limit) = match &self.phase {
+            Phase::Looking { next } | Phase::Fetching { next, .. } => {
+                ((*next).max(self.log.base.next()), self.log.commit)
+            }
+            Phase::Leading { .. } if canary!(self.config, ReplyBeforeCommit) => {
+                (self.feed.next, self.log.last.index)
+            }
+            Phase::Following | Phase::Leading { .. } => (self.feed.next, self.log.commit),
+            Phase::Restoring { .. } | Phase::Tainted { .. } => return None,
+        };
+        let is_ready = !self.phase.executes() || self.feed.is_ready();
+        (is_ready && next <= limit && next > self.log.base).then_some(next)
+    }
+
+    /// Whether this replica may stand for election, and go on leading. A caller asks after every event, and
+    /// tells consensus.
+    pub fn may_lead(&self) -> bool {
+        let behind = |next: Index| self.log.commit.0.saturating_sub(next.0) > BEHIND_MAX;
+        match &self.phase {
+            Phase::Leading { .. } => !self.stalled,
+            Phase::Following => !self.stalled && !behind(self.feed.next),
+            // A group whose replicas all start elects one of them, and does not wait for its program.
+            Phase::Restoring { from } => {
+                let next = from.map_or(Index(0), |it| it.index);
+                self.failures == 0 && !behind(next)
+            }
+            Phase::Tainted { .. } | Phase::Looking { .. } | Phase::Fetching { .. } => false,
+        }
+    }
+
+    /// Whether clients are accepted and their input is read.
+    pub fn accepts(&self) -> bool {
+        let is_open = matches!(
+            self.phase,
+            Phase::Leading {
+                opened: Some(_),
+                ..
+            }
+        );
+        is_open
+            && self.feed.checkpoint.is_none()
+            && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
+    }
+
+    /// Whether clients are served, although perhaps none of their input is read just now.
+    pub fn serves(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Leading {
+                opened: Some(_),
+                ..
+            }
+        )
+    }
+
+    /// The checkpoint on this replica's disk. The caller reports what the log has at its index
+    /// ([`LogState::at_own`]).
+    pub fn own(&self) -> Option<&Own> {
+        self.checkpoints.own.as_ref()
+    }
+
+    /// The phase.
+    pub fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// When the next [`Event::Log`] is due at the latest.
+    pub fn deadline(&self) -> Micros {
+        let until = match &self.phase {
+            Phase::Tainted { until, .. } => *until,
+            _ => Micros::NEVER,
+        };
+        let stall = if self.stalled {
+            Micros::NEVER
+        } else {
+            self.feed.stalls_at(self.config.stall)
+        };
+        let repeat = if self.confesses || matches!(self.phase, Phase::Looking { .. }) {
+            self.repeat_at
+        } else {
+            Micros::NEVER
+        };
+        until
+            .min(stall)
+            .min(repeat)
+            .min(self.check.deadline())
+            .min(self.checkpoints.deadline())
+    }
+
+    /// Where this replica stands.
+    pub fn status(&self) -> Status {
+        let executed = Index(self.feed.next.0 - 1);
+        Status {
+            phase: self.phase.name(),
+            executed: if self.phase.executes() {
+                executed
+            } else {
+                Index(0)
+            },
+            connections: self.feed.open.len(),
+            stalled: self.stalled,
+            checkpoint: self.own().map(|it| it.at.index),
+            newest: self.checkpoints.newest().map(|it| it.index),
+            taint: match &self.phase {
+                Phase::Tainted { why, .. } => Some(why.clone()),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// The action that proposes `entry`.
+pub(crate) fn propose(entry: &Entry<'_>) -> Action {
+    Action::Propose(entry.encode())
+}

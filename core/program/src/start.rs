@@ -1,0 +1,194 @@
+//! How a program starts: from nothing, from this replica's checkpoint, or from another one's.
+
+use crate::api::{Action, Note, Own, Taint};
+use crate::canary::canary;
+use crate::check::Check;
+use crate::checkpoints::REPEAT;
+use crate::feed::Feed;
+use crate::replica::Replica;
+use crate::{ConnectionId, Phase};
+use plover_types::{Index, Micros, Viewstamp};
+
+/// How long a program that has failed waits before it starts again: the first time, and at most.
+const AGAIN_AFTER: Micros = Micros::from_ms(100);
+const AGAIN_AFTER_MAX: Micros = Micros::from_ms(30_000);
+/// A program that has run for this long is sound again.
+const SOUND_AFTER: Micros = Micros::from_ms(60_000);
+
+/// A checkpoint from which a program has not started so often is given up.
+const TRIES_MAX: u32 = 3;
+
+/// What the log says about this replica's checkpoint.
+enum Standing {
+    /// The log goes on behind it.
+    Sound,
+    /// It is of another log, or the log begins later.
+    Void,
+    /// The log does not reach it yet.
+    Unknown,
+}
+
+impl Replica {
+    /// The program is not as the log says: it is stopped, and restored after a while.
+    pub(crate) fn taint(&mut self, now: Micros, why: Taint, out: &mut Vec<Action>) {
+        if !self.phase.executes() && !matches!(self.phase, Phase::Restoring { .. }) {
+            return;
+        }
+        if matches!(self.phase, Phase::Leading { .. }) {
+            out.push(Action::DropClients);
+        }
+        if now.since(self.runs_since) >= SOUND_AFTER {
+            self.failures = 0;
+        }
+        if let (Phase::Restoring { from: Some(at) }, true) =
+            (&self.phase, self.failures >= TRIES_MAX)
+        {
+            out.push(Action::Discard(*at));
+            self.checkpoints.disown();
+        }
+        let is_late = why == Taint::Behind;
+        let shift = self.failures.min(16);
+        let pause = Micros(AGAIN_AFTER.0 << shift).min(AGAIN_AFTER_MAX);
+        let until = if is_late { now } else { now + pause };
+        self.failures += u32::from(!is_late);
+        out.push(Action::Stop);
+        out.push(Action::Note(Note::Restores(why.clone())));
+        self.checkpoints.given_up();
+        self.checkpoints.fetching = None;
+        (self.stalled, self.taking) = (false, false);
+        self.runs_since = Micros::NEVER;
+        self.feed = Feed::new(Index(1));
+        self.phase.enter(Phase::Tainted { why, until });
+    }
+
+    /// Goes on towards a program that runs.
+    pub(crate) fn advance_start(&mut self, now: Micros, out: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Tainted { until, .. } if now >= until => {
+                let next = self.log.base.next();
+                self.phase.enter(Phase::Looking { next });
+            }
+            Phase::Tainted { .. } => return,
+            _ => {}
+        }
+        let Phase::Looking { next } = self.phase else {
+            return;
+        };
+        if let Some(own) = self.own() {
+            let at = own.at;
+            match self.standing(at) {
+                Standing::Sound => return self.start(Some(at), out),
+                Standing::Unknown => return,
+                Standing::Void => {
+                    out.push(Action::Discard(at));
+                    self.checkpoints.disown();
+                }
+            }
+        }
+        if self.log.base == Index(0) {
+            return self.start(None, out);
+        }
+        if self.wants().is_some() {
+            // There may be a newer checkpoint in what the log has still.
+            return;
+        }
+        if let Some(held) = self.checkpoints.best(self.log.base).cloned() {
+            let at = held.at;
+            self.fetch(held, out);
+            self.phase.enter(Phase::Fetching { next, at });
+        } else if now >= self.repeat_at {
+            self.repeat_at = now + REPEAT;
+            self.checkpoints.forgive();
+            self.need(out);
+            if !std::mem::replace(&mut self.lacks, true) {
+                out.push(Action::Note(Note::NoCheckpoint));
+            }
+        }
+    }
+
+    /// What the log says about a checkpoint at `at`. Views never fall along a log, so a log that has a later
+    /// view before that index is another one.
+    fn standing(&self, at: Viewstamp) -> Standing {
+        let log = &self.log;
+        if log.base > at.index {
+            return Standing::Void;
+        }
+        match log.at_own {
+            Some(there) if there == at => Standing::Sound,
+            Some(_) => Standing::Void,
+            None if log.last.index < at.index && log.last.view > at.view => Standing::Void,
+            None => Standing::Unknown,
+        }
+    }
+
+    fn start(&mut self, from: Option<Viewstamp>, out: &mut Vec<Action>) {
+        self.lacks = false;
+        self.phase.enter(Phase::Restoring { from });
+        out.push(Action::Start(from));
+    }
+
+    pub(crate) fn on_started(&mut self, now: Micros, out: &mut Vec<Action>) {
+        let Phase::Restoring { from } = self.phase else {
+            return;
+        };
+        let mut next = Self::first_after(from);
+        if from.is_some() && canary!(self.config, SkipEntry) {
+            next = next.next();
+        }
+        self.feed = Feed::new(next);
+        self.check = Check::new(self.config.me, self.config.members, self.config.check);
+        self.runs_since = now;
+        self.phase.enter(Phase::Following);
+        out.push(Action::Note(Note::Runs(Index(next.0 - 1))));
+    }
+
+    /// A checkpoint was taken, or not.
+    pub(crate) fn on_taken(
+        &mut self,
+        now: Micros,
+        result: Result<Own, String>,
+        out: &mut Vec<Action>,
+    ) {
+        self.taking = false;
+        let Some(at) = self.feed.checkpoint.take() else {
+            // The program was stopped meanwhile. A checkpoint that is whole is as good as any.
+            return;
+        };
+        match result {
+            Ok(own) => {
+                assert_eq!(own.at, at, "another checkpoint was asked for");
+                self.checkpoints.owns(own);
+            }
+            Err(why) => {
+                // The leader asks another replica.
+                self.need(out);
+                out.push(Action::Note(Note::CheckpointFailed(why)));
+            }
+        }
+        self.go_on(now, out);
+    }
+
+    /// A checkpoint of another replica is here, or not.
+    pub(crate) fn on_fetched(&mut self, result: Result<Own, String>, out: &mut Vec<Action>) {
+        match result {
+            Ok(own) => {
+                self.checkpoints.fetching = None;
+                if self.own().is_none_or(|it| it.at < own.at) {
+                    self.checkpoints.owns(own);
+                }
+            }
+            Err(why) => {
+                self.checkpoints.fetch_failed();
+                out.push(Action::Note(Note::CheckpointFailed(why)));
+            }
+        }
+        if let Phase::Fetching { next, .. } = self.phase {
+            self.phase.enter(Phase::Looking { next });
+        }
+    }
+
+    /// The connections that are open at the program.
+    pub fn connections(&self) -> impl Iterator<Item = ConnectionId> {
+        self.feed.open.iter().copied()
+    }
+}

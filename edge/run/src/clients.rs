@@ -1,0 +1,311 @@
+//! The clients of the leader.
+
+use plover_log::Error;
+use plover_program::{ConnectionId, Entry};
+use plover_types::Viewstamp;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Bytes that one turn reads of one client, and which go in one entry.
+const READ_BYTES: usize = 32 << 10;
+
+/// A client that leaves more replies unread is cut off. A program must not wait for it, since its next input
+/// would wait, too.
+const UNSENT_BYTES_MAX: usize = 64 << 20;
+
+/// Proposes an entry.
+pub(crate) type Propose<'a> = &'a mut dyn FnMut(&Entry<'_>) -> Result<Viewstamp, Error>;
+
+#[derive(Debug)]
+struct Client {
+    id: ConnectionId,
+    stream: TcpStream,
+    /// What was read and is not in the log yet, because the log was full.
+    unproposed: Vec<u8>,
+    /// It sends nothing more; whether the log knows.
+    ended: bool,
+    end_proposed: bool,
+    out: Vec<u8>,
+    /// The program has ended the connection.
+    finishes: bool,
+}
+
+/// The listener and all clients.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    epoll: Arc<OwnedFd>,
+    kind: u64,
+    listener_token: u64,
+    listener: Option<TcpListener>,
+    next: u64,
+    all: BTreeMap<u64, Client>,
+    tokens: BTreeMap<ConnectionId, u64>,
+    /// Connections whose end is not in the log yet.
+    gone: Vec<ConnectionId>,
+    reads: bool,
+    entry_bytes_max: usize,
+}
+
+impl Clients {
+    pub fn new(
+        epoll: Arc<OwnedFd>,
+        kind: u64,
+        listener_token: u64,
+        entry_bytes_max: usize,
+    ) -> Self {
+        Self {
+            epoll,
+            kind,
+            listener_token,
+            listener: None,
+            next: 0,
+            all: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            gone: Vec::new(),
+            reads: false,
+            entry_bytes_max: entry_bytes_max.saturating_sub(64).min(READ_BYTES),
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn is_listening(&self) -> bool {
+        self.listener.is_some()
+    }
+
+    /// Lets clients in at `address`.
+    pub fn listen(&mut self, address: SocketAddrV4) -> io::Result<()> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        self.listener = Some(listener);
+        self.reads = true;
+        self.watch_all();
+        let listener = self.listener.as_ref().expect("it was set");
+        epoll::add(
+            &self.epoll,
+            listener,
+            EventData::new_u64(self.listener_token),
+            EventFlags::IN,
+        )?;
+        Ok(())
+    }
+
+    /// Closes everything. Clients are told by a reset, which needs no answer.
+    pub fn drop_all(&mut self) {
+        for client in self.all.values() {
+            let _ = rustix::net::sockopt::set_socket_linger(
+                &client.stream,
+                Some(std::time::Duration::ZERO),
+            );
+        }
+        self.all.clear();
+        self.tokens.clear();
+        self.gone.clear();
+        self.listener = None;
+    }
+
+    /// Sets whether clients are accepted and read.
+    pub fn set_reads(&mut self, reads: bool) {
+        if self.reads != reads {
+            self.reads = reads;
+            self.watch_all();
+        }
+    }
+
+    fn watch_all(&self) {
+        for (token, client) in &self.all {
+            client.watch(&self.epoll, *token, self.reads);
+        }
+        if let Some(listener) = &self.listener {
+            let flags = if self.reads {
+                EventFlags::IN
+            } else {
+                EventFlags::empty()
+            };
+            let data = EventData::new_u64(self.listener_token);
+            let _ = epoll::modify(&self.epoll, listener, data, flags);
+        }
+    }
+
+    /// Accepts clients that wait.
+    pub fn accept(&mut self, propose: Propose<'_>) {
+        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let _ = stream.set_nodelay(true);
+            // Without a place in the log the client is turned away, and tries again.
+            let Ok(at) = propose(&Entry::Accept) else {
+                return;
+            };
+            let (id, token) = (ConnectionId(at), self.kind | self.next);
+            self.next += 1;
+            let client = Client {
+                id,
+                stream,
+                unproposed: Vec::new(),
+                ended: false,
+                end_proposed: false,
+                out: Vec::new(),
+                finishes: false,
+            };
+            let data = EventData::new_u64(token);
+            if epoll::add(&self.epoll, &client.stream, data, EventFlags::IN).is_err() {
+                self.gone.push(id);
+                continue;
+            }
+            self.all.insert(token, client);
+            self.tokens.insert(id, token);
+        }
+    }
+
+    /// A client is ready.
+    pub fn ready(&mut self, token: u64, flags: EventFlags, propose: Propose<'_>) {
+        let Some(client) = self.all.get_mut(&token) else {
+            return;
+        };
+        let is_over = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+        if flags.contains(EventFlags::OUT) || is_over {
+            client.write();
+        }
+        let mut lives = true;
+        if self.reads && flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
+            lives = client.read();
+            lives &= client.propose(self.entry_bytes_max, propose);
+        } else if is_over {
+            lives = false;
+        }
+        self.settle(token, lives);
+    }
+
+    /// Sends a client a reply.
+    pub fn reply(&mut self, id: ConnectionId, bytes: &[u8]) {
+        let Some(&token) = self.tokens.get(&id) else {
+            return;
+        };
+        if let Some(client) = self.all.get_mut(&token) {
+            client.out.extend_from_slice(bytes);
+            client.write();
+            let lives = client.out.len() <= UNSENT_BYTES_MAX;
+            self.settle(token, lives);
+        }
+    }
+
+    /// The program has ended the connection: it is closed when all replies are sent.
+    pub fn finish(&mut self, id: ConnectionId) {
+        let Some(&token) = self.tokens.get(&id) else {
+            return;
+        };
+        if let Some(client) = self.all.get_mut(&token) {
+            client.finishes = true;
+            self.settle(token, true);
+        }
+    }
+
+    /// The connection is over in the log.
+    pub fn close(&mut self, id: ConnectionId) {
+        if let Some(token) = self.tokens.remove(&id) {
+            self.all.remove(&token);
+        }
+    }
+
+    /// Proposes what could not be proposed before.
+    pub fn retry(&mut self, propose: Propose<'_>) {
+        self.gone.retain(|id| propose(&Entry::Close(*id)).is_err());
+        let waiting: Vec<u64> = self
+            .all
+            .iter()
+            .filter(|(_, it)| it.waits())
+            .map(|it| *it.0)
+            .collect();
+        for token in waiting {
+            if let Some(client) = self.all.get_mut(&token) {
+                let lives = client.propose(self.entry_bytes_max, propose);
+                self.settle(token, lives);
+            }
+        }
+    }
+
+    fn settle(&mut self, token: u64, lives: bool) {
+        let Some(client) = self.all.get(&token) else {
+            return;
+        };
+        let is_done = client.finishes && client.out.is_empty();
+        if lives && !is_done {
+            return client.watch(&self.epoll, token, self.reads);
+        }
+        self.gone.push(client.id);
+        self.tokens.remove(&client.id);
+        self.all.remove(&token);
+    }
+}
+
+impl Client {
+    fn waits(&self) -> bool {
+        !self.unproposed.is_empty() || (self.ended && !self.end_proposed)
+    }
+
+    fn watch(&self, epoll: &OwnedFd, token: u64, reads: bool) {
+        let mut flags = EventFlags::empty();
+        flags.set(
+            EventFlags::IN,
+            reads && !self.ended && self.unproposed.is_empty(),
+        );
+        flags.set(EventFlags::OUT, !self.out.is_empty());
+        let _ = epoll::modify(epoll, &self.stream, EventData::new_u64(token), flags);
+    }
+
+    /// Reads what has come. False if the connection is broken.
+    fn read(&mut self) -> bool {
+        if self.ended || !self.unproposed.is_empty() {
+            return true;
+        }
+        let mut bytes = vec![0; READ_BYTES];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => self.ended = true,
+            Ok(count) => self.unproposed.extend_from_slice(&bytes[..count]),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Puts what was read into the log. False if this replica does not lead any more.
+    fn propose(&mut self, bytes_max: usize, propose: Propose<'_>) -> bool {
+        while !self.unproposed.is_empty() {
+            let count = self.unproposed.len().min(bytes_max);
+            match propose(&Entry::Bytes(self.id, &self.unproposed[..count])) {
+                Ok(_) => drop(self.unproposed.drain(..count)),
+                Err(Error::Full) => return true,
+                Err(_) => return false,
+            }
+        }
+        if self.ended && !self.end_proposed {
+            match propose(&Entry::End(self.id)) {
+                Ok(_) => self.end_proposed = true,
+                Err(Error::Full) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn write(&mut self) {
+        while !self.out.is_empty() {
+            match self.stream.write(&self.out) {
+                Ok(count) => drop(self.out.drain(..count)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The next read finds it broken.
+                Err(_) => return self.out.clear(),
+            }
+        }
+    }
+}

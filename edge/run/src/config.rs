@@ -1,0 +1,275 @@
+//! The configuration file of a replica of a program.
+
+use plover_node::{ConfigError, FabricName, GroupConfig, PathConfig, read};
+use plover_types::{ReplicaId, ReplicaSet};
+use serde::Deserialize;
+use serde::de::Error;
+use std::net::SocketAddrV4;
+use std::path::Path;
+
+/// A whole configuration. Doc comments of its keys are the operator's reference.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// `[group]`: the replicas that run the program together; as for `plover replica`, without the keys
+    /// that are about a guest.
+    pub group: GroupConfig,
+    /// `[program]`: the program; the same on all replicas.
+    pub program: ProgramConfig,
+    /// `[paths]`: the directories for this replica's files.
+    pub paths: PathConfig,
+}
+
+/// `[program]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramConfig {
+    /// How the program's connections are replicated.
+    #[serde(default)]
+    pub via: Via,
+    /// The address and the port for clients, such as `"192.0.2.100:6379"`. Only the leader listens there.
+    pub listen: SocketAddrV4,
+    /// The device of this host on the clients' network, such as `"eth0"`. The leader takes the address of `listen`,
+    /// and announces it there; the address must belong to no host. Without this key the address must be on
+    /// this host already, as 127.0.0.1 is.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// The port on which the program listens, on 127.0.0.1 or on all addresses.
+    pub port: u16,
+    /// How long a program may take, in s, until it listens.
+    #[serde(default = "default_start_s")]
+    pub start_s: u64,
+    /// A program that leaves its input unread for this long, in ms, stands still: its replica does not lead.
+    #[serde(default = "default_stall_ms")]
+    pub stall_ms: u64,
+    /// Bytes of output of each connection that one hash covers; `"off"` compares nothing.
+    #[serde(default)]
+    pub check: Check,
+    /// A command that makes the running program write its state into its directory, such as `redis-cli -p 6380
+    /// save`. It runs there, in a shell. Then the directory is archived as a checkpoint.
+    #[serde(default)]
+    pub snapshot_cmd: Option<String>,
+    /// Take checkpoints without a command: end the program by SIGTERM, archive its directory, start it again. The
+    /// program must have written all its state when it ends.
+    #[serde(default)]
+    pub snapshot_by_stop: bool,
+    /// A command that prepares the directory after a checkpoint was unpacked into it, before the program is
+    /// started.
+    #[serde(default)]
+    pub restore_cmd: Option<String>,
+    /// A checkpoint or a command of it that takes longer than this, in s, has failed.
+    #[serde(default = "default_snapshot_s")]
+    pub snapshot_s: u64,
+}
+
+/// The entrance of inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Via {
+    /// Connections end at a proxy, which gives the program what is committed (the default).
+    #[default]
+    Proxy,
+}
+
+/// The output check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check(pub Option<u32>);
+
+impl Default for Check {
+    /// What fits one Ethernet frame (APUS §3).
+    fn default() -> Self {
+        Self(Some(1500))
+    }
+}
+
+impl<'de> Deserialize<'de> for Check {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Bytes(u64),
+            Word(String),
+        }
+        let refused = "give \"off\", or a number of bytes from 16 to 65536";
+        match Given::deserialize(from).map_err(|_| D::Error::custom(refused))? {
+            Given::Word(word) if word == "off" => Ok(Self(None)),
+            Given::Bytes(bytes @ 16..=65536) => Ok(Self(Some(bytes as u32))),
+            _ => Err(D::Error::custom(refused)),
+        }
+    }
+}
+
+fn default_start_s() -> u64 {
+    30
+}
+
+fn default_stall_ms() -> u64 {
+    5000
+}
+
+fn default_snapshot_s() -> u64 {
+    120
+}
+
+impl RunConfig {
+    /// Reads and checks a configuration file.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = read(path)?;
+        config.group.check()?;
+        config.check().map_err(ConfigError::Mismatch)?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (group, program) = (&self.group, &self.program);
+        let lowest = group.replica.iter().map(|it| it.id).min();
+        for (is_given, key) in [
+            (
+                group.first_leader != 0 && Some(group.first_leader) != lowest,
+                "first_leader",
+            ),
+            (group.hypervisor_timeout_ms != 600, "hypervisor_timeout_ms"),
+            (group.warm_witness != Default::default(), "warm_witness"),
+            (group.warm_mib_per_s != 64, "warm_mib_per_s"),
+        ] {
+            if is_given {
+                return Err(format!(
+                    "group.{key} is about a guest, and a program has none: remove it"
+                ));
+            }
+        }
+        if !matches!(group.replica.len(), 1 | 3 | 5 | 7 | 9) {
+            return Err(format!(
+                "a program runs on 1, 3, 5, 7 or 9 replicas, and the group has {}",
+                group.replica.len()
+            ));
+        }
+        let port = program.listen.port();
+        if port == 0 || program.port == 0 {
+            return Err("program.listen and program.port need ports other than 0".into());
+        }
+        let ip = program.listen.ip();
+        if port == program.port && (ip.is_loopback() || ip.is_unspecified()) {
+            return Err(format!(
+                "program.listen {} is where the program listens itself (program.port): give clients another port",
+                program.listen
+            ));
+        }
+        if program.device.is_some() && (ip.is_loopback() || ip.is_unspecified()) {
+            return Err(format!(
+                "program.listen {ip} cannot move to program.device: give an address of the clients' network, or \
+                 remove the device"
+            ));
+        }
+        if program.snapshot_cmd.is_some() && program.snapshot_by_stop {
+            return Err(
+                "program.snapshot_cmd and snapshot_by_stop are two ways to one thing: remove one"
+                    .into(),
+            );
+        }
+        if program.restore_cmd.is_some() && !self.takes_checkpoints() {
+            return Err("program.restore_cmd goes with snapshot_cmd or snapshot_by_stop".into());
+        }
+        if program.start_s == 0 || program.snapshot_s == 0 || program.stall_ms < 100 {
+            return Err(
+                "program.start_s and snapshot_s must be at least 1, stall_ms at least 100".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether there is a way to take checkpoints.
+    pub fn takes_checkpoints(&self) -> bool {
+        self.program.snapshot_cmd.is_some() || self.program.snapshot_by_stop
+    }
+
+    pub(crate) fn members(&self) -> ReplicaSet {
+        ReplicaSet::of(self.group.replica.iter().map(|it| ReplicaId(it.id)))
+    }
+
+    /// The consensus of this group.
+    pub(crate) fn log(&self) -> plover_log::Config {
+        use plover_types::Micros;
+        let group = &self.group;
+        let mut config = plover_log::Config::new(ReplicaId(group.me), self.members());
+        config.heartbeat = Micros::from_ms(group.heartbeat_ms);
+        config.timeout = Micros::from_ms(group.timeout_ms);
+        config.durability = group.durability;
+        // Only checkpoints let the log be trimmed, so this much is what a restored program executes again.
+        config.log_bytes_max = group.log_mib << 20;
+        config.retain_bytes = usize::MAX;
+        config
+    }
+
+    /// Whether another fabric than TCP is named.
+    pub fn fabric(&self) -> FabricName {
+        self.group.fabric
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+        [group]
+        name = "shop"
+        me = 1
+        replica = [
+            { id = 0, address = "192.0.2.10:7700" },
+            { id = 1, address = "192.0.2.11:7700" },
+            { id = 2, address = "192.0.2.12:7700" },
+        ]
+        [program]
+        via = "proxy"
+        listen = "192.0.2.100:6379"
+        device = "eth0"
+        port = 6380
+        snapshot_cmd = "redis-cli -p 6380 save"
+        [paths]
+        state_dir = "/var/lib/plover/shop"
+        run_dir = "/run/plover/shop"
+    "#;
+
+    fn parse(text: &str) -> Result<RunConfig, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("group.toml");
+        std::fs::write(&path, text).unwrap();
+        RunConfig::load(&path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_sound_configuration_is_taken() {
+        let config = parse(GOOD).unwrap();
+        assert_eq!(config.program.check, Check(Some(1500)));
+        let off = GOOD.replace("port = 6380", "port = 6380\ncheck = \"off\"");
+        assert_eq!(parse(&off).unwrap().program.check, Check(None));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (from, to, names) in [
+            ("me = 1", "me = 1\nwarm_witness = \"off\"", "about a guest"),
+            ("me = 1", "me = 7", "group.me"),
+            ("port = 6380", "port = 6380\ncolour = 1", "colour"),
+            ("port = 6380", "port = 6380\ncheck = 3", "16 to 65536"),
+            ("port = 6380", "port = 6380\ncheck = \"on\"", "off"),
+            ("\"proxy\"", "\"preload\"", "proxy"),
+            ("192.0.2.100:6379", "127.0.0.1:6379", "cannot move"),
+            (
+                "port = 6380",
+                "port = 6380\nsnapshot_by_stop = true",
+                "two ways",
+            ),
+            ("snapshot_cmd =", "restore_cmd =", "goes with snapshot_cmd"),
+            ("port = 6380", "port = 0", "other than 0"),
+            ("192.0.2.100:6379", "192.0.2.100", "listen"),
+            ("{ id = 2, address = \"192.0.2.12:7700\" },", "", "1, 3, 5"),
+        ] {
+            let text = GOOD.replace(from, to);
+            assert_ne!(text, GOOD, "{from}");
+            let error = parse(&text).expect_err(to);
+            assert!(error.contains(names), "{to}: {error}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Work that takes long, in threads of its own: unpacking, archiving and fetching checkpoints. And the thread that
+//! serves checkpoints to the other replicas.
+
+use crate::config::ProgramConfig;
+use crate::files::{Files, complete, copy, sum_of};
+use crate::program::Program;
+use plover_program::{Held, Own};
+use plover_types::{Index, ReplicaId, View, Viewstamp};
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// A transfer of which nothing comes for so long has failed.
+const SILENT_FOR: Duration = Duration::from_secs(20);
+
+/// The result of a job.
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The program's directory is ready for a start.
+    Prepared(Result<(), String>),
+    /// The program's directory is archived.
+    Archived(Result<Own, String>),
+    /// Another replica's checkpoint is here.
+    Fetched(Result<Own, String>),
+}
+
+/// Starts jobs, and has their results.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    files: Files,
+    restore_cmd: Option<String>,
+    snapshot_cmd: Option<String>,
+    within: Duration,
+    me: ReplicaId,
+    done: Receiver<Done>,
+    sender: Sender<Done>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Jobs {
+    pub fn new(files: Files, config: &ProgramConfig, me: ReplicaId) -> io::Result<Self> {
+        let (sender, done) = channel();
+        Ok(Self {
+            files,
+            restore_cmd: config.restore_cmd.clone(),
+            snapshot_cmd: config.snapshot_cmd.clone(),
+            within: Duration::from_secs(config.snapshot_s),
+            me,
+            done,
+            sender,
+            wake: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?),
+        })
+    }
+
+    /// The jobs that are done.
+    pub fn take(&self) -> Vec<Done> {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        self.done.try_iter().collect()
+    }
+
+    fn begin(&self, job: impl FnOnce() -> Done + Send + 'static) {
+        let (sender, wake) = (self.sender.clone(), self.wake.clone());
+        std::thread::spawn(move || {
+            let _ = sender.send(job());
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+        });
+    }
+
+    /// Empties the program's directory, and unpacks a checkpoint into it.
+    pub fn prepare(&self, from: Option<Viewstamp>) {
+        let (files, command, within) = (self.files.clone(), self.restore_cmd.clone(), self.within);
+        self.begin(move || Done::Prepared(prepare(&files, from, command, Instant::now() + within)));
+    }
+
+    /// Archives the program's directory as the checkpoint at `at`: after the configured command, or after the
+    /// end of the program, if it is given.
+    pub fn archive(&self, at: Viewstamp, ends: Option<Program>) {
+        let (files, command) = (self.files.clone(), self.snapshot_cmd.clone());
+        let (me, within) = (self.me, self.within);
+        self.begin(move || {
+            if ends.is_some_and(|program| !program.end()) {
+                return Done::Archived(Err(
+                    "the program did not end when SIGTERM asked it to".into()
+                ));
+            }
+            Done::Archived(archive(&files, at, command, me, Instant::now() + within))
+        });
+    }
+
+    /// Gets another replica's checkpoint.
+    pub fn fetch(&self, held: Held) {
+        let files = self.files.clone();
+        self.begin(move || {
+            let fetched = fetch(&files, &held);
+            Done::Fetched(fetched.map_err(|error| {
+                format!(
+                    "cannot get the checkpoint of replica {} at {}: {error}",
+                    held.replica.0, held.address
+                )
+            }))
+        });
+    }
+}
+
+impl AsFd for Jobs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+fn shell(text: &str, files: &Files) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", text]).current_dir(&files.data);
+    command
+}
+
+fn prepare(
+    files: &Files,
+    from: Option<Viewstamp>,
+    command: Option<String>,
+    deadline: Instant,
+) -> Result<(), String> {
+    let directory = files.data.display();
+    files
+        .empty()
+        .map_err(|e| format!("cannot empty {directory}: {e}"))?;
+    let Some(at) = from else { return Ok(()) };
+    let own = files
+        .find(at)
+        .ok_or_else(|| format!("the checkpoint at {at} is gone"))?;
+    let path = files.path(&own);
+    let sum = sum_of(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+    if sum != own.sum {
+        files.remove(&own);
+        return Err(format!("{} is damaged and was removed", path.display()));
+    }
+    let mut tar = Command::new("tar");
+    tar.arg("-xf").arg(&path).arg("-C").arg(&files.data);
+    complete(tar, deadline)?;
+    command.map_or(Ok(()), |text| complete(shell(&text, files), deadline))
+}
+
+fn archive(
+    files: &Files,
+    at: Viewstamp,
+    command: Option<String>,
+    me: ReplicaId,
+    deadline: Instant,
+) -> Result<Own, String> {
+    if let Some(text) = command {
+        complete(shell(&text, files), deadline)?;
+    }
+    let new = files.unfinished("taken");
+    let mut tar = Command::new("tar");
+    tar.arg("-cf").arg(&new).arg("-C").arg(&files.data).arg(".");
+    complete(tar, deadline)?;
+    let finished = files.finish(&new, at, me);
+    finished.map_err(|e| format!("cannot keep the checkpoint {}: {e}", new.display()))
+}
+
+fn fetch(files: &Files, held: &Held) -> io::Result<Own> {
+    let address: SocketAddr = held.address.parse().map_err(io::Error::other)?;
+    let mut stream = TcpStream::connect_timeout(&address, SILENT_FOR)?;
+    stream.set_read_timeout(Some(SILENT_FOR))?;
+    stream.set_write_timeout(Some(SILENT_FOR))?;
+    writeln!(stream, "{} {}", held.at.view.0, held.at.index.0)?;
+    let mut length = [0; 8];
+    stream
+        .read_exact(&mut length)
+        .map_err(|_| io::Error::other("it has no such checkpoint any more"))?;
+    if u64::from_le_bytes(length) != held.bytes {
+        return Err(io::Error::other("it has another length than the log says"));
+    }
+    let new = files.unfinished("fetched");
+    copy(&mut stream, &mut File::create(&new)?, held.bytes)?;
+    if sum_of(&new)? != held.sum {
+        return Err(io::Error::other("it does not match its checksum"));
+    }
+    files.finish(&new, held.at, held.taken_by)
+}
+
+/// Serves this replica's checkpoints at a port of `ip` that the kernel chooses. Returns the address.
+pub(crate) fn serve(ip: IpAddr, files: Files) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind((ip, 0))?;
+    let address = listener.local_addr()?;
+    std::thread::Builder::new()
+        .name("checkpoints".into())
+        .spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let files = files.clone();
+                let served = std::thread::Builder::new().name("checkpoint".into());
+                let served = served.spawn(move || {
+                    if let Err(error) = give(&stream, &files) {
+                        tracing::debug!(%error, "a checkpoint was not sent");
+                    }
+                });
+                if let Err(error) = served {
+                    tracing::warn!(%error, "a request for a checkpoint was refused");
+                }
+            }
+        })?;
+    Ok(address)
+}
+
+fn give(mut stream: &TcpStream, files: &Files) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENT_FOR))?;
+    stream.set_write_timeout(Some(SILENT_FOR))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(64)).read_line(&mut line)?;
+    let mut words = line.split_whitespace().filter_map(|word| word.parse().ok());
+    let (Some(view), Some(index)) = (words.next(), words.next()) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let at = Viewstamp {
+        view: View(view),
+        index: Index(index),
+    };
+    let own = files.find(at).ok_or(io::ErrorKind::NotFound)?;
+    // From here on the file is there, even if its name goes.
+    let mut file = File::open(files.path(&own))?;
+    stream.write_all(&own.bytes.to_le_bytes())?;
+    copy(&mut file, &mut stream, own.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_goes_from_one_replica_to_another() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let files = Files::open(one.path()).unwrap();
+        std::fs::create_dir(files.data.join("sub")).unwrap();
+        std::fs::write(files.data.join("sub/file"), "content").unwrap();
+        let at = Viewstamp {
+            view: View(17),
+            index: Index(42),
+        };
+        let soon = Instant::now() + Duration::from_secs(60);
+        let touch = Some("echo more > file".to_string());
+        let own = archive(&files, at, touch, ReplicaId(1), soon).unwrap();
+        let address = serve([127, 0, 0, 1].into(), files).unwrap();
+        let mut held = Held {
+            replica: ReplicaId(1),
+            at,
+            taken_by: ReplicaId(1),
+            bytes: own.bytes,
+            sum: own.sum,
+            address: address.to_string(),
+        };
+        let theirs = Files::open(other.path()).unwrap();
+        std::fs::write(theirs.data.join("old"), "x").unwrap();
+        assert_eq!(fetch(&theirs, &held).unwrap(), own);
+        prepare(&theirs, Some(at), Some("mv file moved".into()), soon).unwrap();
+        let read = |name| std::fs::read_to_string(theirs.data.join(name)).unwrap_or_default();
+        assert_eq!(
+            (read("sub/file"), read("moved"), read("old")),
+            ("content".into(), "more\n".into(), String::new())
+        );
+        held.at.index = Index(43);
+        assert!(
+            fetch(&theirs, &held)
+                .unwrap_err()
+                .to_string()
+                .contains("no such checkpoint")
+        );
+        std::fs::write(theirs.path(&own), "other bytes").unwrap();
+        let damaged = prepare(&theirs, Some(at), None, soon).unwrap_err();
+        assert!(damaged.contains("damaged"), "{damaged}");
+    }
+}

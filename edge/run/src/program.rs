@@ -1,0 +1,109 @@
+//! The program: a child of this process, in a process group of its own.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long a program that is asked to end may take.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// A program that runs, or has ended.
+#[derive(Debug)]
+pub(crate) struct Program {
+    child: Child,
+    handle: OwnedFd,
+}
+
+impl Program {
+    /// Starts the program. The kernel kills it when the calling thread ends.
+    pub fn start(words: &[OsString], directory: &Path) -> io::Result<Self> {
+        let (name, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut command = Command::new(name);
+        command
+            .args(arguments)
+            .current_dir(directory)
+            .stdin(Stdio::null());
+        die_with_us(&mut command);
+        let child = command.spawn()?;
+        let pid = Pid::from_child(&child);
+        Ok(Self {
+            handle: pidfd_open(pid, PidfdFlags::empty())?,
+            child,
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it has ended, if it has.
+    pub fn ended(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten()?;
+        Some(match (status.code(), status.signal()) {
+            (Some(code), _) => format!("it exited with code {code}"),
+            (None, Some(signal)) => format!("signal {signal} ended it"),
+            (None, None) => "it ended".into(),
+        })
+    }
+
+    /// Asks it to end, waits for a while, and kills what is left of it. Whether it has ended by itself.
+    pub fn end(self) -> bool {
+        let _ = rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let timeout = Timespec {
+            tv_sec: ENDS_WITHIN.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let ended = poll(
+            &mut [PollFd::new(&self.handle, PollFlags::IN)],
+            Some(&timeout),
+        );
+        ended == Ok(1)
+    }
+}
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}
+
+impl Drop for Program {
+    /// Kills the program and all processes of its group, and waits for its end.
+    fn drop(&mut self) {
+        kill_group(self.child.id());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Makes `command` lead a process group of its own, which Ctrl-C does not reach, and die with the thread that
+/// starts it.
+pub(crate) fn die_with_us(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    command.process_group(0);
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed: it makes
+    // two system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Kills all processes of the group that `leader` leads. It was started by this process and not waited for, so
+/// its number is no other's.
+pub(crate) fn kill_group(leader: u32) {
+    if let Some(group) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}

@@ -1,0 +1,281 @@
+//! The connections to the program, over the loopback of this host.
+
+use crate::unread::Diag;
+use plover_program::ConnectionId;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Bytes that one turn reads of one connection.
+const READ_BYTES: usize = 64 << 10;
+
+/// What comes from the program.
+#[derive(Debug)]
+pub(crate) enum FromProgram {
+    Output(ConnectionId, Vec<u8>),
+    Ended(ConnectionId),
+}
+
+#[derive(Debug)]
+struct Connection {
+    id: ConnectionId,
+    stream: TcpStream,
+    port: u16,
+    is_up: bool,
+    /// What the socket has not taken yet.
+    out: Vec<u8>,
+    /// Bytes that the socket has taken.
+    sent: u64,
+    /// No more input follows, and the socket knows.
+    ends: bool,
+    ended: bool,
+    closes: bool,
+    /// All that was sent has come to the program's socket.
+    arrived: bool,
+    output_ended: bool,
+    /// The program or the kernel has broken it off.
+    is_dead: bool,
+}
+
+/// All connections to the program.
+#[derive(Debug)]
+pub(crate) struct Sockets {
+    port: u16,
+    diag: Diag,
+    epoll: Arc<OwnedFd>,
+    /// Tells these tokens from others.
+    kind: u64,
+    next: u64,
+    all: BTreeMap<u64, Connection>,
+    tokens: BTreeMap<ConnectionId, u64>,
+    /// Those with input that the program may not have read.
+    unread: BTreeSet<u64>,
+}
+
+impl Sockets {
+    pub fn new(port: u16, epoll: Arc<OwnedFd>, kind: u64) -> io::Result<Self> {
+        Ok(Self {
+            port,
+            diag: Diag::open()?,
+            epoll,
+            kind,
+            next: 0,
+            all: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            unread: BTreeSet::new(),
+        })
+    }
+
+    /// Whether a process listens where the program should.
+    pub fn is_served(&self) -> io::Result<bool> {
+        self.diag.listens(self.port)
+    }
+
+    /// Whether the program may have something to read.
+    pub fn waits(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Forgets all connections: the program has ended.
+    pub fn clear(&mut self) {
+        self.all.clear();
+        self.tokens.clear();
+        self.unread.clear();
+    }
+
+    pub fn connect(&mut self, id: ConnectionId) -> io::Result<()> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+        let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.port);
+        let result = rustix::net::connect(&socket, &to);
+        let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true)?;
+        let port = match stream.local_addr()? {
+            SocketAddr::V4(own) => own.port(),
+            SocketAddr::V6(own) => own.port(),
+        };
+        let token = self.kind | self.next;
+        self.next += 1;
+        let data = EventData::new_u64(token);
+        epoll::add(&self.epoll, &stream, data, EventFlags::IN | EventFlags::OUT)?;
+        let connection = Connection {
+            id,
+            stream,
+            port,
+            is_up: result.is_ok(),
+            out: Vec::new(),
+            sent: 0,
+            ends: false,
+            ended: false,
+            closes: false,
+            arrived: false,
+            output_ended: false,
+            is_dead,
+        };
+        self.all.insert(token, connection);
+        self.tokens.insert(id, token);
+        self.unread.insert(token);
+        Ok(())
+    }
+
+    pub fn feed(&mut self, id: ConnectionId, bytes: &[u8]) {
+        self.give(id, |connection| connection.out.extend_from_slice(bytes));
+    }
+
+    /// The program gets no more input on this connection.
+    pub fn end(&mut self, id: ConnectionId) {
+        self.give(id, |connection| connection.ends = true);
+    }
+
+    /// The same, and its output is dropped. The socket goes when the program has noticed.
+    pub fn close(&mut self, id: ConnectionId) {
+        self.give(id, |connection| {
+            (connection.ends, connection.closes) = (true, true);
+        });
+        self.tokens.remove(&id);
+    }
+
+    fn give(&mut self, id: ConnectionId, what: impl FnOnce(&mut Connection)) {
+        let Some(token) = self.tokens.get(&id) else {
+            return;
+        };
+        if let Some(connection) = self.all.get_mut(token) {
+            what(connection);
+            connection.arrived = false;
+            connection.write();
+            self.unread.insert(*token);
+            let _ = connection.watch(&self.epoll, *token);
+        }
+    }
+
+    /// A connection is ready.
+    pub fn ready(&mut self, token: u64, flags: EventFlags, out: &mut Vec<FromProgram>) {
+        let Some(connection) = self.all.get_mut(&token) else {
+            return;
+        };
+        if flags.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP) {
+            match connection.stream.take_error() {
+                Ok(None) => connection.is_up |= flags.contains(EventFlags::OUT),
+                _ => connection.is_dead = true,
+            }
+            connection.write();
+        }
+        if flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP) {
+            connection.read(out);
+        }
+        let _ = connection.watch(&self.epoll, token);
+    }
+
+    /// The connections on which the program has read everything by now.
+    pub fn take_read(&mut self) -> Vec<ConnectionId> {
+        let mut read = Vec::new();
+        let (all, diag, port) = (&mut self.all, &self.diag, self.port);
+        self.unread.retain(|token| {
+            let Some(connection) = all.get_mut(token) else {
+                return false;
+            };
+            if !connection.is_read(diag, port) {
+                return true;
+            }
+            read.push(connection.id);
+            if connection.closes {
+                all.remove(token);
+            }
+            false
+        });
+        read
+    }
+}
+
+impl Connection {
+    fn write(&mut self) {
+        while self.is_up && !self.out.is_empty() && !self.is_dead {
+            match self.stream.write(&self.out) {
+                Ok(count) => {
+                    self.out.drain(..count);
+                    self.sent += count as u64;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.is_dead = true,
+            }
+        }
+        if self.is_up && self.ends && !self.ended && self.out.is_empty() {
+            self.ended = true;
+            let _ = rustix::net::shutdown(self.stream.as_fd(), Shutdown::Write);
+        }
+    }
+
+    fn read(&mut self, out: &mut Vec<FromProgram>) {
+        let mut bytes = vec![0; READ_BYTES];
+        match self.stream.read(&mut bytes) {
+            Ok(count) if count > 0 => {
+                if !self.closes {
+                    bytes.truncate(count);
+                    out.push(FromProgram::Output(self.id, bytes));
+                }
+            }
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            result => {
+                self.is_dead |= result.is_err();
+                if !std::mem::replace(&mut self.output_ended, true) && !self.closes {
+                    out.push(FromProgram::Ended(self.id));
+                }
+            }
+        }
+    }
+
+    /// Waits for what is missing still.
+    fn watch(&self, epoll: &OwnedFd, token: u64) -> io::Result<()> {
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, !self.output_ended);
+        flags.set(
+            EventFlags::OUT,
+            !self.is_dead && (!self.is_up || !self.out.is_empty()),
+        );
+        if self.is_dead && self.output_ended {
+            // The kernel would report it for ever.
+            epoll::delete(epoll, &self.stream)?;
+            return Ok(());
+        }
+        Ok(epoll::modify(
+            epoll,
+            &self.stream,
+            EventData::new_u64(token),
+            flags,
+        )?)
+    }
+
+    fn is_read(&mut self, diag: &Diag, port: u16) -> bool {
+        if self.is_dead {
+            return true;
+        }
+        if !self.is_up || !self.out.is_empty() || (self.ends && !self.ended) {
+            return false;
+        }
+        let ask = || diag.socket(port, self.port);
+        match ask() {
+            Ok(Some(socket)) => {
+                if !self.arrived && socket.has(self.sent, self.ended) {
+                    // Only a later answer surely counts what has come as waiting.
+                    self.arrived = true;
+                    return match ask() {
+                        Ok(Some(socket)) => socket.is_read(),
+                        Ok(None) => true,
+                        Err(_) => false,
+                    };
+                }
+                self.arrived && socket.is_read()
+            }
+            Ok(None) => true,
+            // The program is taken to stand still in the end.
+            Err(_) => false,
+        }
+    }
+}

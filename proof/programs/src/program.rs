@@ -1,0 +1,115 @@
+//! A simulated program, and the reference that executes the committed log.
+
+use plover_program::{ConnectionId, Entry};
+use plover_sim::rng::mix;
+use plover_types::Viewstamp;
+use std::collections::BTreeMap;
+
+/// Bytes of a request, which is its number, and of its reply: the number, and the sum of all requests so far.
+pub const REQUEST_BYTES: usize = 8;
+pub const REPLY_BYTES: usize = 16;
+
+/// The state of a program that a checkpoint keeps.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// The requests in the order in which they were executed.
+    pub executed: Vec<u64>,
+    pub sum: u64,
+}
+
+/// One connection at a program.
+#[derive(Clone, Debug, Default)]
+pub struct Connection {
+    pub unread: Vec<u8>,
+    /// The program has something to read: bytes, a new connection, or its end.
+    pub is_news: bool,
+    pub closes: bool,
+    /// Read, and no whole request yet.
+    pub partly: Vec<u8>,
+}
+
+/// A program that runs.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    pub memory: Memory,
+    pub connections: BTreeMap<ConnectionId, Connection>,
+    /// A fault has changed its memory.
+    pub is_wrong: bool,
+}
+
+impl Program {
+    /// Reads all that there is on a connection. Returns the replies.
+    pub fn read(&mut self, id: ConnectionId) -> Vec<u8> {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return Vec::new();
+        };
+        let mut replies = Vec::new();
+        connection.is_news = false;
+        connection.partly.append(&mut connection.unread);
+        while connection.partly.len() >= REQUEST_BYTES {
+            let rest = connection.partly.split_off(REQUEST_BYTES);
+            let request = std::mem::replace(&mut connection.partly, rest);
+            let number = u64::from_le_bytes(request.try_into().expect("eight bytes"));
+            self.memory.executed.push(number);
+            self.memory.sum = mix(self.memory.sum, number);
+            replies.extend(number.to_le_bytes());
+            replies.extend(self.memory.sum.to_le_bytes());
+        }
+        if connection.closes {
+            self.connections.remove(&id);
+        }
+        replies
+    }
+}
+
+/// The reference.
+#[derive(Clone, Debug, Default)]
+pub struct Reference {
+    program: Program,
+    /// The sum after so many requests.
+    pub sums: Vec<u64>,
+}
+
+impl Reference {
+    /// Executes the next committed entry.
+    pub fn execute(&mut self, at: Viewstamp, bytes: Option<&[u8]>) {
+        let Some(entry) = bytes.and_then(Entry::decode) else {
+            return;
+        };
+        let connections = &mut self.program.connections;
+        match entry {
+            Entry::Accept => drop(connections.insert(ConnectionId(at), Connection::default())),
+            Entry::Bytes(id, bytes) => {
+                if let Some(connection) = connections.get_mut(&id) {
+                    connection.unread.extend(bytes);
+                }
+                let replies = self.program.read(id);
+                for reply in replies.chunks(REPLY_BYTES) {
+                    let sum = reply[REQUEST_BYTES..].try_into().expect("eight bytes");
+                    self.sums.push(u64::from_le_bytes(sum));
+                }
+            }
+            Entry::Close(id) => drop(connections.remove(&id)),
+            Entry::Cut(_) => connections.clear(),
+            _ => {}
+        }
+    }
+
+    /// The requests in their order.
+    pub fn executed(&self) -> &[u64] {
+        &self.program.memory.executed
+    }
+
+    /// The reply to a request, if it was executed.
+    pub fn reply_to(&self, number: u64) -> Option<Vec<u8>> {
+        let place = self.executed().iter().position(|it| *it == number)?;
+        Some([number.to_le_bytes(), self.sums[place].to_le_bytes()].concat())
+    }
+
+    /// Whether a program with this memory has executed a prefix of the log.
+    pub fn has_been(&self, memory: &Memory) -> bool {
+        let count = memory.executed.len();
+        self.executed().get(..count) == Some(&memory.executed[..])
+            && (count == 0 || self.sums[count - 1] == memory.sum)
+    }
+}

@@ -1,0 +1,56 @@
+//! The simulator under test: seeds that must hold, runs that must repeat, bugs that must be caught.
+
+use plover_program::Canary;
+use plover_programs_proof::{Options, REACHED};
+use plover_sim::expect::{self, holds, reaches, repeats};
+
+#[test]
+fn four_hundred_seeds_hold() {
+    let coverage = holds(&Options::default(), 0..400);
+    reaches(&coverage, &REACHED);
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    repeats(Options::default());
+}
+
+fn catches(canary: Canary, invariants: &[&str]) {
+    let options = Options {
+        canary,
+        ..Options::default()
+    };
+    expect::catches(&options, 200, invariants);
+}
+
+/// A client gets a reply that the group may forget.
+#[test]
+fn a_reply_before_the_commit_is_caught() {
+    let found_by = ["programs_agree", "replies_are_committed"];
+    catches(Canary::ReplyBeforeCommit, &found_by);
+}
+
+#[test]
+fn a_skipped_entry_is_caught() {
+    catches(Canary::SkipEntry, &["programs_agree"]);
+}
+
+#[test]
+fn a_leader_that_has_diverged_is_caught() {
+    catches(Canary::LeadDiverged, &["heals"]);
+}
+
+#[test]
+fn input_on_two_connections_at_once_is_caught() {
+    catches(Canary::FeedTogether, &["programs_agree"]);
+}
+
+#[test]
+fn connections_of_a_former_leader_are_caught() {
+    catches(Canary::KeepConnections, &["connections_end"]);
+}
+
+#[test]
+fn a_log_that_is_trimmed_too_early_is_caught() {
+    catches(Canary::TrimEarly, &["trim_is_held"]);
+}
