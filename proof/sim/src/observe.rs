@@ -6,13 +6,12 @@ use crate::history::History;
 use crate::hypervisor::Hypervisor;
 use crate::invariants::debt_never_forgotten::{self, Side};
 use crate::invariants::memory_equal_after_sync::Snapshot;
-use crate::invariants::one_fault_is_survived::OneFault;
 use crate::invariants::{Violation, committed_not_lost, warm_copy_accounted};
 use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note, OperatorInput, Replica};
+use plover_replica::{Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
@@ -95,7 +94,10 @@ impl World {
                 self.coverage.hit("sync: reset with a fetch");
                 let in_sync = self.invariants.log.in_sync();
                 if in_sync.len() > 1 && in_sync.contains(who) {
-                    self.check(Err(OneFault::fetches(who)));
+                    self.coverage
+                        .hit("sync: a member of the in-sync set has to fetch");
+                    let check = self.invariants.one_fault.fetches(who);
+                    self.check(check);
                 }
             }
             Body::CopyAck { .. } => self.check_warm_copy(who),
@@ -212,7 +214,14 @@ impl World {
             Note::Elected { view } => self.on_elected(who, *view),
             Note::Serving { view } => self.on_serving(who, *view),
             Note::SyncPhase { sync, phase } => self.on_phase(who, *sync, *phase),
-            Note::Applied { sync } => self.on_applied(who, *sync),
+            Note::Applied { sync } => {
+                self.invariants.one_fault.applies(who);
+                self.on_applied(who, *sync);
+            }
+            Note::Role {
+                to: Role::Secondary,
+                ..
+            } => self.invariants.one_fault.joins(who),
             Note::Kept { sync } => self.on_kept(who, *sync),
             Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
             Note::Synced(_) => self.invariants.one_fault.synced(),

@@ -14,7 +14,8 @@
 //! A replica that joins knows none of this: it saves nothing, fetches what it lacks, and so learns the pages.
 //! The queues of the guest come with its first state. So its guest stands until a second state comes, and the
 //! reset before that one is of the leader's queues and of no others; only then the in-sync set names it
-//! (`leader::join`). A fetch by a member of the in-sync set is left for a device that breaks these rules.
+//! (`leader::join`). A member of the in-sync set has to fetch only a queue of the leader's that its own guest had
+//! taken down when the reset would have shown it (docs/decisions/0003, "What is left").
 
 use super::{Complete, Stage};
 use crate::api::{Action, Role};

@@ -1,8 +1,9 @@
 //! A protected guest survives any single fault: as long as no second one strikes before the group is whole
 //! and protected again, some replica holds the guest's state. The same holds when a guest ends by itself.
 //!
-//! There is no exception. A secondary that fetched a page which a device reset has written would hold nothing
-//! for the time of the exchange, so none of the in-sync set may have to (docs/decisions/0003).
+//! There is no exception for a page that a device reset has written and that only the leader has. A replica that
+//! has just joined must not have to fetch one. Later it may have to, rarely, and this is counted
+//! (docs/decisions/0003).
 //!
 //! Where faults strike alone and last ([`crate::alone`]), the clients must be answered again within a bounded time.
 
@@ -10,6 +11,7 @@ use super::{Check, Violation};
 use crate::alone::SERVED_WITHIN;
 use crate::faults::Fault;
 use plover_types::ReplicaId;
+use std::collections::BTreeSet;
 
 fn violation(message: String) -> Violation {
     Violation {
@@ -27,6 +29,8 @@ pub struct OneFault {
     /// A sync is over that began after the last fault ended: nothing of that fault is left. (A message that a full
     /// ring had no room for is missed only later.)
     is_settled: bool,
+    /// The replicas that have applied no sync since they joined.
+    joined: BTreeSet<ReplicaId>,
 }
 
 impl OneFault {
@@ -65,12 +69,25 @@ impl OneFault {
         self.is_settled
     }
 
+    /// A replica has joined.
+    pub fn joins(&mut self, who: ReplicaId) {
+        self.joined.insert(who);
+    }
+
+    /// A replica has applied a sync.
+    pub fn applies(&mut self, who: ReplicaId) {
+        self.joined.remove(&who);
+    }
+
     /// A member of the in-sync set lacks pages that only the leader has.
-    pub fn fetches(who: ReplicaId) -> Violation {
-        violation(format!(
-            "{who}, which is in sync, has to fetch pages that a reset has written: if the leader dies now, the \
-             guest is lost"
-        ))
+    pub fn fetches(&self, who: ReplicaId) -> Check {
+        if !self.joined.contains(&who) {
+            return Ok(());
+        }
+        Err(violation(format!(
+            "{who} has joined and has to fetch pages that a reset has written: if the leader dies now, the guest \
+             is lost"
+        )))
     }
 
     /// The clients get no answers, and only one fault has struck.
