@@ -48,6 +48,9 @@ pub enum Canary {
     /// A backup of a pair that was stopped for long trusts its guest as before.
     #[cfg(feature = "canary")]
     NeverDoubt,
+    /// A leader tells its followers a new commit index with the next heartbeat, and not at once.
+    #[cfg(feature = "canary")]
+    CommitAtHeartbeat,
     /// A leader counts its lease with the timeout, although it has asked the voters for a shorter span.
     #[cfg(feature = "canary")]
     CountTheTimeout,

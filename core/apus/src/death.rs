@@ -108,10 +108,10 @@ impl Apus {
         if let Role::Leading(leadership) = &mut self.role {
             let peer = leadership.peers.get_mut(&process.replica);
             let meant = peer.filter(|peer| {
-                peer.is_alive() && peer.answered_by.is_some_and(is_meant) && !self.config.pair
+                peer.is_alive() && peer.answered_by().is_some_and(is_meant) && !self.config.pair
             });
             if let Some(peer) = meant {
-                self.heard.dead = peer.answered_by;
+                self.heard.dead = peer.answered_by();
                 peer.dead();
                 leadership.selection.suspend();
                 out.push(Command::PeerAlive {

@@ -45,8 +45,8 @@ pub(crate) struct Peer {
     pub unanswered: u64,
     alive: Option<bool>,
     /// The process that last sent an `Ack`. It may still have to ask where the group stands.
-    pub answered_by: Option<Incarnation>,
-    /// The incarnation of its process that last sent a `Recovery`.
+    answered_by: Option<Incarnation>,
+    /// The incarnation of its process that was heard first in this view, or that last sent a `Recovery`.
     incarnation: Option<u64>,
 }
 
@@ -147,6 +147,18 @@ impl Peer {
         self.alive.replace(true) != Some(true)
     }
 
+    /// This process of the backup has sent an `Ack`. The first one in a view may still repeat that it has
+    /// started.
+    pub(crate) fn answered(&mut self, process: Incarnation) {
+        self.answered_by = Some(process);
+        self.incarnation.get_or_insert(process.number);
+    }
+
+    /// The process that last sent an `Ack`.
+    pub(crate) fn answered_by(&self) -> Option<Incarnation> {
+        self.answered_by
+    }
+
     /// When the backup counts as dead unless it answers before; never if it is dead already.
     pub(crate) fn dead_at(&self, timeout: Micros) -> Micros {
         if self.alive == Some(false) {
@@ -229,5 +241,21 @@ mod tests {
         assert!(peer.restarted(2));
         assert!(!peer.restarted(2));
         assert!(peer.heard(Micros(3), Micros(9), Micros(4)));
+    }
+
+    /// A backup that followed a new leader before any leader had answered its `Recovery` repeats it.
+    #[test]
+    fn a_backup_that_still_says_that_it_has_started_is_no_restarted_one() {
+        let replica = plover_types::ReplicaId(1);
+        let process = |number| Incarnation { replica, number };
+        let mut peer = Peer::new(Index(0), Micros(0));
+        peer.heard(Micros(1), Micros(9), Micros(2));
+        peer.answered(process(1));
+        assert!(!peer.restarted(1));
+        peer.answered(process(2));
+        assert!(
+            peer.restarted(2),
+            "the next process may answer before it asks"
+        );
     }
 }

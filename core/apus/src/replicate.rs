@@ -10,6 +10,7 @@
 //! ```
 
 use crate::Command;
+use crate::canary::canary;
 use crate::log::Log;
 use crate::message::{Ack, Append, ENTRY_BYTES_MAX, Gap, HEADER_BYTES_MAX, Message, Request};
 use crate::peers::Peer;
@@ -67,7 +68,8 @@ impl Apus {
         let selection = &mut leadership.selection;
         let lacked = self.log.last().index.next().0.saturating_sub(peer.next.0);
         let lacks = peer.needs_snapshot || lacked > 0;
-        let beat = beat || waits_for_commit && !lacks && peer.lacks_word_of(commit);
+        let says_commit = waits_for_commit && !canary!(self.config, CommitAtHeartbeat);
+        let beat = beat || says_commit && !lacks && peer.lacks_word_of(commit);
         let mut is_due = || beat || lacks && selection.is_sent_now(to, lacked, now, heartbeat);
         if self.down.contains(to) || !is_due() {
             return;
@@ -164,7 +166,7 @@ impl Apus {
         let heard = self.heard_peer(now, from, (ack.view, answered), plausible, out);
         if let Some((peer, _)) = heard {
             peer.wanted = ack.wanted;
-            peer.answered_by = Some(process);
+            peer.answered(process);
             peer.acknowledged(ack.matched);
             self.advance_commit(now, out);
             self.replicate(now, from, false, out);

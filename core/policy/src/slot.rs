@@ -28,7 +28,7 @@ pub enum SyncReason {
     GuardFull,
     /// The log is half full; a sync lets it be reclaimed.
     LogFull,
-    /// Much was written to the guest's disks, and a sync keeps the next one small; or the guest is off.
+    /// Much was written to the guest's memory or disks, and a sync keeps the next one small; or the guest is off.
     Written,
     /// Nothing waits, but pages have been dirtied for a while; a sync keeps the next one small.
     Quiet,

@@ -82,7 +82,7 @@ pub enum Event {
     /// other: the node holds it until the syncvm that ends its slot is over, or shows it at once
     /// ([`Watch::console_until`]).
     Printed,
-    /// A syncvm is due: the guest has written much to its disks, or is off.
+    /// A syncvm is due: the guest has written much to its memory or disks, or is off.
     SyncDue,
     /// The answer to [`Action::StageDisks`].
     DisksStaged(SyncNo),

@@ -95,8 +95,11 @@ impl Replica {
         None
     }
 
-    /// The target of a copy refuses it, or has given it up.
-    fn on_copy_failed(&mut self, from: ReplicaId, attempt: u64, why: &str) {
+    /// The other side of a copy refuses it, or has given it up.
+    pub(crate) fn on_copy_failed(&mut self, from: ReplicaId, attempt: u64, why: &str) {
+        if matches!(&self.phase, Phase::Joining { copy } if copy.is_of(from, attempt)) {
+            return self.leave_join();
+        }
         if !self.cx.on_copy_failed(from, attempt) {
             return;
         }

@@ -52,6 +52,19 @@ pub enum Canary {
     /// A leader whose hypervisor does not answer takes a syncvm that stands still for the secondary's fault.
     #[cfg(feature = "canary")]
     BlameSecondary,
+    /// A joiner is named in sync before it has reset the queues of its guest.
+    #[cfg(feature = "canary")]
+    JoinAtOnce,
+    /// A leader whose host has lost its way to the clients goes on leading.
+    #[cfg(feature = "canary")]
+    IgnoreUplink,
+    /// The hypervisor stops for good when its guest reboots. It is a bug of the node, which the simulator puts into
+    /// its own.
+    #[cfg(feature = "canary")]
+    RebootEndsGuest,
+    /// The leader tells a new commit index with its next heartbeat.
+    #[cfg(feature = "canary")]
+    CommitAtHeartbeat,
     /// A page that was written while it was hashed for a comparison counts as compared.
     #[cfg(feature = "canary")]
     StaleCompare,
@@ -70,6 +83,8 @@ impl Canary {
             Self::ClockAlone => ConsensusCanary::ClockAlone,
             #[cfg(feature = "canary")]
             Self::MilestoneNotStored => ConsensusCanary::MilestoneNotStored,
+            #[cfg(feature = "canary")]
+            Self::CommitAtHeartbeat => ConsensusCanary::CommitAtHeartbeat,
             _ => ConsensusCanary::None,
         }
     }

@@ -21,6 +21,8 @@ pub(crate) struct Memory {
     pub ledger: Ledger,
     /// Pages that device resets have been seen to write.
     pub reset_pages: PageSet,
+    /// Pages that either guest had written when this secondary last took the leader's state.
+    pub recent_pages: PageSet,
     /// The hashes that this replica has sent as a secondary, or received from one.
     pub hash_history: HashHistory,
 }

@@ -15,9 +15,9 @@
 //!
 //! A device reset writes guest RAM (virtio queues, option ROMs), and after it there is no way
 //! back to the own state. So it comes after the end mark and before the acknowledgement. Pages
-//! it writes that were not staged held what the leader holds; those that earlier resets wrote
-//! are copied before and put back after, and a page never seen before is fetched from the
-//! leader, which still stands. See docs/decisions/0003.
+//! it writes that were not staged held what the leader holds: they are copied before and put back
+//! after. A replica that joins does not know them yet and fetches them from the leader, which
+//! still stands. See [`resetting`] and docs/decisions/0003.
 //!
 //! Memory is gone with its host; disks are not, so a host that dies while they are half written
 //! must find them whole when it is back. The staged blocks are therefore durable as a whole before the
@@ -26,10 +26,12 @@
 mod checkpoint;
 mod going_forward;
 mod hashing;
+mod resetting;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::checkpoint::Kept;
+use self::resetting::Aside;
 use crate::api::{Action, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::jobs::Job;
@@ -107,14 +109,14 @@ enum Stage {
         narrowed: (Vec<PageNo>, u64),
         staging: Staging,
     },
-    /// The pages that a reset will write are copied aside.
-    Saving(Complete),
-    /// The devices are being reset; pages to put back.
-    Resetting(Complete, Vec<u8>),
-    /// Pages that the reset wrote beside the known ones are fetched.
-    Fetching(Complete, Vec<u8>),
+    /// The pages that a reset may write are saved aside.
+    Saving(Complete, Aside),
+    /// The devices are being reset.
+    Resetting(Complete, Aside),
+    /// Pages that the reset wrote beside those are fetched.
+    Fetching(Complete, Aside),
     /// The staged disk blocks are being made durable; with the pages to put back after a reset.
-    Durable(Complete, Option<Vec<u8>>),
+    Durable(Complete, Vec<Vec<u8>>),
     /// The staged state is in memory; devices are being loaded.
     Loading(Complete),
 }
@@ -132,7 +134,7 @@ impl FollowSync {
     fn is_past_the_end_mark(&self) -> bool {
         matches!(
             self.stage,
-            Stage::Saving(_)
+            Stage::Saving(..)
                 | Stage::Resetting(..)
                 | Stage::Fetching(..)
                 | Stage::Durable(..)
@@ -193,9 +195,10 @@ impl Replica {
         let joining = self.role() == Role::Joining;
         self.cx.guest.shut_gate();
         let view = self.cx.group.view;
-        let early = self.early_dirty.take();
-        let early = early.filter(|early| early.sync == sync && early.view == view);
-        let leaders = early.map(|early| early.dirty);
+        // That of a later one may be here already, if the leader has given this one up.
+        let is_of_this = |early: &mut EarlyDirty| early.sync == sync && early.view == view;
+        let leaders = self.early_dirty.take_if(is_of_this);
+        let leaders = leaders.map(|early| early.dirty);
         let (since, wait_max) = (self.cx.now, self.cx.rules.wait.begin());
         let stage = if joining {
             Stage::Scanning {
@@ -325,13 +328,11 @@ impl Replica {
             compare,
             translations,
         };
-        if !self.cx.config.needs_reset {
-            return self.make_durable(sync, complete, None);
+        if self.cx.config.needs_reset {
+            self.save_aside(sync, complete);
+        } else {
+            self.make_durable(sync, complete, Vec::new());
         }
-        self.follow_on(sync, Stage::Saving(complete));
-        let pages: Vec<PageNo> = self.cx.memory.reset_pages.iter().collect();
-        let job = Job::FollowSync(sync);
-        self.cx.ask(job, |job| Action::ReadPages { job, pages });
     }
 
     /// The stage of the syncvm that a message or an answer is about, if that is the running one.
@@ -381,13 +382,5 @@ impl Replica {
             Power::Paused => self.resume_guest(unconsumed),
             Power::Off | Power::Starting => {}
         }
-    }
-
-    /// The leader is gone while a page that only it holds is missing: the one moment in which
-    /// a second event costs the guest (docs/decisions/0003).
-    fn lose_guest_in_fetch(&mut self) {
-        self.follow = None;
-        let why = "the leader was lost while pages written by a device reset were fetched";
-        self.on_guest_died(why.to_string());
     }
 }

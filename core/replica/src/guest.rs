@@ -266,6 +266,20 @@ impl Guest {
         self.backlog_frames = 0;
     }
 
+    /// Forgets what waits up to the newest cut, and returns that: the state at the cut contains it.
+    pub fn skip_to_cut(&mut self) -> Option<Cut> {
+        let is_cut = |input: &Input| matches!(input, Input::Cut(_));
+        let newest = self.backlog.iter().rposition(is_cut)?;
+        let mut cut = None;
+        for input in self.backlog.drain(..=newest) {
+            self.backlog_frames -= input.frames();
+            if let Input::Cut(next) = input {
+                cut = Some(next);
+            }
+        }
+        cut
+    }
+
     /// The hypervisor is gone, and with it all waiting inputs. The next one starts after the entry
     /// `delivered` last: the old one may have been fed inputs that were never committed.
     pub fn off(&mut self, delivered: Index) {

@@ -64,6 +64,7 @@ impl Replica {
             memory: Memory {
                 ledger: Ledger::all(config.layout.pages()),
                 reset_pages: PageSet::new(config.layout.pages()),
+                recent_pages: PageSet::new(config.layout.pages()),
                 hash_history: HashHistory::default(),
             },
             rules: Rules {

@@ -6,6 +6,7 @@
 //! over (docs/decisions/0018).
 
 use crate::api::Note;
+use crate::canary::canary;
 use crate::context::Context;
 use crate::phase::Phase;
 use crate::replica::Replica;
@@ -45,6 +46,9 @@ impl Replica {
     /// Hands over if this leader reaches no clients and its secondary does.
     pub(crate) fn watch_uplink(&mut self) {
         let cx = &mut self.cx;
+        if canary!(cx, IgnoreUplink) {
+            return;
+        }
         if let Phase::Leader(leader) = &self.phase {
             let secondary = leader.secondary(cx);
             let reaches = secondary.is_some_and(|id| cx.peers.reaches_clients(id));

@@ -55,7 +55,7 @@ pub enum Body {
         /// For a warm copy: pages from this one on are to be kept warm.
         keep_from: u32,
     },
-    /// Target: I do not take this copy.
+    /// Target: I do not take this copy. Source: I have given up this attempt to join.
     CopyFailed {
         /// The opening.
         attempt: u64,

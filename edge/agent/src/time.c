@@ -11,10 +11,18 @@
  * devices, and ticks of the host's counter, for the guest's under TCG. Their places differ between
  * versions of QEMU. So they are found by what they do: while the guest stands, the functions that read the
  * clocks return these numbers and nothing else.
+ *
+ * Under KVM most guests read neither, but a clock that KVM keeps (kvmclock). It goes on in the kernel; but
+ * QEMU asks KVM for it when the guest stops, and sets it back to that when the guest goes on. Those two
+ * calls are seen here, and the second one gets a number that is as much later as the guest has stood.
  */
 #include "agent.h"
 #include <link.h>
+#include <linux/kvm.h>
+#include <stdarg.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { NS_PER_S = 1000000000, NS_PER_US = 1000 };
 
@@ -32,6 +40,13 @@ static _Bool is_known;
 /* The host's clocks when the agent started, to learn how many ticks a nanosecond has. */
 static int64_t start_ns;
 static uint64_t start_ticks;
+/* The host's monotonic clock less KVM's clock for the guest. */
+static struct {
+    int64_t behind;
+    _Bool is_known;
+    /* When the guest of the state that was loaded last stopped, until its clock is known. */
+    int64_t loaded_at;
+} kvm;
 
 static int64_t host_ns(void)
 {
@@ -72,6 +87,40 @@ void note_load(uint64_t stopped_at)
     is_known = qemu.timers && stopped_at;
     if (is_known)
         behind = (int64_t)stopped_at * NS_PER_US - qemu.clock();
+    kvm.is_known = 0;
+    kvm.loaded_at = (int64_t)stopped_at * NS_PER_US;
+}
+
+/* QEMU sets KVM's clock to what it was when the guest stopped. */
+static void catch_up_kvm(struct kvm_clock_data *data)
+{
+    if (kvm.loaded_at) {
+        kvm.behind = kvm.loaded_at - (int64_t)data->clock;
+        kvm.is_known = 1;
+        kvm.loaded_at = 0;
+    }
+    const int64_t missed = host_ns() - kvm.behind - (int64_t)data->clock;
+    if (kvm.is_known && missed > 0)
+        data->clock += (uint64_t)missed;
+}
+
+/* Replaces the C library's: QEMU calls this one. Its own wrapper passes the request as an int, so the
+ * upper half may be all ones. */
+__attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
+{
+    va_list list;
+    va_start(list, request);
+    void *arg = va_arg(list, void *);
+    va_end(list);
+    if ((uint32_t)request == (uint32_t)KVM_SET_CLOCK)
+        catch_up_kvm(arg);
+    const int result = (int)syscall(SYS_ioctl, fd, request, arg);
+    if ((uint32_t)request == (uint32_t)KVM_GET_CLOCK && result == 0 && !kvm.is_known) {
+        const struct kvm_clock_data *data = arg;
+        kvm.behind = host_ns() - (int64_t)data->clock;
+        kvm.is_known = 1;
+    }
+    return result;
 }
 
 /* Adds `span` to the number that `read` returns. The guest stands. */

@@ -84,12 +84,13 @@ pub struct GroupConfig {
     /// A replica that is silent for this long, in ms, is suspected. The secondary stands for election
     /// a sixteenth of this later. At least three heartbeats. A busy host may be silent for some 100 ms: a short
     /// timeout fails over faster, and sometimes without need.
-    /// A leader is suspected sooner, as soon as it has been silent for twice as long as it ever was in the
-    /// last half minute; but not before `timeout_min_ms`.
+    /// A leader is suspected sooner: when it has been silent for twice as long as it ever was in the
+    /// last half minute, but not before `timeout_min_ms`.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
-    /// The shortest silence, in ms, for which a leader is suspected. `timeout_ms` turns the learning off. If it
-    /// is missing: half of `timeout_ms`, or three heartbeats if they are longer.
+    /// The shortest silence, in ms, for which a leader is suspected. If it is missing: half of `timeout_ms`, or
+    /// three heartbeats if they are longer. If it equals `timeout_ms`, nothing is learned, and a leader is suspected
+    /// after `timeout_ms`.
     pub timeout_min_ms: Option<u64>,
     /// A QEMU that leaves an order unanswered for this long, in ms, is taken to stand still. Its leader hands
     /// the guest over to the secondary, if there is one; a secondary's leader goes on without it. A busy host

@@ -15,7 +15,7 @@ use apus::{Configuration, DurableState, Entry, Start};
 use plover_replica::{Event, GuestRecord};
 use plover_store::{Completion, Damage, Options, Store, StoreError};
 use plover_types::{Index, Viewstamp};
-use record::RecordFile;
+use record::{RecordFile, RecordThread};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ pub enum StorageError {
 /// The files of one replica.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    record: RecordFile,
+    record: RecordThread,
     store: Store,
     damage: Option<Damage>,
     /// The store is empty, though this replica has run before.
@@ -88,7 +88,7 @@ impl Storage {
         let options = Options::new(group, durability);
         // This comes first: it refuses a directory that another process uses.
         let (store, recovered) = Store::open(&dir.join("consensus"), &options)?;
-        let record = RecordFile::open(dir, group)?;
+        let record = RecordThread::start(RecordFile::open(dir, group)?)?;
         let mut storage = Self {
             record,
             store,
@@ -152,6 +152,7 @@ impl Storage {
     /// # Errors
     /// The disk failed, so this replica can keep no promise.
     pub fn persisted(&mut self, out: &mut Vec<Event>) -> Result<(), StorageError> {
+        self.record.check()?;
         self.store.completions(&mut self.completions);
         for completion in self.completions.drain(..) {
             out.push(match completion {
@@ -168,9 +169,13 @@ impl Storage {
         self.record.guest()
     }
 
-    /// Notes the guest record.
+    /// Has the guest record written, sooner or later.
+    ///
+    /// # Errors
+    /// An earlier one could not be written.
     pub fn persist_guest(&mut self, guest: GuestRecord) -> Result<(), StorageError> {
-        self.record.update(guest)
+        self.record.update(guest);
+        self.record.check()
     }
 }
 

@@ -56,6 +56,7 @@ mod console;
 mod cpu_clock;
 mod device_state;
 mod dirty;
+mod faults;
 mod hash;
 mod nic;
 mod qemu;

@@ -24,10 +24,10 @@ pub struct Areas {
 
 impl Areas {
     /// The area of a seed; most seeds have none.
-    pub fn draw(seed: u64) -> Self {
+    pub fn draw(seed: u64, faults_alone: bool) -> Self {
         let mut rng = Rng::new(mix(seed, AREA_STREAM));
         let area = rng.pick(&[Area::A, Area::B, Area::C, Area::D]);
-        let area = rng.chance(0.4).then_some(area);
+        let area = (rng.chance(0.4) && !faults_alone).then_some(area);
         Self { area, rng }
     }
 }

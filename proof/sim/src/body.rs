@@ -5,6 +5,7 @@
 
 use crate::describe::Paced;
 use crate::disk::Write;
+use crate::guest::GuestEnd;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
 use crate::invariants::streams_go_on::StreamsGoOn;
@@ -227,10 +228,12 @@ impl World {
             }
             Action::Operate(input) => {
                 let now = self.plan.now();
-                if let (Some(hypervisor), OperatorInput::Console(bytes)) =
-                    (&mut self.process_mut(who).hypervisor, input)
-                {
-                    hypervisor.type_on(now, &bytes);
+                if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
+                    match input {
+                        OperatorInput::Console(bytes) => hypervisor.type_on(now, &bytes),
+                        OperatorInput::PowerButton => hypervisor.guest.end_soon(GuestEnd::PowerOff),
+                        OperatorInput::Start => hypervisor.start_guest(now),
+                    }
                 }
                 self.plan_hypervisor(who);
             }
@@ -238,7 +241,9 @@ impl World {
             Action::FaceClients(facing) => self.process_mut(who).facing = facing,
             Action::Announce => {
                 let late = self.clients.learning();
-                self.plan.after(late, Happening::Learn(who));
+                if self.process(who).has_tap {
+                    self.plan.after(late, Happening::Learn(who));
+                }
             }
             // The simulated console shows nothing, and a role shows in the other actions.
             Action::Console(_) | Action::Role { .. } => {}
@@ -334,6 +339,7 @@ impl World {
         let fed = StreamsGoOn::fed(who, strange, &self.histories);
         self.plan_hypervisor(who);
         self.check(whole.and(fed));
+        self.count_life(who);
         let Some(event) = event else { return };
         if let Event::GuestDied(why) = &event {
             trace!(self, "{who}'s hypervisor {why}");
@@ -400,6 +406,10 @@ impl World {
         };
         for frame in &frames {
             let spoken = Spoken::decode(frame).expect("the guest's frames decode");
+            if spoken.resets {
+                self.coverage
+                    .hit("guest: a connection of before its reset is refused");
+            }
             let at = self.histories.find(spoken.history);
             let at = at.expect("a guest was there");
             let all = &self.histories;
@@ -417,8 +427,10 @@ impl World {
             self.check(check.and(order).and(streams));
         }
         let late = self.clients.latency();
-        self.plan.after(late, Happening::Replies(frames));
-        let late = self.clients.learning();
-        self.plan.after(late, Happening::Learn(who));
+        if self.process(who).has_tap {
+            self.plan.after(late, Happening::Replies(frames));
+            let late = self.clients.learning();
+            self.plan.after(late, Happening::Learn(who));
+        }
     }
 }

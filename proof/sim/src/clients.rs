@@ -39,6 +39,14 @@ impl Client {
             self.heard = Some((got, spoken.history));
         }
     }
+
+    /// The guest does not know the connection: the question is asked again on a new one.
+    fn refused(&mut self, spoken: &Spoken) {
+        if spoken.connection == self.connection && self.connection < CONNECTIONS_MAX {
+            self.connection += 1;
+            self.heard = None;
+        }
+    }
 }
 
 /// All clients and their bridge.
@@ -152,6 +160,10 @@ impl Clients {
             let Some(state) = self.clients.get_mut(usize::from(spoken.client)) else {
                 continue;
             };
+            if spoken.resets {
+                state.refused(&spoken);
+                continue;
+            }
             state.hear(&spoken);
             let Spoken { client, words, .. } = spoken;
             // The first word of an answer names the request; the second is as good as noise.

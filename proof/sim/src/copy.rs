@@ -36,9 +36,10 @@ impl Copy {
         };
     }
 
-    /// The staged blocks are durable in the journal.
+    /// The staged blocks are durable in the journal, and so are all earlier writes.
     pub fn staged(&mut self, blocks: Blocks) {
         self.whole = true;
+        self.before.clear();
         self.journal = Some(blocks);
     }
 

@@ -24,6 +24,8 @@ pub enum Fault {
     HangGuest(ReplicaId),
     /// The host is told that it reaches no clients. Frames pass all the same: nothing may rest on this.
     LoseUplink(ReplicaId),
+    /// The same, and no frames pass between the host and the clients.
+    LoseTap(ReplicaId),
     /// Nothing passes between two replicas.
     Cut(ReplicaId, ReplicaId),
     /// Nothing passes from the first to the second.
@@ -50,7 +52,7 @@ impl Fault {
                 Some(who)
             }
             Self::KillGuest(who) | Self::HangGuest(who) | Self::LoseUplink(who) => Some(who),
-            Self::SlowDisk(who) => Some(who),
+            Self::SlowDisk(who) | Self::LoseTap(who) => Some(who),
             Self::Cut(..) | Self::CutOneWay(..) | Self::Reset(..) | Self::Slow(..) => None,
             Self::FullRing(..) | Self::StaleBridge => None,
         }
@@ -63,7 +65,7 @@ impl Fault {
             Self::Reset(..) | Self::Slow(..) | Self::FullRing(..) => true,
             Self::Crash(_) | Self::Wipe(_) | Self::Stop(..) => false,
             Self::KillGuest(_) | Self::HangGuest(_) | Self::LoseUplink(_) => false,
-            Self::SlowDisk(_) | Self::StaleBridge => false,
+            Self::SlowDisk(_) | Self::LoseTap(_) | Self::StaleBridge => false,
         }
     }
 }
@@ -96,6 +98,8 @@ pub enum Kind {
     HangGuest,
     /// See [`Fault::LoseUplink`].
     LoseUplink,
+    /// See [`Fault::LoseTap`].
+    LoseTap,
     /// See [`Fault::Cut`].
     Cut,
     /// See [`Fault::CutOneWay`].
@@ -192,7 +196,8 @@ const MOMENTS: [Moment; 16] = [
 ];
 
 impl Moment {
-    fn of(note: &Note) -> Option<Self> {
+    /// The moment that a note reports.
+    pub fn of(note: &Note) -> Option<Self> {
         Some(match note {
             Note::Applied { .. } | Note::Kept { .. } => Self::Applied,
             Note::OutputsDiffer { .. } => Self::Differ,
@@ -211,6 +216,11 @@ impl Moment {
             Note::Role { to, .. } => Self::Role(*to),
             _ => return None,
         })
+    }
+
+    /// Whether a run has hundreds of them (syncvms), and not only a few (elections).
+    pub fn is_frequent(self) -> bool {
+        matches!(self, Self::Phase(_) | Self::Applied)
     }
 }
 
@@ -232,11 +242,9 @@ pub struct Ambush {
 impl Ambush {
     fn draw(rng: &mut Rng) -> Self {
         let moment = rng.pick(&MOMENTS);
-        // A run has hundreds of syncvms, but only a few elections.
-        let often = matches!(moment, Moment::Phase(_) | Moment::Applied);
         Self {
             moment,
-            chance: if often {
+            chance: if moment.is_frequent() {
                 rng.pick(&[0.01, 0.03, 0.1])
             } else {
                 rng.pick(&[0.2, 0.5])
@@ -309,6 +317,11 @@ impl FaultPlan {
     }
 }
 
+/// A kind that strikes at once.
+pub fn sudden_kind(rng: &mut Rng) -> Kind {
+    rng.pick(&SUDDEN)
+}
+
 /// A kind for a random moment.
 pub fn any_kind(rng: &mut Rng) -> Kind {
     rng.pick(&KINDS)
@@ -332,6 +345,7 @@ pub fn aim(kind: Kind, victim: ReplicaId, members: &[ReplicaId], rng: &mut Rng) 
         Kind::KillGuest => Fault::KillGuest(victim),
         Kind::HangGuest => Fault::HangGuest(victim),
         Kind::LoseUplink => Fault::LoseUplink(victim),
+        Kind::LoseTap => Fault::LoseTap(victim),
         Kind::Cut => Fault::Cut(victim, other),
         Kind::CutOneWay => Fault::CutOneWay(from, to),
         Kind::Isolate => Fault::Isolate(victim),

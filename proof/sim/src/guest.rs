@@ -8,12 +8,14 @@
 //! | page | holds |
 //! |---|---|
 //! | 0 | the name of its [history](crate::history), which the devices hold as well |
-//! | 1, 2 | device queues: resetting the devices writes garbage there |
-//! | others | what inputs, the history and noise have written |
+//! | 1, 2 | ROMs: resetting the devices writes garbage there |
+//! | others | what inputs, the history and noise have written; some of them are device queues, where a reset writes garbage, too |
 //! | the last | blocks of its disks, if it has some: each names the history |
 //!
 //! Page 0 and the devices agree whenever the guest is whole. A replica that applied a syncvm
 //! half (PLOVER §4.4) has a guest in which they do not, and its next step notices.
+//!
+//! In some seeds guests end by themselves ([`Ends`]).
 
 use crate::history::{Histories, Step};
 use crate::request::{Answered, Request};
@@ -23,7 +25,13 @@ use plover_types::{Frame, Micros, PageNo, PageSet, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+mod ends;
 mod memory;
+
+pub use ends::{AtEnd, Ends, GuestEnd, Power};
+
+/// Queues that the devices have at most: an older one is taken down for a new one.
+const QUEUES_MAX: usize = 4;
 
 /// Pages that every device reset writes.
 const RESET_PAGES: [u32; 2] = [1, 2];
@@ -43,8 +51,10 @@ pub struct GuestHabits {
     pub work: (u64, u64),
     /// The time between two timer ticks.
     pub tick: (u64, u64),
-    /// How often a reset writes a page that no reset has written before.
-    pub reset_stray: f64,
+    /// How often a step sets up a queue of a device.
+    pub queues: f64,
+    /// How often it ends, and what becomes of it.
+    pub ends: Ends,
 }
 
 impl GuestHabits {
@@ -57,8 +67,10 @@ impl GuestHabits {
 /// The guest's end of a client's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Stream {
-    /// The newest connection that carries it, once one is open.
+    /// The newest connection that carried it, once one was open.
     connection: Option<u8>,
+    /// The guest knows that connection: it has not been reset since.
+    is_open: bool,
     /// The numbers of the connection's SYN, and of what comes next.
     first: u32,
     next: u32,
@@ -104,6 +116,9 @@ pub struct Devices {
     registers: u64,
     /// Each client's stream.
     streams: BTreeMap<u8, Stream>,
+    power: Power,
+    /// The pages of its queues. Its driver has written each when it set the queue up.
+    queues: Vec<u32>,
 }
 
 /// The guest.
@@ -120,6 +135,9 @@ pub struct FakeGuest {
     pub torn: bool,
     /// The newest strange frame, until a check takes it.
     pub strange: Option<Strange>,
+    /// How its last step has ended it, and how its next one is to end it.
+    ended: Option<GuestEnd>,
+    ends_next: Option<GuestEnd>,
 }
 
 impl FakeGuest {
@@ -137,10 +155,14 @@ impl FakeGuest {
                 work: None,
                 registers: rng.word(),
                 streams: BTreeMap::new(),
+                power: Power::On,
+                queues: Vec::new(),
             },
             devices_clean: true,
             torn: false,
             strange: None,
+            ended: None,
+            ends_next: None,
             habits,
             rng,
         };
@@ -221,6 +243,10 @@ impl FakeGuest {
     /// Does the work that is due now. Returns the frames that it sends.
     pub fn step(&mut self, histories: &mut Histories) -> Vec<Frame> {
         let mut sent = Vec::new();
+        self.ended = self.ends_next.take();
+        if self.ended.is_some() {
+            return sent;
+        }
         if self
             .devices
             .work
@@ -231,13 +257,21 @@ impl FakeGuest {
                 sent.extend(self.answer(&frame, histories));
             }
         }
-        if self.devices.tick_left == Micros::ZERO {
+        if self.ended.is_none() && self.devices.tick_left == Micros::ZERO && !self.ends_at_a_tick()
+        {
             self.devices.tick_left = self.rng.micros(self.habits.tick);
             self.devices.ticks += 1;
             self.live(Step::Other, self.devices.ticks, histories);
             if self.rng.chance(0.05) {
                 let word = self.devices.ticks as u32;
-                sent.extend(self.open(OWN_ACCORD, 0, histories));
+                self.write_disks(self.devices.history);
+                let connection = match self.devices.streams.get(&OWN_ACCORD) {
+                    Some(stream) => stream
+                        .connection
+                        .map_or(0, |newest| newest + u8::from(!stream.is_open)),
+                    None => 0,
+                };
+                sent.extend(self.open(OWN_ACCORD, connection, histories));
                 sent.push(self.say(OWN_ACCORD, &[word], histories));
             }
         }
@@ -251,9 +285,17 @@ impl FakeGuest {
             return Vec::new();
         };
         self.live(Step::Input(request.number), request.number, histories);
+        if self.ends_at(request.number) {
+            return Vec::new();
+        }
         let client = request.client;
-        self.look_at_numbers(&request, Request::answers(&frame.0));
-        self.devices.streams.entry(client).or_default().heard += 1;
+        let answered = Request::answers(&frame.0);
+        self.look_at_numbers(&request, answered);
+        let stream = self.devices.streams.entry(client).or_default();
+        stream.heard += 1;
+        if !stream.is_open && stream.connection >= Some(request.connection) {
+            return vec![self.refuse(&request, answered, histories)];
+        }
         let opened = self.open(client, request.connection, histories);
         let mut sent: Vec<_> = opened.into_iter().collect();
         let mut value = mix(request.number, 1) as u32;
@@ -279,7 +321,7 @@ impl FakeGuest {
     /// connection, and echo the connection's clock. Otherwise the guest's TCP would refuse the frame.
     fn look_at_numbers(&mut self, request: &Request, answered: Option<Answered>) {
         let stream = self.devices.streams.get(&request.client);
-        let stream = stream.filter(|one| one.connection == Some(request.connection));
+        let stream = stream.filter(|one| one.is_open && one.connection == Some(request.connection));
         let (Some(stream), Some(heard), Some(answered)) = (stream, request.heard, answered) else {
             return;
         };
@@ -302,9 +344,34 @@ impl FakeGuest {
             return None;
         }
         stream.connection = Some(connection);
+        stream.is_open = true;
         stream.first = first;
         stream.next = first;
         Some(self.speak(client, &[], true, histories))
+    }
+
+    /// A frame of a connection that a reset has made it forget is answered by an RST.
+    fn refuse(
+        &mut self,
+        request: &Request,
+        answered: Option<Answered>,
+        histories: &mut Histories,
+    ) -> Frame {
+        let stream = self.devices.streams.entry(request.client).or_default();
+        let spoken = Spoken {
+            client: request.client,
+            connection: request.connection,
+            opens: false,
+            resets: true,
+            seq: answered.map_or(0, |answered| answered.ack),
+            clock: 0,
+            place: stream.place,
+            heard: stream.heard,
+            words: Vec::new(),
+            history: self.devices.history,
+        };
+        histories.speak(&spoken);
+        spoken.encode()
     }
 
     /// The guest reads a line of the console: a number.
@@ -329,6 +396,7 @@ impl FakeGuest {
             client,
             connection: stream.connection.unwrap_or_default(),
             opens,
+            resets: false,
             seq: stream.next,
             clock: stream.clock(),
             place: stream.place,
@@ -357,7 +425,9 @@ impl FakeGuest {
         self.devices.history = history;
         self.devices.registers = mix(self.devices.registers, history);
         self.write(0, history);
-        self.write_disks(history);
+        if matches!(step, Step::Input(_)) || self.is_flushed() {
+            self.write_disks(history);
+        }
         let span = u64::from(self.habits.ram_pages()) - 3;
         for i in 0..1 + input % 5 {
             // Half of the writes follow from the input alone, so they are equal on both sides.
@@ -369,6 +439,19 @@ impl FakeGuest {
         if self.rng.chance(self.habits.noise) {
             self.scribble();
         }
+        if self.habits.queues > 0.0 && self.rng.chance(self.habits.queues) {
+            self.set_up_queue(mix(history, 6));
+        }
+    }
+
+    /// The driver of a device sets up a queue at an empty page.
+    fn set_up_queue(&mut self, word: u64) {
+        let page = 3 + (word % (u64::from(self.habits.ram_pages()) - 3)) as u32;
+        self.write(page, 0);
+        self.devices.queues.push(page);
+        if self.devices.queues.len() > QUEUES_MAX {
+            self.devices.queues.remove(0);
+        }
     }
 
     /// The name of its history.
@@ -376,8 +459,9 @@ impl FakeGuest {
         self.devices.history
     }
 
-    /// Resets the devices: their state is gone, and their queues in memory with it.
+    /// Resets the devices: their state is gone, and the content of their queues in memory with it.
     pub fn reset(&mut self) {
+        let queues = std::mem::take(&mut self.devices.queues);
         self.devices = Devices {
             history: 0,
             ticks: 0,
@@ -385,14 +469,13 @@ impl FakeGuest {
             work: None,
             registers: self.rng.word(),
             streams: BTreeMap::new(),
+            power: self.devices.power,
+            queues: Vec::new(),
         };
         self.devices_clean = true;
-        for page in RESET_PAGES {
+        for page in RESET_PAGES.into_iter().chain(queues) {
             let value = self.rng.word();
             self.write(page, value);
-        }
-        if self.rng.chance(self.habits.reset_stray) {
-            self.scribble();
         }
     }
 

@@ -5,7 +5,7 @@ use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::Event;
+use plover_replica::{Event, Role};
 use plover_types::{Micros, ReplicaId};
 
 /// Between two looks at the healing group.
@@ -18,8 +18,8 @@ const OPERATOR_LOOKS_EVERY: Micros = Micros(150_000);
 const OPERATOR_WAITS: Micros = Micros(3_000_000);
 
 impl World {
-    /// Whether all processes run, and a leader serves with a guest that each member of the in-sync set
-    /// really holds.
+    /// Whether all processes run, nobody waits for a copy that does not come, and a leader serves with a guest that
+    /// each member of the in-sync set really holds.
     pub(crate) fn is_whole(&self) -> bool {
         let up = self
             .processes
@@ -40,7 +40,10 @@ impl World {
                 && status.in_sync.contains(who)
                 && status.in_sync.iter().all(held)
         });
-        up && protected
+        let joins = self
+            .running()
+            .any(|(_, r)| r.status().role == Role::Joining);
+        up && protected && !joins
     }
 
     /// Every fault ends.
@@ -51,8 +54,10 @@ impl World {
         self.net.heal(&mut self.plan);
         self.clients.stale = false;
         self.clients.count_fresh(now);
+        self.let_guests_live();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
+            self.process_mut(who).has_tap = true;
             self.go_on(who);
             self.unhang_guest(who);
             self.tell(who, Event::Uplink { up: true });

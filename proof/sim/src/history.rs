@@ -30,6 +30,8 @@ pub enum Step {
     Input(u64),
     /// The guest read the line with this number on its console.
     Typed(u64),
+    /// The guest's machine was reset, and it boots again.
+    Reset,
     /// Anything else, such as a timer tick.
     Other,
 }
@@ -77,6 +79,7 @@ impl Histories {
             Step::Input(number) => mix(1, number),
             Step::Other => 2,
             Step::Typed(number) => mix(3, number),
+            Step::Reset => 4,
         };
         let hash = mix(mix(from, what), noise);
         if !self.by_hash.contains_key(&hash) {

@@ -5,16 +5,21 @@
 //!  frames ─▶ [NIC queue] ─▶ guest, while it runs ─▶ [outputs] ─▶ the replica, a little later
 //! ```
 //!
+//! Its guest may end by itself: then it stands until its machine is reset, and boots again or is off (`power`).
+//!
 //! It may die at any moment, or refuse an order. Some machine types load device state only onto
 //! devices that were reset before (docs/decisions/0003). So a replica that gets the steps of a
 //! syncvm in the wrong order loses its guest here, as it would with QEMU.
 
-use crate::guest::{FakeGuest, GuestHabits, TYPED_BYTES};
+use self::power::AfterReset;
+use crate::guest::{FakeGuest, GuestHabits, Power, TYPED_BYTES};
 use crate::history::Histories;
 use crate::rng::Rng;
 use plover_replica::Event;
 use plover_types::{Frame, MachineWords, Micros, Unconsumed};
 use std::collections::VecDeque;
+
+mod power;
 
 /// Lines of the console that a guest reads at a step.
 const LINES_PER_STEP: usize = 3;
@@ -36,6 +41,8 @@ pub enum Order {
     Load(Vec<u8>),
     /// Say that it is there.
     Probe,
+    /// Reset the machine of a guest that has ended.
+    ResetEnded(AfterReset),
 }
 
 /// An event of a hypervisor that comes due.
@@ -47,6 +54,8 @@ pub enum Due {
     Step(u64),
     /// The guest's outputs reach the replica.
     Outputs,
+    /// The replica learns that the guest has ended.
+    Ended,
 }
 
 /// The properties of a seed's hypervisors.
@@ -60,6 +69,8 @@ pub struct HypervisorHabits {
     pub order: (u64, u64),
     /// Whether device state can only be loaded onto clean devices.
     pub needs_reset: bool,
+    /// A known bug: it stops for good when its guest reboots.
+    pub reboot_ends: bool,
 }
 
 /// A hypervisor with its guest.
@@ -84,6 +95,10 @@ pub struct Hypervisor {
     /// Stopped together with its replica: events that come due wait here.
     frozen: Option<Vec<Due>>,
     due: Vec<(Micros, Due)>,
+    /// The last order was to pause, or none was given yet.
+    is_paused: bool,
+    /// What has become of the guest's power, until the world counts it.
+    happened: Vec<&'static str>,
 }
 
 impl Hypervisor {
@@ -105,6 +120,8 @@ impl Hypervisor {
             dead: false,
             frozen: None,
             due: Vec::new(),
+            is_paused: true,
+            happened: Vec::new(),
         };
         hypervisor.order(Order::Start);
         hypervisor
@@ -151,6 +168,7 @@ impl Hypervisor {
     /// Puts frames into the NIC's queue.
     pub fn feed(&mut self, now: Micros, frames: Vec<Frame>) {
         self.nic.extend(frames);
+        self.bound_queue();
         self.let_time_pass(now);
         self.plan_step();
     }
@@ -227,7 +245,7 @@ impl Hypervisor {
             return None;
         }
         match due {
-            Due::Order => self.carry_out(now),
+            Due::Order => self.carry_out(now, histories),
             Due::Step(token) => {
                 if token == self.token && self.running_since.is_some() {
                     self.step(now, histories);
@@ -239,46 +257,84 @@ impl Hypervisor {
                 self.unheard = true;
                 None
             }
+            Due::Ended if self.habits.reboot_ends && self.guest.power() == Power::On => {
+                Some(self.refuse("to go on after a reboot"))
+            }
+            Due::Ended => Some(Event::SyncDue),
         }
     }
 
-    fn carry_out(&mut self, now: Micros) -> Option<Event> {
-        let order = self.orders.pop_front()?;
-        self.begin_order();
-        Some(match order {
-            Order::Start => Event::GuestStarted(MachineWords::default()),
-            Order::Probe => Event::Probed,
+    fn carry_out(&mut self, now: Micros, histories: &mut Histories) -> Option<Event> {
+        let event = match self.orders.pop_front()? {
+            Order::Start => Some(Event::GuestStarted(MachineWords::default())),
+            Order::Probe => Some(Event::Probed),
             Order::Pause => {
                 self.stand(now);
-                Event::GuestPaused {
-                    outputs: std::mem::take(&mut self.outputs),
-                    unconsumed: Unconsumed {
-                        frames: self.nic.drain(..).collect(),
-                        typed: self.console.drain(..).collect(),
-                    },
+                self.is_paused = true;
+                // One whose state is saved before its machine is reset is reset when it is to go on.
+                if self.has_ended() && self.rng.chance(0.5) {
+                    self.orders
+                        .push_front(Order::ResetEnded(AfterReset::Paused));
+                    None
+                } else {
+                    Some(self.paused())
                 }
             }
-            Order::Resume => {
-                self.running_since = Some(now);
-                self.guest.devices_clean = false;
-                self.plan_step();
-                Event::GuestResumed
+            Order::Resume if self.has_ended() => {
+                self.orders
+                    .push_front(Order::ResetEnded(AfterReset::Resume));
+                None
             }
+            Order::Resume => Some(self.resumed(now)),
+            Order::ResetEnded(after) => self.ended_is_reset(now, after, histories),
             Order::Reset => {
                 self.guest.reset();
-                Event::GuestResetDone
+                Some(Event::GuestResetDone)
             }
-            Order::Save => Event::StateSaved(self.guest.save_devices()),
-            Order::Load(bytes) => {
-                if self.habits.needs_reset && !self.guest.devices_clean {
-                    return Some(self.refuse("state loaded onto devices that have run"));
-                }
-                if self.running_since.is_some() || !self.guest.load_devices(&bytes) {
-                    return Some(self.refuse("no state, or a guest that runs"));
-                }
-                Event::StateLoaded
-            }
-        })
+            Order::Save => Some(Event::StateSaved(self.guest.save_devices())),
+            Order::Load(bytes) => Some(self.load(&bytes)),
+        };
+        self.begin_order();
+        self.reset_if_ended();
+        event
+    }
+
+    fn load(&mut self, bytes: &[u8]) -> Event {
+        if self.habits.needs_reset && !self.guest.devices_clean {
+            return self.refuse("state loaded onto devices that have run");
+        }
+        let before = self.guest.power();
+        if self.running_since.is_some() || !self.guest.load_devices(bytes) {
+            return self.refuse("no state, or a guest that runs");
+        }
+        self.guest.devices_clean = false;
+        self.count_load(before);
+        Event::StateLoaded
+    }
+
+    fn paused(&mut self) -> Event {
+        Event::GuestPaused {
+            outputs: std::mem::take(&mut self.outputs),
+            unconsumed: Unconsumed {
+                frames: self.nic.drain(..).collect(),
+                typed: self.console.drain(..).collect(),
+            },
+        }
+    }
+
+    /// Lets a paused guest run. One that is off stays as it is.
+    fn resumed(&mut self, now: Micros) -> Event {
+        self.is_paused = false;
+        if self.guest.power() == Power::On {
+            self.run(now);
+        }
+        Event::GuestResumed
+    }
+
+    fn run(&mut self, now: Micros) {
+        self.running_since = Some(now);
+        self.guest.devices_clean = false;
+        self.plan_step();
     }
 
     fn refuse(&mut self, why: &str) -> Event {
@@ -328,6 +384,9 @@ impl Hypervisor {
             self.outputs.extend(sent);
             let span = self.rng.micros((5, 300));
             self.due.push((span, Due::Outputs));
+        }
+        if let Some(how) = self.guest.take_end() {
+            self.guest_ended(now, how, histories);
         }
         self.plan_step();
     }

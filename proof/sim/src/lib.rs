@@ -17,6 +17,7 @@
 //! * The brain is the code that runs in production, with the same order of events and actions
 //!   (`body`); everything around it is simulated.
 //! * A run depends on nothing but its seed: [`Simulation::run`] of the same seed gives the same trace.
+//! * In some seeds guests reboot, power off and crash, and an operator starts those that are off.
 //! * Faults come for some seconds, then all of them end, and the group must recover.
 //! * Each property is a file of [`invariants`].
 //! * In groups of two (`pair`) either links hold, and all properties must hold; or links fail, two
@@ -39,6 +40,7 @@
 //! * Bytes that change under way or on disk (the fabric's checksums and the storage have tests
 //!   of their own), and replicas that lie.
 
+mod alone;
 mod areas;
 pub mod clients;
 pub mod clock;
@@ -71,6 +73,7 @@ pub mod world;
 mod body;
 mod describe;
 mod heal;
+mod life;
 mod observe;
 mod pair;
 mod strike;

@@ -3,6 +3,7 @@
 use crate::describe::{brief, name};
 use crate::faults::Ambush;
 use crate::history::History;
+use crate::hypervisor::Hypervisor;
 use crate::invariants::debt_never_forgotten::{self, Side};
 use crate::invariants::memory_equal_after_sync::Snapshot;
 use crate::invariants::{Violation, committed_not_lost, warm_copy_accounted};
@@ -10,7 +11,7 @@ use crate::process::State;
 use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
-use plover_replica::{Event, Note, OperatorInput, Replica};
+use plover_replica::{Event, Note, OperatorInput, Replica, Role};
 use plover_syncvm::message::Body;
 use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
@@ -19,11 +20,11 @@ use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
 /// inputs that came while a slow disk was waited for.
 const LOOK_BYTES_MAX: usize = 1 << 16;
 
-/// How a guest is lost by one fault, as is known (docs/decisions/0003).
-const LOST_IN_FETCH: &str = "pages written by a device reset";
-
 /// A bootstrap is carried out within this time: its promise may wait behind others on a slow disk.
 const OPERATOR_HEARD_WITHIN: Micros = Micros(10_000_000);
+
+/// Nothing of a fault is left to be seen in how fast messages go after this time.
+const CALM_AFTER: Micros = Micros(1_000_000);
 
 fn unwanted_generation(message: String) -> Violation {
     let section = "docs/failures.md, all hosts lost";
@@ -89,7 +90,16 @@ impl World {
                     self.invariants.external_consistency.acknowledged(who, at);
                 }
             }
-            Body::Fetch { .. } => self.coverage.hit("sync: reset with a fetch"),
+            Body::Fetch { .. } => {
+                self.coverage.hit("sync: reset with a fetch");
+                let in_sync = self.invariants.log.in_sync();
+                if in_sync.len() > 1 && in_sync.contains(who) {
+                    self.coverage
+                        .hit("sync: a member of the in-sync set has to fetch");
+                    let check = self.invariants.one_fault.fetches(who);
+                    self.check(check);
+                }
+            }
             Body::CopyAck { .. } => self.check_warm_copy(who),
             _ => {}
         }
@@ -134,6 +144,26 @@ impl World {
         }
         self.process_mut(who).read = (generation, status.commit);
         self.check(check);
+        self.time_commit(who, status);
+    }
+
+    /// Notes when the leader commits, and checks how much later the others learn of it.
+    fn time_commit(&mut self, who: ReplicaId, status: apus::Status) {
+        let (view, commit, now) = (status.view, status.commit, self.plan.now());
+        let told = &mut self.invariants.commits_are_told;
+        if status.phase == apus::Phase::Leading {
+            return told.committed(view, commit, now);
+        }
+        // With logs in memory a backup may commit before its leader.
+        let is_fast = self.scenario.keeps_log()
+            && self.scenario.store.1 <= 300
+            && self.scenario.net.delay.1 <= 400
+            && self.scenario.net.harsh == 0.0;
+        if is_fast && self.active_faults == 0 && self.invariants.log.in_sync().contains(who) {
+            let calm_since = self.disturbed_at + CALM_AFTER;
+            let check = told.learnt(who, (view, commit), now, calm_since);
+            self.check(check);
+        }
     }
 
     fn begin_generation(&mut self, who: ReplicaId, generation: View) {
@@ -184,19 +214,20 @@ impl World {
             Note::Elected { view } => self.on_elected(who, *view),
             Note::Serving { view } => self.on_serving(who, *view),
             Note::SyncPhase { sync, phase } => self.on_phase(who, *sync, *phase),
-            Note::Applied { sync } => self.on_applied(who, *sync),
-            Note::Kept { sync } => self.on_kept(who, *sync),
-            Note::GuestLost { why } => {
-                self.invariants.progress.said();
-                if why.contains(LOST_IN_FETCH) {
-                    self.coverage.hit("guest: lost with a page of a reset");
-                    self.invariants.one_fault.excuse();
-                }
+            Note::Applied { sync } => {
+                self.invariants.one_fault.applies(who);
+                self.on_applied(who, *sync);
             }
-            Note::GroupEmpty { .. } => self.invariants.progress.said(),
+            Note::Role {
+                to: Role::Secondary,
+                ..
+            } => self.invariants.one_fault.joins(who),
+            Note::Kept { sync } => self.on_kept(who, *sync),
+            Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
             Note::Synced(_) => self.invariants.one_fault.synced(),
             _ => {}
         }
+        self.end_at(&note);
         if self.healed_at.is_none() && self.violation.is_none() {
             let set_off = self
                 .scenario
@@ -262,6 +293,11 @@ impl World {
         }
         if self.invariants.external_consistency.has_shown() {
             self.coverage.hit("failover: a new leader serves");
+            let hypervisor = self.process(who).hypervisor.as_ref();
+            if hypervisor.is_some_and(Hypervisor::is_off) {
+                self.coverage
+                    .hit("guest: off while its next leader takes over");
+            }
         }
         self.invariants.one_sender_a_slot.serves(who, view);
         let check = self.invariants.progress.serves(who, self.generation);

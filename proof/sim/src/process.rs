@@ -50,6 +50,8 @@ pub struct Process {
     pub disk_slow: bool,
     /// Whether it reads the TAP.
     pub facing: bool,
+    /// Whether frames pass between the host and the clients.
+    pub has_tap: bool,
     /// Events that are not applied yet.
     pub events: VecDeque<Event>,
     /// Actions that are not carried out yet.
@@ -90,6 +92,7 @@ impl Process {
             disk_free_at: Micros::ZERO,
             disk_slow: false,
             facing: false,
+            has_tap: true,
             events: VecDeque::new(),
             actions: VecDeque::new(),
             answers: VecDeque::new(),

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 15] = [
+pub const CANARIES: [(&str, Canary); 19] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
@@ -23,6 +23,10 @@ pub const CANARIES: [(&str, Canary); 15] = [
     ("clock-alone", Canary::ClockAlone),
     ("stale-compare", Canary::StaleCompare),
     ("milestone-not-stored", Canary::MilestoneNotStored),
+    ("join-at-once", Canary::JoinAtOnce),
+    ("ignore-uplink", Canary::IgnoreUplink),
+    ("reboot-ends-guest", Canary::RebootEndsGuest),
+    ("commit-at-heartbeat", Canary::CommitAtHeartbeat),
 ];
 
 impl Simulation for Options {

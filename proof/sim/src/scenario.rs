@@ -1,7 +1,7 @@
 //! The world of a seed: sizes, speeds, habits and the plan of faults.
 
 use crate::faults::FaultPlan;
-use crate::guest::GuestHabits;
+use crate::guest::{Ends, GuestHabits};
 use crate::hypervisor::HypervisorHabits;
 use crate::net::NetHabits;
 use crate::rng::{Rng, mix};
@@ -48,6 +48,8 @@ pub struct Scenario {
     /// All hosts die at once again and again, so each generation of the guest is short; see
     /// [`has_short_lives`].
     pub short_lives: bool,
+    /// Faults come one by one, each for longer than the group may take to serve again ([`crate::alone`]).
+    pub faults_alone: bool,
     config: Config,
 }
 
@@ -74,13 +76,15 @@ impl Scenario {
             divergence: rng.pick(&[0.0, 0.02, 1.0]),
             work: if quick { (50, 2_000) } else { (500, 12_000) },
             tick: (5_000, 60_000),
-            reset_stray: rng.pick(&[0.0, 0.1, 0.4]),
+            queues: rng.pick(&[0.0, 0.01, 0.05]),
+            ends: Ends::default(),
         };
         let hypervisor = HypervisorHabits {
             guest,
             start: (20_000, rng.pick(&[60_000, 400_000])),
             order: (100, rng.pick(&[800, 4_000])),
             needs_reset,
+            reboot_ends: canary == Canary::RebootEndsGuest,
         };
         let net = NetHabits {
             delay: rng.pick(&[(20, 80), (50, 400), (100, 3_000)]),
@@ -116,6 +120,7 @@ impl Scenario {
             drift_ppm_max,
             faults,
             short_lives: false,
+            faults_alone: false,
             config,
         }
     }
@@ -132,6 +137,16 @@ impl Scenario {
         self.short_lives = true;
         self.faults.operator = true;
         self.config.durability = Durability::Disk;
+    }
+
+    /// Lets one fault strike at a time, with nothing else that could disturb the group.
+    pub fn leave_faults_alone(&mut self, span: Micros) {
+        self.faults_alone = true;
+        self.net.harsh = 0.0;
+        self.faults.one_at_a_time = true;
+        self.faults.operator = false;
+        self.faults.ambushes.clear();
+        self.faults.heal = self.faults.begin + span;
     }
 
     /// The configuration of a process that starts.

@@ -70,6 +70,12 @@ pub enum Happening {
     Operator,
     /// Lines are typed on the guest's console.
     Type,
+    /// The operator starts a guest that is off.
+    StartGuest,
+    /// A guest has ended by itself a while ago: is it still there?
+    LookAfterAnEnd,
+    /// Replies are counted, and again after the rest of the time.
+    CountReplies(Micros),
     /// Every fault ends.
     Heal,
     /// Has the group recovered?

@@ -41,6 +41,8 @@ pub struct Spoken {
     pub connection: u8,
     /// It opens the connection.
     pub opens: bool,
+    /// It resets the connection, which the guest does not know.
+    pub resets: bool,
     /// The sequence number that carries it.
     pub seq: u32,
     /// The connection's clock.
@@ -71,6 +73,7 @@ impl Spoken {
             )
             .ack(self.heard);
         let builder = if self.opens { builder.syn() } else { builder };
+        let builder = if self.resets { builder.rst() } else { builder };
         builder
             .options(&[stamp])
             .map(|builder| builder.write(&mut bytes, &data))
@@ -96,6 +99,7 @@ impl Spoken {
             client: port as u8,
             connection: (port >> 8) as u8,
             opens: tcp.syn(),
+            resets: tcp.rst(),
             seq: tcp.sequence_number(),
             clock,
             place: u32::from(tcp.window_size()) * WORD_BYTES as u32,
@@ -147,6 +151,7 @@ mod tests {
             client: 3,
             connection: CONNECTIONS_MAX,
             opens: true,
+            resets: false,
             seq: u32::MAX,
             clock: 0x1234_5678,
             place: 40,

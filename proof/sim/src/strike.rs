@@ -10,7 +10,7 @@ use crate::schedule::Happening;
 use crate::trace::trace;
 use crate::world::World;
 use apus::Phase;
-use plover_replica::{Event, Role};
+use plover_replica::{Event, Replica, Role};
 use plover_types::{Micros, ReplicaId};
 
 impl World {
@@ -21,6 +21,12 @@ impl World {
         }
         if self.scenario.faults.one_at_a_time && (self.active_faults > 0 || !self.is_whole()) {
             return self.plan.after(LOOK_EVERY, Happening::Next);
+        }
+        if self.scenario.faults_alone {
+            return match self.invariants.one_fault.is_settled() && self.has_caught_up() {
+                true => self.next_fault_alone(),
+                false => self.plan.after(LOOK_EVERY, Happening::Next),
+            };
         }
         let gap = self.chance.faults.micros(self.scenario.faults.gap);
         self.plan.after(gap, Happening::Next);
@@ -35,6 +41,17 @@ impl World {
         let anyone = self.chance.faults.pick(&self.scenario.members);
         let fault = self.aim_at(kind, victim, anyone);
         self.strike(fault, None);
+    }
+
+    /// Whether no disk has writes left from a time when it was slow, and no replica still recovers its log.
+    fn has_caught_up(&self) -> bool {
+        let now = self.plan.now();
+        let knows =
+            |replica: &Replica| replica.consensus_core().status().phase != Phase::Recovering;
+        self.processes
+            .iter()
+            .all(|process| process.disk_free_at <= now)
+            && self.running().all(|(_, replica)| knows(replica))
     }
 
     /// Plans the faults of a plot: each is harmless alone, and they are meant to be harmful together.
@@ -115,6 +132,7 @@ impl World {
             self.invariants.one_fault.is_whole();
         }
         self.invariants.one_fault.strikes(fault);
+        self.disturbed_at = self.plan.now();
         trace!(self, "FAULT {fault:?}");
         let span = span.unwrap_or_else(|| span_of(fault, &mut self.chance.faults));
         let struck = match fault {
@@ -126,6 +144,11 @@ impl World {
             Fault::LoseUplink(who) => {
                 self.tell(who, Event::Uplink { up: false });
                 Some("fault: uplink lost")
+            }
+            Fault::LoseTap(who) => {
+                self.process_mut(who).has_tap = false;
+                self.tell(who, Event::Uplink { up: false });
+                Some("fault: TAP down")
             }
             Fault::Cut(a, b) => {
                 self.net.cut(a, b, &mut self.plan);
@@ -173,11 +196,11 @@ impl World {
 
     /// At the end of a single fault a replica that it has not hit must hold the guest's state. (A pair may lose it:
     /// it has no third replica that says which of the two is late.)
-    fn look_for_holders(&mut self, fault: Fault) {
+    fn look_for_holders(&mut self, fault: Option<Fault>) {
         let holds = |who: &ReplicaId| {
             let replica = self.process(*who).replica.as_deref();
             let holds = replica.is_some_and(|replica| replica.status().holds_state);
-            holds && fault.victim() != Some(*who)
+            holds && fault.and_then(Fault::victim) != Some(*who)
         };
         let is_pair = self.scenario.members.len() == 2;
         // Links of a harsh network break by themselves.
@@ -186,6 +209,13 @@ impl World {
         }
         let check = self.invariants.one_fault.nobody_holds();
         self.check(check);
+    }
+
+    /// A guest has ended by itself a while ago.
+    pub(crate) fn look_after_an_end(&mut self) {
+        if self.healed_at.is_none() && self.invariants.one_fault.is_undisturbed() {
+            self.look_for_holders(None);
+        }
     }
 
     pub(crate) fn others(&self, who: ReplicaId) -> Vec<ReplicaId> {
@@ -373,12 +403,17 @@ impl World {
             return;
         }
         trace!(self, "MENDED {fault:?}");
-        self.look_for_holders(fault);
+        self.look_for_holders(Some(fault));
         self.invariants.one_fault.ends();
+        self.disturbed_at = self.plan.now();
         match fault {
             Fault::Stop(who, _) => self.go_on(who),
             Fault::HangGuest(who) => self.unhang_guest(who),
             Fault::LoseUplink(who) => self.tell(who, Event::Uplink { up: true }),
+            Fault::LoseTap(who) => {
+                self.process_mut(who).has_tap = true;
+                self.tell(who, Event::Uplink { up: true });
+            }
             Fault::Cut(a, b) => {
                 self.net.mend(a, b, &mut self.plan);
                 self.net.mend(b, a, &mut self.plan);

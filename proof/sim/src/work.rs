@@ -1,6 +1,7 @@
 //! Work on pages: the brain lets them be scanned, hashed, read and written.
 //!
-//! Work on memory alone is answered at once. Work on a disk takes as long as the disk takes. Answers
+//! Work on memory alone is mostly answered at once, and sometimes later, as where it is much. Work on a
+//! disk takes as long as the disk takes. Answers
 //! come in the order of the questions, so work on memory waits behind work on a disk; other events
 //! may come before an answer. The pages are read when the work is asked for, so that the answer is as
 //! old as it can be. But a copy's reads are sometimes put off, and read the pages as they are then.
@@ -54,6 +55,7 @@ impl World {
             }
             other => unreachable!("no work on pages: {other:?}"),
         };
+        let late = late || self.chance.work.chance(0.02);
         self.answer(who, late, answer);
     }
 

@@ -1,5 +1,6 @@
 //! The simulated world: it owns everything and lets one thing happen after the other.
 
+use crate::alone;
 use crate::areas::Areas;
 use crate::clients::Clients;
 use crate::clock::{CLOCK_STREAM, Clock};
@@ -7,6 +8,7 @@ use crate::coverage::Coverage;
 use crate::death;
 use crate::history::Histories;
 use crate::invariants::{Check, Invariants, Violation};
+use crate::life::Life;
 use crate::net::Net;
 use crate::pair;
 use crate::process::{Process, State};
@@ -85,6 +87,11 @@ pub struct World {
     pub(crate) cause: &'static str,
     pub(crate) chance: Chance,
     pub(crate) areas: Areas,
+    pub(crate) life: Life,
+    /// When a fault struck or ended last.
+    pub(crate) disturbed_at: Micros,
+    /// The replies that were received when they were last counted.
+    pub(crate) replies_before: u64,
 }
 
 /// The streams of random decisions, one for each part of the world.
@@ -117,9 +124,14 @@ impl World {
             options.canary,
         );
         let (short_lives, lives) = has_short_lives(seed);
-        if short_lives {
+        let alone = options.replicas > 2 && alone::is_of(seed);
+        if alone {
+            scenario.leave_faults_alone(alone::SPAN);
+        } else if short_lives {
             scenario.shorten_lives();
         }
+        let life = Life::draw(seed, alone);
+        scenario.hypervisor.guest.ends = life.ends();
         if options.replicas == 2 && !options.cuts {
             scenario.hold_links();
         }
@@ -178,7 +190,10 @@ impl World {
             active_faults: 0,
             cause: "",
             chance,
-            areas: Areas::draw(seed),
+            areas: Areas::draw(seed, alone),
+            life,
+            disturbed_at: Micros::ZERO,
+            replies_before: 0,
             scenario,
         }
     }
@@ -244,7 +259,7 @@ impl World {
             Happening::Worked(who, incarnation) => self.on_worked(who, incarnation),
             Happening::CopyRead(who, incarnation) => self.on_copy_read(who, incarnation),
             Happening::Frames(who, frames) => {
-                if self.process(who).facing {
+                if self.process(who).facing && self.process(who).has_tap {
                     self.tell(who, Event::Frames(frames));
                 }
             }
@@ -265,6 +280,9 @@ impl World {
             Happening::Restart(who) => self.restart(who),
             Happening::Operator => self.watch(),
             Happening::Type => self.type_some(),
+            Happening::StartGuest => self.start_guest_again(),
+            Happening::LookAfterAnEnd => self.look_after_an_end(),
+            Happening::CountReplies(rest) => self.count_replies(rest),
             Happening::Heal => self.heal(),
             Happening::Look => self.look(),
         }

@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 49] = [
+const REACHED: [&str; 68] = [
     "death: a report of an older process",
     "death: a report of the leader",
     "death: a report to the leader",
@@ -73,6 +73,24 @@ const REACHED: [&str; 49] = [
     "warm: refused",
     "sync: done (differ)",
     "sync: done (unmatched)",
+    "fault: TAP down",
+    "alone: the clients are answered again",
+    "guest: reboots",
+    "guest: wants to reboot, and is off",
+    "guest: powers off",
+    "guest: powers off, and boots again",
+    "guest: crashes, and is off",
+    "guest: crashes, and boots again",
+    "guest: started by the operator",
+    "guest: ends in a sync, the leader's",
+    "guest: ends in a sync, the secondary's",
+    "guest: ends in a join",
+    "guest: ends in a failover",
+    "guest: off while its next leader takes over",
+    "guest: a state that is off was loaded into one that is on",
+    "guest: a state that is on was loaded into one that is off",
+    "guest: a state that has just ended was loaded",
+    "guest: a connection of before its reset is refused",
 ];
 
 #[test]
@@ -173,6 +191,33 @@ fn lost_dirty_bits_are_caught() {
 fn a_leader_that_blames_its_secondary_is_caught() {
     let found_by = ["one_fault_is_survived"];
     catches(&with(Canary::BlameSecondary), 200, &found_by);
+}
+
+/// A replica that joins is named in sync before it has reset the queues that the guest has: the leader may die
+/// while this replica fetches what the reset has overwritten.
+#[test]
+fn a_join_without_a_reset_of_its_queues_is_caught() {
+    catches(&with(Canary::JoinAtOnce), 200, &["one_fault_is_survived"]);
+}
+
+/// A leader that reaches no clients goes on leading.
+#[test]
+fn a_leader_without_a_tap_is_caught() {
+    let found_by = ["one_fault_is_survived"];
+    catches(&with(Canary::IgnoreUplink), 600, &found_by);
+}
+
+/// A guest that reboots stops on both sides, and no replica holds it any more.
+#[test]
+fn a_reboot_that_ends_the_guest_is_caught() {
+    let found_by = ["one_fault_is_survived"];
+    catches(&with(Canary::RebootEndsGuest), 400, &found_by);
+}
+
+/// A secondary learns of a commit with the next heartbeat.
+#[test]
+fn a_commit_that_waits_for_the_heartbeat_is_caught() {
+    catches(&with(Canary::CommitAtHeartbeat), 400, &["commits_are_told"]);
 }
 
 /// Of a divergent page, a block that differs is not sent.

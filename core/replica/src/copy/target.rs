@@ -30,6 +30,8 @@ pub(crate) struct CopyTarget {
     chunks: u32,
     /// Nothing was written into it since its hypervisor started: its memory is as at power-on.
     is_blank: bool,
+    /// The guest's state was loaded into it: the join ends with the next one.
+    pub has_state: bool,
 }
 
 /// A source's offer.
@@ -53,10 +55,16 @@ impl CopyTarget {
             follows: None,
             chunks: 0,
             is_blank: true,
+            has_state: false,
         }
     }
 
     /// The stream is offered anew, by this source or another.
+    /// Whether it is this opening.
+    pub fn is_of(&self, from: ReplicaId, attempt: u64) -> bool {
+        self.source == from && self.attempt == attempt
+    }
+
     fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
         self.source = source;
         self.attempt = offer.attempt;
@@ -222,7 +230,7 @@ impl Replica {
         }
         let copy = match &mut self.phase {
             Phase::Witness { copy } => copy.take()?,
-            Phase::Joining { copy } => copy.clone(),
+            Phase::Joining { copy } if !copy.has_state => copy.clone(),
             _ => return None,
         };
         let guest = &mut self.cx.guest;
@@ -255,8 +263,7 @@ impl Replica {
         let (Phase::Witness { copy: Some(copy) } | Phase::Joining { copy }) = phase else {
             return None;
         };
-        let is_it = is_ready && copy.source == from && copy.attempt == attempt;
-        is_it.then_some((copy, cx))
+        (is_ready && copy.is_of(from, attempt)).then_some((copy, cx))
     }
 
     pub(crate) fn on_copy(&mut self, from: ReplicaId, attempt: u64, seq: u32, chunk: Vec<u8>) {

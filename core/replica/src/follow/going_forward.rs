@@ -1,19 +1,19 @@
 //! After the end mark the secondary always goes forward to the staged state: it resets its devices if the
-//! machine type needs that, makes its disks' blocks durable, acknowledges, and applies everything.
+//! machine type needs that ([`super::resetting`]), makes its disks' blocks durable, acknowledges, and applies
+//! everything.
 
 use super::{Complete, FollowSync, Stage};
 use crate::api::{Action, ConsoleHold, Note, Role};
 use crate::canary::canary;
 use crate::hypervisor::Order;
-use crate::jobs::Job;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_syncvm::message::Body;
-use plover_types::{PageNo, PageSet, SyncNo};
+use plover_types::{PageNo, SyncNo};
 
 impl Replica {
     /// Takes the running syncvm out if it is this one and at a stage that `is_due`.
-    fn take_follow(
+    pub(super) fn take_follow(
         &mut self,
         number: SyncNo,
         is_due: impl FnOnce(&Stage) -> bool,
@@ -23,74 +23,9 @@ impl Replica {
         Some(follow.stage)
     }
 
-    /// The pages that a reset will write are copied aside: the devices may be reset.
-    pub(crate) fn follow_restore_read(&mut self, number: SyncNo, chunk: Vec<u8>) {
-        let saving = |stage: &Stage| matches!(stage, Stage::Saving(_));
-        if let Some(Stage::Saving(complete)) = self.take_follow(number, saving) {
-            self.follow_on(number, Stage::Resetting(complete, chunk));
-            self.cx.order(Order::Reset, Action::Reset);
-        }
-    }
-
-    pub(crate) fn follow_reset_done(&mut self) {
-        let Some(follow) = &self.follow else { return };
-        if matches!(follow.stage, Stage::Resetting(..)) {
-            self.cx.ask(Job::FollowSync(follow.sync), Action::Scan);
-        }
-    }
-
-    /// Takes the pages that the reset has written. The staged pages overwrite them, or they are put back.
-    /// Those that are in neither set are fetched from the leader.
-    pub(super) fn follow_reset_scanned(
-        &mut self,
-        number: SyncNo,
-        (complete, restore): (Complete, Vec<u8>),
-        written: &PageSet,
-    ) {
-        // Settled when the staged state is in place.
-        let memory = &mut self.cx.memory;
-        memory.ledger.owe(written);
-        let mut missing = written.clone();
-        missing.subtract(&complete.staged.touched);
-        missing.subtract(&memory.reset_pages);
-        memory.reset_pages.union_with(written);
-        if missing.is_empty() {
-            return self.make_durable(number, complete, Some(restore));
-        }
-        self.follow_on(number, Stage::Fetching(complete, restore));
-        let leader = self.cx.group.leader;
-        match leader.filter(|leader| self.cx.peers.is_linked(*leader)) {
-            Some(leader) => {
-                let (sync, runs) = (number, missing.to_runs());
-                self.cx.send_bulk(leader, Body::Fetch { sync, runs });
-            }
-            None => self.lose_guest_in_fetch(),
-        }
-    }
-
-    pub(crate) fn follow_fetched(&mut self, number: SyncNo, chunk: Vec<u8>, last: bool) {
-        let fetching = |stage: &Stage| matches!(stage, Stage::Fetching(..));
-        let Some(Stage::Fetching(mut complete, restore)) = self.take_follow(number, fetching)
-        else {
-            return;
-        };
-        let added = complete.staged.add(chunk);
-        if added.is_ok() && last {
-            return self.make_durable(number, complete, Some(restore));
-        }
-        self.follow_on(number, Stage::Fetching(complete, restore));
-        if added.is_err() {
-            self.lose_guest_in_fetch();
-        }
-    }
-
-    /// Stages disk blocks in the journal first, if the guest has disks that it writes.
-    pub(super) fn make_durable(
-        &mut self,
-        sync: SyncNo,
-        complete: Complete,
-        restore: Option<Vec<u8>>,
-    ) {
+    /// Stages disk blocks in the journal first, if the guest has disks that it writes. `restore` are chunks to
+    /// put back after a reset.
+    pub(super) fn make_durable(&mut self, sync: SyncNo, complete: Complete, restore: Vec<Vec<u8>>) {
         let config = &self.cx.config;
         if config.layout.disk_blocks() == 0 {
             return self.acknowledge_and_apply(sync, complete, restore);
@@ -116,9 +51,9 @@ impl Replica {
         &mut self,
         sync: SyncNo,
         mut complete: Complete,
-        restore: Option<Vec<u8>>,
+        restore: Vec<Vec<u8>>,
     ) {
-        let mut chunks: Vec<Vec<u8>> = restore.into_iter().filter(|c| !c.is_empty()).collect();
+        let mut chunks = restore;
         chunks.append(&mut complete.staged.chunks);
         let device = std::mem::take(&mut complete.staged.device);
         self.follow_on(sync, Stage::Loading(complete));
@@ -142,8 +77,14 @@ impl Replica {
             return;
         };
         let compare = complete.compare && self.role() != Role::Leader;
+        let is_first = self.is_first_state();
         let cx = &mut self.cx;
+        cx.memory.remember_written(is_first);
         cx.memory.ledger.settle();
+        if is_first && cx.config.needs_reset && !canary!(cx, JoinAtOnce) {
+            cx.note(Note::Applied { sync });
+            return self.await_second_state();
+        }
         // Own outputs of the slot, and own unconsumed inputs, belong to a state that is gone.
         cx.outputs.guard.discard_all();
         cx.guest

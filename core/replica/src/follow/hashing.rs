@@ -53,8 +53,8 @@ impl Replica {
         let Some(follow) = self.follow.take_if(|follow| follow.sync == sync) else {
             return self.cx.memory.ledger.owe(set);
         };
-        if let Stage::Resetting(complete, restore) = follow.stage {
-            return self.follow_reset_scanned(sync, (complete, restore), set);
+        if let Stage::Resetting(complete, aside) = follow.stage {
+            return self.follow_reset_scanned(sync, (complete, aside), set);
         }
         let follow = self.follow.insert(follow);
         self.cx.memory.ledger.owe(set);

@@ -149,6 +149,21 @@ fn the_leaders_pages_may_come_before_the_cut() {
     assert!(taken(&mut replica).iter().any(hashes));
 }
 
+/// The leader has given a sync up, and its pages of the next one come before the cut of the first.
+#[test]
+fn a_sync_that_was_given_up_does_not_cost_the_next_one_its_pages() {
+    let mut replica = secondary(VSMR.policy);
+    replica.follow_dirty(SyncNo(2), &pages(&[5]).to_runs(), KEY);
+    cut(&mut replica, 1);
+    cut(&mut replica, 2);
+    replica.cx.guest.activity.is_idle = true;
+    replica.tick_follow();
+    replica.follow_paused(Unconsumed::default());
+    replica.follow_scanned(SyncNo(2), &pages(&[]));
+    let hashes = |a: &Action| matches!(a, Action::Hash { .. });
+    assert!(taken(&mut replica).iter().any(hashes));
+}
+
 #[test]
 fn a_cut_of_another_view_is_ignored() {
     let mut replica = secondary(VSMR.policy);

@@ -62,18 +62,21 @@ impl Leader {
     /// inputs that its guest was fed, and no other replica holds a state. A joiner that is about to be synced
     /// needs the inputs after its cut, so these are kept.
     fn reclaim_solo_log(&mut self, cx: &mut Context) {
-        if self.is_solo(cx) && self.final_joiner().is_none() && cx.is_log_half_full() {
+        if self.is_solo(cx) && self.final_joiner().is_none() {
             cx.group.core.trim(cx.group.delivered);
         }
     }
 
     fn propose_input(&mut self, cx: &mut Context, op: LogOp) -> bool {
-        self.reclaim_solo_log(cx);
         let before = self.last_input_proposed;
         let payload = wire::encode(&op);
         let log_bytes_max = cx.config.log_bytes_max;
-        let kept_free = log_bytes_max / KEPT_FREE_PART;
-        if cx.group.core.status().log_bytes + payload.len() > log_bytes_max - kept_free {
+        let room = log_bytes_max - log_bytes_max / KEPT_FREE_PART;
+        let fits = |cx: &Context| cx.group.core.status().log_bytes + payload.len() <= room;
+        if cx.is_log_half_full() || !fits(cx) {
+            self.reclaim_solo_log(cx);
+        }
+        if !fits(cx) {
             return false;
         }
         let Ok(viewstamp) = cx.propose(EntryKind::App, payload) else {

@@ -9,6 +9,7 @@
 //!  round 0: every page that may differ ──────────▶ written at once
 //!  round n: what was dirtied in round n-1 ───────▶ …until little is left
 //!  Syncvm (the log) ─ the usual exchange ────────▶ stage, acknowledge, apply, run
+//!  a second one, where devices are reset ────────▶ the same
 //!  in-sync set = both (the log)
 //! ```
 //!
@@ -20,11 +21,12 @@
 
 use super::Leader;
 use crate::api::{Action, Note};
+use crate::canary::canary;
 use crate::context::Context;
 use crate::jobs::Job;
 use plover_policy::SyncReason;
 use plover_syncvm::Ledger;
-use plover_syncvm::message::CopyPurpose;
+use plover_syncvm::message::{Body, CopyPurpose};
 use plover_types::{Micros, PageNo, ReplicaId, ReplicaSet};
 
 /// Chunks under way at most: 24 of 128 KiB stay well inside the bulk ring.
@@ -66,8 +68,11 @@ enum Stage {
     Copying { round: u32 },
     /// A round is over; the pages dirtied meanwhile are being collected.
     Scanning { round: u32 },
-    /// The final syncvm runs, or its in-sync set is being agreed.
+    /// The final syncvm runs. Where devices are reset, it is the first of two: it brings the guest's queues, and
+    /// with the second the joiner learns which pages their reset writes (`follow::resetting`).
     Final,
+    /// The second of them runs.
+    Settling,
 }
 
 impl Leader {
@@ -143,6 +148,15 @@ impl Leader {
         }
         self.slot.is_retry = false;
         self.next_join_at = cx.now + BACKOFF;
+        // It may have been slow and nothing else, and would go on waiting for this leader.
+        let (attempt, reason) = (join.attempt, why.to_string());
+        cx.send_bulk(
+            join.peer,
+            Body::CopyFailed {
+                attempt,
+                why: reason,
+            },
+        );
         cx.note(Note::JoinFailed {
             peer: join.peer,
             why: why.to_string(),
@@ -176,8 +190,10 @@ impl Leader {
                 self.end_round(cx, attempt, round);
             }
             // The final syncvm failed or could not start yet.
-            Stage::Final if self.sync.is_none() => self.start_sync(cx, SyncReason::Join),
-            Stage::Final => {}
+            Stage::Final | Stage::Settling if self.sync.is_none() => {
+                self.start_sync(cx, SyncReason::Join);
+            }
+            Stage::Final | Stage::Settling => {}
         }
     }
 
@@ -231,18 +247,24 @@ impl Leader {
     pub(crate) fn final_joiner(&self) -> Option<ReplicaId> {
         self.join
             .as_ref()
-            .filter(|j| matches!(j.stage, Stage::Final))
+            .filter(|j| matches!(j.stage, Stage::Final | Stage::Settling))
             .map(|j| j.peer)
     }
 
-    /// The final syncvm is acknowledged: from here on the joiner is to be in the in-sync set.
+    /// The final syncvm is acknowledged. After the last one the joiner is to be in the in-sync set.
     pub(crate) fn join_synced(&mut self, cx: &mut Context, peer: ReplicaId) {
-        if self.join.as_ref().is_some_and(|j| j.peer == peer) {
-            self.join = None;
-            cx.peers.end_copy();
-            cx.peers.forget_refusal(peer);
-            let both = ReplicaSet::of([cx.config.me, peer]);
-            self.propose_in_sync(cx, both);
+        let Some(join) = self.join.as_mut().filter(|join| join.peer == peer) else {
+            return;
+        };
+        let resets = cx.config.needs_reset && !cx.takes_checkpoints();
+        if resets && matches!(join.stage, Stage::Final) && !canary!(cx, JoinAtOnce) {
+            join.stage = Stage::Settling;
+            return;
         }
+        self.join = None;
+        cx.peers.end_copy();
+        cx.peers.forget_refusal(peer);
+        let both = ReplicaSet::of([cx.config.me, peer]);
+        self.propose_in_sync(cx, both);
     }
 }

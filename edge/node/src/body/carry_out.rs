@@ -1,6 +1,6 @@
 //! Carries out the actions of the core.
 
-use super::memory::whole;
+use super::work::{Work, whole};
 use super::{Body, BoxError};
 use crate::clock;
 use plover_disk::Disks;
@@ -50,15 +50,19 @@ impl Body {
                 state.stopped_at = clock::on_monotonic(state.stopped_at);
                 self.order(VmCommand::LoadState(state));
             }
-            Action::Scan(job) => self.scan(job),
-            Action::Hash { job, key, pages } => self.hash(job, key, pages),
-            Action::HashSubpages { job, key, pages } => self.hash_subpages(job, key, pages),
-            Action::ReadSubpages { job, pages } => self.read(job, pages),
-            Action::ReadPages { job, pages } => self.read(job, whole(pages)),
+            Action::Scan(job) => self.begin(Work::Scan(job)),
+            Action::Hash { job, key, pages } => {
+                self.begin(Work::Hash(job, key, pages, Vec::new()));
+            }
+            Action::HashSubpages { job, key, pages } => {
+                self.begin(Work::HashSubpages(job, key, pages, Default::default()));
+            }
+            Action::ReadSubpages { job, pages } => self.begin(Work::Read(job, pages)),
+            Action::ReadPages { job, pages } => self.begin(Work::Read(job, whole(pages))),
             Action::CopyPages { job, pages } => self.copy_reads.push_back((job, pages)),
             Action::WriteChunks { job, chunks } => {
                 self.crash_in_apply(job, &chunks);
-                self.write_chunks(job, chunks);
+                self.begin(Work::Write(job, chunks, 0));
             }
             Action::StageDisks { sync, chunks } => self.stage_disks(sync, chunks),
             Action::Feed(frames) => self.feed(&frames),

@@ -1,10 +1,12 @@
 //! The hypervisor: its start, its end, its events and its orders.
 
+use super::work::Work;
 use super::{Body, BoxError, FRAMES_PER_TURN, NICE};
+use crate::clock;
 use crate::host::{self, CpuConfig};
 use plover_disk::{Attachment, DiskError};
 use plover_replica::{Area, BootReason, Event, JobId, Note, OperatorInput, Role};
-use plover_types::{Frame, SyncNo, Unconsumed};
+use plover_types::{Frame, Micros, SyncNo, Unconsumed};
 use plover_vm::{AtEnd, GuestEnd, QemuVm, VmCommand, VmEvent};
 use rustix::process::Pid;
 use serde_json::{Value, json};
@@ -13,6 +15,11 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 
 /// The console log is cut at this size.
 const CONSOLE_LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// Pages that the guest may write before a syncvm is due: 256 MiB.
+const WRITTEN_MAX: u64 = 65_536;
+/// How often that is looked at. The loop does not wake for it, because a leader's heartbeats wake it.
+const FAULTS_EVERY: Micros = Micros::from_ms(10);
 
 impl Body {
     pub(super) fn take_vm(&mut self) -> Result<(), BoxError> {
@@ -122,6 +129,8 @@ impl Body {
     }
 
     pub(super) fn start_guest(&mut self, reason: BootReason) {
+        self.vm = None;
+        self.drop_work();
         // The new process inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
         let disks = self.attach_disks(reason).map_err(|error| error.to_string());
@@ -153,12 +162,36 @@ impl Body {
         Ok(Some(attachment))
     }
 
+    /// Gives the hypervisor an order, after the work on its pages that was asked for before.
     pub(super) fn order(&mut self, command: VmCommand) {
+        self.begin(Work::Order(command));
+    }
+
+    pub(super) fn order_now(&mut self, command: VmCommand) {
         if let Some(vm) = &mut self.vm {
             vm.command(command);
             // Some orders are answered at once.
             self.ready.vm = true;
         }
+    }
+
+    /// Asks for a syncvm when the guest has written much of its memory since the last one, so that the next
+    /// pause stays short.
+    pub(super) fn look_at_faults(&mut self) -> Result<(), BoxError> {
+        let now = clock::now();
+        let Some(vm) = self.vm.as_ref().filter(|_| self.role == Role::Leader) else {
+            return Ok(());
+        };
+        if now < self.looked_at_faults + FAULTS_EVERY {
+            return Ok(());
+        }
+        self.looked_at_faults = now;
+        let faults = vm.page_faults();
+        if faults.saturating_sub(self.faults_at_scan) < WRITTEN_MAX {
+            return Ok(());
+        }
+        self.faults_at_scan = faults;
+        self.apply(Event::SyncDue)
     }
 
     pub(super) fn feed(&mut self, frames: &[Frame]) {
@@ -242,7 +275,9 @@ impl Body {
     pub(super) fn crash_in_apply(&mut self, job: JobId, chunks: &[Vec<u8>]) {
         let hook = self.crash_in == Some(plover_syncvm::Phase::Apply);
         if hook && self.role == Role::Secondary {
-            self.write_chunks(job, chunks[..chunks.len().div_ceil(2)].to_vec());
+            let half = chunks[..chunks.len().div_ceil(2)].to_vec();
+            half.iter().for_each(|chunk| self.write_memory(chunk));
+            self.write_blocks(job, half);
             let disks = self.vm.as_ref().and_then(QemuVm::disks);
             disks.into_iter().for_each(Attachment::wait_until_written);
             self.crash();

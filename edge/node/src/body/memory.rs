@@ -1,29 +1,38 @@
 //! Work on the guest's memory and disks that the core asks for.
 //!
-//! Work on memory is done at once. Blocks of disks are left to a thread that can wait for them
-//! (`disk_pages`); its results come back through [`Body::take_answers`].
+//! When it is done, and how much of it in one turn: [`super::work`]. Blocks of disks are left to a thread
+//! that can wait for them (`disk_pages`); its results come back through [`Body::take_answers`].
 
-use super::{Body, BoxError, WORK_A_TURN};
+use super::{Body, BoxError};
 use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
 use plover_disk::{Attachment, Batch, Blocks};
 use plover_replica::{Event, JobId};
 use plover_syncvm::chunk::{self, ChunkWriter, PageContent};
-use plover_syncvm::subpages::{Divergent, SubpageMask};
-use plover_types::{PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
+use plover_syncvm::subpages::Divergent;
+use plover_types::{Digest, PAGE_BYTES, PageLayout, PageNo, PageSet, SUBPAGES_PER_PAGE, SyncNo};
 use plover_vm::QemuVm;
 use serde_json::json;
 
 impl Body {
-    pub(super) fn hash(&mut self, job: JobId, key: [u8; 32], mut pages: Vec<PageNo>) {
-        let blocks = pages.split_off(self.first_block(pages.iter()));
-        let mut digests = Vec::with_capacity(pages.len() + blocks.len());
+    /// Adds the digests of these pages of memory.
+    pub(super) fn hash(&self, key: &[u8; 32], pages: &[PageNo], digests: &mut Vec<Digest>) {
         match &self.vm {
-            Some(vm) => vm.hash_pages(&key, &pages, &mut digests),
-            None => digests.resize(pages.len(), Default::default()),
+            Some(vm) => vm.hash_pages(key, pages, digests),
+            None => digests.resize(digests.len() + pages.len(), Digest::default()),
         }
+    }
+
+    /// Adds the digests of these blocks, and answers.
+    pub(super) fn hash_blocks(
+        &mut self,
+        job: JobId,
+        key: [u8; 32],
+        blocks: Vec<PageNo>,
+        mut digests: Vec<Digest>,
+    ) {
         let Some(disks) = disks_for(&self.vm, &blocks) else {
-            digests.resize(pages.len() + blocks.len(), Default::default());
+            digests.resize(digests.len() + blocks.len(), Digest::default());
             return self.answer(Event::Hashed(job, digests));
         };
         let (layout, answer) = (self.layout, self.answers.later());
@@ -34,16 +43,24 @@ impl Body {
         });
     }
 
-    pub(super) fn hash_subpages(&mut self, job: JobId, key: [u8; 32], mut pages: Vec<PageNo>) {
-        let blocks = pages.split_off(self.first_block(pages.iter()));
-        let all = (pages.len() + blocks.len()) * SUBPAGES_PER_PAGE;
-        let mut hashes = Vec::with_capacity(all);
+    /// Adds the hashes of the subpages of these pages of memory.
+    pub(super) fn hash_subpages(&self, key: &[u8; 32], pages: &[PageNo], hashes: &mut Vec<u64>) {
         match &self.vm {
-            Some(vm) => vm.hash_subpages(&key, &pages, &mut hashes),
-            None => hashes.resize(pages.len() * SUBPAGES_PER_PAGE, 0),
+            Some(vm) => vm.hash_subpages(key, pages, hashes),
+            None => hashes.resize(hashes.len() + pages.len() * SUBPAGES_PER_PAGE, 0),
         }
+    }
+
+    /// Adds the hashes of the subpages of these blocks, and answers.
+    pub(super) fn hash_subpages_of_blocks(
+        &mut self,
+        job: JobId,
+        key: [u8; 32],
+        blocks: Vec<PageNo>,
+        mut hashes: Vec<u64>,
+    ) {
         let Some(disks) = disks_for(&self.vm, &blocks) else {
-            hashes.resize(all, 0);
+            hashes.resize(hashes.len() + blocks.len() * SUBPAGES_PER_PAGE, 0);
             return self.answer(Event::SubpagesHashed(job, hashes));
         };
         let (layout, answer) = (self.layout, self.answers.later());
@@ -51,22 +68,6 @@ impl Body {
             hashes.extend(pages_of(disk, layout).hash_subpages(&key, &blocks));
             let _ = answer.send(Event::SubpagesHashed(job, hashes));
         });
-    }
-
-    /// Reads some of what a copy has asked for. That is so much that this replica would be silent for long
-    /// if it read all of it at once.
-    pub(super) fn take_copy_reads(&mut self) -> Result<(), BoxError> {
-        let until = clock::now() + WORK_A_TURN;
-        while let Some((job, pages)) = self.copy_reads.pop_front() {
-            self.read(job, whole(pages));
-            if let Some(read) = self.events.pop_front() {
-                self.apply(read)?;
-            }
-            if clock::now() >= until {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Reads subpages of pages, and answers with them.
@@ -84,7 +85,7 @@ impl Body {
     }
 
     /// The number of `pages`, which rise, that are guest RAM.
-    fn first_block<'a>(&self, pages: impl Iterator<Item = &'a PageNo>) -> usize {
+    pub(super) fn first_block<'a>(&self, pages: impl Iterator<Item = &'a PageNo>) -> usize {
         let (mut count, mut last) = (0, None);
         for page in pages {
             assert!(last < Some(page.0), "pages are asked for in rising order");
@@ -143,9 +144,9 @@ impl Body {
         writer
     }
 
-    pub(super) fn write_chunks(&mut self, job: JobId, chunks: Vec<Vec<u8>>) {
+    /// Writes the blocks that these chunks have, and answers.
+    pub(super) fn write_blocks(&mut self, job: JobId, chunks: Vec<Vec<u8>>) {
         let layout = self.layout;
-        self.write_memory(&chunks);
         let any: Vec<_> = of_disks(&chunks, layout).take(1).collect();
         let Some(disks) = disks_for(&self.vm, &any) else {
             return self.answer(Event::ChunksWritten(job));
@@ -157,26 +158,25 @@ impl Body {
         });
     }
 
-    fn write_memory(&mut self, chunks: &[Vec<u8>]) {
+    /// Writes the pages of memory that this chunk has.
+    pub(super) fn write_memory(&mut self, chunk: &[u8]) {
         let layout = self.layout;
         let Some(vm) = &mut self.vm else { return };
         let mut buffer = [0u8; PAGE_BYTES];
-        for chunk in chunks {
-            for page in chunk::read(chunk, layout.pages()) {
-                match page {
-                    Ok((number, _)) if layout.is_disk(number) => {}
-                    Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
-                    // A page that was never touched is zero already.
-                    Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
-                    Ok((number, content)) => {
-                        if !content.is_whole() {
-                            vm.read_page(number, &mut buffer);
-                        }
-                        content.apply(&mut buffer);
-                        vm.write_page(number, &buffer);
+        for page in chunk::read(chunk, layout.pages()) {
+            match page {
+                Ok((number, _)) if layout.is_disk(number) => {}
+                Ok((number, PageContent::Raw(bytes))) => vm.write_page(number, bytes),
+                // A page that was never touched is zero already.
+                Ok((number, PageContent::Zero)) if vm.first_data(number) > number => {}
+                Ok((number, content)) => {
+                    if !content.is_whole() {
+                        vm.read_page(number, &mut buffer);
                     }
-                    Err(error) => tracing::error!(%error, "a staged chunk"),
+                    content.apply(&mut buffer);
+                    vm.write_page(number, &buffer);
                 }
+                Err(error) => tracing::error!(%error, "a staged chunk"),
             }
         }
     }
@@ -195,6 +195,7 @@ impl Body {
     pub(super) fn scan(&mut self, job: JobId) {
         let mut set = PageSet::new(self.layout.pages());
         let scanned = self.vm.as_mut().map(|vm| vm.scan_dirty(&mut set));
+        self.faults_at_scan = self.vm.as_ref().map_or(0, QemuVm::page_faults);
         self.events.push_back(Event::Scanned(job, set));
         if let Some(Err(error)) = scanned {
             let event = self.guest_is_gone(format!("cannot scan the guest's memory: {error}"));
@@ -220,12 +221,6 @@ impl Body {
         let value = json!({"what": "checksum", "sync": sync, "memory": all.finalize().to_string()});
         self.trace.write(clock::now(), value);
     }
-}
-
-/// All subpages of these pages.
-pub(super) fn whole(pages: Vec<PageNo>) -> Vec<Divergent> {
-    let all = |page| (page, SubpageMask::ALL);
-    pages.into_iter().map(all).collect()
 }
 
 /// The disks of the guest, unless there is no guest, it has no disks, or `blocks` is empty.

@@ -7,9 +7,11 @@ mod guest;
 mod memory;
 mod printed;
 mod sources;
+mod work;
 
 use self::answers::Answers;
 use self::printed::Printed;
+use self::work::Work;
 use crate::announce::Announcement;
 use crate::clock;
 use crate::config::ReplicaConfig;
@@ -105,6 +107,8 @@ struct Body {
     disks: Option<Disks>,
     control: Control,
     answers: Answers,
+    /// Work on pages that was not finished at once, and what has to wait for it.
+    work: VecDeque<Work>,
     /// Pages that a copy has asked for, in this order.
     copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
     console: Vec<SyncSender<Vec<u8>>>,
@@ -128,6 +132,9 @@ struct Body {
     stopping: bool,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
+    /// When QEMU's page faults were last counted, and how many it had at the last scan.
+    looked_at_faults: Micros,
+    faults_at_scan: u64,
     ready: Ready,
     /// Bulk records that have come and wait for their turn.
     bulk: VecDeque<(ReplicaId, Vec<u8>)>,
@@ -221,6 +228,7 @@ impl Body {
             disks,
             control,
             answers: Answers::new(),
+            work: VecDeque::new(),
             copy_reads: VecDeque::new(),
             console: Vec::new(),
             printed: Printed::default(),
@@ -240,6 +248,8 @@ impl Body {
             unprotected: None,
             stopping: false,
             sampled_at: Micros::ZERO,
+            looked_at_faults: Micros::ZERO,
+            faults_at_scan: 0,
             ready: Ready::default(),
             bulk: VecDeque::new(),
             outputs_left: false,
@@ -271,7 +281,7 @@ impl Body {
             vm.hear_outputs(hears);
         }
         let now = clock::now();
-        let mut until = if self.bulk.is_empty() && self.copy_reads.is_empty() {
+        let mut until = if self.bulk.is_empty() && !self.has_work() {
             self.watch.deadline
         } else {
             now
@@ -352,6 +362,7 @@ impl Body {
             self.look_at_uplink()?;
         }
         self.sample()?;
+        self.look_at_faults()?;
         if clock::now() >= self.watch.deadline {
             self.apply(Event::Tick)?;
         }
@@ -362,8 +373,8 @@ impl Body {
         self.storage.trim(self.watch.log_base);
         self.storage.submit();
         self.flush();
-        if !self.copy_reads.is_empty() {
-            self.take_copy_reads()?;
+        if self.has_work() {
+            self.take_work()?;
             self.storage.submit();
             self.flush();
         }

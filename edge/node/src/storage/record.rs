@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 const NAME: &str = "state.json";
 const NEXT: &str = "state.json.new";
@@ -77,6 +79,71 @@ impl RecordFile {
         };
         let written = bytes.and_then(write);
         written.map_err(io_error("cannot write", &path))
+    }
+}
+
+/// Writes records on a thread of its own: it takes two syncs of a disk, which may be busy for half a second, and
+/// meanwhile a replica that waited would be silent. The core does not wait for a record. If it is lost with
+/// its host, the log still has what it says.
+#[derive(Debug)]
+pub(super) struct RecordThread {
+    newest: GuestRecord,
+    records: Option<Sender<GuestRecord>>,
+    failed: Receiver<StorageError>,
+}
+
+impl RecordThread {
+    pub(super) fn start(mut file: RecordFile) -> Result<Self, StorageError> {
+        let newest = file.guest();
+        let (records, to_write) = channel();
+        let (failing, failed) = channel();
+        let path = file.dir.join(NAME);
+        let write = move || {
+            while let Ok(record) = to_write.recv() {
+                let record = to_write.try_iter().last().unwrap_or(record);
+                if let Err(error) = file.update(record) {
+                    // Fails only when the replica has ended.
+                    let _ = failing.send(error);
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("guest-record".into());
+        let started = thread.spawn(write);
+        started.map_err(io_error("cannot start the thread that writes", &path))?;
+        Ok(Self {
+            newest,
+            records: Some(records),
+            failed,
+        })
+    }
+
+    /// The newest record, be it written or not.
+    pub(super) fn guest(&self) -> GuestRecord {
+        self.newest
+    }
+
+    /// Has `guest` written.
+    pub(super) fn update(&mut self, guest: GuestRecord) {
+        self.newest = guest;
+        if let Some(records) = &self.records {
+            // Fails only when an earlier one could not be written, which `check` returns.
+            let _ = records.send(guest);
+        }
+    }
+
+    /// # Errors
+    /// A record could not be written. It is returned once.
+    pub(super) fn check(&self) -> Result<(), StorageError> {
+        self.failed.try_recv().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for RecordThread {
+    /// Lets the last record be written, unless its disk hangs.
+    fn drop(&mut self) {
+        self.records = None;
+        let _ = self.failed.recv_timeout(Duration::from_secs(1));
     }
 }
 
@@ -151,6 +218,34 @@ mod tests {
         assert_eq!(space().len(), 2);
         let other = RecordFile::open(dir.path(), "other").unwrap_err();
         assert!(matches!(other, StorageError::OtherGroup { .. }));
+    }
+
+    #[test]
+    fn the_newest_record_is_written_before_the_thread_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = RecordFile::open(dir.path(), "g").unwrap();
+        let mut thread = RecordThread::start(file).unwrap();
+        let record = |index| GuestRecord {
+            index: Index(index),
+            ..GuestRecord::default()
+        };
+        (1..100).for_each(|index| thread.update(record(index)));
+        assert_eq!(thread.guest(), record(99));
+        thread.check().unwrap();
+        drop(thread);
+        let found = RecordFile::open(dir.path(), "g").unwrap();
+        assert_eq!(found.guest(), record(99));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_written_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = RecordFile::open(dir.path(), "g").unwrap();
+        let mut thread = RecordThread::start(file).unwrap();
+        drop(dir);
+        thread.update(GuestRecord::default());
+        let error = thread.failed.recv().unwrap().to_string();
+        assert!(error.contains("state.json"), "{error}");
     }
 
     #[test]

@@ -203,4 +203,10 @@ impl QemuVm {
     pub fn has_work(&self) -> bool {
         self.thread_states.iter().any(ThreadState::is_runnable)
     }
+
+    /// Page faults of QEMU so far. Between two scans there is one for each page that the guest has written,
+    /// and few others.
+    pub fn page_faults(&self) -> u64 {
+        self.faults.count()
+    }
 }

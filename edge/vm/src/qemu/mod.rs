@@ -48,6 +48,7 @@ use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
+use crate::faults::Faults;
 use crate::nic::Nic;
 use crate::qmp::{Incoming, Qmp, QmpError};
 use crate::ram::Ram;
@@ -125,6 +126,7 @@ pub struct QemuVm {
     vcpu_clocks: Vec<CpuClock>,
     /// The states of the vCPU threads and the main thread.
     thread_states: Vec<ThreadState>,
+    faults: Faults,
     /// Whether the guest's frames make the epoll set readable.
     hears_outputs: bool,
     events: VecDeque<VmEvent>,

@@ -8,6 +8,7 @@ use crate::console::Console;
 use crate::cpu_clock::CpuClock;
 use crate::device_state::StateFile;
 use crate::dirty::DirtyTracker;
+use crate::faults::Faults;
 use crate::nic::Nic;
 use crate::qmp::Qmp;
 use crate::ram::Ram;
@@ -70,6 +71,10 @@ impl QemuVm {
             disks: disks.iter().flat_map(Attachment::connections).collect(),
         };
         let process = Process::spawn(&config, accel, &ends)?;
+        let faults = Faults::open(process.pid()).map_err(|source| VmError::Io {
+            what: "counting QEMU's page faults".into(),
+            source,
+        })?;
         disks.iter_mut().for_each(Attachment::close_connections);
         agent.ask(Op::Hello, 0, 0).map_err(|source| VmError::Io {
             what: "asking the agent".into(),
@@ -119,6 +124,7 @@ impl QemuVm {
             armed: false,
             vcpu_clocks: Vec::new(),
             thread_states: Vec::new(),
+            faults,
             hears_outputs: true,
             events: VecDeque::new(),
             wake,

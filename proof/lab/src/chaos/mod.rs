@@ -175,6 +175,8 @@ impl Chaos {
         self.clients.mark()?;
         let reads = self.clients.read_all()?;
         self.judge.begin(registers::values(&reads));
+        // What came before is of another history.
+        self.piece.clear();
         Ok(())
     }
 

@@ -11,6 +11,8 @@
 //! (`external_consistency` checks that). The input must still be committed at the place at which it
 //! was consumed. The next output checks this.
 //!
+//! A guest that was reset has lost what it had been given and had not consumed.
+//!
 //! A policy that orders inputs by connection promises this for the frames of each client. A policy
 //! that does not replicate inputs promises only that a guest consumes frames that a client has
 //! sent, and none twice.
@@ -47,8 +49,16 @@ const CONNECTIONS: usize = 8;
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
     /// One count for each client; only the first, for all frames, if their order is total.
-    frames: [u64; CONNECTIONS],
-    line: u64,
+    frames: [Next; CONNECTIONS],
+    line: Next,
+}
+
+/// The next place of a kind of inputs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Next {
+    place: u64,
+    /// A reset of the guest has lost those that it had not consumed, so a later one may come next.
+    may_skip: bool,
 }
 
 fn violation(message: String) -> Violation {
@@ -124,7 +134,7 @@ impl InputsInOrder {
                 }
             }
             Step::Typed(number) => log.place_of_line(&number.to_le_bytes()),
-            Step::Boot | Step::Other => None,
+            Step::Boot | Step::Reset | Step::Other => None,
         }
     }
 
@@ -156,6 +166,11 @@ impl InputsInOrder {
             let next = match step {
                 Step::Input(number) => Some(&mut due.frames[self.lane(number)]),
                 Step::Typed(_) => Some(&mut due.line),
+                Step::Reset => {
+                    due.line.may_skip = true;
+                    due.frames.iter_mut().for_each(|next| next.may_skip = true);
+                    None
+                }
                 Step::Boot | Step::Other => None,
             };
             if let Some(due) = next {
@@ -171,14 +186,18 @@ impl InputsInOrder {
                         "{who} releases what follows from {step:?}, which is not committed"
                     )));
                 };
-                if found != *due {
-                    let what = if found < *due { "again" } else { "too early" };
+                let Next { place, may_skip } = *due;
+                if found < place || (found > place && !may_skip) {
+                    let what = if found < place { "again" } else { "too early" };
                     return Err(violation(format!(
                         "{who}'s guest has consumed {step:?}, the {found}th of its kind, {what}: \
-                         the {due}th was due"
+                         the {place}th was due"
                     )));
                 }
-                *due += 1;
+                *due = Next {
+                    place: found + 1,
+                    may_skip: false,
+                };
             }
             self.checked.insert(place, due);
         }
@@ -204,7 +223,7 @@ impl InputsInOrder {
         let was_sent = match step {
             Step::Input(number) => self.frames.contains_key(&number),
             Step::Typed(_) => true,
-            Step::Boot | Step::Other => return Ok(()),
+            Step::Boot | Step::Reset | Step::Other => return Ok(()),
         };
         let before = self.consumed.entry(step).or_default();
         if !was_sent || before.iter().any(|before| all.contains(place, *before)) {

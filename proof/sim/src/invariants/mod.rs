@@ -1,6 +1,7 @@
 //! The invariants, one property a file, each with its section in the papers. The checks observe from
 //! outside: a replica's report of itself counts only where the property is about that report.
 
+pub mod commits_are_told;
 pub mod committed_not_lost;
 pub mod debt_never_forgotten;
 pub mod disks_survive;
@@ -48,6 +49,8 @@ pub struct Invariants {
     /// See the file.
     pub log: logs_agree::CommittedLog,
     /// See the file.
+    pub commits_are_told: commits_are_told::CommitsAreTold,
+    /// See the file.
     pub external_consistency: external_consistency::ExternalConsistency,
     /// See the file.
     pub one_fault: one_fault_is_survived::OneFault,
@@ -71,6 +74,7 @@ impl Invariants {
         Self {
             one_leader_a_view: one_leader_a_view::OneLeaderAView::default(),
             log: logs_agree::CommittedLog::default(),
+            commits_are_told: commits_are_told::CommitsAreTold::default(),
             external_consistency: external_consistency::ExternalConsistency::default(),
             one_fault: one_fault_is_survived::OneFault::default(),
             one_sender_a_slot: one_sender_a_slot::OneSenderASlot::default(),

@@ -100,6 +100,21 @@ fn chunk() -> Vec<u8> {
     writer.finish()
 }
 
+/// A joiner that was slow may hear of an attempt when its leader has already given it up. It must not wait for ever:
+/// meanwhile it is nobody's witness.
+#[test]
+fn a_joiner_whose_leader_has_given_up_leaves() {
+    for (from, attempt, role) in [
+        (ReplicaId(2), 7, Role::Joining),
+        (LEADER, 6, Role::Joining),
+        (LEADER, 7, Role::Witness),
+    ] {
+        let mut replica = started(Warm::Full, CopyPurpose::Join, LEADER);
+        replica.on_copy_failed(from, attempt, "it does not answer");
+        assert_eq!(replica.role(), role, "from {from}, attempt {attempt}");
+    }
+}
+
 /// A witness whose copy follows the new leader's stream starts no hypervisor and says how far it is;
 /// anybody else's stream makes it an old copy, to be compared.
 #[test]

@@ -1,0 +1,82 @@
+//! Faults that strike alone and last: one at a time, each for longer than the group may take to serve again.
+//!
+//! Elsewhere faults are short and come together, so the clients may wait for the end of a fault. Here the
+//! group has to get along with it.
+
+use crate::faults::{Kind, Victim};
+use crate::rng::{Rng, mix};
+use crate::schedule::Happening;
+use crate::world::World;
+use plover_types::Micros;
+
+/// A stream of its own, so that the other decisions of a seed stay what they were.
+const ALONE_STREAM: u64 = 34;
+
+/// The part of the seeds whose faults strike alone.
+const CHANCE: f64 = 0.08;
+
+/// The clients are answered again within this time of a fault.
+pub(crate) const SERVED_WITHIN: Micros = Micros(4_000_000);
+
+/// For how long faults come.
+pub(crate) const SPAN: Micros = Micros(20_000_000);
+
+/// The faults that the group has to get along with.
+const KINDS: [Kind; 12] = [
+    Kind::Crash,
+    Kind::Wipe,
+    Kind::Stop,
+    Kind::KillGuest,
+    Kind::HangGuest,
+    Kind::LoseTap,
+    Kind::LoseTap,
+    Kind::Cut,
+    Kind::CutOneWay,
+    Kind::Isolate,
+    Kind::Slow,
+    Kind::SlowDisk,
+];
+
+/// Whether the faults of a seed strike alone.
+pub(crate) fn is_of(seed: u64) -> bool {
+    Rng::new(mix(seed, ALONE_STREAM)).chance(CHANCE)
+}
+
+impl World {
+    /// The next fault strikes a group that is whole.
+    pub(crate) fn next_fault_alone(&mut self) {
+        let rng = &mut self.chance.faults;
+        let kind = rng.pick(&KINDS);
+        let victim = rng.pick(&[
+            Victim::Leader,
+            Victim::Leader,
+            Victim::Secondary,
+            Victim::Anyone,
+        ]);
+        let anyone = rng.pick(&self.scenario.members);
+        let fault = self.aim_at(kind, victim, anyone);
+        let rest = Micros(1_000_000);
+        self.strike(fault, Some(SERVED_WITHIN + rest));
+        self.plan
+            .after(SERVED_WITHIN + rest + rest, Happening::Next);
+        let half = Micros(SERVED_WITHIN.0 / 2);
+        self.plan.after(half, Happening::CountReplies(half));
+    }
+
+    /// Some time of a fault has passed; the clients must be answered in the `rest`.
+    pub(crate) fn count_replies(&mut self, rest: Micros) {
+        if self.healed_at.is_some() {
+            return;
+        }
+        if rest > Micros::ZERO {
+            self.replies_before = self.clients.replies;
+            return self.plan.after(rest, Happening::CountReplies(Micros::ZERO));
+        }
+        if self.clients.replies > self.replies_before {
+            self.coverage.hit("alone: the clients are answered again");
+        } else {
+            let check = self.invariants.one_fault.unanswered();
+            self.check(check);
+        }
+    }
+}
