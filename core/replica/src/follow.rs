@@ -131,7 +131,7 @@ pub(crate) struct FollowSync {
 }
 
 impl FollowSync {
-    fn is_past_the_end_mark(&self) -> bool {
+    pub fn is_past_the_end_mark(&self) -> bool {
         matches!(
             self.stage,
             Stage::Saving(..)

@@ -258,12 +258,20 @@ impl Replica {
         from: ReplicaId,
         attempt: u64,
     ) -> Option<(&mut CopyTarget, &mut Context)> {
-        let is_ready = self.cx.guest.power == Power::Paused && self.follow.is_none();
-        let Self { cx, phase, .. } = self;
+        let Self {
+            cx, phase, follow, ..
+        } = self;
         let (Phase::Witness { copy: Some(copy) } | Phase::Joining { copy }) = phase else {
             return None;
         };
-        (is_ready && copy.is_of(from, attempt)).then_some((copy, cx))
+        if !copy.is_of(from, attempt) {
+            return None;
+        }
+        // A leader that still copies has not begun the syncvm that ends the join. The log had an older one, of
+        // the secondary before.
+        follow.take_if(|follow| !follow.is_past_the_end_mark());
+        let is_ready = cx.guest.power == Power::Paused && follow.is_none();
+        is_ready.then_some((copy, cx))
     }
 
     pub(crate) fn on_copy(&mut self, from: ReplicaId, attempt: u64, seq: u32, chunk: Vec<u8>) {
