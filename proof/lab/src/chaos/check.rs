@@ -8,6 +8,9 @@
 //! * **By key.** A history is linearizable if each key's part is (Herlihy and Wing, 1990, section 3.1).
 //! * **Where a key rests.** If an operation overlaps no other one of its key, its own answer says what the register holds then.
 //!   It ends one part, and the next one begins with that value.
+//! * **Long writes.** A request that TCP sent again may be under way for seconds, and no key rests meanwhile. Each value is
+//!   written once. So a write whose value was found took effect before the first answer that found it, and not before any
+//!   operation that had ended when that one began: else it would have been overwritten, and never found. Its time is narrowed to that.
 //! * **Ambiguous operations.** One whose value nobody ever found is left out: if some order with it explains the history, so
 //!   does that order without it. One whose value was found goes into the part where it was found first. Before, it has not
 //!   taken effect or another write has hidden it; and it takes effect once.
@@ -183,8 +186,9 @@ impl Judge {
     fn judge(
         &mut self,
         mut initial: Option<u64>,
-        operations: Vec<Operation>,
+        mut operations: Vec<Operation>,
     ) -> Result<usize, Violation> {
+        narrow(&mut operations);
         let mut longest = 0;
         for mut part in parts(operations) {
             longest = longest.max(part.len());
@@ -216,6 +220,32 @@ impl Judge {
             initial = last.action.writes().or(last.found());
         }
         Ok(longest)
+    }
+}
+
+/// Narrows the time of each write whose value was found to when it can have taken effect.
+fn narrow(operations: &mut [Operation]) {
+    let given = operations.to_vec();
+    for it in operations {
+        let (Some(value), Some((returned, answer))) = (it.action.writes(), it.answer) else {
+            continue;
+        };
+        let finders = given.iter().filter(|other| other.found() == Some(value));
+        let Some(first) = finders.min_by_key(|finder| finder.returned_us()) else {
+            continue;
+        };
+        let earlier = given.iter().filter(|other| {
+            let ended = other.returned_us().is_some_and(|at| at < first.invoked_us);
+            ended && other.found() != Some(value)
+        });
+        let since = earlier.map(|other| other.invoked_us).max();
+        let from = it.invoked_us.max(since.unwrap_or(0));
+        let to = first.returned_us().map_or(returned, |at| at.min(returned));
+        // Otherwise nothing explains the history, which the search says with all its operations.
+        if from <= to {
+            it.invoked_us = from;
+            it.answer = Some((to, answer));
+        }
     }
 }
 
@@ -316,6 +346,26 @@ mod tests {
 
     fn holds(piece: &[Operation]) -> bool {
         Judge::default().close(piece, BTreeMap::new()).is_ok()
+    }
+
+    /// One write was sent again after seconds; four clients went on meanwhile.
+    #[test]
+    fn a_long_write_that_was_found_late_is_explained_in_time() {
+        let mut piece = vec![write(9, 5, 9_000, 7)];
+        for round in 0..80 {
+            let (at, value) = (10 + round * 100, 1000 + round);
+            for client in 1..4 {
+                let value = value + client * 1000;
+                piece.push(write(client, at, at + 50, value));
+            }
+            piece.push(read(4, at + 10, at + 60, Some(value + 1000)));
+            piece.push(read(4, at + 70, at + 80, Some(value + 3000)));
+        }
+        piece.push(read(4, 8_500, 9_100, Some(7)));
+        assert!(holds(&piece));
+        let late = read(5, 9_200, 9_300, Some(1000));
+        piece.push(late);
+        assert!(!holds(&piece), "an older value came back");
     }
 
     #[test]
