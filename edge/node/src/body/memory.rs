@@ -3,6 +3,7 @@
 //! When it is done, and how much of it in one turn: [`super::work`]. Blocks of disks are left to a thread
 //! that can wait for them (`disk_pages`); its results come back through [`Body::take_answers`].
 
+use super::work::Work;
 use super::{Body, BoxError};
 use crate::clock;
 use crate::disk_pages::{DiskPages, of_disks};
@@ -204,9 +205,12 @@ impl Body {
     }
 
     pub(super) fn checksum(&mut self, sync: u64) {
-        if !self.config.debug.checksum_each_sync {
-            return;
+        if self.config.debug.checksum_each_sync {
+            self.begin(Work::Checksum(sync));
         }
+    }
+
+    pub(super) fn checksum_now(&mut self, sync: u64) {
         let Some(vm) = &self.vm else { return };
         vm.disks()
             .into_iter()

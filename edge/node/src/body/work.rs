@@ -28,6 +28,8 @@ pub(super) enum Work {
     /// With the number of chunks that are written.
     Write(JobId, Vec<Vec<u8>>, usize),
     Scan(JobId),
+    /// For tests: of all pages, after this syncvm.
+    Checksum(u64),
     Order(VmCommand),
 }
 
@@ -121,6 +123,7 @@ impl Body {
                 self.write_blocks(job, chunks);
             }
             Work::Scan(job) => self.scan(job),
+            Work::Checksum(sync) => self.checksum_now(sync),
             Work::Order(command) => self.order_now(command),
         }
         None
