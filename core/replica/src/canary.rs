@@ -65,9 +65,6 @@ pub enum Canary {
     /// The leader tells a new commit index with its next heartbeat.
     #[cfg(feature = "canary")]
     CommitAtHeartbeat,
-    /// A page that was written while it was hashed for a comparison counts as compared.
-    #[cfg(feature = "canary")]
-    StaleCompare,
 }
 
 impl Canary {

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 19] = [
+pub const CANARIES: [(&str, Canary); 18] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
@@ -21,7 +21,6 @@ pub const CANARIES: [(&str, Canary); 19] = [
     ("forget-numbers", Canary::ForgetNumbers),
     ("never-doubt", Canary::NeverDoubt),
     ("clock-alone", Canary::ClockAlone),
-    ("stale-compare", Canary::StaleCompare),
     ("milestone-not-stored", Canary::MilestoneNotStored),
     ("join-at-once", Canary::JoinAtOnce),
     ("ignore-uplink", Canary::IgnoreUplink),

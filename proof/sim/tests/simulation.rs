@@ -237,14 +237,6 @@ fn a_warm_copy_that_misses_syncs_is_caught() {
     catches(&with(Canary::WarmForgetsSyncs), 200, &found_by);
 }
 
-/// A page is written while it is hashed for a comparison, and its scan comes before the hash. About
-/// one seed in three thousand reaches this.
-#[test]
-fn a_comparison_that_forgets_what_was_written_meanwhile_is_caught() {
-    let found_by = ["warm_copy_accounted", "memory_equal_after_sync"];
-    catches(&with(Canary::StaleCompare), 12_000, &found_by);
-}
-
 /// Every policy that this version runs, with more seeds than the first test gives each.
 #[test]
 fn every_policy_holds() {

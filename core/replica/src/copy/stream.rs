@@ -234,11 +234,6 @@ impl Stream {
         }
     }
 
-    /// Puts a known bug back: pages written meanwhile are forgotten.
-    pub fn trust(&mut self) {
-        self.stale.clear();
-    }
-
     /// Whether a new sweep would find anything.
     pub fn is_stale(&self) -> bool {
         self.is_stale
