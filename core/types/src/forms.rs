@@ -32,7 +32,7 @@ pub const FORMS: [(&str, u64); 15] = [
     ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),
-    ("programs", 0x948c_2e6f_c042_99cc),
+    ("programs", 0xf979_4864_dc93_5384),
     ("stored log", 0xce34_b13c_5cee_3be3),
 ];
 
@@ -90,7 +90,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0x6325_8747_f0ba_9427)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0x557c_0d53_f9da_185f)];
 
     #[test]
     fn a_changed_form_is_another_version() {

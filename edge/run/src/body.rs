@@ -1,6 +1,7 @@
 //! One replica: the loop that waits, applies, acts.
 
 mod begin;
+mod directly;
 mod facing;
 mod program;
 mod words;
@@ -11,6 +12,7 @@ use crate::BoxError;
 use crate::clients::Clients;
 use crate::config::RunConfig;
 use crate::control::Control;
+use crate::direct::{self, Direct};
 use crate::face::Face;
 use crate::files::Files;
 use crate::jobs::Jobs;
@@ -19,7 +21,7 @@ use crate::sockets::{FromProgram, Sockets};
 use plover_log::{LogOnly, Server};
 use plover_program::{Action, Entry, Event, LogState, Own, Replica};
 use plover_types::{Micros, Viewstamp};
-use rustix::event::epoll::{self, EventFlags};
+use rustix::event::epoll::{self};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -34,6 +36,7 @@ const KIND: u64 = 15 << 60;
 const LISTENER: u64 = 3 << 60;
 const CHILD: u64 = 4 << 60;
 const WAKER: u64 = 5 << 60;
+const DOOR: u64 = 6 << 60;
 
 /// Entries that one turn takes at most.
 const ENTRIES_PER_TURN: usize = 256;
@@ -83,6 +86,9 @@ struct Body {
     server: Server<LogOnly>,
     brain: Replica,
     clients: Clients,
+    /// The program reads its clients itself.
+    direct: Option<Direct>,
+    listens_late: Option<Instant>,
     sockets: Sockets,
     program: Option<Program>,
     starting: Option<Starting>,
@@ -110,11 +116,21 @@ struct Body {
 impl Body {
     fn live(&mut self) -> Result<(), BoxError> {
         while !self.stop.0.0.load(Ordering::SeqCst) {
-            self.server.turn(Some(self.patience()))?;
+            let mut patience = self.patience();
+            if let Some(direct) = &self.direct {
+                patience = direct.before_sleep(patience);
+            }
+            self.server.turn(Some(patience))?;
+            if let Some(direct) = &mut self.direct {
+                direct.after_sleep();
+            }
             self.step()?;
         }
         tracing::info!("ending");
         self.clients.drop_all();
+        if let Some(direct) = &mut self.direct {
+            direct.cut_off();
+        }
         self.face = None;
         self.server.set_may_lead(false);
         self.server.turn(Some(Duration::ZERO))?;
@@ -146,6 +162,9 @@ impl Body {
         if self.brain.serves() != self.clients.is_listening() || self.face.is_some() {
             patience = patience.min(AGAIN_AFTER / 2);
         }
+        if self.direct.is_some() && self.brain.serves() {
+            patience = patience.min(direct::LOOK_EVERY);
+        }
         patience
     }
 
@@ -156,6 +175,7 @@ impl Body {
         }
         self.look_at_program();
         self.look_at_log();
+        self.pump();
         self.take_entries();
         for id in self.sockets.take_read() {
             self.looks = 0;
@@ -163,6 +183,7 @@ impl Body {
         }
         self.looks += 1;
         self.take_entries();
+        self.look_at_direct();
         self.face_clients();
         self.answer();
         self.server.set_may_lead(self.brain.may_lead());
@@ -203,7 +224,18 @@ impl Body {
                         }
                     }
                 }
+                DOOR => {
+                    if let Some(direct) = &mut self.direct {
+                        direct.ready(token);
+                    }
+                }
                 LISTENER => {
+                    if let Some(direct) = &mut self.direct {
+                        for (stream, client) in self.clients.take_new() {
+                            direct.offer(stream, client);
+                        }
+                        continue;
+                    }
                     let server = &mut self.server;
                     self.clients.accept(&mut |entry| propose(server, entry));
                 }
@@ -262,8 +294,14 @@ impl Body {
     fn obey(&mut self, action: Action) {
         match action {
             Action::Propose(bytes) => self.server.suggest(&bytes),
-            Action::Connect(id) => {
-                if let Err(error) = self.sockets.connect(id) {
+            Action::Connect(id, client) => {
+                let direct = &mut self.direct;
+                let bound = |port| {
+                    if let Some(direct) = direct {
+                        direct.replay(port, client);
+                    }
+                };
+                if let Err(error) = self.sockets.connect(id, bound) {
                     // Told in the next turn, since the brain is in the middle of this one.
                     self.died = Some(format!(
                         "no connection to it can be opened: {error}; raise `ulimit -n`"
@@ -272,21 +310,28 @@ impl Body {
             }
             Action::Feed(id, bytes) => self.sockets.feed(id, &bytes),
             Action::EndInput(id) => self.sockets.end(id),
-            Action::Close(id) => {
-                self.sockets.close(id);
-                self.clients.close(id);
-            }
+            Action::Close(id) => match &mut self.direct {
+                Some(direct) if !self.sockets.has(id) => direct.close(id),
+                _ => {
+                    self.sockets.close(id);
+                    self.clients.close(id);
+                }
+            },
+            Action::Release(at) => self.directly(|direct| direct.release(at)),
+            Action::Forget => self.directly(Direct::forget),
+            Action::Quiesce => self.directly(Direct::quiesce),
             Action::Reply(id, bytes) => self.clients.reply(id, &bytes),
             Action::Finish(id) => self.clients.finish(id),
             Action::DropClients => {
                 self.clients.drop_all();
+                self.directly(Direct::cut_off);
                 self.face = None;
             }
             Action::Start(from) => self.start(from),
             Action::Stop => {
                 self.program = None;
                 self.starting = None;
-                self.sockets.clear();
+                self.forget_connections();
                 if let Some(wanted) = &mut self.archiving {
                     *wanted = false;
                 }

@@ -6,7 +6,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -54,6 +54,8 @@ pub(crate) struct Sockets {
     tokens: BTreeMap<ConnectionId, u64>,
     /// Those with input that the program may not have read.
     unread: BTreeSet<u64>,
+    /// Ports of this end whose connections are closed.
+    gone: Vec<u16>,
 }
 
 impl Sockets {
@@ -67,6 +69,7 @@ impl Sockets {
             all: BTreeMap::new(),
             tokens: BTreeMap::new(),
             unread: BTreeSet::new(),
+            gone: Vec::new(),
         })
     }
 
@@ -87,18 +90,18 @@ impl Sockets {
         self.unread.clear();
     }
 
-    pub fn connect(&mut self, id: ConnectionId) -> io::Result<()> {
+    /// Opens a connection. `bound` learns the port of this end before the program can see it.
+    pub fn connect(&mut self, id: ConnectionId, bound: impl FnOnce(u16)) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-        let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.port);
-        let result = rustix::net::connect(&socket, &to);
-        let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
         let stream = TcpStream::from(socket);
+        let port = stream.local_addr()?.port();
+        bound(port);
+        let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.port);
+        let result = rustix::net::connect(&stream, &to);
+        let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
         stream.set_nodelay(true)?;
-        let port = match stream.local_addr()? {
-            SocketAddr::V4(own) => own.port(),
-            SocketAddr::V6(own) => own.port(),
-        };
         let token = self.kind | self.next;
         self.next += 1;
         let data = EventData::new_u64(token);
@@ -121,6 +124,15 @@ impl Sockets {
         self.tokens.insert(id, token);
         self.unread.insert(token);
         Ok(())
+    }
+
+    pub fn has(&self, id: ConnectionId) -> bool {
+        self.tokens.contains_key(&id)
+    }
+
+    /// The ports of connections that were closed since the last call.
+    pub fn take_gone(&mut self) -> Vec<u16> {
+        std::mem::take(&mut self.gone)
     }
 
     pub fn feed(&mut self, id: ConnectionId, bytes: &[u8]) {
@@ -174,7 +186,7 @@ impl Sockets {
     /// The connections on which the program has read everything by now.
     pub fn take_read(&mut self) -> Vec<ConnectionId> {
         let mut read = Vec::new();
-        let (all, diag, port) = (&mut self.all, &self.diag, self.port);
+        let (all, gone, diag, port) = (&mut self.all, &mut self.gone, &self.diag, self.port);
         self.unread.retain(|token| {
             let Some(connection) = all.get_mut(token) else {
                 return false;
@@ -184,6 +196,7 @@ impl Sockets {
             }
             read.push(connection.id);
             if connection.closes {
+                gone.push(connection.port);
                 all.remove(token);
             }
             false

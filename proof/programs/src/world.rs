@@ -1,19 +1,20 @@
 //! The simulated world: an agreed log, hosts with programs and disks, clients, and faults.
 
 use crate::program::{Memory, Program, Reference};
-use plover_program::{Canary, ConnectionId, Held, Own, Replica};
+use plover_program::{Canary, ConnectionId, Entrance, Held, Own, Replica};
 use plover_sim::invariants::Violation;
 use plover_sim::rng::Rng;
 use plover_sim::trace::Trace;
 use plover_sim::{Coverage, TraceMode};
 use plover_types::{Index, Micros, View, Viewstamp};
+use std::collections::VecDeque;
 
 /// Steps with faults, and at most so many without them, in which all must be well again.
 const STEPS: u64 = 3000;
 const STEPS_TO_HEAL: u64 = 40_000;
 
 /// Moments that the seeds must reach, or they prove little.
-pub const REACHED: [&str; 12] = [
+pub const REACHED: [&str; 15] = [
     "client: a reply",
     "client: cut off",
     "leader: serves",
@@ -26,6 +27,9 @@ pub const REACHED: [&str; 12] = [
     "checkpoint: failed",
     "log: trimmed",
     "log: entries lost with their leader",
+    "program: restored since it was ahead",
+    "program: its reads fail",
+    "leader: quiet",
 ];
 
 /// The options of a run.
@@ -48,6 +52,7 @@ macro_rules! trace {
 
 mod clients;
 mod consensus;
+mod direct;
 mod faults;
 mod programs;
 mod replicas;
@@ -60,6 +65,12 @@ struct Host {
     starts: Option<(Option<Viewstamp>, Micros)>,
     takes: Option<(Viewstamp, Micros)>,
     fetches: Option<(Held, Micros)>,
+    /// Of a program that reads its clients itself: output or input that waits for the commit.
+    waits: VecDeque<Waiting>,
+    /// Connections that the log ends, and which the program has closed already.
+    noticed: Vec<ConnectionId>,
+    /// The program is cut off from its clients for a checkpoint.
+    is_quiet: bool,
     /// The program reads nothing until then.
     still_until: Micros,
     /// The checkpoint on its disk.
@@ -68,6 +79,14 @@ struct Host {
     base: Index,
     /// It has heard from a leader since it started.
     knows: bool,
+}
+
+/// What waits for the commit of an entry.
+#[derive(Debug)]
+struct Waiting {
+    at: Viewstamp,
+    connection: ConnectionId,
+    bytes: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +106,9 @@ pub struct World {
     hosts: Vec<Host>,
     clients: Vec<Client>,
     log: Vec<(Viewstamp, Option<Vec<u8>>)>,
+    /// How long the log was at most, with what was lost.
+    longest: u64,
+    entrance: Entrance,
     committed: usize,
     leader: Option<(usize, View)>,
     round: u64,
@@ -109,6 +131,13 @@ impl World {
             hosts: (0..replicas).map(|_| Host::default()).collect(),
             clients: (0..3).map(|_| Client::default()).collect(),
             log: Vec::new(),
+            longest: 0,
+            entrance: rng.pick(&[
+                Entrance::Fed,
+                Entrance::Fed,
+                Entrance::HoldsOutput,
+                Entrance::HoldsInput,
+            ]),
             committed: 0,
             leader: None,
             round: 0,

@@ -1,10 +1,11 @@
 //! How a replica begins.
 
-use super::{Body, CLIENT, LISTENER, SOCKET, Stop, WAKER};
+use super::{Body, CLIENT, DOOR, LISTENER, SOCKET, Stop, WAKER};
 use crate::BoxError;
 use crate::clients::Clients;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Via};
 use crate::control::Control;
+use crate::direct::{self, Direct};
 use crate::files::Files;
 use crate::jobs::{Jobs, serve};
 use crate::sockets::Sockets;
@@ -69,6 +70,7 @@ pub fn run(
         checkpoint_bytes_max: log_bytes / 2,
         stall: Micros::from_ms(config.program.stall_ms),
         checkpoint_within: Micros::from_ms(2000 * config.program.snapshot_s),
+        entrance: config.entrance(),
         canary: Canary::None,
     };
     let newest = files.newest()?;
@@ -79,7 +81,17 @@ pub fn run(
              takes no more"
         );
     }
+    let direct = match config.program.via {
+        Via::Proxy => None,
+        Via::Preload => {
+            direct::refuse(&words)?;
+            let direct = Direct::new(&config, epoll.clone(), DOOR, WAKER);
+            Some(direct.map_err(|e| format!("cannot prepare program.via = \"preload\": {e}"))?)
+        }
+    };
     let mut body = Body {
+        direct,
+        listens_late: None,
         clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
         sockets: Sockets::new(config.program.port, epoll.clone(), SOCKET)?,
         brain: Replica::new(brain, newest),

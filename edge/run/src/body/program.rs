@@ -8,10 +8,13 @@ use plover_types::Viewstamp;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::time::{Duration, Instant};
 
+/// How long after a program listens the preloaded library must have seen it.
+const SEEN_WITHIN: Duration = Duration::from_secs(1);
+
 impl Body {
     pub(super) fn start(&mut self, from: Option<Viewstamp>) {
         self.program = None;
-        self.sockets.clear();
+        self.forget_connections();
         if self.archiving.is_some() {
             self.starting = Some(Starting::Queued(from));
             return;
@@ -93,7 +96,10 @@ impl Body {
             .first()
             .map(|it| it.to_string_lossy().into_owned());
         let name = name.unwrap_or_default();
-        let program = Program::start(&self.words, &self.files.data);
+        let launch = self.direct.as_mut().map(|direct| direct.launch());
+        let launch = launch.transpose();
+        let launch = launch.map_err(|e| format!("cannot make the program's shared memory: {e}"))?;
+        let program = Program::start(&self.words, &self.files.data, launch.as_ref());
         let program = program.map_err(|e| format!("cannot start the program '{name}': {e}"))?;
         epoll::add(
             &*self.epoll,
@@ -115,7 +121,7 @@ impl Body {
         }
         if let Some(why) = self.program.as_mut().and_then(Program::ended) {
             self.program = None;
-            self.sockets.clear();
+            self.forget_connections();
             return match self.starting.take() {
                 Some(Starting::Listening(_, None)) => {
                     let port = self.config.program.port;
@@ -133,6 +139,25 @@ impl Body {
         let listens = self.sockets.is_served().unwrap_or(false);
         if !listens && !is_late {
             return;
+        }
+        if let (true, Some(direct)) = (listens, &self.direct) {
+            if !direct.listens() {
+                // The library learns it a moment after the kernel.
+                let since = self.listens_late.get_or_insert_with(Instant::now);
+                if since.elapsed() > SEEN_WITHIN {
+                    self.listens_late = None;
+                    self.program = None;
+                    self.starting = None;
+                    self.forget_connections();
+                    let port = self.config.program.port;
+                    self.apply(Event::StartFailed(format!(
+                        "it listens on port {port}, and the preloaded library does not see it, as with a static or a \
+                         set-user-id program: use program.via = \"proxy\""
+                    )));
+                }
+                return;
+            }
+            self.listens_late = None;
         }
         let Some(Starting::Listening(_, after)) = self.starting.take() else {
             return;

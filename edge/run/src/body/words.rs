@@ -59,7 +59,7 @@ impl Body {
             "checkpoint": index(brain.checkpoint),
             "newest_checkpoint": index(brain.newest),
             "connections": brain.connections,
-            "clients": self.clients.count(),
+            "clients": self.clients.count() + self.direct.as_ref().map_or(0, |it| it.clients()),
             "serves": self.clients.is_listening(),
             "listen": self.config.program.listen.to_string(),
             "plover_pid": std::process::id(),
@@ -77,6 +77,7 @@ fn why(taint: &Taint) -> String {
         Taint::Diverged(id) => {
             format!("the program has sent something else than the others on connection {id}")
         }
+        Taint::Ahead => "the program has executed input that the group has not committed".into(),
         Taint::Behind => "the log does not hold the program's next input any more".into(),
     }
 }

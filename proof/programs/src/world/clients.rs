@@ -2,7 +2,7 @@
 
 use super::{Client, World};
 use crate::program::REPLY_BYTES;
-use plover_program::{ConnectionId, Entry, Replica};
+use plover_program::{ConnectionId, Entrance, Entry, Replica};
 
 impl World {
     pub(super) fn cut_off(&mut self, which: impl Fn((usize, ConnectionId)) -> bool) {
@@ -41,6 +41,9 @@ impl World {
 
     pub(super) fn client(&mut self) {
         let place = self.rng.range(0, self.clients.len() as u64 - 1) as usize;
+        if self.entrance != Entrance::Fed {
+            return self.client_directly(place);
+        }
         let Some((leader, _)) = self.leader else {
             return;
         };
@@ -51,7 +54,9 @@ impl World {
         let Some((host, id)) = self.clients[place].to else {
             if accepts {
                 let at = self
-                    .append(Some(Entry::Accept.encode()))
+                    .append(Some(
+                        Entry::Accept(plover_program::Client::default()).encode(),
+                    ))
                     .expect("there is a leader");
                 self.clients[place].to = Some((leader, ConnectionId(at)));
             }
@@ -65,17 +70,25 @@ impl World {
             self.append(Some(Entry::Close(id).encode()));
             return;
         }
+        let bytes = self.sends(place);
+        if !bytes.is_empty() {
+            self.append(Some(Entry::Bytes(id, &bytes).encode()));
+        }
+    }
+
+    /// What a client sends next, if it does not wait for a reply.
+    pub(super) fn sends(&mut self, place: usize) -> Vec<u8> {
         let client = &mut self.clients[place];
         if client.request.is_none() {
             self.requests += 1;
             client.request = Some(self.requests);
             client.unsent = self.requests.to_le_bytes().to_vec();
         }
-        if !client.unsent.is_empty() {
-            let count = self.rng.range(1, client.unsent.len() as u64) as usize;
-            let rest = client.unsent.split_off(count);
-            let bytes = std::mem::replace(&mut client.unsent, rest);
-            self.append(Some(Entry::Bytes(id, &bytes).encode()));
+        if client.unsent.is_empty() {
+            return Vec::new();
         }
+        let count = self.rng.range(1, client.unsent.len() as u64) as usize;
+        let rest = client.unsent.split_off(count);
+        std::mem::replace(&mut client.unsent, rest)
     }
 }

@@ -77,6 +77,7 @@ impl World {
         let index = Index(self.log.len() as u64 + 1);
         let at = Viewstamp { view, index };
         self.log.push((at, bytes));
+        self.longest = self.longest.max(index.0);
         Some(at)
     }
 

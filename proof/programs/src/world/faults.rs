@@ -11,6 +11,7 @@ impl World {
                 trace!(self, "r{host} crashes");
                 self.hosts[host].brain = None;
                 self.hosts[host].program = None;
+                self.hosts[host].waits.clear();
                 if self.rng.chance(0.1) {
                     self.hosts[host].disk = None;
                 }
@@ -26,6 +27,7 @@ impl World {
             }
             7 | 8 if self.hosts[host].program.is_some() => {
                 self.hosts[host].program = None;
+                self.hosts[host].waits.clear();
                 (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
                 self.apply(host, Event::Died("a fault".into()));
             }

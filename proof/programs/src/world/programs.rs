@@ -74,16 +74,26 @@ impl World {
     pub(super) fn program_reads(&mut self, host: usize) {
         let now = self.now;
         let Host {
-            program: Some(program),
+            program: Some(_),
             still_until,
             ..
-        } = &mut self.hosts[host]
+        } = &self.hosts[host]
         else {
             return;
         };
         if *still_until > now {
             return;
         }
+        if let Some(id) = self.hosts[host].noticed.pop() {
+            return self.apply(host, Event::Consumed(id));
+        }
+        if std::mem::take(&mut self.hosts[host].is_quiet) {
+            self.coverage.hit("leader: quiet");
+            return self.apply(host, Event::Quiet);
+        }
+        let Some(program) = &mut self.hosts[host].program else {
+            return;
+        };
         let news = program.connections.iter().filter(|(_, it)| it.is_news);
         let news: Vec<ConnectionId> = news.map(|(id, _)| *id).collect();
         if news.is_empty() {

@@ -17,6 +17,7 @@ impl World {
             checkpoint_bytes_max: 1500,
             stall: Micros::from_ms(300),
             checkpoint_within: Micros::from_ms(800),
+            entrance: self.entrance,
             canary: self.options.canary,
         };
         let own = self.hosts[host].disk.as_ref().map(|(own, _)| own.clone());
@@ -111,7 +112,7 @@ impl World {
                     self.append(Some(bytes));
                 }
             }
-            Action::Connect(id) => {
+            Action::Connect(id, _) => {
                 let new = Connection {
                     is_news: true,
                     ..Connection::default()
@@ -128,16 +129,29 @@ impl World {
             }
             Action::EndInput(_) | Action::Finish(_) => {}
             Action::Close(id) => {
-                if let Some(connection) = connections.and_then(|it| it.get_mut(&id)) {
-                    (connection.closes, connection.is_news) = (true, true);
+                match connections.and_then(|it| it.get_mut(&id)) {
+                    Some(it) => (it.closes, it.is_news) = (true, true),
+                    None => state.noticed.push(id),
                 }
                 self.cut_off(|to| to == (host, id));
             }
             Action::Reply(id, bytes) => self.reply((host, id), &bytes),
-            Action::DropClients => self.cut_off(|(leader, _)| leader == host),
+            Action::DropClients => self.cut_off_all(host),
+            Action::Release(at) => self.release(host, at),
+            Action::Forget => {
+                state.waits.clear();
+                self.coverage.hit("program: its reads fail");
+            }
+            Action::Quiesce => {
+                state.is_quiet = true;
+                self.cut_off_all(host);
+            }
             Action::Start(from) => state.starts = Some((from, soon)),
             Action::Stop => {
                 (state.program, state.starts, state.takes) = (None, None, None);
+                state.waits.clear();
+                state.noticed.clear();
+                state.is_quiet = false;
             }
             Action::TakeCheckpoint(at) => state.takes = Some((at, soon)),
             Action::Fetch(held) => state.fetches = Some((held, soon)),
@@ -154,6 +168,7 @@ impl World {
             Note::Serves(_) => "leader: serves",
             Note::Restores(Taint::Died(_)) => "program: restored after its death",
             Note::Restores(Taint::Diverged(_)) => "program: restored after it diverged",
+            Note::Restores(Taint::Ahead) => "program: restored since it was ahead",
             Note::Restores(Taint::Behind) => "program: too far behind",
             Note::CheckpointFailed(_) => "checkpoint: failed",
             Note::NoCheckpoint => "checkpoint: none to be had",
