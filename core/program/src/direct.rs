@@ -48,7 +48,8 @@ impl Replica {
     pub(crate) fn on_quiet(&mut self) {
         if let Phase::Leading { quiet, .. } = &mut self.phase {
             if *quiet == Quiet::Asked {
-                *quiet = Quiet::Quiet;
+                let last = self.feed.ahead.unwrap_or_default();
+                *quiet = Quiet::Quiet(last.index);
             }
         }
     }

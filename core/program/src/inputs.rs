@@ -138,7 +138,11 @@ impl Replica {
             ..
         } = &mut self.phase
         {
-            *quiet = Quiet::Reads;
+            // A cut that was proposed twice may come again while the next one is being prepared.
+            if matches!(quiet, Quiet::Quiet(last) if at.index > *last) {
+                *quiet = Quiet::Reads;
+                self.repeat_at = now + self.checkpoints.pause();
+            }
             // A leader takes none, since its clients would wait, unless it has chosen itself.
             is_mine &= at.view == *view;
             if at.view == *view && opened.is_none() {

@@ -54,14 +54,23 @@ impl Replica {
         if is_due && now >= self.repeat_at {
             // Input that the program reads behind the cut would be of connections that are over.
             let is_fed = self.config.entrance == Entrance::Fed || canary!(self.config, CutUnquiet);
-            if !is_fed && *quiet != Quiet::Quiet {
+            if !is_fed && !matches!(quiet, Quiet::Quiet(_)) {
                 if *quiet == Quiet::Reads {
                     *quiet = Quiet::Asked;
                     out.push(Action::Quiesce);
                 }
                 return;
             }
-            self.repeat_at = now + self.checkpoints.pause();
+            if !is_fed && self.feed.next <= self.log.last.index {
+                // The cut may be among these.
+                return;
+            }
+            let pause = if is_fed {
+                self.checkpoints.pause()
+            } else {
+                REPEAT
+            };
+            self.repeat_at = now + pause;
             let by = self.next_taker();
             out.push(propose(&Entry::Cut(Some(by))));
         }

@@ -11,8 +11,8 @@ pub enum Quiet {
     Reads,
     /// It is being cut off.
     Asked,
-    /// It reads nothing until the cut is in the log.
-    Quiet,
+    /// It reads nothing until there is a cut behind this entry, the last of what it has read.
+    Quiet(Index),
 }
 
 /// The state of a replica, with the data that exists only in it. The crate's first page draws it.

@@ -50,11 +50,11 @@ static void keep(int fd, uint32_t number)
 bool claim(int fd, uint32_t number, uint32_t generation)
 {
     struct slot *slot = slot_at(number);
-    uint32_t none = 0;
-    if (!atomic_compare_exchange_strong(&slot->refs, &none, 1))
+    uint32_t seen = REFS_NOT_ACCEPTED;
+    if (!atomic_compare_exchange_strong(&slot->refs, &seen, 1))
         return false;
     if (atomic_load(&slot->generation) != generation) {
-        atomic_store(&slot->refs, 0);
+        atomic_store(&slot->refs, REFS_NOT_ACCEPTED);
         return false;
     }
     atomic_store(&slot->ended, 0);

@@ -16,6 +16,8 @@ pub const RING_AT: usize = 1 << 20;
 pub const RING_BYTES: usize = 4 << 20;
 /// The most bytes of a record behind its head.
 pub const PAYLOAD_BYTES_MAX: usize = 32 << 10;
+/// The program has not accepted a connection yet.
+pub const REFS_NOT_ACCEPTED: u32 = 0x4000_0000;
 /// plover has given up a connection that the program has not accepted.
 pub const REFS_GIVEN_UP: u32 = 0x8000_0000;
 

@@ -20,6 +20,8 @@ enum {
     SLOT_BITS = 12
 };
 
+/* Of `refs`: plover waits for the program to accept the connection, or has given it up. */
+#define REFS_NOT_ACCEPTED 0x40000000u
 #define REFS_GIVEN_UP 0x80000000u
 
 /* What a connection is. */
@@ -43,7 +45,7 @@ struct slot {
     _Atomic uint32_t port; /* the client's, host order */
     _Atomic uint64_t lost_from; /* inputs from this number on are not in the log */
     /* Written by the program. */
-    _Atomic uint32_t refs; /* descriptors of all processes; plover gives a slot up by REFS_GIVEN_UP */
+    _Atomic uint32_t refs; /* descriptors of all processes */
     _Atomic uint32_t ended;
     _Atomic uint32_t broken;
     _Atomic uint32_t generation; /* by plover: which use of the slot this is */

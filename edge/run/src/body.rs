@@ -20,8 +20,8 @@ use crate::program::Program;
 use crate::sockets::{FromProgram, Sockets};
 use plover_log::{LogOnly, Server};
 use plover_program::{Action, Entry, Event, LogState, Own, Replica};
-use plover_types::{Micros, Viewstamp};
-use rustix::event::epoll::{self};
+use plover_types::{Index, Micros, Viewstamp};
+use rustix::event::epoll;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -89,6 +89,8 @@ struct Body {
     /// The program reads its clients itself.
     direct: Option<Direct>,
     listens_late: Option<Instant>,
+    /// The commit index that the brain knows.
+    commit: Index,
     sockets: Sockets,
     program: Option<Program>,
     starting: Option<Starting>,
@@ -147,7 +149,8 @@ impl Body {
     /// How long the loop may sleep.
     fn patience(&self) -> Duration {
         let commit = self.server.status().commit;
-        if self.brain.wants().is_some_and(|index| index <= commit) {
+        // A group of one commits what it has just proposed, and nothing wakes it for that.
+        if commit != self.commit || self.brain.wants().is_some_and(|index| index <= commit) {
             return Duration::ZERO;
         }
         let due = self.brain.deadline().since(self.now());
@@ -259,6 +262,7 @@ impl Body {
 
     fn look_at_log(&mut self) {
         let status = self.server.status();
+        self.commit = status.commit;
         let own = self.brain.own().map(|own| own.at.index);
         let state = LogState {
             leads: self.server.leads().then_some(status.view),

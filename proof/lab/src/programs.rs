@@ -76,7 +76,7 @@ impl Group {
         let replicas: Vec<String> = (0..REPLICAS).map(replica).collect();
         format!(
             "[group]\nname = \"redis\"\nme = {id}\nlog_mib = 2\nheartbeat_ms = 50\ntimeout_ms = 500\nreplica = [{}]\n\
-             [program]\nvia = \"proxy\"\nlisten = \"{LISTEN}\"\ndevice = \"br0\"\nport = {PORT}\n{keys}\n\
+             [program]\nlisten = \"{LISTEN}\"\ndevice = \"br0\"\nport = {PORT}\n{keys}\n\
              [paths]\nstate_dir = \"{}\"\nrun_dir = \"{}\"\n",
             replicas.join(", "),
             self.dir.path().join(format!("state-{id}")).display(),
@@ -371,9 +371,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// Runs the demonstration: a leader's host dies, its replica comes back, and the next leader's process dies.
-pub fn demo(name: &str, program: &Path, progress: &Progress) -> Result<Report> {
-    let keys = format!("snapshot_cmd = \"redis-cli -p {PORT} save\"");
+/// Runs the demonstration: a leader's host dies, its replica comes back, and the next leader's process dies. `keys`
+/// are added to `[program]`.
+pub fn demo(name: &str, program: &Path, keys: &str, progress: &Progress) -> Result<Report> {
+    let keys = format!("snapshot_cmd = \"redis-cli -p {PORT} save\"\n{keys}");
     let mut group = Group::up(name, program, &keys)?;
     progress.say("three hosts run redis-server under plover run");
     group.wait_for("all programs run", progress, Group::is_whole)?;

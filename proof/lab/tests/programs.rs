@@ -5,11 +5,27 @@ use plover_lab_proof::{Turn, program, programs};
 use std::sync::atomic::AtomicBool;
 
 /// Two leaders die, and come back.
-#[test]
-fn no_acknowledged_write_of_a_program_is_lost() {
+fn two_leaders_die(name: &str, keys: &str) {
     let _turn = Turn::wait();
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
-    let report = programs::demo("t-programs", program(), &progress);
+    let report = programs::demo(name, program(), keys, &progress);
     let report = report.unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.is_good(), "{report:#?}");
+}
+
+#[test]
+fn no_acknowledged_write_of_a_program_is_lost() {
+    two_leaders_die("t-programs", "");
+}
+
+/// The program reads its clients itself, and its replies wait for the commit.
+#[test]
+fn none_is_lost_through_a_preloaded_library() {
+    two_leaders_die("t-preload", "via = \"preload\"");
+}
+
+/// The same, and its reads wait (APUS).
+#[test]
+fn none_is_lost_when_reads_wait() {
+    two_leaders_die("t-reads", "via = \"preload\"\nwait = \"read\"");
 }

@@ -11,7 +11,7 @@ use crate::jobs::{Jobs, serve};
 use crate::sockets::Sockets;
 use plover_log::{LogOnly, Server};
 use plover_program::{Canary, Replica};
-use plover_types::{Micros, ReplicaId};
+use plover_types::{Index, Micros, ReplicaId};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -92,6 +92,7 @@ pub fn run(
     let mut body = Body {
         direct,
         listens_late: None,
+        commit: Index(0),
         clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
         sockets: Sockets::new(config.program.port, epoll.clone(), SOCKET)?,
         brain: Replica::new(brain, newest),

@@ -1,7 +1,9 @@
 //! The slots of connections.
 
 use super::memory::Memory;
-use plover_preload::{REFS_GIVEN_UP, SLOT_BITS, SLOT_CLIENT, SLOT_REPLAY, SLOTS};
+use plover_preload::{
+    REFS_GIVEN_UP, REFS_NOT_ACCEPTED, SLOT_BITS, SLOT_CLIENT, SLOT_REPLAY, SLOTS,
+};
 use plover_program::{Client, ConnectionId};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use std::collections::BTreeMap;
@@ -101,7 +103,7 @@ impl Connections {
         memory.set(&shared.lost_from, u64::MAX);
         shared.generation.store(generation, SeqCst);
         shared.kind.store(kind, SeqCst);
-        shared.refs.store(0, SeqCst);
+        shared.refs.store(REFS_NOT_ACCEPTED, SeqCst);
         let value = (generation << SLOT_BITS) | slot as u32;
         memory.shared().by_port[usize::from(connection.port)].store(value, SeqCst);
         self.all[slot] = Some(connection);
@@ -182,10 +184,8 @@ impl Connections {
     /// them.
     fn give_up(&mut self, memory: &Memory, slot: usize) {
         let refs = &memory.slot(slot).refs;
-        if refs
-            .compare_exchange(0, REFS_GIVEN_UP, SeqCst, SeqCst)
-            .is_ok()
-        {
+        let given = refs.compare_exchange(REFS_NOT_ACCEPTED, REFS_GIVEN_UP, SeqCst, SeqCst);
+        if given.is_ok() {
             self.free(memory, slot);
         }
     }

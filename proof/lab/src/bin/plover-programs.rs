@@ -32,7 +32,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     let What::Demo = arguments.what;
     prerequisites::check_root()?;
     let _turn = Turn::wait();
-    let report = programs::demo("programs", program(), &Progress::interruptible(false)?)?;
+    let report = programs::demo("programs", program(), "", &Progress::interruptible(false)?)?;
     if arguments.json {
         eprintln!("{report}");
         println!("{}", serde_json::to_string(&report)?);

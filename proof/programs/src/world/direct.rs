@@ -17,7 +17,10 @@ impl World {
             }
             return;
         }
-        if self.faults && self.rng.chance(0.02) {
+        // A thread whose read waits for its commit does not close the connection.
+        let is_in_read = self.entrance == Entrance::HoldsInput
+            && self.hosts[host].waits.iter().any(|it| it.connection == id);
+        if self.faults && !is_in_read && self.rng.chance(0.02) {
             self.clients[place] = Client::default();
             if let Some(program) = &mut self.hosts[host].program {
                 program.connections.remove(&id);
