@@ -104,3 +104,88 @@ impl Replica {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Canary, Client, Config, Event, LogState, Note};
+    use plover_types::{Index, ReplicaId, ReplicaSet, View};
+
+    const NOW: Micros = Micros(1);
+
+    fn at(view: u64, index: u64) -> Viewstamp {
+        Viewstamp {
+            view: View(view),
+            index: Index(index),
+        }
+    }
+
+    /// A leader that was deposed when its program had read entry 3 of view 16, which nobody else has.
+    fn deposed(entrance: Entrance) -> (Replica, Vec<Action>) {
+        let config = Config {
+            me: ReplicaId(0),
+            members: ReplicaSet::of([ReplicaId(0), ReplicaId(1), ReplicaId(2)]),
+            address: String::new(),
+            check: None,
+            checkpoints: false,
+            checkpoint_bytes: u64::MAX,
+            checkpoint_bytes_max: u64::MAX,
+            stall: Micros::from_ms(5000),
+            checkpoint_within: Micros::from_ms(60_000),
+            entrance,
+            canary: Canary::None,
+        };
+        let (mut replica, mut out) = (Replica::new(config, None), Vec::new());
+        let log = |leads, commit, last| LogState {
+            leads,
+            commit: Index(commit),
+            last,
+            ..LogState::default()
+        };
+        let leads = Some(View(16));
+        let mut apply = |event| replica.apply(NOW, event, &mut out);
+        apply(Event::Log(log(leads, 0, at(16, 0))));
+        apply(Event::Started);
+        apply(Event::Log(log(leads, 2, at(16, 2))));
+        let accept = Entry::Accept(Client::default()).encode();
+        apply(Event::Entry(at(16, 1), Some(&Entry::Cut(None).encode())));
+        apply(Event::Proposed(at(16, 2)));
+        apply(Event::Entry(at(16, 2), Some(&accept)));
+        apply(Event::Proposed(at(16, 3)));
+        apply(Event::Log(log(None, 3, at(16, 3))));
+        (replica, out)
+    }
+
+    #[test]
+    fn a_leader_skips_what_its_program_has_read() {
+        let (replica, out) = deposed(Entrance::HoldsOutput);
+        assert!(out.contains(&Action::Release(at(16, 2))));
+        assert!(!out.iter().any(|it| matches!(it, Action::Connect(..))));
+        assert_eq!(replica.connections().count(), 1);
+    }
+
+    #[test]
+    fn it_does_not_stand_until_the_fate_of_the_rest_is_known() {
+        for entrance in [Entrance::HoldsOutput, Entrance::HoldsInput] {
+            let (mut replica, mut out) = deposed(entrance);
+            assert!(!replica.may_lead(), "{entrance:?}");
+            let bytes = Entry::Bytes(ConnectionId(at(16, 2)), b"x").encode();
+            replica.apply(NOW, Event::Entry(at(16, 3), Some(&bytes)), &mut out);
+            assert!(replica.may_lead(), "{entrance:?}");
+            assert_eq!(out.last(), Some(&Action::Release(at(16, 3))));
+        }
+    }
+
+    #[test]
+    fn what_is_lost_was_executed_or_not() {
+        let (mut replica, mut out) = deposed(Entrance::HoldsOutput);
+        replica.apply(NOW, Event::Entry(at(33, 3), None), &mut out);
+        assert!(out.contains(&Action::Note(Note::Restores(Taint::Ahead))));
+        assert!(!replica.may_lead());
+
+        let (mut replica, mut out) = deposed(Entrance::HoldsInput);
+        replica.apply(NOW, Event::Entry(at(33, 3), None), &mut out);
+        assert_eq!(out.last(), Some(&Action::Forget));
+        assert!(replica.may_lead());
+    }
+}

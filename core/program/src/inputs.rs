@@ -129,6 +129,10 @@ impl Replica {
             self.feed.open.insert(connection);
             self.close(now, connection, out);
         }
+        if self.feed.is_read() {
+            // A leader's program that left its clients unread has none any more.
+            self.stalled = false;
+        }
         let me = self.config.me;
         let mut is_mine = by == Some(me) && self.config.checkpoints;
         if let Phase::Leading {

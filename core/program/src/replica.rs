@@ -266,7 +266,10 @@ impl Replica {
                 ..
             }
         );
+        // A program that reads its clients itself first notices the end of the connections before them.
+        let is_ready = self.config.entrance == Entrance::Fed || self.feed.is_read();
         is_open
+            && is_ready
             && self.feed.checkpoint.is_none()
             && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
     }

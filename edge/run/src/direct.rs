@@ -301,12 +301,10 @@ impl Direct {
         now > self.progress.1 + stall
     }
 
-    /// Whether a thread has ended while it held the lock.
-    pub fn is_locked_for_ever(&self) -> bool {
-        let owner = self.memory.as_ref().and_then(Memory::lock_owner);
-        // The thread may be of another process of the program, so the kernel is asked for any.
-        owner.is_some_and(|owner| !PathBuf::from(format!("/proc/{owner}")).exists())
-            && self.memory.as_ref().and_then(Memory::lock_owner) == owner
+    /// Whether a thread is in the middle of a read.
+    pub fn is_locked(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.and_then(Memory::lock_owner).is_some()
     }
 }
 

@@ -63,8 +63,9 @@ impl Body {
         if !direct.stands_still(stall) {
             return;
         }
-        if direct.is_locked_for_ever() {
-            let why = "one of its threads has ended in the middle of a read";
+        if direct.is_locked() {
+            // It has ended there, or a signal's handler waits for the thread that it has interrupted.
+            let why = "one of its threads stands still in the middle of a read";
             self.died = Some(why.into());
         } else if self.brain.serves() {
             self.apply(Event::StandsStill);
