@@ -26,7 +26,9 @@ static void copy_output(uint32_t number, const struct msghdr *message, size_t se
             part.iov_len -= bytes;
         }
     }
-    ring_bell();
+    /* The output check has time: plover finds this when it wakes for something else, or soon by itself. */
+    if (is_filling())
+        ring_bell();
 }
 
 /* Sends as sendmsg() does, when all that the program has read is committed. */

@@ -33,6 +33,7 @@ void lock_with_room(size_t payload);
 void unlock(void);
 uint64_t fill(uint16_t kind, uint32_t slot, uint16_t flag, const struct iovec *parts, size_t bytes);
 void ring_bell(void);
+bool is_filling(void);
 bool wait_for_commit(const struct slot *slot, uint64_t number);
 bool wait_to_send(const struct slot *slot);
 void note(const char *words);

@@ -73,6 +73,12 @@ static bool has_room(size_t payload)
     return filled + whole(payload) <= RING_BYTES;
 }
 
+/* Whether plover should take something out soon. */
+bool is_filling(void)
+{
+    return atomic_load(&shared->head) - atomic_load(&shared->tail) > RING_BYTES / 4;
+}
+
 /* Takes the lock when there is room for a record. */
 void lock_with_room(size_t payload)
 {
@@ -81,6 +87,7 @@ void lock_with_room(size_t payload)
         if (has_room(payload))
             return;
         unlock();
+        ring_bell();
         atomic_fetch_add(&shared->waiters, 1);
         uint32_t bell = atomic_load(&shared->bell);
         if (!has_room(payload))

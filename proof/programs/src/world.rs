@@ -73,6 +73,8 @@ struct Host {
     is_quiet: bool,
     /// The program reads nothing until then.
     still_until: Micros,
+    /// The newest checkpoint that it has discarded: the program that took it had diverged.
+    discarded: Index,
     /// The checkpoint on its disk.
     disk: Option<(Own, Memory)>,
     commit: Index,

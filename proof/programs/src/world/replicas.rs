@@ -27,9 +27,11 @@ impl World {
             own.as_ref().map(|it| it.at)
         );
         let disk = self.hosts[host].disk.take();
+        let discarded = self.hosts[host].discarded;
         self.hosts[host] = Host {
             brain: Some(Replica::new(config, own)),
             disk,
+            discarded,
             ..Host::default()
         };
     }
@@ -156,6 +158,7 @@ impl World {
             Action::TakeCheckpoint(at) => state.takes = Some((at, soon)),
             Action::Fetch(held) => state.fetches = Some((held, soon)),
             Action::Discard(at) => {
+                state.discarded = state.discarded.max(at.index);
                 state.disk.take_if(|(own, _)| own.at == at);
             }
             Action::Trim(to) => self.trim(host, to),
@@ -183,7 +186,8 @@ impl World {
         let holders = self.hosts.iter().filter(held).count();
         // A disk that was lost held it once; so did one whose checkpoint was discarded because the program that
         // took it had diverged, which this leader may learn a little later.
-        let lost = self.hosts.iter().filter(|it| it.disk.is_none()).count();
+        let has_lost = |it: &&Host| it.disk.is_none() || (!held(it) && it.discarded >= to);
+        let lost = self.hosts.iter().filter(has_lost).count();
         if holders + lost < self.quorum() {
             let message = format!("r{host} trims up to {to}, which {holders} replicas hold");
             self.fail("trim_is_held", "APUS §3", message);
