@@ -49,7 +49,7 @@ impl Replica {
         if let Phase::Leading { quiet, .. } = &mut self.phase {
             if *quiet == Quiet::Asked {
                 let last = self.feed.ahead.unwrap_or_default();
-                *quiet = Quiet::Quiet(last.index);
+                *quiet = Quiet::Done(last.index);
             }
         }
     }
@@ -143,12 +143,13 @@ mod tests {
             ..LogState::default()
         };
         let leads = Some(View(16));
+        let accept = Entry::Accept(Client::default()).encode();
+        let cut = Entry::Cut(None).encode();
         let mut apply = |event| replica.apply(NOW, event, &mut out);
         apply(Event::Log(log(leads, 0, at(16, 0))));
         apply(Event::Started);
         apply(Event::Log(log(leads, 2, at(16, 2))));
-        let accept = Entry::Accept(Client::default()).encode();
-        apply(Event::Entry(at(16, 1), Some(&Entry::Cut(None).encode())));
+        apply(Event::Entry(at(16, 1), Some(&cut)));
         apply(Event::Proposed(at(16, 2)));
         apply(Event::Entry(at(16, 2), Some(&accept)));
         apply(Event::Proposed(at(16, 3)));

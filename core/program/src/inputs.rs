@@ -143,7 +143,7 @@ impl Replica {
         } = &mut self.phase
         {
             // A cut that was proposed twice may come again while the next one is being prepared.
-            if matches!(quiet, Quiet::Quiet(last) if at.index > *last) {
+            if matches!(quiet, Quiet::Done(last) if at.index > *last) {
                 *quiet = Quiet::Reads;
                 self.repeat_at = now + self.checkpoints.pause();
             }

@@ -54,7 +54,7 @@ impl Replica {
         if is_due && now >= self.repeat_at {
             // Input that the program reads behind the cut would be of connections that are over.
             let is_fed = self.config.entrance == Entrance::Fed || canary!(self.config, CutUnquiet);
-            if !is_fed && !matches!(quiet, Quiet::Quiet(_)) {
+            if !is_fed && !matches!(quiet, Quiet::Done(_)) {
                 if *quiet == Quiet::Reads {
                     *quiet = Quiet::Asked;
                     out.push(Action::Quiesce);

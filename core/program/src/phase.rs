@@ -12,7 +12,7 @@ pub enum Quiet {
     /// It is being cut off.
     Asked,
     /// It reads nothing until there is a cut behind this entry, the last of what it has read.
-    Quiet(Index),
+    Done(Index),
 }
 
 /// The state of a replica, with the data that exists only in it. The crate's first page draws it.
