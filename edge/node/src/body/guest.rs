@@ -122,14 +122,21 @@ impl Body {
 
     pub(super) fn guest_is_gone(&mut self, why: String) -> Event {
         tracing::error!(%why, "this replica's guest is lost");
-        self.vm = None;
+        self.leave_guest();
         self.printed.forget();
         self.last_failure = Some(why.clone());
         Event::GuestDied(why)
     }
 
+    /// Ends the guest that runs here, if one does.
+    pub(super) fn leave_guest(&mut self) {
+        if let Some(vm) = self.vm.take() {
+            vm.leave();
+        }
+    }
+
     pub(super) fn start_guest(&mut self, reason: BootReason) {
-        self.vm = None;
+        self.leave_guest();
         self.drop_work();
         // The new process inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);

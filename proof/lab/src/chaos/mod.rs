@@ -78,12 +78,28 @@ pub struct Plan {
     pub minutes: u64,
     /// The seed of the schedule.
     pub seed: u64,
+    /// If not empty: only these faults, in turn.
+    pub only: Vec<String>,
+    /// No more steps than this.
+    pub steps: Option<u64>,
+    /// More configuration for every replica.
+    pub overlay: Option<PathBuf>,
 }
 
 impl Plan {
     /// The command that repeats it.
     fn command(&self) -> String {
-        format!("./x chaos --minutes {} --seed {}", self.minutes, self.seed)
+        let mut command = format!("./x chaos --minutes {} --seed {}", self.minutes, self.seed);
+        for fault in &self.only {
+            command += &format!(" --only \"{fault}\"");
+        }
+        if let Some(steps) = self.steps {
+            command += &format!(" --steps {steps}");
+        }
+        if let Some(overlay) = &self.overlay {
+            command += &format!(" --overlay {}", overlay.display());
+        }
+        command
     }
 }
 
@@ -92,13 +108,20 @@ impl Plan {
 /// # Errors
 /// The lab cannot be made, or Ctrl-C. Nothing is left in any case.
 pub fn run(plan: &Plan, progress: &Progress) -> Result<Report> {
+    let mut schedule = if plan.only.is_empty() {
+        Schedule::new(plan.seed)
+    } else {
+        Schedule::only(plan.seed, &plan.only).map_err(anyhow::Error::msg)?
+    };
     let mut chaos = Chaos::begin(plan, progress)?;
     let end = Instant::now() + Duration::from_secs(60 * plan.minutes);
     let mut report = Report::new(plan.seed);
-    let mut schedule = Schedule::new(plan.seed);
     let mut result = Ok(());
     while result.is_ok() && Instant::now() < end {
         let Some(step) = schedule.next() else { break };
+        if plan.steps.is_some_and(|steps| step.number > steps) {
+            break;
+        }
         progress.say(format!("seed {}, step {}: {step}", plan.seed, step.number));
         result = chaos.step(&step).map(|row| {
             progress.say(format!("seed {}, step {}: {row}", plan.seed, step.number));
@@ -138,6 +161,7 @@ impl Chaos {
         let mut options = Options {
             name,
             program: Some(plan.program.clone()),
+            overlay: plan.overlay.clone(),
             ..Options::default()
         };
         let hosts = Hosts::prepare(&options.name, options.replicas())?;
