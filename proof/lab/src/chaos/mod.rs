@@ -11,12 +11,12 @@
 //! | what happens, and what may happen | [`schedule`] |
 //! | how it is done to the hosts | [`hosts`] |
 //! | who reads and writes, and where | [`clients`], [`registers`] |
-//! | what they saw, and whether it can be explained | [`history`], [`check`] |
+//! | what they saw, and whether it can be explained | `plover_register_proof`'s `history` and `check` |
 //! | the table | [`report`] |
 //!
 //! It is a violation if
 //!
-//! * what clients saw is not linearizable ([`check`]), which includes a write that was acknowledged and is gone;
+//! * what clients saw is not linearizable ([`plover_register_proof::check`]), which includes a write that was acknowledged and is gone;
 //! * a connection is reset or refused, or has no answer for [`clients::PATIENCE`], other than by a reboot of the guest;
 //! * [`WHOLE_WITHIN`] after healing, the guest is not protected, a replica does not take part, or a client has no answer;
 //! * a daemon ends that was not killed and whose state was not full;
@@ -24,9 +24,7 @@
 //!
 //! A reboot of the guest ends a piece of history: this guest keeps its data in memory.
 
-pub mod check;
 pub mod clients;
-pub mod history;
 pub mod hosts;
 pub mod registers;
 pub mod report;
@@ -37,15 +35,15 @@ use crate::load::gap_of;
 use crate::role;
 use crate::senders::Senders;
 use anyhow::{Context, Result, bail, ensure};
-use check::{Checked, Judge, Violation};
 use clients::Clients;
-use history::Operation;
 use hosts::{Hosts, Struck, is_whole};
 use plover_lab::Lab;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::trace::{Tail, TraceEvent, now_us};
 use plover_lab::up::is_interruption;
+use plover_register_proof::check::{Checked, Judge, Violation};
+use plover_register_proof::history::Operation;
 use report::{Report, Row};
 use schedule::{Schedule, Step};
 use std::io::Write;
