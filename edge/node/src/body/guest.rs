@@ -254,7 +254,8 @@ impl Body {
         Some(host.of(self.role == Role::Leader))
     }
 
-    /// Test hooks that crash this replica in a given phase of a sync that it leads.
+    /// Test hooks that crash this replica in a given phase of a sync that it leads. Not in the sync that ends a join:
+    /// nobody else holds the guest before that is acknowledged.
     pub(super) fn at_phase(&mut self, phase: plover_syncvm::Phase, note: &Note) {
         if phase == plover_syncvm::Phase::Scan {
             if let Note::SyncPhase { sync, .. } = note {
@@ -262,7 +263,8 @@ impl Body {
             }
         }
         let transfers = phase == plover_syncvm::Phase::Transfer;
-        if self.crash_in == Some(phase) || (transfers && self.crash_at == Some(Area::D)) {
+        let is_due = self.crash_in == Some(phase) || (transfers && self.crash_at == Some(Area::D));
+        if is_due && self.replica.status().protected {
             self.crash();
         }
     }
