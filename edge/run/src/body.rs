@@ -110,6 +110,7 @@ pub fn run(
     words: Vec<OsString>,
     ready: impl FnOnce(Stop),
 ) -> Result<(), BoxError> {
+    let words = crate::program::found(words)?;
     let paths = &config.paths;
     for directory in [&paths.state_dir, &paths.run_dir] {
         std::fs::create_dir_all(directory)
@@ -165,7 +166,7 @@ pub fn run(
     }
     let mut body = Body {
         clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
-        sockets: Sockets::new(config.program.port, epoll.clone(), SOCKET)?,
+        sockets: Sockets::new(config.program_address(), epoll.clone(), SOCKET)?,
         brain: Replica::new(brain, newest),
         program: None,
         starting: None,
@@ -535,8 +536,9 @@ impl Body {
             return;
         };
         let why = format!(
-            "it does not listen on port {} after {} s (program.port, program.start_s)",
-            self.config.program.port, self.config.program.start_s
+            "it does not listen at {} after {} s (program.address, program.port, program.start_s)",
+            self.config.program_address(),
+            self.config.program.start_s
         );
         match (listens, after) {
             (true, None) => self.apply(Event::Started),

@@ -5,6 +5,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -82,6 +83,33 @@ impl Drop for Program {
     }
 }
 
+/// Finds the program that the first of `words` names, and gives it its whole path: the program starts in another
+/// directory than the one in which its name was given.
+pub(crate) fn found(mut words: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let name = words.first_mut().ok_or("no program was given")?;
+    let path = Path::new(&*name);
+    let is_program = |path: &Path| {
+        let mode = path.metadata().map(|it| it.permissions().mode());
+        path.is_file() && mode.is_ok_and(|mode| mode & 0o111 != 0)
+    };
+    let found = if path.components().count() > 1 || path.is_absolute() {
+        std::path::absolute(path).ok().filter(|it| is_program(it))
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&folders)
+            .map(|folder| folder.join(path))
+            .find(|it| is_program(it))
+    };
+    let found = found.ok_or_else(|| {
+        format!(
+            "there is no program '{}': give the name of one in PATH, or its path",
+            path.display()
+        )
+    })?;
+    *name = found.into();
+    Ok(words)
+}
+
 /// Makes `command` lead a process group of its own, which Ctrl-C does not reach, and die with the thread that
 /// starts it.
 pub(crate) fn die_with_us(command: &mut Command) {
@@ -105,5 +133,26 @@ pub(crate) fn die_with_us(command: &mut Command) {
 pub(crate) fn kill_group(leader: u32) {
     if let Some(group) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_or_named_as_missing() {
+        let ask = |name: &str| found(vec![name.into(), "-x".into()]);
+        let words = ask("sh").unwrap();
+        assert!(Path::new(&words[0]).is_absolute() && words[1] == "-x");
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        std::fs::write(&own, "#!/bin/sh\n").unwrap();
+        assert!(ask(own.to_str().unwrap()).is_err(), "it is not executable");
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(ask(own.to_str().unwrap()).unwrap()[0], own);
+        for name in ["no-such-program-here", "/no/such/file", "/"] {
+            assert!(ask(name).unwrap_err().contains(name), "{name}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ pub(crate) enum FromProgram {
 struct Connection {
     id: ConnectionId,
     stream: TcpStream,
-    port: u16,
+    /// Our end.
+    own: SocketAddrV4,
     is_up: bool,
     /// What the socket has not taken yet.
     out: Vec<u8>,
@@ -44,7 +45,8 @@ struct Connection {
 /// All connections to the program.
 #[derive(Debug)]
 pub(crate) struct Sockets {
-    port: u16,
+    /// Where the program listens.
+    program: SocketAddrV4,
     diag: Diag,
     epoll: Arc<OwnedFd>,
     /// Tells these tokens from others.
@@ -57,9 +59,9 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    pub fn new(port: u16, epoll: Arc<OwnedFd>, kind: u64) -> io::Result<Self> {
+    pub fn new(program: SocketAddrV4, epoll: Arc<OwnedFd>, kind: u64) -> io::Result<Self> {
         Ok(Self {
-            port,
+            program,
             diag: Diag::open()?,
             epoll,
             kind,
@@ -72,7 +74,7 @@ impl Sockets {
 
     /// Whether a process listens where the program should.
     pub fn is_served(&self) -> io::Result<bool> {
-        self.diag.listens(self.port)
+        self.diag.listens(self.program)
     }
 
     /// Whether the program may have something to read.
@@ -90,14 +92,12 @@ impl Sockets {
     pub fn connect(&mut self, id: ConnectionId) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-        let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.port);
-        let result = rustix::net::connect(&socket, &to);
+        let result = rustix::net::connect(&socket, &self.program);
         let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
         let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
-        let port = match stream.local_addr()? {
-            SocketAddr::V4(own) => own.port(),
-            SocketAddr::V6(own) => own.port(),
+        let SocketAddr::V4(own) = stream.local_addr()? else {
+            unreachable!("it was made as an IPv4 socket");
         };
         let token = self.kind | self.next;
         self.next += 1;
@@ -106,7 +106,7 @@ impl Sockets {
         let connection = Connection {
             id,
             stream,
-            port,
+            own,
             is_up: result.is_ok(),
             out: Vec::new(),
             sent: 0,
@@ -174,12 +174,12 @@ impl Sockets {
     /// The connections on which the program has read everything by now.
     pub fn take_read(&mut self) -> Vec<ConnectionId> {
         let mut read = Vec::new();
-        let (all, diag, port) = (&mut self.all, &self.diag, self.port);
+        let (all, diag, program) = (&mut self.all, &self.diag, self.program);
         self.unread.retain(|token| {
             let Some(connection) = all.get_mut(token) else {
                 return false;
             };
-            if !connection.is_read(diag, port) {
+            if !connection.is_read(diag, program) {
                 return true;
             }
             read.push(connection.id);
@@ -252,14 +252,14 @@ impl Connection {
         )?)
     }
 
-    fn is_read(&mut self, diag: &Diag, port: u16) -> bool {
+    fn is_read(&mut self, diag: &Diag, program: SocketAddrV4) -> bool {
         if self.is_dead {
             return true;
         }
         if !self.is_up || !self.out.is_empty() || (self.ends && !self.ended) {
             return false;
         }
-        let ask = || diag.socket(port, self.port);
+        let ask = || diag.socket(program, self.own);
         match ask() {
             Ok(Some(socket)) => {
                 if !self.arrived && socket.has(self.sent, self.ended) {
