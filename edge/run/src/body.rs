@@ -32,6 +32,9 @@ const WAKER: u64 = 5 << 60;
 /// Entries that one turn takes at most.
 const ENTRIES_PER_TURN: usize = 256;
 
+/// The part of the log's room that clients cannot fill: a sixteenth, 64 KiB at least.
+const RESERVED: usize = 16;
+
 /// How often the loop looks at what nothing announces: whether a program listens, whether it has read.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const READ_LOOKS: [u64; 6] = [20, 40, 80, 160, 400, 1000];
@@ -662,10 +665,16 @@ impl Body {
     }
 }
 
+/// Proposes what a client has sent. The last of the log's room is kept for the entries of replicas, since only these let
+/// it be trimmed: announcements of checkpoints, and the cut of a new leader.
 fn propose(
     server: &mut Server<LogOnly>,
     entry: &Entry<'_>,
 ) -> Result<Viewstamp, plover_log::Error> {
+    let room = server.log_bytes_max();
+    if server.status().log_bytes > room - room / RESERVED {
+        return Err(plover_log::Error::Full);
+    }
     server.propose_only(&entry.encode())
 }
 

@@ -9,6 +9,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that one turn reads of one connection.
 const READ_BYTES: usize = 64 << 10;
@@ -82,8 +83,13 @@ impl Sockets {
         !self.unread.is_empty()
     }
 
-    /// Forgets all connections: the program has ended.
+    /// Forgets all connections: the program has ended. They are reset, since the kernel would keep a program's end
+    /// that was closed first for a minute, and its port with it.
     pub fn clear(&mut self) {
+        for connection in self.all.values() {
+            let _ =
+                rustix::net::sockopt::set_socket_linger(&connection.stream, Some(Duration::ZERO));
+        }
         self.all.clear();
         self.tokens.clear();
         self.unread.clear();
@@ -276,6 +282,52 @@ impl Connection {
             Ok(None) => true,
             // The program is taken to stand still in the end.
             Err(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::{Index, View, Viewstamp};
+    use rustix::event::epoll::CreateFlags;
+    use std::net::Ipv4Addr;
+    use std::time::Instant;
+
+    /// A program that does not ask for `SO_REUSEADDR`, as libupnp does not.
+    fn listen(at: SocketAddrV4) -> io::Result<OwnedFd> {
+        let socket = socket_with(
+            AddressFamily::INET,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::bind(&socket, &at)?;
+        rustix::net::listen(&socket, 8)?;
+        Ok(socket)
+    }
+
+    #[test]
+    fn a_program_that_died_can_listen_again_at_once() {
+        let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+        let listener = listen(any).unwrap();
+        let at = rustix::net::getsockname(&listener).unwrap();
+        let at = SocketAddrV4::try_from(at).unwrap();
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
+        let mut sockets = Sockets::new(at, epoll, 1 << 60).unwrap();
+        let id = ConnectionId(Viewstamp {
+            view: View(1),
+            index: Index(1),
+        });
+        sockets.connect(id).unwrap();
+        let accepted = rustix::net::accept(&listener).unwrap();
+        drop((accepted, listener));
+        sockets.clear();
+        // A reset is handled at once on the loopback, but by another part of the kernel than the caller's.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while let Err(error) = listen(at) {
+            assert!(Instant::now() < deadline, "{error}");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
