@@ -1,6 +1,8 @@
 //! The `plover` command: the daemon of a replica, and the tools around it.
 //!
 //! ```text
+//!  plover init                      the configurations of a new group
+//!  plover check --config FILE       whether a host has what its replica needs
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    what one replica says of itself
 //!  plover start                     switches a guest on that has powered off
@@ -16,7 +18,9 @@
 //! 130 interrupted. `plover lab exec` exits with the code of what it ran.
 
 mod bench;
+mod check;
 mod cli;
+mod init;
 mod lab;
 mod log;
 mod output;
@@ -54,6 +58,8 @@ fn main() -> ExitCode {
 
 fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
+        cli::Command::Init(options) => init::run(&options),
+        cli::Command::Check { config } => check::run(&config),
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
         cli::Command::Start { run_dir } => replica::start(&run_dir),

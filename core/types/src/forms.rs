@@ -22,7 +22,7 @@ pub const FORMS: [(&str, u64); 15] = [
     ("consensus", 0x3424_4dfd_0fa9_890e),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xaa65_12cb_739a_735c),
-    ("syncvm", 0xfdc3_d2dd_4ca5_a93b),
+    ("syncvm", 0x5d30_57b0_d055_55fe),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
     ("handshake", 0xb97c_35ff_5ee1_459c),
@@ -90,7 +90,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0x6325_8747_f0ba_9427)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0x9784_e485_187f_7fc3)];
 
     #[test]
     fn a_changed_form_is_another_version() {

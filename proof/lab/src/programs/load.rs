@@ -4,10 +4,11 @@
 use super::group::{LISTEN, WITHIN};
 use super::subject::{Client, Subject, Wrong};
 use anyhow::Result;
-use plover_register_proof::check::{Event, Histories};
+use plover_register_proof::history::{Action, Answer, Key, Operation};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A client that waits longer for an answer connects anew.
@@ -18,7 +19,7 @@ const FOUND_WITHIN: Duration = Duration::from_millis(100);
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// Keys that are read with one request.
 const KEYS: usize = 50;
-/// All clients of the register use one key for so long: the check takes exponentially long in the operations of one key.
+/// All clients of the registers use one key for so long. The check searches the orders of one key's operations.
 const KEY_FOR: Duration = Duration::from_millis(250);
 /// The pause of a register's client, so that a key has some dozens of operations.
 const PAUSE: Duration = Duration::from_millis(15);
@@ -32,7 +33,7 @@ pub struct Shared {
     began: Instant,
     names: AtomicU64,
     values: AtomicU64,
-    pub histories: Histories,
+    pub history: Mutex<Vec<Operation>>,
 }
 
 /// What one writer has seen.
@@ -56,8 +57,12 @@ impl Shared {
             began: Instant::now(),
             names: AtomicU64::new(0),
             values: AtomicU64::new(0),
-            histories: Histories::default(),
+            history: Mutex::default(),
         }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
     }
 
     fn goes_on(&self) -> bool {
@@ -115,24 +120,32 @@ impl Shared {
                 continue;
             };
             let value = self.values.fetch_add(1, Ordering::SeqCst) + 1;
-            let key = (self.began.elapsed().as_millis() / KEY_FOR.as_millis()) as u64;
+            let key = (self.began.elapsed().as_millis() / KEY_FOR.as_millis()) as Key;
             let word = register(key);
-            let done = if value % 2 == 0 {
-                self.histories.note(key, name, Event::Write(value));
-                client
-                    .write(&word, &value.to_string())
-                    .map(|()| Event::Written)
+            let invoked_us = self.now_us();
+            let (action, answer) = if value % 2 == 0 {
+                let done = client.write(&word, &value.to_string());
+                (Action::Write(value), done.map(|()| Answer::Done))
             } else {
-                self.histories.note(key, name, Event::Read);
-                client.read(&[word]).and_then(|values| {
+                let found = client.read(&[word]).and_then(|values| {
                     let value = values.into_iter().next().flatten();
-                    Ok(Event::Found(value.map_or(Ok(0), |it| it.parse())?))
-                })
+                    Ok(Answer::Found(value.map(|it| it.parse()).transpose()?))
+                });
+                (Action::Read, found)
             };
-            match done {
-                Ok(event) => self.histories.note(key, name, event),
-                Err(_) => connection = None,
+            if answer.is_err() {
+                connection = None;
             }
+            let operation = Operation {
+                client: name,
+                key,
+                action,
+                invoked_us,
+                answer: answer.ok().map(|answer| (self.now_us(), answer)),
+            };
+            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+            history.push(operation);
+            drop(history);
             std::thread::sleep(PAUSE);
         }
         Ok(())
@@ -140,7 +153,7 @@ impl Shared {
 }
 
 /// The key of a register.
-pub fn register(key: u64) -> String {
+pub fn register(key: Key) -> String {
     format!("r-{key}")
 }
 

@@ -27,10 +27,10 @@ pub struct Report {
     pub connections: usize,
     /// The faults.
     pub gaps: Vec<Gap>,
-    /// Keys whose histories were checked for linearizability.
-    pub histories: usize,
-    /// Keys whose history no order explains.
-    pub unordered: Vec<u64>,
+    /// Operations on keys that several clients write and read.
+    pub operations: usize,
+    /// What no order of these explains.
+    pub violation: Option<String>,
     /// Keys whose value is not the same in all programs.
     pub differing: Vec<String>,
     /// What `plover run status` notes in the end, for each replica: differences that the check has found.
@@ -43,7 +43,7 @@ impl Report {
         self.acknowledged > 0
             && self.lost == 0
             && self.wrong.is_empty()
-            && self.unordered.is_empty()
+            && self.violation.is_none()
             && self.differing.is_empty()
     }
 }
@@ -64,13 +64,16 @@ impl fmt::Display for Report {
         for gap in &self.gaps {
             writeln!(f, "    {:6} ms  {}", gap.ms, gap.fault)?;
         }
-        if self.histories > 0 {
-            writeln!(
-                f,
-                "  {} keys written and read by several clients: {} not linearizable",
-                self.histories,
-                self.unordered.len()
-            )?;
+        match &self.violation {
+            Some(violation) => writeln!(f, "  {violation}")?,
+            None if self.operations > 0 => {
+                writeln!(
+                    f,
+                    "  {} operations on shared keys: linearizable",
+                    self.operations
+                )?;
+            }
+            None => {}
         }
         for wrong in self.wrong.iter().take(5) {
             writeln!(f, "  {wrong}")?;

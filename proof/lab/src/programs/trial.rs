@@ -11,12 +11,14 @@ use super::subject::Subject;
 use anyhow::{Context, Result, bail};
 use plover_lab::net::edge_port;
 use plover_lab::progress::Progress;
-use plover_register_proof::check::is_linearizable;
+use plover_register_proof::check::Judge;
+use plover_register_proof::history::Key;
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddrV4;
 use std::path::Path;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -286,16 +288,16 @@ fn audit(
     let read = group.as_client(|| read_all(open, &keys))?;
     let same = |(read, value): &(&Option<String>, &String)| read.as_ref() == Some(*value);
     let lost = values.len() - read.iter().zip(&values).filter(same).count();
-    let histories = shared.histories.take();
+    let history = shared
+        .history
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    let registers: BTreeSet<Key> = history.iter().map(|it| it.key).collect();
     let mut all: Vec<String> = keys;
     all.extend(written.iter().flat_map(|it| it.open.iter().cloned()));
-    all.extend(histories.keys().map(|key| register(*key)));
+    all.extend(registers.iter().map(|key| register(*key)));
     let differing = differing(group, &all, progress)?;
-    let unordered: Vec<u64> = histories
-        .iter()
-        .filter(|(_, history)| !is_linearizable(history))
-        .map(|(key, _)| *key)
-        .collect();
+    let judged = Judge::whole(&history);
     let mut answered: Vec<Instant> = written.iter().flat_map(|it| it.answered.clone()).collect();
     answered.sort_unstable();
     let mut notes = BTreeSet::new();
@@ -321,8 +323,8 @@ fn audit(
                 ms: gap(&answered, *at),
             })
             .collect(),
-        histories: histories.len(),
-        unordered,
+        operations: history.len(),
+        violation: judged.err().map(|it| it.to_string()),
         differing,
         notes: notes.into_iter().collect(),
     })
