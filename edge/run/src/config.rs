@@ -40,9 +40,14 @@ pub struct ProgramConfig {
     /// loopback address, such as a UPnP server, needs another one here, on each host its own.
     #[serde(default = "default_address")]
     pub address: Ipv4Addr,
-    /// How long a program may take, in s, until it listens.
+    /// How long a program may take, in s, until it listens and is ready.
     #[serde(default = "default_start_s")]
     pub start_s: u64,
+    /// A command that succeeds once the program answers clients, such as `redis-cli -p 6380 ping | grep -q PONG`. It
+    /// runs in a shell, in the program's directory, again and again. A program that listens before it has read its
+    /// files needs it: it would answer its first input with an error. Without it a program is ready when it listens.
+    #[serde(default)]
+    pub ready_cmd: Option<String>,
     /// A program that leaves its input unread for this long, in ms, stands still: its replica does not lead.
     #[serde(default = "default_stall_ms")]
     pub stall_ms: u64,

@@ -8,7 +8,7 @@ use super::group::{Group, LISTEN, REPLICAS, WITHIN};
 use super::load::{Shared, Written, read_all, register};
 use super::report::{Gap, Report};
 use super::subject::Subject;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use plover_lab::net::edge_port;
 use plover_lab::progress::Progress;
 use plover_register_proof::check::Judge;
@@ -231,12 +231,19 @@ fn break_it(group: &mut Group, id: usize, fault: Fault) -> Result<()> {
         Fault::KillHost => group.kill(id),
         Fault::KillProcess => group.crash(id),
         Fault::KillProgram => {
-            let status = group.status(id).context("it has no status")?;
-            let pid = status["program_pid"].as_u64().context("no program runs")?;
-            let processes = group.processes(id);
-            let program = processes.iter().find(|it| u64::from(it.pid) == pid);
-            program.context("its program is gone")?.signal(Signal::KILL);
-            Ok(())
+            // It may have been ended for a checkpoint just now.
+            let deadline = Instant::now() + WITHIN;
+            loop {
+                let status = group.status(id).context("it has no status")?;
+                let pid = status["program_pid"].as_u64();
+                let processes = group.processes(id);
+                let program = processes.iter().find(|it| Some(it.pid.into()) == pid);
+                if program.is_some_and(|it| it.signal(Signal::KILL)) {
+                    return Ok(());
+                }
+                ensure!(Instant::now() < deadline, "no program runs: {status}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
         Fault::Stop => {
             group.signal(id, Signal::STOP);

@@ -31,7 +31,11 @@ impl Subject for Redis {
     }
 
     fn keys(&self) -> String {
-        format!("snapshot_cmd = \"redis-cli -p {} save\"", self.port())
+        // It listens before it has loaded its data.
+        let port = self.port();
+        format!(
+            "snapshot_cmd = \"redis-cli -p {port} save\"\nready_cmd = \"redis-cli -p {port} ping | grep -q PONG\""
+        )
     }
 
     fn open(&self, _files: &Path, at: SocketAddrV4, patience: Duration) -> Result<Box<dyn Client>> {
