@@ -52,13 +52,14 @@ impl Replica {
     }
 
     /// The replica that takes the next checkpoint: the followers take turns. A leader without followers takes it
-    /// itself.
+    /// itself, and so it does in its turn while a replica lacks one: perhaps no follower has a program that runs.
     fn next_taker(&mut self) -> ReplicaId {
         let me = self.config.me;
         let members = self.config.members.iter().filter(|id| *id != me);
         let linked: Vec<_> = members.filter(|id| self.log.linked.contains(*id)).collect();
         self.checkpoints.attempts += 1;
-        let place = self.checkpoints.attempts % linked.len().max(1);
+        let leader = usize::from(self.checkpoints.needed);
+        let place = self.checkpoints.attempts % (linked.len() + leader).max(1);
         linked.get(place).copied().unwrap_or(me)
     }
 
@@ -81,10 +82,8 @@ mod tests {
     use crate::{Canary, Config, Event, Held, LogState};
     use plover_types::{Index, ReplicaSet, Viewstamp};
 
-    /// A log that is full takes no cut, and clients are served only behind one.
-    #[test]
-    fn a_new_leader_trims_before_it_proposes() {
-        let config = Config {
+    fn config() -> Config {
+        Config {
             me: ReplicaId(0),
             members: ReplicaSet::of([ReplicaId(0), ReplicaId(1), ReplicaId(2)]),
             address: String::new(),
@@ -95,7 +94,26 @@ mod tests {
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
             canary: Canary::None,
-        };
+        }
+    }
+
+    /// The followers have lost their programs and have no checkpoint to start from: the leader's is the only one.
+    #[test]
+    fn a_leader_takes_a_checkpoint_that_no_follower_can() {
+        let (me, others) = (ReplicaId(0), [ReplicaId(1), ReplicaId(2)]);
+        let config = config();
+        let mut replica = Replica::new(config, None);
+        replica.log.linked = ReplicaSet::of(others);
+        replica.checkpoints.needs(others[0]);
+        let takers: Vec<ReplicaId> = (0..3).map(|_| replica.next_taker()).collect();
+        assert!(takers.contains(&me), "{takers:?}");
+        assert!(others.iter().all(|it| takers.contains(it)), "{takers:?}");
+    }
+
+    /// A log that is full takes no cut, and clients are served only behind one.
+    #[test]
+    fn a_new_leader_trims_before_it_proposes() {
+        let config = config();
         let (now, mut out) = (Micros(1), Vec::new());
         let view = View::new(1, ReplicaId(1));
         let at = |index| Viewstamp {

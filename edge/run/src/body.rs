@@ -304,7 +304,12 @@ impl Body {
                     for from in from {
                         match from {
                             FromProgram::Output(id, bytes) => self.apply(Event::Output(id, &bytes)),
-                            FromProgram::Ended(id) => self.apply(Event::OutputEnded(id)),
+                            FromProgram::Ended(id) => {
+                                // A program that dies has not ended its connections: others go on with them.
+                                if self.program.as_ref().is_some_and(|it| !it.is_ending()) {
+                                    self.apply(Event::OutputEnded(id));
+                                }
+                            }
                         }
                     }
                 }

@@ -43,6 +43,20 @@ impl Program {
         self.child.id()
     }
 
+    /// Whether it is ending or has ended. The kernel closes a process's connections before it reports its end, and this
+    /// tells an end of a connection that the program wanted from one that its death made.
+    pub fn is_ending(&self) -> bool {
+        // Set at the beginning of a process's end (`PF_EXITING` in the kernel's sched.h).
+        const EXITING: u64 = 4;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        // The name, in parentheses, may hold anything. Flags are the seventh field behind it.
+        let flags = stat.ok().and_then(|stat| {
+            let (_, fields) = stat.rsplit_once(')')?;
+            fields.split_whitespace().nth(6)?.parse::<u64>().ok()
+        });
+        flags.is_none_or(|flags| flags & EXITING != 0)
+    }
+
     /// How it has ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
@@ -139,6 +153,17 @@ pub(crate) fn kill_group(leader: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_program_is_seen_before_it_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut program = Program::start(&["sleep".into(), "1000".into()], dir.path()).unwrap();
+        assert!(!program.is_ending());
+        kill_group(program.pid());
+        poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
+        assert!(program.is_ending());
+        assert!(program.ended().is_some_and(|how| how.contains("signal 9")));
+    }
 
     #[test]
     fn a_program_is_found_or_named_as_missing() {

@@ -176,9 +176,21 @@ pub fn run(
 }
 
 fn say_who_serves(group: &Group, progress: &Progress) -> Result<usize> {
-    let leader = group.leader().context("no leader")?;
+    let leader = leader(group, progress)?;
     progress.say(format!("replica {leader} serves clients at {LISTEN}"));
     Ok(leader)
+}
+
+/// The replica that serves, once there is one: a busy host may lose its lead at any time.
+fn leader(group: &Group, progress: &Progress) -> Result<usize> {
+    loop {
+        group.wait_for("a replica serves", progress, |group| {
+            group.leader().is_some()
+        })?;
+        if let Some(leader) = group.leader() {
+            return Ok(leader);
+        }
+    }
 }
 
 /// All faults, one after the other.
@@ -190,7 +202,7 @@ fn faults(
 ) -> Result<()> {
     for (fault, role) in &plan.faults {
         progress.sleep(CALM)?;
-        let leader = group.leader().context("no leader")?;
+        let leader = leader(group, progress)?;
         let id = match role {
             Role::Leader => leader,
             Role::Follower => (leader + 1 + done.len() % (REPLICAS - 1)) % REPLICAS,
