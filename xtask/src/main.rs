@@ -14,7 +14,9 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
-use packages::{BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, OFI, PROGRAMS, UEFI, WEB};
+use packages::{
+    BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, OFI, PROGRAMS, UEFI, WEB,
+};
 use run::{Cargo, Result};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -47,7 +49,8 @@ enum Task {
     /// Make, use and break a lab of three replicas on this machine. Arguments go to `plover lab`.
     #[command(disable_help_flag = true)]
     Lab(Rest),
-    /// Show replicated programs: `./x programs demo` kills leaders of an unmodified Redis under load.
+    /// Replicate unmodified programs, and kill, stop and cut off their hosts under load. Arguments go to
+    /// `plover-programs`.
     #[command(disable_help_flag = true)]
     Programs(Rest),
     /// Run benchmarks. Arguments go to `plover-bench`.
@@ -117,6 +120,9 @@ fn run(task: Task) -> Result<ExitCode> {
         }
         Task::Programs(rest) => {
             packages::ensure(&[LAB, PROGRAMS])?;
+            if needs_more_programs(&rest.arguments) {
+                packages::ensure(&[MORE_PROGRAMS])?;
+            }
             Cargo::run_of("plover-lab-proof", "plover-programs")
                 .args(rest.arguments)
                 .become_it()
@@ -225,6 +231,19 @@ fn run(task: Task) -> Result<ExitCode> {
     }
 }
 
+/// Whether arguments of `./x programs` name another program than Redis, or mean all of them.
+fn needs_more_programs(arguments: &[OsString]) -> bool {
+    let words: Vec<_> = arguments.iter().filter_map(|it| it.to_str()).collect();
+    let named = words.iter().enumerate().find_map(|(at, word)| {
+        let value = word.strip_prefix("--program=");
+        value.or_else(|| words.get(at + 1).copied().filter(|_| *word == "--program"))
+    });
+    match named {
+        Some(name) => name != "redis",
+        None => words.contains(&"faults"),
+    }
+}
+
 /// Builds and tests the fabric over libfabric, whose package not every system has. Returns `false` if a
 /// test failed. Without the package, the tests are left out.
 fn test_ofi() -> Result<bool> {
@@ -265,6 +284,19 @@ mod tests {
                 panic!("{words:?} is another task");
             };
             assert_eq!(rest.arguments, words[1..], "{words:?}");
+        }
+    }
+
+    #[test]
+    fn packages_are_those_of_the_program_that_is_named() {
+        for (words, needs) in [
+            ("demo", false),
+            ("faults", true),
+            ("faults --program redis", false),
+            ("demo --program=mariadb --json", true),
+        ] {
+            let words: Vec<OsString> = words.split(' ').map(Into::into).collect();
+            assert_eq!(needs_more_programs(&words), needs, "{words:?}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::run::{self, Result};
 use anyhow::bail;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -28,6 +29,21 @@ pub(crate) const PROGRAMS: &[Need] = &[
     need("redis-server", "redis-server"),
     need("redis-cli", "redis-tools"),
     need("tar", "tar"),
+];
+
+/// To replicate the other programs of the APUS report.
+pub(crate) const MORE_PROGRAMS: &[Need] = &[
+    need("memcached", "memcached"),
+    need("mariadbd", "mariadb-server"),
+    need("mariadb", "mariadb-client"),
+    need("mariadb-backup", "mariadb-backup"),
+    need("slapd", "slapd"),
+    need("ldapsearch", "ldap-utils"),
+    need("clamd", "clamav-daemon"),
+    need("clamdscan", "clamdscan"),
+    need("gerbera", "gerbera"),
+    need("nginx", "nginx"),
+    need("curl", "curl"),
 ];
 
 /// To build a guest image. What is *in* the image is unpacked, never installed.
@@ -90,11 +106,40 @@ pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {
     }
     eprintln!("x: installing Debian packages: {}", missing.join(" "));
     update()?;
+    let _idle = NoServices::begin()?;
     apt(&[
         &["install", "-y", "-qq", "--no-install-recommends"],
         missing.as_slice(),
     ]
     .concat())
+}
+
+/// While this lives, no service of a package that is installed starts: the programs are needed here, not the services.
+/// A rule that the machine has already is left alone.
+struct NoServices {
+    is_ours: bool,
+}
+
+/// Debian's scripts ask this program whether they may start a service; 101 says no.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoServices {
+    fn begin() -> Result<Self> {
+        let is_ours = !Path::new(POLICY).exists();
+        if is_ours {
+            std::fs::write(POLICY, "#!/bin/sh\nexit 101\n")?;
+            std::fs::set_permissions(POLICY, std::fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(Self { is_ours })
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if self.is_ours {
+            let _ = std::fs::remove_file(POLICY);
+        }
+    }
 }
 
 /// Whether no need is missing.

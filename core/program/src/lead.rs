@@ -38,6 +38,8 @@ impl Replica {
             if !*asked || is_lost {
                 *asked = true;
                 self.repeat_at = now + REPEAT;
+                // The leader before may have left a full log, although a majority holds a newer checkpoint.
+                self.trim(out);
                 out.push(propose(&Entry::Cut(None)));
             }
             return;
@@ -77,13 +79,14 @@ impl Replica {
     }
 
     /// The replica that takes the next checkpoint: the followers take turns. A leader without followers takes it
-    /// itself.
+    /// itself, and so it does in its turn while a replica lacks one: perhaps no follower has a program that runs.
     fn next_taker(&mut self) -> ReplicaId {
         let me = self.config.me;
         let members = self.config.members.iter().filter(|id| *id != me);
         let linked: Vec<_> = members.filter(|id| self.log.linked.contains(*id)).collect();
         self.checkpoints.attempts += 1;
-        let place = self.checkpoints.attempts % linked.len().max(1);
+        let leader = usize::from(self.checkpoints.needed);
+        let place = self.checkpoints.attempts % (linked.len() + leader).max(1);
         linked.get(place).copied().unwrap_or(me)
     }
 
@@ -97,5 +100,82 @@ impl Replica {
         if let Some(to) = to.filter(|to| *to > self.log.base) {
             out.push(Action::Trim(to));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Canary, Config, Event, Held, LogState};
+    use plover_types::{Index, ReplicaSet, Viewstamp};
+
+    fn config() -> Config {
+        Config {
+            me: ReplicaId(0),
+            members: ReplicaSet::of([ReplicaId(0), ReplicaId(1), ReplicaId(2)]),
+            address: String::new(),
+            check: None,
+            checkpoints: true,
+            checkpoint_bytes: 1000,
+            checkpoint_bytes_max: 2000,
+            stall: Micros::from_ms(5000),
+            checkpoint_within: Micros::from_ms(60_000),
+            canary: Canary::None,
+        }
+    }
+
+    /// The followers have lost their programs and have no checkpoint to start from: the leader's is the only one.
+    #[test]
+    fn a_leader_takes_a_checkpoint_that_no_follower_can() {
+        let (me, others) = (ReplicaId(0), [ReplicaId(1), ReplicaId(2)]);
+        let config = config();
+        let mut replica = Replica::new(config, None);
+        replica.log.linked = ReplicaSet::of(others);
+        replica.checkpoints.needs(others[0]);
+        let takers: Vec<ReplicaId> = (0..3).map(|_| replica.next_taker()).collect();
+        assert!(takers.contains(&me), "{takers:?}");
+        assert!(others.iter().all(|it| takers.contains(it)), "{takers:?}");
+    }
+
+    /// A log that is full takes no cut, and clients are served only behind one.
+    #[test]
+    fn a_new_leader_trims_before_it_proposes() {
+        let config = config();
+        let (now, mut out) = (Micros(1), Vec::new());
+        let view = View::new(1, ReplicaId(1));
+        let at = |index| Viewstamp {
+            view,
+            index: Index(index),
+        };
+        let mut replica = Replica::new(config, None);
+        let log = |leads| LogState {
+            leads,
+            commit: Index(5),
+            last: at(5),
+            ..LogState::default()
+        };
+        replica.apply(now, Event::Log(log(None)), &mut out);
+        replica.apply(now, Event::Started, &mut out);
+        replica.apply(now, Event::Log(log(None)), &mut out);
+        for index in 1..=5 {
+            let held = Held {
+                replica: ReplicaId(index as u8 % 3),
+                at: at(3),
+                taken_by: ReplicaId(1),
+                bytes: 1,
+                sum: [0; 32],
+                address: String::new(),
+            };
+            let entry = (index > 3).then(|| Entry::Holds(held).encode());
+            assert_eq!(replica.wants(), Some(Index(index)));
+            replica.apply(now, Event::Entry(at(index), entry.as_deref()), &mut out);
+        }
+        out.clear();
+        let leads = Some(View::new(2, ReplicaId(0)));
+        replica.apply(now, Event::Log(log(leads)), &mut out);
+        let cut = Action::Propose(Entry::Cut(None).encode());
+        let place = |action: &Action| out.iter().position(|it| it == action);
+        let trim = place(&Action::Trim(Index(3))).expect("it trims");
+        assert!(place(&cut).is_some_and(|cut| cut > trim), "{out:?}");
     }
 }

@@ -19,9 +19,10 @@ pub struct Config {
     pub addresses: BTreeMap<ReplicaId, String>,
     /// The leader's heartbeat period; shorter than `timeout`.
     pub heartbeat: Micros,
-    /// Silence of the leader after which another replica may be elected at the latest (APUS: 100 ms);
-    /// where its messages come steadily, half of it.
+    /// Silence of the leader after which another replica may be elected at the latest (APUS: 100 ms).
     pub timeout: Micros,
+    /// The same at the earliest, where the leader's messages come steadily; at most `timeout`. `None`: half of it.
+    pub timeout_min: Option<Micros>,
     /// When an acknowledgement counts.
     pub durability: Durability,
     /// Payload bytes the log may hold; proposals wait when it is full, as happens when a proposer
@@ -45,6 +46,7 @@ impl Config {
             addresses: BTreeMap::new(),
             heartbeat: Micros::from_ms(20),
             timeout: Micros::from_ms(100),
+            timeout_min: None,
             durability: Durability::Memory,
             log_bytes_max: 64 << 20,
             retain_bytes: 32 << 20,

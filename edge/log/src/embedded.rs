@@ -63,6 +63,11 @@ impl<M: StateMachine> Server<M> {
         self.entry_bytes_max
     }
 
+    /// The payload bytes that the log may hold.
+    pub fn log_bytes_max(&self) -> usize {
+        self.config.log_bytes_max
+    }
+
     /// Every replica has lost the log, and the operator has to [begin](Self::begin) a new one.
     pub fn is_lost(&self) -> bool {
         self.lost

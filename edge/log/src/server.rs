@@ -150,7 +150,7 @@ impl<M: StateMachine> Server<M> {
             quorum_selection: true,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
-            timeout_min: Micros(config.timeout.0 / 2),
+            timeout_min: config.timeout_min.unwrap_or(Micros(config.timeout.0 / 2)),
             durability: config.durability,
             log_bytes_max: config.log_bytes_max,
             message_bytes_max,

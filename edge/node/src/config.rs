@@ -301,7 +301,7 @@ impl GroupConfig {
     }
 
     /// The shortest silence for which a leader is suspected, in ms.
-    fn timeout_min_ms(&self) -> u64 {
+    pub fn timeout_min_ms(&self) -> u64 {
         let beats = 3 * self.heartbeat_ms;
         let usual = beats.max(self.timeout_ms() / 2).min(self.timeout_ms());
         self.timeout_min_ms.unwrap_or(usual)

@@ -41,6 +41,9 @@ const DOOR: u64 = 6 << 60;
 /// Entries that one turn takes at most.
 const ENTRIES_PER_TURN: usize = 256;
 
+/// The part of the log's room that clients cannot fill: a sixteenth, 64 KiB at least.
+const RESERVED: usize = 16;
+
 /// How often the loop looks at what nothing announces: whether a program listens, whether it has read.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const READ_LOOKS: [u64; 6] = [20, 40, 80, 160, 400, 1000];
@@ -78,6 +81,8 @@ enum Starting {
     Preparing,
     /// The program was started and does not listen yet. With a checkpoint: it was ended for that.
     Listening(Instant, Option<Own>),
+    /// The program of this start listens, and a command asks whether it is ready.
+    Readying(u64, Option<Own>),
 }
 
 struct Body {
@@ -94,6 +99,8 @@ struct Body {
     sockets: Sockets,
     program: Option<Program>,
     starting: Option<Starting>,
+    /// Counts starts of the program.
+    starts: u64,
     /// A checkpoint is being archived; whether it is still wanted.
     archiving: Option<bool>,
     jobs: Jobs,
@@ -223,7 +230,12 @@ impl Body {
                     for from in from {
                         match from {
                             FromProgram::Output(id, bytes) => self.apply(Event::Output(id, &bytes)),
-                            FromProgram::Ended(id) => self.apply(Event::OutputEnded(id)),
+                            FromProgram::Ended(id) => {
+                                // A program that dies has not ended its connections: others go on with them.
+                                if self.program.as_ref().is_some_and(|it| !it.is_ending()) {
+                                    self.apply(Event::OutputEnded(id));
+                                }
+                            }
                         }
                     }
                 }
@@ -358,9 +370,15 @@ impl Body {
     }
 }
 
+/// Proposes what a client has sent. The last of the log's room is kept for the entries of replicas, since only these let
+/// it be trimmed: announcements of checkpoints, and the cut of a new leader.
 fn propose(
     server: &mut Server<LogOnly>,
     entry: &Entry<'_>,
 ) -> Result<Viewstamp, plover_log::Error> {
+    let room = server.log_bytes_max();
+    if server.status().log_bytes > room - room / RESERVED {
+        return Err(plover_log::Error::Full);
+    }
     server.propose_only(&entry.encode())
 }

@@ -5,7 +5,7 @@ use plover_program::Entrance;
 use plover_types::{ReplicaId, ReplicaSet};
 use serde::Deserialize;
 use serde::de::Error;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 
 /// A whole configuration. Doc comments of its keys are the operator's reference.
@@ -43,11 +43,20 @@ pub struct ProgramConfig {
     /// this host already, as 127.0.0.1 is.
     #[serde(default)]
     pub device: Option<String>,
-    /// The port on which the program listens, on 127.0.0.1 or on all addresses.
+    /// The port on which the program listens.
     pub port: u16,
-    /// How long a program may take, in s, until it listens.
+    /// The address of this host at which the program listens; on all addresses is fine, too. A program that takes no
+    /// loopback address, such as a UPnP server, needs another one here, on each host its own.
+    #[serde(default = "default_address")]
+    pub address: Ipv4Addr,
+    /// How long a program may take, in s, until it listens and is ready.
     #[serde(default = "default_start_s")]
     pub start_s: u64,
+    /// A command that succeeds once the program answers clients, such as `redis-cli -p 6380 ping | grep -q PONG`. It
+    /// runs in a shell, in the program's directory, again and again. A program that listens before it has read its
+    /// files needs it: it would answer its first input with an error. Without it a program is ready when it listens.
+    #[serde(default)]
+    pub ready_cmd: Option<String>,
     /// A program that leaves its input unread for this long, in ms, stands still: its replica does not lead.
     #[serde(default = "default_stall_ms")]
     pub stall_ms: u64,
@@ -121,6 +130,10 @@ impl<'de> Deserialize<'de> for Check {
     }
 }
 
+fn default_address() -> Ipv4Addr {
+    Ipv4Addr::LOCALHOST
+}
+
 fn default_start_s() -> u64 {
     30
 }
@@ -171,6 +184,12 @@ impl RunConfig {
             return Err("program.listen and program.port need ports other than 0".into());
         }
         let ip = program.listen.ip();
+        if program.address.is_unspecified() || program.address == *ip {
+            return Err(format!(
+                "program.address {} must be an address of this host alone, such as 127.0.0.1",
+                program.address
+            ));
+        }
         if port == program.port && (ip.is_loopback() || ip.is_unspecified()) {
             return Err(format!(
                 "program.listen {} is where the program listens itself (program.port): give clients another port",
@@ -205,6 +224,11 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Where the program listens.
+    pub(crate) fn program_address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(self.program.address, self.program.port)
+    }
+
     /// Whether there is a way to take checkpoints.
     pub fn takes_checkpoints(&self) -> bool {
         self.program.snapshot_cmd.is_some() || self.program.snapshot_by_stop
@@ -230,6 +254,7 @@ impl RunConfig {
         let mut config = plover_log::Config::new(ReplicaId(group.me), self.members());
         config.heartbeat = Micros::from_ms(group.heartbeat_ms);
         config.timeout = Micros::from_ms(group.timeout_ms());
+        config.timeout_min = Some(Micros::from_ms(group.timeout_min_ms()));
         config.durability = group.durability;
         // Only checkpoints let the log be trimmed, so this much is what a restored program executes again.
         config.log_bytes_max = group.log_mib << 20;
@@ -287,6 +312,18 @@ mod tests {
         assert_eq!(parse(&off).unwrap().program.check, Check(None));
     }
 
+    /// A key of the group that consensus ignored would promise what does not happen.
+    #[test]
+    fn consensus_gets_the_timeouts_of_the_group() {
+        let given = GOOD.replace(
+            "me = 1",
+            "me = 1\ntimeout_ms = 400\ntimeout_min_ms = 90\nheartbeat_ms = 20",
+        );
+        let log = parse(&given).unwrap().log();
+        assert_eq!(log.timeout, plover_types::Micros::from_ms(400));
+        assert_eq!(log.timeout_min, Some(plover_types::Micros::from_ms(90)));
+    }
+
     #[test]
     fn mistakes_are_named() {
         for (from, to, names) in [
@@ -310,6 +347,11 @@ mod tests {
             ),
             ("snapshot_cmd =", "restore_cmd =", "goes with snapshot_cmd"),
             ("port = 6380", "port = 0", "other than 0"),
+            (
+                "port = 6380",
+                "port = 6380\naddress = \"0.0.0.0\"",
+                "of this host alone",
+            ),
             ("192.0.2.100:6379", "192.0.2.100", "listen"),
             ("{ id = 2, address = \"192.0.2.12:7700\" },", "", "1, 3, 5"),
         ] {

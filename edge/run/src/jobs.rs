@@ -19,9 +19,14 @@ use std::time::{Duration, Instant};
 /// A transfer of which nothing comes for so long has failed.
 const SILENT_FOR: Duration = Duration::from_secs(20);
 
+/// The pause between two runs of the command that asks whether a program is ready.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+
 /// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
+    /// The program of this start is ready, or was not in time.
+    Ready(u64, Result<(), String>),
     /// The program's directory is ready for a start.
     Prepared(Result<(), String>),
     /// The program's directory is archived.
@@ -35,6 +40,7 @@ pub(crate) enum Done {
 pub(crate) struct Jobs {
     files: Files,
     restore_cmd: Option<String>,
+    ready_cmd: Option<String>,
     snapshot_cmd: Option<String>,
     within: Duration,
     me: ReplicaId,
@@ -49,6 +55,7 @@ impl Jobs {
         Ok(Self {
             files,
             restore_cmd: config.restore_cmd.clone(),
+            ready_cmd: config.ready_cmd.clone(),
             snapshot_cmd: config.snapshot_cmd.clone(),
             within: Duration::from_secs(config.snapshot_s),
             me,
@@ -76,6 +83,23 @@ impl Jobs {
     pub fn prepare(&self, from: Option<Viewstamp>) {
         let (files, command, within) = (self.files.clone(), self.restore_cmd.clone(), self.within);
         self.begin(move || Done::Prepared(prepare(&files, from, command, Instant::now() + within)));
+    }
+
+    /// Waits until the program of this start is ready. False if nothing tells: then it is.
+    pub fn await_ready(&self, start: u64, until: Instant) -> bool {
+        let (files, Some(command)) = (self.files.clone(), self.ready_cmd.clone()) else {
+            return false;
+        };
+        self.begin(move || {
+            loop {
+                let result = complete(shell(&command, &files), until);
+                if result.is_ok() || Instant::now() + ASK_AGAIN_AFTER >= until {
+                    return Done::Ready(start, result);
+                }
+                std::thread::sleep(ASK_AGAIN_AFTER);
+            }
+        });
+        true
     }
 
     /// Archives the program's directory as the checkpoint at `at`: after the configured command, or after the

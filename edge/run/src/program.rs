@@ -6,6 +6,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -50,6 +51,20 @@ impl Program {
         self.child.id()
     }
 
+    /// Whether it is ending or has ended. The kernel closes a process's connections before it reports its end, and this
+    /// tells an end of a connection that the program wanted from one that its death made.
+    pub fn is_ending(&self) -> bool {
+        // Set at the beginning of a process's end (`PF_EXITING` in the kernel's sched.h).
+        const EXITING: u64 = 4;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        // The name, in parentheses, may hold anything. Flags are the seventh field behind it.
+        let flags = stat.ok().and_then(|stat| {
+            let (_, fields) = stat.rsplit_once(')')?;
+            fields.split_whitespace().nth(6)?.parse::<u64>().ok()
+        });
+        flags.is_none_or(|flags| flags & EXITING != 0)
+    }
+
     /// How it has ended, if it has.
     pub fn ended(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
@@ -90,6 +105,33 @@ impl Drop for Program {
     }
 }
 
+/// Finds the program that the first of `words` names, and gives it its whole path: the program starts in another
+/// directory than the one in which its name was given.
+pub(crate) fn found(mut words: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let name = words.first_mut().ok_or("no program was given")?;
+    let path = Path::new(&*name);
+    let is_program = |path: &Path| {
+        let mode = path.metadata().map(|it| it.permissions().mode());
+        path.is_file() && mode.is_ok_and(|mode| mode & 0o111 != 0)
+    };
+    let found = if path.components().count() > 1 || path.is_absolute() {
+        std::path::absolute(path).ok().filter(|it| is_program(it))
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&folders)
+            .map(|folder| folder.join(path))
+            .find(|it| is_program(it))
+    };
+    let found = found.ok_or_else(|| {
+        format!(
+            "there is no program '{}': give the name of one in PATH, or its path",
+            path.display()
+        )
+    })?;
+    *name = found.into();
+    Ok(words)
+}
+
 /// Makes `command` lead a process group of its own, which Ctrl-C does not reach, and die with the thread that
 /// starts it.
 pub(crate) fn die_with_us(command: &mut Command) {
@@ -113,5 +155,38 @@ pub(crate) fn die_with_us(command: &mut Command) {
 pub(crate) fn kill_group(leader: u32) {
     if let Some(group) = i32::try_from(leader).ok().and_then(Pid::from_raw) {
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_program_is_seen_before_it_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut program =
+            Program::start(&["sleep".into(), "1000".into()], dir.path(), None).unwrap();
+        assert!(!program.is_ending());
+        kill_group(program.pid());
+        poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();
+        assert!(program.is_ending());
+        assert!(program.ended().is_some_and(|how| how.contains("signal 9")));
+    }
+
+    #[test]
+    fn a_program_is_found_or_named_as_missing() {
+        let ask = |name: &str| found(vec![name.into(), "-x".into()]);
+        let words = ask("sh").unwrap();
+        assert!(Path::new(&words[0]).is_absolute() && words[1] == "-x");
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own");
+        std::fs::write(&own, "#!/bin/sh\n").unwrap();
+        assert!(ask(own.to_str().unwrap()).is_err(), "it is not executable");
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(ask(own.to_str().unwrap()).unwrap()[0], own);
+        for name in ["no-such-program-here", "/no/such/file", "/"] {
+            assert!(ask(name).unwrap_err().contains(name), "{name}");
+        }
     }
 }

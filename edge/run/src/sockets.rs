@@ -6,9 +6,10 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, socket_with};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that one turn reads of one connection.
 const READ_BYTES: usize = 64 << 10;
@@ -24,7 +25,8 @@ pub(crate) enum FromProgram {
 struct Connection {
     id: ConnectionId,
     stream: TcpStream,
-    port: u16,
+    /// Our end.
+    own: SocketAddrV4,
     is_up: bool,
     /// What the socket has not taken yet.
     out: Vec<u8>,
@@ -44,7 +46,8 @@ struct Connection {
 /// All connections to the program.
 #[derive(Debug)]
 pub(crate) struct Sockets {
-    port: u16,
+    /// Where the program listens.
+    program: SocketAddrV4,
     diag: Diag,
     epoll: Arc<OwnedFd>,
     /// Tells these tokens from others.
@@ -59,9 +62,9 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    pub fn new(port: u16, epoll: Arc<OwnedFd>, kind: u64) -> io::Result<Self> {
+    pub fn new(program: SocketAddrV4, epoll: Arc<OwnedFd>, kind: u64) -> io::Result<Self> {
         Ok(Self {
-            port,
+            program,
             diag: Diag::open()?,
             epoll,
             kind,
@@ -75,7 +78,7 @@ impl Sockets {
 
     /// Whether a process listens where the program should.
     pub fn is_served(&self) -> io::Result<bool> {
-        self.diag.listens(self.port)
+        self.diag.listens(self.program)
     }
 
     /// Whether the program may have something to read.
@@ -83,8 +86,13 @@ impl Sockets {
         !self.unread.is_empty()
     }
 
-    /// Forgets all connections: the program has ended.
+    /// Forgets all connections: the program has ended. They are reset, since the kernel would keep a program's end
+    /// that was closed first for a minute, and its port with it.
     pub fn clear(&mut self) {
+        for connection in self.all.values() {
+            let _ =
+                rustix::net::sockopt::set_socket_linger(&connection.stream, Some(Duration::ZERO));
+        }
         self.all.clear();
         self.tokens.clear();
         self.unread.clear();
@@ -94,12 +102,13 @@ impl Sockets {
     pub fn connect(&mut self, id: ConnectionId, bound: impl FnOnce(u16)) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+        rustix::net::bind(&socket, &SocketAddrV4::new(*self.program.ip(), 0))?;
         let stream = TcpStream::from(socket);
-        let port = stream.local_addr()?.port();
-        bound(port);
-        let to = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.port);
-        let result = rustix::net::connect(&stream, &to);
+        let SocketAddr::V4(own) = stream.local_addr()? else {
+            unreachable!("it was made as an IPv4 socket");
+        };
+        bound(own.port());
+        let result = rustix::net::connect(&stream, &self.program);
         let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
         stream.set_nodelay(true)?;
         let token = self.kind | self.next;
@@ -109,7 +118,7 @@ impl Sockets {
         let connection = Connection {
             id,
             stream,
-            port,
+            own,
             is_up: result.is_ok(),
             out: Vec::new(),
             sent: 0,
@@ -186,17 +195,17 @@ impl Sockets {
     /// The connections on which the program has read everything by now.
     pub fn take_read(&mut self) -> Vec<ConnectionId> {
         let mut read = Vec::new();
-        let (all, gone, diag, port) = (&mut self.all, &mut self.gone, &self.diag, self.port);
+        let (all, gone, diag, program) = (&mut self.all, &mut self.gone, &self.diag, self.program);
         self.unread.retain(|token| {
             let Some(connection) = all.get_mut(token) else {
                 return false;
             };
-            if !connection.is_read(diag, port) {
+            if !connection.is_read(diag, program) {
                 return true;
             }
             read.push(connection.id);
             if connection.closes {
-                gone.push(connection.port);
+                gone.push(connection.own.port());
                 all.remove(token);
             }
             false
@@ -265,14 +274,14 @@ impl Connection {
         )?)
     }
 
-    fn is_read(&mut self, diag: &Diag, port: u16) -> bool {
+    fn is_read(&mut self, diag: &Diag, program: SocketAddrV4) -> bool {
         if self.is_dead {
             return true;
         }
         if !self.is_up || !self.out.is_empty() || (self.ends && !self.ended) {
             return false;
         }
-        let ask = || diag.socket(port, self.port);
+        let ask = || diag.socket(program, self.own);
         match ask() {
             Ok(Some(socket)) => {
                 if !self.arrived && socket.has(self.sent, self.ended) {
@@ -289,6 +298,52 @@ impl Connection {
             Ok(None) => true,
             // The program is taken to stand still in the end.
             Err(_) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plover_types::{Index, View, Viewstamp};
+    use rustix::event::epoll::CreateFlags;
+    use std::net::Ipv4Addr;
+    use std::time::Instant;
+
+    /// A program that does not ask for `SO_REUSEADDR`, as libupnp does not.
+    fn listen(at: SocketAddrV4) -> io::Result<OwnedFd> {
+        let socket = socket_with(
+            AddressFamily::INET,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::bind(&socket, &at)?;
+        rustix::net::listen(&socket, 8)?;
+        Ok(socket)
+    }
+
+    #[test]
+    fn a_program_that_died_can_listen_again_at_once() {
+        let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+        let listener = listen(any).unwrap();
+        let at = rustix::net::getsockname(&listener).unwrap();
+        let at = SocketAddrV4::try_from(at).unwrap();
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC).unwrap());
+        let mut sockets = Sockets::new(at, epoll, 1 << 60).unwrap();
+        let id = ConnectionId(Viewstamp {
+            view: View(1),
+            index: Index(1),
+        });
+        sockets.connect(id, |_| {}).unwrap();
+        let accepted = rustix::net::accept(&listener).unwrap();
+        drop((accepted, listener));
+        sockets.clear();
+        // A reset is handled at once on the loopback, but by another part of the kernel than the caller's.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while let Err(error) = listen(at) {
+            assert!(Instant::now() < deadline, "{error}");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

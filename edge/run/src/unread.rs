@@ -7,7 +7,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -75,20 +75,21 @@ impl Diag {
         Ok(Self(socket))
     }
 
-    /// The socket of this host at `port` whose peer is at `peer` on 127.0.0.1. `None` if there is none.
-    pub fn socket(&self, port: u16, peer: u16) -> io::Result<Option<Socket>> {
+    /// The socket of this host at `own` whose peer is at `peer`. `None` if there is none.
+    pub fn socket(&self, own: SocketAddrV4, peer: SocketAddrV4) -> io::Result<Option<Socket>> {
         // Without such a connection, the kernel names the socket that listens.
-        let socket = self.ask(port, (Ipv4Addr::LOCALHOST, peer))?;
+        let socket = self.ask(own, peer)?;
         Ok(socket.filter(|it| it.state != LISTEN))
     }
 
-    /// Whether a process listens at `port`.
-    pub fn listens(&self, port: u16) -> io::Result<bool> {
-        let socket = self.ask(port, (Ipv4Addr::UNSPECIFIED, 0))?;
+    /// Whether a process listens at `own`, or at its port of all addresses.
+    pub fn listens(&self, own: SocketAddrV4) -> io::Result<bool> {
+        let nobody = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        let socket = self.ask(own, nobody)?;
         Ok(socket.is_some_and(|it| it.state == LISTEN))
     }
 
-    fn ask(&self, port: u16, (ip, peer): (Ipv4Addr, u16)) -> io::Result<Option<Socket>> {
+    fn ask(&self, own: SocketAddrV4, peer: SocketAddrV4) -> io::Result<Option<Socket>> {
         let mut request = Vec::with_capacity(HEADER_BYTES + 56);
         request.extend(72u32.to_ne_bytes());
         request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -97,10 +98,10 @@ impl Diag {
         let ask_info = 1 << (INET_DIAG_INFO - 1);
         request.extend([libc::AF_INET as u8, libc::IPPROTO_TCP as u8, ask_info, 0]);
         request.extend(u32::MAX.to_ne_bytes());
-        request.extend(port.to_be_bytes());
-        request.extend(peer.to_be_bytes());
-        for ip in [Ipv4Addr::LOCALHOST, ip] {
-            request.extend(ip.octets());
+        request.extend(own.port().to_be_bytes());
+        request.extend(peer.port().to_be_bytes());
+        for address in [own, peer] {
+            request.extend(address.ip().octets());
             request.extend([0; 12]);
         }
         // Any device, any cookie.
@@ -156,51 +157,68 @@ fn received(mut attributes: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
     use std::io::{Read, Write};
-    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+
+    fn v4(address: io::Result<SocketAddr>) -> SocketAddrV4 {
+        match address.unwrap() {
+            SocketAddr::V4(address) => address,
+            SocketAddr::V6(_) => panic!("an IPv4 address was bound"),
+        }
+    }
 
     /// What has come may come a little later than the write returns.
-    fn until(diag: &Diag, ports: (u16, u16), holds: impl Fn(Option<Socket>) -> bool) {
+    fn until(
+        diag: &Diag,
+        ends: (SocketAddrV4, SocketAddrV4),
+        holds: impl Fn(Option<Socket>) -> bool,
+    ) {
         for _ in 0..10_000 {
-            if holds(diag.socket(ports.0, ports.1).unwrap()) {
+            if holds(diag.socket(ends.0, ends.1).unwrap()) {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        panic!("{:?}", diag.socket(ports.0, ports.1));
+        panic!("{:?}", diag.socket(ends.0, ends.1));
     }
 
     #[test]
     fn input_is_unread_until_the_program_has_read_it() {
+        for at in ["127.0.0.1:0", "127.0.0.2:0"] {
+            input_is_unread_at(at);
+        }
+    }
+
+    fn input_is_unread_at(at: &str) {
         let diag = Diag::open().unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        assert!(diag.listens(port).unwrap());
-        let mut ours = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let ports = (port, ours.local_addr().unwrap().port());
-        until(&diag, ports, |it| {
+        let listener = TcpListener::bind(at).unwrap();
+        let own = v4(listener.local_addr());
+        assert!(diag.listens(own).unwrap());
+        let mut ours = TcpStream::connect(own).unwrap();
+        let ends = (own, v4(ours.local_addr()));
+        until(&diag, ends, |it| {
             it.is_some_and(|it| it.has(0, false) && !it.is_read())
         });
         let (mut theirs, _) = listener.accept().unwrap();
-        until(&diag, ports, |it| it.is_some_and(|it| it.is_read()));
+        until(&diag, ends, |it| it.is_some_and(|it| it.is_read()));
         ours.write_all(b"12345").unwrap();
-        until(&diag, ports, |it| {
+        until(&diag, ends, |it| {
             it.is_some_and(|it| it.has(5, false) && !it.is_read() && !it.has(6, false))
         });
         theirs.read_exact(&mut [0; 3]).unwrap();
-        until(&diag, ports, |it| it.is_some_and(|it| !it.is_read()));
+        until(&diag, ends, |it| it.is_some_and(|it| !it.is_read()));
         theirs.read_exact(&mut [0; 2]).unwrap();
-        until(&diag, ports, |it| {
+        until(&diag, ends, |it| {
             it.is_some_and(|it| it.is_read() && !it.has(5, true))
         });
         ours.shutdown(Shutdown::Write).unwrap();
-        until(&diag, ports, |it| {
+        until(&diag, ends, |it| {
             it.is_some_and(|it| it.has(5, true) && !it.is_read())
         });
         assert_eq!(theirs.read(&mut [0; 2]).unwrap(), 0);
-        until(&diag, ports, |it| it.is_some_and(|it| it.is_read()));
+        until(&diag, ends, |it| it.is_some_and(|it| it.is_read()));
         drop((theirs, ours));
-        until(&diag, ports, |it| it.is_none_or(|it| it.is_read()));
+        until(&diag, ends, |it| it.is_none_or(|it| it.is_read()));
         drop(listener);
-        assert!(!diag.listens(port).unwrap());
+        assert!(!diag.listens(own).unwrap());
     }
 }

@@ -1,21 +1,25 @@
-//! An unmodified Redis under `plover run` on three hosts.
+//! Unmodified programs under `plover run` on three hosts.
 
 use plover_lab::progress::Progress;
-use plover_lab_proof::{Turn, program, programs};
+use plover_lab_proof::programs::{self, Plan};
+use plover_lab_proof::{Turn, program};
 use std::sync::atomic::AtomicBool;
 
-/// Two leaders die, and come back.
-fn two_leaders_die(name: &str, keys: &str) {
+/// Two leaders of a Redis die, and come back.
+fn two_leaders_die(name: &str, program_keys: &str) {
     let _turn = Turn::wait();
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
-    let report = programs::demo(name, program(), keys, &progress);
+    let mut plan = Plan::demo();
+    plan.program_keys = program_keys.into();
+    let subject = programs::named("redis").unwrap();
+    let report = programs::run(name, program(), subject, &plan, &progress);
     let report = report.unwrap_or_else(|error| panic!("{error:#}"));
     assert!(report.is_good(), "{report:#?}");
 }
 
 #[test]
-fn no_acknowledged_write_of_a_program_is_lost() {
-    two_leaders_die("t-programs", "");
+fn no_acknowledged_write_of_redis_is_lost() {
+    two_leaders_die("t-programs", "via = \"proxy\"");
 }
 
 /// The program reads its clients itself, and its replies wait for the commit.

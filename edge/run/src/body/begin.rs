@@ -27,6 +27,7 @@ pub fn run(
     words: Vec<OsString>,
     ready: impl FnOnce(Stop),
 ) -> Result<(), BoxError> {
+    let words = crate::program::found(words)?;
     let paths = &config.paths;
     for directory in [&paths.state_dir, &paths.run_dir] {
         std::fs::create_dir_all(directory)
@@ -94,10 +95,11 @@ pub fn run(
         listens_late: None,
         commit: Index(0),
         clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
-        sockets: Sockets::new(config.program.port, epoll.clone(), SOCKET)?,
+        sockets: Sockets::new(config.program_address(), epoll.clone(), SOCKET)?,
         brain: Replica::new(brain, newest),
         program: None,
         starting: None,
+        starts: 0,
         archiving: None,
         jobs,
         files,

@@ -34,6 +34,7 @@ impl Body {
                     }
                 }
             }
+            Done::Ready(start, result) => self.readied(start, result),
             Done::Archived(result) => self.archived(result),
             Done::Fetched(result) => {
                 if result.is_ok() {
@@ -129,15 +130,18 @@ impl Body {
                         "{why} before it listened on port {port}"
                     )));
                 }
+                Some(Starting::Readying(_, None)) => {
+                    self.apply(Event::StartFailed(format!("{why} before it was ready")));
+                }
                 _ => self.apply(Event::Died(why)),
             };
         }
         let Some(Starting::Listening(until, _)) = &self.starting else {
             return;
         };
-        let is_late = Instant::now() >= *until;
+        let until = *until;
         let listens = self.sockets.is_served().unwrap_or(false);
-        if !listens && !is_late {
+        if !listens && Instant::now() < until {
             return;
         }
         if let (true, Some(direct)) = (listens, &self.direct) {
@@ -162,15 +166,48 @@ impl Body {
         let Some(Starting::Listening(_, after)) = self.starting.take() else {
             return;
         };
-        let why = format!(
-            "it does not listen on port {} after {} s (program.port, program.start_s)",
-            self.config.program.port, self.config.program.start_s
-        );
-        match (listens, after) {
-            (true, None) => self.apply(Event::Started),
-            (true, Some(own)) => self.apply(Event::CheckpointTaken(Ok(own))),
-            (false, None) => self.apply(Event::StartFailed(why)),
-            (false, Some(_)) => self.apply(Event::Died(why)),
+        if !listens {
+            return self.started(
+                after,
+                Err(format!(
+                    "it does not listen at {} after {} s (program.address, program.port, program.start_s)",
+                    self.config.program_address(),
+                    self.config.program.start_s
+                )),
+            );
+        }
+        self.starts += 1;
+        if self.jobs.await_ready(self.starts, until) {
+            self.starting = Some(Starting::Readying(self.starts, after));
+        } else {
+            self.started(after, Ok(()));
+        }
+    }
+
+    /// The command has said whether the program is ready.
+    fn readied(&mut self, start: u64, result: Result<(), String>) {
+        if !matches!(self.starting, Some(Starting::Readying(asked, _)) if asked == start) {
+            // The program has ended meanwhile.
+            return;
+        }
+        if let Some(Starting::Readying(_, after)) = self.starting.take() {
+            let within = self.config.program.start_s;
+            self.started(
+                after,
+                result.map_err(|why| {
+                    format!("it is not ready after {within} s (program.ready_cmd, program.start_s): {why}")
+                }),
+            );
+        }
+    }
+
+    /// The program can be given input, or its start has failed. With a checkpoint: it was ended for that.
+    fn started(&mut self, after: Option<Own>, result: Result<(), String>) {
+        match (result, after) {
+            (Ok(()), None) => self.apply(Event::Started),
+            (Ok(()), Some(own)) => self.apply(Event::CheckpointTaken(Ok(own))),
+            (Err(why), None) => self.apply(Event::StartFailed(why)),
+            (Err(why), Some(_)) => self.apply(Event::Died(why)),
         }
     }
 }

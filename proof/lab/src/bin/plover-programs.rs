@@ -1,27 +1,45 @@
-//! `./x programs demo`: an unmodified Redis on three hosts, and two leaders that die.
+//! `./x programs`: unmodified server programs on three hosts, and replicas that fail under load.
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand};
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
-use plover_lab_proof::{Turn, exit_code, program, programs};
+use plover_lab_proof::programs::{self, Plan, Subject};
+use plover_lab_proof::{Turn, exit_code, program};
 use std::process::ExitCode;
 
-/// Shows it: clients write to a replicated, unmodified Redis, and two leaders die under them.
+/// Clients write to a replicated, unmodified program, replicas fail under them, and everything is read back.
 #[derive(Debug, Parser)]
 #[command(name = "./x programs")]
 struct Arguments {
-    /// What to do.
-    #[arg(value_enum)]
+    #[command(subcommand)]
     what: What,
-    /// The result as one JSON object on the last line.
-    #[arg(long)]
+    /// The program: redis, memcached, mariadb, openldap, clamav, gerbera or nginx. Without it: redis, and for `faults`
+    /// all of them, one after the other.
+    #[arg(long, global = true)]
+    program: Option<String>,
+    /// The result as one JSON object a line.
+    #[arg(long, global = true)]
     json: bool,
+    /// Entries are on stable storage before they count (`durability = "disk"`).
+    #[arg(long, global = true)]
+    disk: bool,
+    /// The program reads its clients itself (`via = "preload"`).
+    #[arg(long, global = true)]
+    preload: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, Subcommand)]
 enum What {
     /// Kill two leaders under load, and read back what was acknowledged.
     Demo,
+    /// Kill, stop and cut off leaders and followers.
+    Faults,
+    /// Kill leaders, one after the other.
+    Kills {
+        /// How many.
+        #[arg(long, default_value_t = 10)]
+        count: usize,
+    },
 }
 
 fn main() -> ExitCode {
@@ -29,15 +47,35 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let What::Demo = arguments.what;
     prerequisites::check_root()?;
-    let _turn = Turn::wait();
-    let report = programs::demo("programs", program(), "", &Progress::interruptible(false)?)?;
-    if arguments.json {
-        eprintln!("{report}");
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        println!("{report}");
+    let subjects: Vec<&'static dyn Subject> = match (&arguments.program, arguments.what) {
+        (Some(name), _) => vec![programs::named(name)?],
+        (None, What::Faults) => programs::ALL.into(),
+        (None, _) => vec![programs::named("redis")?],
+    };
+    let mut plan = match arguments.what {
+        What::Demo => Plan::demo(),
+        What::Faults => Plan::faults(),
+        What::Kills { count } => Plan::kills(count),
+    };
+    if arguments.disk {
+        plan.keys += "\ndurability = \"disk\"";
     }
-    Ok(report.is_good())
+    if arguments.preload {
+        plan.program_keys += "via = \"preload\"";
+    }
+    let _turn = Turn::wait();
+    let progress = Progress::interruptible(false)?;
+    let mut is_good = true;
+    for subject in subjects {
+        let report = programs::run("programs", program(), subject, &plan, &progress)?;
+        if arguments.json {
+            eprintln!("{report}");
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            println!("{report}");
+        }
+        is_good &= report.is_good();
+    }
+    Ok(is_good)
 }

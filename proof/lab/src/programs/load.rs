@@ -1,0 +1,185 @@
+//! The clients: writers of keys of their own, whose acknowledged writes are read back in the end, and clients that
+//! write and read the same keys, whose histories are checked for linearizability.
+
+use super::group::{LISTEN, WITHIN};
+use super::subject::{Client, Subject, Wrong};
+use anyhow::Result;
+use plover_register_proof::history::{Action, Answer, Key, Operation};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A client that waits longer for an answer connects anew.
+const PATIENCE: Duration = Duration::from_millis(1000);
+/// An attempt to connect that takes longer is given up.
+const FOUND_WITHIN: Duration = Duration::from_millis(100);
+/// A pause before the next try to connect.
+const AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// Keys that are read with one request.
+const KEYS: usize = 50;
+/// All clients of the registers use one key for so long. The check searches the orders of one key's operations.
+const KEY_FOR: Duration = Duration::from_millis(250);
+/// The pause of a register's client, so that a key has some dozens of operations.
+const PAUSE: Duration = Duration::from_millis(15);
+
+/// What the clients share.
+#[derive(Debug)]
+pub struct Shared {
+    subject: &'static dyn Subject,
+    files: std::path::PathBuf,
+    pub stop: AtomicBool,
+    began: Instant,
+    names: AtomicU64,
+    values: AtomicU64,
+    pub history: Mutex<Vec<Operation>>,
+}
+
+/// What one writer has seen.
+#[derive(Clone, Debug, Default)]
+pub struct Written {
+    pub acknowledged: Vec<(String, String)>,
+    /// Keys whose write may have happened.
+    pub open: Vec<String>,
+    pub wrong: Vec<String>,
+    pub connections: usize,
+    /// The times of the answers.
+    pub answered: Vec<Instant>,
+}
+
+impl Shared {
+    pub fn new(subject: &'static dyn Subject, files: &Path) -> Self {
+        Self {
+            subject,
+            files: files.into(),
+            stop: AtomicBool::new(false),
+            began: Instant::now(),
+            names: AtomicU64::new(0),
+            values: AtomicU64::new(0),
+            history: Mutex::default(),
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Connects. Linux repeats a connection attempt that was lost after 1 s, which is longer than a failover takes. So
+    /// the client looks with short attempts whether there is a leader.
+    fn open(&self) -> Option<Box<dyn Client>> {
+        let client = TcpStream::connect_timeout(&LISTEN.into(), FOUND_WITHIN)
+            .map_err(anyhow::Error::from)
+            .and_then(|_| self.subject.open(&self.files, LISTEN, PATIENCE));
+        if client.is_err() {
+            std::thread::sleep(AGAIN_AFTER);
+        }
+        client.ok()
+    }
+
+    /// One client that writes keys of its own until it is told to stop.
+    pub fn write(&self, name: usize) -> Written {
+        let mut written = Written::default();
+        let mut number = 0_u64;
+        let mut connection = None;
+        while self.goes_on() {
+            let Some(client) = &mut connection else {
+                connection = self.open();
+                written.connections += usize::from(connection.is_some());
+                continue;
+            };
+            number += 1;
+            let (key, value) = (format!("w{name}-{number}"), number.to_string());
+            match client.write(&key, &value) {
+                Ok(()) => {
+                    written.acknowledged.push((key, value));
+                    written.answered.push(Instant::now());
+                    continue;
+                }
+                Err(error) if error.is::<Wrong>() => written.wrong.push(format!("{error:#}")),
+                Err(_) => written.open.push(key),
+            }
+            connection = None;
+        }
+        written
+    }
+
+    /// One client that writes and reads keys that others write and read, too.
+    pub fn use_register(&self) -> Result<()> {
+        let mut connection = None;
+        let mut name = 0;
+        while self.goes_on() {
+            let Some(client) = &mut connection else {
+                // An operation without an answer may happen at any later time, so its client's name is spent.
+                name = self.names.fetch_add(1, Ordering::SeqCst);
+                connection = self.open();
+                continue;
+            };
+            let value = self.values.fetch_add(1, Ordering::SeqCst) + 1;
+            let key = (self.began.elapsed().as_millis() / KEY_FOR.as_millis()) as Key;
+            let word = register(key);
+            let invoked_us = self.now_us();
+            let (action, answer) = if value % 2 == 0 {
+                let done = client.write(&word, &value.to_string());
+                (Action::Write(value), done.map(|()| Answer::Done))
+            } else {
+                let found = client.read(&[word]).and_then(|values| {
+                    let value = values.into_iter().next().flatten();
+                    Ok(Answer::Found(value.map(|it| it.parse()).transpose()?))
+                });
+                (Action::Read, found)
+            };
+            if answer.is_err() {
+                connection = None;
+            }
+            let operation = Operation {
+                client: name,
+                key,
+                action,
+                invoked_us,
+                answer: answer.ok().map(|answer| (self.now_us(), answer)),
+            };
+            let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+            history.push(operation);
+            drop(history);
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+}
+
+/// The key of a register.
+pub fn register(key: Key) -> String {
+    format!("r-{key}")
+}
+
+/// Reads keys, a few with one request. A connection that is lost is opened again: a checkpoint may end it.
+pub fn read_all(
+    mut open: impl FnMut() -> Result<Box<dyn Client>>,
+    keys: &[String],
+) -> Result<Vec<Option<String>>> {
+    let deadline = Instant::now() + WITHIN;
+    let mut values = Vec::new();
+    let mut connection = None;
+    for some in keys.chunks(KEYS) {
+        loop {
+            let client = match &mut connection {
+                Some(client) => Ok(client),
+                None => open().map(|client| connection.insert(client)),
+            };
+            match client.and_then(|client| client.read(some)) {
+                Ok(read) => break values.extend(read),
+                Err(error) if Instant::now() >= deadline => return Err(error),
+                Err(_) => {
+                    connection = None;
+                    std::thread::sleep(AGAIN_AFTER * 10);
+                }
+            }
+        }
+    }
+    Ok(values)
+}

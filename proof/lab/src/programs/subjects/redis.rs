@@ -1,0 +1,59 @@
+//! Redis, with checkpoints by `SAVE`.
+
+use crate::programs::subject::{Client, Subject};
+use crate::redis::Connection;
+use anyhow::Result;
+use std::net::SocketAddrV4;
+use std::path::Path;
+use std::time::Duration;
+
+#[derive(Debug)]
+pub struct Redis;
+
+impl Subject for Redis {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn command(&self, _files: &Path) -> Vec<String> {
+        let port = self.port().to_string();
+        [
+            "redis-server",
+            "--port",
+            &port,
+            "--save",
+            "",
+            "--loglevel",
+            "warning",
+            // A preloaded Redis sees that its clients are on other hosts.
+            "--protected-mode",
+            "no",
+        ]
+        .map(String::from)
+        .into()
+    }
+
+    fn keys(&self) -> String {
+        // It listens before it has loaded its data.
+        let port = self.port();
+        format!(
+            "snapshot_cmd = \"redis-cli -p {port} save\"\nready_cmd = \"redis-cli -p {port} ping | grep -q PONG\""
+        )
+    }
+
+    fn open(&self, _files: &Path, at: SocketAddrV4, patience: Duration) -> Result<Box<dyn Client>> {
+        Ok(Box::new(Connection::open(at, patience)?))
+    }
+}
+
+impl Client for Connection {
+    fn write(&mut self, key: &str, value: &str) -> Result<()> {
+        Ok(self.set(key, value)?)
+    }
+
+    fn read(&mut self, keys: &[String]) -> Result<Vec<Option<String>>> {
+        let text = |value: Vec<u8>| String::from_utf8_lossy(&value).into_owned();
+        let values = self.get_many(keys)?;
+        Ok(values.into_iter().map(|value| value.map(text)).collect())
+    }
+}
