@@ -184,13 +184,14 @@ impl RunConfig {
             return Err("program.listen and program.port need ports other than 0".into());
         }
         let ip = program.listen.ip();
-        if program.address.is_unspecified() || program.address == *ip {
+        if program.address.is_unspecified() {
             return Err(format!(
                 "program.address {} must be an address of this host alone, such as 127.0.0.1",
                 program.address
             ));
         }
-        if port == program.port && (ip.is_loopback() || ip.is_unspecified()) {
+        let is_same = ip.is_loopback() || ip.is_unspecified() || *ip == program.address;
+        if port == program.port && is_same {
             return Err(format!(
                 "program.listen {} is where the program listens itself (program.port): give clients another port",
                 program.listen

@@ -1,9 +1,9 @@
 //! A client program that is fed by its standard input and answers in lines.
 
 use anyhow::{Context, Result, bail};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// A running client program. Dropping it kills it.
@@ -17,23 +17,19 @@ pub struct Tool {
 impl Tool {
     /// Starts it. What it says on standard output is taken as answers, and on standard error, too.
     pub fn start(name: &str, arguments: &[&str], patience: Duration) -> Result<Self> {
-        let (reader, writer) = std::io::pipe()?;
         let mut child = Command::new(name)
             .args(arguments)
             .stdin(Stdio::piped())
-            .stdout(writer.try_clone()?)
-            .stderr(writer)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot run {name}"))?;
         let input = child.stdin.take().context("no standard input")?;
         let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(reader).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
+        let answers = child.stdout.take().context("no standard output")?;
+        let errors = child.stderr.take().context("no standard error")?;
+        pass_on(answers, sender.clone());
+        pass_on(errors, sender);
         Ok(Self {
             child,
             input,
@@ -63,6 +59,17 @@ impl Tool {
             }
         }
     }
+}
+
+/// Sends the lines of `from`, until it ends.
+fn pass_on(from: impl Read + Send + 'static, sender: Sender<String>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
 }
 
 impl Drop for Tool {
