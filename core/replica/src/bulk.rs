@@ -139,6 +139,7 @@ impl Replica {
                 self.follow_end(sync, chunks, device, refeed, (compare, translations));
             }
             Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
+            Body::ResetPages { runs } => self.on_reset_pages(&runs),
             Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
             Body::OutputsReleased { sync, frames } => {
                 if let Some((secondary, cx)) = self.following() {
@@ -180,6 +181,7 @@ impl Leader {
             Body::Ack { sync } => self.on_ack(cx, from, sync),
             Body::GuestLost { why } => self.lose_peer(cx, from, &why),
             Body::Uplink { up } => cx.on_peers_uplink(from, up),
+            Body::Drained { drained } => cx.on_peer_drained(from, drained),
             body => return Some(body),
         }
         None

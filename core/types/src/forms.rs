@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
 pub const FORMS: [(&str, u64); 15] = [
-    ("consensus", 0x3424_4dfd_0fa9_890e),
+    ("consensus", 0xebd1_4219_3c9e_8d89),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xaa65_12cb_739a_735c),
     ("syncvm", 0xfdc3_d2dd_4ca5_a93b),

@@ -149,6 +149,21 @@ pub enum Note {
         /// Whether it has it.
         up: bool,
     },
+    /// This leader hands over to a replica that is in step, because an operator wants it.
+    HandedOver {
+        /// The replica that is to lead.
+        to: ReplicaId,
+    },
+    /// A switchover was given up; this replica leads on.
+    SwitchoverFailed {
+        /// Why.
+        why: String,
+    },
+    /// This host is drained, or not any more.
+    Drained {
+        /// Whether it is.
+        drained: bool,
+    },
     /// The hypervisor does not answer an order. It may yet.
     HypervisorLate {
         /// The order.
