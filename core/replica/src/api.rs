@@ -245,9 +245,9 @@ pub enum Action {
     },
     /// Start or stop being the guest's face: read the TAP or ignore it.
     FaceClients(bool),
-    /// This leader hands over: clients' frames that still come here for a moment are to be sent on to the
-    /// others.
-    SendOn,
+    /// This leader hands over: these frames of clients, and those that still come here for a moment, are to be
+    /// sent on to the others.
+    SendOn(Vec<Frame>),
     /// Tell the network that the guest's address now lives here.
     Announce,
     /// Keep, release or discard the guest's console output that this host holds.

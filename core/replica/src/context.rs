@@ -126,7 +126,7 @@ impl Context {
 
     /// Another replica that holds the guest is to lead; this one keeps its guest until that is agreed.
     pub fn hand_over(&mut self) {
-        self.out.push(Action::SendOn);
+        self.out.push(Action::SendOn(Vec::new()));
         let Group { core, commands, .. } = &mut self.group;
         core.hand_over(self.now, commands);
     }

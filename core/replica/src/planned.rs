@@ -46,7 +46,7 @@ use crate::replica::Replica;
 use crate::secondary::Secondary;
 use plover_syncvm::message::Body;
 use plover_syncvm::HashHistory;
-use plover_types::{Micros, ReplicaId, Runs, SyncNo, Viewstamp};
+use plover_types::{Frame, Micros, ReplicaId, Runs, SyncNo, Viewstamp};
 
 /// How long a switchover may wait for its moment. A sync takes some 10 ms; a disk that hangs takes longer.
 const WITHIN: Micros = Micros::from_ms(5_000);
@@ -158,7 +158,14 @@ impl Leader {
             return false;
         }
         if !cx.takes_checkpoints() {
-            return self.is_between_syncs(cx);
+            let log = cx.group.core.status();
+            let between = self.is_between_syncs(cx);
+            let committed = log.commit == log.last.index;
+            if between && !committed && self.kept_frames.is_none() {
+                // Inputs without a place in the log might be lost with this view.
+                self.kept_frames = Some(Vec::new());
+            }
+            return between && committed;
         }
         // The lead moves with the acknowledgement of a checkpoint that was taken for it.
         let done = self.sync.as_ref().is_none_or(|sync| sync.is_acknowledged());
@@ -260,6 +267,9 @@ impl Replica {
             };
             if let Some(why) = why {
                 leader.switchover = None;
+                if let Some(kept) = leader.kept_frames.take() {
+                    leader.on_frames(cx, kept);
+                }
                 cx.note(Note::SwitchoverFailed { why });
             }
         } else if cx.drained && cx.now >= cx.switch_not_before {
@@ -278,7 +288,8 @@ impl Replica {
             leader.switchover = None;
             cx.switch_not_before = cx.now + AGAIN_AFTER;
             cx.note(Note::HandedOver { to: waits.to });
-            cx.switch_over();
+            let kept = leader.kept_frames.take();
+            cx.switch_over(kept.unwrap_or_default());
         }
     }
 
@@ -298,6 +309,8 @@ impl Replica {
                 let mut secondary = Secondary::new(self.cx.now);
                 secondary.is_agreed = true;
                 self.cx.outputs.cleared.clear();
+                // Entries of its own view that the next leader did not have made room for others.
+                self.cx.guest.taken = at.index;
                 self.cx.memory.hash_history = HashHistory::default();
                 self.enter(Phase::Secondary(Box::new(secondary)));
             }
@@ -321,8 +334,8 @@ impl Replica {
 
 impl Context {
     /// The secondary is to lead; this replica's guest stays in step, where the policy allows it.
-    fn switch_over(&mut self) {
-        self.out.push(Action::SendOn);
+    fn switch_over(&mut self, kept: Vec<Frame>) {
+        self.out.push(Action::SendOn(kept));
         let stays = !self.takes_checkpoints();
         let (now, group) = (self.now, &mut self.group);
         if stays {
@@ -350,7 +363,8 @@ impl Context {
         }
     }
 
-    /// A sync with the predecessor begins, and it has not acknowledged one yet.
+    /// A sync with the predecessor ends, and it has not acknowledged one yet: tells it the pages that its reset
+    /// may write.
     pub(crate) fn tell_reset_pages(&mut self, partner: ReplicaId) {
         if !self.config.needs_reset {
             return;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
-pub const FORMS: [(&str, u64); 15] = [
+pub const FORMS: [(&str, u64); 16] = [
     ("consensus", 0xebd1_4219_3c9e_8d89),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xaa65_12cb_739a_735c),
@@ -29,6 +29,7 @@ pub const FORMS: [(&str, u64); 15] = [
     ("ring records", 0xad32_8152_d949_416e),
     ("tcp frames", 0xa4f3_a102_1aff_b646),
     ("death reports", 0xa015_7b1c_b979_b838),
+    ("relayed requests", 0),
     ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),

@@ -23,6 +23,11 @@ pub enum Note {
         /// The view whose leader is suspected.
         view: View,
     },
+    /// The leader has resigned, and this replica stands for election.
+    Succeeds {
+        /// The view whose leader it was.
+        view: View,
+    },
     /// Won the election.
     Elected {
         /// The view.

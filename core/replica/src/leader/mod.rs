@@ -32,7 +32,7 @@ use crate::context::Context;
 use crate::guest::{Arrange, Power};
 use crate::planned::Switchover;
 use apus::EntryKind;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
+use plover_types::{Frame, Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
 /// How long a new leader answers clients before it copies its guest to another replica. Requests have waited during the
 /// failover, and the end of the copy pauses the guest for longer than most answers take.
@@ -63,6 +63,8 @@ pub(crate) struct Leader {
     pub is_proven: bool,
     /// An operator wants another replica to lead.
     pub switchover: Option<Switchover>,
+    /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
+    pub kept_frames: Option<Vec<Frame>>,
     announcements: Announcements,
 }
 
@@ -81,6 +83,7 @@ impl Leader {
             settles: false,
             is_proven: false,
             switchover: None,
+            kept_frames: None,
             announcements: Announcements::none(),
         }
     }

@@ -85,7 +85,7 @@ impl Leader {
     /// Whether there is a secondary to sync with, and no joiner is about to take its place.
     fn may_end_slot(&self, cx: &Context) -> bool {
         let is_joined = self.settles || self.final_joiner().is_some();
-        self.serving && !is_joined && self.secondary(cx).is_some()
+        self.serving && !is_joined && self.kept_frames.is_none() && self.secondary(cx).is_some()
     }
 
     /// Nothing is known of the new slot yet.

@@ -232,9 +232,6 @@ impl Leader {
             viewstamp.index
         };
         cx.group.sync_no = sync;
-        if self.partner == Some(peer) {
-            cx.tell_reset_pages(peer);
-        }
         let report = SyncReport {
             sync,
             reason: reason_name(reason).to_string(),
