@@ -92,7 +92,10 @@ mod tests {
         assert!(is_allowed(Role::Secondary, Role::Leader));
         assert!(is_allowed(Role::Deposed, Role::Leader), "it won again");
         assert!(!is_allowed(Role::Joining, Role::Leader));
-        assert!(is_allowed(Role::Deposed, Role::Secondary), "it stays in step");
+        assert!(
+            is_allowed(Role::Deposed, Role::Secondary),
+            "it stays in step"
+        );
         assert!(!is_allowed(Role::Witness, Role::Secondary));
     }
 }

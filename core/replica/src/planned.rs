@@ -44,8 +44,8 @@ use crate::leader::Leader;
 use crate::phase::Phase;
 use crate::replica::Replica;
 use crate::secondary::Secondary;
-use plover_syncvm::message::Body;
 use plover_syncvm::HashHistory;
+use plover_syncvm::message::Body;
 use plover_types::{Frame, Micros, ReplicaId, Runs, SyncNo, Viewstamp};
 
 /// How long a switchover may wait for its moment. A sync takes some 10 ms; a disk that hangs takes longer.
@@ -59,13 +59,13 @@ const AGAIN_AFTER: Micros = Micros::from_ms(10_000);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchoverRefused {
     /// Ask the leader.
-    #[error("replica {0} does not lead: ask the replica that does")]
+    #[error("replica {} does not lead: ask the replica that does", .0.0)]
     NotLeading(ReplicaId),
     /// There is nothing to do.
-    #[error("replica {0} leads already: there is nothing to do")]
+    #[error("replica {} leads already: there is nothing to do", .0.0)]
     Leads(ReplicaId),
     /// Name another one.
-    #[error("replica {0} is no member of the group: name one of {1}")]
+    #[error("replica {} is no member of the group: name one of {}", .0.0, .1)]
     Unknown(ReplicaId, String),
     /// Use what a group of two has.
     #[error(
@@ -80,8 +80,9 @@ pub enum SwitchoverRefused {
     NotProtected,
     /// Name the secondary.
     #[error(
-        "replica {to} is not in sync, so it does not hold the guest's state: replica {secondary} does; name that one, \
-         or drain it (`plover drain` on its host) so that replica {to} takes its place"
+        "replica {} is not in sync, so it does not hold the guest's state: replica {} does; name that one, or drain it \
+         (`plover drain` on its host) so that replica {} takes its place",
+        .to.0, .secondary.0, .to.0
     )]
     NotInSync {
         /// The replica that was named.
@@ -90,13 +91,13 @@ pub enum SwitchoverRefused {
         secondary: ReplicaId,
     },
     /// Look at its host.
-    #[error("replica {0} does not answer at present: look at its host, or try again")]
+    #[error("replica {} does not answer at present: look at its host, or try again", .0.0)]
     Silent(ReplicaId),
     /// Mend its network.
-    #[error("clients are not reached from the host of replica {0}: mend its TAP or its uplink first")]
+    #[error("clients are not reached from the host of replica {}: mend its TAP or its uplink first", .0.0)]
     CutOff(ReplicaId),
     /// Undrain it.
-    #[error("replica {0} is drained: run `plover undrain` on its host first")]
+    #[error("replica {} is drained: run `plover undrain` on its host first", .0.0)]
     Drained(ReplicaId),
 }
 
@@ -260,7 +261,7 @@ impl Replica {
                 Err(refused) => Some(refused.to_string()),
                 Ok(_) if cx.now >= waits.until => Some(format!(
                     "no sync with replica {} has ended within {} s",
-                    waits.to,
+                    waits.to.0,
                     WITHIN.0 / 1_000_000
                 )),
                 Ok(_) => None,
@@ -382,3 +383,6 @@ impl Context {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,14 +22,14 @@ pub const FORMS: [(&str, u64); 16] = [
     ("consensus", 0xebd1_4219_3c9e_8d89),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xaa65_12cb_739a_735c),
-    ("syncvm", 0xfdc3_d2dd_4ca5_a93b),
+    ("syncvm", 0xae1e_0ae2_4d1d_7a53),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
     ("handshake", 0xb97c_35ff_5ee1_459c),
     ("ring records", 0xad32_8152_d949_416e),
     ("tcp frames", 0xa4f3_a102_1aff_b646),
     ("death reports", 0xa015_7b1c_b979_b838),
-    ("relayed requests", 0),
+    ("relayed requests", 0xbdd7_f095_99cf_b5a4),
     ("compressed records", 0x3cf0_6e3f_5a56_a1d2),
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),
@@ -91,7 +91,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0x6325_8747_f0ba_9427)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0x1d7e_8c0e_8f27_2ad6)];
 
     #[test]
     fn a_changed_form_is_another_version() {

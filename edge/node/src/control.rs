@@ -61,14 +61,10 @@ pub(crate) enum Op {
     Shutdown,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
     /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.
-    CrashInPhase {
-        phase: plover_syncvm::Phase,
-    },
+    CrashInPhase { phase: plover_syncvm::Phase },
     /// Test hook: the same on a leader, at a fault injection point in the release of an output on a
     /// match; `d` is the transfer of a checkpoint.
-    CrashInArea {
-        area: plover_replica::Area,
-    },
+    CrashInArea { area: plover_replica::Area },
     /// Attach to the guest's console.
     Console,
 }
@@ -111,7 +107,9 @@ pub(crate) enum Request {
     /// Bytes that an operator typed.
     Typed(Vec<u8>),
     /// The process was asked to end.
-    Stop { at_once: bool },
+    Stop {
+        at_once: bool,
+    },
 }
 
 /// Asks a running node to end, from a signal handler's thread.

@@ -77,10 +77,12 @@ impl Relayed {
         let (&MARK, body) = record.split_first()? else {
             return None;
         };
-        Some(wire::decode_part(body).and_then(|(relayed, rest)| match rest.len() {
-            0 => Ok(relayed),
-            left => Err(wire::WireError::Trailing(left)),
-        }))
+        Some(
+            wire::decode_part(body).and_then(|(relayed, rest)| match rest.len() {
+                0 => Ok(relayed),
+                left => Err(wire::WireError::Trailing(left)),
+            }),
+        )
     }
 }
 

@@ -233,7 +233,11 @@ mod tests {
     #[test]
     fn a_drained_host_stays_so() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Storage::open(dir.path(), "g", Durability::Memory).unwrap().0;
+        let open = || {
+            Storage::open(dir.path(), "g", Durability::Memory)
+                .unwrap()
+                .0
+        };
         let storage = open();
         assert!(!storage.is_drained());
         storage.set_drained(false).unwrap();

@@ -38,7 +38,11 @@ impl Planned {
         let mut rng = Rng::new(mix(seed, PLANNED_STREAM));
         Self {
             comes: has_witness && rng.chance(CHANCE),
-            gap: rng.pick(&[(50_000, 400_000), (300_000, 1_500_000), (1_000_000, 4_000_000)]),
+            gap: rng.pick(&[
+                (50_000, 400_000),
+                (300_000, 1_500_000),
+                (1_000_000, 4_000_000),
+            ]),
             fault_after: rng.pick(&[0.0, 0.1, 0.4]),
             drained: ReplicaSet::EMPTY,
             moves: false,
@@ -158,7 +162,8 @@ impl World {
         }
         let moves = std::mem::take(&mut self.planned.moves);
         if set.len() > 1 && moves {
-            self.coverage.hit("planned: the lead moves, and the guest stays protected");
+            self.coverage
+                .hit("planned: the lead moves, and the guest stays protected");
         }
         if !self.planned.comes || self.scenario.takes_checkpoints() {
             return;

@@ -1,10 +1,58 @@
-//! A lab's status as text: the table, the troubles, and what to do about them.
+//! A group's status as text: the table, the troubles, and what to do about them.
 
-use super::{LabStatus, ReplicaStatus};
+use super::{GroupStatus, LabStatus, ReplicaStatus};
 use plover_node::SPLIT_WARNING;
 use std::fmt;
 
-impl LabStatus {
+impl GroupStatus {
+    /// The words for a command: those of a lab, or those of a host.
+    fn words<'a>(&self, in_lab: &'a str, on_hosts: &'a str) -> &'a str {
+        if self.in_lab { in_lab } else { on_hosts }
+    }
+
+    /// Why the guest is not protected, as its leader says.
+    fn why_unprotected(&self) -> String {
+        let Some(leader) = self.leader() else {
+            return "no replica leads".into();
+        };
+        if leader.says("guest_off") {
+            return "the guest is off".into();
+        }
+        let Some(why) = leader.text("unprotected_because") else {
+            return match leader.copy_in_words() {
+                Some(_) => "a copy to another replica is being made".into(),
+                None => "no other replica is in sync yet".into(),
+            };
+        };
+        why.into()
+    }
+
+    /// How the present leader took over.
+    fn last_failover(&self) -> Option<String> {
+        let leader = self.leader()?;
+        let last = leader.more.get("last_failover")?;
+        let us = |key: &str| last.get(key)?.as_u64();
+        let ago = leader
+            .more
+            .get("mono_us")?
+            .as_u64()?
+            .saturating_sub(us("mono_us")?)
+            / 1_000_000;
+        let noticed = match (last.get("how")?.as_str()?, us("noticed_us")) {
+            ("silence", Some(silence)) => {
+                format!("noticed by a silence of {}", milliseconds(silence))
+            }
+            ("handed over", _) => "the lead was handed over".to_string(),
+            _ => "noticed by the report of a death".to_string(),
+        };
+        Some(format!(
+            "replica {} took over {ago} s ago: {noticed}, elected {} later, serving after {} more",
+            leader.id,
+            milliseconds(us("elected_us")?),
+            milliseconds(us("serving_us")?)
+        ))
+    }
+
     /// Advice for the operator when no replica holds the guest; `None` while one does.
     fn after_a_loss(&self) -> Option<String> {
         let down = || self.replicas.iter().filter(|replica| !replica.answers());
@@ -17,13 +65,14 @@ impl LabStatus {
         let down: Vec<String> = down().map(|replica| replica.id.to_string()).collect();
         Some(if !down.is_empty() {
             format!(
-                "{lost} Replica {} may: bring all back (`plover lab restart --replica ID`).",
-                down.join(" or ")
+                "{lost} Replica {} may: bring all back ({}).",
+                down.join(" or "),
+                self.words("`plover lab restart --replica ID`", "start their services")
             )
         } else if let Some(holder) = self.newest_disks() {
             format!(
-                "{lost} Replica {holder} has the newest copy of its disks: `plover lab bootstrap` boots \
-                 the guest from it."
+                "{lost} Replica {holder} has the newest copy of its disks: `{}` boots the guest from it.",
+                self.words("plover lab bootstrap", "plover bootstrap")
             )
         } else if self.had_disks() {
             format!(
@@ -32,13 +81,22 @@ impl LabStatus {
             )
         } else {
             format!(
-                "{lost} `plover lab bootstrap` boots a new guest, without what the old one held."
+                "{lost} `{}` boots a new guest, without what the old one held.",
+                self.words("plover lab bootstrap", "plover bootstrap")
             )
         })
     }
 }
 
 impl ReplicaStatus {
+    fn says(&self, key: &str) -> bool {
+        self.more.get(key).and_then(serde_json::Value::as_bool) == Some(true)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.more.get(key)?.as_str()
+    }
+
     /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
     fn copy_in_words(&self) -> Option<String> {
         let copy = self.more.get("copy")?;
@@ -63,19 +121,47 @@ impl ReplicaStatus {
     }
 }
 
-/// The table that `plover lab status` prints.
+/// What `plover lab status` prints.
 impl fmt::Display for LabStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.group.write(f, &self.guest_ip.to_string())
+    }
+}
+
+/// What `plover status` prints.
+impl fmt::Display for GroupStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, &self.name)
+    }
+}
+
+impl GroupStatus {
+    fn write(&self, f: &mut fmt::Formatter<'_>, guest: &str) -> fmt::Result {
         let protected = match self.policy.as_str() {
             "none" => "unreplicated",
             _ if self.protected => "protected",
             _ => "NOT PROTECTED",
         };
-        writeln!(
-            f,
-            "guest {}  {protected}  policy {}",
-            self.guest_ip, self.policy
-        )?;
+        writeln!(f, "guest {guest}  {protected}  policy {}", self.policy)?;
+        self.write_rows(f)?;
+        if protected == "NOT PROTECTED" {
+            writeln!(f, "Not protected: {}.", self.why_unprotected())?;
+        }
+        if self.leader().is_some_and(|leader| leader.says("guest_off")) {
+            let start = self.words("plover lab start", "plover start");
+            writeln!(f, "The guest is off until `{start}`.")?;
+        }
+        if let Some(last) = self.last_failover() {
+            writeln!(f, "Last failover: {last}.")?;
+        }
+        self.write_troubles(f)?;
+        match self.after_a_loss() {
+            Some(advice) => writeln!(f, "{advice}"),
+            None => Ok(()),
+        }
+    }
+
+    fn write_rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "{:>7}  {:<10} {:>6}  {:<8} {:>8} {:>8}  {:>7} {:>9} {:>8}  {:>6} {:>6}",
@@ -125,9 +211,27 @@ impl fmt::Display for LabStatus {
                 synced(sync.same.to_string()),
             )?;
         }
+        Ok(())
+    }
+
+    fn write_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for replica in &self.replicas {
             if let Some(trouble) = &replica.trouble {
                 writeln!(f, "Replica {}: {trouble}", replica.id)?;
+            }
+            if replica.is_drained() {
+                let undrain = self.words("plover lab undrain", "plover undrain");
+                let holds = match replica.role.as_str() {
+                    "witness" | "recovering" => "and has no role that matters",
+                    _ => "and keeps its role until another replica can take it over",
+                };
+                writeln!(
+                    f,
+                    "Replica {} is drained (`{undrain}`), {holds}.",
+                    replica.id
+                )?;
+            } else if replica.says("leaving") {
+                writeln!(f, "Replica {} hands over, and ends then.", replica.id)?;
             }
             if let Some(words) = replica.copy_in_words() {
                 writeln!(f, "{words}")?;
@@ -136,10 +240,7 @@ impl fmt::Display for LabStatus {
         if self.replicas.iter().any(ReplicaStatus::can_split) {
             writeln!(f, "Warning: {SPLIT_WARNING}.")?;
         }
-        match self.after_a_loss() {
-            Some(advice) => writeln!(f, "{advice}"),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

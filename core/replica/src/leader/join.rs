@@ -101,7 +101,11 @@ impl Leader {
         let candidates = ReplicaSet(ready.0 & !cx.group.in_sync.0);
         // A drained host is better than no second host.
         let wanted = ReplicaSet(candidates.0 & !cx.peers.drained().0);
-        let candidates = if wanted.is_empty() { candidates } else { wanted };
+        let candidates = if wanted.is_empty() {
+            candidates
+        } else {
+            wanted
+        };
         // The peer with the warm copy comes first, unless it has been tried in vain.
         let warm = cx.peers.copy().filter(|stream| !stream.failed);
         let warm = warm

@@ -182,9 +182,14 @@ impl Body {
             }
             Note::Uplink { up: true } => tracing::info!("the TAP and the uplink are up again"),
             Note::HandedOver { to } => {
-                tracing::info!("this replica hands over to replica {to}, as an operator wants");
+                tracing::info!(
+                    "this replica hands over to replica {}, as an operator wants",
+                    to.0
+                );
             }
-            Note::Succeeds { .. } => tracing::info!("the leader has handed over: an election begins"),
+            Note::Succeeds { .. } => {
+                tracing::info!("the leader has handed over: an election begins")
+            }
             Note::SwitchoverFailed { why } => tracing::warn!("the switchover was given up: {why}"),
             Note::Drained { drained: true } => {
                 tracing::info!("this host is drained: it gives up its roles");
@@ -247,7 +252,8 @@ impl Body {
                 tracing::error!("no replica holds the guest any more: see 'plover bootstrap'");
             }
         }
-        self.failover.note(clock::now(), &note, self.replica.status().suspected_after);
+        self.failover
+            .note(clock::now(), &note, self.replica.status().suspected_after);
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);
         }

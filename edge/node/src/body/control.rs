@@ -84,7 +84,9 @@ impl Body {
         let status = self.replica.status();
         let heir = status.in_sync.iter().find(|id| *id != status.id);
         self.apply(Event::SwitchOver { to })?;
-        Ok(json!({"ok": true, "from": status.id.0, "to": heir.map(|heir| heir.0), "view": status.view.to_string()}))
+        Ok(
+            json!({"ok": true, "from": status.id.0, "to": heir.map(|heir| heir.0), "view": status.view.to_string()}),
+        )
     }
 
     /// Writes down that this host is drained, or not any more, and tells the brain.

@@ -34,7 +34,9 @@ impl Body {
     fn can_give_up_roles(&self) -> bool {
         match self.role {
             Role::Leader => self.replica.why_not_switch_over(None).is_none(),
-            Role::Secondary => self.replica.members().len() > 2 && self.replica.status().leader.is_some(),
+            Role::Secondary => {
+                self.replica.members().len() > 2 && self.replica.status().leader.is_some()
+            }
             _ => false,
         }
     }

@@ -81,7 +81,11 @@ mod tests {
         let mut failover = Failover::default();
         let span = Micros::from_ms(75);
         failover.note(Micros::from_ms(1), &Note::Serving { view }, span);
-        assert_eq!(*failover.last(), Value::Null, "the first leader took over from nobody");
+        assert_eq!(
+            *failover.last(),
+            Value::Null,
+            "the first leader took over from nobody"
+        );
         failover.note(Micros::from_ms(100), &Note::Suspected { view }, span);
         failover.note(Micros::from_ms(112), &Note::Elected { view }, span);
         failover.note(Micros::from_ms(115), &Note::Serving { view }, span);

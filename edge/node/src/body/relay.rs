@@ -69,7 +69,9 @@ impl Body {
     ) {
         let now = clock::now();
         let relay = &mut self.relay;
-        relay.asked.retain(|_, asked| now.since(asked.since) < FORGOTTEN_AFTER);
+        relay
+            .asked
+            .retain(|_, asked| now.since(asked.since) < FORGOTTEN_AFTER);
         relay.last += 1;
         let id = relay.last;
         let question = match (op, &output) {
@@ -84,7 +86,8 @@ impl Body {
         };
         if !self.tell(to, &question) {
             let why = format!(
-                "replica {to} is not linked with this one at present: look at its host and the network between"
+                "replica {} is not linked with this one at present: look at its host and the network between",
+                to.0
             );
             let _ = reply.send(json!({"error": why}));
             return;
@@ -147,7 +150,9 @@ impl Body {
                 }
             }
             Relayed::Closed { id } => {
-                self.relay.theirs.retain(|its, (of, _)| (*of, *its) != (from, id));
+                self.relay
+                    .theirs
+                    .retain(|its, (of, _)| (*of, *its) != (from, id));
                 self.relay.ours.retain(|console| *console != (from, id));
             }
         }
@@ -160,7 +165,7 @@ impl Body {
             return;
         };
         let answer = serde_json::from_str(answer).unwrap_or_else(|error| {
-            json!({"error": format!("the answer of replica {from} is not understood: {error}")})
+            json!({"error": format!("the answer of replica {} is not understood: {error}", from.0)})
         });
         if let (Some(output), None) = (asked.output, answer.get("error")) {
             self.relay.theirs.insert(id, (from, output));
@@ -191,11 +196,17 @@ impl Body {
         relay.theirs.retain(|_, (of, _)| *of != peer);
         relay.ours.retain(|(to, _)| *to != peer);
         let lost = |(_, asked): &(&u64, &mut Question)| asked.to == peer;
-        let ids: Vec<u64> = relay.asked.iter_mut().filter(lost).map(|(id, _)| *id).collect();
+        let ids: Vec<u64> = relay
+            .asked
+            .iter_mut()
+            .filter(lost)
+            .map(|(id, _)| *id)
+            .collect();
         for asked in ids.into_iter().filter_map(|id| relay.asked.remove(&id)) {
             let why = format!(
-                "the link to replica {peer} broke before it answered: the request may have been carried out; see \
-                 `plover status`"
+                "the link to replica {} broke before it answered: the request may have been carried out; see \
+                 `plover status`",
+                peer.0
             );
             let _ = asked.reply.send(json!({"error": why}));
         }
