@@ -1,6 +1,7 @@
 //! The command line: commands, options, and their help texts.
 
 use crate::bench::ConsensusOptions;
+use crate::init::InitOptions;
 use crate::log::LogCommand;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use plover_lab::options::{Options, PolicyName};
@@ -19,6 +20,20 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Write the configurations of a new group, one a host.
+    ///
+    /// Asks for what is missing, on a terminal. Example:
+    /// plover init --name shop --hosts 192.0.2.10,192.0.2.11,192.0.2.12 --disk /var/lib/plover/shop.raw --disk-mib 20480
+    Init(Box<InitOptions>),
+    /// Look whether this host has what its replica needs; changes nothing.
+    ///
+    /// Exits with 0 if it has, with 2 if something is missing. Example:
+    /// plover check --config /etc/plover/shop.toml
+    Check {
+        /// The replica's configuration.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
     /// Run one replica until SIGTERM or Ctrl-C; its log goes to the error output.
     Replica {
         /// The replica's configuration.

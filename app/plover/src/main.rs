@@ -1,6 +1,8 @@
 //! The `plover` command: the daemon of a replica, and the tools around it.
 //!
 //! ```text
+//!  plover init                      the configurations of a new group
+//!  plover check --config FILE       whether a host has what its replica needs
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    where the group stands
 //!  plover switchover                moves the lead
@@ -18,7 +20,9 @@
 //! 130 interrupted. `plover lab exec` exits with the code of what it ran.
 
 mod bench;
+mod check;
 mod cli;
+mod init;
 mod lab;
 mod log;
 mod operate;
@@ -57,6 +61,8 @@ fn main() -> ExitCode {
 
 fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
+        cli::Command::Init(options) => init::run(&options),
+        cli::Command::Check { config } => check::run(&config),
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),

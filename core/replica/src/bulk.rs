@@ -179,6 +179,7 @@ impl Leader {
             Body::PagesAck { sync, chunks } => self.on_pages_ack(cx, from, sync, chunks),
             Body::Fetch { sync, runs } => self.on_fetch(cx, from, sync, &runs),
             Body::Ack { sync } => self.on_ack(cx, from, sync),
+            Body::GaveUp { sync, why } => self.on_gave_up(cx, from, sync, &why),
             Body::GuestLost { why } => self.lose_peer(cx, from, &why),
             Body::Uplink { up } => cx.on_peers_uplink(from, up),
             Body::Drained { drained } => cx.on_peer_drained(from, drained),

@@ -297,6 +297,9 @@ impl Replica {
     ) {
         let is_secondary = self.role() == Role::Secondary;
         let checkpoint = self.cx.takes_checkpoints();
+        let Some(leader) = self.cx.group.leader else {
+            return;
+        };
         let Some(follow) = self.follow.take_if(|follow| follow.sync == number) else {
             return;
         };
@@ -316,8 +319,11 @@ impl Replica {
         let staged = match staging.finish(chunks, device, refeed) {
             Ok(staged) => staged,
             Err(error) => {
-                self.cx.reject_leader(&error.to_string());
-                return self.give_up_follow(sync, stopped.unconsumed, "the syncvm is incomplete");
+                let why = format!("the secondary's copy of the syncvm is not whole: {error}");
+                self.cx.reject_leader(&why);
+                self.give_up_follow(sync, stopped.unconsumed, &why);
+                self.cx.send_bulk(leader, Body::GaveUp { sync, why });
+                return;
             }
         };
         if checkpoint {

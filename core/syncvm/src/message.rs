@@ -236,6 +236,13 @@ pub enum Body {
         /// The number of frames, from the first of the slot on.
         frames: u64,
     },
+    /// Secondary: I could not complete this syncvm and went on from my own state. Begin another one.
+    GaveUp {
+        /// The syncvm.
+        sync: SyncNo,
+        /// For the operator.
+        why: String,
+    },
     /// Follower, to the leader: whether this host reaches the guest's clients. Unsaid, it does.
     Uplink {
         /// Whether it does.
@@ -278,6 +285,7 @@ impl Body {
             | Self::PagesAck { .. }
             | Self::Fetch { .. }
             | Self::Ack { .. }
+            | Self::GaveUp { .. }
             | Self::LeaderSyn { .. }
             | Self::OutputsReported { .. }
             | Self::OutputsReleased { .. }

@@ -81,13 +81,13 @@ pub struct GroupConfig {
     /// The leader sends a heartbeat this often, in ms.
     #[serde(default = "default_heartbeat_ms")]
     pub heartbeat_ms: u64,
-    /// A replica that is silent for this long, in ms, is suspected. The secondary stands for election
+    /// A replica that is silent for this long, in ms, is suspected. If it is missing: 150, or 500 in a group of two, where
+    /// both replicas serve after a wrong suspicion. The secondary stands for election
     /// a sixteenth of this later. At least three heartbeats. A busy host may be silent for some 100 ms: a short
     /// timeout fails over faster, and sometimes without need.
     /// A leader is suspected sooner: when it has been silent for twice as long as it ever was in the
     /// last half minute, but not before `timeout_min_ms`.
-    #[serde(default = "default_timeout_ms")]
-    pub timeout_ms: u64,
+    pub timeout_ms: Option<u64>,
     /// The shortest silence, in ms, for which a leader is suspected. If it is missing: half of `timeout_ms`, or
     /// three heartbeats if they are longer. If it equals `timeout_ms`, nothing is learned, and a leader is suspected
     /// after `timeout_ms`.
@@ -277,10 +277,6 @@ fn default_hypervisor_timeout_ms() -> u64 {
     600
 }
 
-fn default_timeout_ms() -> u64 {
-    150
-}
-
 fn default_log_mib() -> usize {
     8
 }
@@ -298,10 +294,16 @@ fn default_mem_mib() -> u32 {
 }
 
 impl GroupConfig {
+    /// How long a replica may be silent, in ms.
+    pub fn timeout_ms(&self) -> u64 {
+        let usual = if self.replica.len() == 2 { 500 } else { 150 };
+        self.timeout_ms.unwrap_or(usual)
+    }
+
     /// The shortest silence for which a leader is suspected, in ms.
     fn timeout_min_ms(&self) -> u64 {
         let beats = 3 * self.heartbeat_ms;
-        let usual = beats.max(self.timeout_ms / 2).min(self.timeout_ms);
+        let usual = beats.max(self.timeout_ms() / 2).min(self.timeout_ms());
         self.timeout_min_ms.unwrap_or(usual)
     }
 }
@@ -411,7 +413,7 @@ impl ReplicaConfig {
             members: self.members(),
             first_leader: ReplicaId(self.group.first_leader),
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
-            timeout: Micros::from_ms(self.group.timeout_ms),
+            timeout: Micros::from_ms(self.group.timeout_ms()),
             timeout_min: Micros::from_ms(self.group.timeout_min_ms()),
             hypervisor_timeout: Micros::from_ms(self.group.hypervisor_timeout_ms),
             durability: self.group.durability,

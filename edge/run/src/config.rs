@@ -193,7 +193,7 @@ impl RunConfig {
         let group = &self.group;
         let mut config = plover_log::Config::new(ReplicaId(group.me), self.members());
         config.heartbeat = Micros::from_ms(group.heartbeat_ms);
-        config.timeout = Micros::from_ms(group.timeout_ms);
+        config.timeout = Micros::from_ms(group.timeout_ms());
         config.durability = group.durability;
         // Only checkpoints let the log be trimmed, so this much is what a restored program executes again.
         config.log_bytes_max = group.log_mib << 20;

@@ -17,6 +17,9 @@ fn what_clients_see_under_random_faults_is_linearizable() {
         program: program().to_owned(),
         minutes: 2,
         seed: SEED,
+        only: Vec::new(),
+        steps: None,
+        overlay: None,
     };
     let progress = Progress::spoken_by(|line| eprintln!("{line}"), AtomicBool::new(false).into());
     let report = chaos::run(&plan, &progress).unwrap_or_else(|error| panic!("{error:#}"));

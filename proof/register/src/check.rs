@@ -1,148 +1,568 @@
-//! Histories, and whether they are linearizable.
+//! Whether what clients saw is linearizable: each operation took effect at one moment between its request and
+//! its answer, as if there were one guest that never failed.
+//!
+//! `stateright` searches an order that explains a key's history. Its search is exhaustive, keeps nothing in mind, and
+//! copies the history at each step, so it takes some dozen operations and no more. Histories are cut therefore, and no cut
+//! changes the verdict:
+//!
+//! * **By key.** A history is linearizable if each key's part is (Herlihy and Wing, 1990, section 3.1).
+//! * **Where a key rests.** If an operation overlaps no other one of its key, its own answer says what the register holds then.
+//!   It ends one part, and the next one begins with that value.
+//! * **Long writes.** A request that TCP sent again may be under way for seconds, and no key rests meanwhile. Each value is
+//!   written once. So a write whose value was found took effect before the first answer that found it, and not before any
+//!   operation that had ended when that one began: else it would have been overwritten, and never found. Its time is narrowed to that.
+//! * **Ambiguous operations.** One whose value nobody ever found is left out: if some order with it explains the history, so
+//!   does that order without it. One whose value was found goes into the part where it was found first. Before, it has not
+//!   taken effect or another write has hidden it; and it takes effect once.
+//!
+//! ```text
+//!  client 1   ──w1──        ──w3────────
+//!  client 2          ──r1──      ──r3──    ──r3──
+//!             ───1── ───2── ──────3────────┴──────   parts
+//! ```
+//!
+//! A test compares this with the search over whole histories, on random ones.
 
-use stateright::semantics::register::{Register, RegisterOp, RegisterRet};
-use stateright::semantics::{ConsistencyTester, LinearizabilityTester};
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use crate::history::{Action, Answer, Key, Operation};
+use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::mpsc;
+use std::time::Duration;
 
-/// What a client did with a key.
+/// A search that has found no order and has not tried all of them after this time has failed. A part that is
+/// explained takes microseconds.
+const SEARCH_WITHIN: Duration = Duration::from_secs(30);
+
+/// Each operation of a part is a call on the searching thread's stack.
+const STACK_BYTES: usize = 256 << 20;
+
+/// What a key of Redis does: the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// It asked to write this value.
-    Write(u64),
-    /// It asked for the value.
-    Read,
-    /// The write was answered.
-    Written,
-    /// The read was answered with this value.
-    Found(u64),
-}
+struct Register(Option<u64>);
 
-/// An event of the client with this name.
-pub type Record = (u64, Event);
+impl SequentialSpec for Register {
+    type Op = Action;
+    type Ret = Answer;
 
-/// What all clients did with each key, in the order in which it happened.
-#[derive(Debug, Default)]
-pub struct Histories(Mutex<BTreeMap<u64, Vec<Record>>>);
-
-impl Histories {
-    /// Records an event. The beginning of an operation is recorded before it is sent, and its answer
-    /// after it has come, so that the operation took place in between.
-    pub fn note(&self, key: u64, client: u64, event: Event) {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        keys.entry(key).or_default().push((client, event));
-    }
-
-    /// All of them, by key.
-    pub fn take(self) -> BTreeMap<u64, Vec<Record>> {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    fn invoke(&mut self, action: &Action) -> Answer {
+        let before = self.0;
+        self.0 = action.writes().or(before);
+        match action {
+            Action::Write(_) => Answer::Done,
+            Action::Read | Action::Swap(_) => Answer::Found(before),
+        }
     }
 }
 
-/// Whether one key's history is linearizable.
-///
-/// # Panics
-///
-/// If a client began two operations without an answer: such a client has to change its name.
-pub fn is_linearizable(history: &[Record]) -> bool {
-    let mut tester = LinearizabilityTester::new(Register(0));
-    for (client, event) in history {
-        let noted = match *event {
-            Event::Write(value) => tester.on_invoke(*client, RegisterOp::Write(value)),
-            Event::Read => tester.on_invoke(*client, RegisterOp::Read),
-            Event::Written => tester.on_return(*client, RegisterRet::WriteOk),
-            Event::Found(value) => tester.on_return(*client, RegisterRet::ReadOk(value)),
+/// What was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Operations with an answer.
+    pub answered: usize,
+    /// Those without.
+    pub ambiguous: usize,
+    /// The most operations in one part.
+    pub longest: usize,
+}
+
+impl Checked {
+    /// Both together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            answered: self.answered + other.answered,
+            ambiguous: self.ambiguous + other.ambiguous,
+            longest: self.longest.max(other.longest),
+        }
+    }
+}
+
+/// A history that no order explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The key.
+    pub key: Key,
+    /// What it held at first.
+    pub initial: Option<u64>,
+    /// The part of its history.
+    pub part: Vec<Operation>,
+    /// Whether all orders were tried.
+    pub certain: bool,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = if self.certain {
+            "no order explains"
+        } else {
+            "within the time for it, no order was found that explains"
         };
-        noted.expect("one operation at a time for each client");
+        write!(
+            f,
+            "not linearizable: {found} what clients saw of key {}",
+            self.key
+        )?;
+        write!(f, ", which held {:?} at first:", self.initial)?;
+        let begin = self.part.first().map_or(0, |it| it.invoked_us);
+        for it in &self.part {
+            let from = it.invoked_us.saturating_sub(begin);
+            write!(f, "\n  client {:<6} {from:>9} us to ", it.client)?;
+            match it.answer {
+                Some((to, answer)) => {
+                    let to = to.saturating_sub(begin);
+                    write!(f, "{to:>9} us  {:?}: {answer:?}", it.action)?;
+                }
+                None => write!(f, "      ?       {:?}: no answer", it.action)?,
+            }
+        }
+        Ok(())
     }
-    tester.is_consistent()
 }
 
-/// The history with one stale read: the last read of a value that had been overwritten returns what
-/// was there before. `None` if nothing was overwritten and then read.
-pub fn with_a_stale_read(history: &[Record]) -> Option<Vec<Record>> {
-    let mut stale = history.to_vec();
-    for end in (0..history.len()).rev() {
-        let (reader, Event::Found(found)) = history[end] else {
+impl std::error::Error for Violation {}
+
+/// Checks a history that comes in pieces. At the end of each piece no operation is under way, but for those that are
+/// ambiguous.
+#[derive(Clone, Debug, Default)]
+pub struct Judge {
+    /// What each key held when the piece began.
+    values: BTreeMap<Key, Option<u64>>,
+    /// Ambiguous writes of all pieces whose value was never found.
+    open: Vec<Operation>,
+}
+
+impl Judge {
+    /// Begins with these values.
+    pub fn begin(&mut self, values: BTreeMap<Key, Option<u64>>) {
+        self.values = values;
+    }
+
+    /// What each key held when the piece began.
+    pub fn values(&self) -> &BTreeMap<Key, Option<u64>> {
+        &self.values
+    }
+
+    /// Ambiguous writes that may still take effect.
+    pub fn open(&self) -> &[Operation] {
+        &self.open
+    }
+
+    /// Checks a piece, of which `last` are the values at its end.
+    ///
+    /// # Errors
+    /// It is not linearizable.
+    pub fn close(
+        &mut self,
+        piece: &[Operation],
+        last: BTreeMap<Key, Option<u64>>,
+    ) -> Result<Checked, Violation> {
+        let mut checked = Checked::default();
+        let mut keys: BTreeMap<Key, Vec<Operation>> = BTreeMap::new();
+        for operation in piece {
+            if operation.answer.is_some() {
+                keys.entry(operation.key).or_default().push(*operation);
+                checked.answered += 1;
+            } else {
+                checked.ambiguous += 1;
+            }
+        }
+        self.forgive(piece);
+        for (key, operations) in keys {
+            let initial = self.values.get(&key).copied().flatten();
+            let longest = self.judge(initial, operations)?;
+            checked.longest = checked.longest.max(longest);
+        }
+        self.begin(last);
+        Ok(checked)
+    }
+
+    /// Checks a whole history, of registers that hold nothing at first.
+    ///
+    /// # Errors
+    /// It is not linearizable.
+    pub fn whole(history: &[Operation]) -> Result<Checked, Violation> {
+        Self::default().close(history, BTreeMap::new())
+    }
+
+    /// Takes up the ambiguous writes of a piece that is not checked.
+    pub fn forgive(&mut self, piece: &[Operation]) {
+        let ambiguous = |it: &&Operation| it.answer.is_none() && it.action.writes().is_some();
+        self.open.extend(piece.iter().filter(ambiguous));
+    }
+
+    /// Checks one key's answered operations, part by part. Returns the length of the longest part.
+    fn judge(
+        &mut self,
+        mut initial: Option<u64>,
+        mut operations: Vec<Operation>,
+    ) -> Result<usize, Violation> {
+        narrow(&mut operations);
+        let mut longest = 0;
+        for mut part in parts(operations) {
+            longest = longest.max(part.len());
+            let (key, last) = (part[0].key, part[part.len() - 1]);
+            let found: BTreeSet<u64> = part.iter().filter_map(Operation::found).collect();
+            let mut effective = Vec::new();
+            self.open.retain(|it| {
+                let is_found = it.key == key
+                    && it
+                        .action
+                        .writes()
+                        .is_some_and(|value| found.contains(&value));
+                if is_found {
+                    effective.push(*it);
+                }
+                !is_found
+            });
+            part.extend(effective);
+            let explained = search(Register(initial), &part);
+            if explained != Some(true) {
+                part.sort_by_key(|it| it.invoked_us);
+                return Err(Violation {
+                    key,
+                    initial,
+                    part,
+                    certain: explained.is_some(),
+                });
+            }
+            initial = last.action.writes().or(last.found());
+        }
+        Ok(longest)
+    }
+}
+
+/// The history with one stale read: the last read that can return what had been overwritten before it was asked for does
+/// so. `None` if nothing was overwritten and then read.
+pub fn with_a_stale_read(history: &[Operation]) -> Option<Vec<Operation>> {
+    let ended_before = |it: &Operation, us: u64| it.returned_us().is_some_and(|at| at < us);
+    let writes = |key| {
+        let of_key = move |it: &&Operation| it.key == key && it.action.writes().is_some();
+        history.iter().filter(of_key)
+    };
+    for (place, read) in history.iter().enumerate().rev() {
+        if read.action != Action::Read || read.answer.is_none() {
+            continue;
+        }
+        let newer = writes(read.key).filter(|it| ended_before(it, read.invoked_us));
+        let Some(newer) = newer.max_by_key(|it| it.invoked_us) else {
             continue;
         };
-        let asked = history[..end]
-            .iter()
-            .rposition(|it| *it == (reader, Event::Read))?;
-        // A write that was answered before the read was asked for; what it overwrote is gone.
-        let answered = history[..asked]
-            .iter()
-            .rposition(|it| it.1 == Event::Written);
-        let older = answered.and_then(|answered| {
-            let (writer, _) = history[answered];
-            let is_asking = |it: &Record| it.0 == writer && matches!(it.1, Event::Write(_));
-            let begun = history[..answered].iter().rposition(is_asking)?;
-            let before = history[..begun]
-                .iter()
-                .rposition(|it| it.1 == Event::Written)?;
-            let (writer, _) = history[before];
-            let asking = history[..before].iter().rev();
-            asking.copied().find_map(|it| match it {
-                (name, Event::Write(value)) if name == writer && value != found => Some(value),
-                _ => None,
-            })
-        });
-        if let Some(value) = older {
-            stale[end].1 = Event::Found(value);
+        let older = writes(read.key).filter(|it| ended_before(it, newer.invoked_us));
+        if let Some(value) = older.filter_map(|it| it.action.writes()).next_back() {
+            let mut stale = history.to_vec();
+            stale[place].answer = Some((read.returned_us()?, Answer::Found(Some(value))));
             return Some(stale);
         }
     }
     None
 }
 
+/// Narrows the time of each write whose value was found to when it can have taken effect.
+fn narrow(operations: &mut [Operation]) {
+    let given = operations.to_vec();
+    for it in operations {
+        let (Some(value), Some((returned, answer))) = (it.action.writes(), it.answer) else {
+            continue;
+        };
+        let finders = given.iter().filter(|other| other.found() == Some(value));
+        let Some(first) = finders.min_by_key(|finder| finder.returned_us()) else {
+            continue;
+        };
+        let earlier = given.iter().filter(|other| {
+            let ended = other.returned_us().is_some_and(|at| at < first.invoked_us);
+            ended && other.found() != Some(value)
+        });
+        let since = earlier.map(|other| other.invoked_us).max();
+        let from = it.invoked_us.max(since.unwrap_or(0));
+        let to = first.returned_us().map_or(returned, |at| at.min(returned));
+        // Otherwise nothing explains the history, which the search says with all its operations.
+        if from <= to {
+            it.invoked_us = from;
+            it.answer = Some((to, answer));
+        }
+    }
+}
+
+/// Cuts one key's answered operations after each that overlaps no other. Such a one is the last of its part.
+fn parts(mut operations: Vec<Operation>) -> Vec<Vec<Operation>> {
+    operations.sort_by_key(|it| it.invoked_us);
+    let mut parts: Vec<Vec<Operation>> = vec![Vec::new()];
+    // The latest answer to any operation so far.
+    let mut until = 0;
+    for (place, operation) in operations.iter().enumerate() {
+        let returned = operation.returned_us().unwrap_or(u64::MAX);
+        let after_all = operation.invoked_us > until;
+        let next = operations.get(place + 1);
+        let before_all = next.is_none_or(|next| next.invoked_us > returned);
+        until = until.max(returned);
+        if let Some(part) = parts.last_mut() {
+            part.push(*operation);
+        }
+        if after_all && before_all && next.is_some() {
+            parts.push(Vec::new());
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// Whether some order explains the operations; `None` if none was found in time.
+fn search(initial: Register, operations: &[Operation]) -> Option<bool> {
+    let tester = tester(initial, operations);
+    let (answer, answers) = mpsc::channel();
+    // Not scoped: a search that takes too long is left alone, and ends with the process.
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+    let thread = thread.spawn(move || answer.send(tester.is_consistent()));
+    thread.ok()?;
+    answers.recv_timeout(SEARCH_WITHIN).ok()
+}
+
+/// The operations as `stateright` takes them: one after the other, in the order of time.
+fn tester(initial: Register, operations: &[Operation]) -> LinearizabilityTester<u64, Register> {
+    // At the same µs, an operation begins before another one ends: then they overlap, which forbids less.
+    let mut moments: Vec<(u64, bool, &Operation)> = Vec::new();
+    for operation in operations {
+        moments.push((operation.invoked_us, false, operation));
+        if let Some(at) = operation.returned_us() {
+            moments.push((at, true, operation));
+        }
+    }
+    moments.sort_by_key(|(at, is_answer, _)| (*at, *is_answer));
+    let mut tester = LinearizabilityTester::new(initial);
+    for (_, is_answer, operation) in moments {
+        let client = operation.client;
+        let noted = match operation.answer {
+            Some((_, answer)) if is_answer => tester.on_return(client, answer),
+            _ => tester.on_invoke(client, operation.action),
+        };
+        noted.expect("one operation at a time for each client");
+    }
+    tester
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Event::{Found, Read, Write, Written};
+    use Action::{Read, Swap, Write};
+    use plover_types::SplitMix64;
+
+    const KEY: Key = 3;
+
+    fn operation(client: u64, from: u64, to: u64, action: Action, answer: Answer) -> Operation {
+        Operation {
+            client,
+            key: KEY,
+            action,
+            invoked_us: from,
+            answer: Some((to, answer)),
+        }
+    }
+
+    fn read(client: u64, from: u64, to: u64, found: Option<u64>) -> Operation {
+        operation(client, from, to, Read, Answer::Found(found))
+    }
+
+    fn write(client: u64, from: u64, to: u64, value: u64) -> Operation {
+        operation(client, from, to, Write(value), Answer::Done)
+    }
+
+    fn swap(client: u64, from: u64, to: u64, value: u64, found: Option<u64>) -> Operation {
+        operation(client, from, to, Swap(value), Answer::Found(found))
+    }
+
+    fn unanswered(client: u64, from: u64, action: Action) -> Operation {
+        Operation {
+            action,
+            answer: None,
+            ..read(client, from, 0, None)
+        }
+    }
+
+    fn holds(piece: &[Operation]) -> bool {
+        Judge::default().close(piece, BTreeMap::new()).is_ok()
+    }
+
+    /// One write was sent again after seconds; four clients went on meanwhile.
+    #[test]
+    fn a_long_write_that_was_found_late_is_explained_in_time() {
+        let mut piece = vec![write(9, 5, 9_000, 7)];
+        for round in 0..80 {
+            let (at, value) = (10 + round * 100, 1000 + round);
+            for client in 1..4 {
+                let value = value + client * 1000;
+                piece.push(write(client, at, at + 50, value));
+            }
+            piece.push(read(4, at + 10, at + 60, Some(value + 1000)));
+            piece.push(read(4, at + 70, at + 80, Some(value + 3000)));
+        }
+        piece.push(read(4, 8_500, 9_100, Some(7)));
+        assert!(holds(&piece));
+        let late = read(5, 9_200, 9_300, Some(1000));
+        piece.push(late);
+        assert!(!holds(&piece), "an older value came back");
+    }
 
     #[test]
-    fn what_happened_in_an_order_is_linearizable() {
-        let overlapping = [
-            (1, Write(7)),
-            (2, Read),
-            (2, Found(7)),
-            (3, Read),
-            (1, Written),
-        ];
-        assert!(is_linearizable(&overlapping));
-        assert!(is_linearizable(&[(1, Write(7)), (2, Read), (2, Found(0))]));
-        let lost = [
-            (1, Write(7)),
-            (2, Write(8)),
-            (2, Written),
-            (3, Read),
-            (3, Found(7)),
-        ];
-        assert!(is_linearizable(&lost), "an unanswered write may come late");
+    fn what_one_guest_could_have_answered_is_explained() {
+        assert!(holds(&[
+            write(1, 10, 20, 7),
+            read(2, 15, 30, Some(7)),
+            swap(1, 40, 50, 8, Some(7)),
+            read(2, 60, 70, Some(8)),
+        ]));
+        // Two writes at the same time, in an order that only a later read shows.
+        for last in [7, 8] {
+            let both = [write(1, 10, 30, 7), write(2, 20, 40, 8)];
+            assert!(holds(&[both[0], both[1], read(3, 50, 60, Some(last))]));
+        }
     }
 
     #[test]
     fn a_stale_read_is_caught() {
-        let good = [
-            (1, Write(7)),
-            (1, Written),
-            (1, Write(8)),
-            (1, Written),
-            (2, Read),
-            (2, Found(8)),
+        let stale = [
+            write(1, 10, 20, 7),
+            write(1, 30, 40, 8),
+            read(2, 50, 60, Some(7)),
         ];
-        assert!(is_linearizable(&good));
-        let stale = with_a_stale_read(&good).expect("8 overwrote 7");
-        assert_eq!(stale[5], (2, Found(7)));
-        assert!(!is_linearizable(&stale));
-        assert_eq!(with_a_stale_read(&good[..2]), None);
-        let back = [
-            (1, Write(7)),
-            (2, Read),
-            (2, Found(7)),
-            (3, Read),
-            (3, Found(0)),
+        let violation = Judge::default().close(&stale, BTreeMap::new()).unwrap_err();
+        assert_eq!((violation.key, violation.certain), (KEY, true));
+        assert!(
+            violation.to_string().contains("Read: Found(Some(7))"),
+            "{violation}"
+        );
+        assert!(!holds(&[
+            write(1, 10, 90, 7),
+            read(2, 20, 30, Some(7)),
+            read(3, 40, 50, None),
+        ]));
+    }
+
+    #[test]
+    fn a_lost_write_is_caught() {
+        assert!(!holds(&[write(1, 10, 20, 7), read(2, 30, 40, None)]));
+        let mut judge = Judge::default();
+        let seven = BTreeMap::from([(KEY, Some(7))]);
+        judge.close(&[write(1, 10, 20, 7)], seven).unwrap();
+        let lost = judge.close(&[read(2, 30, 40, None)], BTreeMap::new());
+        assert!(lost.is_err(), "the piece before says 7");
+    }
+
+    #[test]
+    fn a_request_that_was_carried_out_twice_is_caught() {
+        let twice = swap(1, 10, 20, 7, Some(7));
+        assert!(!holds(&[twice]));
+    }
+
+    #[test]
+    fn an_ambiguous_write_may_take_effect_or_not_and_late() {
+        let asked = unanswered(9, 10, Write(7));
+        assert!(holds(&[asked, read(1, 20, 30, Some(7))]));
+        assert!(holds(&[
+            asked,
+            read(1, 20, 30, None),
+            read(1, 40, 50, None)
+        ]));
+        assert!(holds(&[
+            asked,
+            read(1, 20, 30, None),
+            read(1, 40, 50, Some(7))
+        ]));
+        assert!(holds(&[
+            unanswered(9, 10, Swap(7)),
+            write(1, 20, 30, 8),
+            swap(1, 40, 50, 9, Some(7)),
+        ]));
+        // In a later piece.
+        let mut judge = Judge::default();
+        judge
+            .close(&[asked], BTreeMap::from([(KEY, None)]))
+            .unwrap();
+        assert_eq!(judge.open(), [asked]);
+        let late = [read(1, 40, 50, None), read(1, 60, 70, Some(7))];
+        judge
+            .close(&late, BTreeMap::from([(KEY, Some(7))]))
+            .unwrap();
+        assert!(judge.open().is_empty());
+    }
+
+    #[test]
+    fn an_ambiguous_write_takes_effect_once_and_not_before_it_was_asked_for() {
+        let asked = unanswered(9, 10, Write(7));
+        assert!(!holds(&[
+            asked,
+            read(1, 20, 30, Some(7)),
+            write(1, 40, 50, 8),
+            read(1, 60, 70, Some(7)),
+        ]));
+        assert!(!holds(&[read(1, 1, 5, Some(7)), asked]));
+        assert!(!holds(&[
+            asked,
+            read(1, 20, 30, Some(7)),
+            read(1, 40, 50, None)
+        ]));
+    }
+
+    #[test]
+    fn parts_end_where_the_register_rests() {
+        let operations = vec![
+            write(1, 10, 20, 1),
+            write(1, 30, 60, 2),
+            read(2, 40, 50, Some(2)),
+            read(3, 55, 70, Some(2)),
+            read(1, 80, 90, Some(2)),
+            read(1, 91, 99, Some(2)),
         ];
-        assert!(!is_linearizable(&back), "what was read once stays");
+        let lengths: Vec<usize> = parts(operations).iter().map(Vec::len).collect();
+        assert_eq!(lengths, [1, 4, 1]);
+    }
+
+    /// A register whose answers are wrong now and then, and its clients. `wrong` answers in a hundred.
+    fn random_history(random: &mut SplitMix64, wrong: u64) -> Vec<Operation> {
+        let mut register = Register(None);
+        let (mut busy_until, mut now) = ([0; 3], 0);
+        let mut history = Vec::new();
+        for number in 1..=random.range(3, 9) {
+            // One after the other takes effect at `now`; they overlap around it.
+            now += 10;
+            let client = random.range(0, 2);
+            let from = (now - random.range(0, 25).min(now)).max(busy_until[client as usize] + 1);
+            if from > now {
+                continue;
+            }
+            let action = [Read, Write(number), Swap(number)][random.range(0, 2) as usize];
+            let to = now + random.range(0, 25);
+            busy_until[client as usize] = to;
+            if random.range(0, 5) == 0 && action != Read {
+                // Without an answer, and perhaps without effect. The client takes a new name.
+                if random.range(0, 1) == 0 {
+                    register.invoke(&action);
+                }
+                history.push(unanswered(100 + number, from, action));
+                continue;
+            }
+            let answer = match register.invoke(&action) {
+                Answer::Found(_) if random.range(0, 99) < wrong => {
+                    Answer::Found(Some(random.range(1, number)))
+                }
+                answer => answer,
+            };
+            history.push(operation(client, from, to, action, answer));
+        }
+        history
+    }
+
+    /// Cutting a history changes no verdict: compared with the search over the whole.
+    #[test]
+    fn parts_are_judged_as_the_whole() {
+        let mut random = SplitMix64::new(1);
+        let mut verdicts = [0, 0];
+        for round in 0..3000 {
+            let history = random_history(&mut random, if round % 2 == 0 { 0 } else { 30 });
+            let whole = tester(Register(None), &history).is_consistent();
+            assert_eq!(holds(&history), whole, "{history:#?}");
+            assert!(whole || round % 2 == 1, "{history:#?}");
+            verdicts[usize::from(whole)] += 1;
+        }
+        assert!(verdicts.iter().all(|count| *count > 300), "{verdicts:?}");
     }
 }

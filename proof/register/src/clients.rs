@@ -1,11 +1,13 @@
 //! Clients that read and write, and record what they saw.
 
-use crate::check::{Event, Histories};
+use crate::history::{Action, Answer, Operation};
 use crate::registers;
 use plover_log::{Address, Remote};
 use plover_types::SplitMix64;
+use std::sync::Mutex;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations of one client on one key.
 const OPERATIONS: usize = 10;
@@ -16,10 +18,12 @@ const PATIENCE: Duration = Duration::from_millis(400);
 const PAUSE_US_MAX: u64 = 40_000;
 
 /// What clients share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Shared {
-    /// What happened.
-    pub histories: Histories,
+    /// What they did and saw.
+    pub history: Mutex<Vec<Operation>>,
+    /// When the clock of the history began.
+    begun: Instant,
     /// Set when they are to end.
     pub stop: AtomicBool,
     /// Operations that were answered.
@@ -28,6 +32,26 @@ pub struct Shared {
     pub unanswered: AtomicU64,
     names: AtomicU64,
     values: AtomicU64,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            history: Mutex::default(),
+            begun: Instant::now(),
+            stop: AtomicBool::default(),
+            answered: AtomicU64::default(),
+            unanswered: AtomicU64::default(),
+            names: AtomicU64::default(),
+            values: AtomicU64::default(),
+        }
+    }
+}
+
+impl Shared {
+    fn now_us(&self) -> u64 {
+        self.begun.elapsed().as_micros() as u64
+    }
 }
 
 /// One client, until it is told to stop. All clients go through the same keys, one after the
@@ -53,28 +77,43 @@ fn operate(
     shared: &Shared,
     client: &mut Remote,
     name: u64,
-    key: u64,
+    key: u32,
     random: &mut SplitMix64,
 ) -> bool {
-    let histories = &shared.histories;
-    let write = random.range(0, 1) == 1;
-    let entry = if write {
+    let (action, entry) = if random.range(0, 1) == 1 {
         // No two writes write the same, so that a read tells which write it saw.
         let value = shared.values.fetch_add(1, Ordering::Relaxed) + 1;
-        histories.note(key, name, Event::Write(value));
-        registers::write(key, value)
+        (Action::Write(value), registers::write(key.into(), value))
     } else {
-        histories.note(key, name, Event::Read);
-        registers::read(key)
+        (Action::Read, registers::read(key.into()))
     };
-    let mut answer = Vec::new();
-    if client.call(&entry, &mut answer).is_err() {
-        shared.unanswered.fetch_add(1, Ordering::Relaxed);
-        return false;
-    }
-    let value = answer.try_into().map(u64::from_le_bytes);
-    let found = Event::Found(value.expect("registers answer with eight bytes"));
-    histories.note(key, name, if write { Event::Written } else { found });
-    shared.answered.fetch_add(1, Ordering::Relaxed);
-    true
+    let invoked_us = shared.now_us();
+    let mut bytes = Vec::new();
+    let answer = client.call(&entry, &mut bytes).is_ok().then(|| {
+        let value = bytes.try_into().map(u64::from_le_bytes);
+        let found = value.expect("registers answer with eight bytes");
+        // A register that nobody has written holds zero.
+        let answer = match action {
+            Action::Read => Answer::Found((found != 0).then_some(found)),
+            Action::Write(_) | Action::Swap(_) => Answer::Done,
+        };
+        (shared.now_us(), answer)
+    });
+    let count = match answer {
+        Some(_) => &shared.answered,
+        None => &shared.unanswered,
+    };
+    count.fetch_add(1, Ordering::Relaxed);
+    let mut history = shared
+        .history
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    history.push(Operation {
+        client: name,
+        key,
+        action,
+        invoked_us,
+        answer,
+    });
+    answer.is_some()
 }

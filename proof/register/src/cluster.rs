@@ -139,9 +139,15 @@ impl Cluster {
 
     /// Waits until all replicas hold the log and follow one leader: only then is the next fault
     /// the first again.
-    pub fn wait_until_whole(&self) -> anyhow::Result<()> {
+    pub fn wait_until_whole(&mut self) -> anyhow::Result<()> {
         let until = Instant::now() + RECOVERY;
         loop {
+            for (id, child) in self.children.iter_mut().enumerate() {
+                let ended = child.as_mut().map(Child::try_wait).transpose()?.flatten();
+                if let Some(status) = ended {
+                    bail!("replica {id} has ended by itself, with {status}; its reason is above");
+                }
+            }
             let reports: Vec<_> = (0..self.size()).filter_map(|id| self.status(id)).collect();
             let member = |it: &StatusReport| matches!(it.phase, Phase::Leading | Phase::Following);
             let leader = reports.first().and_then(|it| it.leader);

@@ -13,23 +13,30 @@
 //!
 //! * `registers` is the state machine, `replica` the process that runs it.
 //! * `cluster` starts, kills, stops and cuts off replicas, and waits until they are back.
-//! * `clients` read and write, and record the history; `check` checks it.
-//!
-//! The check is exponential in the worst case, so clients move on to another key every few
-//! operations. A history of a key has some dozens of them, and each key is checked alone, which is
-//! as strong (linearizability is local).
+//! * `clients` read and write, and record the `history`; `check` checks it. `./x chaos` uses both for the
+//!   clients of a protected guest.
 //!
 //! ```
-//! use plover_register_proof::check::{Event, is_linearizable};
+//! use plover_register_proof::check::Judge;
+//! use plover_register_proof::history::{Action, Answer, Operation};
 //!
-//! let write = [(1, Event::Write(7)), (1, Event::Written)];
-//! assert!(is_linearizable(&[&write[..], &[(2, Event::Read), (2, Event::Found(7))]].concat()));
-//! assert!(!is_linearizable(&[&write[..], &[(2, Event::Read), (2, Event::Found(0))]].concat()));
+//! let operation = |client, from, action, answer| Operation {
+//!     client,
+//!     key: 1,
+//!     action,
+//!     invoked_us: from,
+//!     answer: Some((from + 5, answer)),
+//! };
+//! let write = operation(1, 10, Action::Write(7), Answer::Done);
+//! let read = |found| operation(2, 20, Action::Read, Answer::Found(found));
+//! assert!(Judge::whole(&[write, read(Some(7))]).is_ok());
+//! assert!(Judge::whole(&[write, read(None)]).is_err());
 //! ```
 
 pub mod check;
 pub mod clients;
 pub mod cluster;
+pub mod history;
 pub mod registers;
 pub mod replica;
 pub mod run;

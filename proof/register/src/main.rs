@@ -51,10 +51,10 @@ fn by_hand(plan: &Plan) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("this program's own path")?;
     let outcome = run(&program, plan)?;
     println!(
-        "{} histories are linearizable: {} operations answered, {} not; {} faults: {}",
-        outcome.histories.len(),
+        "the history is linearizable: {} operations answered, {} not, at most {} in a part; {} faults: {}",
         outcome.answered,
         outcome.unanswered,
+        outcome.checked.longest,
         outcome.faults.len(),
         outcome.faults.join(", ")
     );

@@ -1,13 +1,14 @@
 //! One run: a group, clients, and faults from a seed; then the verdict.
 
-use crate::check::{self, Record};
+use crate::check::{Checked, Judge};
 use crate::clients::{self, Shared};
 use crate::cluster::Cluster;
+use crate::history::Operation;
 use anyhow::{Context, ensure};
 use plover_log::Durability;
 use plover_types::SplitMix64;
-use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,10 @@ pub struct Plan {
 /// What came of it.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Every key's history.
-    pub histories: BTreeMap<u64, Vec<Record>>,
+    /// What clients did and saw.
+    pub history: Vec<Operation>,
+    /// What was checked of it.
+    pub checked: Checked,
     /// Operations that were answered.
     pub answered: u64,
     /// Operations that were given up: they may have happened or not.
@@ -60,21 +63,20 @@ pub fn run(program: &Path, plan: &Plan) -> anyhow::Result<Outcome> {
         faults
     })
     .with_context(|| format!("{plan:?}"))?;
-    let outcome = Outcome {
-        answered: shared.answered.load(Ordering::Relaxed),
-        unanswered: shared.unanswered.load(Ordering::Relaxed),
-        histories: shared.histories.take(),
+    let answered = shared.answered.load(Ordering::Relaxed);
+    ensure!(answered > 0, "no operation was answered: {plan:?}");
+    let unanswered = shared.unanswered.load(Ordering::Relaxed);
+    let history = shared.history.into_inner();
+    let history = history.unwrap_or_else(PoisonError::into_inner);
+    let checked = Judge::whole(&history);
+    let checked = checked.with_context(|| format!("{plan:?}, {faults:?}"))?;
+    Ok(Outcome {
+        history,
+        checked,
+        answered,
+        unanswered,
         faults,
-    };
-    ensure!(outcome.answered > 0, "no operation was answered: {plan:?}");
-    for (key, history) in &outcome.histories {
-        ensure!(
-            check::is_linearizable(history),
-            "the history of key {key} is not linearizable: {plan:?}, {:?}, {history:#?}",
-            outcome.faults
-        );
-    }
-    Ok(outcome)
+    })
 }
 
 /// Does one thing after the other to the replicas, waiting each time until the group is whole.

@@ -2,7 +2,6 @@
 
 use super::stream::Stream;
 use crate::api::Action;
-use crate::canary::canary;
 use crate::context::Context;
 use crate::jobs::Job;
 use plover_syncvm::message::{Body, CopyPurpose};

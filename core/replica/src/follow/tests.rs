@@ -103,7 +103,17 @@ fn the_end_mark_is_acknowledged_and_applied() {
 fn an_end_mark_before_all_chunks_have_come_gives_the_sync_up() {
     let mut replica = receiving();
     end(&mut replica, 1);
-    assert_eq!(sent_to_leader(&replica), []);
+    let sent = sent_to_leader(&replica);
+    assert!(
+        matches!(
+            &sent[..],
+            [Body::GaveUp {
+                sync: SyncNo(1),
+                ..
+            }]
+        ),
+        "the leader need not wait for an acknowledgement: {sent:?}"
+    );
     let out = taken(&mut replica);
     let failed = |a: &Action| matches!(a, Action::Note(Note::SyncFailed { .. }));
     assert!(out.iter().any(failed), "{out:?}");

@@ -144,6 +144,33 @@ fn an_acknowledgement_of_another_sync_or_another_peer_releases_nothing() {
     assert!(replica.cx.outputs.cleared.is_empty());
 }
 
+/// A secondary that says so keeps its place, and the next sync comes at once.
+#[test]
+fn a_sync_that_the_secondary_gives_up_is_done_again() {
+    let mut replica = at_the_cut();
+    let read = open_read(&mut replica);
+    apply(&mut replica, INTERVAL, Event::StateSaved(vec![1]));
+    apply(&mut replica, INTERVAL, Event::PagesRead(read, vec![0; 8]));
+    apply(&mut replica, INTERVAL, Event::GuestResumed);
+    let gave_up = |sync| Body::GaveUp {
+        sync: SyncNo(sync),
+        why: "why".into(),
+    };
+    let other = from_secondary(gave_up(9), &replica);
+    apply(&mut replica, INTERVAL, other);
+    assert!(
+        replica.leading().unwrap().0.sync.is_some(),
+        "another sync's"
+    );
+    let event = from_secondary(gave_up(1), &replica);
+    apply(&mut replica, INTERVAL, event);
+    assert_eq!(replica.cx.outputs.guard.len(), 1, "its outputs are held");
+    assert!(replica.cx.memory.ledger.owed().contains(PageNo(3)));
+    let (leader, cx) = replica.leading().unwrap();
+    assert!(leader.sync.is_none() && leader.slot.is_retry);
+    assert_eq!(leader.secondary(cx), Some(SECONDARY));
+}
+
 /// A secondary that never answers costs its place, not the guest.
 #[test]
 fn a_sync_without_progress_is_given_up() {

@@ -131,6 +131,10 @@ fn transfer() -> Vec<Body> {
             last: true,
         },
         Body::Ack { sync: SYNC },
+        Body::GaveUp {
+            sync: SYNC,
+            why: "why".into(),
+        },
     ]
 }
 

@@ -33,7 +33,7 @@ impl Body {
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
             Action::StartGuest(reason) => self.start_guest(reason),
             Action::KillGuest => {
-                self.vm = None;
+                self.leave_guest();
                 self.printed.forget();
             }
             Action::Pause => self.order(VmCommand::Pause),

@@ -122,14 +122,21 @@ impl Body {
 
     pub(super) fn guest_is_gone(&mut self, why: String) -> Event {
         tracing::error!(%why, "this replica's guest is lost");
-        self.vm = None;
+        self.leave_guest();
         self.printed.forget();
         self.last_failure = Some(why.clone());
         Event::GuestDied(why)
     }
 
+    /// Ends the guest that runs here, if one does.
+    pub(super) fn leave_guest(&mut self) {
+        if let Some(vm) = self.vm.take() {
+            vm.leave();
+        }
+    }
+
     pub(super) fn start_guest(&mut self, reason: BootReason) {
-        self.vm = None;
+        self.leave_guest();
         self.drop_work();
         // The new process inherits the nice value and the CPUs of the thread that starts it.
         let _ = rustix::process::setpriority_process(None, 0);
@@ -247,7 +254,8 @@ impl Body {
         Some(host.of(self.role == Role::Leader))
     }
 
-    /// Test hooks that crash this replica in a given phase of a sync that it leads.
+    /// Test hooks that crash this replica in a given phase of a sync that it leads. Not in the sync that ends a join:
+    /// nobody else holds the guest before that is acknowledged.
     pub(super) fn at_phase(&mut self, phase: plover_syncvm::Phase, note: &Note) {
         if phase == plover_syncvm::Phase::Scan {
             if let Note::SyncPhase { sync, .. } = note {
@@ -255,7 +263,8 @@ impl Body {
             }
         }
         let transfers = phase == plover_syncvm::Phase::Transfer;
-        if self.crash_in == Some(phase) || (transfers && self.crash_at == Some(Area::D)) {
+        let is_due = self.crash_in == Some(phase) || (transfers && self.crash_at == Some(Area::D));
+        if is_due && self.replica.status().protected {
             self.crash();
         }
     }

@@ -98,18 +98,20 @@ impl GroupConfig {
                 self.first_leader
             ));
         }
-        if self.heartbeat_ms == 0 || self.timeout_ms < 3 * self.heartbeat_ms {
+        if self.heartbeat_ms == 0 || self.timeout_ms() < 3 * self.heartbeat_ms {
             return mismatch(format!(
                 "group.timeout_ms = {} must be at least three heartbeats (group.heartbeat_ms = {})",
-                self.timeout_ms, self.heartbeat_ms
+                self.timeout_ms(),
+                self.heartbeat_ms
             ));
         }
         let min = self.timeout_min_ms();
-        if !(3 * self.heartbeat_ms..=self.timeout_ms).contains(&min) {
+        if !(3 * self.heartbeat_ms..=self.timeout_ms()).contains(&min) {
             return mismatch(format!(
                 "group.timeout_min_ms = {min} must be at least three heartbeats \
                  (group.heartbeat_ms = {}) and at most group.timeout_ms = {}",
-                self.heartbeat_ms, self.timeout_ms
+                self.heartbeat_ms,
+                self.timeout_ms()
             ));
         }
         if self.log_mib == 0 {

@@ -164,11 +164,11 @@ impl QemuVm {
         }
     }
 
-    /// Ends the process and drops all orders.
+    /// Ends the process and drops all orders. Nobody waits for the end of the process.
     fn end(&mut self) {
         self.phase = Phase::Gone;
         self.orders.clear();
-        self.process.kill();
+        self.process.signal();
         // Closed descriptors poll readable for ever. Only the NIC and the console may still hold data.
         let Self {
             process,

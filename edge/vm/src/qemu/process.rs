@@ -204,14 +204,21 @@ impl Process {
         }
     }
 
-    /// Ends the process at once. One that waits for a disk that hangs ends when that answers: nobody waits
+    /// Ends the process at once, and does not wait for its end.
+    pub(super) fn signal(&mut self) {
+        if !self.left {
+            // Fails only if it was already waited for.
+            let _ = self.child.kill();
+        }
+    }
+
+    /// Ends the process and waits for its end, but not for long. One that waits for a disk that hangs ends when that answers: nobody waits
     /// for it here.
     pub(super) fn kill(&mut self) {
         if self.left {
             return;
         }
-        // Fails only if it was already waited for.
-        let _ = self.child.kill();
+        self.signal();
         let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
         if matches!(poll(&mut end, Some(&END_WITHIN)), Ok(1)) {
             let _ = self.child.wait();

@@ -5,6 +5,7 @@ use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
 use plover_lab_proof::chaos::{self, Plan};
 use plover_lab_proof::{Turn, exit_code, program};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Breaks a lab of three replicas at random, one fault or two at a time, under load, and checks that what the clients
@@ -18,6 +19,16 @@ struct Arguments {
     /// The seed of the faults. The same seed gives the same faults; their moments differ.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
+    /// Only this fault, in the words of a step, such as "hang leader's QEMU" or "reboot guest". Given several times, these in
+    /// turn.
+    #[arg(long, value_name = "FAULT")]
+    only: Vec<String>,
+    /// End after so many steps.
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Configuration that every replica gets beside the lab's, such as `[group] durability = "disk"`.
+    #[arg(long, value_name = "FILE")]
+    overlay: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -32,6 +43,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         program: program().to_owned(),
         minutes: arguments.minutes,
         seed: arguments.seed,
+        only: arguments.only.clone(),
+        steps: arguments.steps,
+        overlay: arguments.overlay.clone(),
     };
     let report = chaos::run(&plan, &Progress::interruptible(false)?)?;
     println!("{report}");

@@ -5,13 +5,13 @@
 //! another one: their operation stays ambiguous, and connections are opened while the group fails over. One client
 //! moves large values.
 
-use super::history::{Action, Key, Operation};
 use super::registers::{self, LARGE_KEY, LARGE_KEYS, SMALL_KEYS, ask};
 use crate::redis::Connection;
 use anyhow::{Context, Result, ensure};
 use plover_lab::net::Namespace;
 use plover_lab::progress::Progress;
 use plover_lab::trace::now_us;
+use plover_register_proof::history::{Action, Key, Operation};
 use plover_types::SplitMix64;
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddrV4, TcpStream};

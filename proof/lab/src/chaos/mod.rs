@@ -11,12 +11,12 @@
 //! | what happens, and what may happen | [`schedule`] |
 //! | how it is done to the hosts | [`hosts`] |
 //! | who reads and writes, and where | [`clients`], [`registers`] |
-//! | what they saw, and whether it can be explained | [`history`], [`check`] |
+//! | what they saw, and whether it can be explained | `plover_register_proof`'s `history` and `check` |
 //! | the table | [`report`] |
 //!
 //! It is a violation if
 //!
-//! * what clients saw is not linearizable ([`check`]), which includes a write that was acknowledged and is gone;
+//! * what clients saw is not linearizable ([`plover_register_proof::check`]), which includes a write that was acknowledged and is gone;
 //! * a connection is reset or refused, or has no answer for [`clients::PATIENCE`], other than by a reboot of the guest;
 //! * [`WHOLE_WITHIN`] after healing, the guest is not protected, a replica does not take part, or a client has no answer;
 //! * a daemon ends that was not killed and whose state was not full;
@@ -24,9 +24,7 @@
 //!
 //! A reboot of the guest ends a piece of history: this guest keeps its data in memory.
 
-pub mod check;
 pub mod clients;
-pub mod history;
 pub mod hosts;
 pub mod registers;
 pub mod report;
@@ -37,15 +35,15 @@ use crate::load::gap_of;
 use crate::role;
 use crate::senders::Senders;
 use anyhow::{Context, Result, bail, ensure};
-use check::{Checked, Judge, Violation};
 use clients::Clients;
-use history::Operation;
 use hosts::{Hosts, Struck, is_whole};
 use plover_lab::Lab;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
 use plover_lab::trace::{Tail, TraceEvent, now_us};
 use plover_lab::up::is_interruption;
+use plover_register_proof::check::{Checked, Judge, Violation};
+use plover_register_proof::history::Operation;
 use report::{Report, Row};
 use schedule::{Schedule, Step};
 use std::io::Write;
@@ -78,12 +76,28 @@ pub struct Plan {
     pub minutes: u64,
     /// The seed of the schedule.
     pub seed: u64,
+    /// If not empty: only these faults, in turn.
+    pub only: Vec<String>,
+    /// No more steps than this.
+    pub steps: Option<u64>,
+    /// More configuration for every replica.
+    pub overlay: Option<PathBuf>,
 }
 
 impl Plan {
     /// The command that repeats it.
     fn command(&self) -> String {
-        format!("./x chaos --minutes {} --seed {}", self.minutes, self.seed)
+        let mut command = format!("./x chaos --minutes {} --seed {}", self.minutes, self.seed);
+        for fault in &self.only {
+            command += &format!(" --only \"{fault}\"");
+        }
+        if let Some(steps) = self.steps {
+            command += &format!(" --steps {steps}");
+        }
+        if let Some(overlay) = &self.overlay {
+            command += &format!(" --overlay {}", overlay.display());
+        }
+        command
     }
 }
 
@@ -92,13 +106,20 @@ impl Plan {
 /// # Errors
 /// The lab cannot be made, or Ctrl-C. Nothing is left in any case.
 pub fn run(plan: &Plan, progress: &Progress) -> Result<Report> {
+    let mut schedule = if plan.only.is_empty() {
+        Schedule::new(plan.seed)
+    } else {
+        Schedule::only(plan.seed, &plan.only).map_err(anyhow::Error::msg)?
+    };
     let mut chaos = Chaos::begin(plan, progress)?;
     let end = Instant::now() + Duration::from_secs(60 * plan.minutes);
     let mut report = Report::new(plan.seed);
-    let mut schedule = Schedule::new(plan.seed);
     let mut result = Ok(());
     while result.is_ok() && Instant::now() < end {
         let Some(step) = schedule.next() else { break };
+        if plan.steps.is_some_and(|steps| step.number > steps) {
+            break;
+        }
         progress.say(format!("seed {}, step {}: {step}", plan.seed, step.number));
         result = chaos.step(&step).map(|row| {
             progress.say(format!("seed {}, step {}: {row}", plan.seed, step.number));
@@ -138,6 +159,7 @@ impl Chaos {
         let mut options = Options {
             name,
             program: Some(plan.program.clone()),
+            overlay: plan.overlay.clone(),
             ..Options::default()
         };
         let hosts = Hosts::prepare(&options.name, options.replicas())?;

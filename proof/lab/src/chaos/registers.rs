@@ -1,7 +1,7 @@
 //! The registers that clients use: keys of Redis, some with small values and some with large ones.
 
-use super::history::{Action, Answer, Key, Operation};
 use crate::redis::Connection;
+use plover_register_proof::history::{Action, Answer, Key, Operation};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 

@@ -1,7 +1,7 @@
 //! The result: a line a step, a table by fault, and one line that says whether all was well.
 
-use super::check::Checked;
 use crate::load::Gap;
+use plover_register_proof::check::Checked;
 use std::collections::BTreeMap;
 use std::fmt;
 

@@ -169,7 +169,12 @@ pub struct Schedule {
     /// Steps that are left of this round. Each round has every single fault once.
     deck: Vec<Step>,
     number: u64,
+    /// If not empty, rounds consist of these single faults and the plain reboot, by their words.
+    only: Vec<String>,
 }
+
+/// A plain reboot of the guest, in the words of a step.
+const REBOOT: &str = "reboot guest";
 
 /// Pairs and reboots in each round, beside the 37 single faults.
 const PAIRS: usize = 17;
@@ -190,7 +195,27 @@ impl Schedule {
             random: SplitMix64::new(seed),
             deck: Vec::new(),
             number: 0,
+            only: Vec::new(),
         }
+    }
+
+    /// The steps of `seed` that are one of these single faults, or the plain reboot. Each round has all of them once.
+    ///
+    /// # Errors
+    /// There is no such fault.
+    pub fn only(seed: u64, faults: &[String]) -> Result<Self, String> {
+        let mut this = Self::new(seed);
+        let singles = this.singles();
+        let mut known: Vec<String> = singles.iter().map(Strike::to_string).collect();
+        known.push(REBOOT.into());
+        if let Some(unknown) = faults.iter().find(|it| !known.contains(it)) {
+            let known = known.join("\n  ");
+            return Err(format!(
+                "there is no fault \"{unknown}\"; there are\n  {known}"
+            ));
+        }
+        this.only = faults.to_vec();
+        Ok(this)
     }
 
     /// A new round, shuffled.
@@ -203,6 +228,12 @@ impl Schedule {
         };
         let singles = self.singles();
         let mut deck: Vec<Step> = singles.iter().map(|it| step(false, vec![*it])).collect();
+        if !self.only.is_empty() {
+            deck.push(step(true, Vec::new()));
+            deck.retain(|step| self.only.contains(&step.to_string()));
+            self.deck = deck;
+            return;
+        }
         while deck.len() < singles.len() + PAIRS {
             let pair = [(); 2].map(|()| singles[self.below(singles.len())]);
             let pair = step(false, pair.to_vec());
@@ -349,6 +380,21 @@ mod tests {
         assert!(with_reboot.is_survivable());
         with_reboot.reboot = false;
         assert!(!with_reboot.is_survivable(), "nothing happens");
+    }
+
+    #[test]
+    fn only_some_faults_come_in_turn() {
+        let names = ["reboot guest", "hang leader's QEMU"].map(String::from);
+        let steps: Vec<String> = Schedule::only(1, &names)
+            .unwrap()
+            .take(4)
+            .map(|step| step.to_string())
+            .collect();
+        assert_eq!(steps[0], "reboot guest");
+        assert_eq!(steps[1], "hang leader's QEMU");
+        assert_eq!(steps[2..], steps[..2]);
+        let refused = Schedule::only(1, &["hang leader".into()]).unwrap_err();
+        assert!(refused.contains("\n  hang leader's QEMU\n"), "{refused}");
     }
 
     /// A round has every single fault, and pairs and reboots.

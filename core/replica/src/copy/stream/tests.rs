@@ -31,6 +31,21 @@ fn equal_pages_are_not_copied() {
     assert_eq!(stream.compared(1000, vec![Digest(0)]), None, "nobody asked");
 }
 
+/// The fear: this side's hash is of the page before a write, and the write is forgotten.
+#[test]
+fn a_page_written_while_it_is_hashed_stays_owed() {
+    let mut stream = Stream::new(ReplicaId(2), 7, PAGES);
+    stream.opened(None, 0);
+    let pages = stream.next_comparison(1).unwrap();
+    let same = vec![Digest(1); pages.len()];
+    assert!(stream.compared(0, same.clone()).is_some());
+    stream.owe(&set(&[5, 300]));
+    stream.owe_page(PageNo(7));
+    stream.hashed(&same);
+    let owed: Vec<u32> = stream.owed().iter().map(|page| page.0).take(3).collect();
+    assert_eq!(owed, [5, 7, COMPARE_PAGES]);
+}
+
 /// The fear: a chunk is lost, and its pages with it.
 #[test]
 fn pages_of_lost_chunks_are_owed_again() {

@@ -122,6 +122,25 @@ impl Leader {
         cx.note(Note::Synced(Box::new(run.report)));
     }
 
+    /// The secondary could not complete this syncvm. Its guest goes on, so the next one repairs that; a joiner's
+    /// guest has never run, so its join begins anew.
+    pub(crate) fn on_gave_up(
+        &mut self,
+        cx: &mut Context,
+        from: ReplicaId,
+        number: SyncNo,
+        why: &str,
+    ) {
+        if self.running_with(from, number).is_none() {
+            return;
+        }
+        if self.join.as_ref().is_some_and(|join| join.peer == from) {
+            self.fail_join(cx, why);
+        } else {
+            self.abort_sync(cx, why);
+        }
+    }
+
     /// Gives a running sync up: the guest goes on, nothing is released, nothing forgotten.
     pub(crate) fn abort_sync(&mut self, cx: &mut Context, why: &str) {
         // Of an acknowledged one, only the confirmation that the guest runs is missing.

@@ -1,19 +1,19 @@
-//! What clients did and saw.
+//! What clients of registers did and saw.
 
 use serde::Serialize;
 
-/// A key of Redis, used as a register.
+/// The name of a register.
 pub type Key = u32;
 
 /// What a client asked for. Every value is written at most once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// `GET`.
+    /// Reads (`GET` in Redis).
     Read,
-    /// `SET`.
+    /// Writes (`SET`).
     Write(u64),
-    /// `GETSET`: writes, and returns what was there. If a guest got this request twice, the second answer
+    /// Writes, and returns what was there (`GETSET`). If a guest got this request twice, the second answer
     /// would be the value that it writes.
     Swap(u64),
 }
@@ -38,7 +38,7 @@ pub enum Answer {
     Found(Option<u64>),
 }
 
-/// One operation of one client. Times are those of the traces: one monotonic clock, in µs.
+/// One operation of one client. Times are those of one monotonic clock, in µs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Operation {
     /// The client. One has one operation at a time; after an operation without an answer it takes a new name.

@@ -1,0 +1,443 @@
+//! `plover check`: whether a host has what its replica needs, before it is started.
+//!
+//! Nothing is changed: the disk is timed with a file that is removed again, and peers are only connected to.
+
+use crate::output;
+use anyhow::Result;
+use plover_node::ReplicaConfig;
+use plover_vm::Accel;
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// A peer that has not answered after this time is not reached.
+const PEER_WITHIN: Duration = Duration::from_secs(2);
+/// Connections to a peer, of which the quickest counts.
+const PEER_TRIES: usize = 5;
+/// Writes by which the disk is timed.
+const DISK_TRIES: usize = 20;
+/// A disk that takes longer than this for a small write holds up a group with `durability = "disk"`, and the journal of
+/// a guest's disks.
+const DISK_SLOW: Duration = Duration::from_millis(10);
+/// The replica itself, beside the guest.
+const OWN_MIB: u64 = 64;
+/// Frames of this size reach clients unfragmented. Replicas' connections adapt to any size; larger frames cost less CPU.
+const MTU_USUAL: u32 = 1500;
+/// IFF_TAP and IFF_NO_PI of `linux/if_tun.h`.
+const TAP_FLAGS: u32 = 0x1002;
+
+/// How a thing stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Good,
+    /// It works, and could be better.
+    Weak,
+    /// The replica cannot work without it.
+    Missing,
+}
+
+/// One line of the table.
+#[derive(Debug)]
+struct Row {
+    what: String,
+    verdict: Verdict,
+    /// What was found, and if that is not good, what to do.
+    found: String,
+}
+
+/// Looks at everything, prints a table, and fails if something is missing.
+pub fn run(file: &Path) -> Result<ExitCode> {
+    let config = ReplicaConfig::load(file)?;
+    let mut report = Report::default();
+    hypervisor(&mut report, &config);
+    memory(&mut report, &config);
+    network(&mut report, &config);
+    peers(&mut report, &config);
+    disks(&mut report, &config);
+    output::print(&report)?;
+    let missing = report.count(Verdict::Missing);
+    Ok(ExitCode::from(if missing == 0 { 0 } else { 2 }))
+}
+
+#[derive(Default)]
+struct Report(Vec<Row>);
+
+impl Report {
+    fn add(&mut self, what: impl Into<String>, verdict: Verdict, found: impl Into<String>) {
+        self.0.push(Row {
+            what: what.into(),
+            verdict,
+            found: found.into(),
+        });
+    }
+
+    fn count(&self, verdict: Verdict) -> usize {
+        self.0.iter().filter(|row| row.verdict == verdict).count()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.0.iter().map(|row| row.what.len()).max().unwrap_or(0);
+        for row in &self.0 {
+            let verdict = match row.verdict {
+                Verdict::Good => "ok",
+                Verdict::Weak => "weak",
+                Verdict::Missing => "MISSING",
+            };
+            writeln!(f, "{:<width$}  {verdict:<7}  {}", row.what, row.found)?;
+        }
+        match (self.count(Verdict::Missing), self.count(Verdict::Weak)) {
+            (0, 0) => writeln!(f, "\nthis host has all that the replica needs"),
+            (0, weak) => writeln!(f, "\nthe replica can run here; weak: {weak}"),
+            (missing, _) => writeln!(f, "\nthe replica cannot run here yet; missing: {missing}"),
+        }
+    }
+}
+
+/// Kernel, QEMU and processors.
+fn hypervisor(report: &mut Report, config: &ReplicaConfig) {
+    let qemu = config.qemu();
+    let kernel = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    match plover_vm::check_host(&qemu) {
+        Ok(()) => {
+            let found = format!("Linux {kernel} tracks written pages, QEMU loads device state");
+            report.add("kernel and QEMU", Verdict::Good, found);
+            let choice = plover_vm::choose_accel(&qemu);
+            match choice.accel {
+                Accel::Kvm => report.add("accelerator", Verdict::Good, choice.reason),
+                _ => report.add(
+                    "accelerator",
+                    Verdict::Weak,
+                    format!(
+                        "{}; the guest is emulated, some ten times slower",
+                        choice.reason
+                    ),
+                ),
+            }
+        }
+        Err(error) => report.add("kernel and QEMU", Verdict::Missing, error.to_string()),
+    }
+    let cpus = plover_node::usable_cpus().map_or(0, |cpus| cpus.len());
+    let wanted = qemu.vcpus as usize + 1;
+    let found = format!("{cpus} for {} of the guest and the replica", qemu.vcpus);
+    if cpus >= wanted {
+        report.add("processors", Verdict::Good, found);
+    } else {
+        let found = format!("{found}: outputs wait for each other; {wanted} would do");
+        report.add("processors", Verdict::Weak, found);
+    }
+}
+
+fn memory(report: &mut Report, config: &ReplicaConfig) {
+    let needed = u64::from(config.guest.mem_mib) + OWN_MIB;
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let Some(available) = kib_of(&text, "MemAvailable:").map(|kib| kib / 1024) else {
+        return report.add("memory", Verdict::Weak, "/proc/meminfo does not tell");
+    };
+    let found = format!("{available} MiB are free, {needed} needed");
+    if available >= needed {
+        report.add("memory", Verdict::Good, found);
+    } else {
+        let found = format!("{found}: free some, or lower guest.mem_mib on all hosts");
+        report.add("memory", Verdict::Missing, found);
+    }
+}
+
+/// The number behind `key` in the text of `/proc/meminfo`.
+fn kib_of(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(key))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// The TAP device and the uplink.
+fn network(report: &mut Report, config: &ReplicaConfig) {
+    let tap = &config.net.tap;
+    let what = format!("TAP {tap}");
+    let told = |key: &str| of_device(tap, key);
+    let flags = told("tun_flags").and_then(|text| {
+        let digits = text.trim_start_matches("0x").to_owned();
+        u32::from_str_radix(&digits, 16).ok()
+    });
+    let make = format!("ip tuntap add {tap} mode tap && ip link set {tap} master BRIDGE up");
+    match flags {
+        None if !Path::new("/dev/net/tun").exists() => report.add(
+            what,
+            Verdict::Missing,
+            "this kernel has no TAP devices: run `modprobe tun`",
+        ),
+        None if told("ifindex").is_some() => report.add(
+            what,
+            Verdict::Missing,
+            format!("there is a device of this name that is no TAP; take another one: {make}"),
+        ),
+        None => report.add(what, Verdict::Missing, format!("there is none: {make}")),
+        Some(flags) if flags & TAP_FLAGS != TAP_FLAGS => report.add(
+            what,
+            Verdict::Missing,
+            "it is a TUN device, or adds packet information: make it with `ip tuntap add mode tap`",
+        ),
+        Some(_) if told("flags").is_some_and(|flags| !is_up(&flags)) => {
+            let found = format!("it is down: ip link set {tap} up");
+            report.add(what, Verdict::Missing, found);
+        }
+        Some(_) => match std::fs::read_link(format!("/sys/class/net/{tap}/master")) {
+            Ok(master) => {
+                let bridge = master.file_name().unwrap_or_default().to_string_lossy();
+                report.add(what, Verdict::Good, format!("a port of {bridge}"));
+            }
+            Err(_) => report.add(
+                what,
+                Verdict::Weak,
+                format!(
+                    "it is no port of a bridge; unless you route: ip link set {tap} master BRIDGE"
+                ),
+            ),
+        },
+    }
+    let Some(uplink) = &config.net.uplink else {
+        return report.add(
+            "uplink",
+            Verdict::Weak,
+            "net.uplink names none, so a leader whose cable is pulled keeps the guest",
+        );
+    };
+    let what = format!("uplink {uplink}");
+    match of_device(uplink, "carrier").as_deref() {
+        Some("1") => report.add(what, Verdict::Good, "it has a carrier"),
+        _ if of_device(uplink, "ifindex").is_none() => {
+            report.add(
+                what,
+                Verdict::Missing,
+                "there is no such device: see `ip link`",
+            );
+        }
+        _ => report.add(
+            what,
+            Verdict::Missing,
+            "it has no carrier: see its cable, or `ip link`",
+        ),
+    }
+}
+
+/// A file of a network device in `/sys`.
+fn of_device(device: &str, key: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{device}/{key}")).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Whether IFF_UP is among a device's flags.
+fn is_up(flags: &str) -> bool {
+    u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|flags| flags & 1 == 1)
+}
+
+/// This replica's address, and the way to the others.
+fn peers(report: &mut Report, config: &ReplicaConfig) {
+    for peer in &config.group.replica {
+        let address = peer.address;
+        if peer.id == config.group.me {
+            let what = format!("own address {address}");
+            match TcpListener::bind(address) {
+                Ok(_) => report.add(what, Verdict::Good, "it is this host's, and free"),
+                Err(error) if error.kind() == ErrorKind::AddrInUse => report.add(
+                    what,
+                    Verdict::Weak,
+                    "it is in use: by this replica, if that runs already",
+                ),
+                Err(error) => report.add(
+                    what,
+                    Verdict::Missing,
+                    format!("{error}: is group.me right, and is the address on this host?"),
+                ),
+            }
+            continue;
+        }
+        let what = format!("replica {} at {address}", peer.id);
+        match reach(address) {
+            Ok((took, listens)) => {
+                let us = took.as_micros();
+                let plover = if listens {
+                    "its replica listens"
+                } else {
+                    "its replica does not run yet"
+                };
+                let (verdict, mtu) = match mtu_towards(address) {
+                    Some((device, mtu)) if mtu < MTU_USUAL => {
+                        (Verdict::Weak, format!("; {device} has an MTU of {mtu} only"))
+                    }
+                    Some((device, mtu)) => (Verdict::Good, format!("; MTU {mtu} on {device}")),
+                    None => (Verdict::Good, String::new()),
+                };
+                report.add(what, verdict, format!("reached in {us} us, {plover}{mtu}"));
+            }
+            Err(error) => report.add(
+                what,
+                Verdict::Missing,
+                format!("not reached ({error}): see the cable, the route, and the firewall on both hosts"),
+            ),
+        }
+    }
+}
+
+/// The quickest of some connections to a host, and whether somebody listens there. A refusal is an answer, too.
+fn reach(address: SocketAddr) -> std::io::Result<(Duration, bool)> {
+    let mut best: Option<(Duration, bool)> = None;
+    for _ in 0..PEER_TRIES {
+        let begun = Instant::now();
+        let listens = match TcpStream::connect_timeout(&address, PEER_WITHIN) {
+            Ok(_) => true,
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => false,
+            Err(error) => return Err(error),
+        };
+        let took = begun.elapsed();
+        if best.is_none_or(|(quickest, _)| took < quickest) {
+            best = Some((took, listens));
+        }
+        if listens {
+            // A replica notes every stranger; one is enough.
+            break;
+        }
+    }
+    best.ok_or_else(|| ErrorKind::TimedOut.into())
+}
+
+/// The device by which an address is reached, and its MTU.
+fn mtu_towards(address: SocketAddr) -> Option<(String, u32)> {
+    let route = std::process::Command::new("ip")
+        .args(["-o", "route", "get", &address.ip().to_string()])
+        .output()
+        .ok()?;
+    let text = String::from_utf8(route.stdout).ok()?;
+    let mut words = text.split_ascii_whitespace();
+    let device = words
+        .find(|word| *word == "dev")
+        .and_then(|_| words.next())?;
+    let mtu = of_device(device, "mtu")?.parse().ok()?;
+    Some((device.to_owned(), mtu))
+}
+
+/// The state's file system, and the guest's images.
+fn disks(report: &mut Report, config: &ReplicaConfig) {
+    let dir = &config.paths.state_dir;
+    // The directory is made when the replica starts; its nearest parent is on the same file system.
+    let there = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(dir);
+    let what = format!("state in {}", dir.display());
+    match sync_times(there) {
+        Ok(mut times) => {
+            times.sort_unstable();
+            let (median, worst) = (times[times.len() / 2], times[times.len() - 1]);
+            let mut found = format!(
+                "a write is on the disk after {:.1} ms, {:.1} at worst",
+                median.as_secs_f64() * 1e3,
+                worst.as_secs_f64() * 1e3
+            );
+            let slow = median > DISK_SLOW;
+            if slow {
+                found += ": a quicker disk makes failovers of guests with disks quicker";
+            }
+            let verdict = if slow { Verdict::Weak } else { Verdict::Good };
+            report.add(what, verdict, found);
+        }
+        Err(error) => report.add(
+            what,
+            Verdict::Missing,
+            format!("{}: {error}", there.display()),
+        ),
+    }
+    for disk in &config.disk {
+        let what = format!("disk {}", disk.path.display());
+        let is_first = config.group.me == config.group.first_leader;
+        match (File::open(&disk.path), disk.size_mib) {
+            (Ok(_), _) => report.add(what, Verdict::Good, "it is there"),
+            (Err(error), _) if error.kind() != ErrorKind::NotFound => {
+                report.add(what, Verdict::Missing, error.to_string());
+            }
+            (Err(_), None) => report.add(
+                what,
+                Verdict::Missing,
+                "it is not there: put it there, or give its size with size_mib",
+            ),
+            (Err(_), Some(_)) if is_first => report.add(
+                what,
+                Verdict::Weak,
+                "it is not there: this replica boots the guest, from an empty disk",
+            ),
+            (Err(_), Some(mib)) => report.add(
+                what,
+                Verdict::Good,
+                format!("it will be made, with {mib} MiB, and filled by the leader"),
+            ),
+        }
+    }
+}
+
+/// How long small writes take until they are on the disk.
+fn sync_times(dir: &Path) -> std::io::Result<Vec<Duration>> {
+    let file = dir.join(format!(".plover-check-{}", std::process::id()));
+    let mut made = File::create_new(&file)?;
+    let timed = (0..DISK_TRIES).map(|_| {
+        let begun = Instant::now();
+        made.write_all(&[0; 512])?;
+        made.sync_data()?;
+        Ok(begun.elapsed())
+    });
+    let times = timed.collect();
+    std::fs::remove_file(&file)?;
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_ends_with_a_verdict() {
+        let mut report = Report::default();
+        report.add("kernel", Verdict::Good, "it is new enough");
+        assert!(report.to_string().ends_with("all that the replica needs\n"));
+        report.add("accelerator", Verdict::Weak, "none");
+        assert!(report.to_string().contains("can run here; weak: 1"));
+        report.add("memory", Verdict::Missing, "all of it");
+        let text = report.to_string();
+        assert!(text.contains("memory       MISSING  all of it\n"), "{text}");
+        assert!(text.ends_with("cannot run here yet; missing: 1\n"));
+    }
+
+    #[test]
+    fn memory_is_read_from_the_kernels_table() {
+        let text = "MemTotal:       100 kB\nMemAvailable:   2048 kB\n";
+        assert_eq!(kib_of(text, "MemAvailable:"), Some(2048));
+        assert_eq!(kib_of(text, "SwapFree:"), None);
+    }
+
+    #[test]
+    fn a_refusal_is_an_answer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(reach(address).unwrap().1, "somebody listens");
+        drop(listener);
+        assert!(!reach(address).unwrap().1, "nobody does");
+    }
+
+    #[test]
+    fn a_disk_is_timed_and_left_as_it_was() {
+        let dir = std::env::temp_dir();
+        assert_eq!(sync_times(&dir).unwrap().len(), DISK_TRIES);
+        let left = dir.join(format!(".plover-check-{}", std::process::id()));
+        assert!(!left.exists());
+    }
+
+    #[test]
+    fn devices_tell_of_themselves() {
+        assert!(of_device("lo", "mtu").is_some());
+        assert!(of_device("no-such-device", "mtu").is_none());
+        assert!(is_up("0x1003") && !is_up("0x1002"));
+    }
+}
