@@ -26,6 +26,8 @@ pub const CANARIES: [(&str, Canary); 18] = [
     ("ignore-uplink", Canary::IgnoreUplink),
     ("reboot-ends-guest", Canary::RebootEndsGuest),
     ("commit-at-heartbeat", Canary::CommitAtHeartbeat),
+    ("serve-alone", Canary::ServeAlone),
+    ("replace-at-once", Canary::ReplaceAtOnce),
 ];
 
 impl Simulation for Options {

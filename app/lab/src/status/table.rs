@@ -331,4 +331,78 @@ mod tests {
         let told = "replica 2 has 74% of replica 1's 256 MiB: the warm copy lacks 64.5 MiB\n";
         assert!(table.contains(told), "{table}");
     }
+
+    fn planned(replicas: Vec<ReplicaStatus>) -> GroupStatus {
+        GroupStatus::of("shop-db".into(), "hybrid".into(), replicas)
+    }
+
+    #[test]
+    fn the_group_is_shown_with_its_name_and_its_last_failover() {
+        let mut leader = said(1, "leader", "2@r1", true);
+        let last = serde_json::json!({
+            "how": "silence", "mono_us": 4_000_000, "noticed_us": 75_000, "elected_us": 11_200, "serving_us": 3_000,
+        });
+        leader.more.insert("last_failover".into(), last);
+        leader.more.insert("mono_us".into(), 9_000_000.into());
+        let table = planned(vec![leader.clone()]).to_string();
+        assert!(
+            table.starts_with("guest shop-db  protected  policy hybrid\n"),
+            "{table}"
+        );
+        let told = "Last failover: replica 1 took over 5 s ago: noticed by a silence of 75.0 ms, elected 11.2 ms later, \
+                    serving after 3.0 ms more.\n";
+        assert!(table.contains(told), "{table}");
+        leader.more["last_failover"]["how"] = "handed over".into();
+        leader.more["last_failover"]["noticed_us"] = serde_json::Value::Null;
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("5 s ago: the lead was handed over, elected 11.2 ms later"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn a_drained_host_and_a_silent_one_are_shown() {
+        let silent = serde_json::json!({"id": 2, "silent": "it has not answered within a second"});
+        let silent = ReplicaStatus::answered(&silent).unwrap();
+        let mut drained = said(0, "witness", "2@r1", false);
+        drained.more.insert("drained".into(), true.into());
+        let all = vec![drained.clone(), said(1, "leader", "2@r1", false), silent];
+        let table = planned(all).to_string();
+        for line in [
+            "Replica 0 is drained (`plover undrain`), and has no role that matters.",
+            "Replica 2: it has not answered within a second",
+            "Not protected: no other replica is in sync yet.",
+        ] {
+            assert!(table.lines().any(|found| found == line), "{table}");
+        }
+        assert!(table.contains("      2  silent"), "{table}");
+        drained.role = "secondary".into();
+        let table = planned(vec![drained]).to_string();
+        assert!(
+            table.contains("keeps its role until another replica can take it over"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn the_reason_is_told_for_a_guest_without_protection() {
+        let mut leader = said(1, "leader", "2@r1", false);
+        let why = "the copy of the guest to replica 2 failed: no room";
+        leader.more.insert("unprotected_because".into(), why.into());
+        let table = planned(vec![leader.clone()]).to_string();
+        assert!(table.contains(&format!("Not protected: {why}.")), "{table}");
+        leader.more.insert("guest_off".into(), true.into());
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("The guest is off until `plover start`."),
+            "{table}"
+        );
+        let none = planned(vec![said(1, "witness", "2@r1", false)]).to_string();
+        assert!(none.contains("Not protected: no replica leads."), "{none}");
+        assert!(
+            none.contains("`plover bootstrap` boots a new guest"),
+            "{none}"
+        );
+    }
 }
