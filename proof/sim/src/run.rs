@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 18] = [
+pub const CANARIES: [(&str, Canary); 20] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
