@@ -122,5 +122,9 @@ fn end(lab: &mut Experiment, id: u8) -> Result<()> {
     let replica = status.replica(id).and_then(|replica| replica.plover_pid);
     let daemon = replica.and_then(Process::now).context("it runs")?;
     ensure!(daemon.signal(Signal::TERM), "it has ended");
-    lab.wait("the service has ended", |_| Ok(!daemon.is_alive()))
+    // Its supervisor is the last to go.
+    lab.wait("the service has ended", |lab| {
+        let status = lab.lab().status();
+        Ok(status.replica(id).is_some_and(|it| it.role == "down"))
+    })
 }
