@@ -28,7 +28,7 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             operate::show(
                 &show,
                 || Ok(lab.status()),
-                |status| serde_json::to_string(status),
+                serde_json::to_string,
             )?;
         }
         LabCommand::Switchover { to } => return operate::switch_over(&any(&name)?, to),

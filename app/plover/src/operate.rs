@@ -35,7 +35,7 @@ pub fn status(control: &Control, how: &Show, here: bool) -> Result<ExitCode> {
         }
         Ok(status)
     };
-    show(how, look, |status| serde_json::to_string(status))?;
+    show(how, look, serde_json::to_string)?;
     Ok(ExitCode::SUCCESS)
 }
 

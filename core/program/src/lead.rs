@@ -106,7 +106,7 @@ impl Replica {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Canary, Config, Event, Held, LogState};
+    use crate::{Canary, Config, Entrance, Event, Held, LogState};
     use plover_types::{Index, ReplicaSet, Viewstamp};
 
     fn config() -> Config {
@@ -120,6 +120,7 @@ mod tests {
             checkpoint_bytes_max: 2000,
             stall: Micros::from_ms(5000),
             checkpoint_within: Micros::from_ms(60_000),
+            entrance: Entrance::Fed,
             canary: Canary::None,
         }
     }
