@@ -1,12 +1,14 @@
 //! The guest's serial console on the user's terminal, wherever the guest is.
 //!
-//! The connection goes to the leader's daemon. Typed bytes become an input of the guest like any other
+//! The connection goes to the leader's daemon, or to the daemon of this host, which passes it on. Typed bytes become an input of the guest like any other
 //! and go through the log; what the guest prints comes back. When the leader is lost, or another takes
 //! over, the console follows.
 //!
 //! Three sources feed one loop: the terminal, the connection, and the time.
 
+use crate::control::Control;
 use crate::lab::Lab;
+use crate::status::GroupStatus;
 use anyhow::{Context, Result, bail};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcsetattr};
 use std::io::{Read, Write};
@@ -39,11 +41,41 @@ enum Message {
     Closed(u32),
 }
 
+/// A group whose guest has a console.
+pub trait Group {
+    /// Where it stands; what it says if nobody answers.
+    fn look(&self) -> Result<GroupStatus, String>;
+
+    /// A way to the leader with this id.
+    fn control(&self, leader: u8) -> Control;
+}
+
+impl Group for Lab {
+    fn look(&self) -> Result<GroupStatus, String> {
+        Ok(self.status().group)
+    }
+
+    fn control(&self, leader: u8) -> Control {
+        Self::control(self, leader)
+    }
+}
+
+/// The group of the replica that runs on this host.
+impl Group for Control {
+    fn look(&self) -> Result<GroupStatus, String> {
+        GroupStatus::ask(self).map_err(|error| error.to_string())
+    }
+
+    fn control(&self, _leader: u8) -> Control {
+        self.clone()
+    }
+}
+
 /// Connects the terminal (or whatever the standard streams are) to the guest's console. Ends when Ctrl-]
 /// is typed or, without a terminal, when the input has ended and the guest is quiet.
-pub fn attach(lab: &Lab) -> Result<()> {
+pub fn attach(group: &impl Group) -> Result<()> {
     let terminal = isatty(std::io::stdin());
-    let mut console = Console::new(lab);
+    let mut console = Console::new(group);
     console.connect(FIRST_LEADER_WITHIN)?;
     if terminal {
         eprintln_quietly("[the guest's console; Ctrl-] leaves it]");
@@ -58,8 +90,8 @@ pub fn attach(lab: &Lab) -> Result<()> {
     console.run()
 }
 
-struct Console<'a> {
-    lab: &'a Lab,
+struct Console<'a, G> {
+    group: &'a G,
     sender: Sender<Message>,
     messages: Receiver<Message>,
     connection: Option<Connection>,
@@ -73,11 +105,11 @@ struct Connection {
     replica: u8,
 }
 
-impl<'a> Console<'a> {
-    fn new(lab: &'a Lab) -> Self {
+impl<'a, G: Group> Console<'a, G> {
+    fn new(group: &'a G) -> Self {
         let (sender, messages) = channel();
         Self {
-            lab,
+            group,
             sender,
             messages,
             connection: None,
@@ -115,7 +147,7 @@ impl<'a> Console<'a> {
 
     /// Goes to another replica if the guest has moved there.
     fn look(&mut self) -> Result<()> {
-        let leader = self.lab.status().leader().map(|leader| leader.id);
+        let leader = self.leader();
         match (leader, &self.connection) {
             (Some(leader), Some(connection)) if leader != connection.replica => self.follow(),
             _ => Ok(()),
@@ -137,11 +169,15 @@ impl<'a> Console<'a> {
         Ok(())
     }
 
+    fn leader(&self) -> Option<u8> {
+        Some(self.group.look().ok()?.leader()?.id)
+    }
+
     fn connect(&mut self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
         loop {
-            let leader = self.lab.status().leader().map(|leader| leader.id);
-            let stream = leader.and_then(|id| Some((id, self.lab.control(id).console().ok()?)));
+            let leader = self.leader();
+            let stream = leader.and_then(|id| Some((id, self.group.control(id).console().ok()?)));
             if let Some((replica, stream)) = stream {
                 let mut reader = stream.try_clone().context("cannot read the console")?;
                 self.number += 1;
@@ -157,10 +193,10 @@ impl<'a> Console<'a> {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!(
-                    "no replica leads, so there is no console:\n{}",
-                    self.lab.status()
-                );
+                match self.group.look() {
+                    Ok(status) => bail!("no replica leads, so there is no console:\n{status}"),
+                    Err(why) => bail!("{why}"),
+                }
             }
             std::thread::sleep(Duration::from_millis(200));
         }

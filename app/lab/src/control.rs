@@ -73,6 +73,16 @@ impl Control {
         serde_json::from_value(answer).map_err(|error| self.garbled(error))
     }
 
+    /// Where all replicas of its group stand, as they answer it: its own id, and the answers.
+    pub fn group(&self) -> Result<(u64, Vec<Value>), ControlError> {
+        let answer = self.request(&json!({"op": "group"}))?;
+        let replicas = answer["replicas"].as_array().cloned();
+        match (answer["asked"].as_u64(), replicas) {
+            (Some(asked), Some(replicas)) => Ok((asked, replicas)),
+            _ => Err(self.garbled("it does not name its group")),
+        }
+    }
+
     /// The guest's console, as a stream of raw bytes both ways.
     pub fn console(&self) -> Result<UnixStream, ControlError> {
         let (stream, _) = self.ask(&json!({"op": "console"}))?;

@@ -69,6 +69,7 @@ mod lab;
 pub mod logs;
 pub mod net;
 mod newest;
+pub mod operate;
 pub mod options;
 pub mod prerequisites;
 pub mod process;

@@ -5,7 +5,7 @@ use crate::Fault;
 use crate::control::disk_copy;
 use crate::lab::Lab;
 use crate::progress::Progress;
-use crate::status::LabStatus;
+use crate::status::GroupStatus;
 use anyhow::{Context, Result, bail};
 use plover_node::newest::{self, DiskCopy};
 use toml::{Table, Value};
@@ -13,7 +13,7 @@ use toml::{Table, Value};
 impl Lab {
     /// Makes a replica that has the newest copy of the guest's disks the one that boots it. If the
     /// configuration names another one, all replicas get a new configuration and are started again.
-    pub(crate) fn choose_disks(&mut self, status: &LabStatus, progress: &Progress) -> Result<()> {
+    pub(crate) fn choose_disks(&mut self, status: &GroupStatus, progress: &Progress) -> Result<()> {
         let copies = status.disk_copies();
         if copies.is_empty() {
             return Ok(());
@@ -58,7 +58,7 @@ impl Lab {
     }
 }
 
-impl LabStatus {
+impl GroupStatus {
     /// Each answering replica's copy of the guest's disks.
     fn disk_copies(&self) -> Vec<DiskCopy> {
         let copies = self.replicas.iter();

@@ -1,4 +1,4 @@
-//! The status of a lab, put together from its daemons' answers and the kernel's.
+//! The status of a group: all its replicas in one picture, of a lab or of hosts in earnest.
 
 mod table;
 
@@ -6,9 +6,11 @@ use crate::control::{Control, ControlError, DaemonStatus, SyncStatus, says};
 use crate::process::Life;
 use crate::state::{LabDir, LabState, ReplicaState};
 use serde::Serialize;
+use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::net::Ipv4Addr;
+use std::ops::Deref;
 use std::path::Path;
 
 pub use table::milliseconds;
@@ -16,14 +18,36 @@ pub use table::milliseconds;
 /// A lab at one moment; `plover lab status --json` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LabStatus {
-    /// Whether the guest would survive the loss of any one replica.
-    pub protected: bool,
     /// Where the guest answers.
     pub guest_ip: Ipv4Addr,
+    /// Its replicas.
+    #[serde(flatten)]
+    pub group: GroupStatus,
+}
+
+/// A group at one moment; `plover status --json` prints it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupStatus {
+    /// The group's name.
+    #[serde(rename = "group")]
+    pub name: String,
+    /// Whether the guest would survive the loss of any one replica.
+    pub protected: bool,
     /// The policy the guest runs under.
     pub policy: String,
     /// The replicas, by id.
     pub replicas: Vec<ReplicaStatus>,
+    /// Whether it is a lab's, whose commands are others.
+    #[serde(skip)]
+    in_lab: bool,
+}
+
+impl Deref for LabStatus {
+    type Target = GroupStatus;
+
+    fn deref(&self) -> &GroupStatus {
+        &self.group
+    }
 }
 
 /// One replica at one moment.
@@ -73,15 +97,43 @@ impl LabStatus {
                 .filter_map(|thread| thread.join().ok())
                 .collect()
         });
-        Self::of(state.guest_ip, state.policy.clone(), replicas)
+        let mut status = Self::of(state.guest_ip, state.policy.clone(), replicas);
+        status.group.name = dir.name().to_string();
+        status
     }
 
     fn of(guest_ip: Ipv4Addr, policy: String, replicas: Vec<ReplicaStatus>) -> Self {
+        let mut group = GroupStatus::of(String::new(), policy, replicas);
+        group.in_lab = true;
+        Self { guest_ip, group }
+    }
+}
+
+impl GroupStatus {
+    /// All replicas, as the one behind `control` and those that answer it say. One that does not answer is shown as
+    /// such.
+    ///
+    /// # Errors
+    /// The replica behind `control` does not answer.
+    pub fn ask(control: &Control) -> Result<Self, ControlError> {
+        let (asked, answers) = control.group()?;
+        let own = answers.iter().find(|answer| answer["id"] == asked);
+        let text = |key: &str| own.and_then(|own| own[key].as_str()).unwrap_or_default();
+        let replicas = answers.iter().filter_map(ReplicaStatus::answered).collect();
+        Ok(Self::of(
+            text("group").into(),
+            text("policy").into(),
+            replicas,
+        ))
+    }
+
+    fn of(name: String, policy: String, replicas: Vec<ReplicaStatus>) -> Self {
         let mut status = Self {
+            name,
             protected: false,
-            guest_ip,
             policy,
             replicas,
+            in_lab: false,
         };
         status.protected = status
             .leader()
@@ -180,6 +232,28 @@ impl ReplicaStatus {
                 }
             }
         }
+    }
+
+    /// What a replica has answered to another one; `{"id": 2, "silent": "why"}` if it has not.
+    fn answered(answer: &Value) -> Option<Self> {
+        let id = u8::try_from(answer["id"].as_u64()?).ok()?;
+        let why = answer["silent"].as_str();
+        let said = match why {
+            Some(_) => None,
+            None => serde_json::from_value(answer.clone()).ok(),
+        };
+        Some(match said {
+            Some(said) => Self::said(id, said),
+            None => Self {
+                trouble: why.map(str::to_owned),
+                ..Self::mute(id, "silent", None)
+            },
+        })
+    }
+
+    /// Whether an operator has drained its host.
+    pub fn is_drained(&self) -> bool {
+        says(&self.more, "drained")
     }
 
     fn said(id: u8, said: DaemonStatus) -> Self {

@@ -40,33 +40,82 @@ pub enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show the state of the replica that runs on this host.
+    /// Show the state of the whole group, asked of the replica that runs on this host.
+    ///
+    /// A replica that does not answer within a second is shown as silent.
+    #[command(after_help = "Example:\n  plover status --run-dir /run/plover/shop-db --watch")]
     Status {
-        /// Print one JSON object.
-        #[arg(long)]
-        json: bool,
-        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
-        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
-        run_dir: PathBuf,
+        #[command(flatten)]
+        show: Show,
+        /// Only the replica of this host: with --json everything that it says of itself.
+        #[arg(long, conflicts_with = "watch")]
+        here: bool,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Move the lead to another replica; clients keep their connections.
+    ///
+    /// The guest is protected all the time: the replica that led stays in step. Works on any host of the group.
+    #[command(after_help = "Example:\n  plover switchover --run-dir /run/plover/shop-db")]
+    Switchover {
+        /// The replica that is to lead; by default the one that is in sync.
+        #[arg(long, value_name = "ID")]
+        to: Option<u8>,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Clear this host of every role that matters, until `plover undrain`.
+    ///
+    /// Its replica hands over the lead, and its place in sync goes to the third replica, while the guest stays
+    /// protected. It votes on. It stays drained when its process or its host is started again.
+    #[command(
+        after_help = "Example:\n  plover drain --run-dir /run/plover/shop-db && systemctl stop plover@shop-db"
+    )]
+    Drain {
+        /// Wait for so many seconds until no role is left.
+        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+        wait: u64,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Let this host have roles again after `plover drain`.
+    #[command(after_help = "Example:\n  plover undrain --run-dir /run/plover/shop-db")]
+    Undrain {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Open the guest's serial console; Ctrl-] leaves it. Works on any host of the group.
+    #[command(after_help = "Example:\n  plover console --run-dir /run/plover/shop-db")]
+    Console {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Press the guest's power button. Works on any host of the group.
+    #[command(after_help = "Example:\n  plover shutdown --run-dir /run/plover/shop-db")]
+    Shutdown {
+        #[command(flatten)]
+        at: At,
     },
     /// Boot a new guest after all replicas of a group have lost the old guest's state.
     ///
     /// Run it on each replica's host. The group's first leader boots the guest. It refuses if its copy of
     /// the guest's disks is not the newest.
+    #[command(
+        after_help = "Example:\n  plover bootstrap --run-dir /run/plover/shop-db --other b.json --other c.json"
+    )]
     Bootstrap {
-        /// The output of `plover status --json` on another host; once for each other host. With it the
+        /// The output of `plover status --here --json` on another host; once for each other host. With it the
         /// guest boots from the newest of all copies, not only from the newest that this replica knows.
         #[arg(long = "other", value_name = "FILE")]
         others: Vec<PathBuf>,
-        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
-        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
-        run_dir: PathBuf,
+        #[command(flatten)]
+        at: At,
     },
-    /// Switch a guest on that has powered off. Run it on the leader's host.
+    /// Switch a guest on that has powered off. Works on any host of the group.
+    #[command(after_help = "Example:\n  plover start --run-dir /run/plover/shop-db")]
     Start {
-        /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
-        #[arg(long, value_name = "DIR", default_value = "/run/plover")]
-        run_dir: PathBuf,
+        #[command(flatten)]
+        at: At,
     },
     /// Run one replica of an unmodified program until SIGTERM or Ctrl-C.
     ///
@@ -96,6 +145,25 @@ pub enum Command {
         #[command(subcommand)]
         command: LabCommand,
     },
+}
+
+/// The replica that is asked.
+#[derive(Debug, Args)]
+pub struct At {
+    /// The directory of the replica's control socket: `paths.run_dir` in its configuration.
+    #[arg(long, value_name = "DIR", default_value = "/run/plover")]
+    pub run_dir: PathBuf,
+}
+
+/// How a status is shown.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Show it again every second, until Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
 }
 
 #[derive(Debug, Args)]
@@ -160,10 +228,31 @@ pub enum LabCommand {
     Up(Box<UpOptions>),
     /// Show the state of all replicas.
     Status {
-        /// Print one JSON object.
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        show: Show,
     },
+    /// Move the lead to another replica, as `plover switchover` does.
+    Switchover {
+        /// The replica that is to lead; by default the one that is in sync.
+        #[arg(long, value_name = "ID")]
+        to: Option<u8>,
+    },
+    /// Clear a replica's host of every role that matters, as `plover drain` does there.
+    Drain {
+        /// The replica's id.
+        #[arg(long, value_name = "ID")]
+        replica: u8,
+    },
+    /// Let a drained host have roles again.
+    Undrain {
+        /// The replica's id.
+        #[arg(long, value_name = "ID")]
+        replica: u8,
+    },
+    /// Switch a guest on that has powered off.
+    Start,
+    /// Press the guest's power button.
+    Shutdown,
     /// Run a command on the client's host.
     Exec {
         /// The command and its arguments, after `--`.
@@ -327,6 +416,29 @@ mod tests {
         assert!(parse("plover lab fault kill").is_err());
         assert!(parse("plover lab fault kill --role leader --replica 1").is_err());
         assert!(parse("plover lab fault maim --replica 1").is_err());
+    }
+
+    #[test]
+    fn every_command_of_an_operator_has_an_example() {
+        use clap::CommandFactory;
+        let mut all = Arguments::command();
+        for name in [
+            "status",
+            "switchover",
+            "drain",
+            "undrain",
+            "console",
+            "shutdown",
+            "start",
+            "bootstrap",
+        ] {
+            let command = all.find_subcommand_mut(name).expect(name);
+            let help = command.render_long_help().to_string();
+            assert!(
+                help.contains(&format!("Example:\n  plover {name} ")),
+                "{help}"
+            );
+        }
     }
 
     #[test]

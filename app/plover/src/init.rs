@@ -121,7 +121,7 @@ impl Group {
         }
         ensure!(
             matches!(hosts.len(), 2 | 3),
-            "{} hosts were named: a group has three, or two without a witness",
+            "{} host(s) named with --hosts: a group has three, or two without a witness",
             hosts.len()
         );
         let disk = match &options.disk {
@@ -354,7 +354,7 @@ mod tests {
     fn mistakes_are_named() {
         let refused = |words: &[&str]| format!("{:#}", Group::of(&options(words)).err().unwrap());
         assert!(refused(&["--name", "a/b"]).contains("letters"));
-        assert!(refused(&["--name", "a", "--hosts", "192.0.2.1"]).contains("1 hosts"));
+        assert!(refused(&["--name", "a", "--hosts", "192.0.2.1"]).contains("1 host(s)"));
         let relative = ["--name", "a", "--hosts", HOSTS, "--disk", "disk.raw"];
         assert!(refused(&relative).contains("path from /"));
     }

@@ -1,8 +1,10 @@
 //! `plover lab`.
 
 use crate::cli::LabCommand;
+use crate::operate;
 use crate::output;
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
+use plover_lab::control::Control;
 use plover_lab::options::Options;
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
@@ -21,7 +23,21 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             progress.say("the lab is up");
             show(&lab, json)?;
         }
-        LabCommand::Status { json } => show(&Lab::open(&name)?, json)?,
+        LabCommand::Status { show } => {
+            let lab = Lab::open(&name)?;
+            operate::show(
+                &show,
+                || Ok(lab.status()),
+                |status| serde_json::to_string(status),
+            )?;
+        }
+        LabCommand::Switchover { to } => return operate::switch_over(&any(&name)?, to),
+        LabCommand::Drain { replica } => {
+            return operate::drain(&of(&name, replica)?, DRAINED_WITHIN_S);
+        }
+        LabCommand::Undrain { replica } => return operate::undrain(&of(&name, replica)?),
+        LabCommand::Start => return operate::start(&any(&name)?),
+        LabCommand::Shutdown => return operate::shut_down(&any(&name)?),
         LabCommand::Exec { command } => {
             let mut words = command.into_iter();
             let program = words
@@ -83,6 +99,27 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How long a drain may take in a lab: a full copy of a small guest.
+const DRAINED_WITHIN_S: u64 = 60;
+
+/// A replica that answers: it passes on what is for the leader.
+fn any(name: &LabName) -> Result<Control> {
+    let lab = Lab::open(name)?;
+    let status = lab.status();
+    let answers = status.replicas.iter().find(|replica| replica.answers());
+    match answers {
+        Some(replica) => Ok(lab.control(replica.id)),
+        None => bail!("no replica answers:\n{status}"),
+    }
+}
+
+/// The replica with this id.
+fn of(name: &LabName, id: u8) -> Result<Control> {
+    let lab = Lab::open(name)?;
+    let id = lab.find(&Target::Replica(id))?;
+    Ok(lab.control(id))
 }
 
 fn show(lab: &Lab, json: bool) -> Result<()> {

@@ -4,8 +4,10 @@
 //!  plover init                      the configurations of a new group
 //!  plover check --config FILE       whether a host has what its replica needs
 //!  plover replica --config FILE     one replica, until SIGTERM
-//!  plover status                    what one replica says of itself
-//!  plover start                     switches a guest on that has powered off
+//!  plover status                    where the group stands
+//!  plover switchover                moves the lead
+//!  plover drain, undrain            clears a host of its roles
+//!  plover console, shutdown, start  the guest, wherever it is
 //!  plover bootstrap                 the operator's word after a total loss
 //!  plover run --config FILE -- …     one replica of an unmodified program
 //!  plover log …                     a replicated log by hand
@@ -23,6 +25,7 @@ mod cli;
 mod init;
 mod lab;
 mod log;
+mod operate;
 mod output;
 mod policy;
 mod replica;
@@ -61,9 +64,14 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Init(options) => init::run(&options),
         cli::Command::Check { config } => check::run(&config),
         cli::Command::Replica { config } => replica::run(&config),
-        cli::Command::Status { json, run_dir } => replica::status(&run_dir, json),
-        cli::Command::Start { run_dir } => replica::start(&run_dir),
-        cli::Command::Bootstrap { others, run_dir } => replica::bootstrap(&run_dir, &others),
+        cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
+        cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),
+        cli::Command::Drain { wait, at } => operate::drain(&at.control(), wait),
+        cli::Command::Undrain { at } => operate::undrain(&at.control()),
+        cli::Command::Console { at } => operate::console(&at.control()),
+        cli::Command::Shutdown { at } => operate::shut_down(&at.control()),
+        cli::Command::Start { at } => operate::start(&at.control()),
+        cli::Command::Bootstrap { others, at } => replica::bootstrap(&at.run_dir, &others),
         cli::Command::Run(options) => run::run(*options),
         cli::Command::Log { command } => log::run(command),
         cli::Command::Bench { command } => match command {

@@ -1,11 +1,10 @@
-//! `plover replica` and `plover status`.
+//! `plover replica` and `plover bootstrap`.
 
-use crate::output;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
 use plover_node::newest::DiskCopy;
-use plover_node::{ReplicaConfig, SPLIT_WARNING, Side};
+use plover_node::{ReplicaConfig, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -33,8 +32,12 @@ pub fn run(config: &Path) -> Result<ExitCode> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     plover_node::run(config, process, move |stop| {
         std::thread::spawn(move || {
-            for _ in &mut signals {
-                stop.stop();
+            for signal in &mut signals {
+                match signal {
+                    // The first one: it hands over, and ends then.
+                    SIGTERM => stop.hand_over_and_stop(),
+                    _ => stop.stop(),
+                }
             }
         });
     })
@@ -43,7 +46,7 @@ pub fn run(config: &Path) -> Result<ExitCode> {
 }
 
 /// Tells the replica that the operator allows booting a new guest. `others` hold what `plover status
-/// --json` printed for the other replicas.
+/// --here --json` printed for the other replicas.
 pub fn bootstrap(run_dir: &Path, others: &[PathBuf]) -> Result<ExitCode> {
     let control = Control::in_run_dir(run_dir);
     let status = control.status()?;
@@ -66,73 +69,13 @@ pub fn bootstrap(run_dir: &Path, others: &[PathBuf]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Switches a guest on that is off.
-pub fn start(run_dir: &Path) -> Result<ExitCode> {
-    Control::in_run_dir(run_dir).request(&json!({"op": "start"}))?;
-    Ok(ExitCode::SUCCESS)
-}
-
 fn read_status(file: &Path) -> Result<DaemonStatus> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("cannot read the status {}", file.display()))?;
     serde_json::from_str(&text).with_context(|| {
         format!(
-            "{} is no status: write it with `plover status --json`",
+            "{} is no status: write it with `plover status --here --json`",
             file.display()
         )
     })
-}
-
-/// Prints what a replica says of itself.
-pub fn status(run_dir: &Path, as_json: bool) -> Result<ExitCode> {
-    let control = Control::in_run_dir(run_dir);
-    if as_json {
-        output::line(control.request(&json!({"op": "status"}))?)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let status = control.status()?;
-    let isr: Vec<String> = status.isr.iter().map(|id| format!("r{id}")).collect();
-    let protected = if status.protected {
-        "protected"
-    } else {
-        "not known to be protected here"
-    };
-    let off = if status.guest_is_off() {
-        "off until 'plover start'; "
-    } else {
-        ""
-    };
-    let qemu = status
-        .qemu_pid
-        .map_or_else(|| "none".into(), |pid| pid.to_string());
-    output::print(format_args!(
-        "replica   {}, {} in view {}\nin sync   {}\nguest     {off}{protected}\nprocesses plover {}, \
-         qemu {qemu}\n",
-        status.id,
-        status.role,
-        status.view,
-        isr.join(" "),
-        status.plover_pid,
-    ))?;
-    for refusal in status.refused() {
-        output::print(format_args!("refused   {refusal}\n"))?;
-    }
-    if status.can_split() {
-        output::print(format_args!("warning   {SPLIT_WARNING}\n"))?;
-    }
-    if status.sync.count > 0 {
-        let sync = &status.sync;
-        output::print(format_args!(
-            "syncs     {}; medians: slot {} µs, pause {} µs, {} dirty pages of which {} same and \
-             {} divergent, {} bytes\n",
-            sync.count,
-            sync.slot_us_p50,
-            sync.pause_us_p50,
-            sync.dirty,
-            sync.same,
-            sync.divergent,
-            sync.bytes
-        ))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }

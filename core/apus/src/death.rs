@@ -31,6 +31,7 @@
 //! only unanswered heartbeats tell the leader that it did not (`pair`).
 
 use crate::canary::canary;
+use crate::resign::Resigned;
 use crate::silence::Silence;
 use crate::{Apus, Command, Role};
 use plover_types::{Incarnation, Micros};
@@ -51,6 +52,8 @@ pub(crate) struct Heard {
     pub silence: Silence,
     /// The last process known here that was reported dead.
     dead: Option<Incarnation>,
+    /// The leader of this view, the newest one heard of, has resigned.
+    pub resigned: Option<Resigned>,
 }
 
 impl Heard {
@@ -62,6 +65,7 @@ impl Heard {
             from: None,
             silence: Silence::new(now),
             dead: None,
+            resigned: None,
         }
     }
 

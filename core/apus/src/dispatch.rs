@@ -53,6 +53,7 @@ impl Apus {
             Message::RecoveryResponse(response) => {
                 self.on_recovery_response(now, from, response, out);
             }
+            Message::Resigned { view, stays } => self.on_resigned(now, view, stays, out),
         }
     }
 

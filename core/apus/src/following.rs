@@ -108,7 +108,7 @@ impl Apus {
             replica: from,
             number: append.incarnation,
         };
-        if self.heard.is_dead(process) {
+        if self.heard.is_dead(process) || self.heard.has_resigned(append.view) {
             return;
         }
         // The answer says for how long this replica refuses.
@@ -174,6 +174,7 @@ impl Apus {
         if newer {
             self.promise(append.view, out);
         }
+        self.heard.resigned = None;
         if newer || !matches!(self.role, Role::Following(_)) {
             self.transition(Role::Following(Follower::new(self.log.commit())));
         }

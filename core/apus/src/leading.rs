@@ -23,6 +23,7 @@ use crate::canary::canary;
 use crate::message::{ENTRY_BYTES_MAX, HEADER_BYTES_MAX, Vote};
 use crate::peers::Peer;
 use crate::quorum_selection::QuorumSelection;
+use crate::resign::Resigned;
 use crate::{Apus, Role};
 use crate::{Command, Entry, EntryKind, Members, ProposeError, VOTERS_MAX};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Viewstamp};
@@ -43,6 +44,8 @@ pub(crate) struct Leadership {
     pub span: Micros,
     /// Until then the span is the longest: the leader before this one was taken for dead, and was not.
     pub hasty_until: Micros,
+    /// The leader before this one has resigned.
+    pub predecessor: Option<Resigned>,
     /// The last entry before those that `propose` took and `flush` has not sent.
     unsent: Option<Viewstamp>,
 }
@@ -224,6 +227,7 @@ impl Apus {
             round: 0,
             span: self.config.timeout,
             hasty_until: Micros::ZERO,
+            predecessor: self.heard.resigned.take(),
             unsent: None,
         };
         self.transition(Role::Leading(leadership));

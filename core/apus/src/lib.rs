@@ -77,6 +77,7 @@
 //! | messages are lost, doubled, reordered, late | every message names its view; acknowledgements are cumulative; gaps are reported; heartbeats repeat (`message`, `replicate`, `following`) |
 //! | the leader dies | a member of the in-sync set asks for pre-votes, collects promises, merges the best log of its quorum and leads a higher view (`pre_vote`, `election`, `merge`) |
 //! | only the leader's process dies, and its host says so | the same without waiting for a timeout: a dead process has no lease (`death`) |
+//! | the leader is to stop, or is at fault and says so | the same without waiting for a timeout: a leader that has resigned has no lease (`resign`) |
 //! | the leader is cut off | it commits nothing without a quorum; its lease runs out before another replica can be elected ([`Apus::lease_until`]) |
 //! | a replica comes back after a cut | it asks for pre-votes before it raises its view, so it cannot depose a leader that the others hear |
 //! | a replica restarts and has forgotten its log | it does not vote until a leader has told it what it may have acknowledged (`recovery`), or only for a candidate that certainly has all of that (`milestone`) |
@@ -119,6 +120,7 @@ mod pre_vote;
 mod quorum_selection;
 mod recovery;
 mod replicate;
+mod resign;
 mod silence;
 mod start;
 
@@ -240,12 +242,6 @@ impl Apus {
     /// votes, but does not stand.
     pub fn resign(&mut self, now: Micros, out: &mut Vec<Command>) {
         self.set_holds_state(false);
-        self.step_down(now, out);
-    }
-
-    /// Stops leading, as [`resign`](Self::resign), and abstains, but the guest is still there.
-    pub fn hand_over(&mut self, now: Micros, out: &mut Vec<Command>) {
-        self.set_abstains(true);
         self.step_down(now, out);
     }
 

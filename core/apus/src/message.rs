@@ -19,6 +19,7 @@
 //! | `Suffix` | voter, to the candidate | a `Fetch` came | `Fetch` for the rest; none when the candidate has all and leads |
 //! | `Recovery` | replica that does not know where the group stands, to all members | after a start, and without a leader if it cannot lead itself; repeated at every timeout | `RecoveryResponse`; from the leader also `Append` |
 //! | `RecoveryResponse` | any, to the sender of a `Recovery` | a `Recovery` came | none |
+//! | `Resigned` | leader that hands over, to all members | it has stopped leading | none; the only candidate stands for election at once, and the others vote without waiting |
 //!
 //! Bytes that do not decode, or that decode to something that no correct replica sends, are
 //! refused in [`decode()`] before they reach the protocol, so that its arithmetic needs no second
@@ -80,6 +81,12 @@ pub(crate) enum Message {
     Suffix(Suffix),
     Recovery(Request),
     RecoveryResponse(Response),
+    Resigned {
+        /// The view that the sender has led until now.
+        view: View,
+        /// The sender's guest stays in step: it can be the next leader's secondary at once.
+        stays: bool,
+    },
 }
 
 /// Entries after an entry. Without entries it is a heartbeat.

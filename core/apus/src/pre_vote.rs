@@ -74,14 +74,14 @@ impl Apus {
     }
 
     pub(crate) fn leader_is_alive(&self, now: Micros) -> bool {
-        !self.heard.leader_is_dead() && now < self.heard.until
+        !self.heard.leader_is_dead() && self.heard.resigned.is_none() && now < self.heard.until
     }
 
     /// Whether this replica may stand for election. The in-sync set in its own log need not name it:
     /// the log of a secondary that has just joined may end before that set, and the merged log
     /// decides (`merge`). Where every voter may lead, its log has to name it as a voter: the voters
     /// that the log names are enough to elect a leader.
-    fn may_stand(&self, now: Micros) -> bool {
+    pub(crate) fn may_stand(&self, now: Micros) -> bool {
         self.generation > View::NONE
             && self.has_state()
             && !self.abstains
@@ -210,6 +210,11 @@ impl Apus {
         if !granted || !self.may_stand(now) {
             return;
         }
+        self.stand(out);
+    }
+
+    /// Stands for election: the first step is to store this replica's own promise.
+    pub(crate) fn stand(&mut self, out: &mut Vec<Command>) {
         self.transition(Role::Electing(Election::new(Stage::Promising)));
         self.promise(View::new(self.round_max + 1, self.config.me), out);
         self.tell(None, out);

@@ -25,8 +25,8 @@
 //! # What is not learned
 //!
 //! A new leader's link is not known yet, so it begins with the longest span. The same span holds when
-//! the leader before has answered the new one within the last ten minutes: then it had only been slow,
-//! or has handed over. In a pair, whose members take over without a
+//! the leader before has answered the new one within the last ten minutes, and had not resigned: then it
+//! had only been slow. In a pair, whose members take over without a
 //! majority, the span never changes. For a backup that is silent the leader always waits for
 //! [`Config::timeout`]: to drop one wrongly costs a copy of the guest.
 
@@ -126,7 +126,9 @@ impl Apus {
         if self.heard.from == Some(process)
             && let Role::Leading(leadership) = &mut self.role
         {
-            leadership.hasty_until = now + HASTE_REMEMBERED;
+            if leadership.predecessor.is_none() {
+                leadership.hasty_until = now + HASTE_REMEMBERED;
+            }
             self.heard.from = None;
         }
     }

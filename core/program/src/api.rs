@@ -1,7 +1,20 @@
 //! The interface of the brain: events go in, actions come out.
 
-use crate::{Canary, ConnectionId, Held};
+use crate::{Canary, Client, ConnectionId, Held};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
+
+/// Where the input of clients enters a leader's program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Entrance {
+    /// The caller reads the clients. Every program, the leader's too, is fed at the commit.
+    #[default]
+    Fed,
+    /// The leader's program reads its clients itself, and executes their input at once. Its output waits until
+    /// all that it has read is committed.
+    HoldsOutput,
+    /// The leader's program reads its clients itself, and its reads end at the commit (APUS §4.1).
+    HoldsInput,
+}
 
 /// The configuration of one replica; the same on all of them but for `me`.
 #[derive(Clone, Debug)]
@@ -25,6 +38,8 @@ pub struct Config {
     pub stall: Micros,
     /// A checkpoint that is not taken within this time is asked of another replica.
     pub checkpoint_within: Micros,
+    /// Where the input of clients enters a leader's program.
+    pub entrance: Entrance,
     /// A known bug that is put back, to test the tests.
     #[doc(hidden)]
     pub canary: Canary,
@@ -62,6 +77,15 @@ pub enum Event<'a> {
     Output(ConnectionId, &'a [u8]),
     /// The program has ended this connection by itself.
     OutputEnded(ConnectionId),
+    /// The leader's program has read this input itself, and it is proposed at this place of the log.
+    Proposed(Viewstamp),
+    /// The leader's program has read input that cannot be proposed, since this replica leads no more.
+    Unproposed,
+    /// The program has read nothing of its clients since [`Action::Quiesce`], and all that it has read before is
+    /// proposed.
+    Quiet,
+    /// The leader's program leaves its clients unread.
+    StandsStill,
     /// The program runs, as [`Action::Start`] has asked.
     Started,
     /// The program cannot be started from that checkpoint.
@@ -92,8 +116,8 @@ pub struct Own {
 pub enum Action {
     /// Propose this entry, through the leader. It may be lost: the brain repeats what matters.
     Propose(Vec<u8>),
-    /// Open a connection to the program.
-    Connect(ConnectionId),
+    /// Open a connection to the program, of this client.
+    Connect(ConnectionId, Client),
     /// Give the program these bytes.
     Feed(ConnectionId, Vec<u8>),
     /// Tell the program that the client sends nothing more.
@@ -105,6 +129,12 @@ pub enum Action {
     /// The program has ended the connection: close its client's when all replies are sent, and propose
     /// [`Entry::Close`](crate::Entry::Close).
     Finish(ConnectionId),
+    /// What the leader's program has read up to here is committed: its output may leave, or its reads may end.
+    Release(Viewstamp),
+    /// What the program has read, and what is not released, is not in the log: its reads fail.
+    Forget,
+    /// Cut off the program from its clients, and answer with [`Event::Quiet`]. A checkpoint is due.
+    Quiesce,
     /// Close all clients' connections: this replica does not lead any more.
     DropClients,
     /// Start the program, from this checkpoint of this replica or from nothing, and answer with
@@ -154,6 +184,8 @@ pub enum Taint {
     NotStarted(String),
     /// It has sent something else than the majority.
     Diverged(ConnectionId),
+    /// It has executed input that the group has not committed.
+    Ahead,
     /// The log does not hold its next input any more.
     Behind,
 }

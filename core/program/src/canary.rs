@@ -23,6 +23,12 @@ pub enum Canary {
     /// A new leader does not close the connections of the leader before it.
     #[cfg(feature = "canary")]
     KeepConnections,
+    /// A deposed leader goes on, and stands for election, although its program has executed what is lost.
+    #[cfg(feature = "canary")]
+    StandAhead,
+    /// A leader proposes the cut of a checkpoint while its program still reads its clients.
+    #[cfg(feature = "canary")]
+    CutUnquiet,
     /// A leader trims the log behind a checkpoint that no other replica holds yet.
     #[cfg(feature = "canary")]
     TrimEarly,

@@ -17,11 +17,20 @@ impl fmt::Display for ConnectionId {
     }
 }
 
+/// Where a client's connection comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Client {
+    /// The client's IPv4 address.
+    pub ip: [u8; 4],
+    /// The client's port.
+    pub port: u16,
+}
+
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry<'a> {
     /// A client has connected.
-    Accept,
+    Accept(Client),
     /// A client has sent these bytes.
     Bytes(
         ConnectionId,
@@ -142,7 +151,10 @@ mod tests {
             bytes: vec![10],
         };
         let entries = [
-            Entry::Accept,
+            Entry::Accept(Client {
+                ip: [11, 12, 13, 14],
+                port: 1015,
+            }),
             Entry::Bytes(connection, b"bytes"),
             Entry::End(connection),
             Entry::Close(connection),

@@ -23,6 +23,9 @@ pub(crate) struct Feed {
     unread_bytes: usize,
     /// Since when the program has read nothing although there is input.
     waits_since: Micros,
+    /// The view in which this replica's program has read input itself, and where in the log the last of it is.
+    /// `None`: all of it is committed.
+    pub ahead: Option<Viewstamp>,
     /// An entry that waits for the program.
     pub held: Option<(Viewstamp, Vec<u8>)>,
     /// All input is held here until the checkpoint is taken.
@@ -39,6 +42,7 @@ impl Feed {
             unread: BTreeSet::new(),
             unread_bytes: 0,
             waits_since: Micros::NEVER,
+            ahead: None,
             held: None,
             checkpoint: None,
             bytes: 0,

@@ -1,7 +1,9 @@
 //! What each entry of the log does to a replica.
 
-use crate::api::{Action, Note};
+use crate::api::{Action, Entrance, Note, Taint};
 use crate::canary::canary;
+use crate::direct::Fate;
+use crate::phase::Quiet;
 use crate::replica::{Replica, propose};
 use crate::{ConnectionId, Entry, Held, Phase};
 use plover_types::{Index, Micros, ReplicaId, Viewstamp};
@@ -25,6 +27,20 @@ impl Replica {
             return;
         }
         self.feed.bytes += bytes.map_or(0, |it| it.len() as u64);
+        if self.feed.ahead.is_some() {
+            match self.compare(at) {
+                Fate::Committed => {
+                    if self.skip(at, entry.as_ref(), out) {
+                        return;
+                    }
+                }
+                Fate::Lost if self.config.entrance == Entrance::HoldsInput => {
+                    self.feed.ahead = None;
+                    out.push(Action::Forget);
+                }
+                Fate::Lost => return self.taint(now, Taint::Ahead, out),
+            }
+        }
         match (entry, bytes) {
             (Some(entry), Some(bytes)) if !self.may_give(&entry) => {
                 drop(entry);
@@ -67,7 +83,7 @@ impl Replica {
             Entry::Bytes(connection, _) | Entry::End(connection) | Entry::Close(connection) => {
                 !self.feed.open.contains(connection) || self.feed.admits(*connection)
             }
-            Entry::Accept | Entry::Cut(_) => self.feed.is_read(),
+            Entry::Accept(_) | Entry::Cut(_) => self.feed.is_read(),
             _ => true,
         }
     }
@@ -75,11 +91,11 @@ impl Replica {
     /// Gives the program its next entry, or takes note of what the replicas agree on.
     fn give(&mut self, now: Micros, at: Viewstamp, entry: &Entry<'_>, out: &mut Vec<Action>) {
         match entry {
-            Entry::Accept => {
+            Entry::Accept(client) => {
                 let connection = ConnectionId(at);
                 self.feed.open.insert(connection);
                 self.feed.gives(now, connection, 0);
-                out.push(Action::Connect(connection));
+                out.push(Action::Connect(connection, *client));
             }
             Entry::Bytes(connection, bytes) => {
                 if self.feed.open.contains(connection) {
@@ -113,9 +129,24 @@ impl Replica {
             self.feed.open.insert(connection);
             self.close(now, connection, out);
         }
+        if self.feed.is_read() {
+            // A leader's program that left its clients unread has none any more.
+            self.stalled = false;
+        }
         let me = self.config.me;
         let mut is_mine = by == Some(me) && self.config.checkpoints;
-        if let Phase::Leading { view, opened, .. } = &mut self.phase {
+        if let Phase::Leading {
+            view,
+            opened,
+            quiet,
+            ..
+        } = &mut self.phase
+        {
+            // A cut that was proposed twice may come again while the next one is being prepared.
+            if matches!(quiet, Quiet::Done(last) if at.index > *last) {
+                *quiet = Quiet::Reads;
+                self.repeat_at = now + self.checkpoints.pause();
+            }
             // A leader takes none, since its clients would wait, unless it has chosen itself.
             is_mine &= at.view == *view;
             if at.view == *view && opened.is_none() {

@@ -4,8 +4,9 @@
 use crate::api::Action;
 use crate::canary::canary;
 use crate::checkpoints::REPEAT;
+use crate::phase::Quiet;
 use crate::replica::{Replica, propose};
-use crate::{Entry, Phase};
+use crate::{Entrance, Entry, Phase};
 use plover_types::{Micros, ReplicaId, View};
 
 impl Replica {
@@ -16,12 +17,19 @@ impl Replica {
             view,
             asked: false,
             opened: keeps.then_some(self.log.last),
+            quiet: Quiet::Reads,
         });
     }
 
     /// Does what is due.
     pub(crate) fn advance_lead(&mut self, now: Micros, out: &mut Vec<Action>) {
-        let Phase::Leading { asked, opened, .. } = &mut self.phase else {
+        let Phase::Leading {
+            asked,
+            opened,
+            quiet,
+            ..
+        } = &mut self.phase
+        else {
             return;
         };
         if opened.is_none() {
@@ -42,10 +50,29 @@ impl Replica {
         let bytes = self.feed.bytes;
         let is_quiet = self.feed.open.is_empty();
         let is_due = self.checkpoints.needed
+            || *quiet != Quiet::Reads
             || (is_quiet && bytes >= self.config.checkpoint_bytes)
             || bytes >= self.config.checkpoint_bytes_max;
         if is_due && now >= self.repeat_at {
-            self.repeat_at = now + self.checkpoints.pause();
+            // Input that the program reads behind the cut would be of connections that are over.
+            let is_fed = self.config.entrance == Entrance::Fed || canary!(self.config, CutUnquiet);
+            if !is_fed && !matches!(quiet, Quiet::Done(_)) {
+                if *quiet == Quiet::Reads {
+                    *quiet = Quiet::Asked;
+                    out.push(Action::Quiesce);
+                }
+                return;
+            }
+            if !is_fed && self.feed.next <= self.log.last.index {
+                // The cut may be among these.
+                return;
+            }
+            let pause = if is_fed {
+                self.checkpoints.pause()
+            } else {
+                REPEAT
+            };
+            self.repeat_at = now + pause;
             let by = self.next_taker();
             out.push(propose(&Entry::Cut(Some(by))));
         }

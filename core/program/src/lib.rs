@@ -10,11 +10,14 @@
 //! what the group may forget, and its replies need no lease: a reply is to something that no failure of a
 //! minority can undo.
 //!
+//! That is [`Entrance::Fed`]. With the other two entrances a leader's program reads its clients itself, and what it
+//! reads is proposed then ([`direct`]). A deposed leader may have executed what the group forgets.
+//!
 //! This crate does no I/O and reads no clock. `plover-run` carries out its actions on real programs, and the
 //! simulator (`proof/programs`) on simulated ones.
 //!
 //! ```
-//! use plover_program::{Action, Canary, Config, Entry, Event, LogState, Replica};
+//! use plover_program::{Action, Canary, Client, Config, Entrance, Entry, Event, LogState, Replica};
 //! use plover_types::{Index, Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 //!
 //! let config = Config {
@@ -27,6 +30,7 @@
 //!     checkpoint_bytes_max: u64::MAX,
 //!     stall: Micros::from_ms(5000),
 //!     checkpoint_within: Micros::from_ms(60_000),
+//!     entrance: Entrance::Fed,
 //!     canary: Canary::None,
 //! };
 //! let (now, mut out) = (Micros(1), Vec::new());
@@ -43,12 +47,13 @@
 //! assert!(out.contains(&Action::Propose(Entry::Cut(None).encode())));
 //! replica.apply(now, Event::Log(log(3)), &mut out);
 //! out.clear();
-//! for (index, entry) in [(1, Entry::Cut(None)), (2, Entry::Accept)] {
+//! let client = Client { ip: [192, 0, 2, 7], port: 50_000 };
+//! for (index, entry) in [(1, Entry::Cut(None)), (2, Entry::Accept(client))] {
 //!     assert_eq!(replica.wants(), Some(Index(index)));
 //!     replica.apply(now, Event::Entry(at(index), Some(&entry.encode())), &mut out);
 //! }
 //! let connection = plover_program::ConnectionId(at(2));
-//! assert!(replica.accepts() && out.contains(&Action::Connect(connection)));
+//! assert!(replica.accepts() && out.contains(&Action::Connect(connection, client)));
 //! ```
 //!
 //! # The phases
@@ -62,7 +67,7 @@
 //!            │    │                                 │    consensus      │
 //!            │    ▼                                 ▼                   │
 //!            └─ TAINTED ◄── it died, differs from a majority, or is ────┘
-//!                           behind the log's beginning
+//!                           behind the log's beginning, or ahead of it
 //! ```
 //!
 //! # The failures
@@ -73,6 +78,7 @@
 //! | a program dies | its replica does not lead until it has started it again, from its checkpoint and the log behind it |
 //! | a program stands still | its replica hands over, or does not stand for election |
 //! | a program sends something else than the majority's | a leader steps down first; then it is restored |
+//! | a leader is deposed whose program has executed what is not committed | it does not stand for election until the log shows its fate: committed, and it follows; lost, and it is restored |
 //! | a program is too far behind, or its replica comes back | it starts from a checkpoint of another replica, if its own is older than the log ([`checkpoints`]) |
 
 #![forbid(unsafe_code)]
@@ -81,6 +87,7 @@ mod api;
 mod canary;
 mod check;
 pub(crate) mod checkpoints;
+mod direct;
 mod entry;
 pub(crate) mod feed;
 mod inputs;
@@ -89,8 +96,8 @@ mod phase;
 mod replica;
 mod start;
 
-pub use api::{Action, Config, Difference, Event, Excerpts, LogState, Note, Own, Taint};
+pub use api::{Action, Config, Difference, Entrance, Event, Excerpts, LogState, Note, Own, Taint};
 pub use canary::Canary;
-pub use entry::{Claim, ConnectionId, Entry, Excerpt, Held};
+pub use entry::{Claim, Client, ConnectionId, Entry, Excerpt, Held};
 pub use phase::Phase;
 pub use replica::{Replica, Status};

@@ -3,6 +3,18 @@
 use crate::Taint;
 use plover_types::{Index, Micros, View, Viewstamp};
 
+/// How far a leader's program, which reads its clients itself, is cut off from them for a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quiet {
+    /// It reads them.
+    #[default]
+    Reads,
+    /// It is being cut off.
+    Asked,
+    /// It reads nothing until there is a cut behind this entry, the last of what it has read.
+    Done(Index),
+}
+
 /// The state of a replica, with the data that exists only in it. The crate's first page draws it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -33,6 +45,8 @@ pub enum Phase {
         asked: bool,
         /// Where it has cut off the clients of the leader before; none are accepted until it has.
         opened: Option<Viewstamp>,
+        /// Whether the program reads its clients, if it reads them itself.
+        quiet: Quiet,
     },
     /// The program is not as the log says, and is stopped.
     Tainted {

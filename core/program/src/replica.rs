@@ -1,10 +1,11 @@
 //! One replica: its state, and where each event goes.
 
-use crate::api::{Action, Config, Event, LogState, Note, Own, Taint};
+use crate::api::{Action, Config, Entrance, Event, LogState, Note, Own, Taint};
 use crate::canary::canary;
 use crate::check::{Check, Verdict};
 use crate::checkpoints::Checkpoints;
 use crate::feed::Feed;
+use crate::phase::Quiet;
 use crate::{ConnectionId, Entry, Phase};
 use plover_types::{Index, Micros, ReplicaSet};
 
@@ -101,11 +102,15 @@ impl Replica {
                     let mut verdicts = Vec::new();
                     self.check.ended(now, connection, &mut verdicts);
                     self.judge(now, verdicts, out);
-                    if matches!(self.phase, Phase::Leading { .. }) {
+                    if self.replies() {
                         out.push(Action::Finish(connection));
                     }
                 }
             }
+            Event::Proposed(at) => self.on_proposed(at, out),
+            Event::Unproposed => self.on_unproposed(now, out),
+            Event::Quiet => self.on_quiet(),
+            Event::StandsStill => self.stalled = true,
             Event::Started => self.on_started(now, out),
             Event::StartFailed(why) => self.taint(now, Taint::NotStarted(why), out),
             Event::Died(why) => self.taint(now, Taint::Died(why), out),
@@ -121,10 +126,13 @@ impl Replica {
             if log.leads != Some(view) {
                 out.push(Action::DropClients);
                 self.phase.enter(Phase::Following);
+                if canary!(self.config, StandAhead) {
+                    self.go_on_ahead();
+                }
             }
         }
         if self.phase.executes() {
-            if let Some(view) = log.leads.filter(|_| self.phase == Phase::Following) {
+            if let Some(view) = log.leads.filter(|_| self.may_begin_to_lead()) {
                 self.lead(view);
             }
             if self.feed.next <= log.base {
@@ -155,6 +163,11 @@ impl Replica {
         }
     }
 
+    /// Whether the caller sends what the program answers to clients.
+    fn replies(&self) -> bool {
+        self.config.entrance == Entrance::Fed && matches!(self.phase, Phase::Leading { .. })
+    }
+
     fn on_output(
         &mut self,
         now: Micros,
@@ -165,7 +178,7 @@ impl Replica {
         if !self.phase.executes() || !self.feed.open.contains(&connection) {
             return;
         }
-        if matches!(self.phase, Phase::Leading { .. }) {
+        if self.replies() {
             out.push(Action::Reply(connection, bytes.to_vec()));
         }
         let mut verdicts = Vec::new();
@@ -231,7 +244,9 @@ impl Replica {
         let behind = |next: Index| self.log.commit.0.saturating_sub(next.0) > BEHIND_MAX;
         match &self.phase {
             Phase::Leading { .. } => !self.stalled,
-            Phase::Following => !self.stalled && !behind(self.feed.next),
+            Phase::Following => {
+                self.feed.ahead.is_none() && !self.stalled && !behind(self.feed.next)
+            }
             // A group whose replicas all start elects one of them, and does not wait for its program.
             Phase::Restoring { from } => {
                 let next = from.map_or(Index(0), |it| it.index);
@@ -247,10 +262,14 @@ impl Replica {
             self.phase,
             Phase::Leading {
                 opened: Some(_),
+                quiet: Quiet::Reads,
                 ..
             }
         );
+        // A program that reads its clients itself first notices the end of the connections before them.
+        let is_ready = self.config.entrance == Entrance::Fed || self.feed.is_read();
         is_open
+            && is_ready
             && self.feed.checkpoint.is_none()
             && self.log.last.index.0.saturating_sub(self.feed.next.0) < BACKLOG_MAX
     }

@@ -47,6 +47,14 @@ pub enum Event {
     Frames(Vec<Frame>),
     /// An operator's input to the guest; goes through the log like any other.
     Operator(OperatorInput),
+    /// An operator wants this leader to hand over: to this replica, or to any that can lead. Ask
+    /// [`crate::Replica::why_not_switch_over`] first.
+    SwitchOver {
+        /// The next leader.
+        to: Option<ReplicaId>,
+    },
+    /// An operator wants this host cleared of every role that matters (`true`), or lets it have roles again.
+    Drain(bool),
     /// The operator's word that a group whose replicas have all forgotten the guest may boot a
     /// new one.
     Bootstrap,
@@ -237,6 +245,9 @@ pub enum Action {
     },
     /// Start or stop being the guest's face: read the TAP or ignore it.
     FaceClients(bool),
+    /// This leader hands over: these frames of clients, and those that still come here for a moment, are to be
+    /// sent on to the others.
+    SendOn(Vec<Frame>),
     /// Tell the network that the guest's address now lives here.
     Announce,
     /// Keep, release or discard the guest's console output that this host holds.

@@ -139,6 +139,7 @@ impl Replica {
                 self.follow_end(sync, chunks, device, refeed, (compare, translations));
             }
             Body::Fetched { sync, chunk, last } => self.follow_fetched(sync, chunk, last),
+            Body::ResetPages { runs } => self.on_reset_pages(&runs),
             Body::LeaderSyn { sync, syn } => self.on_leader_syn(sync, syn),
             Body::OutputsReleased { sync, frames } => {
                 if let Some((secondary, cx)) = self.following() {
@@ -181,6 +182,7 @@ impl Leader {
             Body::GaveUp { sync, why } => self.on_gave_up(cx, from, sync, &why),
             Body::GuestLost { why } => self.lose_peer(cx, from, &why),
             Body::Uplink { up } => cx.on_peers_uplink(from, up),
+            Body::Drained { drained } => cx.on_peer_drained(from, drained),
             body => return Some(body),
         }
         None

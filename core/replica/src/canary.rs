@@ -58,6 +58,13 @@ pub enum Canary {
     /// A leader whose host has lost its way to the clients goes on leading.
     #[cfg(feature = "canary")]
     IgnoreUplink,
+    /// A leader whose predecessor stays in step answers clients before that one has acknowledged.
+    #[cfg(feature = "canary")]
+    ServeAlone,
+    /// The outputs of the slot with which a joiner replaces the secondary go out while the secondary may still have
+    /// to lead.
+    #[cfg(feature = "canary")]
+    ReplaceAtOnce,
     /// The hypervisor stops for good when its guest reboots. It is a bug of the node, which the simulator puts into
     /// its own.
     #[cfg(feature = "canary")]

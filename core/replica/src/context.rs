@@ -51,6 +51,10 @@ pub(crate) struct Context {
     pub jobs: Jobs,
     /// Whether clients are reached from this host.
     pub reaches_clients: bool,
+    /// Whether an operator has drained this host.
+    pub drained: bool,
+    /// A leader that is drained does not hand over before, because that was in vain a moment ago.
+    pub switch_not_before: Micros,
 }
 
 impl Context {
@@ -122,6 +126,7 @@ impl Context {
 
     /// Another replica that holds the guest is to lead; this one keeps its guest until that is agreed.
     pub fn hand_over(&mut self) {
+        self.out.push(Action::SendOn(Vec::new()));
         let Group { core, commands, .. } = &mut self.group;
         core.hand_over(self.now, commands);
     }

@@ -8,7 +8,7 @@ use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_matching::SequenceTranslator;
 use plover_syncvm::message::Body;
-use plover_types::{Index, MachineWords, ReplicaId, ReplicaSet, Unconsumed, View};
+use plover_types::{Index, MachineWords, ReplicaId, ReplicaSet, Unconsumed, View, Viewstamp};
 
 impl Replica {
     /// This replica leads. It serves when the log says that the in-sync set is itself alone:
@@ -53,8 +53,12 @@ impl Replica {
         }
         if let Some((leader, cx)) = self.leading() {
             leader.last_input_proposed = last;
-            let alone = ReplicaSet::of([cx.config.me]);
-            leader.propose_in_sync(cx, alone);
+            leader.partner = cx.partner_in_step();
+            if leader.partner.is_some() {
+                cx.keep_in_step();
+            }
+            let set = ReplicaSet::of(leader.partner.into_iter().chain([cx.config.me]));
+            leader.propose_in_sync(cx, set);
         }
     }
 
@@ -106,13 +110,15 @@ impl Replica {
     }
 
     /// An in-sync set is committed.
-    pub(crate) fn on_in_sync(&mut self, set: ReplicaSet, at: Index) {
+    pub(crate) fn on_in_sync(&mut self, set: ReplicaSet, viewstamp: Viewstamp) {
+        let at = viewstamp.index;
         self.cx.note(Note::InSync { in_sync: set, at });
         self.record_in_sync(set, at);
         if let Some((leader, _)) = self.leading() {
             leader.proposed.take_if(|proposed| *proposed == set);
         }
         self.leave_if_out();
+        self.stay_in_step(viewstamp);
         if let Some((leader, cx)) = self.leading() {
             leader.on_in_sync(cx);
         }

@@ -52,6 +52,11 @@ impl Replica {
                 let view = self.cx.group.view;
                 self.cx.note(Note::Suspected { view });
             }
+            let follows = self.cx.group.phase == ConsensusPhase::Following;
+            if phase == ConsensusPhase::Electing && follows {
+                let view = self.cx.group.view;
+                self.cx.note(Note::Succeeds { view });
+            }
             let recovered = matches!(phase, ConsensusPhase::Following | ConsensusPhase::PreVoting);
             if recovered && self.role() == Role::Recovering {
                 self.become_witness();

@@ -18,7 +18,7 @@ impl Replica {
         match entry.kind {
             // A protected guest's group stays as it was configured.
             EntryKind::Noop | EntryKind::Members(_) => {}
-            EntryKind::InSync(set) => self.on_in_sync(set, index),
+            EntryKind::InSync(set) => self.on_in_sync(set, entry.viewstamp),
             EntryKind::App => match wire::decode::<LogOp>(&entry.payload) {
                 Ok(LogOp::Syncvm(sync)) => self.on_syncvm_entry(sync, entry.viewstamp),
                 Ok(op) if index > self.cx.guest.taken => self.give_to_guest(index, op),

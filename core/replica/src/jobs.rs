@@ -135,6 +135,7 @@ impl Replica {
             Some(Job::FollowSync(sync)) => self.follow_scanned(sync, set),
             Some(Job::JoinRound(attempt)) => {
                 if let Some((leader, cx)) = self.leading() {
+                    leader.owe_secondary(cx, set);
                     leader.join_scanned(cx, attempt);
                 }
             }

@@ -10,7 +10,7 @@
 //!    Leader ◀───────────────────┼───────────────────────────────────────────────────────────────┘
 //!      │   ▲                    │
 //!      ▼   │ won again          │ another leads
-//!    Deposed ───────────────────┘
+//!    Deposed ───────────────────┘         (or it stays in step, as that one's Secondary: `planned`)
 //! ```
 //!
 //! * **Recovering**: the process has just started and has forgotten the log (viewstamped replication's
@@ -42,7 +42,8 @@
 //! 3. The secondary stages a syncvm (or checkpoint) whole before it acknowledges, and once it holds all
 //!    of it (the end mark), it applies it whatever happens (`follow`).
 //! 4. Only a member of the in-sync set may lead, and a new leader commits an in-sync set of itself
-//!    alone before it serves (`failover`).
+//!    alone before it serves (`failover`); or of itself and a leader that has resigned in its favour, which is
+//!    its secondary from then on (`planned`).
 //! 5. Dirty bits that were cleared stay owed until both sides are known to be equal
 //!    ([`plover_syncvm::Ledger`]).
 //!
@@ -94,6 +95,7 @@ mod outputs;
 mod pace;
 mod peers;
 mod phase;
+mod planned;
 mod replica;
 mod secondary;
 mod status;
@@ -108,5 +110,6 @@ pub use api::{
 pub use areas::Area;
 pub use canary::Canary;
 pub use jobs::JobId;
+pub use planned::SwitchoverRefused;
 pub use replica::Replica;
 pub use status::{ReplicaStatus, WarmStatus};

@@ -19,6 +19,8 @@ pub(crate) struct Peer {
     pub is_alive: bool,
     /// It has not said that it reaches no clients.
     pub reaches_clients: bool,
+    /// It has said that an operator has drained its host.
+    pub is_drained: bool,
     /// The process of it whose death was reported last.
     pub died: Option<Incarnation>,
     /// It has refused a copy of the guest, or given one up.
@@ -47,6 +49,7 @@ impl Peers {
             is_linked: false,
             is_alive: false,
             reaches_clients: true,
+            is_drained: false,
             died: None,
             refusal: None,
             copy: None,
@@ -75,11 +78,22 @@ impl Peers {
             .any(|peer| peer.id == id && peer.reaches_clients)
     }
 
-    /// A new leader's view: forgets which peers answer, and what they have said of their uplinks.
+    pub fn is_drained(&self, id: ReplicaId) -> bool {
+        self.0.iter().any(|peer| peer.id == id && peer.is_drained)
+    }
+
+    /// The peers whose hosts are drained.
+    pub fn drained(&self) -> ReplicaSet {
+        let drained = self.0.iter().filter(|peer| peer.is_drained);
+        ReplicaSet::of(drained.map(|peer| peer.id))
+    }
+
+    /// A new leader's view: forgets which peers answer, and what they have said of their hosts.
     pub fn forget_liveness(&mut self) {
         for peer in &mut self.0 {
             peer.is_alive = false;
             peer.reaches_clients = true;
+            peer.is_drained = false;
         }
     }
 

@@ -46,7 +46,7 @@ fn is_allowed(from: Role, to: Role) -> bool {
             | (Joining, Secondary | Witness)
             | (Secondary, Leader | Witness)
             | (Leader, Deposed | Witness)
-            | (Deposed, Leader | Witness)
+            | (Deposed, Leader | Secondary | Witness)
     )
 }
 
@@ -93,8 +93,9 @@ mod tests {
         assert!(is_allowed(Role::Deposed, Role::Leader), "it won again");
         assert!(!is_allowed(Role::Joining, Role::Leader));
         assert!(
-            !is_allowed(Role::Deposed, Role::Secondary),
-            "it has no guest in step"
+            is_allowed(Role::Deposed, Role::Secondary),
+            "it stays in step"
         );
+        assert!(!is_allowed(Role::Witness, Role::Secondary));
     }
 }

@@ -75,6 +75,8 @@ impl Replica {
             copies: Copies::default(),
             jobs: Jobs::default(),
             reaches_clients: true,
+            drained: config.drained,
+            switch_not_before: Micros::ZERO,
             config,
         };
         Self {
@@ -140,6 +142,8 @@ impl Replica {
                     leader.on_operator(cx, input);
                 }
             }
+            Event::SwitchOver { to } => self.on_switch_over(to),
+            Event::Drain(drained) => self.on_drain(drained),
             Event::Bootstrap => self.bootstrap(),
             Event::Uplink { up } => self.on_uplink(up),
             Event::GuestStarted(machine) => self.on_guest_started(machine),
@@ -190,6 +194,7 @@ impl Replica {
             self.drain_consensus();
             self.watch_hypervisor();
             self.watch_uplink();
+            self.watch_planned();
             if let Some((leader, cx)) = self.leading() {
                 leader.tick_slot(cx);
                 leader.tick_announcements(cx);
@@ -216,6 +221,7 @@ impl Replica {
         if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.is_linked = up;
             peer.reaches_clients = true;
+            peer.is_drained = false;
         }
         self.cx.consensus(apus::Event::Link { peer: id, up });
         self.cx.peers.forget_refusal(id);

@@ -153,6 +153,10 @@ impl Replica {
     }
 
     fn warm_status(&self) -> Option<WarmStatus> {
+        if matches!(&self.phase, Phase::Leader(leader) if leader.join.is_none()) {
+            // It was secondary before, and kept a witness warm then.
+            return None;
+        }
         let stream = self.cx.peers.copy()?;
         Some(WarmStatus {
             peer: stream.peer,

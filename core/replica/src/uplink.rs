@@ -36,10 +36,14 @@ impl Replica {
         }
     }
 
-    /// There is a new leader, or a new link to it: it believes that this host reaches clients.
+    /// There is a new leader, or a new link to it: it believes that this host reaches clients, and is not
+    /// drained.
     pub(crate) fn correct_leader(&mut self) {
         if !self.cx.reaches_clients {
             self.tell_uplink();
+        }
+        if self.cx.drained {
+            self.tell_drained();
         }
     }
 

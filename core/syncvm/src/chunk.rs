@@ -202,7 +202,7 @@ mod tests {
         let (old, mut new) = ([1u8; PAGE_BYTES], [1u8; PAGE_BYTES]);
         new[SUBPAGE_BYTES] = 2;
         new[PAGE_BYTES - 1] = 3;
-        let mask = SubpageMask(1 << 1 | 1 << (PAGE_BYTES / SUBPAGE_BYTES - 1));
+        let mask = SubpageMask((1 << 1) | (1 << (PAGE_BYTES / SUBPAGE_BYTES - 1)));
         let mut writer = ChunkWriter::new();
         writer.push_subpages(PageNo(4), mask, &new);
         writer.push_subpages(PageNo(5), SubpageMask::ALL, &new);

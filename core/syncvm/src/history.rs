@@ -94,7 +94,7 @@ impl HashHistory {
             let mask = u64::from_le_bytes(mask);
             let before = self.pages.get(page);
             for subpage in 0..SUBPAGES_PER_PAGE {
-                all.push(if mask >> subpage & 1 == 1 {
+                all.push(if (mask >> subpage) & 1 == 1 {
                     u64::from_le_bytes(take(&mut bytes, HASH_BYTES)?.try_into().ok()?)
                 } else {
                     before?[subpage]
@@ -129,7 +129,7 @@ fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
 }
 
 fn set(mask: u64, bit: usize) -> u64 {
-    mask | 1 << bit
+    mask | (1 << bit)
 }
 
 #[cfg(test)]
@@ -143,7 +143,7 @@ mod tests {
 
     /// Hashes of subpages; all differ from those of another `salt`.
     fn hashes(pages: &[PageNo], salt: u64) -> Vec<u64> {
-        let of = |page: &PageNo| u64::from(page.0) << 32 | salt << 8;
+        let of = |page: &PageNo| (u64::from(page.0) << 32) | (salt << 8);
         let subpages = 0..SUBPAGES_PER_PAGE as u64;
         pages
             .iter()

@@ -248,6 +248,17 @@ pub enum Body {
         /// Whether it does.
         up: bool,
     },
+    /// Follower, to the leader: whether an operator has drained this host. Unsaid, it is not.
+    Drained {
+        /// Whether it is.
+        drained: bool,
+    },
+    /// Leader, to the leader before it that stays in step: resetting my devices has been seen to write these
+    /// pages.
+    ResetPages {
+        /// The pages.
+        runs: Runs,
+    },
     /// Either side: my guest is gone; I do not hold its state any more.
     GuestLost {
         /// For the operator.
@@ -279,6 +290,8 @@ impl Body {
             | Self::OutputsReported { .. }
             | Self::OutputsReleased { .. }
             | Self::Uplink { .. }
+            | Self::Drained { .. }
+            | Self::ResetPages { .. }
             | Self::GuestLost { .. } => Payload::Other,
         }
     }

@@ -32,7 +32,7 @@ impl SubpageMask {
     /// The byte ranges of its subpages in the page, rising.
     pub fn ranges(self) -> impl Iterator<Item = std::ops::Range<usize>> {
         (0..SUBPAGES_PER_PAGE)
-            .filter(move |subpage| self.0 >> subpage & 1 == 1)
+            .filter(move |subpage| (self.0 >> subpage) & 1 == 1)
             .map(|subpage| subpage * SUBPAGE_BYTES..(subpage + 1) * SUBPAGE_BYTES)
     }
 }
@@ -49,7 +49,7 @@ pub fn compare_subpages(pages: usize, ours: &[u64], theirs: &[u64]) -> Option<Ve
         .zip(theirs.chunks_exact(SUBPAGES_PER_PAGE));
     let masks = pairs.map(|(ours, theirs)| {
         let differ = ours.iter().zip(theirs).map(|(a, b)| u64::from(a != b));
-        let mask = SubpageMask(differ.rev().fold(0, |mask, bit| mask << 1 | bit));
+        let mask = SubpageMask(differ.rev().fold(0, |mask, bit| (mask << 1) | bit));
         // The page is known to differ. If no subpage shows it, two hashes are equal by chance.
         if mask.is_empty() {
             SubpageMask::ALL
@@ -75,7 +75,7 @@ mod tests {
         theirs[0] = 99;
         theirs[SUBPAGES_PER_PAGE - 1] = 99;
         let masks = compare_subpages(2, &ours, &theirs).unwrap();
-        assert_eq!(masks[0], SubpageMask(1 | 1 << (SUBPAGES_PER_PAGE - 1)));
+        assert_eq!(masks[0], SubpageMask(1 | (1 << (SUBPAGES_PER_PAGE - 1))));
         assert_eq!(masks[0].len(), 2);
         let ranges: Vec<_> = masks[0].ranges().collect();
         assert_eq!(

@@ -145,7 +145,7 @@ impl View {
 
     /// The view of `round` that `leader` leads. Rounds start at 1.
     pub fn new(round: u64, leader: ReplicaId) -> Self {
-        Self(round << 4 | u64::from(leader.0 & 15))
+        Self((round << 4) | u64::from(leader.0 & 15))
     }
 
     /// The round of this view; 0 only for [`View::NONE`].

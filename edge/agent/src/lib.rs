@@ -154,9 +154,9 @@ pub fn order(order: Order) -> Vec<u8> {
 pub fn load_order(written: Option<&[(u32, u32)]>, serial: Range<u32>, stopped_at: u64) -> Vec<u8> {
     let runs = written.unwrap_or_default();
     assert!(runs.len() <= RUNS_MAX, "{} runs in one order", runs.len());
-    let place = u64::from(serial.start) << 32 | u64::from(serial.end);
+    let place = (u64::from(serial.start) << 32) | u64::from(serial.end);
     let keeps = u64::from(written.is_some());
-    encode(Order::Load as u32, place, stopped_at << 1 | keeps, runs)
+    encode(Order::Load as u32, place, (stopped_at << 1) | keeps, runs)
 }
 
 fn encode(op: u32, addr: u64, len: u64, runs: &[(u32, u32)]) -> Vec<u8> {

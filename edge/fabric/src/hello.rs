@@ -75,7 +75,7 @@ impl Session {
 
     /// The salt of the ring that `writer` writes in this session.
     pub fn salt(self, writer: ReplicaId, lane: Lane) -> Salt {
-        let ring = u64::from(writer.0) << 8 | lane.index() as u64;
+        let ring = (u64::from(writer.0) << 8) | lane.index() as u64;
         Salt(self.0 ^ ring.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 }

@@ -441,6 +441,7 @@ impl ReplicaConfig {
             needs_reset: qemu.machine.needs_reset(),
             warm: self.group.warm_witness,
             warm_bytes_per_s: u64::from(self.group.warm_mib_per_s) << 20,
+            drained: false,
             subpages: policy.subpages.unwrap_or(true),
             guard_bytes_max: policy.guard_mib.unwrap_or(8) << 20,
             input_frames_max: policy.input_frames.unwrap_or(1024),

@@ -4,8 +4,9 @@
 //! line. After the answer to `{"op":"console"}` the connection is a raw byte stream.
 
 use plover_replica::newest::DiskCopy;
+use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,19 +14,39 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
 
 /// Longest request line, bytes.
 const LINE_BYTES_MAX: u64 = 64 << 10;
+
+/// How long an answer is waited for that another replica gives. Clients of the socket wait a little longer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long the statuses of the others are waited for.
+const STATUS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Console chunks that may wait for a slow reader; more are dropped, as a serial line does.
 const CONSOLE_CHUNKS_MAX: usize = 256;
 
 /// The requests.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Op {
+    /// This replica.
     Status,
+    /// All replicas of the group, as far as they answer.
+    Group,
+    /// The leader is to hand over to the replica with this id, or to the one that is in sync.
+    Switchover {
+        #[serde(default)]
+        to: Option<u8>,
+    },
+    /// This replica gives up every role that matters, and takes none until it is told otherwise, also after a
+    /// restart.
+    Drain,
+    /// It takes part again.
+    Undrain,
     /// Press the guest's power button.
     Power,
     /// Switch the guest on, if it is off.
@@ -40,16 +61,30 @@ pub(crate) enum Op {
     Shutdown,
     /// Test hook: SIGKILL the hypervisor and this process when a sync that this replica leads
     /// enters the phase; of a secondary only in `apply`, with the guest's memory written in part.
-    CrashInPhase {
-        phase: plover_syncvm::Phase,
-    },
+    CrashInPhase { phase: plover_syncvm::Phase },
     /// Test hook: the same on a leader, at a fault injection point in the release of an output on a
     /// match; `d` is the transfer of a checkpoint.
-    CrashInArea {
-        area: plover_replica::Area,
-    },
+    CrashInArea { area: plover_replica::Area },
     /// Attach to the guest's console.
     Console,
+}
+
+impl Op {
+    /// Whether only the leader can carry it out.
+    pub fn is_for_leader(&self) -> bool {
+        matches!(
+            self,
+            Self::Power | Self::Start | Self::Switchover { .. } | Self::Console
+        )
+    }
+
+    /// Whether another replica may ask for it.
+    pub fn may_be_sent_on(&self) -> bool {
+        matches!(
+            self,
+            Self::Status | Self::Power | Self::Start | Self::Switchover { .. }
+        )
+    }
 }
 
 /// A request on its way to the loop.
@@ -64,10 +99,17 @@ pub(crate) enum Request {
         output: SyncSender<Vec<u8>>,
         reply: Sender<Value>,
     },
+    /// Another replica is asked where it stands.
+    AskStatus {
+        of: ReplicaId,
+        reply: Sender<Value>,
+    },
     /// Bytes that an operator typed.
     Typed(Vec<u8>),
     /// The process was asked to end.
-    Stop,
+    Stop {
+        at_once: bool,
+    },
 }
 
 /// Asks a running node to end, from a signal handler's thread.
@@ -80,7 +122,13 @@ pub struct StopHandle {
 impl StopHandle {
     /// Ends the node's loop after its present turn.
     pub fn stop(&self) {
-        self.send(Request::Stop);
+        self.send(Request::Stop { at_once: true });
+    }
+
+    /// Ends the node's loop when other replicas have taken this one's roles over, or soon if none can. A second call
+    /// ends it at once.
+    pub fn hand_over_and_stop(&self) {
+        self.send(Request::Stop { at_once: false });
     }
 
     fn send(&self, request: Request) {
@@ -188,6 +236,7 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
                 }
                 answer
             }
+            Ok(Op::Group) => group(handle),
             Ok(op) => ask(handle, |reply| Request::Op { op, reply }),
             Err(error) => json!({"error": format!("not a request: {error}")}),
         };
@@ -201,9 +250,58 @@ fn serve(stream: UnixStream, handle: &StopHandle) {
 fn ask(handle: &StopHandle, request: impl FnOnce(Sender<Value>) -> Request) -> Value {
     let (reply, answer) = channel();
     handle.send(request(reply));
-    answer
-        .recv()
-        .unwrap_or_else(|_| json!({"error": "this replica is ending"}))
+    match answer.recv_timeout(ANSWER_WITHIN) {
+        Ok(answer) => answer,
+        Err(RecvTimeoutError::Disconnected) => json!({"error": "this replica is ending"}),
+        Err(RecvTimeoutError::Timeout) => json!({"error": format!(
+            "the replica that leads has not answered within {} s: the request may have been carried out; see \
+             `plover status`",
+            ANSWER_WITHIN.as_secs()
+        )}),
+    }
+}
+
+/// Where all replicas stand. One that does not answer in time is named as such: `{"id": 2, "silent": "why"}`.
+fn group(handle: &StopHandle) -> Value {
+    let own = ask(handle, |reply| Request::Op {
+        op: Op::Status,
+        reply,
+    });
+    if own.get("error").is_some() {
+        return own;
+    }
+    let me = own["id"].as_u64();
+    let members = own["members"].as_array().cloned().unwrap_or_default();
+    let ids = members.iter().filter_map(Value::as_u64);
+    let asked: Vec<_> = ids
+        .map(|id| {
+            let (reply, answer) = channel();
+            if Some(id) != me {
+                let of = ReplicaId(id as u8);
+                handle.send(Request::AskStatus { of, reply });
+            }
+            (id, answer)
+        })
+        .collect();
+    let deadline = Instant::now() + STATUS_WITHIN;
+    let replicas: Vec<Value> = asked
+        .into_iter()
+        .map(|(id, answer)| {
+            if Some(id) == me {
+                return own.clone();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let silent = |why: &str| json!({"id": id, "silent": why});
+            match answer.recv_timeout(left) {
+                Ok(answer) => match answer["error"].as_str() {
+                    Some(why) => silent(why),
+                    None => answer,
+                },
+                Err(_) => silent("it has not answered within a second"),
+            }
+        })
+        .collect();
+    json!({"asked": me, "replicas": replicas})
 }
 
 fn console(

@@ -65,6 +65,7 @@ mod images;
 mod metrics;
 mod pack;
 mod policy;
+mod relay;
 mod storage;
 mod supervisor;
 mod tap;

@@ -67,6 +67,8 @@ pub(crate) struct Storage {
     record: RecordThread,
     store: Store,
     damage: Option<Damage>,
+    /// Exists while this host is drained.
+    drained: PathBuf,
     /// The store is empty, though this replica has run before.
     promise_lost: bool,
     completions: Vec<Completion>,
@@ -93,6 +95,7 @@ impl Storage {
             record,
             store,
             damage: recovered.damage.clone(),
+            drained: dir.join("drained"),
             promise_lost: false,
             completions: Vec::new(),
         };
@@ -164,6 +167,28 @@ impl Storage {
         Ok(())
     }
 
+    /// Whether an operator has drained this host.
+    pub fn is_drained(&self) -> bool {
+        self.drained.exists()
+    }
+
+    /// Writes down whether this host is drained: it stays so when the process is started again.
+    ///
+    /// # Errors
+    /// The file cannot be written or removed.
+    pub fn set_drained(&self, drained: bool) -> Result<(), StorageError> {
+        if drained {
+            let made = std::fs::File::create(&self.drained).and_then(|file| file.sync_all());
+            return made.map_err(io_error("cannot write", &self.drained));
+        }
+        match std::fs::remove_file(&self.drained) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(io_error("cannot remove", &self.drained)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The guest record.
     pub fn guest(&self) -> GuestRecord {
         self.record.guest()
@@ -203,6 +228,26 @@ mod tests {
         } else {
             entry(index).viewstamp
         }
+    }
+
+    #[test]
+    fn a_drained_host_stays_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            Storage::open(dir.path(), "g", Durability::Memory)
+                .unwrap()
+                .0
+        };
+        let storage = open();
+        assert!(!storage.is_drained());
+        storage.set_drained(false).unwrap();
+        storage.set_drained(true).unwrap();
+        drop(storage);
+        let storage = open();
+        assert!(storage.is_drained());
+        storage.set_drained(false).unwrap();
+        drop(storage);
+        assert!(!open().is_drained());
     }
 
     /// Waits as the loop does until `count` events have come.

@@ -31,9 +31,8 @@
 
 use crate::body::BoxError;
 use crate::config::ReplicaConfig;
-use crate::death::Reporter;
+use crate::death::{Reporter, is_for_one};
 use crate::tap::Tap;
-use plover_types::Frame;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use std::io;
@@ -246,8 +245,6 @@ fn report_on(reporter: &Reporter, tap: &mut Tap) {
             }
         }
         left -= frames.len();
-        // A frame to everyone has come to the other replicas, too.
-        let is_for_one = |frame: &Frame| frame.0.first().is_some_and(|byte| byte & 1 == 0);
         for frame in frames.into_iter().filter(is_for_one) {
             reporter.send_on(frame);
         }

@@ -6,7 +6,7 @@ use plover_types::Viewstamp;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddrV4, TcpListener, TcpStream};
+use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -135,13 +135,13 @@ impl Clients {
 
     /// Accepts clients that wait.
     pub fn accept(&mut self, propose: Propose<'_>) {
-        while let Some(Ok((stream, _))) = self.listener.as_ref().map(TcpListener::accept) {
+        while let Some(Ok((stream, from))) = self.listener.as_ref().map(TcpListener::accept) {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
             let _ = stream.set_nodelay(true);
             // Without a place in the log the client is turned away, and tries again.
-            let Ok(at) = propose(&Entry::Accept) else {
+            let Ok(at) = propose(&Entry::Accept(client_at(from))) else {
                 return;
             };
             let (id, token) = (ConnectionId(at), self.kind | self.next);
@@ -163,6 +163,17 @@ impl Clients {
             self.all.insert(token, client);
             self.tokens.insert(id, token);
         }
+    }
+
+    /// Accepts clients that wait, for another owner.
+    pub fn take_new(&mut self) -> Vec<(TcpStream, plover_program::Client)> {
+        let accept = || self.listener.as_ref().map(TcpListener::accept);
+        let mut new = Vec::new();
+        while let Some(Ok((stream, from))) = accept() {
+            let _ = stream.set_nodelay(true);
+            new.push((stream, client_at(from)));
+        }
+        new
     }
 
     /// A client is ready.
@@ -244,6 +255,15 @@ impl Clients {
         self.tokens.remove(&client.id);
         self.all.remove(&token);
     }
+}
+
+/// A client's address, as the log has it.
+fn client_at(from: SocketAddr) -> plover_program::Client {
+    let (ip, port) = match from {
+        SocketAddr::V4(from) => (from.ip().octets(), from.port()),
+        SocketAddr::V6(from) => ([0; 4], from.port()),
+    };
+    plover_program::Client { ip, port }
 }
 
 impl Client {

@@ -1,6 +1,7 @@
 //! The configuration file of a replica of a program.
 
 use plover_node::{ConfigError, FabricName, GroupConfig, PathConfig, read};
+use plover_program::Entrance;
 use plover_types::{ReplicaId, ReplicaSet};
 use serde::Deserialize;
 use serde::de::Error;
@@ -27,6 +28,14 @@ pub struct ProgramConfig {
     /// How the program's connections are replicated.
     #[serde(default)]
     pub via: Via,
+    /// With `via = "preload"`: `"output"` makes the program's output wait until all that it has read is committed;
+    /// `"read"` makes each read wait for its own commit.
+    #[serde(default)]
+    pub wait: Option<Wait>,
+    /// With `via = "preload"`: the program may open connections and use UDP. Every replica does, and nothing of it
+    /// is replicated.
+    #[serde(default)]
+    pub outgoing: bool,
     /// The address and the port for clients, such as `"192.0.2.100:6379"`. Only the leader listens there.
     pub listen: SocketAddrV4,
     /// The device of this host on the clients' network, such as `"eth0"`. The leader takes the address of `listen`,
@@ -78,6 +87,19 @@ pub enum Via {
     /// Connections end at a proxy, which gives the program what is committed (the default).
     #[default]
     Proxy,
+    /// A library that is loaded into the program stands between it and its clients (APUS §3).
+    Preload,
+}
+
+/// What waits for the commit of an input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// The program's next output (the default).
+    #[default]
+    Output,
+    /// The read that has got it.
+    Read,
 }
 
 /// The output check.
@@ -190,6 +212,11 @@ impl RunConfig {
         if program.restore_cmd.is_some() && !self.takes_checkpoints() {
             return Err("program.restore_cmd goes with snapshot_cmd or snapshot_by_stop".into());
         }
+        if program.via == Via::Proxy && (program.wait.is_some() || program.outgoing) {
+            return Err(
+                "program.wait and program.outgoing go with program.via = \"preload\"".into(),
+            );
+        }
         if program.start_s == 0 || program.snapshot_s == 0 || program.stall_ms < 100 {
             return Err(
                 "program.start_s and snapshot_s must be at least 1, stall_ms at least 100".into(),
@@ -206,6 +233,15 @@ impl RunConfig {
     /// Whether there is a way to take checkpoints.
     pub fn takes_checkpoints(&self) -> bool {
         self.program.snapshot_cmd.is_some() || self.program.snapshot_by_stop
+    }
+
+    /// Where the input of clients enters a leader's program.
+    pub(crate) fn entrance(&self) -> Entrance {
+        match (self.program.via, self.program.wait.unwrap_or_default()) {
+            (Via::Proxy, _) => Entrance::Fed,
+            (Via::Preload, Wait::Output) => Entrance::HoldsOutput,
+            (Via::Preload, Wait::Read) => Entrance::HoldsInput,
+        }
     }
 
     pub(crate) fn members(&self) -> ReplicaSet {
@@ -268,6 +304,11 @@ mod tests {
     fn a_sound_configuration_is_taken() {
         let config = parse(GOOD).unwrap();
         assert_eq!(config.program.check, Check(Some(1500)));
+        assert_eq!(config.entrance(), Entrance::Fed);
+        let preload = GOOD.replace("\"proxy\"", "\"preload\"");
+        assert_eq!(parse(&preload).unwrap().entrance(), Entrance::HoldsOutput);
+        let read = GOOD.replace("\"proxy\"", "\"preload\"\nwait = \"read\"");
+        assert_eq!(parse(&read).unwrap().entrance(), Entrance::HoldsInput);
         let off = GOOD.replace("port = 6380", "port = 6380\ncheck = \"off\"");
         assert_eq!(parse(&off).unwrap().program.check, Check(None));
     }
@@ -292,7 +333,13 @@ mod tests {
             ("port = 6380", "port = 6380\ncolour = 1", "colour"),
             ("port = 6380", "port = 6380\ncheck = 3", "16 to 65536"),
             ("port = 6380", "port = 6380\ncheck = \"on\"", "off"),
-            ("\"proxy\"", "\"preload\"", "proxy"),
+            ("\"proxy\"", "\"socks\"", "preload"),
+            (
+                "port = 6380",
+                "port = 6380\nwait = \"read\"",
+                "go with program.via",
+            ),
+            ("\"proxy\"", "\"preload\"\nwait = \"both\"", "output"),
             ("192.0.2.100:6379", "127.0.0.1:6379", "cannot move"),
             (
                 "port = 6380",

@@ -20,6 +20,7 @@ mod body;
 mod clients;
 mod config;
 mod control;
+mod direct;
 mod face;
 mod files;
 mod jobs;
@@ -28,7 +29,7 @@ mod sockets;
 mod unread;
 
 pub use body::{Stop, run};
-pub use config::{Check, ProgramConfig, RunConfig, Via};
+pub use config::{Check, ProgramConfig, RunConfig, Via, Wait};
 pub use control::ask;
 
 /// An error that ends the replica, as a sentence.

@@ -1,5 +1,6 @@
 //! The program: a child of this process, in a process group of its own.
 
+use crate::direct::Launch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use std::ffi::OsString;
@@ -23,7 +24,11 @@ pub(crate) struct Program {
 
 impl Program {
     /// Starts the program. The kernel kills it when the calling thread ends.
-    pub fn start(words: &[OsString], directory: &Path) -> io::Result<Self> {
+    pub fn start(
+        words: &[OsString],
+        directory: &Path,
+        preload: Option<&Launch>,
+    ) -> io::Result<Self> {
         let (name, arguments) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(name);
         command
@@ -31,6 +36,9 @@ impl Program {
             .current_dir(directory)
             .stdin(Stdio::null());
         die_with_us(&mut command);
+        if let Some(launch) = preload {
+            launch.give_to(&mut command);
+        }
         let child = command.spawn()?;
         let pid = Pid::from_child(&child);
         Ok(Self {
@@ -157,7 +165,8 @@ mod tests {
     #[test]
     fn the_end_of_a_program_is_seen_before_it_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
-        let mut program = Program::start(&["sleep".into(), "1000".into()], dir.path()).unwrap();
+        let mut program =
+            Program::start(&["sleep".into(), "1000".into()], dir.path(), None).unwrap();
         assert!(!program.is_ending());
         kill_group(program.pid());
         poll(&mut [PollFd::new(&program, PollFlags::IN)], None).unwrap();

@@ -57,6 +57,8 @@ pub(crate) struct Sockets {
     tokens: BTreeMap<ConnectionId, u64>,
     /// Those with input that the program may not have read.
     unread: BTreeSet<u64>,
+    /// Ports of this end whose connections are closed.
+    gone: Vec<u16>,
 }
 
 impl Sockets {
@@ -70,6 +72,7 @@ impl Sockets {
             all: BTreeMap::new(),
             tokens: BTreeMap::new(),
             unread: BTreeSet::new(),
+            gone: Vec::new(),
         })
     }
 
@@ -95,16 +98,19 @@ impl Sockets {
         self.unread.clear();
     }
 
-    pub fn connect(&mut self, id: ConnectionId) -> io::Result<()> {
+    /// Opens a connection. `bound` learns the port of this end before the program can see it.
+    pub fn connect(&mut self, id: ConnectionId, bound: impl FnOnce(u16)) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
-        let result = rustix::net::connect(&socket, &self.program);
-        let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
+        rustix::net::bind(&socket, &SocketAddrV4::new(*self.program.ip(), 0))?;
         let stream = TcpStream::from(socket);
-        stream.set_nodelay(true)?;
         let SocketAddr::V4(own) = stream.local_addr()? else {
             unreachable!("it was made as an IPv4 socket");
         };
+        bound(own.port());
+        let result = rustix::net::connect(&stream, &self.program);
+        let is_dead = !matches!(result, Ok(()) | Err(rustix::io::Errno::INPROGRESS));
+        stream.set_nodelay(true)?;
         let token = self.kind | self.next;
         self.next += 1;
         let data = EventData::new_u64(token);
@@ -127,6 +133,15 @@ impl Sockets {
         self.tokens.insert(id, token);
         self.unread.insert(token);
         Ok(())
+    }
+
+    pub fn has(&self, id: ConnectionId) -> bool {
+        self.tokens.contains_key(&id)
+    }
+
+    /// The ports of connections that were closed since the last call.
+    pub fn take_gone(&mut self) -> Vec<u16> {
+        std::mem::take(&mut self.gone)
     }
 
     pub fn feed(&mut self, id: ConnectionId, bytes: &[u8]) {
@@ -180,7 +195,7 @@ impl Sockets {
     /// The connections on which the program has read everything by now.
     pub fn take_read(&mut self) -> Vec<ConnectionId> {
         let mut read = Vec::new();
-        let (all, diag, program) = (&mut self.all, &self.diag, self.program);
+        let (all, gone, diag, program) = (&mut self.all, &mut self.gone, &self.diag, self.program);
         self.unread.retain(|token| {
             let Some(connection) = all.get_mut(token) else {
                 return false;
@@ -190,6 +205,7 @@ impl Sockets {
             }
             read.push(connection.id);
             if connection.closes {
+                gone.push(connection.own.port());
                 all.remove(token);
             }
             false
@@ -319,7 +335,7 @@ mod tests {
             view: View(1),
             index: Index(1),
         });
-        sockets.connect(id).unwrap();
+        sockets.connect(id, |_| {}).unwrap();
         let accepted = rustix::net::accept(&listener).unwrap();
         drop((accepted, listener));
         sockets.clear();

@@ -65,7 +65,7 @@ fn open_perf(tid: i32) -> std::io::Result<OwnedFd> {
     const SIZE_VER0: u64 = 64;
     // type and size are 32 bits each, then config; all else is zero: count all, start at once.
     let attributes: [u64; 8] = [
-        TYPE_SOFTWARE | SIZE_VER0 << 32,
+        TYPE_SOFTWARE | (SIZE_VER0 << 32),
         TASK_CLOCK,
         0,
         0,

@@ -149,7 +149,7 @@ pub(crate) fn try_here() -> Result<(), (&'static str, std::io::Error)> {
     const UFFDIO_API: u64 = 0xc018_aa3f;
     const UFFDIO_REGISTER: u64 = 0xc020_aa00;
     const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;
-    const FEATURES: u64 = 1 << 12 | 1 << 13 | 1 << 15;
+    const FEATURES: u64 = (1 << 12) | (1 << 13) | (1 << 15);
     const USER_MODE_ONLY: c_long = 1;
 
     let last = std::io::Error::last_os_error;

@@ -3,6 +3,7 @@
 //! Each round is two runs of the demo, each of which kills two leaders under load: their hosts, then only
 //! their processes. So the figures come with the demo's own audit of every acknowledged write.
 
+mod switchover;
 mod warm;
 
 use crate::children::progress;
@@ -22,6 +23,12 @@ pub(crate) struct Options {
     /// 1 GiB with a disk of 2 GiB, of which 5% changed. Needs 8 GiB in /var/tmp.
     #[arg(long)]
     warm: bool,
+    /// Instead, the clients' gap when the lead is moved under load with nothing at fault, in one lab.
+    #[arg(long, conflicts_with = "warm")]
+    switchover: bool,
+    /// With --switchover: how often the lead is moved.
+    #[arg(long, default_value_t = 40, requires = "switchover")]
+    moves: u32,
 }
 
 /// The parts of a failover. `elect` and `serve` begin where the part before ends; the others with the kill.
@@ -43,6 +50,9 @@ const DEATHS: [(Fault, &str); 2] = [
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.warm {
         return warm::run(options.rounds);
+    }
+    if options.switchover {
+        return switchover::run(options.moves);
     }
     let mut figures: Vec<Figures> = DEATHS.iter().map(|_| Figures::default()).collect();
     for round in 0..options.rounds {

@@ -119,6 +119,7 @@ mod tests {
             ][..],
             &["bench", "quick", "--rounds", "1"],
             &["bench", "failover", "--warm", "--rounds", "1"],
+            &["bench", "failover", "--switchover", "--moves", "3"],
             &["bench", "disk", "--rounds", "1", "--seconds", "5"],
             &["bench"],
         ] {

@@ -259,7 +259,7 @@ impl Experiment {
 
     /// Keeps the medians of the leader that led most syncs: a replica forgets its own when it dies.
     fn note_syncs(&mut self) {
-        for replica in self.lab().status().replicas {
+        for replica in self.lab().status().group.replicas {
             if replica.sync.count > self.sync.count {
                 self.sync = replica.sync;
             }

@@ -13,7 +13,7 @@ fn memory_is_bounded(lab: &Experiment) -> Result<()> {
     // The defaults of `group.log_mib` and `policy.guard_mib`.
     const CONFIGURED_MIB: u64 = 8 + 8;
     const BESIDE_MIB_MAX: u64 = 64;
-    for replica in lab.lab().status().replicas {
+    for replica in lab.lab().status().group.replicas {
         let held = replica
             .more
             .get("memory")

@@ -125,7 +125,7 @@ fn a_replicated_guest_by_hand() {
 
     // The daemon itself reports the same.
     let run_dir = format!("/run/plover-lab/{}/replica-0/run", lab.name);
-    let own = plover(&["status", "--json", "--run-dir", &run_dir]);
+    let own = plover(&["status", "--here", "--json", "--run-dir", &run_dir]);
     let own: Value = serde_json::from_slice(&own.stdout).expect("one JSON object");
     assert_eq!(own["id"], 0);
     assert!(plover(&["status", "--run-dir", &run_dir]).status.success());

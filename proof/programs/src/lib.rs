@@ -7,6 +7,9 @@
 //!                                    └─► brain ─► program 2
 //! ```
 //!
+//! In half of the worlds a leader's program reads its clients itself, and what it reads is proposed then. Its
+//! output, or its reads, wait for the commit.
+//!
 //! Consensus is simulated by what it promises, an agreed log of which a suffix may be lost with its leader:
 //! that it keeps the promise is shown elsewhere (`proof/consensus`). A *reference* executes the committed log
 //! at once, in order, without waiting for anything. The invariants:
@@ -30,13 +33,15 @@ use plover_sim::panics::without_panic;
 use plover_sim::seeds::{Outcome, Simulation, option_of};
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 6] = [
+pub const CANARIES: [(&str, Canary); 8] = [
     ("reply-before-commit", Canary::ReplyBeforeCommit),
     ("skip-entry", Canary::SkipEntry),
     ("lead-diverged", Canary::LeadDiverged),
     ("feed-together", Canary::FeedTogether),
     ("keep-connections", Canary::KeepConnections),
     ("trim-early", Canary::TrimEarly),
+    ("stand-ahead", Canary::StandAhead),
+    ("cut-unquiet", Canary::CutUnquiet),
 ];
 
 impl Simulation for Options {

@@ -24,6 +24,9 @@ pub struct Connection {
     /// The program has something to read: bytes, a new connection, or its end.
     pub is_news: bool,
     pub closes: bool,
+    /// It is a client's own, which the program reads itself; and whether it was cut off from the client.
+    pub is_own: bool,
+    pub is_cut: bool,
     /// Read, and no whole request yet.
     pub partly: Vec<u8>,
 }
@@ -78,7 +81,7 @@ impl Reference {
         };
         let connections = &mut self.program.connections;
         match entry {
-            Entry::Accept => drop(connections.insert(ConnectionId(at), Connection::default())),
+            Entry::Accept(_) => drop(connections.insert(ConnectionId(at), Connection::default())),
             Entry::Bytes(id, bytes) => {
                 if let Some(connection) = connections.get_mut(&id) {
                     connection.unread.extend(bytes);

@@ -54,3 +54,17 @@ fn connections_of_a_former_leader_are_caught() {
 fn a_log_that_is_trimmed_too_early_is_caught() {
     catches(Canary::TrimEarly, &["trim_is_held"]);
 }
+
+/// A deposed leader goes on although its program has executed what is lost.
+#[test]
+fn a_leader_that_stands_while_it_is_ahead_is_caught() {
+    let found_by = ["programs_agree", "replies_are_committed", "heals"];
+    catches(Canary::StandAhead, &found_by);
+}
+
+/// A leader's program reads its clients while the cut of a checkpoint is on its way.
+#[test]
+fn a_cut_while_the_program_reads_is_caught() {
+    let found_by = ["programs_agree", "replies_are_committed"];
+    catches(Canary::CutUnquiet, &found_by);
+}

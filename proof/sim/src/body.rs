@@ -246,7 +246,7 @@ impl World {
                 }
             }
             // The simulated console shows nothing, and a role shows in the other actions.
-            Action::Console(_) | Action::Role { .. } => {}
+            Action::Console(_) | Action::Role { .. } | Action::SendOn(_) => {}
             Action::Note(note) => self.observe(who, note),
         }
     }

@@ -173,6 +173,8 @@ pub enum Moment {
     InSync,
     /// A replica starts to receive a full copy, or becomes a secondary.
     Role(Role),
+    /// A leader hands over because an operator wants it.
+    HandedOver,
 }
 
 /// The moments for which faults wait.
@@ -214,6 +216,7 @@ impl Moment {
             Note::Serving { .. } => Self::Serving,
             Note::InSync { .. } => Self::InSync,
             Note::Role { to, .. } => Self::Role(*to),
+            Note::HandedOver { .. } => Self::HandedOver,
             _ => return None,
         })
     }

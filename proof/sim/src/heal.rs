@@ -55,6 +55,7 @@ impl World {
         self.clients.stale = false;
         self.clients.count_fresh(now);
         self.let_guests_live();
+        self.end_planned_work();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
             self.process_mut(who).has_tap = true;

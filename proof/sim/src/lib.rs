@@ -76,6 +76,7 @@ mod heal;
 mod life;
 mod observe;
 mod pair;
+mod planned;
 mod strike;
 mod work;
 

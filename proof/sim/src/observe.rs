@@ -225,6 +225,8 @@ impl World {
             Note::Kept { sync } => self.on_kept(who, *sync),
             Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
             Note::Synced(_) => self.invariants.one_fault.synced(),
+            Note::HandedOver { .. } => self.hands_over(who),
+            Note::InSync { in_sync, .. } => self.changes_in_sync(who, *in_sync),
             _ => {}
         }
         self.end_at(&note);

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 18] = [
+pub const CANARIES: [(&str, Canary); 20] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
@@ -26,6 +26,8 @@ pub const CANARIES: [(&str, Canary); 18] = [
     ("ignore-uplink", Canary::IgnoreUplink),
     ("reboot-ends-guest", Canary::RebootEndsGuest),
     ("commit-at-heartbeat", Canary::CommitAtHeartbeat),
+    ("serve-alone", Canary::ServeAlone),
+    ("replace-at-once", Canary::ReplaceAtOnce),
 ];
 
 impl Simulation for Options {

@@ -175,6 +175,11 @@ impl Scenario {
         self.config.policy.release == ReleaseWhen::Matched
     }
 
+    /// Whether the secondary's guest stands still, and has checkpoints.
+    pub fn takes_checkpoints(&self) -> bool {
+        self.config.policy.secondary == Secondary::Waits
+    }
+
     /// Whether inputs wait for the secondary's guest, where outputs are compared.
     pub fn is_paced(&self) -> bool {
         self.config.matching.paced
@@ -279,6 +284,7 @@ fn draw_config(
         input_frames_max: rng.pick(&[8, 256]),
         hash_key: [0; 32],
         seed: 0,
+        drained: false,
         canary,
     }
 }

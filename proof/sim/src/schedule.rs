@@ -70,6 +70,10 @@ pub enum Happening {
     Operator,
     /// Lines are typed on the guest's console.
     Type,
+    /// The operator plans work on a host.
+    Plan,
+    /// The work is done: the host takes part again.
+    Undrain(ReplicaId),
     /// The operator starts a guest that is off.
     StartGuest,
     /// A guest has ended by itself a while ago: is it still there?

@@ -11,6 +11,7 @@ use crate::invariants::{Check, Invariants, Violation};
 use crate::life::Life;
 use crate::net::Net;
 use crate::pair;
+use crate::planned::Planned;
 use crate::process::{Process, State};
 use crate::rng::{Rng, mix};
 use crate::scenario::{Scenario, has_short_lives, preset_of};
@@ -88,6 +89,7 @@ pub struct World {
     pub(crate) chance: Chance,
     pub(crate) areas: Areas,
     pub(crate) life: Life,
+    pub(crate) planned: Planned,
     /// When a fault struck or ended last.
     pub(crate) disturbed_at: Micros,
     /// The replies that were received when they were last counted.
@@ -166,6 +168,10 @@ impl World {
         if scenario.faults.operator {
             plan.at(scenario.faults.begin, Happening::Operator);
         }
+        let planned = Planned::draw(seed, options.replicas > 2 && !alone);
+        if planned.comes() {
+            plan.at(scenario.faults.begin, Happening::Plan);
+        }
         if scenario.short_lives {
             plan.at(scenario.faults.begin, Happening::AllDie);
         }
@@ -192,6 +198,7 @@ impl World {
             chance,
             areas: Areas::draw(seed, alone),
             life,
+            planned,
             disturbed_at: Micros::ZERO,
             replies_before: 0,
             scenario,
@@ -280,6 +287,8 @@ impl World {
             Happening::Restart(who) => self.restart(who),
             Happening::Operator => self.watch(),
             Happening::Type => self.type_some(),
+            Happening::Plan => self.plan_work(),
+            Happening::Undrain(who) => self.undrain(who),
             Happening::StartGuest => self.start_guest_again(),
             Happening::LookAfterAnEnd => self.look_after_an_end(),
             Happening::CountReplies(rest) => self.count_replies(rest),
@@ -340,7 +349,8 @@ impl World {
         }
         let now = self.plan.now();
         let rng = &mut self.chance.processes;
-        let config = self.scenario.config(who, rng);
+        let mut config = self.scenario.config(who, rng);
+        config.drained = self.planned.is_drained(who);
         let drift_max = self.scenario.drift_ppm_max;
         let drift = rng.range(0, 2 * drift_max) as i64 - drift_max as i64;
         let clock = Clock::new(now, rng.micros((1_000_000, 1_000_000_000)), drift);

@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 68] = [
+const REACHED: [&str; 75] = [
     "death: a report of an older process",
     "death: a report of the leader",
     "death: a report to the leader",
@@ -91,6 +91,13 @@ const REACHED: [&str; 68] = [
     "guest: a state that is on was loaded into one that is off",
     "guest: a state that has just ended was loaded",
     "guest: a connection of before its reset is refused",
+    "planned: a switchover",
+    "planned: a switchover is refused",
+    "planned: a drain",
+    "planned: several hosts are drained",
+    "planned: a leader hands over",
+    "planned: a drained leader hands over",
+    "planned: the lead moves, and the guest stays protected",
 ];
 
 #[test]
@@ -205,6 +212,19 @@ fn a_join_without_a_reset_of_its_queues_is_caught() {
 fn a_leader_without_a_tap_is_caught() {
     let found_by = ["one_fault_is_survived"];
     catches(&with(Canary::IgnoreUplink), 600, &found_by);
+}
+
+/// A leader whose predecessor stays in step answers clients although that one may have to lead again.
+#[test]
+fn a_leader_that_serves_before_its_predecessor_is_in_step_is_caught() {
+    catches(&with(Canary::ServeAlone), 400, &["external_consistency"]);
+}
+
+/// The outputs of the slot with which a joiner replaces the secondary go out before the log names the joiner.
+#[test]
+fn a_replacement_that_counts_at_once_is_caught() {
+    let found_by = ["external_consistency"];
+    catches(&with(Canary::ReplaceAtOnce), 3000, &found_by);
 }
 
 /// A guest that reboots stops on both sides, and no replica holds it any more.

@@ -1,10 +1,58 @@
-//! A lab's status as text: the table, the troubles, and what to do about them.
+//! A group's status as text: the table, the troubles, and what to do about them.
 
-use super::{LabStatus, ReplicaStatus};
+use super::{GroupStatus, LabStatus, ReplicaStatus};
 use plover_node::SPLIT_WARNING;
 use std::fmt;
 
-impl LabStatus {
+impl GroupStatus {
+    /// The words for a command: those of a lab, or those of a host.
+    fn words<'a>(&self, in_lab: &'a str, on_hosts: &'a str) -> &'a str {
+        if self.in_lab { in_lab } else { on_hosts }
+    }
+
+    /// Why the guest is not protected, as its leader says.
+    fn why_unprotected(&self) -> String {
+        let Some(leader) = self.leader() else {
+            return "no replica leads".into();
+        };
+        if leader.says("guest_off") {
+            return "the guest is off".into();
+        }
+        let Some(why) = leader.text("unprotected_because") else {
+            return match leader.copy_in_words() {
+                Some(_) => "a copy to another replica is being made".into(),
+                None => "no other replica is in sync yet".into(),
+            };
+        };
+        why.into()
+    }
+
+    /// How the present leader took over.
+    fn last_failover(&self) -> Option<String> {
+        let leader = self.leader()?;
+        let last = leader.more.get("last_failover")?;
+        let us = |key: &str| last.get(key)?.as_u64();
+        let ago = leader
+            .more
+            .get("mono_us")?
+            .as_u64()?
+            .saturating_sub(us("mono_us")?)
+            / 1_000_000;
+        let noticed = match (last.get("how")?.as_str()?, us("noticed_us")) {
+            ("silence", Some(silence)) => {
+                format!("noticed by a silence of {}", milliseconds(silence))
+            }
+            ("handed over", _) => "the lead was handed over".to_string(),
+            _ => "noticed by the report of a death".to_string(),
+        };
+        Some(format!(
+            "replica {} took over {ago} s ago: {noticed}, elected {} later, serving after {} more",
+            leader.id,
+            milliseconds(us("elected_us")?),
+            milliseconds(us("serving_us")?)
+        ))
+    }
+
     /// Advice for the operator when no replica holds the guest; `None` while one does.
     fn after_a_loss(&self) -> Option<String> {
         let down = || self.replicas.iter().filter(|replica| !replica.answers());
@@ -17,13 +65,14 @@ impl LabStatus {
         let down: Vec<String> = down().map(|replica| replica.id.to_string()).collect();
         Some(if !down.is_empty() {
             format!(
-                "{lost} Replica {} may: bring all back (`plover lab restart --replica ID`).",
-                down.join(" or ")
+                "{lost} Replica {} may: bring all back ({}).",
+                down.join(" or "),
+                self.words("`plover lab restart --replica ID`", "start their services")
             )
         } else if let Some(holder) = self.newest_disks() {
             format!(
-                "{lost} Replica {holder} has the newest copy of its disks: `plover lab bootstrap` boots \
-                 the guest from it."
+                "{lost} Replica {holder} has the newest copy of its disks: `{}` boots the guest from it.",
+                self.words("plover lab bootstrap", "plover bootstrap")
             )
         } else if self.had_disks() {
             format!(
@@ -32,13 +81,22 @@ impl LabStatus {
             )
         } else {
             format!(
-                "{lost} `plover lab bootstrap` boots a new guest, without what the old one held."
+                "{lost} `{}` boots a new guest, without what the old one held.",
+                self.words("plover lab bootstrap", "plover bootstrap")
             )
         })
     }
 }
 
 impl ReplicaStatus {
+    fn says(&self, key: &str) -> bool {
+        self.more.get(key).and_then(serde_json::Value::as_bool) == Some(true)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.more.get(key)?.as_str()
+    }
+
     /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
     fn copy_in_words(&self) -> Option<String> {
         let copy = self.more.get("copy")?;
@@ -63,19 +121,47 @@ impl ReplicaStatus {
     }
 }
 
-/// The table that `plover lab status` prints.
+/// What `plover lab status` prints.
 impl fmt::Display for LabStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.group.write(f, &self.guest_ip.to_string())
+    }
+}
+
+/// What `plover status` prints.
+impl fmt::Display for GroupStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, &self.name)
+    }
+}
+
+impl GroupStatus {
+    fn write(&self, f: &mut fmt::Formatter<'_>, guest: &str) -> fmt::Result {
         let protected = match self.policy.as_str() {
             "none" => "unreplicated",
             _ if self.protected => "protected",
             _ => "NOT PROTECTED",
         };
-        writeln!(
-            f,
-            "guest {}  {protected}  policy {}",
-            self.guest_ip, self.policy
-        )?;
+        writeln!(f, "guest {guest}  {protected}  policy {}", self.policy)?;
+        self.write_rows(f)?;
+        if protected == "NOT PROTECTED" {
+            writeln!(f, "Not protected: {}.", self.why_unprotected())?;
+        }
+        if self.leader().is_some_and(|leader| leader.says("guest_off")) {
+            let start = self.words("plover lab start", "plover start");
+            writeln!(f, "The guest is off until `{start}`.")?;
+        }
+        if let Some(last) = self.last_failover() {
+            writeln!(f, "Last failover: {last}.")?;
+        }
+        self.write_troubles(f)?;
+        match self.after_a_loss() {
+            Some(advice) => writeln!(f, "{advice}"),
+            None => Ok(()),
+        }
+    }
+
+    fn write_rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "{:>7}  {:<10} {:>6}  {:<8} {:>8} {:>8}  {:>7} {:>9} {:>8}  {:>6} {:>6}",
@@ -125,9 +211,27 @@ impl fmt::Display for LabStatus {
                 synced(sync.same.to_string()),
             )?;
         }
+        Ok(())
+    }
+
+    fn write_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for replica in &self.replicas {
             if let Some(trouble) = &replica.trouble {
                 writeln!(f, "Replica {}: {trouble}", replica.id)?;
+            }
+            if replica.is_drained() {
+                let undrain = self.words("plover lab undrain", "plover undrain");
+                let holds = match replica.role.as_str() {
+                    "witness" | "recovering" => "and has no role that matters",
+                    _ => "and keeps its role until another replica can take it over",
+                };
+                writeln!(
+                    f,
+                    "Replica {} is drained (`{undrain}`), {holds}.",
+                    replica.id
+                )?;
+            } else if replica.says("leaving") {
+                writeln!(f, "Replica {} hands over, and ends then.", replica.id)?;
             }
             if let Some(words) = replica.copy_in_words() {
                 writeln!(f, "{words}")?;
@@ -136,10 +240,7 @@ impl fmt::Display for LabStatus {
         if self.replicas.iter().any(ReplicaStatus::can_split) {
             writeln!(f, "Warning: {SPLIT_WARNING}.")?;
         }
-        match self.after_a_loss() {
-            Some(advice) => writeln!(f, "{advice}"),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -229,5 +330,79 @@ mod tests {
         let table = lab(vec![secondary]).to_string();
         let told = "replica 2 has 74% of replica 1's 256 MiB: the warm copy lacks 64.5 MiB\n";
         assert!(table.contains(told), "{table}");
+    }
+
+    fn planned(replicas: Vec<ReplicaStatus>) -> GroupStatus {
+        GroupStatus::of("shop-db".into(), "hybrid".into(), replicas)
+    }
+
+    #[test]
+    fn the_group_is_shown_with_its_name_and_its_last_failover() {
+        let mut leader = said(1, "leader", "2@r1", true);
+        let last = serde_json::json!({
+            "how": "silence", "mono_us": 4_000_000, "noticed_us": 75_000, "elected_us": 11_200, "serving_us": 3_000,
+        });
+        leader.more.insert("last_failover".into(), last);
+        leader.more.insert("mono_us".into(), 9_000_000.into());
+        let table = planned(vec![leader.clone()]).to_string();
+        assert!(
+            table.starts_with("guest shop-db  protected  policy hybrid\n"),
+            "{table}"
+        );
+        let told = "Last failover: replica 1 took over 5 s ago: noticed by a silence of 75.0 ms, elected 11.2 ms later, \
+                    serving after 3.0 ms more.\n";
+        assert!(table.contains(told), "{table}");
+        leader.more["last_failover"]["how"] = "handed over".into();
+        leader.more["last_failover"]["noticed_us"] = serde_json::Value::Null;
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("5 s ago: the lead was handed over, elected 11.2 ms later"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn a_drained_host_and_a_silent_one_are_shown() {
+        let silent = serde_json::json!({"id": 2, "silent": "it has not answered within a second"});
+        let silent = ReplicaStatus::answered(&silent).unwrap();
+        let mut drained = said(0, "witness", "2@r1", false);
+        drained.more.insert("drained".into(), true.into());
+        let all = vec![drained.clone(), said(1, "leader", "2@r1", false), silent];
+        let table = planned(all).to_string();
+        for line in [
+            "Replica 0 is drained (`plover undrain`), and has no role that matters.",
+            "Replica 2: it has not answered within a second",
+            "Not protected: no other replica is in sync yet.",
+        ] {
+            assert!(table.lines().any(|found| found == line), "{table}");
+        }
+        assert!(table.contains("      2  silent"), "{table}");
+        drained.role = "secondary".into();
+        let table = planned(vec![drained]).to_string();
+        assert!(
+            table.contains("keeps its role until another replica can take it over"),
+            "{table}"
+        );
+    }
+
+    #[test]
+    fn the_reason_is_told_for_a_guest_without_protection() {
+        let mut leader = said(1, "leader", "2@r1", false);
+        let why = "the copy of the guest to replica 2 failed: no room";
+        leader.more.insert("unprotected_because".into(), why.into());
+        let table = planned(vec![leader.clone()]).to_string();
+        assert!(table.contains(&format!("Not protected: {why}.")), "{table}");
+        leader.more.insert("guest_off".into(), true.into());
+        let table = planned(vec![leader]).to_string();
+        assert!(
+            table.contains("The guest is off until `plover start`."),
+            "{table}"
+        );
+        let none = planned(vec![said(1, "witness", "2@r1", false)]).to_string();
+        assert!(none.contains("Not protected: no replica leads."), "{none}");
+        assert!(
+            none.contains("`plover bootstrap` boots a new guest"),
+            "{none}"
+        );
     }
 }

@@ -121,6 +121,7 @@ fn is_sane(message: &Message, from: ReplicaId) -> bool {
             Standing::Leading(last) => led(promised) && sane(last),
             Standing::Voting | Standing::Empty(_) => sane_view(promised),
         },
+        Message::Resigned { view, .. } => led(view),
     }
 }
 

@@ -129,6 +129,10 @@ fn messages() -> Vec<Message> {
         stand(Standing::Leading(LAST)),
         stand(Standing::Voting),
         stand(Standing::Empty(empty)),
+        Message::Resigned {
+            view: VIEW,
+            stays: true,
+        },
     ]
 }
 

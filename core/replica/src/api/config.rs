@@ -61,6 +61,8 @@ pub struct Config {
     pub hash_key: [u8; 32],
     /// Seed of timeouts.
     pub seed: u64,
+    /// An operator has drained this replica, and it was restarted since ([`crate::Event::Drain`]).
+    pub drained: bool,
     /// A known bug to put back, for the simulator's proof that it can fail.
     #[doc(hidden)]
     pub canary: Canary,
@@ -95,6 +97,7 @@ impl Config {
             input_frames_max: 64,
             hash_key: [0; 32],
             seed: 1,
+            drained: false,
             canary: Canary::None,
         }
     }

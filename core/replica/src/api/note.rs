@@ -23,6 +23,11 @@ pub enum Note {
         /// The view whose leader is suspected.
         view: View,
     },
+    /// The leader has resigned, and this replica stands for election.
+    Succeeds {
+        /// The view whose leader it was.
+        view: View,
+    },
     /// Won the election.
     Elected {
         /// The view.
@@ -148,6 +153,21 @@ pub enum Note {
     Uplink {
         /// Whether it has it.
         up: bool,
+    },
+    /// This leader hands over to a replica that is in step, because an operator wants it.
+    HandedOver {
+        /// The replica that is to lead.
+        to: ReplicaId,
+    },
+    /// A switchover was given up; this replica leads on.
+    SwitchoverFailed {
+        /// Why.
+        why: String,
+    },
+    /// This host is drained, or not any more.
+    Drained {
+        /// Whether it is.
+        drained: bool,
     },
     /// The hypervisor does not answer an order. It may yet.
     HypervisorLate {

@@ -4,10 +4,16 @@ use crate::api::{Action, Role};
 use crate::testing::{LEADER, leader, secondary, sent_to_leader, taken};
 use plover_policy::VSMR;
 use plover_syncvm::message::Body;
-use plover_types::{Index, ReplicaId, ReplicaSet, View};
+use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};
 
 fn kills(actions: &[Action]) -> bool {
     actions.iter().any(|a| matches!(a, Action::KillGuest))
+}
+
+/// A place in the log of an older view.
+fn at(index: u64) -> Viewstamp {
+    let (view, index) = (View::NONE, Index(index));
+    Viewstamp { view, index }
 }
 
 /// It may win again, so its guest runs on with its outputs held, until the log says that others go on.
@@ -19,7 +25,7 @@ fn a_deposed_leader_keeps_its_guest_until_it_is_out() {
     let out = taken(&mut replica);
     assert!(out.iter().any(|a| matches!(a, Action::FaceClients(false))));
     assert!(!kills(&out));
-    replica.on_in_sync(ReplicaSet::of([LEADER]), Index(9));
+    replica.on_in_sync(ReplicaSet::of([LEADER]), at(9));
     assert_eq!(replica.role(), Role::Witness);
     assert!(kills(&taken(&mut replica)));
 }
@@ -47,10 +53,10 @@ fn a_secondary_whose_guest_dies_says_so_and_votes_on() {
 fn a_new_secondary_outlives_older_sets_and_not_newer_ones() {
     let mut replica = secondary(VSMR.policy);
     let me = replica.cx.config.me;
-    replica.on_in_sync(ReplicaSet::of([LEADER]), Index(5));
+    replica.on_in_sync(ReplicaSet::of([LEADER]), at(5));
     assert_eq!(replica.role(), Role::Secondary);
-    replica.on_in_sync(ReplicaSet::of([LEADER, me]), Index(6));
-    replica.on_in_sync(ReplicaSet::of([LEADER]), Index(7));
+    replica.on_in_sync(ReplicaSet::of([LEADER, me]), at(6));
+    replica.on_in_sync(ReplicaSet::of([LEADER]), at(7));
     assert_eq!(replica.role(), Role::Witness);
     assert!(kills(&taken(&mut replica)));
 }
@@ -59,7 +65,7 @@ fn a_new_secondary_outlives_older_sets_and_not_newer_ones() {
 fn every_in_sync_set_is_remembered_on_disk() {
     let mut replica = secondary(VSMR.policy);
     let set = ReplicaSet::of([LEADER, ReplicaId(1)]);
-    replica.on_in_sync(set, Index(6));
+    replica.on_in_sync(set, at(6));
     let recorded = taken(&mut replica).into_iter().find_map(|a| match a {
         Action::PersistGuest(record) => Some((record.in_sync, record.index)),
         _ => None,

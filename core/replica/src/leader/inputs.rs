@@ -28,6 +28,9 @@ impl Leader {
         if !self.serving || frames.is_empty() {
             return;
         }
+        if let Some(kept) = &mut self.kept_frames {
+            return kept.extend(frames);
+        }
         let count = frames.len();
         let taken = if cx.guest.backlog_frames() + count > cx.config.input_frames_max {
             false

@@ -13,6 +13,11 @@
 //!  in-sync set = both (the log)
 //! ```
 //!
+//! A secondary whose host is drained is replaced in the same way, while it stays in step: its syncs go on
+//! between the rounds, and the last entry names the joiner instead of it. It stands during the final syncvm, whose
+//! cut is in its log too. Outputs of that slot wait for the first sync after the entry is committed, for until
+//! then the old secondary may have to lead.
+//!
 //! Until the in-sync set is committed nothing depends on the joiner, so any failure simply ends
 //! the attempt and another one begins a little later, with what has been copied where that is still
 //! there. A leader that was the secondary before has kept a witness warm (`secondary::warm`): its round 0
@@ -27,7 +32,7 @@ use crate::jobs::Job;
 use plover_policy::SyncReason;
 use plover_syncvm::Ledger;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{Micros, PageNo, ReplicaId, ReplicaSet};
+use plover_types::{Micros, PageNo, PageSet, ReplicaId, ReplicaSet};
 
 /// Chunks under way at most: 24 of 128 KiB stay well inside the bulk ring.
 pub(crate) const WINDOW_CHUNKS: u32 = 24;
@@ -56,6 +61,8 @@ pub(crate) struct LeadJoin {
     pub peer: ReplicaId,
     pub attempt: u64,
     stage: Stage,
+    /// It is to replace a secondary that is in sync, and the final syncvm is due.
+    replaces: bool,
 }
 
 #[derive(Debug)]
@@ -87,11 +94,18 @@ impl Leader {
             }
             return;
         }
-        if !self.serving || !self.is_solo(cx) || cx.now < self.next_join_at {
+        if !self.wants_a_joiner(cx) || cx.now < self.next_join_at {
             return;
         }
         let ready = cx.peers.ready_for_a_copy(cx.now);
         let candidates = ReplicaSet(ready.0 & !cx.group.in_sync.0);
+        // A drained host is better than no second host.
+        let wanted = ReplicaSet(candidates.0 & !cx.peers.drained().0);
+        let candidates = if wanted.is_empty() {
+            candidates
+        } else {
+            wanted
+        };
         // The peer with the warm copy comes first, unless it has been tried in vain.
         let warm = cx.peers.copy().filter(|stream| !stream.failed);
         let warm = warm
@@ -108,7 +122,13 @@ impl Leader {
             peer,
             attempt,
             stage: Stage::Starting,
+            replaces: false,
         });
+    }
+
+    /// Whether a replica is to join: none is in sync, or the one that is should be replaced.
+    fn wants_a_joiner(&self, cx: &Context) -> bool {
+        self.serving && (self.is_solo(cx) || self.replaces_secondary(cx))
     }
 
     /// Whether the running attempt is this one.
@@ -127,7 +147,7 @@ impl Leader {
     pub(crate) fn join_deadline(&self, cx: &Context) -> Micros {
         match &self.join {
             Some(_) => self.join_progress(cx) + PATIENCE + Micros(1),
-            None if self.serving && self.is_solo(cx) => {
+            None if self.wants_a_joiner(cx) => {
                 let retry = Some(self.next_join_at).filter(|at| *at > cx.now);
                 let refused = cx.peers.refusal_deadline(cx.now);
                 retry.unwrap_or(Micros::NEVER).min(refused)
@@ -140,6 +160,10 @@ impl Leader {
         let Some(join) = self.join.take() else { return };
         if self.sync.as_ref().is_some_and(|s| s.run.peer == join.peer) {
             self.abort_sync(cx, why);
+        }
+        if join.replaces {
+            // The secondary stands at the joiner's cut: its next sync lets it go on.
+            self.slot.is_due = true;
         }
         if let Some(stream) = cx.peers.copy_mut() {
             // The next attempt may go on with the pages that were copied.
@@ -191,6 +215,7 @@ impl Leader {
             }
             // The final syncvm failed or could not start yet.
             Stage::Final | Stage::Settling if self.sync.is_none() => {
+                cx.memory.ledger.owe(stream.owed());
                 self.start_sync(cx, SyncReason::Join);
             }
             Stage::Final | Stage::Settling => {}
@@ -212,7 +237,8 @@ impl Leader {
         let (Some(join), Some(stream)) = (&mut self.join, cx.peers.copy()) else {
             return;
         };
-        if stream.is_settled() {
+        // What a scan finds during a sync with the secondary would be settled with that sync, unsent.
+        if stream.is_settled() && self.sync.is_none() {
             join.stage = Stage::Scanning { round };
             cx.ask(Job::JoinRound(attempt), Action::Scan);
         }
@@ -235,7 +261,10 @@ impl Leader {
             join.stage = Stage::Final;
             // Pages whose dirty bits the sync clears stay owed to the stream, too, until the sync is
             // acknowledged.
-            cx.memory.ledger = Ledger::settled(cx.config.layout.pages());
+            join.replaces = cx.group.in_sync.len() > 1;
+            if !join.replaces {
+                cx.memory.ledger = Ledger::settled(cx.config.layout.pages());
+            }
             cx.memory.ledger.owe(stream.owed());
             self.start_sync(cx, SyncReason::Join);
         } else {
@@ -251,6 +280,19 @@ impl Leader {
             .map(|j| j.peer)
     }
 
+    /// A round's scan has cleared dirty bits that the next sync with the secondary would have found.
+    pub(crate) fn owe_secondary(&mut self, cx: &mut Context, set: &PageSet) {
+        if cx.group.in_sync.len() > 1 {
+            cx.memory.ledger.owe(set);
+        }
+    }
+
+    /// Whether the final syncvm of a joiner is due that replaces a secondary. What this side owes to the one it
+    /// owes to the other, until the log names the joiner.
+    pub(crate) fn is_replacing(&self) -> bool {
+        self.join.as_ref().is_some_and(|join| join.replaces)
+    }
+
     /// The final syncvm is acknowledged. After the last one the joiner is to be in the in-sync set.
     pub(crate) fn join_synced(&mut self, cx: &mut Context, peer: ReplicaId) {
         let Some(join) = self.join.as_mut().filter(|join| join.peer == peer) else {
@@ -261,6 +303,7 @@ impl Leader {
             join.stage = Stage::Settling;
             return;
         }
+        self.settles = join.replaces;
         self.join = None;
         cx.peers.end_copy();
         cx.peers.forget_refusal(peer);

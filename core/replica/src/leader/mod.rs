@@ -30,8 +30,9 @@ use self::sync::LeadSync;
 use crate::api::{Action, Config, Note};
 use crate::context::Context;
 use crate::guest::{Arrange, Power};
+use crate::planned::Switchover;
 use apus::EntryKind;
-use plover_types::{Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
+use plover_types::{Frame, Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
 
 /// How long a new leader answers clients before it copies its guest to another replica. Requests have waited during the
 /// failover, and the end of the copy pauses the guest for longer than most answers take.
@@ -53,6 +54,17 @@ pub(crate) struct Leader {
     /// The running attempt to bring up a secondary.
     pub join: Option<LeadJoin>,
     pub next_join_at: Micros,
+    /// The leader before this one, if it has resigned and its guest stays in step.
+    pub partner: Option<ReplicaId>,
+    /// A joiner has all, and is to replace the secondary: what this side owes to the two is settled when the log
+    /// names the joiner.
+    pub settles: bool,
+    /// The secondary has acknowledged a sync since the log named it, so its guest runs in step.
+    pub is_proven: bool,
+    /// An operator wants another replica to lead.
+    pub switchover: Option<Switchover>,
+    /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
+    pub kept_frames: Option<Vec<Frame>>,
     announcements: Announcements,
 }
 
@@ -67,6 +79,11 @@ impl Leader {
             matching: Matching::new(config),
             join: None,
             next_join_at: Micros::ZERO,
+            partner: None,
+            settles: false,
+            is_proven: false,
+            switchover: None,
+            kept_frames: None,
             announcements: Announcements::none(),
         }
     }
@@ -86,19 +103,22 @@ impl Leader {
 
     /// Whether the guest would survive the loss of any one replica.
     pub fn is_protected(&self, cx: &Context) -> bool {
-        self.serving && cx.group.in_sync.len() > 1 && self.proposed.is_none()
+        let two = |set: ReplicaSet| set.len() > 1;
+        self.serving && two(cx.group.in_sync) && self.proposed.is_none_or(two)
     }
 
     /// Whether another replica holds the guest and may be handed the lead. Never in a pair (docs/decisions/0018).
     pub fn is_covered(&self, cx: &Context) -> bool {
         let secondary = self.secondary(cx);
         !cx.is_pair()
+            && self.proposed.is_none()
             && self.is_protected(cx)
             && secondary.is_some_and(|peer| cx.peers.answers(peer))
     }
 
     pub fn propose_in_sync(&mut self, cx: &mut Context, set: ReplicaSet) {
         self.proposed = Some(set);
+        self.is_proven = false;
         cx.propose(EntryKind::InSync(set), Vec::new())
             .expect("a leader's log always has room for an in-sync set");
     }
@@ -107,6 +127,9 @@ impl Leader {
     pub fn on_in_sync(&mut self, cx: &mut Context) {
         self.serve_if_ready(cx);
         if self.proposed.is_none() {
+            if std::mem::take(&mut self.settles) {
+                cx.memory.ledger.settle();
+            }
             if let Some(peer) = self.secondary(cx) {
                 cx.note(Note::Protected { peer });
             }
@@ -115,8 +138,15 @@ impl Leader {
 
     /// Faces clients once the guest runs and the log says that nobody else can take over.
     pub fn serve_if_ready(&mut self, cx: &mut Context) {
-        if !self.serving && self.is_solo(cx) && cx.guest.power == Power::Running {
+        let partner = self.partner.filter(|_| self.proposed.is_none());
+        // The log does not rule the partner out, so only the lease says that it does not lead by now.
+        let has_lease = cx.now < cx.group.core.lease_until();
+        let partner = partner.filter(|peer| has_lease && cx.group.in_sync.contains(*peer));
+        let may_serve = self.is_solo(cx) || partner.is_some();
+        if !self.serving && may_serve && cx.guest.power == Power::Running {
             self.serving = true;
+            // With a partner, what clients wait for is held until the first sync.
+            self.slot.is_due = partner.is_some();
             self.next_join_at = cx.now + ANSWERS_FIRST;
             cx.peers.forget_refusals();
             self.slot.started = cx.now;
@@ -139,6 +169,7 @@ impl Leader {
             self.abort_sync(cx, why);
         }
         self.slot.is_retry = false;
+        self.settles = false;
         self.matching.stop();
         cx.stop_translating();
         self.next_join_at = cx.now;
@@ -167,6 +198,7 @@ impl Leader {
     /// When something of a leader's is due at the latest.
     pub fn deadline(&self, cx: &Context) -> Micros {
         let deadline = self.slot_deadline(cx).min(self.join_deadline(cx));
+        let deadline = deadline.min(self.switchover_deadline());
         deadline.min(self.announcements_deadline())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Leader;
 use crate::api::Action;
+use crate::canary::canary;
 use crate::context::Context;
 use plover_guard::HeldSlot;
 use plover_policy::UnprotectedOutput;
@@ -44,8 +45,9 @@ impl Leader {
     /// Whether outputs leave without a sync. Solo, this replica's state is the only one, and explains every
     /// output of its guest.
     fn releases_at_once(&self, cx: &Context) -> bool {
+        let alone = canary!(cx, ServeAlone) && self.partner.is_some();
         self.serving
-            && self.is_solo(cx)
+            && (self.is_solo(cx) || alone)
             && self.sync.is_none()
             && (cx.config.members.len() == 1
                 || cx.config.unprotected_output == UnprotectedOutput::Release)

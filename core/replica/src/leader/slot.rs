@@ -66,7 +66,7 @@ impl Leader {
             }
             return;
         }
-        if self.secondary(cx).is_none() || self.proposed.is_some_and(|s| s.len() < 2) {
+        if !self.may_end_slot(cx) || self.proposed.is_some_and(|s| s.len() < 2) {
             return;
         }
         let view = self.slot_view(cx);
@@ -80,6 +80,12 @@ impl Leader {
             let retry = self.slot.is_retry;
             self.start_sync(cx, if retry { SyncReason::Retry } else { reason });
         }
+    }
+
+    /// Whether there is a secondary to sync with, and no joiner is about to take its place.
+    fn may_end_slot(&self, cx: &Context) -> bool {
+        let is_joined = self.settles || self.final_joiner().is_some();
+        self.serving && !is_joined && self.kept_frames.is_none() && self.secondary(cx).is_some()
     }
 
     /// Nothing is known of the new slot yet.
@@ -123,7 +129,7 @@ impl Leader {
             Some(sync) => {
                 sync.run.last_progress + Micros(cx.config.timeout.0 * PATIENCE_TIMEOUTS + 1)
             }
-            None if self.secondary(cx).is_some() && cx.guest.power == Power::Running => {
+            None if self.may_end_slot(cx) && cx.guest.power == Power::Running => {
                 let when = cx.config.policy.sync;
                 let view = self.slot_view(cx);
                 match self.match_view(cx) {

@@ -153,6 +153,8 @@ fn matching() -> Vec<Body> {
             frames: 1402,
         },
         Body::Uplink { up: true },
+        Body::Drained { drained: true },
+        Body::ResetPages { runs: runs() },
         Body::GuestLost { why: "why".into() },
     ]
 }

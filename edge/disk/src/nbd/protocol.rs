@@ -17,8 +17,8 @@ pub(super) const OPTION_GO: u32 = 7;
 /// Answers to options.
 pub(super) const REPLY_ACK: u32 = 1;
 pub(super) const REPLY_INFO: u32 = 3;
-pub(super) const REPLY_UNSUPPORTED: u32 = 1 << 31 | 1;
-pub(super) const REPLY_INVALID: u32 = 1 << 31 | 3;
+pub(super) const REPLY_UNSUPPORTED: u32 = (1 << 31) | 1;
+pub(super) const REPLY_INVALID: u32 = (1 << 31) | 3;
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
 

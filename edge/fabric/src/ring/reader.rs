@@ -134,7 +134,7 @@ impl RingReader {
         Header {
             length: word(0),
             crc: word(4),
-            sequence: u64::from(word(8)) | u64::from(word(12)) << 32,
+            sequence: u64::from(word(8)) | (u64::from(word(12)) << 32),
         }
     }
 

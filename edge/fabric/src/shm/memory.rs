@@ -88,7 +88,7 @@ impl Layout {
     /// Both rings' sizes in one number, for the handshake to compare.
     pub fn ring_bytes(&self) -> u64 {
         let [log, bulk] = self.capacities.map(|capacity| capacity.bytes() as u64);
-        log | bulk << 32
+        log | (bulk << 32)
     }
 }
 

@@ -61,7 +61,7 @@ impl Sleep {
     /// As it stands on the page.
     pub fn word(self) -> u64 {
         let Awaited { from, count } = self.awaited;
-        self.number << 20 | (count as u64 & 0xf) << 16 | u64::from(from.0)
+        (self.number << 20) | ((count as u64 & 0xf) << 16) | u64::from(from.0)
     }
 
     /// The sleep on a page, if `me` is to end it.

@@ -70,8 +70,12 @@ impl Body {
             Action::Release { slot, frames } => self.release(slot, &frames),
             Action::FaceClients(facing) => {
                 self.facing = facing;
-                self.tap.drain();
+                // Frames that still come to a leader that has handed over are sent on.
+                if facing || clock::now() >= self.sends_on_until {
+                    self.tap.drain();
+                }
             }
+            Action::SendOn(frames) => self.begin_to_send_on(frames),
             Action::Announce => {
                 for frame in self.announcement.frames() {
                     self.tap.write(&frame);
@@ -177,6 +181,20 @@ impl Body {
                 self.last_failure = Some(why.to_string());
             }
             Note::Uplink { up: true } => tracing::info!("the TAP and the uplink are up again"),
+            Note::HandedOver { to } => {
+                tracing::info!(
+                    "this replica hands over to replica {}, as an operator wants",
+                    to.0
+                );
+            }
+            Note::Succeeds { .. } => {
+                tracing::info!("the leader has handed over: an election begins")
+            }
+            Note::SwitchoverFailed { why } => tracing::warn!("the switchover was given up: {why}"),
+            Note::Drained { drained: true } => {
+                tracing::info!("this host is drained: it gives up its roles");
+            }
+            Note::Drained { drained: false } => tracing::info!("this host takes roles again"),
             Note::HypervisorAnswers => tracing::info!("the hypervisor answers again"),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
@@ -234,6 +252,8 @@ impl Body {
                 tracing::error!("no replica holds the guest any more: see 'plover bootstrap'");
             }
         }
+        self.failover
+            .note(clock::now(), &note, self.replica.status().suspected_after);
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);
         }

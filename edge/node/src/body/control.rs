@@ -14,48 +14,88 @@ impl Body {
     pub(super) fn take_control(&mut self) -> Result<(), BoxError> {
         for request in self.control.take() {
             match request {
-                Request::Stop => self.stopping = true,
+                Request::Stop { at_once } => self.on_stop(at_once)?,
+                Request::Attach { output, reply } if self.role != Role::Leader => {
+                    self.ask_leader(&Op::Console, Some(output), reply);
+                }
                 Request::Attach { output, reply } => {
                     let _ = reply.send(self.attach(output));
                 }
-                Request::Typed(bytes) => {
-                    self.apply(Event::Operator(OperatorInput::Console(bytes)))?;
+                Request::AskStatus { of, reply } => self.ask(of, &Op::Status, None, reply),
+                Request::Typed(bytes) => self.typed(bytes)?,
+                Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
+                    self.ask_leader(&op, None, reply);
                 }
                 Request::Op { op, reply } => {
-                    let answer = match op {
-                        Op::Status => self.status(),
-                        Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
-                        Op::Start if self.role == Role::Leader && !self.is_guest_off() => {
-                            json!({"error": "the guest is not off"})
-                        }
-                        Op::Start => self.operate_by_log(OperatorInput::Start)?,
-                        Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
-                            Some(why) => json!({"error": why}),
-                            None => {
-                                let vain = self.replica.consensus_core().check_bootstrap().err();
-                                self.apply(Event::Bootstrap)?;
-                                json!({"ok": true, "in_vain": vain.map(|why| why.to_string())})
-                            }
-                        },
-                        Op::Shutdown => {
-                            self.stopping = true;
-                            json!({"ok": true})
-                        }
-                        Op::CrashInPhase { phase } => {
-                            self.crash_in = Some(phase);
-                            json!({"ok": true})
-                        }
-                        Op::CrashInArea { area } => {
-                            self.crash_at = Some(area);
-                            json!({"ok": true})
-                        }
-                        Op::Console => json!({"error": "console is a connection of its own"}),
-                    };
+                    let answer = self.carry_out(op)?;
                     let _ = reply.send(answer);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Carries a request out.
+    pub(super) fn carry_out(&mut self, op: Op) -> Result<Value, BoxError> {
+        Ok(match op {
+            Op::Status => self.status(),
+            Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
+            Op::Start if self.role == Role::Leader && !self.is_guest_off() => {
+                json!({"error": "the guest is not off: there is nothing to start"})
+            }
+            Op::Start => self.operate_by_log(OperatorInput::Start)?,
+            Op::Switchover { to } => self.switch_over(to)?,
+            Op::Drain => self.drain(true)?,
+            Op::Undrain => self.drain(false)?,
+            Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
+                Some(why) => json!({"error": why}),
+                None => {
+                    let vain = self.replica.consensus_core().check_bootstrap().err();
+                    self.apply(Event::Bootstrap)?;
+                    json!({"ok": true, "in_vain": vain.map(|why| why.to_string())})
+                }
+            },
+            Op::Shutdown => {
+                self.stopping = true;
+                json!({"ok": true})
+            }
+            Op::CrashInPhase { phase } => {
+                self.crash_in = Some(phase);
+                json!({"ok": true})
+            }
+            Op::CrashInArea { area } => {
+                self.crash_at = Some(area);
+                json!({"ok": true})
+            }
+            Op::Console => json!({"error": "console is a connection of its own"}),
+            Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
+        })
+    }
+
+    /// Hands over to another replica, as soon as no sync runs.
+    fn switch_over(&mut self, to: Option<u8>) -> Result<Value, BoxError> {
+        let to = to.map(ReplicaId);
+        if self.role != Role::Leader {
+            return Ok(json!({"error": self.not_leading("does not lead")}));
+        }
+        if let Some(why) = self.replica.why_not_switch_over(to) {
+            return Ok(json!({"error": why.to_string()}));
+        }
+        let status = self.replica.status();
+        let heir = status.in_sync.iter().find(|id| *id != status.id);
+        self.apply(Event::SwitchOver { to })?;
+        Ok(
+            json!({"ok": true, "from": status.id.0, "to": heir.map(|heir| heir.0), "view": status.view.to_string()}),
+        )
+    }
+
+    /// Writes down that this host is drained, or not any more, and tells the brain.
+    fn drain(&mut self, drained: bool) -> Result<Value, BoxError> {
+        if let Err(error) = self.storage.set_drained(drained) {
+            return Ok(json!({"error": error.to_string()}));
+        }
+        self.apply(Event::Drain(drained))?;
+        Ok(json!({"ok": true}))
     }
 
     /// An operator's input, which only a leader takes.
@@ -122,7 +162,7 @@ impl Body {
 
     fn status(&self) -> serde_json::Value {
         let status = self.replica.status();
-        json!({
+        let mut answer = json!({
             "id": status.id.0,
             "group": self.config.group.name,
             "policy": self.config.policy.name.name(),
@@ -169,7 +209,13 @@ impl Body {
             "outputs": self.held.to_json(),
             "traffic": self.traffic(),
             "memory": memory(),
-        })
+        });
+        let members = self.replica.members().iter().map(|r| r.0);
+        answer["members"] = members.collect();
+        answer["drained"] = self.storage.is_drained().into();
+        answer["leaving"] = self.leaving.is_some().into();
+        answer["last_failover"] = self.failover.last().clone();
+        answer
     }
 }
 

@@ -329,6 +329,7 @@ impl Body {
         if bytes.is_empty() {
             return;
         }
+        self.show_elsewhere(bytes);
         self.console.retain(|o| {
             !matches!(
                 o.try_send(bytes.to_vec()),
@@ -352,6 +353,7 @@ impl Body {
         let why = format!("\r\n[{}]\r\n", self.not_leading("leads no more"));
         self.show(why.as_bytes());
         self.console.clear();
+        self.close_consoles_elsewhere();
     }
 
     /// A message that this replica `does_not`, and which one leads instead, if known.

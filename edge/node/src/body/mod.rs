@@ -3,20 +3,25 @@
 mod answers;
 mod carry_out;
 mod control;
+mod ending;
+mod failover;
 mod guest;
 mod memory;
 mod printed;
+mod relay;
 mod sources;
 mod work;
 
 use self::answers::Answers;
+use self::failover::Failover;
 use self::printed::Printed;
+use self::relay::Relay;
 use self::work::Work;
 use crate::announce::Announcement;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
-use crate::death::{Reports, SentOn};
+use crate::death::{Reporter, Reports, SentOn};
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
@@ -130,6 +135,14 @@ struct Body {
     /// Why the last copy to another replica failed; `None` once one has succeeded.
     unprotected: Option<String>,
     stopping: bool,
+    /// Until when this replica tries to give up its roles before it ends.
+    leaving: Option<Micros>,
+    /// How this replica last took over.
+    failover: Failover,
+    relay: Relay,
+    reporter: Option<Reporter>,
+    /// Until when clients' frames that come here are sent on to the next leader.
+    sends_on_until: Micros,
     /// When the guest's activity was last looked at.
     sampled_at: Micros,
     /// When QEMU's page faults were last counted, and how many it had at the last scan.
@@ -199,7 +212,10 @@ impl Body {
         let mut hash_key = [0u8; 32];
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
         let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
-        let brain = config.brain(message_bytes_max, hash_key, process.number, layout);
+        let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout);
+        brain.drained = storage.is_drained();
+        // Without it, clients send again what they sent in the moment of a switchover.
+        let reporter = Reporter::open(&config.group, process.number).ok().flatten();
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;
@@ -247,6 +263,11 @@ impl Body {
             last_failure,
             unprotected: None,
             stopping: false,
+            leaving: None,
+            failover: Failover::default(),
+            relay: Relay::default(),
+            reporter,
+            sends_on_until: Micros::ZERO,
             sampled_at: Micros::ZERO,
             looked_at_faults: Micros::ZERO,
             faults_at_scan: 0,
@@ -291,6 +312,7 @@ impl Body {
         }
         let timeout = self.fabric.as_ref().and_then(|f| f.timeout());
         self.fabric_due = timeout.map_or(Micros::NEVER, |t| now + Micros(t.as_micros() as u64));
+        until = until.min(self.leaving.map_or(Micros::NEVER, |at| at.max(now)));
         let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
@@ -304,7 +326,8 @@ impl Body {
         ];
         fds.push((&mut ready.uplink, self.uplink.as_fd()));
         // One that is down has nothing to read, and one that was deleted polls readable for ever.
-        if self.facing && self.uplink.is_up() {
+        let reads_tap = self.facing || now < self.sends_on_until;
+        if reads_tap && self.uplink.is_up() {
             fds.push((&mut ready.tap, self.tap.as_fd()));
         }
         if let Some(disks) = &self.disks {
@@ -355,9 +378,13 @@ impl Body {
             self.take_outputs()?;
             self.take_tap()?;
         }
+        if self.ready.tap && !self.facing {
+            self.send_on();
+        }
         if self.ready.control {
             self.take_control()?;
         }
+        self.end_if_free();
         if self.ready.uplink {
             self.look_at_uplink()?;
         }

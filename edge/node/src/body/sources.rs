@@ -2,12 +2,17 @@
 
 use super::{Body, BoxError, FRAMES_PER_TURN, WORK_A_TURN};
 use crate::clock;
-use crate::death::Reports;
+use crate::death::{Reports, is_for_one};
+use crate::relay::Relayed;
 use crate::tap::Tap;
 use plover_disk::DiskEvent;
 use plover_fabric::FabricEvent;
 use plover_replica::Event;
-use plover_types::{Lane, ReplicaId};
+use plover_types::{Frame, Lane, Micros, ReplicaId};
+
+/// For how long a leader that has handed over sends on what clients still send to it: until the next one has
+/// announced the guest, which takes some 10 ms.
+const SEND_ON_FOR: Micros = Micros::from_ms(300);
 
 impl Body {
     pub(super) fn take_storage(&mut self) -> Result<(), BoxError> {
@@ -55,6 +60,15 @@ impl Body {
     }
 
     fn take_record(&mut self, from: ReplicaId, lane: Lane, bytes: Vec<u8>) -> Result<(), BoxError> {
+        if let Some(relayed) = Relayed::of_record(&bytes) {
+            return match relayed {
+                Ok(said) => self.on_relayed(from, said),
+                Err(error) => {
+                    tracing::warn!(%from, %error, "a relayed request was not understood");
+                    Ok(())
+                }
+            };
+        }
         match self.packer.unpack(from, lane, bytes) {
             Ok(bytes) => self.apply(Event::Received { from, lane, bytes }),
             Err(error) => {
@@ -81,6 +95,7 @@ impl Body {
             self.take_record(from, Lane::Bulk, bytes)?;
         }
         self.packer.begin_anew(peer);
+        self.relay_lost(peer);
         self.apply(Event::Link { peer, up })
     }
 
@@ -131,6 +146,24 @@ impl Body {
             Ok(())
         } else {
             self.apply(Event::Frames(frames))
+        }
+    }
+
+    /// This leader hands over: what clients have sent here goes to the next one.
+    pub(super) fn begin_to_send_on(&mut self, frames: Vec<Frame>) {
+        self.sends_on_until = clock::now() + SEND_ON_FOR;
+        if let Some(reporter) = &self.reporter {
+            frames.into_iter().for_each(|frame| reporter.send_on(frame));
+        }
+    }
+
+    /// Clients do not know yet that the guest is elsewhere, and have sent more.
+    pub(super) fn send_on(&mut self) {
+        let mut frames = Vec::new();
+        self.tap.read(FRAMES_PER_TURN, &mut frames);
+        if let Some(reporter) = &self.reporter {
+            let frames = frames.into_iter().filter(is_for_one);
+            frames.for_each(|frame| reporter.send_on(frame));
         }
     }
 }

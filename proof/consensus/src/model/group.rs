@@ -396,5 +396,5 @@ impl State {
 /// A name that tells an entry from every other: its viewstamp and its payload.
 fn name_of(entry: &Entry) -> u64 {
     let payload = entry.payload.first().copied().unwrap_or_default();
-    entry.viewstamp.view.0 << 16 | entry.viewstamp.index.0 << 8 | u64::from(payload)
+    (entry.viewstamp.view.0 << 16) | (entry.viewstamp.index.0 << 8) | u64::from(payload)
 }

@@ -153,7 +153,7 @@ fn config(me: usize, started: u64, canary: Canary, guest: bool) -> Config {
         durability: Durability::Memory,
         log_bytes_max: 1 << 20,
         message_bytes_max: 1 << 16,
-        seed: (me as u64 + 1) << 32 | started,
+        seed: ((me as u64 + 1) << 32) | started,
         canary,
         known_after: Micros::NEVER,
     }

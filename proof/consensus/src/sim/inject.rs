@@ -181,7 +181,7 @@ impl World {
             Fault::Cut(a, b) => (from, to) == (a, b) || (from, to) == (b, a),
             Fault::CutOneWay(a, b) => (from, to) == (a, b),
             Fault::Isolate(host) => from == host || to == host,
-            Fault::Partition(mask) => (mask >> from & 1) != (mask >> to & 1),
+            Fault::Partition(mask) => ((mask >> from) & 1) != ((mask >> to) & 1),
             _ => false,
         };
         let all = (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));

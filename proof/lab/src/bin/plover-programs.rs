@@ -23,6 +23,9 @@ struct Arguments {
     /// Entries are on stable storage before they count (`durability = "disk"`).
     #[arg(long, global = true)]
     disk: bool,
+    /// The program reads its clients itself (`via = "preload"`).
+    #[arg(long, global = true)]
+    preload: bool,
 }
 
 #[derive(Clone, Copy, Debug, Subcommand)]
@@ -57,6 +60,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     };
     if arguments.disk {
         plan.keys += "\ndurability = \"disk\"";
+    }
+    if arguments.preload {
+        plan.program_keys += "via = \"preload\"";
     }
     let _turn = Turn::wait();
     let progress = Progress::interruptible(false)?;

@@ -1,6 +1,7 @@
 //! Three hosts with a replica of a program on each.
 
 use super::subject::Subject;
+use super::trial::Plan;
 use anyhow::{Context, Result, bail, ensure};
 use plover_lab::net::{GUEST_IP, PREFIX, Topology, replica_ip};
 use plover_lab::process::{self, Process};
@@ -30,7 +31,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes the hosts, and starts a replica on each. `keys` are added to `[group]`.
+    /// Makes the hosts, and starts a replica on each, with the keys of `plan`.
     ///
     /// # Errors
     /// The hosts cannot be made, or a replica not be started.
@@ -38,7 +39,7 @@ impl Group {
         name: &str,
         program: &Path,
         subject: &'static dyn Subject,
-        keys: &str,
+        plan: &Plan,
     ) -> Result<Self> {
         Topology::remove(name)?;
         let topology = Topology::create(name, REPLICAS)?;
@@ -55,7 +56,7 @@ impl Group {
             let address = format!("{own}/{PREFIX}");
             let added = group.on(id, "ip", &["addr", "add", &address, "dev", "br0"])?;
             ensure!(added.status.success(), "{added:?}");
-            std::fs::write(group.config(id), group.configuration(id, keys))?;
+            std::fs::write(group.config(id), group.configuration(id, plan))?;
             group.start(id)?;
         }
         Ok(group)
@@ -84,12 +85,15 @@ impl Group {
         self.dir.path().join(format!("run-{id}"))
     }
 
-    fn configuration(&self, id: usize, keys: &str) -> String {
+    fn configuration(&self, id: usize, plan: &Plan) -> String {
+        let Plan {
+            keys, program_keys, ..
+        } = plan;
         let replica = |id| format!("{{ id = {id}, address = \"{}:7700\" }}", replica_ip(id));
         let replicas: Vec<String> = (0..REPLICAS).map(replica).collect();
         format!(
             "[group]\nname = \"{}\"\nme = {id}\nheartbeat_ms = 50\ntimeout_ms = 500\nlog_mib = {}\n{keys}\nreplica = [{}]\n\
-             [program]\nvia = \"proxy\"\nlisten = \"{LISTEN}\"\ndevice = \"br0\"\naddress = \"{}\"\nport = {}\n{}\n\
+             [program]\n{program_keys}\nlisten = \"{LISTEN}\"\ndevice = \"br0\"\naddress = \"{}\"\nport = {}\n{}\n\
              [paths]\nstate_dir = \"{}\"\nrun_dir = \"{}\"\n",
             self.subject.name(),
             self.subject.log_mib(),

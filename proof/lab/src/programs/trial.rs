@@ -65,6 +65,8 @@ pub struct Plan {
     pub faults: Vec<(Fault, Role)>,
     /// Lines that are added to `[group]`.
     pub keys: String,
+    /// Lines that are added to `[program]`.
+    pub program_keys: String,
 }
 
 impl Plan {
@@ -108,6 +110,7 @@ impl Plan {
         Self {
             faults,
             keys: String::new(),
+            program_keys: String::new(),
         }
     }
 }
@@ -135,7 +138,7 @@ pub fn run(
     plan: &Plan,
     progress: &Progress,
 ) -> Result<Report> {
-    let mut group = Group::up(name, program, subject, &plan.keys)?;
+    let mut group = Group::up(name, program, subject, plan)?;
     progress.say(format!(
         "three hosts run {} under plover run",
         subject.name()

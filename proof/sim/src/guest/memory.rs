@@ -39,7 +39,7 @@ impl FakeGuest {
         let (low, high) = (mix(word(0), word(1)), mix(word(2), word(3)));
         let digest = |page: &PageNo| {
             let value = self.memory[page.0 as usize];
-            Digest(u128::from(mix(low, value)) | u128::from(mix(high, value)) << 64)
+            Digest(u128::from(mix(low, value)) | (u128::from(mix(high, value)) << 64))
         };
         pages.iter().map(digest).collect()
     }

@@ -56,7 +56,7 @@ fn digest(entry: &Entry) -> u64 {
         EntryKind::App => 2,
         EntryKind::InSync(set) => 3 + u64::from(set.0),
         EntryKind::Members(members) => {
-            1 << 20 | u64::from(members.voters.0) << 32 | u64::from(members.learners.0) << 48
+            (1 << 20) | (u64::from(members.voters.0) << 32) | (u64::from(members.learners.0) << 48)
         }
     };
     let mut sum = mix(mix(entry.viewstamp.view.0, entry.viewstamp.index.0), kind);

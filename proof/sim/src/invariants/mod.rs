@@ -14,6 +14,7 @@ pub mod nothing_spins;
 pub mod one_fault_is_survived;
 pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
+pub mod planned_work;
 pub mod progress_after_healing;
 pub mod streams_go_on;
 pub mod warm_copy_accounted;

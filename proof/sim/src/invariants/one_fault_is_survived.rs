@@ -59,6 +59,11 @@ impl OneFault {
         };
     }
 
+    /// An operator has given protection up for a while.
+    pub fn is_given_up(&mut self) {
+        self.only = None;
+    }
+
     /// Whether the group was whole and protected, and no fault has struck since.
     pub fn is_undisturbed(&self) -> bool {
         self.only == Some(None)

@@ -28,13 +28,27 @@ impl Leader {
         run.last_progress = now;
         run.enter(Phase::Release, now);
         cx.note_phase(number, Phase::Release);
-        cx.memory.ledger.settle();
         self.slot.is_retry = false;
-        self.matching.acknowledged(number);
-        run.report.outputs = self.clear_for_release(cx, held) as u32;
+        self.partner.take_if(|partner| *partner == from);
+        self.is_proven |= !joins;
+        let replaces = joins && self.is_replacing();
+        if !replaces {
+            cx.memory.ledger.settle();
+        }
+        if replaces && !canary!(cx, ReplaceAtOnce) {
+            // The old secondary may still have to lead, and its state does not explain these outputs.
+            self.matching.stop();
+            cx.outputs.guard.reopen(held);
+            self.slot.is_due = true;
+        } else {
+            self.matching.acknowledged(number);
+            run.report.outputs = self.clear_for_release(cx, held) as u32;
+        }
         let stage = Stage::Acknowledged;
         self.sync = Some(LeadSync { run, stage });
-        cx.group.core.trim(index);
+        if !replaces {
+            cx.group.core.trim(index);
+        }
         if joins {
             self.join_synced(cx, from);
         }

@@ -133,6 +133,9 @@ impl Leader {
         run.last_progress = cx.now;
         run.enter(guest.phase(), cx.now);
         let number = run.sync;
+        if self.partner == Some(run.peer) {
+            cx.tell_reset_pages(run.peer);
+        }
         let end = Body::End {
             sync: number,
             chunks,

@@ -136,7 +136,7 @@ fn put_request(key: &[u8], value: &[u8]) -> Bytes {
     let mut bytes = BytesMut::with_capacity(HEAD_BYTES + key.len() + value.len() + 12);
     bytes.put_bytes(0, HEAD_BYTES);
     for (tag, field) in [(1, key), (2, value)] {
-        bytes.put_u8(tag << 3 | 2);
+        bytes.put_u8((tag << 3) | 2);
         put_varint(&mut bytes, field.len());
         bytes.put_slice(field);
     }

@@ -25,6 +25,9 @@ impl Subject for Redis {
             "",
             "--loglevel",
             "warning",
+            // A preloaded Redis sees that its clients are on other hosts.
+            "--protected-mode",
+            "no",
         ]
         .map(String::from)
         .into()

@@ -1,0 +1,137 @@
+//! Planned work: switch over, drain, undrain, start and shut down. The same for a lab and for hosts in earnest: every
+//! replica's control socket takes these requests, and sends on those that are for the leader.
+
+use crate::control::Control;
+use crate::status::{GroupStatus, ReplicaStatus};
+use anyhow::{Result, bail};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How often the group is looked at while it moves.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a switchover may take. The replica that leads gives one up after 5 s.
+const SWITCHED_WITHIN: Duration = Duration::from_secs(8);
+
+/// A switchover that was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switched {
+    /// The replica that led.
+    pub from: u8,
+    /// The replica that leads now.
+    pub to: u8,
+    /// Whether the guest is protected.
+    pub protected: bool,
+}
+
+/// Has the leader hand over to `to`, or to the replica that is in sync, and waits until that one serves.
+///
+/// # Errors
+/// The leader refuses and says why, or another replica leads in the end.
+pub fn switch_over(control: &Control, to: Option<u8>) -> Result<Switched> {
+    let answer = control.request(&json!({"op": "switchover", "to": to}))?;
+    let id = |key: &str| answer[key].as_u64().and_then(|id| u8::try_from(id).ok());
+    let (Some(from), Some(to)) = (id("from"), id("to")) else {
+        bail!("the answer of the replica that leads names no replicas: it is of another release");
+    };
+    let deadline = Instant::now() + SWITCHED_WITHIN;
+    loop {
+        let status = GroupStatus::ask(control)?;
+        let leader = status.leader().filter(|leader| leader.serving);
+        if leader.is_some_and(|leader| leader.id == to) {
+            let protected = status.protected;
+            return Ok(Switched {
+                from,
+                to,
+                protected,
+            });
+        }
+        if Instant::now() > deadline {
+            let leads = leader.map_or_else(
+                || "no replica serves".into(),
+                |leader| format!("replica {} serves", leader.id),
+            );
+            bail!(
+                "replica {to} does not lead after {} s, and {leads}: the log of replica {from} says why; try again when \
+                 the guest is protected\n{status}",
+                SWITCHED_WITHIN.as_secs()
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Drains the host of the replica behind `control`, and waits for so long until it has no role that matters.
+///
+/// # Errors
+/// It still has one: the error says what holds it. The host stays drained, and the role moves when it can.
+pub fn drain(control: &Control, within: Duration) -> Result<u8> {
+    control.request(&json!({"op": "drain"}))?;
+    let deadline = Instant::now() + within;
+    loop {
+        let own = control.status()?;
+        if matches!(own.role.as_str(), "witness" | "recovering") {
+            return Ok(own.id);
+        }
+        if Instant::now() > deadline {
+            let status = GroupStatus::ask(control)?;
+            bail!(
+                "replica {} is drained, and still {}: {}. It gives the role up as soon as it can; `plover undrain` takes \
+                 the order back\n{status}",
+                own.id,
+                own.role,
+                what_holds(&status, own.id)
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Why a drained replica keeps its role.
+fn what_holds(status: &GroupStatus, id: u8) -> String {
+    let others: Vec<&ReplicaStatus> = status
+        .replicas
+        .iter()
+        .filter(|replica| replica.id != id)
+        .collect();
+    if others.len() < 2 {
+        return "a group of two has no third replica that could take its place".into();
+    }
+    if let Some(silent) = others.iter().find(|replica| !replica.answers()) {
+        return format!(
+            "replica {} does not answer, so it cannot take its place",
+            silent.id
+        );
+    }
+    if let Some(drained) = others.iter().find(|replica| replica.is_drained()) {
+        return format!("replica {} is drained, too", drained.id);
+    }
+    "the guest is still being copied to another replica".into()
+}
+
+/// Lets the host of the replica behind `control` have roles again.
+///
+/// # Errors
+/// It does not answer, or cannot write that down.
+pub fn undrain(control: &Control) -> Result<u8> {
+    control.request(&json!({"op": "undrain"}))?;
+    Ok(control.status()?.id)
+}
+
+/// Switches a guest on that is off.
+///
+/// # Errors
+/// It is not off, or no replica leads.
+pub fn start(control: &Control) -> Result<()> {
+    control.request(&json!({"op": "start"}))?;
+    Ok(())
+}
+
+/// Presses the guest's power button.
+///
+/// # Errors
+/// No replica leads.
+pub fn shut_down(control: &Control) -> Result<()> {
+    control.request(&json!({"op": "power"}))?;
+    Ok(())
+}

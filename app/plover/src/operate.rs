@@ -1,0 +1,112 @@
+//! The commands of an operator: they ask the replica of this host, which passes on what is for the leader.
+
+use crate::cli::{At, Show};
+use crate::output;
+use anyhow::Result;
+use plover_lab::control::Control;
+use plover_lab::status::GroupStatus;
+use plover_lab::{console as terminal, operate};
+use serde_json::json;
+use std::fmt::Display;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How often `--watch` looks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl At {
+    pub fn control(&self) -> Control {
+        Control::in_run_dir(&self.run_dir)
+    }
+}
+
+/// Prints where the group stands, or only this replica.
+pub fn status(control: &Control, how: &Show, here: bool) -> Result<ExitCode> {
+    if here && how.json {
+        output::line(control.request(&json!({"op": "status"}))?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let look = || {
+        let mut status = GroupStatus::ask(control)?;
+        if here {
+            let id = control.status()?.id;
+            status.replicas.retain(|replica| replica.id == id);
+        }
+        Ok(status)
+    };
+    show(how, look, |status| serde_json::to_string(status))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a status once, or again and again.
+pub fn show<S: Display>(
+    how: &Show,
+    look: impl Fn() -> Result<S>,
+    to_json: impl Fn(&S) -> serde_json::Result<String>,
+) -> Result<()> {
+    if how.json {
+        return output::line(to_json(&look()?)?);
+    }
+    if !how.watch {
+        return output::print(look()?);
+    }
+    // On a terminal each one replaces the one before.
+    let clear = if std::io::stdout().is_terminal() {
+        "\x1b[H\x1b[2J"
+    } else {
+        ""
+    };
+    loop {
+        match look() {
+            Ok(status) => output::print(format_args!("{clear}{status}"))?,
+            Err(error) => output::line(format_args!("{clear}{error:#}"))?,
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+pub fn switch_over(control: &Control, to: Option<u8>) -> Result<ExitCode> {
+    let switched = operate::switch_over(control, to)?;
+    let protected = if switched.protected {
+        "the guest is protected"
+    } else {
+        "the guest is being copied anew, and not protected until then"
+    };
+    output::line(format_args!(
+        "replica {} leads instead of replica {}; {protected}",
+        switched.to, switched.from
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn drain(control: &Control, wait_s: u64) -> Result<ExitCode> {
+    let id = operate::drain(control, Duration::from_secs(wait_s))?;
+    output::line(format_args!(
+        "replica {id} is drained: its host has no role that matters until `plover undrain`"
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn undrain(control: &Control) -> Result<ExitCode> {
+    let id = operate::undrain(control)?;
+    output::line(format_args!("replica {id} takes roles again"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn console(control: &Control) -> Result<ExitCode> {
+    terminal::attach(control)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn shut_down(control: &Control) -> Result<ExitCode> {
+    operate::shut_down(control)?;
+    output::line("the guest's power button is pressed")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn start(control: &Control) -> Result<ExitCode> {
+    operate::start(control)?;
+    output::line("the guest is switched on")?;
+    Ok(ExitCode::SUCCESS)
+}

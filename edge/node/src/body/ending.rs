@@ -1,0 +1,60 @@
+//! The end of a replica that is well: it hands over first.
+//!
+//! ```text
+//!   SIGTERM ─▶ drains itself, without writing that down ─▶ no role is left, or none can be given up,
+//!                                                          or it takes too long ─▶ ends
+//!   a second SIGTERM, or Ctrl-C ────────────────────────────────────────────────▶ ends at once
+//! ```
+
+use super::{Body, BoxError};
+use crate::clock;
+use plover_replica::{Event, Role};
+use plover_types::Micros;
+
+/// How long the end waits for others to take this replica's roles over. A switchover takes some 10 ms, a copy to a
+/// warm witness a second or so, and a copy to a cold one longer than anybody waits for at a shutdown.
+const WITHIN: Micros = Micros::from_ms(10_000);
+
+impl Body {
+    /// The process was asked to end.
+    pub(super) fn on_stop(&mut self, at_once: bool) -> Result<(), BoxError> {
+        if at_once || self.leaving.is_some() || !self.can_give_up_roles() {
+            self.stopping = true;
+            return Ok(());
+        }
+        tracing::info!(
+            role = ?self.role,
+            "this replica hands over before it ends; a second signal ends it at once"
+        );
+        self.leaving = Some(clock::now() + WITHIN);
+        self.apply(Event::Drain(true))
+    }
+
+    /// Whether others may take over what this replica does.
+    fn can_give_up_roles(&self) -> bool {
+        match self.role {
+            Role::Leader => self.replica.why_not_switch_over(None).is_none(),
+            Role::Secondary => {
+                self.replica.members().len() > 2 && self.replica.status().leader.is_some()
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends when the roles are given up, or cannot be.
+    pub(super) fn end_if_free(&mut self) {
+        let Some(until) = self.leaving else { return };
+        let is_free = matches!(self.role, Role::Witness | Role::Joining | Role::Recovering);
+        let in_vain = match self.role {
+            // While it hands over, it is deposed for a moment.
+            Role::Deposed => false,
+            _ => !self.can_give_up_roles(),
+        };
+        if is_free || in_vain || clock::now() >= until {
+            if !is_free {
+                tracing::warn!(role = ?self.role, "this replica ends with a role that nobody has taken over");
+            }
+            self.stopping = true;
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Requests that are sent on to another replica, and those that come from one.
+
+use super::{Body, BoxError};
+use crate::clock;
+use crate::control::Op;
+use crate::relay::Relayed;
+use plover_replica::{Event, OperatorInput, Role};
+use plover_types::{Lane, Micros, ReplicaId};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Sender, SyncSender, TrySendError};
+
+/// A question that has waited this long is forgotten: whoever asked has given up long before.
+const FORGOTTEN_AFTER: Micros = Micros::from_ms(30_000);
+
+/// The most bytes of a console in one record.
+const PRINTED_BYTES_MAX: usize = 16 << 10;
+
+/// A question to another replica.
+#[derive(Debug)]
+struct Question {
+    to: ReplicaId,
+    since: Micros,
+    reply: Sender<Value>,
+    /// Where to show the console, if it asks for one.
+    output: Option<SyncSender<Vec<u8>>>,
+}
+
+/// What is under way between this replica's operators and other replicas, and the other way round.
+#[derive(Debug, Default)]
+pub(super) struct Relay {
+    last: u64,
+    asked: BTreeMap<u64, Question>,
+    /// Consoles of other replicas that operators of this host look at.
+    theirs: BTreeMap<u64, (ReplicaId, SyncSender<Vec<u8>>)>,
+    /// Consoles of this replica that operators of other hosts look at.
+    ours: Vec<(ReplicaId, u64)>,
+}
+
+impl Body {
+    /// Sends a request on to the leader, which answers it.
+    pub(super) fn ask_leader(
+        &mut self,
+        op: &Op,
+        output: Option<SyncSender<Vec<u8>>>,
+        reply: Sender<Value>,
+    ) {
+        let status = self.replica.status();
+        match status.leader.filter(|leader| *leader != status.id) {
+            Some(leader) => self.ask(leader, op, output, reply),
+            None => {
+                let why = format!(
+                    "replica {} does not lead and knows of no leader at present: try again in a moment, and see \
+                     `plover status`",
+                    status.id.0
+                );
+                let _ = reply.send(json!({"error": why}));
+            }
+        }
+    }
+
+    /// Sends a request to another replica.
+    pub(super) fn ask(
+        &mut self,
+        to: ReplicaId,
+        op: &Op,
+        output: Option<SyncSender<Vec<u8>>>,
+        reply: Sender<Value>,
+    ) {
+        let now = clock::now();
+        let relay = &mut self.relay;
+        relay
+            .asked
+            .retain(|_, asked| now.since(asked.since) < FORGOTTEN_AFTER);
+        relay.last += 1;
+        let id = relay.last;
+        let question = match (op, &output) {
+            (Op::Console, Some(_)) => Relayed::Attach { id },
+            _ => match serde_json::to_string(op) {
+                Ok(request) => Relayed::Ask { id, request },
+                Err(error) => {
+                    let _ = reply.send(json!({"error": error.to_string()}));
+                    return;
+                }
+            },
+        };
+        if !self.tell(to, &question) {
+            let why = format!(
+                "replica {} is not linked with this one at present: look at its host and the network between",
+                to.0
+            );
+            let _ = reply.send(json!({"error": why}));
+            return;
+        }
+        let asked = Question {
+            to,
+            since: now,
+            reply,
+            output,
+        };
+        self.relay.asked.insert(id, asked);
+    }
+
+    /// An operator of this host has typed on a console.
+    pub(super) fn typed(&mut self, bytes: Vec<u8>) -> Result<(), BoxError> {
+        if self.role == Role::Leader {
+            return self.apply(Event::Operator(OperatorInput::Console(bytes)));
+        }
+        let leader = self.relay.theirs.values().next().map(|(leader, _)| *leader);
+        if let Some(leader) = leader {
+            self.tell(leader, &Relayed::Typed { bytes });
+        }
+        Ok(())
+    }
+
+    /// Another replica says something for an operator.
+    pub(super) fn on_relayed(&mut self, from: ReplicaId, said: Relayed) -> Result<(), BoxError> {
+        match said {
+            Relayed::Ask { id, request } => {
+                let answer = match serde_json::from_str::<Op>(&request) {
+                    Ok(op) if op.may_be_sent_on() => self.carry_out(op)?,
+                    Ok(_) => json!({"error": "this is a request for the replica's own host"}),
+                    Err(error) => json!({"error": format!("not a request: {error}")}),
+                };
+                let answer = answer.to_string();
+                self.tell(from, &Relayed::Answer { id, answer });
+            }
+            Relayed::Attach { id } => {
+                let answer = if self.role == Role::Leader {
+                    self.relay.ours.push((from, id));
+                    json!({"ok": true})
+                } else {
+                    json!({"error": self.not_leading("does not lead")})
+                };
+                let answer = answer.to_string();
+                self.tell(from, &Relayed::Answer { id, answer });
+            }
+            Relayed::Typed { bytes } if self.role == Role::Leader => {
+                self.apply(Event::Operator(OperatorInput::Console(bytes)))?;
+            }
+            Relayed::Typed { .. } => {}
+            Relayed::Answer { id, answer } => self.on_answer(from, id, &answer),
+            Relayed::Printed { id, bytes } => {
+                let gone = self.relay.theirs.get(&id).is_some_and(|(_, output)| {
+                    matches!(output.try_send(bytes), Err(TrySendError::Disconnected(_)))
+                });
+                if gone {
+                    self.relay.theirs.remove(&id);
+                    self.tell(from, &Relayed::Closed { id });
+                }
+            }
+            Relayed::Closed { id } => {
+                self.relay
+                    .theirs
+                    .retain(|its, (of, _)| (*of, *its) != (from, id));
+                self.relay.ours.retain(|console| *console != (from, id));
+            }
+        }
+        Ok(())
+    }
+
+    fn on_answer(&mut self, from: ReplicaId, id: u64, answer: &str) {
+        let asked = self.relay.asked.remove(&id);
+        let Some(asked) = asked.filter(|asked| asked.to == from) else {
+            return;
+        };
+        let answer = serde_json::from_str(answer).unwrap_or_else(|error| {
+            json!({"error": format!("the answer of replica {} is not understood: {error}", from.0)})
+        });
+        if let (Some(output), None) = (asked.output, answer.get("error")) {
+            self.relay.theirs.insert(id, (from, output));
+        }
+        let _ = asked.reply.send(answer);
+    }
+
+    /// The guest's console output goes to the operators of other hosts as well.
+    pub(super) fn show_elsewhere(&mut self, bytes: &[u8]) {
+        for (to, id) in self.relay.ours.clone() {
+            for part in bytes.chunks(PRINTED_BYTES_MAX) {
+                let bytes = part.to_vec();
+                self.tell(to, &Relayed::Printed { id, bytes });
+            }
+        }
+    }
+
+    /// This replica leads no more: the consoles that others look at are closed.
+    pub(super) fn close_consoles_elsewhere(&mut self) {
+        for (to, id) in std::mem::take(&mut self.relay.ours) {
+            self.tell(to, &Relayed::Closed { id });
+        }
+    }
+
+    /// A link is down: its questions have no answers, and its consoles nothing to show.
+    pub(super) fn relay_lost(&mut self, peer: ReplicaId) {
+        let relay = &mut self.relay;
+        relay.theirs.retain(|_, (of, _)| *of != peer);
+        relay.ours.retain(|(to, _)| *to != peer);
+        let lost = |(_, asked): &(&u64, &mut Question)| asked.to == peer;
+        let ids: Vec<u64> = relay
+            .asked
+            .iter_mut()
+            .filter(lost)
+            .map(|(id, _)| *id)
+            .collect();
+        for asked in ids.into_iter().filter_map(|id| relay.asked.remove(&id)) {
+            let why = format!(
+                "the link to replica {} broke before it answered: the request may have been carried out; see \
+                 `plover status`",
+                peer.0
+            );
+            let _ = asked.reply.send(json!({"error": why}));
+        }
+    }
+
+    fn tell(&mut self, to: ReplicaId, said: &Relayed) -> bool {
+        let record = said.to_record();
+        let fabric = self.fabric.as_mut();
+        fabric.is_some_and(|fabric| fabric.write(to, Lane::Bulk, &record).is_ok())
+    }
+}

@@ -1,0 +1,213 @@
+/* The read family. */
+#include "preload.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+/* The first parts of a message, of PAYLOAD_BYTES_MAX in all. A read may give less than was asked for. */
+static size_t cut(const struct msghdr *message, struct iovec *parts, size_t *count)
+{
+    size_t left = PAYLOAD_BYTES_MAX, places = message->msg_iovlen;
+    if (places > PARTS_MAX)
+        places = PARTS_MAX;
+    for (*count = 0; *count < places && left; ++*count) {
+        parts[*count] = message->msg_iov[*count];
+        if (parts[*count].iov_len > left)
+            parts[*count].iov_len = left;
+        left -= parts[*count].iov_len;
+    }
+    return PAYLOAD_BYTES_MAX - left;
+}
+
+/* Waits as a blocking read does, without the lock. Returns 0 when there is something to read. */
+static int wait_to_read(int fd, int flags)
+{
+    struct timeval within = {0};
+    socklen_t bytes = sizeof within;
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    if (flags & MSG_DONTWAIT || REAL(fcntl)(fd, F_GETFL) & O_NONBLOCK) {
+        errno = EAGAIN;
+        return -1;
+    }
+    getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &within, &bytes);
+    int ms = (int)(within.tv_sec * 1000 + within.tv_usec / 1000);
+    int ready = poll(&poll_fd, 1, ms ? ms : -1);
+    if (ready == 0)
+        errno = EAGAIN;
+    return ready > 0 ? 0 : -1;
+}
+
+/* Reads from a client, and gives plover what was read. */
+static ssize_t take_once(int fd, struct slot *slot, const struct msghdr *message, int flags)
+{
+    struct iovec parts[PARTS_MAX];
+    struct msghdr part = *message;
+    size_t count, room = cut(message, parts, &count);
+    uint32_t number = slot_of(fd);
+    uint64_t input = 0;
+    ssize_t got;
+    part.msg_iov = parts;
+    part.msg_iovlen = count;
+    for (;;) {
+        lock_with_room(room);
+        if (atomic_load(&slot->epoch) != atomic_load(&shared->epoch)) {
+            unlock();
+            atomic_store(&slot->broken, 1);
+            errno = ECONNRESET;
+            return -1;
+        }
+        got = REAL(recvmsg)(fd, &part, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+        int error = errno;
+        bool is_over = got == 0 || (got < 0 && error != EAGAIN && error != EINTR);
+        if (got < 0 && is_over)
+            atomic_store(&slot->broken, 1);
+        if (got > 0)
+            input = fill(RECORD_BYTES, number, 0, parts, (size_t)got);
+        else if (is_over && !atomic_exchange(&slot->ended, 1))
+            input = fill(RECORD_END, number, 0, NULL, 0);
+        unlock();
+        errno = error;
+        if (got >= 0 || error != EAGAIN)
+            break;
+        if (wait_to_read(fd, flags))
+            return -1;
+    }
+    int error = errno;
+    if (input)
+        ring_bell();
+    if (input && shared->wait_read && !wait_for_commit(slot, input)) {
+        error = ECONNRESET;
+        got = -1;
+    }
+    errno = error;
+    return got;
+}
+
+/* Reads as recvmsg() does. */
+ssize_t take(int fd, const struct msghdr *message, int flags)
+{
+    struct slot *slot = client_of(fd);
+    size_t wanted = 0;
+    for (size_t i = 0; i < message->msg_iovlen; i++)
+        wanted += message->msg_iov[i].iov_len;
+    /* What is only looked at is read later. */
+    if (!slot || !wanted || flags & (MSG_PEEK | MSG_ERRQUEUE))
+        return REAL(recvmsg)(fd, (struct msghdr *)message, flags);
+    if (flags & MSG_OOB) {
+        errno = EINVAL;
+        return -1;
+    }
+    ssize_t got = take_once(fd, slot, message, flags);
+    if (!(flags & MSG_WAITALL) || message->msg_iovlen != 1)
+        return got;
+    while (got > 0 && (size_t)got < wanted) {
+        struct iovec rest = {(char *)message->msg_iov->iov_base + got, wanted - (size_t)got};
+        struct msghdr more = {.msg_iov = &rest, .msg_iovlen = 1};
+        ssize_t next = take_once(fd, slot, &more, flags);
+        if (next <= 0)
+            break;
+        got += next;
+    }
+    return got;
+}
+
+static ssize_t take_bytes(int fd, void *buffer, size_t bytes, int flags)
+{
+    struct iovec part = {buffer, bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    return take(fd, &message, flags);
+}
+
+EXPORT ssize_t read(int fd, void *buffer, size_t bytes)
+{
+    return client_of(fd) ? take_bytes(fd, buffer, bytes, 0) : REAL(read)(fd, buffer, bytes);
+}
+
+EXPORT ssize_t readv(int fd, const struct iovec *parts, int count)
+{
+    struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
+    if (!client_of(fd) || count < 0)
+        return REAL(readv)(fd, parts, count);
+    return take(fd, &message, 0);
+}
+
+EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
+{
+    return client_of(fd) ? take_bytes(fd, buffer, bytes, flags)
+                         : REAL(recv)(fd, buffer, bytes, flags);
+}
+
+EXPORT ssize_t recvfrom(int fd, void *restrict buffer, size_t bytes, int flags,
+                        __SOCKADDR_ARG address, socklen_t *restrict length)
+{
+    if (!client_of(fd))
+        return REAL(recvfrom)(fd, buffer, bytes, flags, address, length);
+    if (address.__sockaddr__ && length)
+        *length = 0; /* as for any connection */
+    return take_bytes(fd, buffer, bytes, flags);
+}
+
+EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
+{
+    if (!client_of(fd))
+        return REAL(recvmsg)(fd, message, flags);
+    ssize_t got = take(fd, message, flags);
+    if (!(flags & (MSG_PEEK | MSG_ERRQUEUE))) {
+        message->msg_namelen = 0;
+        message->msg_controllen = 0;
+        message->msg_flags = 0;
+    }
+    return got;
+}
+
+EXPORT int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags,
+                    struct timespec *within)
+{
+    if (!client_of(fd) || !count)
+        return REAL(recvmmsg)(fd, messages, count, flags, within);
+    ssize_t got = recvmsg(fd, &messages->msg_hdr, flags & ~MSG_WAITFORONE);
+    messages->msg_len = got > 0 ? (unsigned)got : 0;
+    return got < 0 ? -1 : 1;
+}
+
+/* The forms of programs that are compiled with _FORTIFY_SOURCE. */
+extern void __chk_fail(void) __attribute__((noreturn));
+EXPORT ssize_t __read_chk(int fd, void *buffer, size_t bytes, size_t room);
+EXPORT ssize_t __recv_chk(int fd, void *buffer, size_t bytes, size_t room, int flags);
+EXPORT ssize_t __recvfrom_chk(int fd, void *restrict buffer, size_t bytes, size_t room, int flags,
+                              __SOCKADDR_ARG address, socklen_t *restrict length);
+
+ssize_t __read_chk(int fd, void *buffer, size_t bytes, size_t room)
+{
+    if (bytes > room)
+        __chk_fail();
+    return read(fd, buffer, bytes);
+}
+
+ssize_t __recv_chk(int fd, void *buffer, size_t bytes, size_t room, int flags)
+{
+    if (bytes > room)
+        __chk_fail();
+    return recv(fd, buffer, bytes, flags);
+}
+
+ssize_t __recvfrom_chk(int fd, void *restrict buffer, size_t bytes, size_t room, int flags,
+                       __SOCKADDR_ARG address, socklen_t *restrict length)
+{
+    if (bytes > room)
+        __chk_fail();
+    return recvfrom(fd, buffer, bytes, flags, address, length);
+}
+
+/* A stream reads and writes behind this library's back. */
+EXPORT FILE *fdopen(int fd, const char *mode)
+{
+    if (!client_of(fd))
+        return REAL(fdopen)(fd, mode);
+    note("the program uses a client's connection as a stream (fdopen), which is refused: use "
+         "program.via = \"proxy\"");
+    errno = EINVAL;
+    return NULL;
+}

@@ -1,0 +1,135 @@
+//! How a replica begins.
+
+use super::{Body, CLIENT, DOOR, LISTENER, SOCKET, Stop, WAKER};
+use crate::BoxError;
+use crate::clients::Clients;
+use crate::config::{RunConfig, Via};
+use crate::control::Control;
+use crate::direct::{self, Direct};
+use crate::files::Files;
+use crate::jobs::{Jobs, serve};
+use crate::sockets::Sockets;
+use plover_log::{LogOnly, Server};
+use plover_program::{Canary, Replica};
+use plover_types::{Index, Micros, ReplicaId};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Runs one replica until it is stopped. `ready` gets the handle that stops it. The program is `words`.
+///
+/// # Errors
+/// What ended the replica, or why it could not begin.
+pub fn run(
+    config: RunConfig,
+    words: Vec<OsString>,
+    ready: impl FnOnce(Stop),
+) -> Result<(), BoxError> {
+    let words = crate::program::found(words)?;
+    let paths = &config.paths;
+    for directory in [&paths.state_dir, &paths.run_dir] {
+        std::fs::create_dir_all(directory)
+            .map_err(|e| format!("cannot create {}: {e}", directory.display()))?;
+    }
+    let files = Files::open(&paths.state_dir)
+        .map_err(|e| format!("cannot use {}: {e}", paths.state_dir.display()))?;
+    let control = Control::listen(&paths.run_dir)
+        .map_err(|e| format!("cannot listen in {}: {e}", paths.run_dir.display()))?;
+    let me = ReplicaId(config.group.me);
+    let own = config
+        .group
+        .replica
+        .iter()
+        .find(|it| it.id == config.group.me);
+    let ip = own.ok_or("group.me has no [[group.replica]]")?.address.ip();
+    let address = serve(ip, files.clone())
+        .map_err(|e| format!("cannot listen for the other replicas at {ip}: {e}"))?;
+    let fabric = match plover_node::open_fabric(&config.group)? {
+        Some(fabric) => fabric,
+        None => alone(&config, me)?,
+    };
+    let log = paths.state_dir.join("log");
+    let name = &config.group.name;
+    let mut server = Server::in_directory(config.log(), fabric, LogOnly, &log, name)?;
+    let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
+    server.watch(epoll.as_fd())?;
+    let stop = Stop::new()?;
+    let jobs = Jobs::new(files.clone(), &config.program, me)?;
+    for waker in [jobs.as_fd(), control.as_fd(), stop.0.1.as_fd()] {
+        epoll::add(&*epoll, waker, EventData::new_u64(WAKER), EventFlags::IN)?;
+    }
+    let log_bytes = (config.group.log_mib as u64) << 20;
+    let brain = plover_program::Config {
+        me,
+        members: config.members(),
+        address: address.to_string(),
+        check: config.program.check.0,
+        checkpoints: config.takes_checkpoints(),
+        checkpoint_bytes: log_bytes / 4,
+        checkpoint_bytes_max: log_bytes / 2,
+        stall: Micros::from_ms(config.program.stall_ms),
+        checkpoint_within: Micros::from_ms(2000 * config.program.snapshot_s),
+        entrance: config.entrance(),
+        canary: Canary::None,
+    };
+    let newest = files.newest()?;
+    if !config.takes_checkpoints() {
+        tracing::warn!(
+            log_mib = config.group.log_mib,
+            "there is no way to take checkpoints (program.snapshot_cmd): when the log is full of inputs, the group \
+             takes no more"
+        );
+    }
+    let direct = match config.program.via {
+        Via::Proxy => None,
+        Via::Preload => {
+            direct::refuse(&words)?;
+            let direct = Direct::new(&config, epoll.clone(), DOOR, WAKER);
+            Some(direct.map_err(|e| format!("cannot prepare program.via = \"preload\": {e}"))?)
+        }
+    };
+    let mut body = Body {
+        direct,
+        listens_late: None,
+        commit: Index(0),
+        clients: Clients::new(epoll.clone(), CLIENT, LISTENER, server.entry_bytes_max()),
+        sockets: Sockets::new(config.program_address(), epoll.clone(), SOCKET)?,
+        brain: Replica::new(brain, newest),
+        program: None,
+        starting: None,
+        starts: 0,
+        archiving: None,
+        jobs,
+        files,
+        control,
+        face: None,
+        face_at: Instant::now(),
+        face_failures: 0,
+        epoll,
+        stop: stop.clone(),
+        began: Instant::now(),
+        looks: 0,
+        died: None,
+        notes: Vec::new(),
+        out: Vec::new(),
+        entry: Vec::new(),
+        config,
+        words,
+        server,
+    };
+    ready(stop);
+    body.live()
+}
+
+/// The fabric of a group of one, which reaches nobody.
+fn alone(config: &RunConfig, me: ReplicaId) -> Result<plover_fabric::BoxedFabric, BoxError> {
+    use plover_fabric::{ShmConfig, ShmFabric};
+    let name = config.group.name.clone();
+    Ok(Box::new(ShmFabric::new(ShmConfig::new(
+        name,
+        me,
+        Vec::new(),
+    ))?))
+}

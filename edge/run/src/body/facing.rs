@@ -1,0 +1,56 @@
+//! The leader's side towards clients: their address, and the door that lets them in.
+
+use super::{AGAIN_AFTER, Body, FACE_TRIES, propose};
+use crate::face::Face;
+use std::time::Instant;
+
+impl Body {
+    /// Takes the clients' address, or gives it up, and reads clients as far as the brain takes their input.
+    pub(super) fn face_clients(&mut self) {
+        let server = &mut self.server;
+        self.clients.retry(&mut |entry| propose(server, entry));
+        if !self.brain.serves() {
+            if self.clients.is_listening() {
+                self.clients.drop_all();
+            }
+            self.face = None;
+            return;
+        }
+        if !self.clients.is_listening() && Instant::now() >= self.face_at {
+            self.face_at = Instant::now() + AGAIN_AFTER;
+            match self.take_address() {
+                Ok(()) => self.face_failures = 0,
+                Err(why) => {
+                    self.face_failures += 1;
+                    // The leader before may need a moment to let go of it.
+                    if self.face_failures == FACE_TRIES {
+                        tracing::error!("{why}");
+                        self.remember(why);
+                    }
+                }
+            }
+        }
+        if let Some(face) = &mut self.face {
+            face.advance();
+        }
+        self.clients.set_reads(self.brain.accepts());
+    }
+
+    pub(super) fn take_address(&mut self) -> Result<(), String> {
+        let listen = self.config.program.listen;
+        if let (Some(device), true) = (&self.config.program.device, self.face.is_none()) {
+            let face = Face::take(*listen.ip(), device);
+            let face = face.map_err(|e| format!(
+                "cannot take the clients' address {} on {device} (program.device): {e}; it needs root and /dev/net/tun",
+                listen.ip()
+            ))?;
+            self.face = Some(face);
+        }
+        self.clients.listen(listen).map_err(|e| {
+            format!(
+                "cannot listen for clients at {listen} (program.listen): {e}; the address must be on this host, or \
+                 program.device must be given"
+            )
+        })
+    }
+}

@@ -1,0 +1,213 @@
+//! How the program's process starts, ends, and is restored.
+
+use super::{Body, CHILD, Starting};
+use crate::jobs::Done;
+use crate::program::Program;
+use plover_program::{Event, Own};
+use plover_types::Viewstamp;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use std::time::{Duration, Instant};
+
+/// How long after a program listens the preloaded library must have seen it.
+const SEEN_WITHIN: Duration = Duration::from_secs(1);
+
+impl Body {
+    pub(super) fn start(&mut self, from: Option<Viewstamp>) {
+        self.program = None;
+        self.forget_connections();
+        if self.archiving.is_some() {
+            self.starting = Some(Starting::Queued(from));
+            return;
+        }
+        self.starting = Some(Starting::Preparing);
+        self.jobs.prepare(from);
+    }
+
+    /// A job is done.
+    pub(super) fn finish(&mut self, done: Done) {
+        match done {
+            Done::Prepared(result) => {
+                if matches!(self.starting, Some(Starting::Preparing)) {
+                    if let Err(why) = result.and_then(|()| self.spawn(None)) {
+                        self.starting = None;
+                        self.apply(Event::StartFailed(why));
+                    }
+                }
+            }
+            Done::Ready(start, result) => self.readied(start, result),
+            Done::Archived(result) => self.archived(result),
+            Done::Fetched(result) => {
+                if result.is_ok() {
+                    let _ = self.files.newest();
+                }
+                self.apply(Event::Fetched(result));
+            }
+        }
+    }
+
+    pub(super) fn archived(&mut self, result: Result<Own, String>) {
+        let is_wanted = self.archiving.take() == Some(true);
+        if !is_wanted {
+            // The program was stopped meanwhile, and its directory may not be whole.
+            if let Ok(own) = result {
+                self.files.remove(&own);
+            }
+            self.apply(Event::CheckpointTaken(
+                Err("the program was stopped".into()),
+            ));
+            if let Some(Starting::Queued(from)) = self.starting {
+                self.start(from);
+            }
+            return;
+        }
+        if result.is_ok() {
+            let _ = self.files.newest();
+        }
+        if !self.config.program.snapshot_by_stop {
+            return self.apply(Event::CheckpointTaken(result));
+        }
+        match result {
+            Ok(own) => {
+                if let Err(why) = self.spawn(Some(own)) {
+                    self.starting = None;
+                    self.apply(Event::Died(why));
+                }
+            }
+            Err(why) => {
+                self.apply(Event::CheckpointTaken(Err(why.clone())));
+                self.apply(Event::Died(why));
+            }
+        }
+    }
+
+    /// Starts the process.
+    pub(super) fn spawn(&mut self, after: Option<Own>) -> Result<(), String> {
+        let port = self.config.program.port;
+        if self
+            .sockets
+            .is_served()
+            .map_err(|e| format!("cannot ask the kernel about port {port}: {e}"))?
+        {
+            return Err(format!(
+                "another process listens on port {port} (program.port): end it, or give the program another port"
+            ));
+        }
+        let name = self
+            .words
+            .first()
+            .map(|it| it.to_string_lossy().into_owned());
+        let name = name.unwrap_or_default();
+        let launch = self.direct.as_mut().map(|direct| direct.launch());
+        let launch = launch.transpose();
+        let launch = launch.map_err(|e| format!("cannot make the program's shared memory: {e}"))?;
+        let program = Program::start(&self.words, &self.files.data, launch.as_ref());
+        let program = program.map_err(|e| format!("cannot start the program '{name}': {e}"))?;
+        epoll::add(
+            &*self.epoll,
+            &program,
+            EventData::new_u64(CHILD),
+            EventFlags::IN,
+        )
+        .map_err(|e| format!("cannot watch the program: {e}"))?;
+        let within = Duration::from_secs(self.config.program.start_s);
+        self.program = Some(program);
+        self.starting = Some(Starting::Listening(Instant::now() + within, after));
+        Ok(())
+    }
+
+    /// Whether the program has ended, or listens at last.
+    pub(super) fn look_at_program(&mut self) {
+        if let Some(why) = self.died.take() {
+            return self.apply(Event::Died(why));
+        }
+        if let Some(why) = self.program.as_mut().and_then(Program::ended) {
+            self.program = None;
+            self.forget_connections();
+            return match self.starting.take() {
+                Some(Starting::Listening(_, None)) => {
+                    let port = self.config.program.port;
+                    self.apply(Event::StartFailed(format!(
+                        "{why} before it listened on port {port}"
+                    )));
+                }
+                Some(Starting::Readying(_, None)) => {
+                    self.apply(Event::StartFailed(format!("{why} before it was ready")));
+                }
+                _ => self.apply(Event::Died(why)),
+            };
+        }
+        let Some(Starting::Listening(until, _)) = &self.starting else {
+            return;
+        };
+        let until = *until;
+        let listens = self.sockets.is_served().unwrap_or(false);
+        if !listens && Instant::now() < until {
+            return;
+        }
+        if let (true, Some(direct)) = (listens, &self.direct) {
+            if !direct.listens() {
+                // The library learns it a moment after the kernel.
+                let since = self.listens_late.get_or_insert_with(Instant::now);
+                if since.elapsed() > SEEN_WITHIN {
+                    self.listens_late = None;
+                    self.program = None;
+                    self.starting = None;
+                    self.forget_connections();
+                    let port = self.config.program.port;
+                    self.apply(Event::StartFailed(format!(
+                        "it listens on port {port}, and the preloaded library does not see it, as with a static or a \
+                         set-user-id program: use program.via = \"proxy\""
+                    )));
+                }
+                return;
+            }
+            self.listens_late = None;
+        }
+        let Some(Starting::Listening(_, after)) = self.starting.take() else {
+            return;
+        };
+        if !listens {
+            return self.started(
+                after,
+                Err(format!(
+                    "it does not listen at {} after {} s (program.address, program.port, program.start_s)",
+                    self.config.program_address(),
+                    self.config.program.start_s
+                )),
+            );
+        }
+        self.starts += 1;
+        if self.jobs.await_ready(self.starts, until) {
+            self.starting = Some(Starting::Readying(self.starts, after));
+        } else {
+            self.started(after, Ok(()));
+        }
+    }
+
+    /// The command has said whether the program is ready.
+    fn readied(&mut self, start: u64, result: Result<(), String>) {
+        if !matches!(self.starting, Some(Starting::Readying(asked, _)) if asked == start) {
+            // The program has ended meanwhile.
+            return;
+        }
+        if let Some(Starting::Readying(_, after)) = self.starting.take() {
+            let within = self.config.program.start_s;
+            self.started(
+                after,
+                result.map_err(|why| {
+                    format!("it is not ready after {within} s (program.ready_cmd, program.start_s): {why}")
+                }),
+            );
+        }
+    }
+
+    /// The program can be given input, or its start has failed. With a checkpoint: it was ended for that.
+    fn started(&mut self, after: Option<Own>, result: Result<(), String>) {
+        match (result, after) {
+            (Ok(()), None) => self.apply(Event::Started),
+            (Ok(()), Some(own)) => self.apply(Event::CheckpointTaken(Ok(own))),
+            (Err(why), None) => self.apply(Event::StartFailed(why)),
+            (Err(why), Some(_)) => self.apply(Event::Died(why)),
+        }
+    }
+}

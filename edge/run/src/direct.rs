@@ -1,0 +1,315 @@
+//! A program that reads its clients itself, through the preloaded library (`plover-preload`, APUS §4.1).
+//!
+//! ```text
+//!   client ─► listener ─► offer: a slot, and a connection that makes the program's accept() return
+//!                                        │ the library fetches the client's socket at the door
+//!                                        ▼
+//!   ring: Accept, Bytes, End, Close ─► pump ─► entries of the log ─► commit ─► output leaves
+//! ```
+//!
+//! On a follower a slot only tells the program the client's address; the connection is of [`Sockets`].
+//!
+//! *Epochs.* A connection is read as long as its epoch is the present one. When this replica leads no more, or a
+//! checkpoint is due, the next epoch begins. What a thread takes from an older connection in that moment still
+//! comes through the ring, is not proposed, and makes the program tainted.
+//!
+//! [`Sockets`]: crate::sockets::Sockets
+
+mod connections;
+mod door;
+mod launch;
+mod memory;
+mod pump;
+mod refused;
+
+pub(crate) use launch::Launch;
+pub(crate) use pump::Happened;
+pub(crate) use refused::refuse;
+
+use crate::config::RunConfig;
+use connections::Connections;
+use door::Door;
+use memory::{Memory, Terms};
+use plover_program::{Client, ConnectionId, Entrance};
+use plover_types::Viewstamp;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether the program leaves its clients unread.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// An entry that the program has executed, or waits to execute, and which is not committed.
+#[derive(Debug)]
+struct Outstanding {
+    at: Viewstamp,
+    number: u64,
+    slot: usize,
+    generation: u32,
+}
+
+/// The leader's side of a preloaded program, and the memory that both share.
+#[derive(Debug)]
+pub(crate) struct Direct {
+    terms: Terms,
+    library: PathBuf,
+    wake: OwnedFd,
+    door: Door,
+    /// Of the program that runs.
+    memory: Option<Memory>,
+    connections: Connections,
+    outstanding: VecDeque<Outstanding>,
+    happened: VecDeque<Happened>,
+    epoch: u32,
+    /// Input of older epochs cannot be proposed any more.
+    epoch_min: u32,
+    quiesces: bool,
+    /// The log has no room for the next record.
+    is_full: bool,
+    /// Something was committed, and the program's threads are not told.
+    rings: bool,
+    progress: (u64, Instant),
+    looked_at: Instant,
+}
+
+impl Direct {
+    /// `kind` tells the tokens of its descriptors from others.
+    pub fn new(config: &RunConfig, epoll: Arc<OwnedFd>, kind: u64, waker: u64) -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        // Reported once for each write, so it needs no read.
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&*epoll, &wake, EventData::new_u64(waker), flags)?;
+        let door = Door::open(epoll.clone(), kind)?;
+        let program = &config.program;
+        let terms = Terms {
+            wait_read: config.entrance() == Entrance::HoldsInput,
+            copies_output: program.check.0.is_some(),
+            allows_outgoing: program.outgoing,
+            port: program.port,
+            listen: program.listen,
+            secret: door.secret,
+            door: door.name.clone(),
+        };
+        Ok(Self {
+            terms,
+            library: launch::write_library(&config.paths.state_dir)?,
+            wake,
+            door,
+            memory: None,
+            connections: Connections::new(program.port),
+            outstanding: VecDeque::new(),
+            happened: VecDeque::new(),
+            epoch: 1,
+            epoch_min: 1,
+            quiesces: false,
+            is_full: false,
+            rings: false,
+            progress: (0, Instant::now()),
+            looked_at: Instant::now(),
+        })
+    }
+
+    /// The memory of a program that is started now, and what it is given.
+    pub fn launch(&mut self) -> io::Result<Launch> {
+        self.clear();
+        let memory = Memory::new(&self.terms)?;
+        memory.begin_epoch(self.epoch);
+        let launch = Launch {
+            library: self.library.clone(),
+            memory: memory.file().try_clone_to_owned()?,
+            wake: self.wake.try_clone()?,
+        };
+        self.memory = Some(memory);
+        Ok(launch)
+    }
+
+    /// The program has ended: all connections do.
+    pub fn clear(&mut self) {
+        self.connections.clear();
+        self.memory = None;
+        self.outstanding.clear();
+        self.happened.clear();
+        (self.quiesces, self.is_full, self.rings) = (false, false, false);
+    }
+
+    /// Whether the program listens at its port, and the library knows.
+    pub fn listens(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.is_some_and(|it| it.shared().listens.load(SeqCst) != 0)
+    }
+
+    /// How long the loop may sleep; the program wakes it from now on.
+    pub fn before_sleep(&self, patience: Duration) -> Duration {
+        let Some(memory) = &self.memory else {
+            return patience;
+        };
+        memory.shared().sleeps.store(1, SeqCst);
+        let is_busy = (memory.has_more() && !self.is_full) || !self.happened.is_empty();
+        if is_busy { Duration::ZERO } else { patience }
+    }
+
+    /// The loop is awake.
+    pub fn after_sleep(&mut self) {
+        self.is_full = false;
+        if let Some(memory) = &self.memory {
+            memory.shared().sleeps.store(0, SeqCst);
+        }
+    }
+
+    // ---- connections
+
+    /// Offers the program a client. If it cannot be offered, its connection is closed.
+    pub fn offer(&mut self, stream: TcpStream, client: Client) {
+        if let Some(memory) = &self.memory {
+            let offered = self.connections.offer(memory, self.epoch, stream, client);
+            if let Err(error) = offered {
+                tracing::warn!(%error, "a client was turned away");
+            }
+        }
+    }
+
+    /// Prepares a connection on which the log is replayed, from this port of this host.
+    pub fn replay(&mut self, port: u16, client: Client) {
+        if let Some(memory) = &self.memory {
+            self.connections.replay(memory, port, client);
+        }
+    }
+
+    /// Connections from these ports, on which the log was replayed, are over.
+    pub fn gone(&mut self, ports: Vec<u16>) {
+        if let Some(memory) = &self.memory {
+            for port in ports {
+                self.connections.gone(memory, port);
+            }
+        }
+    }
+
+    /// A descriptor of the door is ready.
+    pub fn ready(&mut self, token: u64) {
+        let (connections, memory) = (&mut self.connections, &self.memory);
+        self.door.ready(token, |slot| {
+            memory
+                .as_ref()
+                .and_then(|it| connections.hand_over(it, slot))
+        });
+    }
+
+    /// The log says that a connection is over, and the program has to notice.
+    pub fn close(&mut self, id: ConnectionId) {
+        match self.connections.find(id) {
+            Some(connection) => {
+                connection.closes = true;
+                let _ = connection
+                    .stream
+                    .as_ref()
+                    .map(|it| it.shutdown(Shutdown::Both));
+            }
+            None => self.happened.push_back(Happened::Noticed(id)),
+        }
+    }
+
+    /// Clients of the program that are connected.
+    pub fn clients(&self) -> usize {
+        self.connections.clients()
+    }
+
+    fn begin_epoch(&mut self) {
+        self.epoch += 1;
+        if let Some(memory) = &self.memory {
+            memory.begin_epoch(self.epoch);
+            self.connections.cut_off(memory);
+        }
+    }
+
+    /// This replica leads no more: nothing is read from clients, and nothing is sent to them.
+    pub fn cut_off(&mut self) {
+        self.begin_epoch();
+        self.epoch_min = self.epoch;
+        self.quiesces = false;
+    }
+
+    /// The same for a checkpoint: what was read before is still proposed.
+    pub fn quiesce(&mut self) {
+        self.begin_epoch();
+        self.quiesces = true;
+    }
+
+    // ---- commits
+
+    /// What the program has read up to here is committed.
+    pub fn release(&mut self, at: Viewstamp) {
+        while let Some(first) = self
+            .outstanding
+            .front()
+            .filter(|it| it.at.index <= at.index)
+        {
+            if let Some(memory) = &mut self.memory {
+                memory.commit(first.number);
+                self.rings = true;
+            }
+            self.outstanding.pop_front();
+        }
+    }
+
+    /// What was read and not released is not in the log.
+    pub fn forget(&mut self) {
+        let Some(memory) = &self.memory else { return };
+        for lost in self.outstanding.drain(..) {
+            if self.connections.generation(lost.slot) == lost.generation {
+                let word = &memory.slot(lost.slot).lost_from;
+                memory.set(word, word.load(SeqCst).min(lost.number));
+            }
+        }
+        self.rings = true;
+    }
+
+    /// Tells the program's threads what was committed.
+    pub fn flush(&mut self) {
+        if std::mem::take(&mut self.rings) {
+            if let Some(memory) = &self.memory {
+                memory.ring();
+            }
+        }
+    }
+
+    // ---- a program that stands still
+
+    /// Whether the program has left clients unread for longer than `stall`.
+    pub fn stands_still(&mut self, stall: Duration) -> bool {
+        let now = Instant::now();
+        let Some(memory) = &self.memory else {
+            return false;
+        };
+        if now < self.looked_at + LOOK_EVERY {
+            return false;
+        }
+        self.looked_at = now;
+        let progress = memory.progress();
+        // While input is not committed the program waits for this process.
+        let waits = self.quiesces
+            || (self.outstanding.is_empty() && !self.is_full && self.connections.are_unread());
+        if progress != self.progress.0 || !waits {
+            self.progress = (progress, now);
+        }
+        now > self.progress.1 + stall
+    }
+
+    /// Whether a thread is in the middle of a read.
+    pub fn is_locked(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.and_then(Memory::lock_owner).is_some()
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.library);
+    }
+}

@@ -1,0 +1,284 @@
+//! The memory that a preloaded program shares with this process.
+//!
+//! The program may write anything there at any time. So nothing that this process has to know is read back from
+//! it but records, which are checked, and a few counters that do no harm if they are wrong.
+
+use plover_preload::{
+    Kind, PAYLOAD_BYTES_MAX, RING_AT, RING_BYTES, Record, SHARED_MAGIC, SHARED_VERSION, SLOT_FREE,
+    Shared, Slot,
+};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+const WHOLE: usize = RING_AT + RING_BYTES;
+
+/// What the program reads from the beginning.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    pub wait_read: bool,
+    pub copies_output: bool,
+    pub allows_outgoing: bool,
+    pub port: u16,
+    pub listen: std::net::SocketAddrV4,
+    pub secret: [u8; 16],
+    pub door: String,
+}
+
+/// The memory of one program.
+#[derive(Debug)]
+pub(super) struct Memory {
+    file: OwnedFd,
+    at: NonNull<u8>,
+    /// Bytes of the ring that were taken.
+    tail: u64,
+    committed: u64,
+    payload: Vec<u8>,
+}
+
+/// The program has written into the ring what it must not.
+#[derive(Debug)]
+pub(super) struct Rubbish;
+
+impl Memory {
+    pub fn new(terms: &Terms) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("plover-program", flags)?;
+        rustix::fs::ftruncate(&file, WHOLE as u64)?;
+        // A file that the program could shorten would end this process at its next access.
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let protect = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
+        let at = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                WHOLE,
+                protect,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }?;
+        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Self {
+            file,
+            at,
+            tail: 0,
+            committed: 0,
+            payload: vec![0; PAYLOAD_BYTES_MAX],
+        };
+        let shared = memory.shared();
+        let set = |word: &AtomicU32, value: u32| word.store(value, SeqCst);
+        set(&shared.magic, SHARED_MAGIC);
+        set(&shared.version, SHARED_VERSION);
+        set(&shared.wait_read, terms.wait_read.into());
+        set(&shared.copies_output, terms.copies_output.into());
+        set(&shared.allows_outgoing, terms.allows_outgoing.into());
+        set(&shared.port, terms.port.into());
+        set(
+            &shared.listen_ip,
+            u32::from_ne_bytes(terms.listen.ip().octets()),
+        );
+        set(&shared.listen_port, terms.listen.port().into());
+        set(&shared.plover_pid, std::process::id());
+        let words = |to: &[AtomicU32], bytes: &[u8]| {
+            for (word, part) in to.iter().zip(bytes.chunks(4)) {
+                let mut whole = [0; 4];
+                whole[..part.len()].copy_from_slice(part);
+                word.store(u32::from_ne_bytes(whole), SeqCst);
+            }
+        };
+        words(&shared.secret, &terms.secret);
+        words(&shared.door, terms.door.as_bytes());
+        Ok(memory)
+    }
+
+    pub fn shared(&self) -> &Shared {
+        // SAFETY: the mapping is WHOLE bytes long, lives as long as `self`, is aligned to a page, and was zero at
+        // first, which is a valid `Shared`. All fields that change are atomic, as the program changes them, too.
+        // The file is sealed, so the mapping stays whole.
+        unsafe { self.at.cast::<Shared>().as_ref() }
+    }
+
+    pub fn slot(&self, number: usize) -> &Slot {
+        &self.shared().slots[number]
+    }
+
+    /// Whether the program has filled something in that was not taken.
+    pub fn has_more(&self) -> bool {
+        self.shared().head.load(SeqCst) != self.tail
+    }
+
+    /// The next record, and its bytes. It stays until [`Self::took`].
+    pub fn next(&mut self) -> Result<Option<(Record, &[u8])>, Rubbish> {
+        let filled = self.shared().head.load(SeqCst).wrapping_sub(self.tail);
+        if filled == 0 {
+            return Ok(None);
+        }
+        if filled > RING_BYTES as u64 || filled < Record::BYTES as u64 {
+            return Err(Rubbish);
+        }
+        let mut head = [0; Record::BYTES];
+        self.copy_out(self.tail, &mut head);
+        let record = Record::decode(&head).ok_or(Rubbish)?;
+        if record.whole() as u64 > filled {
+            return Err(Rubbish);
+        }
+        let mut payload = std::mem::take(&mut self.payload);
+        self.copy_out(
+            self.tail + Record::BYTES as u64,
+            &mut payload[..record.bytes],
+        );
+        self.payload = payload;
+        Ok(Some((record, &self.payload[..record.bytes])))
+    }
+
+    fn copy_out(&self, from: u64, to: &mut [u8]) {
+        let place = (from % RING_BYTES as u64) as usize;
+        let first = to.len().min(RING_BYTES - place);
+        let (one, other) = to.split_at_mut(first);
+        // SAFETY: both sources lie in the ring, which is RING_BYTES long from RING_AT on: `place + first` is at most
+        // its end, and the rest begins at its beginning. The targets are this process's own. The program may write
+        // there meanwhile, so the bytes may be any, and they are only copied.
+        unsafe {
+            let ring = self.at.as_ptr().add(RING_AT);
+            std::ptr::copy_nonoverlapping(ring.add(place), one.as_mut_ptr(), one.len());
+            std::ptr::copy_nonoverlapping(ring, other.as_mut_ptr(), other.len());
+        }
+    }
+
+    /// The record is dealt with.
+    pub fn took(&mut self, record: &Record) {
+        self.tail += record.whole() as u64;
+        self.shared().tail.store(self.tail, SeqCst);
+    }
+
+    /// Inputs up to this number are committed.
+    pub fn commit(&mut self, number: u64) {
+        if number > self.committed {
+            self.committed = number;
+            self.shared().committed.store(number, SeqCst);
+        }
+    }
+
+    /// Wakes all threads that wait.
+    pub fn ring(&self) {
+        let shared = self.shared();
+        shared.bell.fetch_add(1, SeqCst);
+        if shared.waiters.load(SeqCst) > 0 {
+            let _ = futex::wake(&shared.bell, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// Only connections of `epoch` are read from now on.
+    pub fn begin_epoch(&self, epoch: u32) {
+        self.shared().epoch.store(epoch, SeqCst);
+        self.ring();
+    }
+
+    /// The thread that takes an input just now.
+    pub fn lock_owner(&self) -> Option<u32> {
+        Some(self.shared().lock.load(SeqCst)).filter(|it| *it != 0)
+    }
+
+    pub fn free(&self, number: usize) {
+        self.slot(number).kind.store(SLOT_FREE, SeqCst);
+    }
+
+    pub fn progress(&self) -> u64 {
+        self.shared().head.load(SeqCst)
+    }
+
+    pub fn set(&self, word: &AtomicU64, value: u64) {
+        word.store(value, SeqCst);
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: `at` is the mapping of WHOLE bytes that `new` has made, and no reference to it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.at.as_ptr().cast(), WHOLE) };
+    }
+}
+
+/// Whether the record is an input, which is counted.
+pub(super) fn is_input(record: &Record) -> bool {
+    matches!(record.kind, Kind::Accept | Kind::Bytes | Kind::End)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> Memory {
+        let terms = Terms {
+            wait_read: false,
+            copies_output: true,
+            allows_outgoing: false,
+            port: 1,
+            listen: "192.0.2.1:2".parse().unwrap(),
+            secret: [7; 16],
+            door: "a door".into(),
+        };
+        Memory::new(&terms).unwrap()
+    }
+
+    fn put(memory: &Memory, at: u64, bytes: &[u8]) {
+        for (offset, byte) in bytes.iter().enumerate() {
+            let place = (at as usize + offset) % RING_BYTES;
+            // SAFETY: the place is in the ring, and nothing else uses the memory of this test.
+            unsafe { memory.at.as_ptr().add(RING_AT + place).write(*byte) };
+        }
+    }
+
+    fn head(bytes: u32, kind: u16) -> [u8; Record::BYTES] {
+        let mut head = [0; Record::BYTES];
+        head[..4].copy_from_slice(&bytes.to_ne_bytes());
+        head[4..6].copy_from_slice(&kind.to_ne_bytes());
+        head[8] = 1;
+        head
+    }
+
+    #[test]
+    fn records_are_taken_in_order_and_around_the_end() {
+        let mut memory = memory();
+        let mut at = 0_u64;
+        for round in 0..400_u32 {
+            let bytes = vec![round as u8; 20_000];
+            put(&memory, at, &head(20_000, 2));
+            put(&memory, at + 24, &bytes);
+            at += 24 + 20_000;
+            memory.set(&memory.shared().head, at);
+            let (record, taken) = memory.next().unwrap().unwrap();
+            assert!(taken == &bytes[..], "{round}");
+            memory.took(&record);
+            assert!(memory.next().unwrap().is_none() && !memory.has_more());
+        }
+    }
+
+    #[test]
+    fn rubbish_is_found_and_never_followed() {
+        for (filled, bytes, kind) in [
+            (u64::MAX, 8, 2),
+            (RING_BYTES as u64 + 8, 8, 2),
+            (8, 8, 2),
+            (32, 16, 2),
+            (1 << 20, u32::MAX, 2),
+            (1 << 20, 8, 0),
+        ] {
+            let mut memory = memory();
+            put(&memory, 0, &head(bytes, kind));
+            memory.set(&memory.shared().head, filled);
+            assert!(memory.next().is_err(), "{filled} {bytes} {kind}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The programs: they start, read what they like, and have checkpoints taken of them.
+
+use super::{Host, World};
+use crate::program::{Memory, Program};
+use plover_program::{ConnectionId, Event, Own};
+use plover_types::{Micros, ReplicaId};
+
+impl World {
+    /// What takes time is finished, if it is time.
+    pub(super) fn finish(&mut self, host: usize) {
+        let now = self.now;
+        let is_due = |at: &Micros| *at <= now;
+        let state = &mut self.hosts[host];
+        if let Some((from, _)) = state.starts.take_if(|(_, at)| is_due(at)) {
+            let memory = match (from, &state.disk) {
+                (None, _) => Memory::default(),
+                (Some(at), Some((own, memory))) if own.at == at => memory.clone(),
+                _ => return self.apply(host, Event::StartFailed("it is gone".into())),
+            };
+            if from.is_some() {
+                self.coverage.hit("program: starts from a checkpoint");
+            }
+            let is_wrong = !self.reference.has_been(&memory);
+            state.program = Some(Program {
+                memory,
+                is_wrong,
+                ..Program::default()
+            });
+            return self.apply(host, Event::Started);
+        }
+        if let Some((at, _)) = state.takes.take_if(|(_, at)| is_due(at)) {
+            let program = state
+                .program
+                .as_ref()
+                .expect("it is stopped with its checkpoint");
+            assert!(
+                program.connections.is_empty(),
+                "a checkpoint has no connections"
+            );
+            // A wrong program's checkpoint is wrong until the difference is found, and a replica that
+            // starts from it is, too: docs/programs.md, "Limits". The runs leave that out.
+            if program.is_wrong || self.faults && self.rng.chance(0.15) {
+                return self.apply(host, Event::CheckpointTaken(Err("a fault".into())));
+            }
+            let taken_by = ReplicaId(host as u8);
+            let own = Own {
+                at,
+                taken_by,
+                bytes: 0,
+                sum: [0; 32],
+            };
+            state.disk = Some((own.clone(), program.memory.clone()));
+            return self.apply(host, Event::CheckpointTaken(Ok(own)));
+        }
+        if let Some((held, _)) = state.fetches.take_if(|(_, at)| is_due(at)) {
+            let from = &self.hosts[usize::from(held.replica.0)];
+            let there = from.disk.clone().filter(|(own, _)| own.at == held.at);
+            let works = !self.faults || self.rng.chance(0.85);
+            match there.filter(|_| works && from.brain.is_some()) {
+                Some((own, memory)) => {
+                    let disk = &mut self.hosts[host].disk;
+                    if disk.as_ref().is_none_or(|(old, _)| old.at < own.at) {
+                        *disk = Some((own.clone(), memory));
+                    }
+                    self.coverage.hit("checkpoint: fetched");
+                    self.apply(host, Event::Fetched(Ok(own)));
+                }
+                None => self.apply(host, Event::Fetched(Err("a fault".into()))),
+            }
+        }
+    }
+
+    /// A program reads one of its connections, whichever it likes.
+    pub(super) fn program_reads(&mut self, host: usize) {
+        let now = self.now;
+        let Host {
+            program: Some(_),
+            still_until,
+            ..
+        } = &self.hosts[host]
+        else {
+            return;
+        };
+        if *still_until > now {
+            return;
+        }
+        if let Some(id) = self.hosts[host].noticed.pop() {
+            return self.apply(host, Event::Consumed(id));
+        }
+        if std::mem::take(&mut self.hosts[host].is_quiet) {
+            self.coverage.hit("leader: quiet");
+            return self.apply(host, Event::Quiet);
+        }
+        let Some(program) = &mut self.hosts[host].program else {
+            return;
+        };
+        let news = program.connections.iter().filter(|(_, it)| it.is_news);
+        let news: Vec<ConnectionId> = news.map(|(id, _)| *id).collect();
+        if news.is_empty() {
+            return;
+        }
+        let id = self.rng.pick(&news);
+        // A leader's program that reads by itself is ahead of the log. What it executes is checked by its replies, and
+        // by what a follower executes next.
+        let is_own = program.connections[&id].is_own;
+        let replies = program.read(id);
+        if !is_own && !program.is_wrong && !self.reference.has_been(&program.memory) {
+            let count = program.memory.executed.len();
+            let message = format!("r{host} has executed {count} requests that are not the log's");
+            self.fail("programs_agree", "APUS §3", message);
+        }
+        self.apply(host, Event::Consumed(id));
+        let middle = self.rng.range(0, replies.len() as u64) as usize;
+        for part in [&replies[..middle], &replies[middle..]] {
+            if !part.is_empty() {
+                self.apply(host, Event::Output(id, part));
+            }
+        }
+    }
+}
