@@ -25,11 +25,7 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         }
         LabCommand::Status { show } => {
             let lab = Lab::open(&name)?;
-            operate::show(
-                &show,
-                || Ok(lab.status()),
-                serde_json::to_string,
-            )?;
+            operate::show(&show, || Ok(lab.status()), serde_json::to_string)?;
         }
         LabCommand::Switchover { to } => return operate::switch_over(&any(&name)?, to),
         LabCommand::Drain { replica } => {

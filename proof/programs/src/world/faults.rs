@@ -11,6 +11,7 @@ impl World {
                 trace!(self, "r{host} crashes");
                 self.hosts[host].brain = None;
                 self.hosts[host].program = None;
+                (self.hosts[host].takes, self.hosts[host].starts) = (None, None);
                 self.hosts[host].waits.clear();
                 if self.rng.chance(0.1) {
                     self.hosts[host].disk = None;
