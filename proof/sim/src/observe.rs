@@ -219,6 +219,7 @@ impl World {
                 self.on_applied(who, *sync);
             }
             Note::Role {
+                from: Role::Joining,
                 to: Role::Secondary,
                 ..
             } => self.invariants.one_fault.joins(who),
