@@ -286,7 +286,14 @@ impl World {
     }
 
     fn on_serving(&mut self, who: ReplicaId, view: View) {
-        if let Some(at) = self.history_of(who) {
+        // A leader whose predecessor stays in step serves by its lease, and one whose clock stood still takes a lease for
+        // valid that is over. What it sends then is judged as of any such leader.
+        let is_late = self.processes[usize::from(who.0)].was_suspended
+            && self.invariants.one_sender_a_slot.is_late(view);
+        if is_late {
+            self.coverage
+                .hit("planned: serves late, its clock stood still");
+        } else if let Some(at) = self.history_of(who) {
             let all = &self.histories;
             let check = self
                 .invariants
