@@ -234,7 +234,7 @@ impl ReplicaStatus {
         }
     }
 
-    /// What a replica has answered to another one; `{"id": 2, "silent": "why"}` if it has not.
+    /// The status that a replica has answered to another one. One that has not is `{"id": 2, "silent": "why"}`.
     fn answered(answer: &Value) -> Option<Self> {
         let id = u8::try_from(answer["id"].as_u64()?).ok()?;
         let why = answer["silent"].as_str();

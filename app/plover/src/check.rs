@@ -45,7 +45,7 @@ enum Verdict {
 struct Row {
     what: String,
     verdict: Verdict,
-    /// What was found, and if that is not good, what to do.
+    /// The state of the thing; if it is not good, also the remedy.
     found: String,
 }
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What the configurations are to say. What is missing and has no default is asked for, on a terminal.
+/// The contents of the configurations. On a terminal, a missing option without a default is asked for.
 #[derive(Debug, Args)]
 pub struct InitOptions {
     /// The group's name, such as the guest's.

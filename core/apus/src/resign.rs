@@ -16,8 +16,8 @@
 //! a message that is late, or comes twice, changes nothing: by then the voter has promised a higher view,
 //! or still waits for a candidate of this one.
 //!
-//! What the leader sent in its view may arrive after this message. It is dropped, as if it were lost: it
-//! is no sign of life.
+//! Messages that the leader sent earlier in its view may arrive after this one. They are dropped, as if they
+//! were lost: they are no sign of life.
 //!
 //! # When the message is lost
 //!

@@ -98,7 +98,7 @@ fn a_late_message_harms_nobody() {
     assert_eq!(group.status(2).leader, Some(ReplicaId(1)));
 }
 
-/// What the old leader sent before arrives after its message.
+/// Earlier messages of the old leader arrive after its resignation.
 #[test]
 fn words_from_before_are_no_sign_of_life() {
     let mut group = Group::protected(Durability::Memory);

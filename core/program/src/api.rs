@@ -129,9 +129,9 @@ pub enum Action {
     /// The program has ended the connection: close its client's when all replies are sent, and propose
     /// [`Entry::Close`](crate::Entry::Close).
     Finish(ConnectionId),
-    /// What the leader's program has read up to here is committed: its output may leave, or its reads may end.
+    /// The input that the leader's program has read up to here is committed: its output may leave, or its reads may end.
     Release(Viewstamp),
-    /// What the program has read, and what is not released, is not in the log: its reads fail.
+    /// Input that the program has read and that is not released is not in the log: its reads fail.
     Forget,
     /// Cut off the program from its clients, and answer with [`Event::Quiet`]. A checkpoint is due.
     Quiesce,

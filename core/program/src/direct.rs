@@ -20,7 +20,7 @@ use crate::replica::Replica;
 use crate::{ConnectionId, Entry, Phase};
 use plover_types::{Micros, Viewstamp};
 
-/// What became of input that a leader's program has read by itself.
+/// The fate of input that a leader's program has read by itself.
 pub(crate) enum Fate {
     Committed,
     /// This entry and all behind it: another leader's entries are in their place.

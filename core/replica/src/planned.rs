@@ -13,9 +13,9 @@
 //!
 //! So the guest is protected all the time. The old leader's guest stays in step because it was the leader's: it
 //! has the same memory at the last sync, but for pages that either side has written since, and those are in the
-//! dirty bits and ledgers of the two. The next sync compares them as ever. What the old leader's guest has sent
-//! since then was held and stays held; the new leader's has sent it too, or sends something else, and nobody has
-//! seen either.
+//! dirty bits and ledgers of the two. The next sync compares them as ever. Outputs of the old leader's guest since
+//! then were held and stay held. The new leader's guest has sent the same or something else; clients have seen
+//! neither.
 //!
 //! Why a leader that keeps its predecessor in sync may serve although the in-sync set is not itself alone (rule
 //! 4 of the crate): the rule keeps an old leader from serving on. This one has said that it does not lead, and

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 const MARK: u8 = 0xf2;
 const _: () = assert!(MARK != wire::WIRE_VERSION, "a version is taken for a mark");
 
-/// What one replica says to another for an operator.
+/// A message from one replica to another, for an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Relayed {
     /// Carry out this request, a line of the control socket's.

@@ -2,7 +2,7 @@
  * The library that plover preloads into a replicated program (APUS §3).
  *
  * On the leader a client's connection is the program's own. This library stands between the program and the C
- * library's socket calls. What the program reads, it copies into a ring in memory that it shares with plover, its
+ * library's socket calls. It copies what the program reads into a ring in memory that it shares with plover, its
  * parent, which proposes it:
  *
  *   client ──► recv() ─┬─► the program                       write() ──► client

@@ -91,7 +91,7 @@ pub enum Via {
     Preload,
 }
 
-/// What waits for the commit of an input.
+/// The call of the program that waits for the commit of an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {

@@ -10,8 +10,8 @@
 //! On a follower a slot only tells the program the client's address; the connection is of [`Sockets`].
 //!
 //! *Epochs.* A connection is read as long as its epoch is the present one. When this replica leads no more, or a
-//! checkpoint is due, the next epoch begins. What a thread takes from an older connection in that moment still
-//! comes through the ring, is not proposed, and makes the program tainted.
+//! checkpoint is due, the next epoch begins. Input that a thread takes from an older connection in that moment
+//! still comes through the ring. It is not proposed, and makes the program tainted.
 //!
 //! [`Sockets`]: crate::sockets::Sockets
 
@@ -243,7 +243,7 @@ impl Direct {
 
     // ---- commits
 
-    /// What the program has read up to here is committed.
+    /// Input that the program has read up to here is committed.
     pub fn release(&mut self, at: Viewstamp) {
         while let Some(first) = self
             .outstanding
@@ -258,7 +258,7 @@ impl Direct {
         }
     }
 
-    /// What was read and not released is not in the log.
+    /// Input that was read and not released is not in the log.
     pub fn forget(&mut self) {
         let Some(memory) = &self.memory else { return };
         for lost in self.outstanding.drain(..) {

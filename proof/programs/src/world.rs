@@ -83,7 +83,7 @@ struct Host {
     knows: bool,
 }
 
-/// What waits for the commit of an entry.
+/// Input or output that waits for the commit of an entry.
 #[derive(Debug)]
 struct Waiting {
     at: Viewstamp,

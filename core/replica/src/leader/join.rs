@@ -237,7 +237,7 @@ impl Leader {
         let (Some(join), Some(stream)) = (&mut self.join, cx.peers.copy()) else {
             return;
         };
-        // What a scan finds during a sync with the secondary would be settled with that sync, unsent.
+        // Pages that a scan finds during a sync with the secondary would be settled with that sync, unsent.
         if stream.is_settled() && self.sync.is_none() {
             join.stage = Stage::Scanning { round };
             cx.ask(Job::JoinRound(attempt), Action::Scan);
@@ -287,8 +287,8 @@ impl Leader {
         }
     }
 
-    /// Whether the final syncvm of a joiner is due that replaces a secondary. What this side owes to the one it
-    /// owes to the other, until the log names the joiner.
+    /// Whether the final syncvm of a joiner is due that replaces a secondary. Until the log names the joiner, pages that
+    /// this side owes to one of the two it owes to the other as well.
     pub(crate) fn is_replacing(&self) -> bool {
         self.join.as_ref().is_some_and(|join| join.replaces)
     }

@@ -163,7 +163,7 @@ fn one_whose_secondary_is_lost_is_given_up() {
     assert_eq!(replica.role(), Role::Leader);
 }
 
-/// What clients send while the log catches up is neither lost nor fed: the next leader gets it.
+/// Frames that clients send while the log catches up are neither lost nor fed: the next leader gets them.
 #[test]
 fn frames_of_the_last_moment_are_sent_on() {
     let mut replica = calm();

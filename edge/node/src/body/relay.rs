@@ -26,7 +26,7 @@ struct Question {
     output: Option<SyncSender<Vec<u8>>>,
 }
 
-/// What is under way between this replica's operators and other replicas, and the other way round.
+/// Requests under way between this replica's operators and other replicas, and the other way round.
 #[derive(Debug, Default)]
 pub(super) struct Relay {
     last: u64,

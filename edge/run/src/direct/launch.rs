@@ -1,4 +1,4 @@
-//! What a program is given to load the library and find the shared memory.
+//! The environment and descriptors by which a program loads the library and finds the shared memory.
 
 use plover_preload::{PRELOAD_ENV, PRELOAD_SO};
 use std::fs;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const WHOLE: usize = RING_AT + RING_BYTES;
 
-/// What the program reads from the beginning.
+/// The settings that the program reads when it starts.
 #[derive(Clone, Debug)]
 pub(super) struct Terms {
     pub wait_read: bool,

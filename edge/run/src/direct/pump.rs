@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Characters of a note that an operator is shown.
 const NOTE_CHARS: usize = 300;
 
-/// What the ring says.
+/// A record of the ring.
 #[derive(Debug)]
 pub(crate) enum Happened {
     /// The program has read input, which was proposed.

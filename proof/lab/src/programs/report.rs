@@ -29,7 +29,7 @@ pub struct Report {
     pub gaps: Vec<Gap>,
     /// Operations on keys that several clients write and read.
     pub operations: usize,
-    /// What no order of these explains.
+    /// The histories that no order explains.
     pub violation: Option<String>,
     /// Keys whose value is not the same in all programs.
     pub differing: Vec<String>,

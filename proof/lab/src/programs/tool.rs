@@ -15,7 +15,7 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// Starts it. What it says on standard output is taken as answers, and on standard error, too.
+    /// Starts it. Its standard output and its standard error are taken as answers.
     pub fn start(name: &str, arguments: &[&str], patience: Duration) -> Result<Self> {
         let mut child = Command::new(name)
             .args(arguments)

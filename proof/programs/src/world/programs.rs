@@ -6,7 +6,7 @@ use plover_program::{ConnectionId, Event, Own};
 use plover_types::{Micros, ReplicaId};
 
 impl World {
-    /// What takes time is finished, if it is time.
+    /// Finishes work that takes time, if it is due.
     pub(super) fn finish(&mut self, host: usize) {
         let now = self.now;
         let is_due = |at: &Micros| *at <= now;
