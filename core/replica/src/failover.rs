@@ -86,7 +86,7 @@ impl Replica {
             }
         } else if changed {
             self.abort_follow("the view changed");
-            if self.role() == Role::Joining {
+            if self.role() == Role::Joining && !self.counts_once_loaded() {
                 self.leave_join();
             }
         }

@@ -35,6 +35,7 @@ use self::resetting::Aside;
 use crate::api::{Action, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::jobs::Job;
+use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_matching::Translation;
 use plover_syncvm::message::Body;
@@ -187,6 +188,17 @@ impl Replica {
             }
             _ => {}
         }
+    }
+
+    /// Whether this joiner has acknowledged the syncvm that ends its join, and only loads it yet. The log may name it in
+    /// sync by now, and its leader may be dead: then its guest is the only one.
+    pub(crate) fn counts_once_loaded(&self) -> bool {
+        let is_last = match &self.phase {
+            Phase::Joining { copy } => copy.has_state || !self.cx.config.needs_reset,
+            _ => false,
+        };
+        let follow = self.follow.as_ref();
+        is_last && follow.is_some_and(|follow| matches!(follow.stage, Stage::Loading(_)))
     }
 
     /// This side's part of a syncvm begins.

@@ -46,7 +46,7 @@ pub(crate) struct Offer {
 }
 
 impl CopyTarget {
-    fn new(source: ReplicaId, offer: &Offer) -> Self {
+    pub fn new(source: ReplicaId, offer: &Offer) -> Self {
         Self {
             source,
             attempt: offer.attempt,

@@ -1,12 +1,16 @@
 //! A secondary's part of a syncvm, on synthetic events.
 
 use crate::api::{Action, Event, Note, Role};
+use crate::copy::target::{CopyTarget, Offer};
 use crate::jobs::JobId;
+use crate::phase::Phase;
 use crate::replica::Replica;
 use crate::testing::{LEADER, secondary, sent_to_leader, taken};
 use plover_policy::{Preset, VSMR};
 use plover_syncvm::message::Body;
-use plover_types::{Frame, Index, PageNo, PageSet, SyncNo, Unconsumed, View, Viewstamp};
+use plover_types::{
+    Frame, Index, MachineWords, PageNo, PageSet, SyncNo, Unconsumed, View, Viewstamp,
+};
 
 const KEY: [u8; 32] = [7; 32];
 
@@ -142,6 +146,54 @@ fn a_leader_that_is_lost_after_the_end_mark_changes_nothing_either() {
     replica.follow_state_loaded();
     let applied = |a: &Action| matches!(a, Action::Note(Note::Applied { sync: SyncNo(1) }));
     assert!(taken(&mut replica).iter().any(applied));
+}
+
+/// A joiner that waits for the pages of the syncvm that ends its join.
+fn joining(needs_reset: bool) -> Replica {
+    let mut replica = receiving();
+    replica.cx.config.needs_reset = needs_reset;
+    let offer = Offer {
+        attempt: 7,
+        stream: 70,
+        policy: String::new(),
+        machine: MachineWords::default(),
+        size: (16, 0),
+    };
+    replica.phase = Phase::Joining {
+        copy: CopyTarget::new(LEADER, &offer),
+    };
+    replica.cx.group.core.set_holds_state(false);
+    replica
+}
+
+/// The fear: the leader names the joiner in sync and dies, and the joiner, which still loads, drops the only guest.
+#[test]
+fn a_joiner_that_has_acknowledged_its_last_sync_keeps_its_guest() {
+    let mut replica = joining(false);
+    let view = replica.cx.group.view;
+    end(&mut replica, 0);
+    replica.on_follow(view, None);
+    assert_eq!(replica.role(), Role::Joining);
+    replica.follow_state_loaded();
+    assert_eq!(replica.role(), Role::Secondary);
+    let out = taken(&mut replica);
+    assert!(
+        !out.iter().any(|a| matches!(a, Action::KillGuest)),
+        "{out:?}"
+    );
+}
+
+/// Before that, or while devices that were reset once have another sync to come, nobody counts on it.
+#[test]
+fn a_joiner_before_its_last_acknowledgement_leaves() {
+    let mut replica = joining(false);
+    let view = replica.cx.group.view;
+    replica.on_follow(view, None);
+    assert_eq!(replica.role(), Role::Witness);
+    let mut replica = joining(true);
+    end(&mut replica, 0);
+    replica.on_follow(view, None);
+    assert_eq!(replica.role(), Role::Witness);
 }
 
 /// The bulk lane may be faster than the log.
