@@ -10,7 +10,8 @@
 //!   It ends one part, and the next one begins with that value.
 //! * **Long writes.** A request that TCP sent again may be under way for seconds, and no key rests meanwhile. Each value is
 //!   written once. So a write whose value was found took effect before the first answer that found it, and not before any
-//!   operation that had ended when that one began: else it would have been overwritten, and never found. Its time is narrowed to that.
+//!   operation that had ended when the last one that found it began: else it would have been overwritten, and never found. Its time is
+//!   narrowed to that, and an operation that found a value took effect after its write.
 //! * **Ambiguous operations.** One whose value nobody ever found is left out: if some order with it explains the history, so
 //!   does that order without it. One whose value was found goes into the part where it was found first. Before, it has not
 //!   taken effect or another write has hidden it; and it takes effect once.
@@ -196,7 +197,12 @@ impl Judge {
         mut initial: Option<u64>,
         mut operations: Vec<Operation>,
     ) -> Result<usize, Violation> {
-        narrow(&mut operations);
+        let key = operations.first().map(|it| it.key);
+        let all = std::mem::take(&mut self.open).into_iter();
+        let (mut open, others): (Vec<_>, Vec<_>) = all.partition(|it| Some(it.key) == key);
+        narrow(&mut operations, &mut open);
+        self.open = others;
+        self.open.append(&mut open);
         let mut longest = 0;
         for mut part in parts(operations) {
             longest = longest.max(part.len());
@@ -257,28 +263,47 @@ pub fn with_a_stale_read(history: &[Operation]) -> Option<Vec<Operation>> {
     None
 }
 
-/// Narrows the time of each write whose value was found to when it can have taken effect.
-fn narrow(operations: &mut [Operation]) {
+/// Narrows the time of each write whose value was found, and of its finders, to when they can have taken effect. `open`
+/// are ambiguous writes.
+///
+/// Each value is written once, so one that was overwritten is never found again. Hence a write took effect after every
+/// operation that had ended when some finder of its value began, and that did not find the value itself. And a finder
+/// took effect after the write.
+fn narrow(operations: &mut [Operation], open: &mut [Operation]) {
     let given = operations.to_vec();
-    for it in operations {
-        let (Some(value), Some((returned, answer))) = (it.action.writes(), it.answer) else {
+    let mut written_since: BTreeMap<u64, u64> = BTreeMap::new();
+    for it in operations.iter_mut().chain(open) {
+        let Some(value) = it.action.writes() else {
             continue;
         };
-        let finders = given.iter().filter(|other| other.found() == Some(value));
-        let Some(first) = finders.min_by_key(|finder| finder.returned_us()) else {
+        let finders = || given.iter().filter(|other| other.found() == Some(value));
+        let (Some(last), Some(first_answer)) = (
+            finders().map(|finder| finder.invoked_us).max(),
+            finders().filter_map(Operation::returned_us).min(),
+        ) else {
             continue;
         };
         let earlier = given.iter().filter(|other| {
-            let ended = other.returned_us().is_some_and(|at| at < first.invoked_us);
+            let ended = other.returned_us().is_some_and(|at| at < last);
             ended && other.found() != Some(value)
         });
         let since = earlier.map(|other| other.invoked_us).max();
         let from = it.invoked_us.max(since.unwrap_or(0));
-        let to = first.returned_us().map_or(returned, |at| at.min(returned));
+        let to = it
+            .returned_us()
+            .map_or(first_answer, |at| at.min(first_answer));
         // Otherwise nothing explains the history, which the search says with all its operations.
         if from <= to {
             it.invoked_us = from;
-            it.answer = Some((to, answer));
+            it.answer = it.answer.map(|(_, answer)| (to, answer));
+            written_since.insert(value, from);
+        }
+    }
+    for it in operations {
+        let written = it.found().and_then(|value| written_since.get(&value));
+        let from = it.invoked_us.max(written.copied().unwrap_or(0));
+        if it.returned_us().is_some_and(|to| from <= to) {
+            it.invoked_us = from;
         }
     }
 }
@@ -400,6 +425,28 @@ mod tests {
         let late = read(5, 9_200, 9_300, Some(1000));
         piece.push(late);
         assert!(!holds(&piece), "an older value came back");
+    }
+
+    /// Seen once: a read and a swap without an answer were under way for 7 s, and took effect together at its end.
+    #[test]
+    fn a_long_read_of_a_late_ambiguous_write_is_explained_in_time() {
+        let mut history = vec![
+            unanswered(65, 0, Swap(1)),
+            read(40, 4, 70_000, Some(1)),
+            swap(43, 70_500, 70_900, 9999, Some(1)),
+        ];
+        for round in 0..200u64 {
+            let (at, value) = (10 + 300 * round, 10 + 10 * round);
+            history.push(write(71, at, at + 100, value));
+            history.push(swap(72, at + 10, at + 110, value + 1, Some(value)));
+            history.push(read(73, at + 20, at + 120, Some(value + 1)));
+            history.push(read(71, at + 150, at + 170, Some(value + 1)));
+        }
+        let checked = Judge::whole(&history).unwrap();
+        assert!(checked.longest < 20, "{checked:?}");
+        // A second look at the value after it was overwritten is a violation.
+        history.push(read(44, 71_000, 71_100, Some(1)));
+        assert!(Judge::whole(&history).is_err());
     }
 
     #[test]
