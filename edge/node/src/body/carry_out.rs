@@ -91,6 +91,15 @@ impl Body {
     fn release(&mut self, slot: SyncNo, frames: &[Frame]) {
         let crash = self.crash_in_release(slot, frames.len());
         self.held.release(clock::now(), frames.len());
+        // The brain has looked at the lease, and this process may have stood still since. Frames that are dropped here
+        // are frames that a network loses.
+        if clock::now() >= self.replica.consensus_core().lease_until() {
+            tracing::debug!(
+                "the lease has run out: {} frames are not sent",
+                frames.len()
+            );
+            return;
+        }
         for frame in &frames[..crash.unwrap_or(frames.len())] {
             if !self.tap.write(frame) {
                 tracing::debug!("the TAP did not take a frame");
