@@ -72,7 +72,7 @@ impl Relayed {
         wire::encode_part(self, vec![MARK])
     }
 
-    /// What a record says; `None` if it is no such record, or is malformed.
+    /// Decodes a record; `None` if it is no such record, or is malformed.
     pub fn of_record(record: &[u8]) -> Option<Result<Self, wire::WireError>> {
         let (&MARK, body) = record.split_first()? else {
             return None;

@@ -90,10 +90,11 @@ impl Body {
 
     fn release(&mut self, slot: SyncNo, frames: &[Frame]) {
         let crash = self.crash_in_release(slot, frames.len());
-        self.held.release(clock::now(), frames.len());
+        let now = clock::now();
+        self.held.release(now, frames.len());
         // The brain has looked at the lease, and this process may have stood still since. Frames that are dropped here
         // are frames that a network loses.
-        if clock::now() >= self.replica.consensus_core().lease_until() {
+        if now >= self.replica.consensus_core().lease_until() {
             tracing::debug!(
                 "the lease has run out: {} frames are not sent",
                 frames.len()
@@ -261,8 +262,9 @@ impl Body {
                 tracing::error!("no replica holds the guest any more: see 'plover bootstrap'");
             }
         }
-        self.failover
-            .note(clock::now(), &note, self.replica.status().suspected_after);
+        self.failover.note(clock::now(), &note, || {
+            self.replica.status().suspected_after
+        });
         if self.trace.wants(&note) {
             self.trace.note(clock::now(), &note);
         }

@@ -28,13 +28,13 @@ pub(super) struct Failover {
 
 impl Failover {
     /// Takes a note of the brain.
-    pub fn note(&mut self, now: Micros, note: &Note, suspected_after: Micros) {
+    pub fn note(&mut self, now: Micros, note: &Note, suspected_after: impl FnOnce() -> Micros) {
         match note {
             Note::Suspected { .. } => {
                 let report = self
                     .noticed
                     .filter(|(at, how)| *how == Notice::Report && now.since(*at) < NOTICED_WITHIN);
-                self.noticed = report.or(Some((now, Notice::Silence(suspected_after))));
+                self.noticed = report.or(Some((now, Notice::Silence(suspected_after()))));
             }
             Note::DeathReported { .. } => self.noticed = Some((now, Notice::Report)),
             Note::Succeeds { .. } => self.noticed = Some((now, Notice::HandedOver)),
@@ -80,23 +80,23 @@ mod tests {
         let view = View(17);
         let mut failover = Failover::default();
         let span = Micros::from_ms(75);
-        failover.note(Micros::from_ms(1), &Note::Serving { view }, span);
+        failover.note(Micros::from_ms(1), &Note::Serving { view }, || span);
         assert_eq!(
             *failover.last(),
             Value::Null,
             "the first leader took over from nobody"
         );
-        failover.note(Micros::from_ms(100), &Note::Suspected { view }, span);
-        failover.note(Micros::from_ms(112), &Note::Elected { view }, span);
-        failover.note(Micros::from_ms(115), &Note::Serving { view }, span);
+        failover.note(Micros::from_ms(100), &Note::Suspected { view }, || span);
+        failover.note(Micros::from_ms(112), &Note::Elected { view }, || span);
+        failover.note(Micros::from_ms(115), &Note::Serving { view }, || span);
         let last = failover.last().clone();
         assert_eq!(last["how"], "silence");
         assert_eq!(last["noticed_us"], 75_000);
         assert_eq!(last["elected_us"], 12_000);
         assert_eq!(last["serving_us"], 3_000);
-        failover.note(Micros::from_ms(200), &Note::Succeeds { view }, span);
-        failover.note(Micros::from_ms(204), &Note::Elected { view }, span);
-        failover.note(Micros::from_ms(206), &Note::Serving { view }, span);
+        failover.note(Micros::from_ms(200), &Note::Succeeds { view }, || span);
+        failover.note(Micros::from_ms(204), &Note::Elected { view }, || span);
+        failover.note(Micros::from_ms(206), &Note::Serving { view }, || span);
         assert_eq!(failover.last()["how"], "handed over");
         assert_eq!(failover.last()["noticed_us"], Value::Null);
     }

@@ -1,4 +1,4 @@
-//! What an operator is told: notes, and the answers to `plover run status` and `plover run begin`.
+//! Messages for operators: notes, and the answers to `plover run status` and `plover run begin`.
 
 use super::Body;
 use crate::program::Program;

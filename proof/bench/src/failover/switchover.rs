@@ -66,7 +66,7 @@ pub(super) fn run(moves: u32) -> Result<()> {
     Ok(())
 }
 
-/// What clients saw.
+/// The clients' side of it.
 #[derive(Default)]
 struct Gaps {
     all: Sample,

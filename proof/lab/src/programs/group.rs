@@ -141,7 +141,7 @@ impl Group {
         self.dir.path().join(format!("log-{id}"))
     }
 
-    /// What a replica says of itself, if it runs.
+    /// A replica's own status, if it runs.
     pub fn status(&self, id: usize) -> Option<Value> {
         let run_dir = self.run_dir(id);
         let mut command = Command::new(&self.program);

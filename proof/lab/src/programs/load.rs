@@ -24,7 +24,7 @@ const KEY_FOR: Duration = Duration::from_millis(250);
 /// The pause of a register's client, so that a key has some dozens of operations.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// What the clients share.
+/// State that the clients share.
 #[derive(Debug)]
 pub struct Shared {
     subject: &'static dyn Subject,
@@ -36,7 +36,7 @@ pub struct Shared {
     pub history: Mutex<Vec<Operation>>,
 }
 
-/// What one writer has seen.
+/// The observations of one writer.
 #[derive(Clone, Debug, Default)]
 pub struct Written {
     pub acknowledged: Vec<(String, String)>,

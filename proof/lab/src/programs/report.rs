@@ -6,7 +6,7 @@ use std::fmt;
 /// A fault, and for how long clients had no answer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Gap {
-    /// What was done, and to which replica.
+    /// The fault, and the replica that it hit.
     pub fault: String,
     /// The longest time without an answer around it, in ms.
     pub ms: u64,

@@ -34,7 +34,7 @@ const CALM: Duration = Duration::from_secs(2);
 /// How long a fault lasts after another replica serves, or after it was done to a follower.
 const BROKEN_FOR: Duration = Duration::from_secs(2);
 
-/// What is done to a replica.
+/// A fault of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// All processes on its host are killed at once.
@@ -58,7 +58,7 @@ pub enum Role {
     Follower,
 }
 
-/// What is done in which order.
+/// The faults of a trial, in their order.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The faults.
