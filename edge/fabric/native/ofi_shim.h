@@ -17,7 +17,7 @@ struct plover_ofi_port;
 /* What a provider is like. */
 struct plover_ofi_traits {
     char name[64];          /* as it names itself, such as "tcp;ofi_rxm" */
-    uint64_t inject_bytes;  /* largest write whose buffer is free at once */
+    uint64_t inject_bytes;  /* largest write whose buffer is free at once; 0: none */
     uint64_t write_bytes;   /* largest write at all */
     uint64_t key_bytes;     /* width of a memory key */
     uint32_t immediate_bytes;

@@ -20,7 +20,7 @@ pub struct Port {
 pub struct Traits {
     /// As it names itself; ends with a zero.
     pub name: [u8; 64],
-    /// Largest write whose buffer is free at once.
+    /// Largest write that may be injected: its buffer is free at once. 0 if none may.
     pub inject_bytes: u64,
     /// Largest write at all.
     pub write_bytes: u64,

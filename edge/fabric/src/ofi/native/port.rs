@@ -49,7 +49,7 @@ pub struct Port {
     /// The memory that our writes are taken from.
     pub outbound: Mapping,
     // After the port: it is opened on the provider.
-    _provider: Arc<Provider>,
+    provider: Arc<Provider>,
 }
 
 // SAFETY: libfabric's objects are not bound to a thread, and all calls take `&mut self` or only
@@ -98,7 +98,7 @@ impl Port {
             raw,
             inbound,
             outbound,
-            _provider: Arc::clone(provider),
+            provider: Arc::clone(provider),
         };
         Ok((port, address))
     }
@@ -135,6 +135,9 @@ impl Port {
     /// Writes a few bytes that the provider copies at once. Never reports completion.
     pub fn inject(&mut self, run: Run) -> Result<Posted, NativeError> {
         self.check(run);
+        if run.bytes as u64 > self.provider.traits.inject_bytes {
+            return Ok(Posted::NoCall);
+        }
         // SAFETY: the port is open and the run lies within the outbound memory.
         let code = unsafe {
             ffi::plover_ofi_inject(
