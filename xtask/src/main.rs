@@ -7,6 +7,7 @@
 //! Exit codes: those of the program that was run; 2 when this machine lacks something, with a sentence
 //! that says what.
 
+mod failures;
 mod guest;
 mod lab;
 mod packages;
@@ -14,6 +15,7 @@ mod run;
 mod verify;
 
 use clap::{Parser, Subcommand};
+use failures::Failures;
 use packages::{
     BENCH, CONSENSUS, DISK, FSCK, GUEST, IMAGES, LAB, MORE_PROGRAMS, OFI, PROGRAMS, UEFI, WEB,
 };
@@ -186,16 +188,17 @@ fn run(task: Task) -> Result<ExitCode> {
                 guest::build(name)?;
             }
             // A run of everything includes what is off by default.
-            let ofi = !rest.arguments.is_empty() || test_ofi()?;
+            let mut failures = Failures::default();
+            let ofi = !rest.arguments.is_empty() || test_ofi(&mut failures)?;
             let workspace = Cargo::new("test")
                 .args((!some).then_some("--workspace"))
                 .args(["--no-fail-fast"])
-                .args(rest.arguments);
-            if ofi {
-                return workspace.become_it();
+                .args(rest.arguments)
+                .watched(&mut failures)?;
+            if workspace && ofi {
+                return Ok(ExitCode::SUCCESS);
             }
-            workspace.succeeds()?;
-            eprintln!("x: the tests of the feature `ofi` failed: see above");
+            failures.repeat();
             Ok(ExitCode::FAILURE)
         }
         Task::Verify => verify::all(),
@@ -246,7 +249,7 @@ fn needs_more_programs(arguments: &[OsString]) -> bool {
 
 /// Builds and tests the fabric over libfabric, whose package not every system has. Returns `false` if a
 /// test failed. Without the package, the tests are left out.
-fn test_ofi() -> Result<bool> {
+fn test_ofi(failures: &mut Failures) -> Result<bool> {
     if let Err(error) = packages::ensure(&[OFI]) {
         eprintln!("x: the feature `ofi` is left out: {error:#}");
         return Ok(true);
@@ -254,11 +257,11 @@ fn test_ofi() -> Result<bool> {
     // Only the program's unit tests: the other tests start the program without the feature.
     let built = Cargo::new("test")
         .args(["-p", "plover", "--features", "ofi", "--bin", "plover"])
-        .succeeds()?;
+        .watched(failures)?;
     let tested = Cargo::new("test")
         .args(["-p", "plover-fabric", "--features", "ofi"])
         .args(["--no-fail-fast", "--lib", "--test", "fabrics", "--", "ofi"])
-        .succeeds()?;
+        .watched(failures)?;
     Ok(built && tested)
 }
 

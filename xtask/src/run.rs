@@ -1,5 +1,6 @@
 //! Starting other programs, and becoming them.
 
+use crate::failures::Failures;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -88,6 +89,11 @@ impl Cargo {
     pub(crate) fn become_it(mut self) -> Result<ExitCode> {
         let error = self.0.exec();
         Err(error).context("cannot run cargo")
+    }
+
+    /// Runs tests and waits. `false` if one failed; `failures` knows which.
+    pub(crate) fn watched(mut self, failures: &mut Failures) -> Result<bool> {
+        failures.watch(&mut self.0)
     }
 
     /// Runs it and waits. `false` if it failed; it has then said why.
