@@ -3,7 +3,7 @@
 //! Elsewhere faults are short and come together, so the clients may wait for the end of a fault. Here the
 //! group has to get along with it.
 
-use crate::faults::{Kind, Victim};
+use crate::faults::{Fault, Kind, Victim};
 use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
 use crate::world::World;
@@ -15,8 +15,14 @@ const ALONE_STREAM: u64 = 34;
 /// The part of the seeds whose faults strike alone.
 const CHANCE: f64 = 0.08;
 
-/// The clients are answered again within this time of a fault.
-pub(crate) const SERVED_WITHIN: Micros = Micros(4_000_000);
+/// The clients are answered again within this time of `fault`.
+pub(crate) fn served_within(fault: Fault) -> Micros {
+    Micros::from_ms(match fault {
+        // Every sync waits for the secondary's disk, here 40 times slower, and an answer for up to two syncs.
+        Fault::SlowDisk(_) => 8000,
+        _ => 4000,
+    })
+}
 
 /// For how long faults come.
 pub(crate) const SPAN: Micros = Micros(20_000_000);
@@ -55,11 +61,10 @@ impl World {
         ]);
         let anyone = rng.pick(&self.scenario.members);
         let fault = self.aim_at(kind, victim, anyone);
-        let rest = Micros(1_000_000);
-        self.strike(fault, Some(SERVED_WITHIN + rest));
-        self.plan
-            .after(SERVED_WITHIN + rest + rest, Happening::Next);
-        let half = Micros(SERVED_WITHIN.0 / 2);
+        let (within, rest) = (served_within(fault), Micros(1_000_000));
+        self.strike(fault, Some(within + rest));
+        self.plan.after(within + rest + rest, Happening::Next);
+        let half = Micros(within.0 / 2);
         self.plan.after(half, Happening::CountReplies(half));
     }
 

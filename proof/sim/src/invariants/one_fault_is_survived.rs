@@ -8,7 +8,7 @@
 //! Where faults strike alone and last ([`crate::alone`]), the clients must be answered again within a bounded time.
 
 use super::{Check, Violation};
-use crate::alone::SERVED_WITHIN;
+use crate::alone::served_within;
 use crate::faults::Fault;
 use plover_types::ReplicaId;
 use std::collections::BTreeSet;
@@ -100,7 +100,7 @@ impl OneFault {
         match self.only {
             Some(Some(fault)) => Err(violation(format!(
                 "{fault:?} alone, and {} s later no client is answered",
-                SERVED_WITHIN.0 / 1_000_000
+                served_within(fault).0 / 1_000_000
             ))),
             Some(None) | None => Ok(()),
         }
