@@ -159,7 +159,7 @@ impl Lab {
             .filter(|process| wanted(process) && process.signal(signal))
             .count();
         if reached == 0 {
-            bail!("replica {id} is down: nothing runs there");
+            return Err(NothingThere(id).into());
         }
         Ok(began_us)
     }
@@ -175,6 +175,11 @@ impl Lab {
         })
     }
 }
+
+/// No process runs on a replica's host that the fault could hit.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("replica {0} has no process that this fault could hit")]
+pub struct NothingThere(pub u8);
 
 /// Waits until a search for processes finds none.
 pub(crate) fn wait_until_gone(mut find: impl FnMut() -> Vec<Process>) -> Result<()> {

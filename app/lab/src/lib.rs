@@ -80,5 +80,5 @@ pub mod status;
 pub mod trace;
 pub mod up;
 
-pub use fault::{Fault, Target};
+pub use fault::{Fault, NothingThere, Target};
 pub use lab::Lab;

@@ -12,7 +12,7 @@ use plover_lab::progress::Progress;
 use plover_lab::state::{LabDir, LabName};
 use plover_lab::status::LabStatus;
 use plover_lab::trace::now_us;
-use plover_lab::{Fault, Lab};
+use plover_lab::{Fault, Lab, NothingThere};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -133,23 +133,27 @@ impl Hosts {
                 .map(|it| (*it).into())
                 .collect();
             let network = lab.topology();
-            match strike.kind {
-                Kind::Kill => lab.fault(Fault::Kill, id).map(drop)?,
-                Kind::Crash => lab.fault(Fault::Crash, id).map(drop)?,
-                Kind::Stop => lab.fault(Fault::Stop, id).map(drop)?,
-                Kind::HangQemu => lab.fault(Fault::Hang, id).map(drop)?,
-                Kind::HangDisk => self.hosts[usize::from(id)].disk.freeze()?,
-                Kind::FillState => self.fill(id)?,
-                Kind::Cut | Kind::Flap { .. } => {
-                    lab.fault(Fault::Cut { from: None }, id).map(drop)?
-                }
+            let done = match strike.kind {
+                Kind::Kill => lab.fault(Fault::Kill, id).map(drop),
+                Kind::Crash => lab.fault(Fault::Crash, id).map(drop),
+                Kind::Stop => lab.fault(Fault::Stop, id).map(drop),
+                Kind::HangQemu => lab.fault(Fault::Hang, id).map(drop),
+                Kind::HangDisk => self.hosts[usize::from(id)].disk.freeze(),
+                Kind::FillState => self.fill(id),
+                Kind::Cut | Kind::Flap { .. } => lab.fault(Fault::Cut { from: None }, id).map(drop),
                 Kind::CutFrom(peer) => {
                     let from = Some(id_of(peer));
-                    lab.fault(Fault::Cut { from }, id)?;
+                    lab.fault(Fault::Cut { from }, id).map(drop)
                 }
-                Kind::OneWay(peer) => network.cut_one_way(id.into(), &[id_of(peer).into()])?,
-                Kind::Mute => network.cut_one_way(id.into(), &peers)?,
-                Kind::Unplug => lab.fault(Fault::Unplug, id).map(drop)?,
+                Kind::OneWay(peer) => network.cut_one_way(id.into(), &[id_of(peer).into()]),
+                Kind::Mute => network.cut_one_way(id.into(), &peers),
+                Kind::Unplug => lab.fault(Fault::Unplug, id).map(drop),
+            };
+            match done {
+                // What came before has ended it: a secondary that was cut off has given up its guest.
+                Err(error)
+                    if error.is::<NothingThere>() && (step.reboot || step.strikes.len() > 1) => {}
+                done => done?,
             }
             struck.push(Struck {
                 strike: *strike,

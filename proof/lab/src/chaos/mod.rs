@@ -276,6 +276,7 @@ impl Chaos {
         self.piece.extend(reads);
         match self.judge.close(&self.piece, values) {
             Ok(checked) => {
+                self.piece.clear();
                 self.checked = self.checked.and(checked);
                 Ok(checked.answered)
             }
