@@ -1,9 +1,8 @@
 //! Whether what clients saw is linearizable: each operation took effect at one moment between its request and
 //! its answer, as if there were one guest that never failed.
 //!
-//! `stateright` searches an order that explains a key's history. Its search is exhaustive, keeps nothing in mind, and
-//! copies the history at each step, so it takes some dozen operations and no more. Histories are cut therefore, and no cut
-//! changes the verdict:
+//! A search ([`crate::search`]) finds an order that explains a key's history. It takes some dozen operations and no more.
+//! Histories are cut therefore, and no cut changes the verdict:
 //!
 //! * **By key.** A history is linearizable if each key's part is (Herlihy and Wing, 1990, section 3.1).
 //! * **Where a key rests.** If an operation overlaps no other one of its key, its own answer says what the register holds then.
@@ -25,36 +24,9 @@
 //! A test compares this with the search over whole histories, on random ones.
 
 use crate::history::{Action, Answer, Key, Operation};
-use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
+use crate::search::{Register, search};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::mpsc;
-use std::time::Duration;
-
-/// A search that has found no order and has not tried all of them after this time has failed. A part that is
-/// explained takes microseconds.
-const SEARCH_WITHIN: Duration = Duration::from_secs(30);
-
-/// Each operation of a part is a call on the searching thread's stack.
-const STACK_BYTES: usize = 256 << 20;
-
-/// What a key of Redis does: the specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Register(Option<u64>);
-
-impl SequentialSpec for Register {
-    type Op = Action;
-    type Ret = Answer;
-
-    fn invoke(&mut self, action: &Action) -> Answer {
-        let before = self.0;
-        self.0 = action.writes().or(before);
-        match action {
-            Action::Write(_) => Answer::Done,
-            Action::Read | Action::Swap(_) => Answer::Found(before),
-        }
-    }
-}
 
 /// What was checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -331,45 +303,13 @@ fn parts(mut operations: Vec<Operation>) -> Vec<Vec<Operation>> {
     parts
 }
 
-/// Whether some order explains the operations; `None` if none was found in time.
-fn search(initial: Register, operations: &[Operation]) -> Option<bool> {
-    let tester = tester(initial, operations);
-    let (answer, answers) = mpsc::channel();
-    // Not scoped: a search that takes too long is left alone, and ends with the process.
-    let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-    let thread = thread.spawn(move || answer.send(tester.is_consistent()));
-    thread.ok()?;
-    answers.recv_timeout(SEARCH_WITHIN).ok()
-}
-
-/// The operations as `stateright` takes them: one after the other, in the order of time.
-fn tester(initial: Register, operations: &[Operation]) -> LinearizabilityTester<u64, Register> {
-    // At the same µs, an operation begins before another one ends: then they overlap, which forbids less.
-    let mut moments: Vec<(u64, bool, &Operation)> = Vec::new();
-    for operation in operations {
-        moments.push((operation.invoked_us, false, operation));
-        if let Some(at) = operation.returned_us() {
-            moments.push((at, true, operation));
-        }
-    }
-    moments.sort_by_key(|(at, is_answer, _)| (*at, *is_answer));
-    let mut tester = LinearizabilityTester::new(initial);
-    for (_, is_answer, operation) in moments {
-        let client = operation.client;
-        let noted = match operation.answer {
-            Some((_, answer)) if is_answer => tester.on_return(client, answer),
-            _ => tester.on_invoke(client, operation.action),
-        };
-        noted.expect("one operation at a time for each client");
-    }
-    tester
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::search;
     use Action::{Read, Swap, Write};
     use plover_types::SplitMix64;
+    use stateright::semantics::{ConsistencyTester, SequentialSpec};
 
     const KEY: Key = 3;
 
@@ -605,7 +545,9 @@ mod tests {
         let mut verdicts = [0, 0];
         for round in 0..3000 {
             let history = random_history(&mut random, if round % 2 == 0 { 0 } else { 30 });
-            let whole = tester(Register(None), &history).is_consistent();
+            let whole = search::tester(Register(None), &history).is_consistent();
+            let found = search::remembering(Register(None), &history);
+            assert_eq!(found, Some(whole), "{history:#?}");
             assert_eq!(holds(&history), whole, "{history:#?}");
             assert!(whole || round % 2 == 1, "{history:#?}");
             verdicts[usize::from(whole)] += 1;

@@ -13,7 +13,7 @@
 //!
 //! * `registers` is the state machine, `replica` the process that runs it.
 //! * `cluster` starts, kills, stops and cuts off replicas, and waits until they are back.
-//! * `clients` read and write, and record the `history`; `check` checks it. `./x chaos` uses both for the
+//! * `clients` read and write, and record the `history`; `check` cuts it and `search` explains it. `./x chaos` uses both for the
 //!   clients of a protected guest.
 //!
 //! ```
@@ -40,3 +40,4 @@ pub mod history;
 pub mod registers;
 pub mod replica;
 pub mod run;
+mod search;
