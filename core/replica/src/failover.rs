@@ -106,6 +106,9 @@ impl Replica {
         }
         self.cx.guest.taken = self.cx.guest.taken.max(base);
         self.record_in_sync(in_sync, base);
+        if in_sync.len() > 1 {
+            self.leave_if_passed_over();
+        }
         self.leave_if_out();
     }
 
@@ -116,6 +119,9 @@ impl Replica {
         self.record_in_sync(set, at);
         if let Some((leader, _)) = self.leading() {
             leader.proposed.take_if(|proposed| *proposed == set);
+        }
+        if set.len() > 1 {
+            self.leave_if_passed_over();
         }
         self.leave_if_out();
         self.stay_in_step(viewstamp);

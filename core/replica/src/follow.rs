@@ -26,6 +26,7 @@
 mod checkpoint;
 mod going_forward;
 mod hashing;
+mod join_end;
 mod resetting;
 #[cfg(test)]
 mod tests;
@@ -35,7 +36,6 @@ use self::resetting::Aside;
 use crate::api::{Action, Note, Role};
 use crate::guest::{Cut, Input, Power};
 use crate::jobs::Job;
-use crate::phase::Phase;
 use crate::replica::Replica;
 use plover_matching::Translation;
 use plover_syncvm::message::Body;
@@ -162,6 +162,7 @@ impl Replica {
                     leader.reach_cut(cx, sync);
                 }
             }
+            Role::Secondary | Role::Joining if self.leave_if_passed_over() => {}
             Role::Secondary => {
                 // A syncvm without its end mark was given up by the leader.
                 self.abort_follow("the leader has begun another one");
@@ -188,17 +189,6 @@ impl Replica {
             }
             _ => {}
         }
-    }
-
-    /// Whether this joiner has acknowledged the syncvm that ends its join, and only loads it yet. The log may name it in
-    /// sync by now, and its leader may be dead: then its guest is the only one.
-    pub(crate) fn counts_once_loaded(&self) -> bool {
-        let is_last = match &self.phase {
-            Phase::Joining { copy } => copy.has_state || !self.cx.config.needs_reset,
-            _ => false,
-        };
-        let follow = self.follow.as_ref();
-        is_last && follow.is_some_and(|follow| matches!(follow.stage, Stage::Loading(_)))
     }
 
     /// This side's part of a syncvm begins.

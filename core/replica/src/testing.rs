@@ -47,8 +47,19 @@ pub(crate) fn sent_to_leader(replica: &Replica) -> Vec<Body> {
     bodies.map(|message| message.body).collect()
 }
 
-/// A secondary that follows [`LEADER`]; its guest runs.
+/// A secondary that follows [`LEADER`] and that the log has named in sync; its guest runs.
 pub(crate) fn secondary(policy: Policy) -> Replica {
+    let mut replica = new_secondary(policy);
+    if let Phase::Secondary(secondary) = &mut replica.phase {
+        secondary.is_agreed = true;
+    }
+    let me = replica.cx.config.me;
+    replica.cx.group.in_sync = ReplicaSet::of([LEADER, me]);
+    replica
+}
+
+/// One that has just joined: the log does not name it yet.
+pub(crate) fn new_secondary(policy: Policy) -> Replica {
     let mut replica = witness(policy, Warm::Full);
     let secondary = Secondary::new(Micros(1));
     replica.phase = Phase::Secondary(Box::new(secondary));

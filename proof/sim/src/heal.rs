@@ -18,8 +18,8 @@ const OPERATOR_LOOKS_EVERY: Micros = Micros(150_000);
 const OPERATOR_WAITS: Micros = Micros(3_000_000);
 
 impl World {
-    /// Whether all processes run, nobody waits for a copy that does not come, and a leader serves with a guest that
-    /// each member of the in-sync set really holds.
+    /// Whether all processes run, nobody waits for a copy that does not come or runs a guest that counts for nothing,
+    /// and a leader serves with a guest that each member of the in-sync set really holds.
     pub(crate) fn is_whole(&self) -> bool {
         let up = self
             .processes
@@ -43,7 +43,11 @@ impl World {
         let joins = self
             .running()
             .any(|(_, r)| r.status().role == Role::Joining);
-        up && protected && !joins
+        let strays = self.running().any(|(who, replica)| {
+            let status = replica.status();
+            status.role == Role::Secondary && !status.in_sync.contains(who)
+        });
+        up && protected && !joins && !strays
     }
 
     /// Every fault ends.

@@ -1,10 +1,10 @@
 //! The role of a replica after the leader changes, the guest dies, or the in-sync set goes on without it.
 
 use crate::api::{Action, Role};
-use crate::testing::{LEADER, leader, secondary, sent_to_leader, taken};
+use crate::testing::{LEADER, leader, new_secondary, secondary, sent_to_leader, taken};
 use plover_policy::VSMR;
 use plover_syncvm::message::Body;
-use plover_types::{Index, ReplicaId, ReplicaSet, View, Viewstamp};
+use plover_types::{Index, ReplicaId, ReplicaSet, SyncNo, View, Viewstamp};
 
 fn kills(actions: &[Action]) -> bool {
     actions.iter().any(|a| matches!(a, Action::KillGuest))
@@ -48,10 +48,10 @@ fn a_secondary_whose_guest_dies_says_so_and_votes_on() {
     assert!(matches!(&sent[..], [Body::GuestLost { .. }]), "{sent:?}");
 }
 
-/// Sets that are older than its joining do not name it yet.
+/// A leader that has lost the secondary that this one is to replace says first that it is alone.
 #[test]
-fn a_new_secondary_outlives_older_sets_and_not_newer_ones() {
-    let mut replica = secondary(VSMR.policy);
+fn a_new_secondary_outlives_sets_before_the_one_that_names_it() {
+    let mut replica = new_secondary(VSMR.policy);
     let me = replica.cx.config.me;
     replica.on_in_sync(ReplicaSet::of([LEADER]), at(5));
     assert_eq!(replica.role(), Role::Secondary);
@@ -59,6 +59,28 @@ fn a_new_secondary_outlives_older_sets_and_not_newer_ones() {
     replica.on_in_sync(ReplicaSet::of([LEADER]), at(7));
     assert_eq!(replica.role(), Role::Witness);
     assert!(kills(&taken(&mut replica)));
+}
+
+/// Its acknowledgement came too late: the leader has given its join up and goes on, with another replica or alone.
+#[test]
+fn a_new_secondary_goes_when_the_leader_has_gone_on_without_it() {
+    let me = new_secondary(VSMR.policy).cx.config.me;
+    let other = ReplicaId(7);
+    for (set, role) in [
+        (vec![LEADER, other], Role::Witness),
+        (vec![LEADER], Role::Secondary),
+        (vec![LEADER, me], Role::Secondary),
+    ] {
+        let mut replica = new_secondary(VSMR.policy);
+        replica.on_in_sync(ReplicaSet::of(set), at(5));
+        assert_eq!(replica.role(), role);
+        // The leader's next syncvm.
+        replica.cx.group.view = View::NONE;
+        replica.on_syncvm_entry(SyncNo(3), at(6));
+        let is_named = replica.cx.group.in_sync.contains(me);
+        assert_eq!(replica.role() == Role::Secondary, is_named);
+        assert_eq!(kills(&taken(&mut replica)), !is_named);
+    }
 }
 
 #[test]

@@ -19,8 +19,9 @@ pub(crate) use self::report::window;
 /// The data that exists only while a replica is secondary.
 #[derive(Debug)]
 pub(crate) struct Secondary {
-    /// The in-sync set that names it is agreed: the next one without it is meant. Before, sets in the log
-    /// that are older than its joining must not make it drop its guest.
+    /// The in-sync set that names it is agreed: the next one without it is meant. Before that, a set of the leader
+    /// alone may come, which has lost the secondary that this replica is to replace. See also
+    /// [`crate::follow::join_end`].
     pub is_agreed: bool,
     /// Its report of this slot's outputs, where they are compared.
     pub report: Option<OutputReport>,

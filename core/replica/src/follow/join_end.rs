@@ -1,0 +1,55 @@
+//! The end of a join, as the joiner sees it: the syncvm that it takes for the last one may be one that the leader has
+//! given up.
+//!
+//! ```text
+//!  leader                         joiner
+//!  end mark ────────────────────▶ Ack, load, run: a secondary
+//!      ◀──── Ack, in time ───────
+//!  in-sync set = both (the log) ▶ agreed
+//!
+//!  end mark ────────────────────▶ Ack, load, run: a secondary
+//!  gives the join up      ✂ Ack
+//!  goes on with another one ────▶ in-sync set of two others, or a syncvm before any set that names it: it leaves
+//! ```
+
+use super::{FollowSync, Stage};
+use crate::phase::Phase;
+use crate::replica::Replica;
+
+impl Replica {
+    /// Whether this joiner has acknowledged the syncvm that ends its join, and only loads it yet. The log may name it in
+    /// sync by now, and its leader may be dead: then its guest is the only one.
+    pub(crate) fn counts_once_loaded(&self) -> bool {
+        let follow = self.follow.as_ref();
+        let is_loading = follow.is_some_and(|follow| matches!(follow.stage, Stage::Loading(_)));
+        is_loading && self.ends_its_join()
+    }
+
+    /// Whether the syncvm that a joiner takes part in ends its join: no second one, for a reset, comes.
+    fn ends_its_join(&self) -> bool {
+        match &self.phase {
+            Phase::Joining { copy } => copy.has_state || !self.cx.config.needs_reset,
+            _ => false,
+        }
+    }
+
+    /// The log goes on in a way that shows that the leader has given the join of this replica up: with a set of two
+    /// others, or with a syncvm although no set has named it. Returns whether this replica had taken the join for
+    /// complete; its guest is given up then.
+    pub(crate) fn leave_if_passed_over(&mut self) -> bool {
+        if self.cx.group.in_sync.contains(self.cx.config.me) {
+            return false;
+        }
+        let follow = self.follow.as_ref();
+        let has_all = follow.is_some_and(FollowSync::is_past_the_end_mark);
+        match &self.phase {
+            Phase::Secondary(secondary) if !secondary.is_agreed => {
+                self.drop_guest();
+                self.become_witness();
+            }
+            Phase::Joining { .. } if has_all && self.ends_its_join() => self.leave_join(),
+            _ => return false,
+        }
+        true
+    }
+}
