@@ -1,6 +1,6 @@
 //! The guest's clients and the bridge that leads to it.
 //!
-//! A client sends a request, repeats it until it is answered, and counts each reply. The bridge
+//! A client sends a request, repeats it until it is answered, more and more rarely as TCP does, and counts each reply. The bridge
 //! sends its frames to the replica from which the guest's last announcement or reply came. The
 //! bridge may be slow to learn that.
 
@@ -11,9 +11,14 @@ use crate::schedule::{Happening, Schedule};
 use crate::spoken::{CONNECTIONS_MAX, Spoken};
 use plover_types::{Frame, Micros, ReplicaId};
 
+/// How many times its habit a client waits at most before it repeats a request.
+const PATIENCE_MAX: u64 = 8;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Client {
     request: u32,
+    /// How many times its habit it waits for an answer now.
+    patience: u64,
     asked_at: Micros,
     waiting: bool,
     connection: u8,
@@ -96,6 +101,7 @@ impl Clients {
     pub fn ask(&mut self, client: u8, plan: &mut Schedule) -> Vec<Frame> {
         let state = &mut self.clients[usize::from(client)];
         state.request += 1;
+        state.patience = 1;
         state.waiting = true;
         state.asked_at = plan.now();
         let request = state.request;
@@ -115,12 +121,17 @@ impl Clients {
 
     /// A client's patience is over; returns the question again if it is still open.
     pub fn ask_again(&mut self, client: u8, request: u32, plan: &mut Schedule) -> Vec<Frame> {
-        let state = self.clients[usize::from(client)];
+        let state = &mut self.clients[usize::from(client)];
         if !state.waiting || state.request != request {
             return Vec::new();
         }
+        state.patience = (state.patience * 2).min(PATIENCE_MAX);
+        let times = state.patience;
         let patience = self.rng.micros(self.habits.patience);
-        plan.after(patience, Happening::AskAgain(client, request));
+        plan.after(
+            Micros(patience.0 * times),
+            Happening::AskAgain(client, request),
+        );
         vec![self.frame(client, request)]
     }
 
