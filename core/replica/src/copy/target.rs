@@ -20,7 +20,7 @@ use plover_types::{Digest, MachineWords, PageNo, ReplicaId};
 pub(crate) struct CopyTarget {
     /// The replica that sends its pages.
     pub source: ReplicaId,
-    attempt: u64,
+    pub attempt: u64,
     /// The stream that was offered last.
     offered: u64,
     /// The machine that the source's hypervisor has made.
@@ -59,12 +59,12 @@ impl CopyTarget {
         }
     }
 
-    /// The stream is offered anew, by this source or another.
     /// Whether it is this opening.
     pub fn is_of(&self, from: ReplicaId, attempt: u64) -> bool {
         self.source == from && self.attempt == attempt
     }
 
+    /// The stream is offered anew, by this source or another.
     fn is_offered(&mut self, source: ReplicaId, offer: &Offer) {
         self.source = source;
         self.attempt = offer.attempt;

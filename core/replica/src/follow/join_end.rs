@@ -1,5 +1,5 @@
-//! The end of a join, as the joiner sees it: the syncvm that it takes for the last one may be one that the leader has
-//! given up.
+//! The end of a join, as the joiner sees it. The syncvm that it takes for the last one may be one that the leader has
+//! given up, and the message that says so may be lost.
 //!
 //! ```text
 //!  leader                         joiner
@@ -15,6 +15,7 @@
 use super::{FollowSync, Stage};
 use crate::phase::Phase;
 use crate::replica::Replica;
+use plover_syncvm::message::Body;
 
 impl Replica {
     /// Whether this joiner has acknowledged the syncvm that ends its join, and only loads it yet. The log may name it in
@@ -33,9 +34,24 @@ impl Replica {
         }
     }
 
-    /// The log goes on in a way that shows that the leader has given the join of this replica up: with a set of two
-    /// others, or with a syncvm although no set has named it. Returns whether this replica had taken the join for
-    /// complete; its guest is given up then.
+    /// The log names two others in sync: whatever this replica joins, or has joined and is not named for yet, is over.
+    /// The message that said so was lost, or the acknowledgement of the last syncvm came too late.
+    pub(crate) fn leave_to_others(&mut self) {
+        match &self.phase {
+            Phase::Joining { copy } => {
+                let (source, attempt) = (copy.source, copy.attempt);
+                let why = "the log names two others in sync".to_string();
+                self.cx.send_bulk(source, Body::CopyFailed { attempt, why });
+                self.leave_join();
+            }
+            _ => {
+                self.leave_if_passed_over();
+            }
+        }
+    }
+
+    /// The leader begins its next syncvm. If this replica has taken its join for complete and no set has named it, the
+    /// leader has given the join up. Returns whether that is so; this replica's guest is given up then.
     pub(crate) fn leave_if_passed_over(&mut self) -> bool {
         if self.cx.group.in_sync.contains(self.cx.config.me) {
             return false;

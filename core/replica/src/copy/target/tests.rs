@@ -7,7 +7,9 @@ use crate::testing::{LEADER, sent_to_leader, witness};
 use plover_policy::{Policy, Preset, VSMR};
 use plover_syncvm::chunk::ChunkWriter;
 use plover_syncvm::message::{Body, CopyPurpose};
-use plover_types::{MachineWords, Micros, PAGE_BYTES, PageNo, ReplicaId};
+use plover_types::{
+    Index, MachineWords, Micros, PAGE_BYTES, PageNo, ReplicaId, ReplicaSet, View, Viewstamp,
+};
 
 fn machine(needed: &str, wanted: &str) -> MachineWords {
     MachineWords {
@@ -178,4 +180,22 @@ fn a_witness_that_is_to_keep_nothing_refuses() {
         panic!("{said:?}");
     };
     assert!(why.contains("warm_witness"), "{why}");
+}
+
+/// The word that the leader has given the attempt up was lost, and it has taken another replica.
+#[test]
+fn a_joiner_leaves_when_two_others_are_in_sync() {
+    let mut replica = started(Warm::Full, CopyPurpose::Join, LEADER);
+    let (view, index) = (View::NONE, Index(5));
+    replica.on_in_sync(
+        ReplicaSet::of([LEADER, ReplicaId(2)]),
+        Viewstamp { view, index },
+    );
+    assert_eq!(replica.role(), Role::Witness);
+    let said = sent_to_leader(&replica);
+    let last = said.last();
+    assert!(
+        matches!(last, Some(Body::CopyFailed { attempt: 7, .. })),
+        "{said:?}"
+    );
 }
