@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 /// Lines of a failed test's output that are repeated, from its end.
-const LINES_MAX: usize = 60;
+const LINES_MAX: usize = 100;
 
 /// The failures of one or more runs of `cargo test`.
 #[derive(Debug, Default)]
