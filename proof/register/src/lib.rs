@@ -36,6 +36,7 @@
 pub mod check;
 pub mod clients;
 pub mod cluster;
+mod cut;
 pub mod history;
 pub mod registers;
 pub mod replica;
