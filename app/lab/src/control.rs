@@ -4,12 +4,16 @@
 //! loop, so one that does not answer within a second or so is stopped, overloaded or gone.
 
 use plover_node::newest::DiskCopy;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a daemon may take to answer. Its loop turns in milliseconds; the rest is for a
 /// machine that is short of processors.
@@ -49,12 +53,21 @@ pub enum ControlError {
 #[derive(Clone, Debug)]
 pub struct Control {
     path: PathBuf,
+    within: Duration,
 }
 
 impl Control {
     /// The daemon that listens on the socket at `path`.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self {
+            path: path.into(),
+            within: ANSWER_WITHIN,
+        }
+    }
+
+    /// The same daemon, waited for this long: from the connection to the end of the answer.
+    pub fn within(self, within: Duration) -> Self {
+        Self { within, ..self }
     }
 
     /// The daemon whose run directory is `run_dir`.
@@ -93,31 +106,36 @@ impl Control {
     }
 
     fn ask(&self, request: &Value) -> Result<(UnixStream, Value), ControlError> {
-        let absent = |source| ControlError::Absent {
-            path: self.path.clone(),
-            source,
-        };
-        let mut stream = UnixStream::connect(&self.path).map_err(absent)?;
-        stream
-            .set_read_timeout(Some(ANSWER_WITHIN))
-            .map_err(absent)?;
-        stream
-            .set_write_timeout(Some(ANSWER_WITHIN))
-            .map_err(absent)?;
-        writeln!(stream, "{request}").map_err(|error| self.garbled(error))?;
-        // Unbuffered: the bytes after the line belong to the caller, who gets the stream.
-        let line = read_line(&stream).map_err(|error| match error.kind() {
+        let deadline = Instant::now() + self.within;
+        let mut stream = open(&self.path, self.within).map_err(|source| {
+            self.unheard(source, |source| ControlError::Absent {
+                path: self.path.clone(),
+                source,
+            })
+        })?;
+        let broken = |error| self.unheard(error, |error| self.garbled(error));
+        writeln!(stream, "{request}").map_err(broken)?;
+        let line = read_line(&mut stream, deadline).map_err(broken)?;
+        let answer: Value = serde_json::from_str(&line).map_err(|error| self.garbled(error))?;
+        match answer.get("error").and_then(Value::as_str) {
+            Some(error) => Err(ControlError::Refused(error.to_owned())),
+            None => Ok((stream, answer)),
+        }
+    }
+
+    /// A daemon that has not spoken in time, or `otherwise`.
+    fn unheard(
+        &self,
+        error: io::Error,
+        otherwise: impl FnOnce(io::Error) -> ControlError,
+    ) -> ControlError {
+        match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::UnexpectedEof => {
                 ControlError::Silent {
                     path: self.path.clone(),
                 }
             }
-            _ => self.garbled(error),
-        })?;
-        let answer: Value = serde_json::from_str(&line).map_err(|error| self.garbled(error))?;
-        match answer.get("error").and_then(Value::as_str) {
-            Some(error) => Err(ControlError::Refused(error.to_owned())),
-            None => Ok((stream, answer)),
+            _ => otherwise(error),
         }
     }
 
@@ -129,16 +147,40 @@ impl Control {
     }
 }
 
-fn read_line(stream: &UnixStream) -> std::io::Result<String> {
-    let mut line = String::new();
-    // A buffer of one byte never holds anything back.
-    BufReader::with_capacity(1, stream).read_line(&mut line)?;
+/// Connects, and lets no write block for longer than `within`. A daemon that stands still accepts nothing.
+/// When so many connections wait for it that the kernel takes no more, connecting blocks as well.
+fn open(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    set_socket_timeout(&socket, Timeout::Send, Some(within))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+/// Reads a line, and nothing behind it: those bytes belong to the caller, who gets the stream.
+fn read_line(stream: &mut UnixStream, deadline: Instant) -> io::Result<String> {
+    let (mut line, mut part) = (Vec::new(), [0u8; 4096]);
     // A daemon that dies while it answers leaves half a line.
-    if line.ends_with('\n') {
-        Ok(line)
-    } else {
-        Err(ErrorKind::UnexpectedEof.into())
+    while line.last() != Some(&b'\n') {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let (there, _) = recv(&*stream, &mut part, RecvFlags::PEEK)?;
+        if there == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let end = part[..there].iter().position(|byte| *byte == b'\n');
+        let part = &mut part[..end.map_or(there, |end| end + 1)];
+        stream.read_exact(part)?;
+        line.extend_from_slice(part);
     }
+    String::from_utf8(line).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
 /// A daemon's status, as far as the lab uses it. Fields that a daemon does not send have their defaults,
@@ -253,7 +295,6 @@ pub(crate) fn says(said: &serde_json::Map<String, Value>, key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
     use std::os::unix::net::UnixListener;
     use std::thread::JoinHandle;
 
@@ -265,7 +306,8 @@ mod tests {
         let control = Control::at(&path);
         let thread = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let line = read_line(&stream).unwrap();
+            let deadline = Instant::now() + ANSWER_WITHIN;
+            let line = read_line(&mut stream, deadline).unwrap();
             stream.write_all(answer).unwrap();
             drop(dir);
             line
@@ -322,6 +364,33 @@ mod tests {
             ControlError::Garbled { .. }
         ));
         thread.join().unwrap();
+    }
+
+    /// One that stands still, in each of its ways: nobody accepts, the queue of connections is full, or the
+    /// answer comes a byte at a time.
+    #[test]
+    fn a_daemon_that_hangs_is_given_up_in_time() {
+        const WITHIN: Duration = Duration::from_millis(200);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let gives_up = || {
+            let began = Instant::now();
+            let error = Control::at(&path).within(WITHIN).status().unwrap_err();
+            assert!(matches!(error, ControlError::Silent { .. }), "{error}");
+            assert!(began.elapsed() < WITHIN * 10);
+        };
+        gives_up();
+        gives_up();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                while stream.write_all(b" ").is_ok() {
+                    std::thread::sleep(WITHIN / 10);
+                }
+            }
+        });
+        gives_up();
     }
 
     #[test]

@@ -8,6 +8,7 @@ use plover_lab::options::{Options, PolicyName};
 use plover_lab::state::LabName;
 use plover_lab::{Fault, Target};
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Keeps a virtual machine alive when the host under it dies.
@@ -52,6 +53,22 @@ pub enum Command {
         here: bool,
         #[command(flatten)]
         at: At,
+    },
+    /// Tell Prometheus what the replicas on this host do: OpenMetrics over HTTP, at /metrics.
+    ///
+    /// Runs until it is ended, beside the replicas, and asks them anew at each request. A replica that does not
+    /// answer within a second is shown with `plover_up 0`.
+    #[command(after_help = "Example:\n  plover metrics --config /etc/plover/shop-db.toml")]
+    Metrics {
+        /// The configurations of this host's replicas.
+        #[arg(long = "config", value_name = "FILE", num_args = 1.., required_unless_present = "list")]
+        configs: Vec<PathBuf>,
+        /// Where to listen. Anybody who reaches this address can read the metrics.
+        #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9777")]
+        listen: SocketAddr,
+        /// Print the metrics as rows of a table, and end.
+        #[arg(long, conflicts_with = "configs")]
+        list: bool,
     },
     /// Move the lead to another replica; clients keep their connections.
     ///
@@ -424,6 +441,7 @@ mod tests {
         let mut all = Arguments::command();
         for name in [
             "status",
+            "metrics",
             "switchover",
             "drain",
             "undrain",

@@ -25,6 +25,7 @@ mod cli;
 mod init;
 mod lab;
 mod log;
+mod metrics;
 mod operate;
 mod output;
 mod policy;
@@ -65,6 +66,10 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Check { config } => check::run(&config),
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
+        cli::Command::Metrics { list: true, .. } => metrics::list(),
+        cli::Command::Metrics {
+            configs, listen, ..
+        } => metrics::run(&configs, listen),
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control(), wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()),

@@ -60,6 +60,7 @@ mod control;
 mod death;
 mod disk_pages;
 mod fabric;
+mod histogram;
 mod host;
 mod images;
 mod metrics;

@@ -1,12 +1,14 @@
 //! The costs of syncs and the waits of outputs, for the status.
 //!
-//! Medians cover a recent window, so that `plover status` shows the present. Sums run from the start, so
-//! that two readings give the exact figures of the time between.
+//! Medians cover a recent window, so that `plover status` shows the present. Sums and histograms run from
+//! the start, so that two readings give the exact figures of the time between.
 
+use crate::histogram::Histogram;
+use plover_replica::Note;
 use plover_syncvm::{Phase, SyncReport};
 use plover_types::Micros;
 use serde_json::{Map, Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Syncs that the medians look back over.
 const WINDOW: usize = 512;
@@ -40,6 +42,10 @@ const SUMMED: [(&str, Figure); 15] = [
 pub(crate) struct SyncMetrics {
     sums: [u64; SUMMED.len()],
     phases: [u64; Phase::ALL.len()],
+    pause: Histogram,
+    slot: Histogram,
+    /// Syncs by the reason that ended the slot. The core names about ten reasons.
+    reasons: BTreeMap<String, u64>,
     window: VecDeque<SyncReport>,
 }
 
@@ -51,6 +57,12 @@ impl SyncMetrics {
         for (sum, phase) in self.phases.iter_mut().zip(report.phases) {
             *sum += phase.0;
         }
+        self.pause.add(report.pause);
+        self.slot.add(report.slot);
+        match self.reasons.get_mut(&report.reason) {
+            Some(count) => *count += 1,
+            None => drop(self.reasons.insert(report.reason.clone(), 1)),
+        }
         if self.window.len() == WINDOW {
             self.window.pop_front();
         }
@@ -58,7 +70,7 @@ impl SyncMetrics {
     }
 
     /// The status' `sync` object. Durations in µs, pages and bytes per sync; medians over the
-    /// last 512 syncs, `count` and `totals` since the start.
+    /// last 512 syncs; `count`, `totals` and the histograms since the start.
     pub fn to_json(&self) -> Value {
         let median = |value: Figure| self.quantile(0.5, value);
         let (mut phases, mut phase_sums) = (Map::new(), Map::new());
@@ -75,6 +87,7 @@ impl SyncMetrics {
             .map(|((name, _), sum)| ((*name).to_owned(), json!(sum)))
             .collect();
         totals.insert("phases_us".into(), phase_sums.into());
+        totals.insert("reasons".into(), json!(self.reasons));
         let mut reasons = Map::new();
         for report in &self.window {
             let count = reasons
@@ -98,6 +111,8 @@ impl SyncMetrics {
             "phases_us_p50": phases,
             "reasons": reasons,
             "totals": totals,
+            "pause_histogram": self.pause.to_json(),
+            "slot_histogram": self.slot.to_json(),
         })
     }
 
@@ -116,8 +131,7 @@ pub(crate) struct HeldOutputs {
     waiting: VecDeque<(Micros, usize)>,
     /// Ages of released frames, and how many had that age.
     window: VecDeque<(u64, usize)>,
-    released: u64,
-    held_us: u64,
+    ages: Histogram,
 }
 
 impl HeldOutputs {
@@ -151,8 +165,7 @@ impl HeldOutputs {
             if *first == 0 {
                 self.waiting.pop_front();
             }
-            self.released += out as u64;
-            self.held_us += age * out as u64;
+            self.ages.add_times(Micros(age), out as u64);
             if self.window.len() == RELEASES {
                 self.window.pop_front();
             }
@@ -165,12 +178,15 @@ impl HeldOutputs {
         self.waiting.clear();
     }
 
-    /// The status' `outputs` object: frames released and the sum of their waits since the start,
-    /// quantiles of the last releases.
-    pub fn to_json(&self) -> Value {
+    /// The status' `outputs` object: frames released, the sum and the histogram of their waits since the
+    /// start, quantiles of the last releases, and the age of the oldest frame that waits.
+    pub fn to_json(&self, now: Micros) -> Value {
+        let oldest = self.waiting.front().map(|(since, _)| now.since(*since).0);
         json!({
-            "released": self.released,
-            "held_us_total": self.held_us,
+            "oldest_us": oldest.unwrap_or(0),
+            "released": self.ages.count(),
+            "held_us_total": self.ages.sum_us(),
+            "held_histogram": self.ages.to_json(),
             "held_us_p50": self.quantile(0.5),
             "held_us_p99": self.quantile(0.99),
         })
@@ -188,6 +204,27 @@ impl HeldOutputs {
             below -= frames;
         }
         0
+    }
+}
+
+/// Failures since the start, counted from the brain's notes.
+#[derive(Debug, Default)]
+pub(crate) struct Failures {
+    /// Copies of the guest to another replica.
+    pub copies: u64,
+    pub syncs: u64,
+    /// Guests of this replica that were lost.
+    pub guests: u64,
+}
+
+impl Failures {
+    pub fn note(&mut self, note: &Note) {
+        match note {
+            Note::JoinFailed { .. } => self.copies += 1,
+            Note::SyncFailed { .. } => self.syncs += 1,
+            Note::GuestLost { .. } => self.guests += 1,
+            _ => {}
+        }
     }
 }
 
@@ -226,15 +263,20 @@ mod tests {
             ..SyncReport::default()
         };
         report.phases[3] = Micros(5);
+        report.reason = "quiet".into();
         for _ in 0..1000 {
             metrics.add(report.clone());
         }
-        let totals = &metrics.to_json()["totals"];
+        let json = metrics.to_json();
+        let totals = &json["totals"];
         assert_eq!(totals["count"], 1000);
         assert_eq!(totals["slot_us"], 7000);
         assert_eq!(totals["dirty"], 3000);
         assert_eq!(totals["bytes_pages"], 4_096_000);
         assert_eq!(totals["phases_us"]["scan"], 5000);
+        assert_eq!(totals["reasons"]["quiet"], 1000);
+        assert_eq!(json["slot_histogram"]["sum_us"], 7000);
+        assert_eq!(json["slot_histogram"]["counts"][0], 1000);
     }
 
     #[test]
@@ -244,8 +286,11 @@ mod tests {
         held.hold(Micros(200), 2);
         held.lose(1);
         held.release(Micros(300), 2);
+        assert_eq!(held.to_json(Micros(350))["oldest_us"], 250);
         held.release(Micros(400), 9);
-        let json = held.to_json();
+        let json = held.to_json(Micros(500));
+        assert_eq!(json["oldest_us"], 0, "none waits");
+        assert_eq!(json["held_histogram"]["counts"][2], 4);
         assert_eq!(json["released"], 4, "one was lost");
         assert_eq!(json["held_us_total"], 200 + 200 + 300 + 200);
         assert_eq!(
@@ -261,7 +306,7 @@ mod tests {
         held.forget();
         held.release(Micros(1000), 5);
         held.lose(5);
-        assert_eq!(held.to_json()["released"], 0);
-        assert_eq!(held.to_json()["held_us_p99"], 0);
+        assert_eq!(held.to_json(Micros(1000))["released"], 0);
+        assert_eq!(held.to_json(Micros(1000))["held_us_p99"], 0);
     }
 }

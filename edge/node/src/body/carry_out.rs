@@ -158,6 +158,7 @@ impl Body {
 
     /// Takes a note into the log, the trace and the figures of the status.
     fn note(&mut self, note: Note) {
+        self.failures.note(&note);
         match &note {
             Note::Role { to, .. } => tracing::info!(role = ?to, "role"),
             Note::InSync { in_sync, at } => {

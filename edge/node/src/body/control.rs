@@ -162,6 +162,7 @@ impl Body {
 
     fn status(&self) -> serde_json::Value {
         let status = self.replica.status();
+        let now = clock::now();
         let mut answer = json!({
             "id": status.id.0,
             "group": self.config.group.name,
@@ -204,9 +205,9 @@ impl Body {
             "dropped_outputs": self.dropped_outputs,
             "last_failure": self.last_failure,
             "unprotected_because": self.unprotected,
-            "mono_us": clock::now().0,
+            "mono_us": now.0,
             "sync": self.metrics.to_json(),
-            "outputs": self.held.to_json(),
+            "outputs": self.held.to_json(now),
             "traffic": self.traffic(),
             "memory": memory(),
         });
@@ -215,6 +216,11 @@ impl Body {
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();
+        answer["takeovers"] = self.failover.counts();
+        answer["copies_failed"] = self.failures.copies.into();
+        answer["syncs_failed"] = self.failures.syncs.into();
+        answer["guests_lost"] = self.failures.guests.into();
+        answer["disk_stage_histogram"] = self.staged.to_json();
         answer
     }
 }

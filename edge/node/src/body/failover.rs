@@ -3,6 +3,7 @@
 use plover_replica::Note;
 use plover_types::Micros;
 use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A notice this old has nothing to do with an election.
 const NOTICED_WITHIN: Micros = Micros::from_ms(10_000);
@@ -24,6 +25,9 @@ pub(super) struct Failover {
     noticed: Option<(Micros, Notice)>,
     elected: Option<Micros>,
     last: Value,
+    by_silence: u64,
+    by_report: u64,
+    handed_over: u64,
 }
 
 impl Failover {
@@ -49,20 +53,32 @@ impl Failover {
         &self.last
     }
 
+    /// How often this replica has taken over, by how the loss was noticed.
+    pub fn counts(&self) -> Value {
+        json!({
+            "silence": self.by_silence,
+            "reported": self.by_report,
+            "handed_over": self.handed_over,
+        })
+    }
+
     fn serves(&mut self, now: Micros) {
         let noticed = self.noticed.take();
         let noticed = noticed.filter(|(at, _)| now.since(*at) < NOTICED_WITHIN);
         let (Some((noticed, how)), Some(elected)) = (noticed, self.elected.take()) else {
             return;
         };
-        let (how, silence) = match how {
-            Notice::Silence(span) => ("silence", Some(span.0)),
-            Notice::Report => ("reported", None),
-            Notice::HandedOver => ("handed over", None),
+        let (how, silence, count) = match how {
+            Notice::Silence(span) => ("silence", Some(span.0), &mut self.by_silence),
+            Notice::Report => ("reported", None, &mut self.by_report),
+            Notice::HandedOver => ("handed over", None, &mut self.handed_over),
         };
+        *count += 1;
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
         self.last = json!({
             "how": how,
             "mono_us": now.0,
+            "unix_s": unix.map_or(0, |span| span.as_secs()),
             "noticed_us": silence,
             "elected_us": elected.since(noticed).0,
             "serving_us": now.since(elected).0,
@@ -99,5 +115,7 @@ mod tests {
         failover.note(Micros::from_ms(206), &Note::Serving { view }, || span);
         assert_eq!(failover.last()["how"], "handed over");
         assert_eq!(failover.last()["noticed_us"], Value::Null);
+        let counts = json!({"silence": 1, "reported": 0, "handed_over": 1});
+        assert_eq!(failover.counts(), counts);
     }
 }

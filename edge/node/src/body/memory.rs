@@ -190,6 +190,7 @@ impl Body {
         if of_disks(&chunks, layout).next().is_none() {
             return disks.stage(sync, Batch::new());
         }
+        self.staging = Some((sync, clock::now()));
         disks.stage_with(sync, move |disk| pages_of(disk, layout).batch(&chunks));
     }
 

@@ -22,8 +22,9 @@ use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
 use crate::death::{Reporter, Reports, SentOn};
+use crate::histogram::Histogram;
 use crate::images;
-use crate::metrics::{HeldOutputs, SyncMetrics};
+use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
 use crate::storage::Storage;
 use crate::supervisor::ThisProcess;
@@ -33,7 +34,7 @@ use crate::uplink::Uplink;
 use plover_disk::Disks;
 use plover_fabric::BoxedFabric;
 use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
-use plover_types::{Lane, Micros, PageLayout, PageNo, ReplicaId};
+use plover_types::{Lane, Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm, choose_accel};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
@@ -123,6 +124,11 @@ struct Body {
     trace: Trace,
     metrics: SyncMetrics,
     held: HeldOutputs,
+    failures: Failures,
+    /// The sync whose blocks of disks are being made durable, and since when.
+    staging: Option<(SyncNo, Micros)>,
+    /// How long that took.
+    staged: Histogram,
     announcement: Announcement,
     crash_in: Option<plover_syncvm::Phase>,
     crash_at: Option<Area>,
@@ -253,6 +259,9 @@ impl Body {
             trace,
             metrics: SyncMetrics::default(),
             held: HeldOutputs::default(),
+            failures: Failures::default(),
+            staging: None,
+            staged: Histogram::default(),
             announcement: Announcement::new(config.guest.mac),
             crash_in: None,
             crash_at: None,

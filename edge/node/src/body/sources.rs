@@ -111,7 +111,12 @@ impl Body {
                     has_worked = true;
                     continue;
                 }
-                DiskEvent::Staged(sync) => Event::DisksStaged(sync),
+                DiskEvent::Staged(sync) => {
+                    if let Some((_, since)) = self.staging.take_if(|(of, _)| *of == sync) {
+                        self.staged.add(clock::now().since(since));
+                    }
+                    Event::DisksStaged(sync)
+                }
                 DiskEvent::ManyWritten => Event::SyncDue,
                 DiskEvent::Failed(why) => self.guest_is_gone(why),
             };
