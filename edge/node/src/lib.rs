@@ -66,6 +66,7 @@ mod metrics;
 mod pack;
 mod policy;
 mod relay;
+mod service;
 mod storage;
 mod supervisor;
 mod tap;
