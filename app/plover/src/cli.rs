@@ -17,7 +17,12 @@ use std::path::PathBuf;
 
 /// Keeps a virtual machine alive when the host under it dies.
 #[derive(Debug, Parser)]
-#[command(name = "plover", version, arg_required_else_help = true)]
+#[command(
+    name = "plover",
+    bin_name = "plover",
+    version,
+    arg_required_else_help = true
+)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
