@@ -10,8 +10,10 @@
 mod failures;
 mod guest;
 mod lab;
+mod package;
 mod packages;
 mod run;
+mod tool;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -58,6 +60,8 @@ enum Task {
     /// Run benchmarks. Arguments go to `plover-bench`.
     #[command(disable_help_flag = true)]
     Bench(Rest),
+    /// Build the Debian packages `plover` and `plover-lab` into `target/debian`.
+    Package,
     /// Format, and apply what the lints suggest.
     Fix,
     /// Build guest images, if they are missing or stale: those named, or all that run from
@@ -202,6 +206,7 @@ fn run(task: Task) -> Result<ExitCode> {
             Ok(ExitCode::FAILURE)
         }
         Task::Verify => verify::all(),
+        Task::Package => package::build(),
         Task::Fix => {
             run::plain(&["fmt", "--all"])?;
             Cargo::new("clippy")

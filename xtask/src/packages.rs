@@ -91,6 +91,12 @@ pub(crate) const OFI: &[Need] = &[
     need("/usr/include/rdma/fabric.h", "libfabric-dev"),
 ];
 
+/// To build Debian packages: programs are stripped, and the packages of their libraries looked up.
+pub(crate) const PACKAGE: &[Need] = &[
+    need("dpkg-shlibdeps", "dpkg-dev"),
+    need("strip", "binutils"),
+];
+
 /// Installs what is missing, and says so. Where that is not possible, the error names the
 /// packages.
 pub(crate) fn ensure(needs: &[&[Need]]) -> Result<()> {

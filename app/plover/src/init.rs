@@ -222,9 +222,11 @@ impl Group {
              ip tuntap add {tap} mode tap && ip link set {tap} master br0 up\n\
              3. on {} alone, put the guest's image at {}; the others get its content\n\
              4. on each host, look whether something is missing:\n     plover check --config {target}\n\
-             5. on each host, start the replica:\n     plover replica --config {target}\n",
+             5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
+             or, without the Debian package:\n     plover replica --config {target}\n",
             hosts[0],
             disk.display(),
+            self.name,
         );
         text
     }
@@ -327,6 +329,16 @@ mod tests {
         assert!(format!("{error:#}").contains("shop-1.toml"), "{error:#}");
         assert!(!dir.join("shop-0.toml").exists(), "all or none");
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn the_example_of_the_package_is_a_configuration() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("package/shop-db.toml");
+        let config = ReplicaConfig::load(&file).unwrap();
+        assert_eq!(
+            (&config.group.name[..], config.group.replica.len()),
+            ("shop-db", 3)
+        );
     }
 
     /// Two hosts cannot agree on one order of inputs.

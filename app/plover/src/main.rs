@@ -23,11 +23,17 @@ mod bench;
 mod check;
 mod cli;
 mod init;
+#[cfg(feature = "lab")]
+mod lab;
+#[cfg(not(feature = "lab"))]
+#[path = "packaged_lab.rs"]
 mod lab;
 mod log;
 mod metrics;
 mod operate;
 mod output;
+#[cfg(feature = "pages")]
+mod pages;
 mod policy;
 mod replica;
 mod run;
@@ -83,7 +89,12 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
             cli::BenchCommand::Consensus(options) => bench::consensus(&options),
         },
         cli::Command::Policy { command } => policy::run(command),
+        #[cfg(feature = "lab")]
         cli::Command::Lab { name, command } => lab::run(name, command),
+        #[cfg(not(feature = "lab"))]
+        cli::Command::Lab { words } => lab::run(&words),
+        #[cfg(feature = "pages")]
+        cli::Command::Pages { folder } => pages::run(&folder),
     }
 }
 

@@ -67,6 +67,7 @@ mod metrics;
 mod pack;
 mod policy;
 mod relay;
+mod service;
 mod storage;
 mod supervisor;
 mod tap;

@@ -4,8 +4,11 @@
 use anyhow::{Context, Result, ensure};
 use plover_lab::Fault;
 use plover_lab::options::Options;
+use plover_lab::process::Process;
+use plover_lab::trace::now_us;
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, recover, role, script};
+use rustix::process::Signal;
 
 /// A replica holds little besides the guest's memory, which it maps, and the buffers whose sizes are
 /// configured.
@@ -62,6 +65,34 @@ fn processes_die() {
         script::a_process_dies(lab, "secondary")?;
         script::outputs_match(lab)
     });
+}
+
+/// systemd sends SIGABRT to the main process of a service whose watchdog messages stop.
+#[test]
+fn a_loop_that_hangs_is_killed_by_its_supervisor() {
+    prove("t-watchdog", Options::default(), |lab| {
+        script::outputs_match(lab)?;
+        let status = lab.lab().status();
+        let leader = status.leader().context("a replica leads")?;
+        let (id, pid) = (leader.id, leader.plover_pid.context("it runs")?);
+        let replica = Process::now(pid).context("it runs")?;
+        let supervisor = Process::now(parent(pid)?).context("it runs")?;
+        let at = now_us();
+        ensure!(replica.signal(Signal::STOP), "it has ended");
+        lab.wait_for_answers(at)?;
+        ensure!(supervisor.signal(Signal::ABORT), "it has ended");
+        lab.wait("the supervisor has killed the replica, and ended", |lab| {
+            let status = lab.lab().status();
+            Ok(status.replica(id).is_some_and(|it| it.role == "down") && !supervisor.is_alive())
+        })?;
+        recover(lab, id)
+    });
+}
+
+fn parent(pid: u32) -> Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    Ok(parent.context("a process has a parent")?.trim().parse()?)
 }
 
 /// Before the end mark, the secondary goes on from its own state. After it, the secondary applies what

@@ -4,12 +4,17 @@
 //! before everything else and must not wait for two parsers.
 
 use crate::run::{self, Cargo, Result};
-use anyhow::{Context, bail};
-use std::path::PathBuf;
+use crate::tool::Tool;
+use anyhow::bail;
 use std::process::{Command, Stdio};
 
-/// The last release that Rust 1.85 builds.
-const MDBOOK: &str = "0.4.52";
+/// The last release that Rust 1.85 builds, without its server.
+const MDBOOK: Tool = Tool {
+    name: "mdbook",
+    version: "0.4.52",
+    before_version: "mdbook v",
+    options: &["--no-default-features"],
+};
 
 pub(super) fn check() -> Result<()> {
     let checked = Cargo::new("run")
@@ -31,40 +36,9 @@ pub(super) fn check() -> Result<()> {
 
 /// Renders the guide into `target/book`.
 fn render() -> Result<()> {
-    let mut mdbook = Command::new(mdbook()?);
+    let mut mdbook = Command::new(MDBOOK.path()?);
     mdbook.arg("build").arg(run::root().join("docs"));
     // Its progress on the error output is left out; only its failures matter.
     mdbook.env("RUST_LOG", "error").stdout(Stdio::null());
     run::finish(&mut mdbook)
-}
-
-/// mdBook of the right release, below `target`: installed on first use, without its server.
-fn mdbook() -> Result<PathBuf> {
-    let tools = run::root().join("target/tools");
-    let program = tools.join("bin/mdbook");
-    let has = Command::new(&program).arg("--version").output();
-    let has = has.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    if has.is_ok_and(|version| version.trim() == format!("mdbook v{MDBOOK}")) {
-        return Ok(program);
-    }
-    eprintln!("verify: installing mdbook {MDBOOK} into target/tools, once");
-    let mut install = run::cargo();
-    install.args([
-        "install",
-        "--quiet",
-        "--locked",
-        "--debug",
-        "--no-default-features",
-    ]);
-    install.args(["mdbook", "--version", MDBOOK, "--root"]);
-    // Not with the workspace's own settings, and not into its target folder.
-    install.arg(&tools).current_dir(std::env::temp_dir());
-    run::finish(&mut install).with_context(|| {
-        format!(
-            "mdbook {MDBOOK} cannot be installed from the registry: run 'cargo install --locked \
-             --no-default-features mdbook --version {MDBOOK} --root {}'",
-            tools.display()
-        )
-    })?;
-    Ok(program)
 }

@@ -59,6 +59,16 @@ fn lints() -> Result<()> {
         .args(["--", "-D", "warnings"])
         .current_dir(run::root());
     run::finish(&mut cargo)?;
+    // The program of the package `plover`.
+    run::plain(&[
+        "clippy",
+        "--quiet",
+        "--locked",
+        "--package=plover",
+        "--no-default-features",
+        "--",
+        "-Dwarnings",
+    ])?;
     if !ofi {
         eprintln!("verify: libfabric-dev is missing, so the feature `ofi` was not looked at");
     }

@@ -160,6 +160,38 @@ impl Body {
         serde_json::Value::Object(refused.collect())
     }
 
+    /// This replica's state in a line, as `systemctl status` shows it.
+    pub(super) fn in_a_line(&self) -> String {
+        let status = self.replica.status();
+        let ids: Vec<String> = status.in_sync.iter().map(|id| id.0.to_string()).collect();
+        let role = match status.role {
+            Role::Recovering => "recovers the log from the other replicas".into(),
+            Role::Witness => match status.keeps_copy_of {
+                Some(source) => format!("is witness, with a warm copy of replica {}", source.0),
+                None => "is witness".into(),
+            },
+            Role::Joining => "joins: it gets a full copy".into(),
+            Role::Secondary => "is secondary".into(),
+            Role::Leader if self.is_guest_off() => "leads; the guest is off".into(),
+            Role::Leader if status.protected => "leads; the guest is protected".into(),
+            Role::Leader => "leads; the guest is not protected".into(),
+            Role::Deposed => "is deposed, and does not know yet who leads now".into(),
+        };
+        let mut line = format!(
+            "{}: replica {} {role}; in sync: {}",
+            self.config.group.name,
+            status.id.0,
+            ids.join(", ")
+        );
+        if self.storage.is_drained() {
+            line += "; drained";
+        }
+        if self.leaving.is_some() {
+            line += "; hands over before it ends";
+        }
+        line
+    }
+
     fn status(&self) -> serde_json::Value {
         let status = self.replica.status();
         let now = clock::now();

@@ -27,6 +27,7 @@ impl Body {
             "this replica hands over before it ends; a second signal ends it at once"
         );
         self.leaving = Some(clock::now() + WITHIN);
+        self.service.stopping(&self.in_a_line());
         self.apply(Event::Drain(true))
     }
 

@@ -26,6 +26,7 @@ use crate::histogram::Histogram;
 use crate::images;
 use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
+use crate::service::Service;
 use crate::storage::Storage;
 use crate::supervisor::ThisProcess;
 use crate::tap::Tap;
@@ -103,6 +104,7 @@ struct Body {
     /// Reports of processes that have died on hosts that live.
     deaths: Option<Reports>,
     supervisor: Pid,
+    service: Service,
     sent_on: SentOn,
     packer: Packer,
     tap: Tap,
@@ -242,6 +244,7 @@ impl Body {
             fabric,
             deaths,
             supervisor: process.supervisor,
+            service: Service::from_environment(process.supervisor),
             sent_on: SentOn::default(),
             tap: process.tap,
             uplink,
@@ -292,10 +295,12 @@ impl Body {
         self.apply(Event::Tick)?;
         self.look_at_uplink()?;
         self.storage.submit();
+        self.service.ready(clock::now(), &self.in_a_line());
         while !self.stopping {
             self.wait();
             self.turn()?;
         }
+        self.service.stopping(&self.in_a_line());
         if let Some(vm) = &mut self.vm {
             vm.kill();
         }
@@ -322,6 +327,7 @@ impl Body {
         let timeout = self.fabric.as_ref().and_then(|f| f.timeout());
         self.fabric_due = timeout.map_or(Micros::NEVER, |t| now + Micros(t.as_micros() as u64));
         until = until.min(self.leaving.map_or(Micros::NEVER, |at| at.max(now)));
+        until = until.min(self.service.due().max(now));
         let span = until.min(self.fabric_due).since(now);
         let timeout = Timespec {
             tv_sec: (span.0 / 1_000_000).min(3600) as i64,
@@ -413,6 +419,10 @@ impl Body {
             self.take_work()?;
             self.storage.submit();
             self.flush();
+        }
+        let now = clock::now();
+        if now >= self.service.due() {
+            self.service.beat(now, &self.in_a_line());
         }
         Ok(())
     }
