@@ -40,10 +40,11 @@ impl Body {
         Ok(match op {
             Op::Status => self.status(),
             Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
-            Op::Start if self.role == Role::Leader && !self.is_guest_off() => {
-                json!({"error": "the guest is not off: there is nothing to start"})
-            }
             Op::Start => self.operate_by_log(OperatorInput::Start)?,
+            Op::Reboot => self.operate_by_log(OperatorInput::Reboot)?,
+            Op::Reset => self.operate_by_log(OperatorInput::Reset)?,
+            Op::Pause => self.operate_by_log(OperatorInput::Pause)?,
+            Op::Unpause => self.operate_by_log(OperatorInput::Unpause)?,
             Op::Switchover { to } => self.switch_over(to)?,
             Op::Drain => self.drain(true)?,
             Op::Undrain => self.drain(false)?,
@@ -103,12 +104,25 @@ impl Body {
         if self.role != Role::Leader {
             return Ok(json!({"error": self.not_leading("does not lead")}));
         }
+        let guest = PowerState {
+            is_off: self.is_guest_off(),
+            is_paused: self.is_guest_paused(),
+            serves: self.replica.status().serving,
+        };
+        if let Some(why) = guest.why_not(&input) {
+            return Ok(json!({"error": why}));
+        }
         self.apply(Event::Operator(input))?;
         Ok(json!({"ok": true}))
     }
 
     fn is_guest_off(&self) -> bool {
         self.vm.as_ref().is_some_and(QemuVm::is_off)
+    }
+
+    /// An operator has paused the guest. (The pauses of syncs are another thing.)
+    fn is_guest_paused(&self) -> bool {
+        self.vm.as_ref().is_some_and(QemuVm::stands)
     }
 
     /// Why the guest must not start from this replica's disks, by its own record and the operator's
@@ -175,7 +189,7 @@ impl Body {
             "holds_state": status.holds_state,
             "can_split": self.config.can_split(),
             "doubts": self.replica.consensus_core().status().doubts,
-            "guest_running": status.guest_running && !self.is_guest_off(),
+            "guest_running": status.guest_running && !self.is_guest_off() && !self.is_guest_paused(),
             "guest_off": self.is_guest_off(),
             "held_outputs": status.held_outputs,
             "idle_threshold_us": status.idle_threshold.0,
@@ -212,10 +226,47 @@ impl Body {
         });
         let members = self.replica.members().iter().map(|r| r.0);
         answer["members"] = members.collect();
+        answer["guest_paused"] = self.is_guest_paused().into();
+        answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();
         answer
+    }
+}
+
+/// What the leader's guest can be ordered to do depends on this.
+#[derive(Clone, Copy, Debug)]
+struct PowerState {
+    is_off: bool,
+    is_paused: bool,
+    serves: bool,
+}
+
+impl PowerState {
+    /// Why an order cannot be carried out, and what to do.
+    fn why_not(self, input: &OperatorInput) -> Option<&'static str> {
+        use OperatorInput::{Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
+        if !self.serves {
+            return Some(
+                "the replica that leads does not serve yet: try again in a moment, and see `plover status`",
+            );
+        }
+        match input {
+            Pause if self.is_paused => Some("the guest is paused already: `plover unpause` lets it go on"),
+            Unpause if !self.is_paused => {
+                Some("no operator has paused the guest: there is nothing to unpause")
+            }
+            PowerButton | Reboot | Start if self.is_paused => {
+                Some("the guest is paused by an operator: run `plover unpause` first")
+            }
+            Start if !self.is_off => Some("the guest is not off: there is nothing to start"),
+            PowerButton if self.is_off => Some("the guest is off: there is nothing to shut down"),
+            Reboot | Reset | Pause if self.is_off => {
+                Some("the guest is off: `plover start` switches it on")
+            }
+            Console(_) | PowerButton | Start | Reboot | Reset | Pause | Unpause => None,
+        }
     }
 }
 
@@ -238,4 +289,46 @@ fn memory() -> serde_json::Value {
         "private_kib": field("RssAnon") + field("RssFile"),
         "shared_kib": field("RssShmem"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use OperatorInput::{Pause, PowerButton, Reboot, Reset, Start, Unpause};
+
+    #[test]
+    fn an_order_that_cannot_be_carried_out_is_refused_with_advice() {
+        let runs = PowerState {
+            is_off: false,
+            is_paused: false,
+            serves: true,
+        };
+        let off = PowerState {
+            is_off: true,
+            ..runs
+        };
+        let paused = PowerState {
+            is_paused: true,
+            ..runs
+        };
+        for (state, taken, refused) in [
+            (runs, vec![PowerButton, Reboot, Reset, Pause], vec![Start, Unpause]),
+            (off, vec![Start], vec![PowerButton, Reboot, Reset, Pause, Unpause]),
+            (paused, vec![Reset, Unpause], vec![PowerButton, Reboot, Start, Pause]),
+        ] {
+            for input in taken {
+                assert_eq!(state.why_not(&input), None, "{state:?} {input:?}");
+            }
+            for input in refused {
+                assert!(state.why_not(&input).is_some(), "{state:?} {input:?}");
+            }
+        }
+        let advice = paused.why_not(&Reboot);
+        assert!(advice.is_some_and(|why| why.contains("`plover unpause`")));
+        let starting = PowerState {
+            serves: false,
+            ..runs
+        };
+        assert!(starting.why_not(&Reset).is_some());
+    }
 }
