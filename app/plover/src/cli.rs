@@ -117,6 +117,65 @@ pub enum Command {
         #[command(flatten)]
         at: At,
     },
+    /// Restart the guest in an orderly way: press its power button, and let it boot again when it has powered off.
+    ///
+    /// Waits until the guest has powered off. It boots again also when `guest.on_poweroff` is "destroy", and when the
+    /// lead moves meanwhile. A guest that does not listen to its power button (ACPI) goes on running: restart that one from
+    /// inside, or with `plover reset`. Linux on the machine `microvm` listens only if its kernel has ACPI and its button
+    /// driver. Works on any host of the group.
+    #[command(after_help = "Example:\n  plover reboot --run-dir /run/plover/shop-db")]
+    Reboot {
+        /// Wait for so many seconds until the guest has powered off.
+        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+        wait: u64,
+        #[command(flatten)]
+        at: At,
+    },
+    /// Reset the guest's machine, as its reset button would. Works on any host of the group.
+    ///
+    /// The guest gets no chance to write what it holds in memory to its disks, and its clients' connections end. It
+    /// stays protected. A guest that is paused stays paused.
+    #[command(after_help = "Example:\n  plover reset --run-dir /run/plover/shop-db")]
+    Reset {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Let the guest stand still until `plover unpause`. Works on any host of the group.
+    ///
+    /// It stands still on whichever replica leads, also after a failover, and stays protected. Its clients wait. Its
+    /// clock is right again when it goes on.
+    #[command(after_help = "Example:\n  plover pause --run-dir /run/plover/shop-db")]
+    Pause {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Let a guest go on that `plover pause` has paused. Works on any host of the group.
+    #[command(after_help = "Example:\n  plover unpause --run-dir /run/plover/shop-db")]
+    Unpause {
+        #[command(flatten)]
+        at: At,
+    },
+    /// Print the logs of all replicas, merged by time. Works on any host of the group.
+    ///
+    /// Each replica keeps the last lines of its log in memory, up to 1 MiB since its process started, and the replica
+    /// of this host asks the others for theirs. The times are those of the hosts' clocks. Older lines are in each
+    /// host's journal.
+    #[command(
+        after_help = "Example:\n  plover logs --run-dir /run/plover/shop-db --lines 50 --follow"
+    )]
+    Logs {
+        /// Only the log of the replica with this id.
+        #[arg(long, value_name = "ID")]
+        replica: Option<u8>,
+        /// Keep printing new lines.
+        #[arg(short, long)]
+        follow: bool,
+        /// At first print so many lines, the last ones of all.
+        #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 200)]
+        lines: usize,
+        #[command(flatten)]
+        at: At,
+    },
     /// Run one replica of an unmodified program until SIGTERM or Ctrl-C.
     ///
     /// Everything that clients send goes through consensus, and each replica's program gets it in the same order:
@@ -253,6 +312,22 @@ pub enum LabCommand {
     Start,
     /// Press the guest's power button.
     Shutdown,
+    /// Press the guest's power button, and let it boot again when it has powered off.
+    #[command(after_help = "Example:\n  plover lab reboot --wait 30")]
+    Reboot {
+        /// Wait for so many seconds until the guest has powered off.
+        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+        wait: u64,
+    },
+    /// Reset the guest's machine.
+    #[command(after_help = "Example:\n  plover lab reset")]
+    Reset,
+    /// Let the guest stand still until `plover lab unpause`.
+    #[command(after_help = "Example:\n  plover lab pause")]
+    Pause,
+    /// Let a paused guest go on.
+    #[command(after_help = "Example:\n  plover lab unpause")]
+    Unpause,
     /// Run a command on the client's host.
     Exec {
         /// The command and its arguments, after `--`.
@@ -272,7 +347,8 @@ pub enum LabCommand {
     Bootstrap,
     /// Open the guest's serial console; Ctrl-] leaves it.
     Console,
-    /// Print the replicas' logs.
+    /// Print the replicas' logs, merged by time.
+    #[command(after_help = "Example:\n  plover lab logs --lines 20 --follow")]
     Logs {
         /// Only the log of the replica with this id.
         #[arg(long, value_name = "ID")]
@@ -280,6 +356,9 @@ pub enum LabCommand {
         /// Keep printing new lines.
         #[arg(short, long)]
         follow: bool,
+        /// At first print so many lines, the last ones of all; by default all.
+        #[arg(short = 'n', long, value_name = "COUNT")]
+        lines: Option<usize>,
     },
     /// Remove the lab, whatever state it is in.
     Down {
@@ -430,6 +509,11 @@ mod tests {
             "console",
             "shutdown",
             "start",
+            "reboot",
+            "reset",
+            "pause",
+            "unpause",
+            "logs",
             "bootstrap",
         ] {
             let command = all.find_subcommand_mut(name).expect(name);

@@ -37,6 +37,17 @@ pub(crate) enum Op {
     Status,
     /// All replicas of the group, as far as they answer.
     Group,
+    /// The log of a replica, by default this one's: its last lines, or those after the first `after` of its `process`.
+    Logs {
+        #[serde(default)]
+        of: Option<u8>,
+        #[serde(default)]
+        last: Option<u64>,
+        #[serde(default)]
+        process: u32,
+        #[serde(default)]
+        after: u64,
+    },
     /// The leader is to hand over to the replica with this id, or to the one that is in sync.
     Switchover {
         #[serde(default)]
@@ -85,7 +96,10 @@ impl Op {
 
     /// Whether another replica may ask for it.
     pub fn may_be_sent_on(&self) -> bool {
-        matches!(self, Self::Status | Self::Switchover { .. }) || self.is_about_power()
+        matches!(
+            self,
+            Self::Status | Self::Logs { .. } | Self::Switchover { .. }
+        ) || self.is_about_power()
     }
 
     /// Whether it orders something about the guest's power.
@@ -355,7 +369,12 @@ mod tests {
                 phase: plover_syncvm::Phase::Transfer
             }
         );
-        for bad in ["", "{}", r#"{"op":"explode"}"#, r#"{"op":"crash_in_phase"}"#] {
+        for bad in [
+            "",
+            "{}",
+            r#"{"op":"explode"}"#,
+            r#"{"op":"crash_in_phase"}"#,
+        ] {
             assert!(serde_json::from_str::<Op>(bad).is_err(), "{bad}");
         }
     }

@@ -3,12 +3,14 @@
 use super::{Body, BoxError};
 use crate::clock;
 use crate::control::{Op, Request};
+use crate::recent::Wanted;
 use plover_disk::Disks;
 use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
 use plover_replica::{Event, OperatorInput, Role};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
 use serde_json::{Value, json};
+use std::sync::mpsc::Sender;
 
 impl Body {
     pub(super) fn take_control(&mut self) -> Result<(), BoxError> {
@@ -26,6 +28,10 @@ impl Body {
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
                     self.ask_leader(&op, None, reply);
                 }
+                Request::Op {
+                    op: op @ Op::Logs { of: Some(of), .. },
+                    reply,
+                } if of != self.config.group.me => self.ask_for_logs(of, &op, reply),
                 Request::Op { op, reply } => {
                     let answer = self.carry_out(op)?;
                     let _ = reply.send(answer);
@@ -39,6 +45,17 @@ impl Body {
     pub(super) fn carry_out(&mut self, op: Op) -> Result<Value, BoxError> {
         Ok(match op {
             Op::Status => self.status(),
+            Op::Logs {
+                last,
+                process,
+                after: count,
+                ..
+            } => {
+                let after = Wanted::After { process, count };
+                let mut answer = self.log.answer(last.map_or(after, Wanted::Last));
+                answer["id"] = self.config.group.me.into();
+                answer
+            }
             Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
             Op::Start => self.operate_by_log(OperatorInput::Start)?,
             Op::Reboot => self.operate_by_log(OperatorInput::Reboot)?,
@@ -71,6 +88,19 @@ impl Body {
             Op::Console => json!({"error": "console is a connection of its own"}),
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
+    }
+
+    /// Another replica is asked for its log.
+    fn ask_for_logs(&mut self, of: u8, op: &Op, reply: Sender<Value>) {
+        let members = self.replica.members();
+        if members.contains(ReplicaId(of)) {
+            return self.ask(ReplicaId(of), op, None, reply);
+        }
+        let why = format!(
+            "replica {of} is no member of the group: name one of {}",
+            members.in_words()
+        );
+        let _ = reply.send(json!({"error": why}));
     }
 
     /// Hands over to another replica, as soon as no sync runs.
@@ -253,7 +283,9 @@ impl PowerState {
             );
         }
         match input {
-            Pause if self.is_paused => Some("the guest is paused already: `plover unpause` lets it go on"),
+            Pause if self.is_paused => {
+                Some("the guest is paused already: `plover unpause` lets it go on")
+            }
             Unpause if !self.is_paused => {
                 Some("no operator has paused the guest: there is nothing to unpause")
             }
@@ -312,9 +344,21 @@ mod tests {
             ..runs
         };
         for (state, taken, refused) in [
-            (runs, vec![PowerButton, Reboot, Reset, Pause], vec![Start, Unpause]),
-            (off, vec![Start], vec![PowerButton, Reboot, Reset, Pause, Unpause]),
-            (paused, vec![Reset, Unpause], vec![PowerButton, Reboot, Start, Pause]),
+            (
+                runs,
+                vec![PowerButton, Reboot, Reset, Pause],
+                vec![Start, Unpause],
+            ),
+            (
+                off,
+                vec![Start],
+                vec![PowerButton, Reboot, Reset, Pause, Unpause],
+            ),
+            (
+                paused,
+                vec![Reset, Unpause],
+                vec![PowerButton, Reboot, Start, Pause],
+            ),
         ] {
             for input in taken {
                 assert_eq!(state.why_not(&input), None, "{state:?} {input:?}");

@@ -25,6 +25,7 @@ use crate::death::{Reporter, Reports, SentOn};
 use crate::images;
 use crate::metrics::{HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
+use crate::recent::RecentLog;
 use crate::storage::Storage;
 use crate::supervisor::ThisProcess;
 use crate::tap::Tap;
@@ -66,7 +67,8 @@ pub enum ExitReason {
     Stopped,
 }
 
-/// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open.
+/// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open. `log` has the
+/// lines that this process logs, for operators of other hosts.
 /// It must be called on the process's main thread: the hypervisor dies with the thread that started it.
 ///
 /// # Errors
@@ -75,9 +77,10 @@ pub enum ExitReason {
 pub fn run(
     config: ReplicaConfig,
     process: ThisProcess,
+    log: RecentLog,
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
-    let mut body = Body::open(config, process)?;
+    let mut body = Body::open(config, process, log)?;
     if body.config.can_split() {
         tracing::warn!("{SPLIT_WARNING}");
     }
@@ -121,6 +124,7 @@ struct Body {
     console_log: std::fs::File,
     console_log_bytes: u64,
     trace: Trace,
+    log: RecentLog,
     metrics: SyncMetrics,
     held: HeldOutputs,
     announcement: Announcement,
@@ -174,7 +178,7 @@ struct Ready {
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
-    fn open(config: ReplicaConfig, process: ThisProcess) -> Result<Self, BoxError> {
+    fn open(config: ReplicaConfig, process: ThisProcess, log: RecentLog) -> Result<Self, BoxError> {
         let qemu = config.qemu();
         // Before this replica has peers who wait for it: the first call tries KVM.
         choose_accel(&qemu);
@@ -251,6 +255,7 @@ impl Body {
             console_log,
             console_log_bytes: 0,
             trace,
+            log,
             metrics: SyncMetrics::default(),
             held: HeldOutputs::default(),
             announcement: Announcement::new(config.guest.mac),

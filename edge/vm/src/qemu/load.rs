@@ -94,9 +94,7 @@ impl QemuVm {
         if self.direct {
             let runs = self.loads.overwritten_runs();
             tracing::debug!(kept = runs.is_some(), "loading device state");
-            let given = self
-                .order_link
-                .load(runs.as_deref(), serial, stopped_at);
+            let given = self.order_link.load(runs.as_deref(), serial, stopped_at);
             return self.order_given(given);
         }
         // A load uses up the registered yank instance, whether it succeeds or not.

@@ -2,7 +2,7 @@
 
 use super::power::{AfterReset, Power, monotonic};
 use super::{Phase, QemuVm};
-use crate::{GuestEnd, VmCommand, VmEvent};
+use crate::{AtEnd, GuestEnd, VmCommand, VmEvent};
 use plover_agent::Order;
 use plover_types::Micros;
 use rustix::fd::AsRawFd;
@@ -189,7 +189,21 @@ impl QemuVm {
     pub(super) fn reset_machine(&mut self, purpose: Purpose) {
         self.orders.reset_answered = false;
         self.orders.reset_happened = false;
+        // With `on_reboot = "destroy"` QEMU would end the guest at this reset, too. The guest stands meanwhile, so it
+        // does not reboot by itself now.
+        let ends = self.config.ends.on_reboot == AtEnd::Destroy;
+        if ends {
+            self.set_reboot_action("reset");
+        }
         self.open(purpose, "system_reset", Value::Null);
+        if ends {
+            self.set_reboot_action("shutdown");
+        }
+    }
+
+    fn set_reboot_action(&mut self, action: &str) {
+        let arguments = json!({ "reboot": action });
+        self.send(Purpose::Quiet("set-action"), "set-action", arguments);
     }
 
     /// The path of the state file inside QEMU, which inherited it under the number it has here.

@@ -47,7 +47,8 @@ impl Hypervisor {
     pub(super) fn guest_ended(&mut self, now: Micros, how: GuestEnd, histories: &mut Histories) {
         let then = match self.guest.take_reboots() {
             true if how == GuestEnd::PowerOff => {
-                self.happened.push("guest: boots again, as the operator has ordered");
+                self.happened
+                    .push("guest: boots again, as the operator has ordered");
                 AtEnd::Restart
             }
             _ => self.guest.after(how),
