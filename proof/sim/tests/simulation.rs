@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 75] = [
+const REACHED: [&str; 83] = [
     "death: a report of an older process",
     "death: a report of the leader",
     "death: a report to the leader",
