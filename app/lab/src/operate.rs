@@ -1,4 +1,4 @@
-//! Planned work: switch over, drain, undrain, start and shut down. The same for a lab and for hosts in earnest: every
+//! An operator's orders: switch over, drain, undrain; and to the guest: start, shut down, reboot, reset, pause. The same for a lab and for hosts in earnest: every
 //! replica's control socket takes these requests, and sends on those that are for the leader.
 
 use crate::control::Control;
@@ -12,6 +12,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long a switchover may take. The replica that leads gives one up after 5 s.
 const SWITCHED_WITHIN: Duration = Duration::from_secs(8);
+
+/// How long the replicas may take to carry an order to the guest out. Half a second is the longest slot.
+const CARRIED_OUT_WITHIN: Duration = Duration::from_secs(5);
 
 /// A switchover that was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,4 +137,81 @@ pub fn start(control: &Control) -> Result<()> {
 pub fn shut_down(control: &Control) -> Result<()> {
     control.request(&json!({"op": "power"}))?;
     Ok(())
+}
+
+/// Presses the guest's power button, and waits for so long until it has powered off. It boots again then.
+///
+/// # Errors
+/// The guest is off or paused, or no replica leads. Or it has not powered off: the order stands.
+pub fn reboot(control: &Control, within: Duration) -> Result<()> {
+    control.request(&json!({"op": "reboot"}))?;
+    let ordered_at = Instant::now();
+    let mut is_taken = false;
+    while ordered_at.elapsed() < within {
+        let status = GroupStatus::ask(control)?;
+        let leader = status.leader().filter(|leader| leader.serving);
+        match leader.map(|leader| leader.says("guest_reboots")) {
+            Some(true) => is_taken = true,
+            Some(false) if is_taken => return Ok(()),
+            Some(false) if ordered_at.elapsed() > CARRIED_OUT_WITHIN => {
+                bail!("the order to reboot was lost with the replica that led: give it again")
+            }
+            _ => {}
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    bail!(
+        "the guest has not powered off within {} s: it may not listen to its power button (ACPI). It boots again \
+         whenever it powers off; `shutdown` takes that back, and `reset` resets it at once",
+        within.as_secs()
+    )
+}
+
+/// Resets the guest's machine.
+///
+/// # Errors
+/// The guest is off, or no replica leads.
+pub fn reset(control: &Control) -> Result<()> {
+    control.request(&json!({"op": "reset"}))?;
+    Ok(())
+}
+
+/// Pauses the guest, and waits until it stands on every replica that runs it.
+///
+/// # Errors
+/// The guest is off or paused, or no replica leads. Or it does not stand everywhere: the error says where.
+pub fn pause(control: &Control) -> Result<()> {
+    control.request(&json!({"op": "pause"}))?;
+    wait_until_paused(control, true)
+}
+
+/// Lets a paused guest go on, and waits until it does on every replica that runs it.
+///
+/// # Errors
+/// No operator has paused it, or no replica leads. Or it does not run everywhere: the error says where.
+pub fn unpause(control: &Control) -> Result<()> {
+    control.request(&json!({"op": "unpause"}))?;
+    wait_until_paused(control, false)
+}
+
+fn wait_until_paused(control: &Control, paused: bool) -> Result<()> {
+    let deadline = Instant::now() + CARRIED_OUT_WITHIN;
+    loop {
+        let status = GroupStatus::ask(control)?;
+        let runs = |replica: &&ReplicaStatus| matches!(&replica.role[..], "leader" | "secondary");
+        let differs = |replica: &&ReplicaStatus| replica.says("guest_paused") != paused;
+        let mut running = status.replicas.iter().filter(runs);
+        if status.leader().is_some() && !running.any(|replica| differs(&replica)) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let word = if paused { "paused" } else { "running" };
+            bail!(
+                "the order was given, and the guest is not {word} everywhere after {} s: look at the status, and give \
+                 the order again\n{status}",
+                CARRIED_OUT_WITHIN.as_secs()
+            );
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
 }

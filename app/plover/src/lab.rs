@@ -5,6 +5,7 @@ use crate::operate;
 use crate::output;
 use anyhow::{Result, anyhow, bail};
 use plover_lab::control::Control;
+use plover_lab::logs::LogFile;
 use plover_lab::options::Options;
 use plover_lab::prerequisites;
 use plover_lab::progress::Progress;
@@ -34,6 +35,10 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
         LabCommand::Undrain { replica } => return operate::undrain(&of(&name, replica)?),
         LabCommand::Start => return operate::start(&any(&name)?),
         LabCommand::Shutdown => return operate::shut_down(&any(&name)?),
+        LabCommand::Reboot { wait } => return operate::reboot(&any(&name)?, wait),
+        LabCommand::Reset => return operate::reset(&any(&name)?),
+        LabCommand::Pause => return operate::pause(&any(&name)?),
+        LabCommand::Unpause => return operate::unpause(&any(&name)?),
         LabCommand::Exec { command } => {
             let mut words = command.into_iter();
             let program = words
@@ -71,13 +76,18 @@ pub fn run(name: LabName, command: LabCommand) -> Result<ExitCode> {
             show(&lab, false)?;
         }
         LabCommand::Console => console::attach(&Lab::open(&name)?)?,
-        LabCommand::Logs { replica, follow } => {
+        LabCommand::Logs {
+            replica,
+            follow,
+            lines,
+        } => {
             let lab = Lab::open(&name)?;
             let ids = match replica {
                 Some(id) => vec![lab.find(&Target::Replica(id))?],
                 None => lab.ids().collect(),
             };
-            logs::print(&lab, &ids, follow, &mut std::io::stdout().lock())?;
+            let mut files: Vec<_> = ids.iter().map(|id| LogFile::of(&lab, *id)).collect();
+            logs::print(&mut files, follow, lines, &mut std::io::stdout().lock())?;
         }
         LabCommand::Down { all } => {
             let names = if all { down::all() } else { vec![name] };

@@ -4,6 +4,7 @@ use crate::cli::{At, Show};
 use crate::output;
 use anyhow::Result;
 use plover_lab::control::Control;
+use plover_lab::logs::ToldLog;
 use plover_lab::status::GroupStatus;
 use plover_lab::{console as terminal, operate};
 use serde_json::json;
@@ -108,5 +109,50 @@ pub fn shut_down(control: &Control) -> Result<ExitCode> {
 pub fn start(control: &Control) -> Result<ExitCode> {
     operate::start(control)?;
     output::line("the guest is switched on")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn reboot(control: &Control, wait_s: u64) -> Result<ExitCode> {
+    operate::reboot(control, Duration::from_secs(wait_s))?;
+    output::line("the guest has powered off, and boots again")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn reset(control: &Control) -> Result<ExitCode> {
+    operate::reset(control)?;
+    output::line("the guest's machine is reset")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn pause(control: &Control) -> Result<ExitCode> {
+    operate::pause(control)?;
+    output::line("the guest is paused until `plover unpause`")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn unpause(control: &Control) -> Result<ExitCode> {
+    operate::unpause(control)?;
+    output::line("the guest goes on")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the logs of the group's replicas, or of one.
+pub fn logs(
+    control: &Control,
+    replica: Option<u8>,
+    follow: bool,
+    lines: usize,
+) -> Result<ExitCode> {
+    let ids = match replica {
+        Some(id) => vec![id],
+        None => {
+            let status = GroupStatus::ask(control)?;
+            status.replicas.iter().map(|replica| replica.id).collect()
+        }
+    };
+    let logs = ids.iter().map(|id| ToldLog::of(control, *id, lines));
+    let mut logs: Vec<_> = logs.collect();
+    let mut output = std::io::stdout().lock();
+    plover_lab::logs::print(&mut logs, follow, Some(lines), &mut output)?;
     Ok(ExitCode::SUCCESS)
 }

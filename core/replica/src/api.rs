@@ -123,6 +123,14 @@ pub enum OperatorInput {
     PowerButton,
     /// Switches a guest on that is off.
     Start,
+    /// Presses the power button, and lets the guest boot again when it has powered off.
+    Reboot,
+    /// Resets the machine of a guest that is on.
+    Reset,
+    /// Lets the guest stand still, on both sides and whichever leads, until `Unpause`.
+    Pause,
+    /// Lets a guest go on that stands still since a `Pause`.
+    Unpause,
 }
 
 /// A request of the replica. The node carries actions out in order.

@@ -32,6 +32,10 @@ mod tests {
             typed.clone(),
             OperatorInput::PowerButton,
             OperatorInput::Start,
+            OperatorInput::Reboot,
+            OperatorInput::Reset,
+            OperatorInput::Pause,
+            OperatorInput::Unpause,
         ]);
         let frames = vec![Frame(vec![3, 4]), Frame(vec![5])];
         let operations = [
@@ -39,6 +43,10 @@ mod tests {
             LogOp::Operator(typed),
             LogOp::Operator(OperatorInput::PowerButton),
             LogOp::Operator(OperatorInput::Start),
+            LogOp::Operator(OperatorInput::Reboot),
+            LogOp::Operator(OperatorInput::Reset),
+            LogOp::Operator(OperatorInput::Pause),
+            LogOp::Operator(OperatorInput::Unpause),
             LogOp::Syncvm(SyncNo(1001)),
             LogOp::Paced(1002, frames),
         ];

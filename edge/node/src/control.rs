@@ -37,6 +37,17 @@ pub(crate) enum Op {
     Status,
     /// All replicas of the group, as far as they answer.
     Group,
+    /// The log of a replica, by default this one's: its last lines, or those after the first `after` of its `process`.
+    Logs {
+        #[serde(default)]
+        of: Option<u8>,
+        #[serde(default)]
+        last: Option<u64>,
+        #[serde(default)]
+        process: u32,
+        #[serde(default)]
+        after: u64,
+    },
     /// The leader is to hand over to the replica with this id, or to the one that is in sync.
     Switchover {
         #[serde(default)]
@@ -51,6 +62,14 @@ pub(crate) enum Op {
     Power,
     /// Switch the guest on, if it is off.
     Start,
+    /// Press the guest's power button, and let it boot again when it has powered off.
+    Reboot,
+    /// Reset the guest's machine.
+    Reset,
+    /// Let the guest stand still until `unpause`.
+    Pause,
+    /// Let it go on.
+    Unpause,
     /// The operator's statement that a group which has forgotten its guest may boot a new one. `others`:
     /// the other replicas' copies of the guest's disks by their status, if known.
     Bootstrap {
@@ -72,17 +91,22 @@ pub(crate) enum Op {
 impl Op {
     /// Whether only the leader can carry it out.
     pub fn is_for_leader(&self) -> bool {
-        matches!(
-            self,
-            Self::Power | Self::Start | Self::Switchover { .. } | Self::Console
-        )
+        matches!(self, Self::Console | Self::Switchover { .. }) || self.is_about_power()
     }
 
     /// Whether another replica may ask for it.
     pub fn may_be_sent_on(&self) -> bool {
         matches!(
             self,
-            Self::Status | Self::Power | Self::Start | Self::Switchover { .. }
+            Self::Status | Self::Logs { .. } | Self::Switchover { .. }
+        ) || self.is_about_power()
+    }
+
+    /// Whether it orders something about the guest's power.
+    fn is_about_power(&self) -> bool {
+        matches!(
+            self,
+            Self::Power | Self::Start | Self::Reboot | Self::Reset | Self::Pause | Self::Unpause
         )
     }
 }
@@ -345,7 +369,12 @@ mod tests {
                 phase: plover_syncvm::Phase::Transfer
             }
         );
-        for bad in ["", "{}", r#"{"op":"reboot"}"#, r#"{"op":"crash_in_phase"}"#] {
+        for bad in [
+            "",
+            "{}",
+            r#"{"op":"explode"}"#,
+            r#"{"op":"crash_in_phase"}"#,
+        ] {
             assert!(serde_json::from_str::<Op>(bad).is_err(), "{bad}");
         }
     }

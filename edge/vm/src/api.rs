@@ -9,12 +9,13 @@ use plover_types::DeviceState;
 pub enum VmCommand {
     /// Stop the vCPUs → [`VmEvent::Paused`].
     Pause,
-    /// Let the vCPUs run → [`VmEvent::Resumed`]. Those of a guest that is off stand on.
+    /// Let the vCPUs run → [`VmEvent::Resumed`]. Those of a guest that is off or stands still stand on.
     Resume,
     /// Put the devices into their power-on state while paused, where this machine type needs it
     /// before a load ([`crate::Machine::needs_reset`]) → [`VmEvent::ResetDone`].
     Reset,
-    /// Serialise device and CPU state while paused, and whether the guest is off → [`VmEvent::StateSaved`].
+    /// Serialise device and CPU state while paused, and what operators have ordered of its power →
+    /// [`VmEvent::StateSaved`].
     SaveState,
     /// Load device and CPU state while paused → [`VmEvent::StateLoaded`]. The guest's clocks then go on as
     /// if it had run since it stopped (by this host's `CLOCK_MONOTONIC`).
@@ -26,6 +27,14 @@ pub enum VmCommand {
     /// Let a guest boot that is off ([`VmEvent::GuestEnded`]) → nothing. One that is paused, too, boots when it
     /// is resumed.
     Start,
+    /// Press the power button, and let the guest boot again once it has powered off → nothing.
+    Reboot,
+    /// Reset the machine of a guest that is on; it boots again → nothing.
+    HardReset,
+    /// Let the guest stand still until [`VmCommand::GoOn`], over pauses and loads of its state → nothing.
+    Stand,
+    /// Let a guest go on that stands still → nothing. Its clocks go on as if it had run meanwhile.
+    GoOn,
 }
 
 /// An event of the guest.

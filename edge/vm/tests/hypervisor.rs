@@ -222,6 +222,62 @@ fn a_syncvm_carries_whether_the_guest_is_off() {
     }
 }
 
+/// An operator pauses a guest. It stands over syncvms, also where its state is loaded, until it is let go on.
+#[test]
+fn a_guest_that_an_operator_pauses_stands_until_it_is_let_go_on() {
+    let [mut a, mut b] = [0, 1].map(|_| Guest::boot(config(Machine::Microvm)));
+    a.wait_ping(1);
+    a.vm.command(VmCommand::Stand);
+    a.run_for(Duration::from_millis(200));
+    assert!(a.vm.stands() && a.events.is_empty(), "{:?}", a.events);
+    a.sent.clear();
+    assert!(a.vm.feed(&ping(2, 9)));
+    a.run_for(Duration::from_millis(300));
+    assert!(!a.sent.iter().any(|frame| pong(frame) == Some(2)));
+    assert!(a.vm.consumed_all(), "a syncvm does not wait for it");
+    sync(&mut a, &mut b, true);
+    a.order(VmCommand::Resume);
+    b.order(VmCommand::Resume);
+    assert!(a.vm.stands() && b.vm.stands());
+    b.sent.clear();
+    b.vm.feed(&ping(3, 9));
+    b.run_for(Duration::from_millis(300));
+    assert!(!b.sent.iter().any(|frame| pong(frame) == Some(3)));
+    for guest in [&mut a, &mut b] {
+        guest.vm.command(VmCommand::GoOn);
+        guest.wait_ping(4);
+        assert!(!guest.vm.stands());
+    }
+    sync(&mut a, &mut b, false);
+    b.order(VmCommand::Resume);
+    b.wait_ping(5);
+}
+
+/// A hard reset boots the guest again, whatever `on_reboot` says; so does a power-off after an order to reboot,
+/// whatever `on_poweroff` says.
+#[test]
+fn an_operator_resets_and_reboots_a_guest() {
+    let mut config = config(Machine::Microvm);
+    config.ends.on_reboot = AtEnd::Destroy;
+    let mut guest = Guest::boot(config);
+    guest.console.clear();
+    guest.vm.command(VmCommand::HardReset);
+    guest.wait_boot();
+    guest.wait_ping(1);
+    guest.vm.command(VmCommand::Reboot);
+    guest.order(VmCommand::Pause);
+    guest.order(VmCommand::Resume);
+    assert!(guest.vm.reboots());
+    guest.console.clear();
+    guest.type_line("poweroff -f");
+    guest.expect(ended(GuestEnd::PowerOff, AtEnd::Restart));
+    guest.wait_boot();
+    assert!(!guest.vm.reboots() && !guest.vm.is_off());
+    guest.vm.command(VmCommand::Reboot);
+    guest.vm.command(VmCommand::PowerButton);
+    assert!(!guest.vm.reboots(), "the button alone takes the order back");
+}
+
 #[test]
 fn a_guest_that_crashes_boots_again() {
     let mut guest = Guest::boot(config(Machine::Q35));

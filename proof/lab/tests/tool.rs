@@ -193,7 +193,8 @@ fn a_guest_reboots_while_its_leader_dies() {
     run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
 }
 
-/// A guest that powers off is off on whichever host leads next, until an operator starts it.
+/// A guest that powers off is off on whichever host leads next, until an operator starts it. A guest that an operator
+/// pauses stands in the same way. The logs of all hosts tell of both.
 #[test]
 fn a_guest_that_is_off_stays_off_over_a_failover() {
     let _turn = Turn::wait();
@@ -234,7 +235,26 @@ fn a_guest_that_is_off_stays_off_over_a_failover() {
         wait_for(&progress, "an answer of the service", || {
             Ok(lab.guest_answers(Duration::from_secs(1)))
         })?;
-        wait_until_protected(&lab)
+        wait_until_protected(&lab)?;
+        up.succeeds(&["pause"]);
+        up.fails(&["shutdown"], "plover unpause");
+        up.succeeds(&["fault", "kill", "--role", "leader"]);
+        let third = another_leads(&lab, second)?;
+        ensure!(!lab.guest_answers(Duration::from_secs(1)), "it runs");
+        let told = up.succeeds(&["status"]);
+        ensure!(told.contains("paused by the operator"), "{told}");
+        up.succeeds(&["unpause"]);
+        wait_for(&progress, "an answer of the guest", || {
+            Ok(lab.guest_answers(Duration::from_secs(1)))
+        })?;
+        let run_dir = format!("/run/plover-lab/{}/replica-{third}/run", up.name);
+        let logs = plover(&["logs", "--run-dir", &run_dir]);
+        let logs = String::from_utf8_lossy(&logs.stdout);
+        let of = |id: u8| logs.contains(&format!("r{id} | "));
+        ensure!(of(third) && of(first), "{logs}");
+        ensure!(logs.contains(&format!("r{second} | [no log: ")), "{logs}");
+        ensure!(logs.contains("an operator lets the guest go on"), "{logs}");
+        Ok(())
     };
     run().unwrap_or_else(|error| panic!("{error:#}\n{}", lab.status()));
 }

@@ -5,7 +5,6 @@
 
 use crate::describe::Paced;
 use crate::disk::Write;
-use crate::guest::GuestEnd;
 use crate::hypervisor::{Due, Hypervisor, Order};
 use crate::invariants::external_consistency::Release;
 use crate::invariants::streams_go_on::StreamsGoOn;
@@ -231,8 +230,12 @@ impl World {
                 if let Some(hypervisor) = &mut self.process_mut(who).hypervisor {
                     match input {
                         OperatorInput::Console(bytes) => hypervisor.type_on(now, &bytes),
-                        OperatorInput::PowerButton => hypervisor.guest.end_soon(GuestEnd::PowerOff),
+                        OperatorInput::PowerButton => hypervisor.press_button(false),
                         OperatorInput::Start => hypervisor.start_guest(now),
+                        OperatorInput::Reboot => hypervisor.press_button(true),
+                        OperatorInput::Reset => hypervisor.hard_reset(now),
+                        OperatorInput::Pause => hypervisor.stand_still(now),
+                        OperatorInput::Unpause => hypervisor.go_on(now),
                     }
                 }
                 self.plan_hypervisor(who);

@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 mod ends;
 mod memory;
 
-pub use ends::{AtEnd, Ends, GuestEnd, Power};
+pub use ends::{AtEnd, Ends, GuestEnd, Life, Power};
 
 /// Queues that the devices have at most: an older one is taken down for a new one.
 const QUEUES_MAX: usize = 4;
@@ -116,7 +116,7 @@ pub struct Devices {
     registers: u64,
     /// Each client's stream.
     streams: BTreeMap<u8, Stream>,
-    power: Power,
+    life: Life,
     /// The pages of its queues. Its driver has written each when it set the queue up.
     queues: Vec<u32>,
 }
@@ -155,7 +155,7 @@ impl FakeGuest {
                 work: None,
                 registers: rng.word(),
                 streams: BTreeMap::new(),
-                power: Power::On,
+                life: Life::default(),
                 queues: Vec::new(),
             },
             devices_clean: true,
@@ -469,7 +469,7 @@ impl FakeGuest {
             work: None,
             registers: self.rng.word(),
             streams: BTreeMap::new(),
-            power: self.devices.power,
+            life: self.devices.life,
             queues: Vec::new(),
         };
         self.devices_clean = true;

@@ -60,6 +60,9 @@ impl World {
         self.clients.count_fresh(now);
         self.let_guests_live();
         self.end_planned_work();
+        if self.orders.come() {
+            self.plan.after(Micros::ZERO, Happening::Order);
+        }
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
             self.process_mut(who).has_tap = true;

@@ -6,6 +6,7 @@
 //! ```
 //!
 //! Its guest may end by itself: then it stands until its machine is reset, and boots again or is off (`power`).
+//! An operator may pause, reset and reboot it.
 //!
 //! It may die at any moment, or refuse an order. Some machine types load device state only onto
 //! devices that were reset before (docs/decisions/0003). So a replica that gets the steps of a
@@ -139,7 +140,7 @@ impl Hypervisor {
 
     /// The process is gone; its guest's memory is still mapped by the replica.
     pub fn die(&mut self, now: Micros) {
-        self.stand(now);
+        self.stop(now);
         self.dead = true;
     }
 
@@ -180,10 +181,11 @@ impl Hypervisor {
         self.plan_step();
     }
 
-    /// CPU time used, if everything fed was consumed.
+    /// CPU time used, if everything fed was consumed. A guest that stands still consumes no more.
     pub fn sample(&mut self, now: Micros) -> Option<Micros> {
         self.let_time_pass(now);
-        (self.nic.is_empty() && self.console.is_empty()).then_some(self.cpu)
+        let consumed = self.nic.is_empty() && self.console.is_empty();
+        (consumed || self.guest.stands()).then_some(self.cpu)
     }
 
     /// Whether the vCPUs run.
@@ -269,7 +271,7 @@ impl Hypervisor {
             Order::Start => Some(Event::GuestStarted(MachineWords::default())),
             Order::Probe => Some(Event::Probed),
             Order::Pause => {
-                self.stand(now);
+                self.stop(now);
                 self.is_paused = true;
                 // One whose state is saved before its machine is reset is reset when it is to go on.
                 if self.has_ended() && self.rng.chance(0.5) {
@@ -303,12 +305,12 @@ impl Hypervisor {
         if self.habits.needs_reset && !self.guest.devices_clean {
             return self.refuse("state loaded onto devices that have run");
         }
-        let before = self.guest.power();
+        let (before, stood) = (self.guest.power(), self.guest.stands());
         if self.running_since.is_some() || !self.guest.load_devices(bytes) {
             return self.refuse("no state, or a guest that runs");
         }
         self.guest.devices_clean = false;
-        self.count_load(before);
+        self.count_load(before, stood);
         Event::StateLoaded
     }
 
@@ -322,10 +324,10 @@ impl Hypervisor {
         }
     }
 
-    /// Lets a paused guest run. One that is off stays as it is.
+    /// Lets a paused guest run. One that is off or stands still stays as it is.
     fn resumed(&mut self, now: Micros) -> Event {
         self.is_paused = false;
-        if self.guest.power() == Power::On {
+        if self.guest.power() == Power::On && !self.guest.stands() {
             self.run(now);
         }
         Event::GuestResumed
@@ -342,7 +344,7 @@ impl Hypervisor {
         Event::GuestDied(format!("refused: {why}"))
     }
 
-    fn stand(&mut self, now: Micros) {
+    fn stop(&mut self, now: Micros) {
         self.let_time_pass(now);
         self.running_since = None;
         self.token += 1;

@@ -18,6 +18,7 @@
 //!   (`body`); everything around it is simulated.
 //! * A run depends on nothing but its seed: [`Simulation::run`] of the same seed gives the same trace.
 //! * In some seeds guests reboot, power off and crash, and an operator starts those that are off.
+//! * In some an operator pauses, resets and reboots the guest.
 //! * Faults come for some seconds, then all of them end, and the group must recover.
 //! * Each property is a file of [`invariants`].
 //! * In groups of two (`pair`) either links hold, and all properties must hold; or links fail, two
@@ -75,6 +76,7 @@ mod describe;
 mod heal;
 mod life;
 mod observe;
+mod orders;
 mod pair;
 mod planned;
 mod strike;

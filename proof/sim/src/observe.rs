@@ -17,8 +17,8 @@ use plover_syncvm::{Phase, SyncMessage};
 use plover_types::{Index, Lane, Micros, ReplicaId, SyncNo, View, wire};
 
 /// Longer messages carry pages and are not decoded here. The limit has room for an end mark with all
-/// inputs that came while a slow disk was waited for.
-const LOOK_BYTES_MAX: usize = 1 << 16;
+/// inputs that came while a slow disk was waited for, or while an operator had paused the guest.
+const LOOK_BYTES_MAX: usize = 1 << 18;
 
 /// A bootstrap is carried out within this time: its promise may wait behind others on a slow disk.
 const OPERATOR_HEARD_WITHIN: Micros = Micros(10_000_000);
@@ -225,7 +225,10 @@ impl World {
             } => self.invariants.one_fault.joins(who),
             Note::Kept { sync } => self.on_kept(who, *sync),
             Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
-            Note::Synced(_) => self.invariants.one_fault.synced(),
+            Note::Synced(_) => {
+                self.invariants.one_fault.synced();
+                self.look_at_pause(who);
+            }
             Note::HandedOver { .. } => self.hands_over(who),
             Note::InSync { in_sync, .. } => self.changes_in_sync(who, *in_sync),
             _ => {}
@@ -304,11 +307,18 @@ impl World {
         if self.invariants.external_consistency.has_shown() {
             self.coverage.hit("failover: a new leader serves");
             let hypervisor = self.process(who).hypervisor.as_ref();
-            if hypervisor.is_some_and(Hypervisor::is_off) {
+            let is_off = hypervisor.is_some_and(Hypervisor::is_off);
+            let stands = hypervisor.is_some_and(Hypervisor::stands);
+            if is_off {
                 self.coverage
                     .hit("guest: off while its next leader takes over");
             }
+            if stands {
+                self.coverage
+                    .hit("guest: stands while its next leader takes over");
+            }
         }
+        self.check_pause(who);
         self.invariants.one_sender_a_slot.serves(who, view);
         let check = self.invariants.progress.serves(who, self.generation);
         self.check(check);

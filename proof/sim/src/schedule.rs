@@ -72,6 +72,8 @@ pub enum Happening {
     Type,
     /// The operator plans work on a host.
     Plan,
+    /// The operator orders something about the guest's power.
+    Order,
     /// The work is done: the host takes part again.
     Undrain(ReplicaId),
     /// The operator starts a guest that is off.

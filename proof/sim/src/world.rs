@@ -10,6 +10,7 @@ use crate::history::Histories;
 use crate::invariants::{Check, Invariants, Violation};
 use crate::life::Life;
 use crate::net::Net;
+use crate::orders::Orders;
 use crate::pair;
 use crate::planned::Planned;
 use crate::process::{Process, State};
@@ -90,6 +91,7 @@ pub struct World {
     pub(crate) areas: Areas,
     pub(crate) life: Life,
     pub(crate) planned: Planned,
+    pub(crate) orders: Orders,
     /// When a fault struck or ended last.
     pub(crate) disturbed_at: Micros,
     /// The replies that were received when they were last counted.
@@ -172,6 +174,10 @@ impl World {
         if planned.comes() {
             plan.at(scenario.faults.begin, Happening::Plan);
         }
+        let orders = Orders::draw(seed, alone);
+        if orders.come() {
+            plan.at(scenario.faults.begin, Happening::Order);
+        }
         if scenario.short_lives {
             plan.at(scenario.faults.begin, Happening::AllDie);
         }
@@ -199,6 +205,7 @@ impl World {
             areas: Areas::draw(seed, alone),
             life,
             planned,
+            orders,
             disturbed_at: Micros::ZERO,
             replies_before: 0,
             scenario,
@@ -288,6 +295,7 @@ impl World {
             Happening::Operator => self.watch(),
             Happening::Type => self.type_some(),
             Happening::Plan => self.plan_work(),
+            Happening::Order => self.order_power(),
             Happening::Undrain(who) => self.undrain(who),
             Happening::StartGuest => self.start_guest_again(),
             Happening::LookAfterAnEnd => self.look_after_an_end(),

@@ -22,7 +22,7 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 75] = [
+const REACHED: [&str; 83] = [
     "death: a report of an older process",
     "death: a report of the leader",
     "death: a report to the leader",
@@ -82,6 +82,14 @@ const REACHED: [&str; 75] = [
     "guest: crashes, and is off",
     "guest: crashes, and boots again",
     "guest: started by the operator",
+    "guest: paused by the operator",
+    "guest: let go on by the operator",
+    "guest: reset by the operator",
+    "guest: boots again, as the operator has ordered",
+    "guest: a state that stands was loaded into one that runs",
+    "guest: a state that runs was loaded into one that stands",
+    "guest: stands while its leader serves",
+    "guest: stands while its next leader takes over",
     "guest: ends in a sync, the leader's",
     "guest: ends in a sync, the secondary's",
     "guest: ends in a join",

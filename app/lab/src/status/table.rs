@@ -89,7 +89,7 @@ impl GroupStatus {
 }
 
 impl ReplicaStatus {
-    fn says(&self, key: &str) -> bool {
+    pub(crate) fn says(&self, key: &str) -> bool {
         self.more.get(key).and_then(serde_json::Value::as_bool) == Some(true)
     }
 
@@ -150,6 +150,22 @@ impl GroupStatus {
         if self.leader().is_some_and(|leader| leader.says("guest_off")) {
             let start = self.words("plover lab start", "plover start");
             writeln!(f, "The guest is off until `{start}`.")?;
+        }
+        if self
+            .leader()
+            .is_some_and(|leader| leader.says("guest_paused"))
+        {
+            let unpause = self.words("plover lab unpause", "plover unpause");
+            writeln!(f, "The guest is paused by the operator until `{unpause}`.")?;
+        }
+        if self
+            .leader()
+            .is_some_and(|leader| leader.says("guest_reboots"))
+        {
+            writeln!(
+                f,
+                "The guest reboots: it boots again when it has powered off."
+            )?;
         }
         if let Some(last) = self.last_failover() {
             writeln!(f, "Last failover: {last}.")?;
@@ -309,6 +325,22 @@ mod tests {
         }
         std::fs::write(&log, "plover: old\nINFO role\n").unwrap();
         assert_eq!(last_error(&log), None, "it ran on after that");
+    }
+
+    #[test]
+    fn a_pause_and_a_reboot_of_the_operator_are_told() {
+        let mut leader = said(0, "leader", "1@r0", true);
+        assert!(!lab(vec![leader.clone()]).to_string().contains("paused"));
+        leader.more.insert("guest_paused".into(), true.into());
+        let table = lab(vec![leader.clone()]).to_string();
+        let line = "The guest is paused by the operator until `plover lab unpause`.";
+        assert!(table.lines().any(|found| found == line), "{table}");
+        leader.more.insert("guest_reboots".into(), true.into());
+        let table = lab(vec![leader]).to_string();
+        assert!(
+            table.contains("boots again when it has powered off"),
+            "{table}"
+        );
     }
 
     #[test]

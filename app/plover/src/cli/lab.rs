@@ -9,54 +9,87 @@ use std::ffi::OsString;
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Make a lab; return when the guest answers and is protected.
+    #[command(after_help = "Example:\n  plover lab up --policy remus-25")]
     Up(Box<UpOptions>),
     /// Show the state of all replicas.
+    #[command(after_help = "Example:\n  plover lab status --watch")]
     Status {
         #[command(flatten)]
         show: Show,
     },
     /// Move the lead to another replica, as `plover switchover` does.
+    #[command(after_help = "Example:\n  plover lab switchover --to 1")]
     Switchover {
         /// The replica that is to lead; by default the one that is in sync.
         #[arg(long, value_name = "ID")]
         to: Option<u8>,
     },
     /// Clear a replica's host of every role that matters, as `plover drain` does there.
+    #[command(after_help = "Example:\n  plover lab drain --replica 0")]
     Drain {
         /// The replica's id.
         #[arg(long, value_name = "ID")]
         replica: u8,
     },
     /// Let a drained host have roles again.
+    #[command(after_help = "Example:\n  plover lab undrain --replica 0")]
     Undrain {
         /// The replica's id.
         #[arg(long, value_name = "ID")]
         replica: u8,
     },
     /// Switch a guest on that has powered off.
+    #[command(after_help = "Example:\n  plover lab start")]
     Start,
     /// Press the guest's power button.
+    #[command(after_help = "Example:\n  plover lab shutdown")]
     Shutdown,
+    /// Press the guest's power button, and let it boot again when it has powered off.
+    #[command(after_help = "Example:\n  plover lab reboot --wait 30")]
+    Reboot {
+        /// Wait for so many seconds until the guest has powered off.
+        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+        wait: u64,
+    },
+    /// Reset the guest's machine.
+    #[command(after_help = "Example:\n  plover lab reset")]
+    Reset,
+    /// Let the guest stand still until `plover lab unpause`.
+    #[command(after_help = "Example:\n  plover lab pause")]
+    Pause,
+    /// Let a paused guest go on.
+    #[command(after_help = "Example:\n  plover lab unpause")]
+    Unpause,
     /// Run a command on the client's host.
+    #[command(
+        after_help = "Example:\n  plover lab exec -- redis-benchmark -h 10.77.0.100 -n 10000 -t set,get"
+    )]
     Exec {
         /// The command and its arguments, after `--`.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
     /// Stop, kill or cut off a replica, or undo it.
-    #[command(arg_required_else_help = true)]
+    #[command(
+        arg_required_else_help = true,
+        after_help = "Example:\n  plover lab fault kill --role leader"
+    )]
     Fault(FaultOptions),
     /// Start a replica again that is down.
+    #[command(after_help = "Example:\n  plover lab restart --replica 0")]
     Restart {
         /// The replica's id.
         #[arg(long, value_name = "ID")]
         replica: u8,
     },
     /// Boot a new guest after all replicas have lost the old guest's state.
+    #[command(after_help = "Example:\n  plover lab bootstrap")]
     Bootstrap,
     /// Open the guest's serial console; Ctrl-] leaves it.
+    #[command(after_help = "Example:\n  plover lab console")]
     Console,
-    /// Print the replicas' logs.
+    /// Print the replicas' logs, merged by time.
+    #[command(after_help = "Example:\n  plover lab logs --lines 20 --follow")]
     Logs {
         /// Only the log of the replica with this id.
         #[arg(long, value_name = "ID")]
@@ -64,8 +97,12 @@ pub enum LabCommand {
         /// Keep printing new lines.
         #[arg(short, long)]
         follow: bool,
+        /// At first print so many lines, the last ones of all; by default all.
+        #[arg(short = 'n', long, value_name = "COUNT")]
+        lines: Option<usize>,
     },
     /// Remove the lab, whatever state it is in.
+    #[command(after_help = "Example:\n  plover lab down")]
     Down {
         /// Remove all labs of this machine.
         #[arg(long)]

@@ -3,12 +3,14 @@
 use super::{Body, BoxError};
 use crate::clock;
 use crate::control::{Op, Request};
+use crate::recent::Wanted;
 use plover_disk::Disks;
 use plover_replica::newest::{self, BootRefused, DiskCopy, LastInSync};
 use plover_replica::{Event, OperatorInput, Role};
 use plover_types::{PAGE_BYTES, Payload, ReplicaId};
 use plover_vm::QemuVm;
 use serde_json::{Value, json};
+use std::sync::mpsc::Sender;
 
 impl Body {
     pub(super) fn take_control(&mut self) -> Result<(), BoxError> {
@@ -26,6 +28,10 @@ impl Body {
                 Request::Op { op, reply } if op.is_for_leader() && self.role != Role::Leader => {
                     self.ask_leader(&op, None, reply);
                 }
+                Request::Op {
+                    op: op @ Op::Logs { of: Some(of), .. },
+                    reply,
+                } if of != self.config.group.me => self.ask_for_logs(of, &op, reply),
                 Request::Op { op, reply } => {
                     let answer = self.carry_out(op)?;
                     let _ = reply.send(answer);
@@ -39,11 +45,23 @@ impl Body {
     pub(super) fn carry_out(&mut self, op: Op) -> Result<Value, BoxError> {
         Ok(match op {
             Op::Status => self.status(),
-            Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
-            Op::Start if self.role == Role::Leader && !self.is_guest_off() => {
-                json!({"error": "the guest is not off: there is nothing to start"})
+            Op::Logs {
+                last,
+                process,
+                after: count,
+                ..
+            } => {
+                let after = Wanted::After { process, count };
+                let mut answer = self.log.answer(last.map_or(after, Wanted::Last));
+                answer["id"] = self.config.group.me.into();
+                answer
             }
+            Op::Power => self.operate_by_log(OperatorInput::PowerButton)?,
             Op::Start => self.operate_by_log(OperatorInput::Start)?,
+            Op::Reboot => self.operate_by_log(OperatorInput::Reboot)?,
+            Op::Reset => self.operate_by_log(OperatorInput::Reset)?,
+            Op::Pause => self.operate_by_log(OperatorInput::Pause)?,
+            Op::Unpause => self.operate_by_log(OperatorInput::Unpause)?,
             Op::Switchover { to } => self.switch_over(to)?,
             Op::Drain => self.drain(true)?,
             Op::Undrain => self.drain(false)?,
@@ -70,6 +88,19 @@ impl Body {
             Op::Console => json!({"error": "console is a connection of its own"}),
             Op::Group => json!({"error": "ask for the group on a replica's own socket"}),
         })
+    }
+
+    /// Another replica is asked for its log.
+    fn ask_for_logs(&mut self, of: u8, op: &Op, reply: Sender<Value>) {
+        let members = self.replica.members();
+        if members.contains(ReplicaId(of)) {
+            return self.ask(ReplicaId(of), op, None, reply);
+        }
+        let why = format!(
+            "replica {of} is no member of the group: name one of {}",
+            members.in_words()
+        );
+        let _ = reply.send(json!({"error": why}));
     }
 
     /// Hands over to another replica, as soon as no sync runs.
@@ -103,12 +134,25 @@ impl Body {
         if self.role != Role::Leader {
             return Ok(json!({"error": self.not_leading("does not lead")}));
         }
+        let guest = PowerState {
+            is_off: self.is_guest_off(),
+            is_paused: self.is_guest_paused(),
+            serves: self.replica.status().serving,
+        };
+        if let Some(why) = guest.why_not(&input) {
+            return Ok(json!({"error": why}));
+        }
         self.apply(Event::Operator(input))?;
         Ok(json!({"ok": true}))
     }
 
     fn is_guest_off(&self) -> bool {
         self.vm.as_ref().is_some_and(QemuVm::is_off)
+    }
+
+    /// An operator has paused the guest. (The pauses of syncs are another thing.)
+    fn is_guest_paused(&self) -> bool {
+        self.vm.as_ref().is_some_and(QemuVm::stands)
     }
 
     /// Why the guest must not start from this replica's disks, by its own record and the operator's
@@ -208,7 +252,7 @@ impl Body {
             "holds_state": status.holds_state,
             "can_split": self.config.can_split(),
             "doubts": self.replica.consensus_core().status().doubts,
-            "guest_running": status.guest_running && !self.is_guest_off(),
+            "guest_running": status.guest_running && !self.is_guest_off() && !self.is_guest_paused(),
             "guest_off": self.is_guest_off(),
             "held_outputs": status.held_outputs,
             "idle_threshold_us": status.idle_threshold.0,
@@ -245,6 +289,8 @@ impl Body {
         });
         let members = self.replica.members().iter().map(|r| r.0);
         answer["members"] = members.collect();
+        answer["guest_paused"] = self.is_guest_paused().into();
+        answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();
@@ -254,6 +300,43 @@ impl Body {
         answer["guests_lost"] = self.failures.guests.into();
         answer["disk_stage_histogram"] = self.staged.to_json();
         answer
+    }
+}
+
+/// What the leader's guest can be ordered to do depends on this.
+#[derive(Clone, Copy, Debug)]
+struct PowerState {
+    is_off: bool,
+    is_paused: bool,
+    serves: bool,
+}
+
+impl PowerState {
+    /// Why an order cannot be carried out, and what to do.
+    fn why_not(self, input: &OperatorInput) -> Option<&'static str> {
+        use OperatorInput::{Console, Pause, PowerButton, Reboot, Reset, Start, Unpause};
+        if !self.serves {
+            return Some(
+                "the replica that leads does not serve yet: try again in a moment, and see `plover status`",
+            );
+        }
+        match input {
+            Pause if self.is_paused => {
+                Some("the guest is paused already: `plover unpause` lets it go on")
+            }
+            Unpause if !self.is_paused => {
+                Some("no operator has paused the guest: there is nothing to unpause")
+            }
+            PowerButton | Reboot | Start if self.is_paused => {
+                Some("the guest is paused by an operator: run `plover unpause` first")
+            }
+            Start if !self.is_off => Some("the guest is not off: there is nothing to start"),
+            PowerButton if self.is_off => Some("the guest is off: there is nothing to shut down"),
+            Reboot | Reset | Pause if self.is_off => {
+                Some("the guest is off: `plover start` switches it on")
+            }
+            Console(_) | PowerButton | Start | Reboot | Reset | Pause | Unpause => None,
+        }
     }
 }
 
@@ -276,4 +359,58 @@ fn memory() -> serde_json::Value {
         "private_kib": field("RssAnon") + field("RssFile"),
         "shared_kib": field("RssShmem"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use OperatorInput::{Pause, PowerButton, Reboot, Reset, Start, Unpause};
+
+    #[test]
+    fn an_order_that_cannot_be_carried_out_is_refused_with_advice() {
+        let runs = PowerState {
+            is_off: false,
+            is_paused: false,
+            serves: true,
+        };
+        let off = PowerState {
+            is_off: true,
+            ..runs
+        };
+        let paused = PowerState {
+            is_paused: true,
+            ..runs
+        };
+        for (state, taken, refused) in [
+            (
+                runs,
+                vec![PowerButton, Reboot, Reset, Pause],
+                vec![Start, Unpause],
+            ),
+            (
+                off,
+                vec![Start],
+                vec![PowerButton, Reboot, Reset, Pause, Unpause],
+            ),
+            (
+                paused,
+                vec![Reset, Unpause],
+                vec![PowerButton, Reboot, Start, Pause],
+            ),
+        ] {
+            for input in taken {
+                assert_eq!(state.why_not(&input), None, "{state:?} {input:?}");
+            }
+            for input in refused {
+                assert!(state.why_not(&input).is_some(), "{state:?} {input:?}");
+            }
+        }
+        let advice = paused.why_not(&Reboot);
+        assert!(advice.is_some_and(|why| why.contains("`plover unpause`")));
+        let starting = PowerState {
+            serves: false,
+            ..runs
+        };
+        assert!(starting.why_not(&Reset).is_some());
+    }
 }

@@ -21,6 +21,19 @@ const WRITTEN_MAX: u64 = 65_536;
 /// How often that is looked at. The loop does not wake for it, because a leader's heartbeats wake it.
 const FAULTS_EVERY: Micros = Micros::from_ms(10);
 
+/// An operator's order about the guest's power, for the log.
+fn in_words(input: &OperatorInput) -> Option<&'static str> {
+    Some(match input {
+        OperatorInput::Console(_) => return None,
+        OperatorInput::PowerButton => "presses the guest's power button",
+        OperatorInput::Start => "switches the guest on",
+        OperatorInput::Reboot => "reboots the guest: its power button is pressed",
+        OperatorInput::Reset => "resets the guest",
+        OperatorInput::Pause => "pauses the guest: it stands still until 'plover unpause'",
+        OperatorInput::Unpause => "lets the guest go on",
+    })
+}
+
 impl Body {
     pub(super) fn take_vm(&mut self) -> Result<(), BoxError> {
         let Some(vm) = &mut self.vm else {
@@ -217,6 +230,15 @@ impl Body {
             OperatorInput::Console(bytes) => vm.console_write(bytes),
             OperatorInput::PowerButton => vm.command(VmCommand::PowerButton),
             OperatorInput::Start => vm.command(VmCommand::Start),
+            OperatorInput::Reboot => vm.command(VmCommand::Reboot),
+            OperatorInput::Reset => vm.command(VmCommand::HardReset),
+            OperatorInput::Pause => vm.command(VmCommand::Stand),
+            OperatorInput::Unpause => vm.command(VmCommand::GoOn),
+        }
+        if let Some(what) = in_words(input) {
+            tracing::warn!("an operator {what}");
+            // The other copy is to know it soon, also where nothing else asks for a syncvm.
+            self.events.push_back(Event::SyncDue);
         }
     }
 

@@ -26,6 +26,7 @@ use crate::histogram::Histogram;
 use crate::images;
 use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
+use crate::recent::RecentLog;
 use crate::service::Service;
 use crate::storage::Storage;
 use crate::supervisor::ThisProcess;
@@ -68,7 +69,8 @@ pub enum ExitReason {
     Stopped,
 }
 
-/// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open.
+/// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open. `log` has the
+/// lines that this process logs, for operators of other hosts.
 /// It must be called on the process's main thread: the hypervisor dies with the thread that started it.
 ///
 /// # Errors
@@ -77,9 +79,10 @@ pub enum ExitReason {
 pub fn run(
     config: ReplicaConfig,
     process: ThisProcess,
+    log: RecentLog,
     ready: impl FnOnce(StopHandle),
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
-    let mut body = Body::open(config, process)?;
+    let mut body = Body::open(config, process, log)?;
     if body.config.can_split() {
         tracing::warn!("{SPLIT_WARNING}");
     }
@@ -124,6 +127,7 @@ struct Body {
     console_log: std::fs::File,
     console_log_bytes: u64,
     trace: Trace,
+    log: RecentLog,
     metrics: SyncMetrics,
     held: HeldOutputs,
     failures: Failures,
@@ -182,7 +186,7 @@ struct Ready {
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Body {
-    fn open(config: ReplicaConfig, process: ThisProcess) -> Result<Self, BoxError> {
+    fn open(config: ReplicaConfig, process: ThisProcess, log: RecentLog) -> Result<Self, BoxError> {
         let qemu = config.qemu();
         // Before this replica has peers who wait for it: the first call tries KVM.
         choose_accel(&qemu);
@@ -260,6 +264,7 @@ impl Body {
             console_log,
             console_log_bytes: 0,
             trace,
+            log,
             metrics: SyncMetrics::default(),
             held: HeldOutputs::default(),
             failures: Failures::default(),

@@ -11,10 +11,10 @@
 //! and we report ours) and on processor modes, which are part of its key. In any doubt all translations
 //! are dropped.
 
-use super::power::Power;
+use super::power::{Life, monotonic};
 use super::{Purpose, QemuVm};
 use crate::device_state::with_serial_queue;
-use plover_types::{DeviceState, PAGE_BYTES, PageNo, PageSet};
+use plover_types::{DeviceState, Micros, PAGE_BYTES, PageNo, PageSet};
 use serde_json::json;
 
 /// Up to here the guest-physical address of a page is its offset in the RAM file, on every machine type.
@@ -32,8 +32,10 @@ pub(super) struct Loads {
     pub(super) ram_in_qemu: u64,
     /// Pages that we wrote since the last load.
     overwritten: PageSet,
-    /// Whether the machine has power in the state that is being loaded.
-    pub(super) power: Power,
+    /// The machine's power in the state that is being loaded.
+    life: Life,
+    /// If its guest stands still for an operator: since when, by this host's `CLOCK_MONOTONIC`.
+    stands_since: Option<Micros>,
 }
 
 impl Loads {
@@ -42,7 +44,8 @@ impl Loads {
             keeps_code: false,
             ram_in_qemu: 0,
             overwritten: PageSet::new(pages),
-            power: Power::On,
+            life: Life::default(),
+            stands_since: None,
         }
     }
 
@@ -67,14 +70,22 @@ impl QemuVm {
     pub(super) fn begin_load(&mut self, state: DeviceState) {
         self.orders.opened(Purpose::Load);
         let mut bytes = state.bytes;
-        let Some(power) = bytes.pop().and_then(Power::of_byte) else {
+        let Some(life) = Life::take_from(&mut bytes) else {
             self.orders.closed(Purpose::Load);
             return self.failed(
                 "load",
                 "the state does not say whether its machine has power",
             );
         };
-        self.loads.power = power;
+        // The clocks of a guest that stands still stand since then.
+        let mut stopped_at = state.stopped_at;
+        if let Some(stood) = life.stood {
+            stopped_at = stopped_at.since(stood);
+        }
+        let known = |at: &Micros| *at > Micros::ZERO;
+        let since = Some(stopped_at).filter(known).unwrap_or_else(monotonic);
+        self.loads.stands_since = life.stood.map(|_| since);
+        self.loads.life = life;
         let (bytes, serial) = with_serial_queue(bytes);
         if let Err(error) = self.state_file.write(&bytes) {
             self.orders.closed(Purpose::Load);
@@ -83,15 +94,20 @@ impl QemuVm {
         if self.direct {
             let runs = self.loads.overwritten_runs();
             tracing::debug!(kept = runs.is_some(), "loading device state");
-            let given = self
-                .order_link
-                .load(runs.as_deref(), serial, state.stopped_at);
+            let given = self.order_link.load(runs.as_deref(), serial, stopped_at);
             return self.order_given(given);
         }
         // A load uses up the registered yank instance, whether it succeeds or not.
         self.armed = false;
         let arguments = json!({ "filename": self.state_file_name() });
         self.send(Purpose::Load, "xen-load-devices-state", arguments);
+    }
+
+    /// The machine has the power of the state that was loaded, and its operator's orders hold here.
+    pub(super) fn take_life(&mut self) {
+        self.orders.power = self.loads.life.power;
+        self.orders.reboots = self.loads.life.reboots;
+        self.orders.stands_since = self.loads.stands_since;
     }
 
     /// QEMU has answered the load.

@@ -153,10 +153,11 @@ impl QemuVm {
     }
 
     /// Whether QEMU has consumed every frame fed and every byte typed, and its disks have answered
-    /// every request.
+    /// every request. A guest that stands still for an operator consumes no more.
     pub fn consumed_all(&self) -> bool {
         let disks_idle = self.disks.as_ref().is_none_or(Attachment::is_idle);
-        self.nic.consumed_all() && self.console.consumed_all() && disks_idle
+        let inputs = self.stands() || self.nic.consumed_all() && self.console.consumed_all();
+        inputs && disks_idle
     }
 
     /// While paused: takes back the frames and typed bytes that QEMU has not consumed.

@@ -1,9 +1,10 @@
 //! Orders, and QEMU's answers to them.
 
-use super::power::{AfterReset, Power};
+use super::power::{AfterReset, Power, monotonic};
 use super::{Phase, QemuVm};
-use crate::{GuestEnd, VmCommand, VmEvent};
+use crate::{AtEnd, GuestEnd, VmCommand, VmEvent};
 use plover_agent::Order;
+use plover_types::Micros;
 use rustix::fd::AsRawFd;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -21,15 +22,26 @@ pub(super) enum Purpose {
     Reset,
     /// The machine of a guest that has ended by itself.
     ResetEnded(AfterReset),
-    /// A guest that was off, or has ended, runs again; the replica takes it to run already.
+    /// A guest that was off, has ended or stood still runs again; the replica takes it to run already.
     Boot,
+    /// The guest is to stand still for an operator; the replica takes it to run on.
+    Stand,
+    /// The guest is stopped for a hard reset; the replica takes it to run on.
+    StopForReset,
     /// To learn whether the main loop runs.
     Probe,
     /// To learn why the guest stopped without an order.
     WhyStopped,
 }
 
-/// Orders not yet carried out.
+impl Purpose {
+    /// Whether it stops the vCPUs.
+    fn stops(self) -> bool {
+        matches!(self, Self::Pause | Self::Stand | Self::StopForReset)
+    }
+}
+
+/// Orders not yet carried out, and what those that were carried out have left.
 pub(super) struct Orders {
     queue: VecDeque<VmCommand>,
     /// Sent, not answered: at most a pause and one behind it.
@@ -39,10 +51,16 @@ pub(super) struct Orders {
     reset_happened: bool,
     /// Whether the machine has power.
     pub(super) power: Power,
+    /// It boots again after its next power-off, because an operator has ordered a reboot.
+    pub(super) reboots: bool,
+    /// Since when it stands still for an operator, by `CLOCK_MONOTONIC`.
+    pub(super) stands_since: Option<Micros>,
     /// The last order was to pause, or none was given yet.
     pub(super) is_paused: bool,
+    /// When it was last ordered to pause, by the same clock.
+    pub(super) paused_at: Micros,
     /// `STOP` events that direct orders will still cause on QMP.
-    stops_due: u32,
+    pub(super) stops_due: u32,
 }
 
 impl Orders {
@@ -54,7 +72,10 @@ impl Orders {
             reset_answered: false,
             reset_happened: false,
             power: Power::On,
+            reboots: false,
+            stands_since: None,
             is_paused: true,
+            paused_at: Micros::ZERO,
             stops_due: 0,
         }
     }
@@ -119,11 +140,9 @@ impl QemuVm {
     fn give_order(&mut self, command: VmCommand) {
         match command {
             VmCommand::Pause => {
-                self.nic.hold();
-                self.console.hold();
                 self.orders.is_paused = true;
-                self.orders.stops_due += u32::from(self.direct);
-                self.order(Purpose::Pause, Order::Stop, "stop", Value::Null);
+                self.orders.paused_at = monotonic();
+                self.halt(Purpose::Pause);
             }
             VmCommand::Resume => {
                 if !self.reset_ended(AfterReset::Resume) {
@@ -144,20 +163,18 @@ impl QemuVm {
             }
             VmCommand::LoadState(state) => self.begin_load(state),
             VmCommand::Probe => {}
-            VmCommand::PowerButton => {
-                self.send(
-                    Purpose::Quiet("power button"),
-                    "system_powerdown",
-                    Value::Null,
-                );
-            }
+            VmCommand::PowerButton => self.press_button(false),
+            VmCommand::Reboot => self.press_button(true),
+            VmCommand::HardReset => self.hard_reset(),
+            VmCommand::Stand => self.stand(),
+            VmCommand::GoOn => self.go_on(),
         }
     }
 
-    /// Lets a paused guest run. One that is off stays as it is.
+    /// Lets a paused guest run. One that is off or stands still stays as it is.
     pub(super) fn resume(&mut self) {
         self.orders.is_paused = false;
-        if self.orders.power == Power::Off {
+        if self.orders.power == Power::Off || self.stands() {
             self.events.push_back(VmEvent::Resumed);
             return;
         }
@@ -172,7 +189,21 @@ impl QemuVm {
     pub(super) fn reset_machine(&mut self, purpose: Purpose) {
         self.orders.reset_answered = false;
         self.orders.reset_happened = false;
+        // With `on_reboot = "destroy"` QEMU would end the guest at this reset, too. The guest stands meanwhile, so it
+        // does not reboot by itself now.
+        let ends = self.config.ends.on_reboot == AtEnd::Destroy;
+        if ends {
+            self.set_reboot_action("reset");
+        }
         self.open(purpose, "system_reset", Value::Null);
+        if ends {
+            self.set_reboot_action("shutdown");
+        }
+    }
+
+    fn set_reboot_action(&mut self, action: &str) {
+        let arguments = json!({ "reboot": action });
+        self.send(Purpose::Quiet("set-action"), "set-action", arguments);
     }
 
     /// The path of the state file inside QEMU, which inherited it under the number it has here.
@@ -243,13 +274,16 @@ impl QemuVm {
                     self.events.push_back(VmEvent::Paused);
                 }
             }
-            (Purpose::Pause, Err(error)) => self.failed("pause", &error),
+            (Purpose::StopForReset, Ok(_)) => self.end_for_reset(),
+            (Purpose::Pause | Purpose::Stand | Purpose::StopForReset, Err(error)) => {
+                self.failed("pause", &error);
+            }
             (Purpose::Resume, Ok(_)) => self.events.push_back(VmEvent::Resumed),
             (Purpose::Resume | Purpose::Boot, Err(error)) => self.failed("resume", &error),
-            (Purpose::Boot, Ok(_)) => {}
+            (Purpose::Boot | Purpose::Stand, Ok(_)) => {}
             (Purpose::Save, Ok(_)) => match self.state_file.read() {
                 Ok(mut state) => {
-                    state.push(self.orders.power.to_byte());
+                    self.life().append_to(&mut state);
                     self.events.push_back(VmEvent::StateSaved(state));
                 }
                 Err(error) => self.failed("save", &error.to_string()),
@@ -259,7 +293,7 @@ impl QemuVm {
                 self.load_ended();
                 match result {
                     Ok(_) => {
-                        self.orders.power = self.loads.power;
+                        self.take_life();
                         self.events.push_back(VmEvent::StateLoaded);
                     }
                     Err(error) => self.failed("load", &error),
@@ -310,7 +344,10 @@ impl QemuVm {
                 self.reset_if_done();
                 self.next_order();
             }
-            "RESET" => self.events.push_back(VmEvent::GuestReset),
+            "RESET" => {
+                self.orders.reboots = false;
+                self.events.push_back(VmEvent::GuestReset);
+            }
             "SHUTDOWN" if by_guest => {
                 let reason = data.get("reason").and_then(Value::as_str);
                 self.guest_ended(match reason {
@@ -326,7 +363,7 @@ impl QemuVm {
             "STOP" if self.orders.stops_due > 0 => self.orders.stops_due -= 1,
             // Without an order: the guest ended, or KVM failed. The status says which.
             "STOP"
-                if !self.orders.open.contains(&Purpose::Pause)
+                if !self.orders.open.iter().any(|open| open.stops())
                     && self.orders.power == Power::On =>
             {
                 self.send(Purpose::WhyStopped, "query-status", Value::Null);

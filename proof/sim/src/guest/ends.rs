@@ -51,6 +51,46 @@ pub enum Power {
     Off,
 }
 
+/// The machine's power, and what an operator has ordered of it. It takes one byte of a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "u8", from = "u8")]
+pub struct Life {
+    /// Whether the machine has power.
+    pub power: Power,
+    /// It stands still.
+    pub stands: bool,
+    /// It boots again after its next power-off.
+    pub reboots: bool,
+}
+
+impl Life {
+    const POWERS: [Power; 4] = [
+        Power::On,
+        Power::Ended(AtEnd::Restart),
+        Power::Ended(AtEnd::Destroy),
+        Power::Off,
+    ];
+}
+
+impl From<Life> for u8 {
+    fn from(life: Life) -> Self {
+        let place = Life::POWERS.iter().position(|power| *power == life.power);
+        place.unwrap_or_default() as Self
+            | Self::from(life.stands) << 2
+            | Self::from(life.reboots) << 3
+    }
+}
+
+impl From<u8> for Life {
+    fn from(byte: u8) -> Self {
+        Self {
+            power: Self::POWERS[usize::from(byte & 3)],
+            stands: byte & 4 != 0,
+            reboots: byte & 8 != 0,
+        }
+    }
+}
+
 /// How often a guest ends, and what becomes of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
@@ -113,12 +153,32 @@ impl FakeGuest {
 
     /// Whether its machine has power.
     pub fn power(&self) -> Power {
-        self.devices.power
+        self.devices.life.power
     }
 
     /// Its machine is switched on or off.
     pub fn set_power(&mut self, power: Power) {
-        self.devices.power = power;
+        self.devices.life.power = power;
+    }
+
+    /// Whether it stands still for an operator.
+    pub fn stands(&self) -> bool {
+        self.devices.life.stands
+    }
+
+    /// An operator lets it stand still, or go on.
+    pub fn set_stands(&mut self, stands: bool) {
+        self.devices.life.stands = stands;
+    }
+
+    /// An operator lets it boot again after its next power-off, or takes that back.
+    pub fn set_reboots(&mut self, reboots: bool) {
+        self.devices.life.reboots = reboots;
+    }
+
+    /// Whether an operator has ordered that it boots again; the order is carried out.
+    pub fn take_reboots(&mut self) -> bool {
+        std::mem::take(&mut self.devices.life.reboots)
     }
 
     /// Whether a timer tick ends it.
@@ -170,7 +230,7 @@ impl FakeGuest {
             work: Some((Frame(Vec::new()), boot)),
             registers: self.rng.word(),
             streams,
-            power: self.devices.power,
+            life: self.devices.life,
             queues: Vec::new(),
         };
         self.devices_clean = true;

@@ -29,6 +29,11 @@ impl Hypervisor {
         )
     }
 
+    /// Whether the guest stands still for an operator.
+    pub fn stands(&self) -> bool {
+        self.guest.stands()
+    }
+
     /// What has become of the guest's power since the last call.
     pub fn take_happened(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.happened)
@@ -40,7 +45,14 @@ impl Hypervisor {
 
     /// The guest has ended in the step that it has just made.
     pub(super) fn guest_ended(&mut self, now: Micros, how: GuestEnd, histories: &mut Histories) {
-        let then = self.guest.after(how);
+        let then = match self.guest.take_reboots() {
+            true if how == GuestEnd::PowerOff => {
+                self.happened
+                    .push("guest: boots again, as the operator has ordered");
+                AtEnd::Restart
+            }
+            _ => self.guest.after(how),
+        };
         self.happened.push(match (how, then) {
             (GuestEnd::Reboot, AtEnd::Restart) => "guest: reboots",
             (GuestEnd::Reboot, AtEnd::Destroy) => "guest: wants to reboot, and is off",
@@ -51,7 +63,7 @@ impl Hypervisor {
         });
         if (how, then) == (GuestEnd::Reboot, AtEnd::Restart) {
             if self.habits.reboot_ends {
-                self.stand(now);
+                self.stop(now);
                 return self.due.push((Micros::ZERO, Due::Ended));
             }
             // The machine resets itself and goes on.
@@ -62,7 +74,7 @@ impl Hypervisor {
             }
             return;
         }
-        self.stand(now);
+        self.stop(now);
         self.guest.set_power(Power::Ended(then));
         self.due.push((Micros::ZERO, Due::Ended));
         self.reset_if_ended();
@@ -101,9 +113,9 @@ impl Hypervisor {
 
     /// Lets a guest run that its replica takes to run already.
     fn boot(&mut self, now: Micros) {
-        if self.guest.power() == Power::On {
+        if self.guest.power() == Power::On && !self.guest.stands() {
             self.run(now);
-        } else {
+        } else if self.guest.power() != Power::On {
             self.forget_inputs();
         }
     }
@@ -115,6 +127,51 @@ impl Hypervisor {
         }
         self.happened.push("guest: started by the operator");
         self.guest.set_power(Power::On);
+        if !self.is_paused {
+            self.boot(now);
+        }
+    }
+
+    /// An operator presses the power button. A guest that `reboots` boots again when it has powered off.
+    pub fn press_button(&mut self, reboots: bool) {
+        if self.guest.power() == Power::On {
+            self.guest.set_reboots(reboots);
+            self.guest.end_soon(GuestEnd::PowerOff);
+        }
+    }
+
+    /// An operator resets the machine.
+    pub fn hard_reset(&mut self, now: Micros) {
+        if self.guest.power() != Power::On || self.dead {
+            return;
+        }
+        self.happened.push("guest: reset by the operator");
+        self.guest.set_reboots(false);
+        self.stop(now);
+        self.guest.set_power(Power::Ended(AtEnd::Restart));
+        self.due.push((Micros::ZERO, Due::Ended));
+        self.reset_if_ended();
+    }
+
+    /// An operator lets the guest stand still.
+    pub fn stand_still(&mut self, now: Micros) {
+        if self.guest.stands() || self.dead {
+            return;
+        }
+        self.happened.push("guest: paused by the operator");
+        self.guest.set_stands(true);
+        self.stop(now);
+        self.due.push((Micros::ZERO, Due::Ended));
+    }
+
+    /// An operator lets a guest go on that stands still.
+    pub fn go_on(&mut self, now: Micros) {
+        if !self.guest.stands() || self.dead {
+            return;
+        }
+        self.happened.push("guest: let go on by the operator");
+        self.guest.set_stands(false);
+        self.due.push((Micros::ZERO, Due::Ended));
         if !self.is_paused {
             self.boot(now);
         }
@@ -132,8 +189,14 @@ impl Hypervisor {
         }
     }
 
-    /// A state was loaded; before, the machine had this power.
-    pub(super) fn count_load(&mut self, before: Power) {
+    /// A state was loaded; before, the machine had this power, and did or did not stand still.
+    pub(super) fn count_load(&mut self, before: Power, stood: bool) {
+        if self.guest.stands() != stood {
+            self.happened.push(match stood {
+                true => "guest: a state that runs was loaded into one that stands",
+                false => "guest: a state that stands was loaded into one that runs",
+            });
+        }
         let now = self.guest.power();
         if now != before {
             self.happened.push(match now {

@@ -142,10 +142,7 @@ impl CommittedLog {
                     let place = self.typed.len() as u64;
                     self.typed.insert(line, place);
                 }
-                Ok(
-                    Payload::Operator(OperatorInput::PowerButton | OperatorInput::Start)
-                    | Payload::Syncvm(_),
-                ) => {}
+                Ok(Payload::Operator(_) | Payload::Syncvm(_)) => {}
                 Err(error) => panic!("the replica's payloads have changed their form: {error}"),
             },
         }

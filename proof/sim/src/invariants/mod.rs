@@ -14,6 +14,7 @@ pub mod nothing_spins;
 pub mod one_fault_is_survived;
 pub mod one_leader_a_view;
 pub mod one_sender_a_slot;
+pub mod pause_lasts;
 pub mod planned_work;
 pub mod progress_after_healing;
 pub mod streams_go_on;
@@ -67,6 +68,8 @@ pub struct Invariants {
     pub nothing_spins: nothing_spins::NothingSpins,
     /// See the file.
     pub progress: progress_after_healing::Progress,
+    /// See the file.
+    pub pause_lasts: pause_lasts::PauseLasts,
 }
 
 impl Invariants {
@@ -84,6 +87,7 @@ impl Invariants {
             streams_go_on: streams_go_on::StreamsGoOn::default(),
             nothing_spins: nothing_spins::NothingSpins::default(),
             progress: progress_after_healing::Progress::default(),
+            pause_lasts: pause_lasts::PauseLasts::default(),
         }
     }
 
@@ -95,5 +99,6 @@ impl Invariants {
         self.one_sender_a_slot.new_generation();
         self.inputs_in_order.new_generation();
         self.streams_go_on = streams_go_on::StreamsGoOn::default();
+        self.pause_lasts.ends();
     }
 }

@@ -1,0 +1,142 @@
+//! An operator's orders about the guest's power, in the middle of everything: pause, reset, reboot, shut down.
+//!
+//! The operator lets a paused guest go on after a while. Now and then a fault strikes right after an order. A
+//! pause lasts until the operator ends it ([`crate::invariants::pause_lasts`]).
+
+use crate::faults::{Victim, sudden_kind};
+use crate::hypervisor::Hypervisor;
+use crate::rng::{Rng, mix};
+use crate::schedule::Happening;
+use crate::trace::trace;
+use crate::world::World;
+use plover_replica::{Event, OperatorInput};
+use plover_types::{Micros, ReplicaId};
+
+/// A stream of its own, so that the other decisions of a seed stay what they were without these orders.
+const ORDER_STREAM: u64 = 36;
+
+/// The part of the seeds in which an operator gives such orders.
+const CHANCE: f64 = 0.3;
+
+/// After all faults the operator looks so often whether the guest stands.
+const LOOKS_AGAIN_AFTER: Micros = Micros(300_000);
+
+/// The operator's orders of a seed.
+#[derive(Debug)]
+pub(crate) struct Orders {
+    rng: Rng,
+    come: bool,
+    /// The time between two orders.
+    gap: (u64, u64),
+    /// How often a fault follows.
+    fault_after: f64,
+}
+
+impl Orders {
+    /// The orders of a seed. Where faults strike alone the clients are to be answered, so none come there.
+    pub fn draw(seed: u64, faults_alone: bool) -> Self {
+        let mut rng = Rng::new(mix(seed, ORDER_STREAM));
+        Self {
+            come: !faults_alone && rng.chance(CHANCE),
+            gap: rng.pick(&[
+                (20_000, 200_000),
+                (100_000, 1_000_000),
+                (500_000, 3_000_000),
+            ]),
+            fault_after: rng.pick(&[0.0, 0.1, 0.4]),
+            rng,
+        }
+    }
+
+    /// Whether there are any.
+    pub fn come(&self) -> bool {
+        self.come
+    }
+}
+
+impl World {
+    /// The next order.
+    pub(crate) fn order_power(&mut self) {
+        if self.healed_at.is_some() {
+            return self.let_guest_go_on();
+        }
+        let gap = self.orders.rng.micros(self.orders.gap);
+        self.plan.after(gap, Happening::Order);
+        let Some(leader) = self.leader() else { return };
+        let input = if self.stands(leader) && self.orders.rng.chance(0.6) {
+            OperatorInput::Unpause
+        } else if self.orders.rng.chance(0.5) {
+            OperatorInput::Pause
+        } else {
+            match self.orders.rng.range(0, 2) {
+                0 => OperatorInput::Reset,
+                1 => OperatorInput::Reboot,
+                _ => OperatorInput::PowerButton,
+            }
+        };
+        self.give_order(leader, input);
+        if self.orders.rng.chance(self.orders.fault_after) {
+            let kind = sudden_kind(&mut self.orders.rng);
+            let victims = [Victim::Leader, Victim::Secondary, Victim::Anyone];
+            let victim = self.orders.rng.pick(&victims);
+            let anyone = self.orders.rng.pick(&self.scenario.members);
+            let fault = self.aim_at(kind, victim, anyone);
+            let late = self.orders.rng.micros((0, 60_000));
+            self.plan.after(late, Happening::Strike(fault, None));
+        }
+    }
+
+    /// After all faults: whenever the guest stands, also because of an order that was still under way.
+    fn let_guest_go_on(&mut self) {
+        let leader = self.leader().filter(|leader| self.stands(*leader));
+        if let Some(leader) = leader {
+            self.give_order(leader, OperatorInput::Unpause);
+        }
+        self.plan.after(LOOKS_AGAIN_AFTER, Happening::Order);
+    }
+
+    fn give_order(&mut self, leader: ReplicaId, input: OperatorInput) {
+        trace!(self, "OPERATOR orders {leader}: {input:?}");
+        match input {
+            OperatorInput::Pause => self.invariants.pause_lasts.ordered(),
+            OperatorInput::Unpause => self.invariants.pause_lasts.ends(),
+            _ => {}
+        }
+        self.tell(leader, Event::Operator(input));
+    }
+
+    fn stands(&self, who: ReplicaId) -> bool {
+        let hypervisor = self.process(who).hypervisor.as_ref();
+        hypervisor.is_some_and(Hypervisor::stands)
+    }
+
+    /// A leader's sync is over.
+    pub(crate) fn look_at_pause(&mut self, who: ReplicaId) {
+        let Some(replica) = self.process(who).replica.as_deref() else {
+            return;
+        };
+        let status = replica.status();
+        let all = status.in_sync.iter().all(|member| self.stands(member));
+        if status.serving && status.protected && all {
+            self.invariants.pause_lasts.both_stand();
+        }
+        self.check_pause(who);
+    }
+
+    /// A leader serves.
+    pub(crate) fn check_pause(&mut self, who: ReplicaId) {
+        if self.leader() != Some(who) {
+            return;
+        }
+        let hypervisor = self.process(who).hypervisor.as_ref();
+        if hypervisor.is_none_or(Hypervisor::is_dead) {
+            return;
+        }
+        let stands = self.stands(who);
+        if self.invariants.pause_lasts.holds() && stands {
+            self.coverage.hit("guest: stands while its leader serves");
+        }
+        let check = self.invariants.pause_lasts.leads(who, stands);
+        self.check(check);
+    }
+}
