@@ -6,7 +6,7 @@
 use super::schedule::{Kind, Step, Strike};
 use crate::freezer::Freezer;
 use crate::small::SmallDisk;
-use crate::{role, wait_for};
+use crate::wait_for;
 use anyhow::{Context, Result};
 use plover_lab::progress::Progress;
 use plover_lab::state::{LabDir, LabName};
@@ -118,10 +118,7 @@ impl Hosts {
     /// A fault cannot be caused, or Ctrl-C.
     pub fn strike(&self, lab: &Lab, step: &Step, progress: &Progress) -> Result<Vec<Struck>> {
         // All roles are those at the beginning: the second fault must not hit the replica that the first one has made leader.
-        let mut ids = BTreeMap::new();
-        for name in ["leader", "secondary", "witness"] {
-            ids.insert(name, lab.find(&role(name))?);
-        }
+        let ids = roles(lab, progress)?;
         let id_of = |role: super::schedule::Role| ids[role.name()];
         let mut struck: Vec<Struck> = Vec::new();
         for strike in &step.strikes {
@@ -252,6 +249,21 @@ fn filler(state: &SmallDisk) -> PathBuf {
 fn is_down(lab: &Lab, id: u8) -> bool {
     let status = lab.status();
     status.replica(id).is_some_and(|it| it.role == "down")
+}
+
+/// The replica that has each role, once the group is whole. On a busy machine one may have been suspected just now.
+fn roles(lab: &Lab, progress: &Progress) -> Result<BTreeMap<String, u8>> {
+    let mut ids = BTreeMap::new();
+    wait_for(progress, "each replica has its part", || {
+        let status = lab.status();
+        ids = status
+            .replicas
+            .iter()
+            .map(|it| (it.role.clone(), it.id))
+            .collect();
+        Ok(is_whole(&status))
+    })?;
+    Ok(ids)
 }
 
 /// Whether the guest is protected, and each replica has its part.

@@ -212,11 +212,8 @@ impl Chaos {
     fn step(&mut self, step: &Step) -> Result<Row> {
         self.listen();
         self.clients.resume();
-        let resumed_us = now_us();
-        self.wait_until_whole(resumed_us, &[])?;
+        self.wait_until_whole(now_us(), &[])?;
         self.progress.sleep(CALM)?;
-        // On a busy machine a replica may have been suspected meanwhile.
-        self.wait_until_whole(resumed_us, &[])?;
         let mut begun_us = now_us();
         if step.reboot {
             self.clients.be_lenient(true);
