@@ -297,8 +297,8 @@ impl Apus {
         let index = if self.config.pair {
             self.held_by_pair(leadership)
         } else {
-            let held = self.held_by_quorum(leadership, members);
-            held.min(self.held_by_in_sync(leadership))
+            let by_quorum = self.held_by_quorum(leadership, members);
+            self.held_by_in_sync(leadership, by_quorum)
         };
         let before = self.log.commit();
         let count_old_views = canary!(self.config, CountOldViews);

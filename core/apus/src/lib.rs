@@ -171,6 +171,8 @@ pub struct Apus {
     /// The highest round heard of; the next view takes a higher one.
     round_max: u64,
     holds_state: bool,
+    /// See [`Apus::set_expects_state`].
+    expects_state: bool,
     /// See [`Apus::set_abstains`].
     abstains: bool,
     heard: Heard,
@@ -215,9 +217,16 @@ impl Apus {
     /// in-sync set names it. After a start it does not hold it.
     pub fn set_holds_state(&mut self, holds: bool) {
         self.holds_state = holds;
+        self.expects_state = false;
         if !holds {
             self.recovery.doubt = None;
         }
+    }
+
+    /// This replica has acknowledged the guest's whole state and only loads it: until [`Apus::set_holds_state`] it does not
+    /// stand for election, but the group is not empty.
+    pub fn set_expects_state(&mut self) {
+        self.expects_state = true;
     }
 
     /// Takes back the bytes of a [`Command::Write`] that was carried out, or the payload of a

@@ -8,7 +8,7 @@
 //! ```text
 //!   1  a milestone is stored before this replica acknowledges it or anything after it
 //!   2  the leader of a group with a guest commits an entry once a majority *and* every replica that
-//!      is in sync by the newest such set hold it
+//!      is in sync by the newest such set hold it, and that set too if it comes after the entry
 //!   3  a voter that has forgotten its log says so with its newest milestone. Its vote counts for a
 //!      candidate whose merged log reaches that milestone
 //! ```
@@ -85,11 +85,12 @@ impl Apus {
         !self.recovery.amnesiac || self.forgot().is_some()
     }
 
-    /// The last index up to which every replica that is in sync holds this leader's log. 0 while the
-    /// newest in-sync set has not reached all that it names: an older set might allow less.
-    pub(crate) fn held_by_in_sync(&self, leadership: &Leadership) -> Index {
+    /// The last index up to which a quorum, which does so up to `by_quorum`, and every replica that is in sync hold
+    /// this leader's log. 0 while the newest in-sync set has not reached a quorum and all that it names: the older set
+    /// counts until then, and might allow less.
+    pub(crate) fn held_by_in_sync(&self, leadership: &Leadership, by_quorum: Index) -> Index {
         if !self.keeps_milestones() || canary!(self.config, CommitWithoutInSync) {
-            return self.log.last().index;
+            return by_quorum;
         }
         let held = self.log.configuration().in_sync.iter().map(|id| {
             if id == self.config.me {
@@ -99,7 +100,7 @@ impl Apus {
                 peer.map_or(Index(0), |peer| peer.matched)
             }
         });
-        let held = held.min().unwrap_or_default();
+        let held = held.min().unwrap_or_default().min(by_quorum);
         if held < self.log.in_sync_at() {
             return Index(0);
         }

@@ -141,7 +141,7 @@ impl Apus {
         unsure || self.recovery.restarted || lost
     }
 
-    /// Whether the group may go on with this replica's guest: it has one, in a generation that a leader
+    /// Whether the group may go on with this replica's guest: it has one, or loads one, in a generation that a leader
     /// has named; the best log of a quorum did not just say that others went on without it; and it
     /// was not stopped, as one of a pair, for so long that the other may have.
     pub(crate) fn holds_guest(&self) -> bool {
@@ -149,7 +149,7 @@ impl Apus {
         let ruled_out =
             !self.is_eligible() && stood.is_some_and(|stood| stood.last == self.log.last());
         let unsure = ruled_out || self.recovery.doubt.is_some();
-        self.generation > View::NONE && self.has_state() && !unsure
+        self.generation > View::NONE && (self.has_state() || self.expects_state) && !unsure
     }
 
     /// Begins a round of asking. Answers of earlier rounds are dropped, so that all answers together
@@ -218,7 +218,7 @@ impl Apus {
     fn what_is_left(&self) -> Empty {
         Empty {
             fresh: self.never_ran(),
-            guest: self.generation > View::NONE && self.has_state(),
+            guest: self.generation > View::NONE && (self.has_state() || self.expects_state),
             last: self.log.last(),
             configuration: self.log.configuration(),
         }

@@ -46,6 +46,7 @@ impl Apus {
             generation,
             round_max: promised.round(),
             holds_state: false,
+            expects_state: false,
             abstains: false,
             heard: Heard::new(now, config.timeout),
             election_at: now,

@@ -324,3 +324,24 @@ proptest! {
         group.settle();
     }
 }
+
+/// The older in-sync set counts until a majority holds the newer one: if a replica that has acknowledged the entry and
+/// not that set forgot it, and the leader too, a member of the older set would lead without it.
+#[test]
+fn an_entry_before_a_newer_in_sync_set_is_not_committed_before_that_set() {
+    let mut group = Group::protected(Durability::Memory);
+    group.isolate(1);
+    let entry = group.app(10);
+    group.run(Micros(TIMEOUT.0 / 4));
+    assert!(
+        group.commit(0) < entry,
+        "replica 1 is in sync and does not hold it"
+    );
+    group.isolate(2);
+    let alone = ReplicaSet::of([ReplicaId(0)]);
+    group.propose(EntryKind::InSync(alone), 0).unwrap();
+    group.run(Micros(TIMEOUT.0 / 4));
+    assert!(group.commit(0) < entry, "nobody else holds the set");
+    group.cut.clear();
+    assert!(group.run_until(TIMEOUT, |group| group.commit(0) > entry));
+}

@@ -61,6 +61,9 @@ impl Replica {
         if let Some(leader) = leader.filter(|_| self.role() != Role::Leader) {
             self.cx.send_bulk(leader, Body::Ack { sync });
         }
+        if self.counts_once_loaded() {
+            self.cx.group.core.set_expects_state();
+        }
         self.cx.write_chunks(chunks);
         self.cx.order(Order::Load, Action::LoadState(device));
     }
