@@ -178,7 +178,7 @@ impl Lab {
 
 /// No process runs on a replica's host that the fault could hit.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("replica {0} has no process that this fault could hit")]
+#[error("replica {0} is down: nothing runs there that this fault could hit")]
 pub struct NothingThere(pub u8);
 
 /// Waits until a search for processes finds none.
