@@ -1,4 +1,4 @@
-//! What failed in a long run of tests, told again at its end.
+//! The failures of a long run of tests, told again at its end.
 
 use crate::run::Result;
 use anyhow::Context;

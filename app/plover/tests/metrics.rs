@@ -176,7 +176,7 @@ fn the_figures_are_those_of_the_status() {
         ],
     );
     assert!(text.ends_with("# EOF\n"));
-    // What is null or absent is no figure, least of all 0.
+    // A field that is null or absent gives no sample, and above all no 0.
     for absent in [
         "plover_unprotected_info",
         "part=\"silence\"",

@@ -303,7 +303,7 @@ impl Body {
     }
 }
 
-/// What the leader's guest can be ordered to do depends on this.
+/// The state of the leader's guest that decides which orders it can be given.
 #[derive(Clone, Copy, Debug)]
 struct PowerState {
     is_off: bool,

@@ -270,7 +270,7 @@ impl QemuVm {
             self.nic.hold();
             self.console.hold();
             if self.orders.power != Power::On {
-                // What it has not read is lost with its power.
+                // Input that it has not read is lost with its power.
                 let _ = self.take_unconsumed();
             }
         }

@@ -147,7 +147,7 @@ impl Hosts {
                 Kind::Unplug => lab.fault(Fault::Unplug, id).map(drop),
             };
             match done {
-                // What came before has ended it: a secondary that was cut off has given up its guest.
+                // An earlier fault has ended it: a secondary that was cut off has given up its guest.
                 Err(error)
                     if error.is::<NothingThere>() && (step.reboot || step.strikes.len() > 1) => {}
                 done => done?,
