@@ -106,9 +106,7 @@ impl Replica {
         }
         self.cx.guest.taken = self.cx.guest.taken.max(base);
         self.record_in_sync(in_sync, base);
-        if in_sync.len() > 1 && !in_sync.contains(self.cx.config.me) {
-            self.leave_to_others();
-        }
+        self.leave_to_others();
         self.leave_if_out();
     }
 
@@ -120,9 +118,7 @@ impl Replica {
         if let Some((leader, _)) = self.leading() {
             leader.proposed.take_if(|proposed| *proposed == set);
         }
-        if set.len() > 1 && !set.contains(self.cx.config.me) {
-            self.leave_to_others();
-        }
+        self.leave_to_others();
         self.leave_if_out();
         self.stay_in_step(viewstamp);
         if let Some((leader, cx)) = self.leading() {

@@ -1,4 +1,4 @@
-//! What systemd is told about this replica: that it serves, its state in one line, and that its loop still turns.
+//! Messages to systemd about this replica: that it serves, its state in one line, and that its loop still turns.
 //!
 //! ```text
 //!   systemd ── NOTIFY_SOCKET, WATCHDOG_USEC ──▶ plover replica ── fork ──▶ the replica
@@ -108,7 +108,7 @@ impl Service {
         self.send("STOPPING=1", state);
     }
 
-    /// Sends the words, and the state if it has changed. What systemd must not miss is sent again if its queue was full.
+    /// Sends the words, and the state if it has changed. `READY=1` and the state are sent again if its queue was full.
     fn send(&mut self, words: &str, state: &str) {
         let Some((socket, address)) = &self.link else {
             return;

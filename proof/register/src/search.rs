@@ -19,7 +19,7 @@ const STACK_BYTES: usize = 256 << 20;
 /// The second search gives up after so many sets of operations.
 const SETS_MAX: usize = 1_000_000;
 
-/// What a key of Redis does: the specification.
+/// The specification: a key of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Register(pub(crate) Option<u64>);
 

@@ -325,6 +325,32 @@ pub fn sudden_kind(rng: &mut Rng) -> Kind {
     rng.pick(&SUDDEN)
 }
 
+/// A fault that strikes at once, soon after an operator's order.
+#[derive(Clone, Copy, Debug)]
+pub struct AfterOrder {
+    /// Its kind.
+    pub kind: Kind,
+    /// The role that it hits.
+    pub victim: Victim,
+    /// The replica that `Victim::Myself` would mean.
+    pub anyone: ReplicaId,
+    /// How long after the order.
+    pub late: Micros,
+}
+
+impl AfterOrder {
+    /// A random one.
+    pub fn draw(rng: &mut Rng, members: &[ReplicaId]) -> Self {
+        let victims = [Victim::Leader, Victim::Secondary, Victim::Anyone];
+        Self {
+            kind: sudden_kind(rng),
+            victim: rng.pick(&victims),
+            anyone: rng.pick(members),
+            late: rng.micros((0, 60_000)),
+        }
+    }
+}
+
 /// A kind for a random moment.
 pub fn any_kind(rng: &mut Rng) -> Kind {
     rng.pick(&KINDS)

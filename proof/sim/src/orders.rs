@@ -3,7 +3,7 @@
 //! The operator lets a paused guest go on after a while. Now and then a fault strikes right after an order. A
 //! pause lasts until the operator ends it ([`crate::invariants::pause_lasts`]).
 
-use crate::faults::{Victim, sudden_kind};
+use crate::faults::AfterOrder;
 use crate::hypervisor::Hypervisor;
 use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
@@ -76,13 +76,8 @@ impl World {
         };
         self.give_order(leader, input);
         if self.orders.rng.chance(self.orders.fault_after) {
-            let kind = sudden_kind(&mut self.orders.rng);
-            let victims = [Victim::Leader, Victim::Secondary, Victim::Anyone];
-            let victim = self.orders.rng.pick(&victims);
-            let anyone = self.orders.rng.pick(&self.scenario.members);
-            let fault = self.aim_at(kind, victim, anyone);
-            let late = self.orders.rng.micros((0, 60_000));
-            self.plan.after(late, Happening::Strike(fault, None));
+            let next = AfterOrder::draw(&mut self.orders.rng, &self.scenario.members);
+            self.strike_after_order(next);
         }
     }
 

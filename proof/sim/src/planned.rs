@@ -3,7 +3,7 @@
 //! Now and then a fault strikes while the roles move. If none does, and none has struck since the group was
 //! whole, the guest must be protected all the time ([`crate::invariants::planned_work`]).
 
-use crate::faults::{Victim, sudden_kind};
+use crate::faults::AfterOrder;
 use crate::invariants::planned_work;
 use crate::rng::{Rng, mix};
 use crate::schedule::Happening;
@@ -78,13 +78,8 @@ impl World {
             self.drain_one();
         }
         if self.planned.rng.chance(self.planned.fault_after) {
-            let kind = sudden_kind(&mut self.planned.rng);
-            let victims = [Victim::Leader, Victim::Secondary, Victim::Anyone];
-            let victim = self.planned.rng.pick(&victims);
-            let anyone = self.planned.rng.pick(&self.scenario.members);
-            let fault = self.aim_at(kind, victim, anyone);
-            let late = self.planned.rng.micros((0, 60_000));
-            self.plan.after(late, Happening::Strike(fault, None));
+            let next = AfterOrder::draw(&mut self.planned.rng, &self.scenario.members);
+            self.strike_after_order(next);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::coverage::killed_in;
 use crate::disk::Disk;
-use crate::faults::{Fault, Kind, Victim, aim, any_kind, span_of};
+use crate::faults::{AfterOrder, Fault, Kind, Victim, aim, any_kind, span_of};
 use crate::heal::LOOK_EVERY;
 use crate::plots::{Cast, PLOTS, PLOTS_OF_PAIRS, scenes};
 use crate::process::State;
@@ -88,6 +88,11 @@ impl World {
             secondary,
             witness,
         })
+    }
+
+    pub(crate) fn strike_after_order(&mut self, next: AfterOrder) {
+        let fault = self.aim_at(next.kind, next.victim, next.anyone);
+        self.plan.after(next.late, Happening::Strike(fault, None));
     }
 
     pub(crate) fn aim_at(&mut self, kind: Kind, victim: Victim, myself: ReplicaId) -> Fault {

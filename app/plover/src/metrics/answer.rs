@@ -19,7 +19,7 @@ pub struct Target {
     silent: Mutex<Option<String>>,
 }
 
-/// What it said.
+/// Its answer.
 #[derive(Debug)]
 pub struct Answer {
     /// `None` if it did not answer in time.

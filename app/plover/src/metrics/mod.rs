@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tiny_http::{Header, Method, Request, Response, Server};
 
-/// What the names of all metrics begin with.
+/// The beginning of all metrics' names.
 const PREFIX: &str = "plover";
 
 /// How many requests are answered at the same time. One that waits for a replica that hangs, or for a client

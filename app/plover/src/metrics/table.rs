@@ -6,7 +6,7 @@
 use super::read::{self, From, From::*};
 use std::fmt;
 
-/// What a metric's numbers mean together.
+/// The meaning of a metric's numbers together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It only rises, until the replica's process is started anew.
@@ -162,7 +162,7 @@ impl Metric {
         format!("{}_{}{unit}", super::PREFIX, self.stem)
     }
 
-    /// What its samples have behind that.
+    /// The ending of its samples' names.
     pub fn suffix(&self) -> &'static str {
         match self.kind {
             Counter => "_total",

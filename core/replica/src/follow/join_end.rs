@@ -34,9 +34,13 @@ impl Replica {
         }
     }
 
-    /// The log names two others in sync: whatever this replica joins, or has joined and is not named for yet, is over.
-    /// The message that said so was lost, or the acknowledgement of the last syncvm came too late.
+    /// A set of the log is recorded. If it names two others, whatever this replica joins, or has joined and is not named
+    /// for yet, is over: the message that said so was lost, or the acknowledgement of the last syncvm came too late.
     pub(crate) fn leave_to_others(&mut self) {
+        let in_sync = self.cx.group.in_sync;
+        if in_sync.len() < 2 || in_sync.contains(self.cx.config.me) {
+            return;
+        }
         match &self.phase {
             Phase::Joining { copy } => {
                 let (source, attempt) = (copy.source, copy.attempt);

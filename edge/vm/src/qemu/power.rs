@@ -136,7 +136,7 @@ impl QemuVm {
         self.orders.reboots
     }
 
-    /// What belongs to the state that is being saved.
+    /// The machine's power and its operator's orders, as a part of the state that is saved.
     pub(super) fn life(&self) -> Life {
         let Orders {
             power,

@@ -9,7 +9,7 @@ use plover_types::ReplicaId;
 /// Syncs after the order from which on it counts.
 const SYNCS: u32 = 2;
 
-/// What the operator has ordered last.
+/// The operator's last order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PauseLasts {
     /// Nothing, or to go on.
