@@ -29,6 +29,7 @@ mod lab;
 #[path = "packaged_lab.rs"]
 mod lab;
 mod log;
+mod logging;
 mod metrics;
 mod operate;
 mod output;

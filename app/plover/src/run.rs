@@ -1,13 +1,12 @@
 //! `plover run`: one replica of an unmodified program.
 
 use crate::cli::{RunCommand, RunOptions};
-use crate::output;
+use crate::{logging, output};
 use anyhow::{Context, Result, anyhow, bail};
 use plover_run::RunConfig;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -24,13 +23,7 @@ pub fn run(options: RunOptions) -> Result<ExitCode> {
     if options.program.is_empty() {
         bail!("plover run needs the program after `--`, such as: -- redis-server --port 6380");
     }
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_env_filter(filter)
-        .init();
+    let _log_thread = logging::begin(None).in_background();
     let config = RunConfig::load(&config)?;
     // Before the program starts: a signal with its default action would leave files behind.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;

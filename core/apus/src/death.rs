@@ -48,6 +48,8 @@ pub(crate) struct Heard {
     pub until: Micros,
     /// That leader.
     pub from: Option<Incarnation>,
+    /// This process stood still when that leader's silence would have ended, and gave it another moment.
+    pub is_excused: bool,
     /// How that leader's messages have come.
     pub silence: Silence,
     /// The last process known here that was reported dead.
@@ -63,6 +65,7 @@ impl Heard {
             span: timeout,
             until: now + timeout,
             from: None,
+            is_excused: false,
             silence: Silence::new(now),
             dead: None,
             resigned: None,
@@ -77,6 +80,7 @@ impl Heard {
             self.silence = Silence::new(now);
         }
         self.at = now;
+        self.is_excused = false;
         self.span = span;
         self.until = self.until.max(now + span);
         self.from = Some(process);

@@ -246,11 +246,17 @@ impl Apus {
             (true, None) => self.beats_to_death(),
             (true, Some(_)) => u64::MAX,
         };
+        let late_by = self.config.heartbeat;
+        let excused_until = now + self.config.grace();
         let Role::Leading(leadership) = &mut self.role else {
             return;
         };
         for (&id, peer) in &mut leadership.peers {
-            if now >= peer.dead_at(timeout) && peer.unanswered >= beats {
+            let dead_at = peer.dead_at(timeout);
+            if now >= dead_at && peer.unanswered >= beats {
+                if now.since(dead_at) >= late_by && peer.excuse(excused_until) {
+                    continue;
+                }
                 peer.dead();
                 leadership.selection.suspend();
                 out.push(Command::PeerAlive {

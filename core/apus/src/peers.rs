@@ -41,7 +41,9 @@ pub(crate) struct Peer {
     /// How long a silence of the leader it asks to bear.
     pub wanted: Micros,
     heard_at: Micros,
-    /// Heartbeats since then.
+    /// It does not count as dead before, because this process stood still when its silence would have ended.
+    excused_until: Micros,
+    /// Heartbeats since it was heard.
     pub unanswered: u64,
     alive: Option<bool>,
     /// The process that last sent an `Ack`. It may still have to ask where the group stands.
@@ -67,6 +69,7 @@ impl Peer {
             faithful_until: Micros::ZERO,
             wanted: Micros::NEVER,
             heard_at: now,
+            excused_until: Micros::ZERO,
             unanswered: 0,
             alive: None,
             answered_by: None,
@@ -143,6 +146,7 @@ impl Peer {
         self.echo = self.echo.max(Some(stamp));
         self.faithful_until = self.faithful_until.max(stamp + lease(span));
         self.heard_at = now;
+        self.excused_until = Micros::ZERO;
         self.unanswered = 0;
         self.alive.replace(true) != Some(true)
     }
@@ -164,8 +168,15 @@ impl Peer {
         if self.alive == Some(false) {
             Micros::NEVER
         } else {
-            self.heard_at + timeout
+            (self.heard_at + timeout).max(self.excused_until)
         }
+    }
+
+    /// Gives the backup until `until` to answer, once in each silence. False if it had that already.
+    pub(crate) fn excuse(&mut self, until: Micros) -> bool {
+        let first = self.excused_until == Micros::ZERO;
+        self.excused_until = until;
+        first
     }
 
     /// Whether it answers, as far as it has been seen in this view.

@@ -99,6 +99,11 @@ impl Apus {
         if now < self.election_at {
             return;
         }
+        let is_late = now.since(self.election_at) >= self.config.heartbeat;
+        if is_late && !std::mem::replace(&mut self.heard.is_excused, true) {
+            self.election_at = now + self.config.grace();
+            return;
+        }
         self.arm_election(now);
         if let Role::Following(follower) = &mut self.role {
             if follower.leader.take().is_some() {

@@ -22,6 +22,14 @@
 //! message with the span that stood in *that* message, which the answer returns. So it does not
 //! matter in what order spans, messages and answers arrive.
 //!
+//! # A process that stood still itself
+//!
+//! A process that wakes late, from a busy host or a write that blocked, has not yet read what others sent
+//! meanwhile, and its peers had nothing to answer. So a silence whose end is found a heartbeat late or more
+//! lasts for two heartbeats more before it counts: the next turn reads what waits, and peers
+//! answer a heartbeat. This happens once in a silence: a host that is always late would otherwise never
+//! suspect anybody.
+//!
 //! # What is not learned
 //!
 //! A new leader's link is not known yet, so it begins with the longest span. The same span holds when
@@ -86,6 +94,13 @@ impl Silence {
 /// that drift.
 pub(crate) fn lease(span: Micros) -> Micros {
     span - Micros(span.0 / 8)
+}
+
+impl Config {
+    /// How much longer a silence lasts before it counts, if this process stood still when it ended.
+    pub(crate) fn grace(&self) -> Micros {
+        Micros(2 * self.heartbeat.0)
+    }
 }
 
 impl Apus {

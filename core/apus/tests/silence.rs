@@ -3,7 +3,7 @@
 mod group;
 
 use apus::{Config, Durability, Phase};
-use group::{Group, HEARTBEAT, config};
+use group::{Group, HEARTBEAT, LONG, config};
 use plover_types::Micros;
 
 const TIMEOUT: Micros = Micros(10 * HEARTBEAT.0);
@@ -48,6 +48,29 @@ fn a_steady_leader_is_suspected_soon() {
     group.crash(0);
     let soon = TIMEOUT_MIN + HEARTBEAT;
     assert!(soon < TIMEOUT && group.run_until(soon, |group| group.leader() == Some(1)));
+}
+
+/// All hosts stand still, as virtual machines on one disk do, and each looks at the time before it reads.
+#[test]
+fn processes_that_stood_still_suspect_nobody() {
+    let mut group = steady();
+    group.tick(Micros(5 * TIMEOUT.0));
+    group.run(LONG);
+    assert_eq!(group.leader(), Some(0));
+    assert!(!group.liveness(0).contains(&(1, false)));
+}
+
+/// A follower that is late at every turn still notices that its leader has died.
+#[test]
+fn a_process_that_is_always_late_suspects_in_the_end() {
+    let mut group = steady();
+    group.crash(0);
+    for _ in 0..20 {
+        group.tick(Micros(3 * HEARTBEAT.0));
+        group.settle();
+        group.write_all();
+    }
+    assert_eq!(group.leader(), Some(1));
 }
 
 #[test]

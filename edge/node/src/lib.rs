@@ -53,6 +53,7 @@
 //! ```
 
 mod announce;
+mod background;
 mod body;
 mod clock;
 mod config;
@@ -76,6 +77,7 @@ mod trace;
 mod uplink;
 
 pub use announce::Announcement;
+pub use background::Background;
 pub use body::{ExitReason, SPLIT_WARNING, run};
 pub use config::{ConfigError, GroupConfig, PathConfig, PeerConfig, ReplicaConfig, read};
 pub use control::StopHandle;

@@ -1,35 +1,30 @@
 //! The trace: one JSON object a line, with the shared monotonic clock.
 
+use crate::background::Background;
 use plover_replica::Note;
 use plover_types::{Micros, ReplicaId};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// A trace file is renamed to `.1` at this size, so that tmpfs never fills.
 const BYTES_MAX: u64 = 8 << 20;
 
-/// Writes the events of this replica. Every line is flushed, so a killed process leaves all of them.
+/// Writes the events of this replica, each at once, so that a killed process leaves nearly all of them.
 #[derive(Debug)]
 pub(crate) struct Trace {
     me: ReplicaId,
-    path: PathBuf,
-    file: Option<BufWriter<File>>,
-    bytes: u64,
+    file: Background,
     syncs: bool,
 }
 
 impl Trace {
-    pub fn open(dir: &Path, me: ReplicaId, syncs: bool) -> std::io::Result<Self> {
-        let path = dir.join("trace.jsonl");
-        let file = OpenOptions::new().create(true).append(true).open(&path)?;
-        let bytes = file.metadata()?.len();
+    pub fn open(dir: &Path, me: ReplicaId, syncs: bool) -> io::Result<Self> {
+        let file = Rotating::open(dir.join("trace.jsonl"))?;
         Ok(Self {
             me,
-            path,
-            file: Some(BufWriter::new(file)),
-            bytes,
+            file: Background::start("trace", file),
             syncs,
         })
     }
@@ -62,26 +57,55 @@ impl Trace {
             object.insert("mono_us".into(), json!(now.0));
             object.insert("replica".into(), json!(me));
         }
-        let line = format!("{value}\n");
-        if self.bytes + line.len() as u64 > BYTES_MAX {
-            self.rotate();
-        }
-        let Some(file) = &mut self.file else { return };
-        if file
-            .write_all(line.as_bytes())
-            .and_then(|()| file.flush())
-            .is_err()
-        {
-            tracing::warn!(path = %self.path.display(), "the trace cannot be written; it ends here");
-            self.file = None;
-        }
-        self.bytes += line.len() as u64;
+        let _ = self.file.write_all(format!("{value}\n").as_bytes());
+    }
+}
+
+/// The file. It is renamed, and begun anew, when it is large.
+#[derive(Debug)]
+struct Rotating {
+    path: PathBuf,
+    file: Option<File>,
+    bytes: u64,
+}
+
+impl Rotating {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(&path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self {
+            path,
+            file: Some(file),
+            bytes,
+        })
     }
 
-    fn rotate(&mut self) {
-        self.file = None;
-        let _ = std::fs::rename(&self.path, self.path.with_extension("jsonl.1"));
-        self.file = File::create(&self.path).ok().map(BufWriter::new);
+    fn rotate(&mut self) -> io::Result<()> {
+        std::fs::rename(&self.path, self.path.with_extension("jsonl.1"))?;
+        self.file = Some(File::create(&self.path)?);
         self.bytes = 0;
+        Ok(())
+    }
+
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.bytes + lines.len() as u64 > BYTES_MAX {
+            self.rotate()?;
+        }
+        self.bytes += lines.len() as u64;
+        self.file.as_mut().map_or(Ok(()), |it| it.write_all(lines))
+    }
+}
+
+impl Write for Rotating {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        if let Err(error) = self.append(lines) {
+            tracing::warn!(path = %self.path.display(), %error, "the trace cannot be written; it ends here");
+            self.file = None;
+        }
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -2,14 +2,13 @@
 
 use super::digest::LogDigest;
 use super::{DurabilityArgument, FabricArgument, ServeOptions};
-use crate::output;
+use crate::{logging, output};
 use anyhow::{Context, bail, ensure};
 use plover_fabric::{Fabric, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
 use plover_log::{Config, Durability, Server, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
@@ -17,13 +16,7 @@ use std::process::ExitCode;
 const RETAIN_MIB_MAX: usize = 1 << 20;
 
 pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
-        )
-        .init();
+    let _log_thread = logging::begin(None).in_background();
     let config = config(options)?;
     let fabric = fabric(options, &config)?;
     let mut server = match &options.dir {

@@ -18,6 +18,7 @@ use self::printed::Printed;
 use self::relay::Relay;
 use self::work::Work;
 use crate::announce::Announcement;
+use crate::background::Background;
 use crate::clock;
 use crate::config::ReplicaConfig;
 use crate::control::{Control, StopHandle};
@@ -124,7 +125,7 @@ struct Body {
     copy_reads: VecDeque<(JobId, Vec<PageNo>)>,
     console: Vec<SyncSender<Vec<u8>>>,
     printed: Printed,
-    console_log: std::fs::File,
+    console_log: Background,
     console_log_bytes: u64,
     trace: Trace,
     log: RecentLog,
@@ -233,6 +234,7 @@ impl Body {
             host.check_here()?;
         }
         let console_log = std::fs::File::create(run_dir.join("console.log"))?;
+        let console_log = Background::start("console-log", console_log);
         let trace = Trace::open(run_dir, me, config.debug.trace_syncs)?;
         let last_failure = storage.damage();
         Ok(Self {
