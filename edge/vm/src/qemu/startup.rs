@@ -251,7 +251,8 @@ impl QemuVm {
     fn tracking(&mut self, userfaultfd: OwnedFd) {
         let pid = self.process.pid();
         let start = self.loads.ram_in_qemu;
-        let tracker = DirtyTracker::new(pid, userfaultfd, start, self.ram.bytes());
+        let is_kvm = self.accel == Accel::Kvm;
+        let tracker = DirtyTracker::new(pid, userfaultfd, start, self.ram.bytes(), is_kvm);
         match tracker {
             Ok(tracker) => {
                 self.tracker = Some(tracker);
