@@ -78,15 +78,20 @@ pub(crate) fn open_kvm() -> Result<(), String> {
         .map_err(|error| format!("/dev/kvm: {error}"))
 }
 
-/// The value of `-cpu` under KVM: the host's processor. Newer kernels offer guests on AMD processors a
+/// The host's processor without the two features by which the host's kernel writes into the guest's memory when it
+/// pleases. Stolen time differs on the two hosts, and a guest's scheduler reads it: the guests would diverge
+/// in every slot. A page fault that KVM lets the guest wait for has no end on the host that takes over.
+const HOST: &str = "host,kvm-steal-time=off,kvm-asyncpf=off,kvm-asyncpf-int=off";
+
+/// The value of `-cpu` under KVM: the host's processor, without steal time and asynchronous page faults. Newer kernels offer guests on AMD processors a
 /// register that only Intel's have (IA32_ARCH_CAPABILITIES), and then refuse what QEMU writes into it,
 /// which ends QEMU 7.2 at the start ("failed to set MSR 0x10a"). A guest there does not need it.
-pub fn host_cpu() -> &'static str {
+pub fn host_cpu() -> String {
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_of(&processors)
 }
 
-fn cpu_of(processors: &str) -> &'static str {
+fn cpu_of(processors: &str) -> String {
     let mut vendors = processors
         .lines()
         .filter(|line| line.starts_with("vendor_id"));
@@ -94,9 +99,9 @@ fn cpu_of(processors: &str) -> &'static str {
         .next()
         .is_none_or(|line| line.ends_with("GenuineIntel"));
     if intel {
-        "host"
+        HOST.into()
     } else {
-        "host,arch-capabilities=off"
+        format!("{HOST},arch-capabilities=off")
     }
 }
 
@@ -150,7 +155,11 @@ fn start_probe(config: &QemuConfig, accel: &str) -> Result<Process, VmError> {
         source,
     })?;
     let bios = format!("/proc/self/fd/{}", firmware.as_raw_fd());
-    let cpu = if accel == "kvm" { host_cpu() } else { "max" };
+    let cpu = if accel == "kvm" {
+        host_cpu()
+    } else {
+        "max".into()
+    };
     let arguments = [
         "-nodefaults",
         "-no-user-config",
@@ -163,7 +172,7 @@ fn start_probe(config: &QemuConfig, accel: &str) -> Result<Process, VmError> {
         "-accel",
         accel,
         "-cpu",
-        cpu,
+        &cpu,
         "-bios",
         &bios,
         "-device",
@@ -193,12 +202,12 @@ mod tests {
     #[test]
     fn a_register_of_intel_is_not_offered_on_other_processors() {
         let vendor = |name| format!("processor\t: 0\nvendor_id\t: {name}\nmodel\t: 1\n");
-        assert_eq!(cpu_of(&vendor("GenuineIntel")), "host");
+        assert_eq!(cpu_of(&vendor("GenuineIntel")), HOST);
         assert_eq!(
             cpu_of(&vendor("AuthenticAMD")),
-            "host,arch-capabilities=off"
+            format!("{HOST},arch-capabilities=off")
         );
-        assert_eq!(cpu_of(""), "host");
+        assert_eq!(cpu_of(""), HOST);
     }
 
     /// QEMU's translator is a complete processor and runs the probe to its end. So if the probe fails

@@ -301,9 +301,9 @@ fn guest_of(options: &[String]) -> Result<Guest> {
 
 /// The options that both sides have in common.
 fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
-    let accel = match accel() {
-        Accel::Kvm => ["kvm", host_cpu()],
-        _ => ["tcg,thread=multi", "max"],
+    let [accel, cpu] = match accel() {
+        Accel::Kvm => ["kvm".into(), host_cpu()],
+        _ => ["tcg,thread=multi".into(), "max".to_owned()],
     };
     let mem_mib = guest.mem_mib().unwrap_or(256);
     let path = |path: &Path| path.display().to_string();
@@ -312,8 +312,8 @@ fn machine(image: &Image, guest: Guest, console: &Path) -> Vec<String> {
         .into();
     let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
     option("-M", "microvm".into());
-    option("-accel", accel[0].into());
-    option("-cpu", accel[1].into());
+    option("-accel", accel);
+    option("-cpu", cpu);
     option("-smp", "1".into());
     option("-m", format!("{mem_mib}M"));
     option(
