@@ -29,6 +29,11 @@ pub const SIGNATURE_BYTES: usize = 64;
 /// A key file or a trust file that is longer is not one.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
+/// The first lines of a trust file.
+const TRUST_FILE_BEGINS: &str = "\
+# The public keys of the group's replicas, the same on all hosts: an id and a key a line. A key is added by
+# `plover key trust`, and trusted until its line is removed.
+";
 const PUBLIC: &str = "ed25519:";
 const PRIVATE: &str = "private-ed25519:";
 /// The forms of X.509 (RFC 8410) around a public key and around a private one.
@@ -226,10 +231,9 @@ impl PrivateKey {
 /// The file cannot be read or written, or is no trust file.
 pub fn trust(path: &Path, replica: ReplicaId, key: PublicKey) -> Result<bool, KeyError> {
     let old = match read(path, "") {
-        Err(KeyError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => format!(
-            "# The public keys of the group's replicas, the same on all hosts: an id and a key a line. A key is\n\
-             # added by `plover key trust`, and trusted until its line is removed.\n"
-        ),
+        Err(KeyError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            TRUST_FILE_BEGINS.into()
+        }
         old => old?,
     };
     if parse(path, &old)?.contains(&(replica, key)) {
@@ -251,6 +255,41 @@ pub fn trust(path: &Path, replica: ReplicaId, key: PublicKey) -> Result<bool, Ke
         fs::rename(&new, path)
     });
     written.map_err(failed("write", path, "")).map(|()| true)
+}
+
+/// Makes the keys of a new group: the private key of replica `n` in the file `private[n]`, and all public keys in
+/// the file `trusted`.
+///
+/// # Errors
+/// A file is there already, or cannot be written. The files that were made before are removed.
+pub fn make_all(private: &[PathBuf], trusted: &Path) -> Result<(), KeyError> {
+    let mut text = String::from(TRUST_FILE_BEGINS);
+    let mut make = |id, path: &PathBuf| {
+        let key = PrivateKey::generate().map_err(failed("draw a key for", path, ""))?;
+        text += &format!("{id} {}\n", key.public());
+        key.write_new(path)
+    };
+    let mut made = 0;
+    let keys = private.iter().enumerate();
+    let result = keys.into_iter().try_for_each(|(id, path)| {
+        make(id, path)?;
+        made += 1;
+        Ok(())
+    });
+    let result = result.and_then(|()| {
+        let written = File::create_new(trusted).and_then(|mut it| it.write_all(text.as_bytes()));
+        written.map_err(failed(
+            "write",
+            trusted,
+            "; a trust file that is there is never overwritten",
+        ))
+    });
+    if result.is_err() {
+        for path in &private[..made] {
+            let _ = fs::remove_file(path);
+        }
+    }
+    result
 }
 
 /// The private key of a replica and the public keys that it trusts.

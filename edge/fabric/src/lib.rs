@@ -111,3 +111,4 @@ pub use shm::{ShmConfig, ShmFabric, ShmPlace};
 pub use spin::{Spin, UnknownSpin};
 pub use stats::{FabricStats, LaneStats};
 pub use tcp::{TcpConfig, TcpFabric};
+pub use tls::stream::Stream;

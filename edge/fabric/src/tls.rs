@@ -15,6 +15,8 @@
 //! [`Tls`] stands between a socket and the bytes of the fabric. Its memory is bounded: one buffer for what
 //! has come, which is small until the handshake is done, and one for what is sealed and not sent.
 
+pub mod stream;
+
 use crate::context::{Loss, No};
 use crate::hello::Refusal;
 use crate::keys::{Keys, PublicKey};
