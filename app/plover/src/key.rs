@@ -29,7 +29,7 @@ pub enum KeyCommand {
     },
     /// Trust a public key as one of a replica.
     ///
-    /// Replicas that run read the file again, and let the key in from the next handshake on. A replica may have several
+    /// Replicas that run read the file again. A replica may have several
     /// keys: to change one, trust the new key on all hosts, give the replica its new private key and start it again, then
     /// remove the line with the old key on all hosts.
     #[command(

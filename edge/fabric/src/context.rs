@@ -153,7 +153,7 @@ impl Context {
                 self.stats.silent += 1;
                 info!(%peer, %loss, "link down");
             }
-            Loss::Refused(why) => return self.refused(peer, place, why, Instant::now()),
+            Loss::Refused(why) => self.refused(peer, place, why, Instant::now()),
             Loss::Native(_) => warn!(%peer, %place, "no link: {loss}"),
             _ if was_up => info!(%peer, %loss, "link down"),
             _ => debug!(%peer, %place, %loss, "no link"),

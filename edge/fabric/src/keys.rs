@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The file is read again when it has changed. So a key that is added counts at the next handshake, and
-//! one that is removed counts no more from then on. Links that are up stay up.
+//! one that is removed counts no more: over TCP, links that rest on it end.
 
 use plover_types::ReplicaId;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
@@ -428,8 +428,13 @@ impl Trusted {
         }
         *seen = look;
         match read(path, "").and_then(|text| parse(path, &text)) {
+            // An editor may be writing it just now.
+            Ok(keys) if keys.is_empty() => warn!(
+                "{} names no key: the keys that were trusted before are trusted on",
+                path.display()
+            ),
             Ok(keys) => self.keys = keys,
-            Err(error) => warn!(%error, "the keys that were trusted before are trusted on"),
+            Err(error) => warn!("{error}: the keys that were trusted before are trusted on"),
         }
     }
 }

@@ -115,8 +115,8 @@ pub struct GroupConfig {
     /// hosts are under TLS. No user but the one that runs the replica may read it.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
-    /// The file with the public keys of all replicas, the same on all hosts. `plover key trust` adds to it. A change
-    /// counts at the next handshake of a link.
+    /// The file with the public keys of all replicas, the same on all hosts. `plover key trust` adds to it. A replica that
+    /// runs reads a change at once.
     #[serde(default)]
     pub trust_file: Option<PathBuf>,
     /// Links between hosts are neither encrypted nor authenticated, on a network that nobody else reaches. A group

@@ -70,8 +70,10 @@ fn the_trust_file_is_read_again_and_a_broken_one_changes_nothing() {
     assert!(keys.trusts(IDS[1], old) && !keys.trusts(IDS[0], old) && !keys.trusts(IDS[1], new));
     trust(&file, IDS[1], new).unwrap();
     assert!(keys.trusts(IDS[1], old) && keys.trusts(IDS[1], new), "both");
-    fs::write(&file, "1 nonsense").unwrap();
-    assert!(keys.trusts(IDS[1], old), "as before");
+    for broken in ["1 nonsense", "", "# nothing\n"] {
+        fs::write(&file, broken).unwrap();
+        assert!(keys.trusts(IDS[1], old), "as before");
+    }
     fs::write(&file, format!("# a note\n\n 1  {new}")).unwrap();
     assert!(!keys.trusts(IDS[1], old) && keys.trusts(IDS[1], new));
     assert!(

@@ -1,14 +1,14 @@
 //! One lane of a link that is up: a connection, the ring it writes and the ring it fills.
 
 use super::stream::{Inbox, Outbox};
-use crate::Lane;
-use crate::context::{Context, Loss, Share};
+use crate::context::{Context, Loss, No, Share};
 use crate::door::Connection;
-use crate::hello::Session;
+use crate::hello::{Refusal, Session};
 use crate::line::Line;
 use crate::poll::{Interest, Token};
 use crate::ring::{RingReader, RingWriter};
 use crate::socket::Silence;
+use crate::{Keys, Lane};
 use plover_types::ReplicaId;
 use std::io;
 use std::time::Instant;
@@ -179,8 +179,14 @@ impl LaneLink {
         Ok(())
     }
 
-    /// Asks the kernel whether the peer's host still answers.
-    pub fn check(&mut self, now: Instant) -> Result<(), Loss> {
+    /// Asks the kernel whether the peer's host still answers, and whether its key is still trusted.
+    pub fn check(&mut self, keys: Option<&Keys>, now: Instant) -> Result<(), Loss> {
+        if let (Some(keys), Some(key)) = (keys, self.line.peer_key()) {
+            if !keys.trusts(self.peer, key) {
+                let words = format!("its key {key} is trusted no more");
+                return Err(Loss::Refused(No::because(Refusal::Identity, words)));
+            }
+        }
         self.silence.check(&self.line.socket, now)
     }
 

@@ -166,7 +166,9 @@ impl Transport for Tcp {
             return Ok(());
         }
         up.check_at = now + ASK_EVERY;
-        up.lanes.iter_mut().try_for_each(|lane| lane.check(now))
+        let keys = self.keys.as_deref();
+        let mut lanes = up.lanes.iter_mut();
+        lanes.try_for_each(|lane| lane.check(keys, now))
     }
 
     fn due_at(up: &Up) -> Option<Instant> {

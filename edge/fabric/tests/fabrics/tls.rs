@@ -2,8 +2,8 @@
 
 use crate::contract::{How, both_up, drive, strangers_do_no_harm};
 use crate::makers::{TcpMaker, private_key};
-use plover_fabric::keys::{PrivateKey, trust};
-use plover_fabric::{Fabric, FabricEvent, Keys, Lane, TcpConfig, TcpFabric};
+use plover_fabric::keys::{PrivateKey, PublicKey, trust};
+use plover_fabric::{Fabric, FabricEvent, Keys, Lane, Stream, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -98,7 +98,8 @@ fn one_side_alone_has_keys() {
     });
 }
 
-/// A replica changes its key while its peers trust both keys, and its old one is forgotten afterwards.
+/// A replica changes its key while its peers trust both keys, and its old one is forgotten afterwards. A key that is
+/// forgotten while a link rests on it ends the link.
 #[test]
 fn a_key_is_rotated() {
     let dir = tempfile::tempdir().unwrap();
@@ -130,20 +131,35 @@ fn a_key_is_rotated() {
     drive(&mut fabrics, |fabrics, _| {
         fabrics[0].is_up(R1) && fabrics[1].is_up(R0)
     });
-    let text = std::fs::read_to_string(&file).unwrap();
-    let rest: Vec<_> = text
-        .lines()
-        .filter(|line| !line.ends_with(&old.to_string()))
-        .collect();
-    std::fs::write(&file, rest.join("\n")).unwrap();
-    let mut before = config(R1, 2);
+    let forget = |key: PublicKey| {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let key = key.to_string();
+        let rest: Vec<_> = text.lines().filter(|line| !line.ends_with(&key)).collect();
+        std::fs::write(&file, rest.join("\n")).unwrap();
+    };
+    forget(old);
+    let mut before = maker.config(R1, How::default());
+    let own = PrivateKey::read(&key_file(1)).unwrap();
+    before.keys = Some(Arc::new(Keys::new(own, vec![(R0, zero)])));
     let [a, b] = fabrics;
     drop(b);
-    before.keys = Some(Arc::new(Keys::new(
-        PrivateKey::read(&key_file(1)).unwrap(),
-        vec![(R0, zero)],
-    )));
-    refused([a, open(before)], "is not trusted");
+    let mut fabrics = [a, open(before)];
+    let refuses = |fabrics: &[TcpFabric; 2], why| {
+        let said = fabrics[0].refusal(R1);
+        said.is_some_and(|said| said.contains(why))
+    };
+    drive(&mut fabrics, |fabrics, _| refuses(fabrics, "is not trusted"));
+    let [a, b] = fabrics;
+    drop(b);
+    let mut fabrics = [a, open(config(R1, 2))];
+    drive(&mut fabrics, |fabrics, _| fabrics[0].is_up(R1) && fabrics[1].is_up(R0));
+    forget(new);
+    let down = FabricEvent::Down(R1);
+    let mut is_down = false;
+    drive(&mut fabrics, |fabrics, events| {
+        is_down |= events[0].contains(&down);
+        is_down && refuses(fabrics, "trusted no more")
+    });
 }
 
 #[test]
@@ -211,6 +227,33 @@ fn client_hello() -> Vec<u8> {
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
     }
+}
+
+/// A peer that has a trusted key and talks nonsense, or stops talking, is turned away, and costs nothing else.
+#[test]
+fn a_trusted_peer_that_talks_nonsense_is_turned_away() {
+    let maker = TcpMaker::encrypted();
+    let mut fabrics = [R0, R1].map(|id| open(maker.config(id, How::default())));
+    drive(&mut fabrics, |_, events| both_up(events));
+    let (keys, address) = (maker.keys[0].clone(), maker.addresses[1]);
+    let nonsense = thread::spawn(move || {
+        let greeting = [&b"PLOVERf\x01"[..], &[0xff; 120]].concat();
+        for said in [&[7; 128][..], &greeting, &[1; 100_000], &[]] {
+            let socket = TcpStream::connect(address).unwrap();
+            let mut stream = Stream::to(R1, socket, Some(&keys)).unwrap();
+            // The other side may have had enough already.
+            let _ = stream.write_all(said);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            assert!(answer.len() <= 128, "{answer:?}");
+        }
+    });
+    drive(&mut fabrics, |fabrics, events| {
+        let lost = |event: &FabricEvent| matches!(event, FabricEvent::Down(_));
+        assert!(!events.iter().flatten().any(lost), "a link went down");
+        nonsense.is_finished() && fabrics[1].stats().rejected >= 4
+    });
+    nonsense.join().unwrap();
 }
 
 /// A peer that stops in the middle of its handshake, or dribbles, is given up in time and dialled again.
