@@ -144,15 +144,19 @@ fn a_key_is_rotated() {
     let [a, b] = fabrics;
     drop(b);
     let mut fabrics = [a, open(before)];
-    let refuses = |fabrics: &[TcpFabric; 2], why| {
+    let refuses = |fabrics: &[TcpFabric], why| {
         let said = fabrics[0].refusal(R1);
         said.is_some_and(|said| said.contains(why))
     };
-    drive(&mut fabrics, |fabrics, _| refuses(fabrics, "is not trusted"));
+    drive(&mut fabrics, |fabrics, _| {
+        refuses(fabrics, "is not trusted")
+    });
     let [a, b] = fabrics;
     drop(b);
     let mut fabrics = [a, open(config(R1, 2))];
-    drive(&mut fabrics, |fabrics, _| fabrics[0].is_up(R1) && fabrics[1].is_up(R0));
+    drive(&mut fabrics, |fabrics, _| {
+        fabrics[0].is_up(R1) && fabrics[1].is_up(R0)
+    });
     forget(new);
     let down = FabricEvent::Down(R1);
     let mut is_down = false;
