@@ -15,34 +15,22 @@
 //! [`Tls`] stands between a socket and the bytes of the fabric. Its memory is bounded: one buffer for what
 //! has come, which is small until the handshake is done, and one for what is sealed and not sent.
 
+mod sealed;
 pub mod stream;
+mod verify;
 
 use crate::context::{Loss, No};
 use crate::hello::Refusal;
-use crate::keys::{Keys, PublicKey};
-use plover_types::ReplicaId;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, UnbufferedClientConnection};
-use rustls::crypto::ring::cipher_suite::{
-    TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256,
-};
-use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
-use rustls::pki_types::{
-    CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
-};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{AlwaysResolvesServerRawPublicKeys, UnbufferedServerConnection};
-use rustls::sign::CertifiedKey;
-use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
-use rustls::version::TLS13;
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName,
-    Error, OtherError, PeerMisbehaved, ServerConfig, SignatureScheme,
-};
+use crate::keys::PublicKey;
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::UnbufferedServerConnection;
+use rustls::{AlertDescription, CertificateError, ClientConfig, Error, ServerConfig};
+use sealed::{Failure, Sealed, Step};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// The most that a handshake's message may be: those of a replica have some 300 bytes.
 const GREETING_BYTES_MAX: usize = 4 << 10;
@@ -50,194 +38,6 @@ const GREETING_BYTES_MAX: usize = 4 << 10;
 const INCOMING_BYTES: usize = 256 << 10;
 /// So much is sealed at a time, for one call of the kernel.
 const SEAL_BYTES: usize = 256 << 10;
-/// Room for what TLS adds to [`SEAL_BYTES`]; if it does not fit, more is made.
-const SEAL_EXTRA_BYTES: usize = 1 << 10;
-
-/// The algorithms. AES-128 first: it is what processors are fastest at.
-fn provider() -> &'static Arc<CryptoProvider> {
-    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
-    PROVIDER.get_or_init(|| {
-        Arc::new(CryptoProvider {
-            cipher_suites: vec![
-                TLS13_AES_128_GCM_SHA256,
-                TLS13_AES_256_GCM_SHA384,
-                TLS13_CHACHA20_POLY1305_SHA256,
-            ],
-            ..rustls::crypto::ring::default_provider()
-        })
-    })
-}
-
-impl Keys {
-    fn certified(&self) -> Arc<CertifiedKey> {
-        let private = PrivatePkcs8KeyDer::from(self.own.to_pkcs8());
-        let key = rustls::crypto::ring::sign::any_eddsa_type(&private);
-        let key = key.expect("the form of our own key is right");
-        Arc::new(CertifiedKey::new(vec![self.public().to_spki().into()], key))
-    }
-
-    /// How to dial `peer`.
-    pub(crate) fn client(self: &Arc<Self>, peer: ReplicaId) -> Arc<ClientConfig> {
-        let keys = self.clone();
-        let verifier = Arc::new(Verifier {
-            keys,
-            peer: Some(peer),
-        });
-        let resolver = AlwaysResolvesClientRawPublicKeys::new(self.certified());
-        let builder = ClientConfig::builder_with_provider(provider().clone());
-        let mut config = builder
-            .with_protocol_versions(&[&TLS13])
-            .expect("the provider has suites of TLS 1.3")
-            .dangerous()
-            .with_custom_certificate_verifier(verifier)
-            .with_client_cert_resolver(Arc::new(resolver));
-        config.enable_sni = false;
-        config.resumption = Resumption::disabled();
-        Arc::new(config)
-    }
-
-    /// How to answer any peer.
-    pub(crate) fn server(self: &Arc<Self>) -> Arc<ServerConfig> {
-        let keys = self.clone();
-        let verifier = Arc::new(Verifier { keys, peer: None });
-        let resolver = AlwaysResolvesServerRawPublicKeys::new(self.certified());
-        let builder = ServerConfig::builder_with_provider(provider().clone());
-        let mut config = builder
-            .with_protocol_versions(&[&TLS13])
-            .expect("the provider has suites of TLS 1.3")
-            .with_client_cert_verifier(verifier)
-            .with_cert_resolver(Arc::new(resolver));
-        config.send_tls13_tickets = 0;
-        Arc::new(config)
-    }
-}
-
-/// Compares the other side's key with those that are trusted.
-#[derive(Debug)]
-struct Verifier {
-    keys: Arc<Keys>,
-    /// The replica that was dialled; `None` on the side that listens, which knows it by its greeting.
-    peer: Option<ReplicaId>,
-}
-
-/// The other side shows a key that is not trusted.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Untrusted(String);
-
-impl Verifier {
-    fn verify(&self, spki: &[u8]) -> Result<(), Error> {
-        let untrusted = |words: String| {
-            let error = OtherError(Arc::new(Untrusted(words)));
-            Error::InvalidCertificate(CertificateError::Other(error))
-        };
-        let key = PublicKey::from_spki(spki);
-        let key = key.ok_or_else(|| untrusted("it shows no Ed25519 key".into()))?;
-        let holders = self.keys.replicas_of(key);
-        match (self.peer, &holders[..]) {
-            (Some(peer), holders) if holders.contains(&peer) => Ok(()),
-            (Some(_), [other, ..]) => Err(untrusted(format!(
-                "it shows the key of {other}: compare the addresses of `group.replica`, and each host's key"
-            ))),
-            (None, [_, ..]) => Ok(()),
-            (_, []) => Err(untrusted(format!(
-                "it shows the key {key}, which is not trusted; if it is the right one, run `plover key trust`"
-            ))),
-        }
-    }
-
-    fn verify_signature(
-        message: &[u8],
-        spki: &[u8],
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let spki = SubjectPublicKeyInfoDer::from(spki);
-        let algorithms = &provider().signature_verification_algorithms;
-        verify_tls13_signature_with_raw_key(message, &spki, dss, algorithms)
-    }
-}
-
-const NO_TLS_12: Error = Error::PeerMisbehaved(PeerMisbehaved::SelectedUnofferedCipherSuite);
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        key: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        self.verify(key).map(|()| ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(NO_TLS_12)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Self::verify_signature(message, key, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
-}
-
-impl ClientCertVerifier for Verifier {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        key: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        self.verify(key).map(|()| ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(NO_TLS_12)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Self::verify_signature(message, key, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
-}
 
 /// TLS on one connection.
 pub struct Tls {
@@ -257,18 +57,6 @@ pub struct Tls {
 enum Side {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
-}
-
-/// How far rustls has come with the bytes there are.
-#[derive(PartialEq, Eq)]
-enum Step {
-    Again,
-    /// It needs more bytes, before the handshake is done.
-    Shaking,
-    /// It needs more bytes; the handshake is done.
-    Idle,
-    /// It has sealed what it was to seal.
-    Sealed,
 }
 
 impl std::fmt::Debug for Tls {
@@ -527,126 +315,6 @@ impl Tls {
         }
         self.unsent = 0..0;
         Ok(())
-    }
-}
-
-enum Failure {
-    Tls(Error),
-    Loss(Loss),
-}
-
-/// The place for sealed bytes.
-struct Sealed<'a> {
-    bytes: &'a mut Vec<u8>,
-    unsent: &'a mut Range<usize>,
-}
-
-impl Sealed<'_> {
-    /// Does what rustls asks for. Returns how many of the bytes that have come it is done with.
-    fn step<D>(
-        &mut self,
-        status: UnbufferedStatus<'_, '_, D>,
-        seal: Option<&[u8]>,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), Loss>,
-    ) -> (usize, Result<Step, Failure>) {
-        let mut discard = status.discard;
-        let step = match status.state {
-            Err(error) => Err(Failure::Tls(error)),
-            Ok(ConnectionState::ReadTraffic(mut traffic)) => loop {
-                match traffic.next_record() {
-                    None => break Ok(Step::Again),
-                    Some(Err(error)) => break Err(Failure::Tls(error)),
-                    Some(Ok(record)) => {
-                        discard += record.discard;
-                        if let Err(loss) = take(record.payload) {
-                            break Err(Failure::Loss(loss));
-                        }
-                    }
-                }
-            },
-            Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                self.append(0, |room| data.encode(room));
-                Ok(Step::Again)
-            }
-            Ok(ConnectionState::TransmitTlsData(data)) => {
-                // It goes out with whatever is sealed next, in this order.
-                data.done();
-                Ok(Step::Again)
-            }
-            Ok(ConnectionState::WriteTraffic(mut traffic)) => match seal {
-                None => Ok(Step::Idle),
-                Some(plain) => {
-                    let full = self.append(plain.len() + SEAL_EXTRA_BYTES, |room| {
-                        traffic.encrypt(plain, room)
-                    });
-                    if full {
-                        Ok(Step::Sealed)
-                    } else {
-                        Err(Failure::Loss(Loss::Closed))
-                    }
-                }
-            },
-            Ok(ConnectionState::BlockedHandshake) => Ok(Step::Shaking),
-            // Closed, or a state of another version of TLS.
-            Ok(_) => Err(Failure::Loss(Loss::Closed)),
-        };
-        (discard, step)
-    }
-
-    /// Appends one alert, if there is one.
-    fn alert<D>(&mut self, status: UnbufferedStatus<'_, '_, D>) -> bool {
-        match status.state {
-            Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                self.append(0, |room| data.encode(room))
-            }
-            _ => false,
-        }
-    }
-
-    /// Lets `put` write after what is sealed already; if it needs more than `room`, it is asked again. `false`
-    /// if it has nothing to write any more.
-    fn append<E: Shortage>(
-        &mut self,
-        mut room: usize,
-        mut put: impl FnMut(&mut [u8]) -> Result<usize, E>,
-    ) -> bool {
-        let end = self.unsent.end;
-        loop {
-            if self.bytes.len() < end + room {
-                self.bytes.resize(end + room, 0);
-            }
-            match put(&mut self.bytes[end..]).map_err(E::needed) {
-                Ok(count) => {
-                    self.unsent.end += count;
-                    return true;
-                }
-                Err(Some(needed)) => room = needed,
-                Err(None) => return false,
-            }
-        }
-    }
-}
-
-/// An error of rustls that asks for more room.
-trait Shortage {
-    fn needed(self) -> Option<usize>;
-}
-
-impl Shortage for EncodeError {
-    fn needed(self) -> Option<usize> {
-        match self {
-            Self::InsufficientSize(it) => Some(it.required_size),
-            Self::AlreadyEncoded => None,
-        }
-    }
-}
-
-impl Shortage for EncryptError {
-    fn needed(self) -> Option<usize> {
-        match self {
-            Self::InsufficientSize(it) => Some(it.required_size),
-            Self::EncryptExhausted => None,
-        }
     }
 }
 
