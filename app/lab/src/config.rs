@@ -38,6 +38,8 @@ pub struct Place<'a> {
     pub cpus: &'a [usize],
     /// Its files.
     pub files: &'a ReplicaDir,
+    /// The public keys of the group.
+    pub trusted: &'a Path,
 }
 
 /// Reads an overlay.
@@ -106,6 +108,11 @@ pub fn generate(
     }
     merge(&mut config, overlay);
     merge(&mut config, &flags(options));
+    let group = config.get_mut("group").and_then(Value::as_table_mut);
+    if let Some(group) = group.filter(|group| !group.contains_key("plaintext")) {
+        group.insert("key_file".into(), text(&place.files.key()));
+        group.insert("trust_file".into(), text(place.trusted));
+    }
     if place.addresses.len() > 1 && !options.any_cpu && !config.contains_key("host") {
         let vcpus = config["guest"].get("vcpus").and_then(Value::as_integer);
         let vcpus = vcpus.and_then(|n| n.try_into().ok()).unwrap_or(1);
@@ -212,6 +219,7 @@ mod tests {
             ],
             cpus: &[0, 1],
             files: &LabDir::of(&options.name).replica(1),
+            trusted: Path::new("/trusted"),
         };
         generate(options, &overlay.parse().unwrap(), Some(&image), &place)
     }
@@ -240,6 +248,9 @@ mod tests {
         );
         assert_eq!(config["policy"]["slot_max_ms"].as_integer(), Some(20));
         assert_eq!(config["group"]["me"].as_integer(), Some(1));
+        let key = |name| config["group"].get(name).and_then(Value::as_str);
+        assert_eq!(key("trust_file"), Some("/trusted"));
+        assert!(key("key_file").is_some_and(|key| key.ends_with("replica.key")));
         let [first, second] = [&config["disk"][0], &config["disk"][1]];
         assert_eq!(first["path"].as_str(), Some("/var/d.raw"));
         assert_eq!(first["bus"].as_str(), Some("virtio"));
@@ -251,6 +262,12 @@ mod tests {
         );
         // The lab passes on a key that no replica knows. The replica names it when it refuses.
         assert_eq!(config["debug"]["x"].as_integer(), Some(1));
+    }
+
+    #[test]
+    fn links_have_keys_unless_they_are_to_be_plain() {
+        let plain = config(&Options::default(), "[group]\nplaintext = true");
+        assert!(!plain["group"].as_table().unwrap().contains_key("key_file"));
     }
 
     #[test]

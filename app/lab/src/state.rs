@@ -271,6 +271,10 @@ impl ReplicaDir {
     pub fn config(&self) -> PathBuf {
         self.0.join("replica.toml")
     }
+    /// The replica's private key.
+    pub fn key(&self) -> PathBuf {
+        self.0.join("replica.key")
+    }
     /// The daemon's log.
     pub fn log(&self) -> PathBuf {
         self.0.join("daemon.log")

@@ -160,10 +160,17 @@ fn configure(
         .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
         .collect();
     let cpus = plover_node::usable_cpus().unwrap_or_default();
+    let trusted = dir.path().join("trusted");
+    let mut keys = Vec::new();
     for id in 0..options.replicas() {
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;
+        keys.push(files.key());
+    }
+    plover_fabric::keys::make_all(&keys, &trusted)?;
+    for id in 0..options.replicas() {
+        let files = dir.replica(id);
         let disks = disks::places(&images, dir, id);
         let table = config::generate(
             options,
@@ -175,6 +182,7 @@ fn configure(
                 disks: &disks,
                 cpus: &cpus,
                 files: &files,
+                trusted: &trusted,
             },
         );
         std::fs::write(files.config(), table.to_string())

@@ -56,6 +56,7 @@ pub fn run(file: &Path) -> Result<ExitCode> {
     hypervisor(&mut report, &config);
     memory(&mut report, &config);
     network(&mut report, &config);
+    keys(&mut report, &config);
     peers(&mut report, &config);
     disks(&mut report, &config);
     output::print(&report)?;
@@ -236,6 +237,24 @@ fn of_device(device: &str, key: &str) -> Option<String> {
 /// Whether IFF_UP is among a device's flags.
 fn is_up(flags: &str) -> bool {
     u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|flags| flags & 1 == 1)
+}
+
+/// The keys of the links between the hosts.
+fn keys(report: &mut Report, config: &ReplicaConfig) {
+    let group = &config.group;
+    let (verdict, found) = match group.keys() {
+        Ok(Some(keys)) => (
+            Verdict::Good,
+            format!("this host shows {}, and all others have keys", keys.public()),
+        ),
+        Ok(None) if group.plaintext => (
+            Verdict::Weak,
+            "group.plaintext = true: whoever reaches the network of the replicas reads and changes all".into(),
+        ),
+        Ok(None) => (Verdict::Good, "none are needed: the replicas do not leave this host".into()),
+        Err(error) => (Verdict::Missing, error.to_string()),
+    };
+    report.add("keys", verdict, found);
 }
 
 /// This replica's address, and the way to the others.

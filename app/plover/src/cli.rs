@@ -5,6 +5,7 @@ mod lab;
 
 use crate::bench::ConsensusOptions;
 use crate::init::InitOptions;
+use crate::key::KeyCommand;
 use crate::log::LogCommand;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
@@ -44,6 +45,11 @@ pub enum Command {
         /// The replica's configuration.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+    },
+    /// Make, show and trust the keys by which the replicas of a group know each other.
+    Key {
+        #[command(subcommand)]
+        command: KeyCommand,
     },
     /// Run one replica until SIGTERM or Ctrl-C; its log goes to the error output.
     #[command(after_help = "Example:\n  plover replica --config /etc/plover/shop-db.toml")]

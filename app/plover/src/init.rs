@@ -3,6 +3,7 @@
 use crate::output;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use plover_fabric::keys::make_all;
 use plover_node::ReplicaConfig;
 use plover_types::Mac;
 use std::fmt::Write as _;
@@ -49,7 +50,10 @@ pub struct InitOptions {
     /// The hosts' device towards the clients, such as eth0. A leader that loses it hands the guest over.
     #[arg(long, value_name = "DEVICE")]
     uplink: Option<String>,
-    /// The directory for the configurations.
+    /// Make no keys: the links between the hosts are neither encrypted nor authenticated.
+    #[arg(long)]
+    plaintext: bool,
+    /// The directory for the configurations and the keys.
     #[arg(long, value_name = "DIR", default_value = ".")]
     to: PathBuf,
 }
@@ -63,14 +67,51 @@ struct Group {
     mac: Mac,
 }
 
-/// Writes one file a host, and says what to do with them.
+/// The files of a group.
+struct Files {
+    /// The configuration of each host.
+    configs: Vec<PathBuf>,
+    /// The private key of each host; none if links are plain.
+    keys: Vec<PathBuf>,
+    /// The public keys of all.
+    trusted: PathBuf,
+}
+
+/// Writes the files of each host, and says what to do with them.
 pub fn run(options: &InitOptions) -> Result<ExitCode> {
     let group = Group::of(options)?;
-    let files: Vec<PathBuf> = (0..group.hosts.len())
-        .map(|me| options.to.join(format!("{}-{me}.toml", group.name)))
-        .collect();
+    let of = |ending: &str| -> Vec<PathBuf> {
+        let name = |me| format!("{}-{me}.{ending}", group.name);
+        (0..group.hosts.len())
+            .map(|me| options.to.join(name(me)))
+            .collect()
+    };
+    let files = Files {
+        configs: of("toml"),
+        keys: if options.plaintext {
+            Vec::new()
+        } else {
+            of("key")
+        },
+        trusted: options.to.join(format!("{}.trust", group.name)),
+    };
     std::fs::create_dir_all(&options.to)
         .with_context(|| format!("cannot create {}", options.to.display()))?;
+    write_configurations(options, &group, &files.configs)?;
+    if !options.plaintext {
+        if let Err(error) = make_all(&files.keys, &files.trusted) {
+            for made in &files.configs {
+                let _ = std::fs::remove_file(made);
+            }
+            return Err(error.into());
+        }
+    }
+    output::print(group.next_steps(options, &files))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All of them, or none.
+fn write_configurations(options: &InitOptions, group: &Group, files: &[PathBuf]) -> Result<()> {
     for (me, file) in files.iter().enumerate() {
         let written = write_new(file, &group.configuration(options, me)).and_then(|()| {
             let checked = ReplicaConfig::load(file).map(drop);
@@ -84,8 +125,7 @@ pub fn run(options: &InitOptions) -> Result<ExitCode> {
             return Err(error);
         }
     }
-    output::print(group.next_steps(options, &files))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Writes a file that must not exist yet.
@@ -175,10 +215,19 @@ impl Group {
             let address = SocketAddr::new(*host, options.port);
             let _ = writeln!(text, "    {{ id = {id}, address = \"{address}\" }},");
         }
+        text += "]\n";
+        if options.plaintext {
+            text += "plaintext = true                        # whoever reaches this network reads and changes everything\n";
+        } else {
+            for (key, ending) in [("key_file", "key"), ("trust_file", "trust")] {
+                let file = format!("/etc/plover/{}.{ending}", self.name);
+                let _ = writeln!(text, "{key} = {}", quoted(&file));
+            }
+        }
         let firmware = if options.uefi { "uefi" } else { "bios" };
         let _ = write!(
             text,
-            "]\n\n[guest]\nmachine = \"q35\"\nfirmware = \"{firmware}\"\nvcpus = {}\nmem_mib = {}\n\
+            "\n[guest]\nmachine = \"q35\"\nfirmware = \"{firmware}\"\nvcpus = {}\nmem_mib = {}\n\
              mac = \"{}\"             # on no other machine of its network\n\n\
              [[disk]]\npath = {}\nsize_mib = {}\n\n[net]\ntap = {}\n",
             options.vcpus,
@@ -204,15 +253,37 @@ impl Group {
         text
     }
 
-    fn next_steps(&self, options: &InitOptions, files: &[PathBuf]) -> String {
+    fn next_steps(&self, options: &InitOptions, files: &Files) -> String {
         let target = format!("/etc/plover/{}.toml", self.name);
+        let Files {
+            configs,
+            keys,
+            trusted,
+        } = files;
         let mut text = String::from("written:\n");
-        for (file, host) in files.iter().zip(&self.hosts) {
+        for (file, host) in configs.iter().chain(keys).zip(self.hosts.iter().cycle()) {
             let _ = writeln!(text, "  {}, for {host}", file.display());
         }
+        if !keys.is_empty() {
+            let _ = writeln!(text, "  {}, for all", trusted.display());
+        }
         text += "\nnext, as root:\n1. copy each file to its host:\n";
-        for (file, host) in files.iter().zip(&self.hosts) {
-            let _ = writeln!(text, "     scp {} root@{host}:{target}", file.display());
+        let mut copy = |file: &Path, host: &IpAddr, to: &str| {
+            let _ = writeln!(
+                text,
+                "     scp -p {} root@{host}:/etc/plover/{to}",
+                file.display()
+            );
+        };
+        for (me, host) in self.hosts.iter().enumerate() {
+            copy(&configs[me], host, &format!("{}.toml", self.name));
+            if let Some(key) = keys.get(me) {
+                copy(key, host, &format!("{}.key", self.name));
+                copy(trusted, host, &format!("{}.trust", self.name));
+            }
+        }
+        if !keys.is_empty() {
+            text += "   and remove the .key files here: each is a host's secret\n";
         }
         let Self { disk, hosts, .. } = self;
         let tap = &options.tap;
@@ -279,6 +350,8 @@ fn ask(question: &str, option: &str, usual: Option<&str>) -> Result<String> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use plover_fabric::Keys;
+    use plover_types::ReplicaId;
 
     #[derive(Parser)]
     struct Alone {
@@ -323,11 +396,24 @@ mod tests {
             assert_eq!((config.group.me, config.group.replica.len()), (me, 3));
             assert_eq!(config.disk[0].path, Path::new("/no/disk \"1\".raw"));
             assert_eq!(config.disk[0].size_mib, Some(64));
+            // As they lie on the host.
+            let (trusted, ids) = (dir.join("shop.trust"), (0..3).map(ReplicaId));
+            let key = dir.join(format!("shop-{me}.key"));
+            Keys::load(&key, &trusted, ReplicaId(me), ids).unwrap();
         }
         std::fs::remove_file(dir.join("shop-0.toml")).unwrap();
         let error = run(&options(&words)).unwrap_err();
         assert!(format!("{error:#}").contains("shop-1.toml"), "{error:#}");
         assert!(!dir.join("shop-0.toml").exists(), "all or none");
+        for me in 0..3 {
+            let _ = std::fs::remove_file(dir.join(format!("shop-{me}.toml")));
+        }
+        std::fs::remove_file(dir.join("shop-0.key")).unwrap();
+        let error = run(&options(&words)).unwrap_err();
+        assert!(format!("{error:#}").contains("shop-1.key"), "{error:#}");
+        for file in ["shop-0.toml", "shop-0.key"] {
+            assert!(!dir.join(file).exists(), "all or none: {file}");
+        }
         std::fs::remove_dir_all(dir).unwrap();
     }
 
@@ -354,11 +440,13 @@ mod tests {
             "/no/disk",
             "--disk-mib",
             "64",
+            "--plaintext",
             "--to",
             dir.to_str().unwrap(),
         ];
         run(&options(&words)).unwrap();
-        ReplicaConfig::load(&dir.join("two-1.toml")).unwrap();
+        let config = ReplicaConfig::load(&dir.join("two-1.toml")).unwrap();
+        assert!(config.group.plaintext && !dir.join("two-1.key").exists());
         std::fs::remove_dir_all(dir).unwrap();
     }
 

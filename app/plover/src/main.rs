@@ -3,6 +3,7 @@
 //! ```text
 //!  plover init                      the configurations of a new group
 //!  plover check --config FILE       whether a host has what its replica needs
+//!  plover key                       the keys by which replicas know each other
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    where the group stands
 //!  plover switchover                moves the lead
@@ -23,6 +24,7 @@ mod bench;
 mod check;
 mod cli;
 mod init;
+mod key;
 #[cfg(feature = "lab")]
 mod lab;
 #[cfg(not(feature = "lab"))]
@@ -71,6 +73,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         cli::Command::Init(options) => init::run(&options),
         cli::Command::Check { config } => check::run(&config),
+        cli::Command::Key { command } => key::run(command),
         cli::Command::Replica { config } => replica::run(&config),
         cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
         cli::Command::Metrics { list: true, .. } => metrics::list(),

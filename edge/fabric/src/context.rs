@@ -2,7 +2,7 @@
 
 use crate::hello::{GroupName, Hello, NotHello, Refusal, Session};
 use crate::poll::Poll;
-use crate::refused::Refused;
+use crate::refused::{Refused, Strangers};
 use crate::ring::{BadCredit, BufferPool, Capacity, Damage, RingWriter};
 use crate::{FabricError, FabricEvent, FabricStats, Lane};
 use plover_types::ReplicaId;
@@ -26,6 +26,7 @@ pub struct Context {
     pub poll: Poll,
     pub stats: FabricStats,
     pub refused: Refused,
+    pub strangers: Strangers,
     /// Events since `progress` last returned.
     pub events: Vec<FabricEvent>,
     /// Buffers of records that the caller is done with.
@@ -75,6 +76,7 @@ impl Context {
             poll: Poll::new().map_err(FabricError::system("make an epoll descriptor"))?,
             stats: FabricStats::default(),
             refused: Refused::default(),
+            strangers: Strangers::default(),
             events: Vec::new(),
             pool: BufferPool::default(),
         })
@@ -151,6 +153,7 @@ impl Context {
                 self.stats.silent += 1;
                 info!(%peer, %loss, "link down");
             }
+            Loss::Refused(why) => self.refused(peer, place, why, Instant::now()),
             Loss::Native(_) => warn!(%peer, %place, "no link: {loss}"),
             _ if was_up => info!(%peer, %loss, "link down"),
             _ => debug!(%peer, %place, %loss, "no link"),
@@ -188,6 +191,9 @@ pub enum Loss {
     /// An error of libfabric.
     #[error("{0}")]
     Native(String),
+    /// The other side is no peer, or takes this one for none.
+    #[error("{0}")]
+    Refused(No),
 }
 
 impl From<io::Error> for Loss {

@@ -7,14 +7,17 @@ use crate::context::{Context, Loss};
 use crate::hello::Greet;
 use crate::peer::HELLO_WITHIN;
 use crate::poll::{Interest, Token};
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// Connections that may wait here. Two of each of 15 peers fit; more are not replicas.
 const WAITING_MAX: usize = 32;
+/// Connections that one turn accepts. A handshake of TLS takes some 0.2 ms of this thread, which has other
+/// things to do; the kernel keeps the rest in its queue.
+const ACCEPTED_PER_TURN: usize = 4;
 
 /// A socket that listens for replicas.
 pub trait Listen: AsFd + Debug {
@@ -30,13 +33,14 @@ pub trait Listen: AsFd + Debug {
 
     /// Reads on; the greeting once it is whole.
     fn read(
-        socket: &Self::Socket,
+        &self,
+        socket: &mut Self::Socket,
         partial: &mut Self::Partial,
     ) -> Result<Option<Self::Greeting>, Loss>;
 
     /// Sends a greeting on a connection that has carried nothing this way yet, so that there is room
     /// for it.
-    fn send(socket: &Self::Socket, greeting: &Self::Greeting) -> Result<(), Loss>;
+    fn send(socket: &mut Self::Socket, greeting: &Self::Greeting) -> Result<(), Loss>;
 }
 
 /// A watched connection.
@@ -95,15 +99,20 @@ impl<L: Listen> Door<L> {
         }
         let mut greeted = Vec::new();
         for mut it in std::mem::take(&mut self.waiting) {
-            match L::read(&it.connection.socket, &mut it.partial) {
+            match self
+                .listener
+                .read(&mut it.connection.socket, &mut it.partial)
+            {
                 Ok(Some(greeting)) => greeted.push(Visitor {
                     connection: it.connection,
                     address: it.address,
                     greeting,
                 }),
                 Ok(None) if now < it.since + HELLO_WITHIN => self.waiting.push(it),
-                Ok(None) => turn_away(context, &it.address, "it said nothing"),
-                Err(Loss::Damage(what)) => turn_away(context, &it.address, &what),
+                Ok(None) => turn_away(context, &it.address, &"it did not greet in time", now),
+                Err(why @ (Loss::Damage(_) | Loss::Refused(_))) => {
+                    turn_away(context, &it.address, &why, now);
+                }
                 // It closed the connection itself, as peers do that give up dialling.
                 Err(loss) => debug!(address = it.address, %loss, "a connection ended early"),
             }
@@ -111,8 +120,20 @@ impl<L: Listen> Door<L> {
         greeted
     }
 
+    /// The oldest connection from the host that has the most: one host's strangers do not push out the peers of
+    /// others.
+    fn most_crowded(&self) -> usize {
+        let of = |host| {
+            let hosts = self.waiting.iter().map(|it| host_of(&it.address));
+            hosts.filter(|other| *other == host).count()
+        };
+        let all = self.waiting.iter().enumerate().rev();
+        let found = all.max_by_key(|(_, it)| of(host_of(&it.address)));
+        found.map_or(0, |(at, _)| at)
+    }
+
     fn accept(&mut self, context: &mut Context, now: Instant) {
-        for _ in 0..WAITING_MAX {
+        for _ in 0..ACCEPTED_PER_TURN {
             let (socket, address) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -121,9 +142,8 @@ impl<L: Listen> Door<L> {
                 Err(error) => return debug!(%error, "accept failed"),
             };
             if self.waiting.len() == WAITING_MAX {
-                // The oldest has had its chance; a peer dials again.
-                let oldest = self.waiting.remove(0);
-                turn_away(context, &oldest.address, "too many connections wait");
+                let crowded = self.waiting.remove(self.most_crowded());
+                turn_away(context, &crowded.address, &"too many connections wait", now);
             }
             match context.poll.watch(&socket, Interest::Read) {
                 Ok(token) => self.waiting.push(Waiting {
@@ -138,8 +158,17 @@ impl<L: Listen> Door<L> {
     }
 }
 
-/// Counts a connection that is no replica's.
-pub fn turn_away(context: &mut Context, address: &str, why: &str) {
+/// An address without its port.
+fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
+/// Counts a connection that is no replica's. The log names its host now and then.
+fn turn_away(context: &mut Context, address: &str, why: &dyn Display, now: Instant) {
     context.stats.rejected += 1;
-    debug!(address, why, "turned away");
+    if context.strangers.note(host_of(address), now) {
+        warn!("a connection from {address} was turned away: {why}");
+    } else {
+        debug!(address, %why, "turned away");
+    }
 }

@@ -190,7 +190,7 @@ impl<T: Transport> RingFabric<T> {
     /// Lets replicas in that greet, and turns others away.
     fn greet(&mut self, now: Instant) {
         let (transport, context) = (&mut self.transport, &mut self.context);
-        for visitor in self.door.serve(context, now) {
+        for mut visitor in self.door.serve(context, now) {
             let mut mine = transport.answer(context, &visitor.greeting);
             let from = visitor.greeting.sender();
             let mut peers = self.peers.iter_mut();
@@ -201,7 +201,7 @@ impl<T: Transport> RingFabric<T> {
                     let why = why.unwrap_or(Refusal::Identity.into());
                     context.refused(from, &visitor.address, &why, now);
                     mine.refuse(why.verdict);
-                    if let Err(loss) = T::Listener::send(&visitor.connection.socket, &mine) {
+                    if let Err(loss) = T::Listener::send(&mut visitor.connection.socket, &mine) {
                         debug!(address = visitor.address, %loss, "a connection ended early");
                     }
                 }

@@ -22,6 +22,9 @@ use std::fmt;
 /// strays in can match.
 const MAGIC: [u8; 8] = *b"PLOVERf\x01";
 
+/// First bytes of a connection of TLS.
+const TLS_HELLO: [u8; 2] = [22, 3];
+
 /// Size of the message.
 pub const HELLO_BYTES: usize = 128;
 
@@ -166,6 +169,10 @@ pub enum NotHello {
     Magic,
     #[error("the handshake arrived damaged")]
     Damaged,
+    #[error(
+        "it speaks TLS, and this replica has no keys: give all replicas keys, or all of them `plaintext = true`"
+    )]
+    Tls,
 }
 
 impl Message<HELLO_BYTES> for Hello {
@@ -190,6 +197,9 @@ impl Message<HELLO_BYTES> for Hello {
     /// makes of the rest are there; [`Hello::version`] has to be looked at first.
     fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, NotHello> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        if bytes[..2] == TLS_HELLO {
+            return Err(NotHello::Tls);
+        }
         if bytes[..8] != MAGIC {
             return Err(NotHello::Magic);
         }

@@ -83,6 +83,8 @@ mod door;
 mod driver;
 mod error;
 mod hello;
+pub mod keys;
+mod line;
 mod mapping;
 mod mixed;
 #[cfg(feature = "ofi")]
@@ -98,12 +100,15 @@ mod stats;
 mod tcp;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 pub use api::{Attached, BoxedFabric, Fabric, FabricEvent, Lane, PeerError, WriteError};
 pub use driver::RingFabric;
 pub use error::FabricError;
+pub use keys::Keys;
 pub use mixed::Mixed;
 pub use shm::{ShmConfig, ShmFabric, ShmPlace};
 pub use spin::{Spin, UnknownSpin};
 pub use stats::{FabricStats, LaneStats};
 pub use tcp::{TcpConfig, TcpFabric};
+pub use tls::stream::Stream;

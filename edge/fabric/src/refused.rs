@@ -33,9 +33,50 @@ impl Refused {
     }
 }
 
+/// A host whose connections were turned away is named in the log once in so long.
+const NAMED_EVERY: Duration = Duration::from_secs(60);
+/// The most hosts that are remembered. While so many are, further ones are only counted.
+const HOSTS_MAX: usize = 64;
+
+/// The hosts from which connections came that were turned away, and when the log named them.
+#[derive(Debug, Default)]
+pub struct Strangers(BTreeMap<String, Instant>);
+
+impl Strangers {
+    /// Whether the log is to name `host` now.
+    pub fn note(&mut self, host: &str, now: Instant) -> bool {
+        let is_recent = |at: &Instant| now.saturating_duration_since(*at) < NAMED_EVERY;
+        if self.0.get(host).is_some_and(is_recent) {
+            return false;
+        }
+        self.0.retain(|_, at| is_recent(at));
+        if self.0.len() == HOSTS_MAX {
+            return false;
+        }
+        self.0.insert(host.into(), now);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn strangers_fill_neither_the_log_nor_the_memory() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut strangers = Strangers::default();
+        assert!(strangers.note("192.0.2.1", at(0)));
+        assert!(!strangers.note("192.0.2.1", at(59)));
+        assert!(strangers.note("192.0.2.1", at(60)));
+        let named = (0..1000).filter(|n| strangers.note(&format!("host {n}"), at(60)));
+        assert_eq!(named.count(), HOSTS_MAX - 1);
+        assert!(
+            strangers.note("192.0.2.1", at(120)),
+            "the old ones are forgotten"
+        );
+    }
 
     #[test]
     fn a_refusal_is_news_once_and_known_while_it_goes_on() {

@@ -15,16 +15,23 @@
 
 use crate::context::{Context, Loss, No};
 use crate::door::{Connection, Listen};
-use crate::hello::Message;
+use crate::hello::{Message, NotHello, Refusal};
+use crate::line::Line;
 use crate::peer::HELLO_WITHIN;
 use crate::poll::Interest;
-use crate::{FabricError, PeerError};
+use crate::tls::Tls;
+use crate::{FabricError, Keys, PeerError};
+use plover_types::ReplicaId;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
-use std::io::{self, Read, Write};
+use rustls::ServerConfig;
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// First byte of an alert of TLS.
+const TLS_ALERT: u8 = 21;
 /// Keepalive's finest unit is a second.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 /// After so many unanswered probes the kernel itself ends an idle connection, should nobody drive
@@ -84,15 +91,21 @@ pub fn parse(address: &str) -> Result<SocketAddr, PeerError> {
 /// A connection that this side dials: it connects, greets with `M`, and waits for the answer.
 #[derive(Debug)]
 pub struct Dial<M, const N: usize> {
-    pub connection: Connection<TcpStream>,
+    pub connection: Connection<Line>,
     /// The greeting that was sent, and the part of the answer that has come.
     asked: Option<(M, Partial<N>)>,
 }
 
 impl<M: Message<N>, const N: usize> Dial<M, N> {
-    /// Starts to connect to `address`, and watches for the outcome.
-    pub fn start(context: &mut Context, address: SocketAddr) -> io::Result<Self> {
-        let socket = dial(address)?;
+    /// Starts to connect to `peer` at `address`, and watches for the outcome.
+    pub fn start(
+        context: &mut Context,
+        address: SocketAddr,
+        keys: Option<&Arc<Keys>>,
+        peer: ReplicaId,
+    ) -> io::Result<Self> {
+        let tls = keys.map(|keys| Tls::client(keys.client(peer)));
+        let socket = Line::new(dial(address)?, tls);
         let token = context.poll.watch(&socket, Interest::Write)?;
         Ok(Self {
             connection: Connection { socket, token },
@@ -100,23 +113,26 @@ impl<M: Message<N>, const N: usize> Dial<M, N> {
         })
     }
 
-    /// Goes on as far as it can; once it is connected, `greet` makes what this side says. Returns the
-    /// answer, or why one side refuses the other.
+    /// Goes on as far as it can; once it is connected, and the other side has shown that it is the peer,
+    /// `greet` makes what this side says. Returns the answer, or why one side refuses the other.
     pub fn advance(
         &mut self,
         context: &mut Context,
         greet: impl FnOnce(&mut Context) -> Result<M, Loss>,
     ) -> Result<Option<Result<M, No>>, Loss> {
-        let Connection { socket, token } = &self.connection;
+        let Connection { socket, token } = &mut self.connection;
         if !context.poll.is_ready(*token) {
             return Ok(None);
         }
         let Some((mine, answer)) = &mut self.asked else {
-            if is_connected(socket)? {
-                let mine = greet(context)?;
-                send(socket, &mine.encode())?;
-                context.poll.change(socket, *token, Interest::Read)?;
-                self.asked = Some((mine, Partial::default()));
+            if is_connected(&socket.socket)? {
+                // What is waited for from here on is the other side's.
+                context.poll.change(&*socket, *token, Interest::Read)?;
+                if socket.handshake()? {
+                    let mine = greet(context)?;
+                    send(socket, &mine.encode())?;
+                    self.asked = Some((mine, Partial::default()));
+                }
             }
             return Ok(None);
         };
@@ -158,23 +174,25 @@ impl<const N: usize> Default for Partial<N> {
 
 impl<const N: usize> Partial<N> {
     /// Reads on; the message once it is whole.
-    pub fn read(&mut self, mut socket: &TcpStream) -> Result<Option<&[u8; N]>, Loss> {
+    pub fn read(&mut self, socket: &mut Line) -> Result<Option<&[u8; N]>, Loss> {
         while self.have < N {
             match socket.read(&mut self.bytes[self.have..]) {
-                Ok(0) => return Err(Loss::Closed),
-                Ok(count) => self.have += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+                Ok(Some(count)) => self.have += count,
+                Ok(None) => return Ok(None),
+                // What TLS says to a greeting is seven bytes.
+                Err(Loss::Closed) if self.bytes[..self.have.min(1)] == [TLS_ALERT] => {
+                    return Err(Loss::Refused(NotHello::Tls.into()));
+                }
+                Err(loss) => return Err(loss),
             }
         }
         Ok(Some(&self.bytes))
     }
 }
 
-fn send(mut socket: &TcpStream, message: &[u8]) -> Result<(), Loss> {
+fn send(socket: &mut Line, message: &[u8]) -> Result<(), Loss> {
     match socket.write(message)? {
-        count if count == message.len() => Ok(()),
+        Some(count) if count == message.len() && !socket.holds_output() => Ok(()),
         _ => Err(Loss::Io(io::ErrorKind::WriteZero.into())),
     }
 }
@@ -183,11 +201,12 @@ fn send(mut socket: &TcpStream, message: &[u8]) -> Result<(), Loss> {
 #[derive(Debug)]
 pub struct TcpDoor<M, const N: usize> {
     listener: TcpListener,
+    tls: Option<(Arc<Keys>, Arc<ServerConfig>)>,
     greeting: std::marker::PhantomData<fn() -> M>,
 }
 
 impl<M, const N: usize> TcpDoor<M, N> {
-    pub fn open(address: SocketAddr) -> Result<Self, FabricError> {
+    pub fn open(address: SocketAddr, keys: Option<&Arc<Keys>>) -> Result<Self, FabricError> {
         // On Unix the standard library sets SO_REUSEADDR: a restarted replica need not wait until
         // the kernel forgets the connections of its last run.
         let listener =
@@ -195,8 +214,11 @@ impl<M, const N: usize> TcpDoor<M, N> {
         listener
             .set_nonblocking(true)
             .map_err(FabricError::system("make the listener non-blocking"))?;
-        let greeting = std::marker::PhantomData;
-        Ok(Self { listener, greeting })
+        Ok(Self {
+            listener,
+            tls: keys.map(|keys| (keys.clone(), keys.server())),
+            greeting: std::marker::PhantomData,
+        })
     }
 
     /// Where it listens (the port, if the configuration left it to the kernel).
@@ -212,27 +234,38 @@ impl<M, const N: usize> AsFd for TcpDoor<M, N> {
 }
 
 impl<M: Message<N>, const N: usize> Listen for TcpDoor<M, N> {
-    type Socket = TcpStream;
+    type Socket = Line;
     type Partial = Partial<N>;
     type Greeting = M;
 
-    fn accept(&self) -> io::Result<(TcpStream, String)> {
+    fn accept(&self) -> io::Result<(Line, String)> {
         let (socket, address) = self.listener.accept()?;
         tune(&socket)?;
-        Ok((socket, address.to_string()))
+        let tls = self
+            .tls
+            .as_ref()
+            .map(|(_, config)| Tls::server(config.clone()));
+        Ok((Line::new(socket, tls), address.to_string()))
     }
 
-    fn read(socket: &TcpStream, partial: &mut Partial<N>) -> Result<Option<M>, Loss> {
+    fn read(&self, socket: &mut Line, partial: &mut Partial<N>) -> Result<Option<M>, Loss> {
         let Some(bytes) = partial.read(socket)? else {
             return Ok(None);
         };
-        let decoded = M::decode(bytes);
-        decoded
-            .map(Some)
-            .map_err(|error| Loss::Damage(error.to_string()))
+        let greeting = M::decode(bytes).map_err(|error| Loss::Refused(error.into()))?;
+        if let Some((keys, _)) = &self.tls {
+            let (from, key) = (greeting.sender(), socket.peer_key());
+            if !key.is_some_and(|key| keys.trusts(from, key)) {
+                let key = key.map_or("none".into(), |key| key.to_string());
+                let words =
+                    format!("it says that it is {from}, and its key is another one's: {key}");
+                return Err(Loss::Refused(No::because(Refusal::Identity, words)));
+            }
+        }
+        Ok(Some(greeting))
     }
 
-    fn send(socket: &TcpStream, greeting: &M) -> Result<(), Loss> {
+    fn send(socket: &mut Line, greeting: &M) -> Result<(), Loss> {
         send(socket, &greeting.encode())
     }
 }

@@ -111,6 +111,18 @@ pub struct GroupConfig {
     /// MiB of log entries that are kept for replicas that lag.
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
+    /// The file with this replica's private key, which `plover key new` makes. With it and `trust_file` links between
+    /// hosts are under TLS. No user but the one that runs the replica may read it.
+    #[serde(default)]
+    pub key_file: Option<PathBuf>,
+    /// The file with the public keys of all replicas, the same on all hosts. `plover key trust` adds to it. A replica that
+    /// runs reads a change at once.
+    #[serde(default)]
+    pub trust_file: Option<PathBuf>,
+    /// Links between hosts are neither encrypted nor authenticated, on a network that nobody else reaches. A group
+    /// without keys needs this line, unless all its addresses are loopback addresses.
+    #[serde(default)]
+    pub plaintext: bool,
     /// `[[group.replica]]`: all replicas, this one included. Three, or 5, 7 or 9. One alone runs the guest
     /// unreplicated. Two have no witness: each goes on without the other, so a cut between them makes
     /// two guests that both answer clients; policies that order all inputs refuse it.

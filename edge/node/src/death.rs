@@ -11,22 +11,26 @@
 //! TAP: to the guest it is a frame that was on its way a little longer.
 //!
 //! The report names the process by a random number, which that process has told the others in its
-//! messages. What a report of another process means, and why a late one is harmless, says the consensus
+//! messages. If the group has keys, the report is signed, since a number that frames have been sent on with is no
+//! secret while its process lives. What a report of another process means, and why a late one is harmless, says the consensus
 //! core (`apus`, `death`).
 
 use crate::config::GroupConfig;
+use plover_fabric::Keys;
+use plover_fabric::keys::SIGNATURE_BYTES;
 use plover_types::{Frame, Incarnation, Micros, ReplicaId, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 /// Longer than any datagram.
 const REPORT_BYTES_MAX: usize = 1 << 16;
 
-/// Reports that one turn of the loop reads.
-const REPORTS_PER_TURN: usize = 256;
+/// Reports that one turn of the loop reads. To check a signature takes some 50 µs.
+const REPORTS_PER_TURN: usize = 64;
 
 /// Frames that are kept for a leader to be, and for how long. A client sends again after 200 ms.
 const KEPT_MAX: usize = 1024;
@@ -43,18 +47,26 @@ pub(crate) struct Report {
     pub frame: Option<Frame>,
 }
 
+/// The purpose of a signature.
+const SIGNED_FOR: &str = "death report";
+
 /// Sends reports. It never waits.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     socket: UdpSocket,
+    keys: Option<Arc<Keys>>,
     peers: Vec<SocketAddr>,
     report: Report,
 }
 
 impl Reporter {
-    /// Prepares the report of the death of process `number` of this replica. `None` for a replica that is
-    /// alone.
-    pub fn open(group: &GroupConfig, number: u64) -> io::Result<Option<Self>> {
+    /// Prepares the report of the death of process `number` of this replica, signed if there are `keys`. `None`
+    /// for a replica that is alone.
+    pub fn open(
+        group: &GroupConfig,
+        keys: Option<Arc<Keys>>,
+        number: u64,
+    ) -> io::Result<Option<Self>> {
         let others = group.replica.iter().filter(|peer| peer.id != group.me);
         let peers: Vec<_> = others.map(|peer| peer.address).collect();
         let Some(own) = group.replica.iter().find(|peer| peer.id == group.me) else {
@@ -73,6 +85,7 @@ impl Reporter {
         };
         Ok(Some(Self {
             socket,
+            keys,
             peers,
             report,
         }))
@@ -93,7 +106,11 @@ impl Reporter {
     }
 
     fn send_to_all(&self, report: &Report) {
-        let bytes = wire::encode(report);
+        let mut bytes = wire::encode(report);
+        if let Some(keys) = &self.keys {
+            let signature = keys.sign(SIGNED_FOR, &bytes);
+            bytes.extend(signature);
+        }
         for peer in &self.peers {
             // A datagram that is lost here is lost as on the way.
             let _ = self.socket.send_to(&bytes, peer);
@@ -110,13 +127,14 @@ pub(crate) fn is_for_one(frame: &Frame) -> bool {
 #[derive(Debug)]
 pub(crate) struct Reports {
     socket: UdpSocket,
+    keys: Option<Arc<Keys>>,
     group: String,
     buffer: Vec<u8>,
 }
 
 impl Reports {
     /// Listens at this replica's own address. `None` if it has none.
-    pub fn listen(group: &GroupConfig) -> io::Result<Option<Self>> {
+    pub fn listen(group: &GroupConfig, keys: Option<Arc<Keys>>) -> io::Result<Option<Self>> {
         let own = group.replica.iter().find(|peer| peer.id == group.me);
         let Some(own) = own.filter(|_| group.replica.len() > 1) else {
             return Ok(None);
@@ -125,6 +143,7 @@ impl Reports {
         socket.set_nonblocking(true)?;
         Ok(Some(Self {
             socket,
+            keys,
             group: group.name.clone(),
             buffer: vec![0; REPORT_BYTES_MAX],
         }))
@@ -137,15 +156,31 @@ impl Reports {
             let Ok((length, from)) = self.socket.recv_from(&mut self.buffer) else {
                 break;
             };
-            match wire::decode::<Report>(&self.buffer[..length]) {
-                Ok(report) if report.group == self.group => reports.push(report),
-                Ok(report) => {
-                    tracing::debug!(%from, group = report.group, "a report of another group");
-                }
-                Err(error) => tracing::debug!(%from, %error, "a datagram is no report"),
+            match self.report_in(&self.buffer[..length]) {
+                Ok(report) => reports.push(report),
+                Err(why) => tracing::debug!(%from, why, "a datagram is no report"),
             }
         }
         reports
+    }
+
+    fn report_in(&self, bytes: &[u8]) -> Result<Report, String> {
+        let (bytes, signature) = match &self.keys {
+            Some(_) => bytes
+                .split_last_chunk::<SIGNATURE_BYTES>()
+                .ok_or("it is too short for a signature")?,
+            None => (bytes, &[0; SIGNATURE_BYTES]),
+        };
+        let report: Report = wire::decode(bytes).map_err(|error| error.to_string())?;
+        if report.group != self.group {
+            return Err(format!("it is of the group {}", report.group));
+        }
+        let signer = report.dead.replica;
+        let is_signed = |keys: &Arc<Keys>| keys.is_signed(signer, SIGNED_FOR, bytes, signature);
+        if !self.keys.as_ref().is_none_or(is_signed) {
+            return Err(format!("it is not signed by {signer}"));
+        }
+        Ok(report)
     }
 }
 
@@ -184,6 +219,7 @@ impl AsFd for Reports {
 mod tests {
     use super::*;
     use crate::config::PeerConfig;
+    use plover_fabric::keys::PrivateKey;
     use plover_types::forms::assert_form;
     use std::time::{Duration, Instant};
 
@@ -220,14 +256,14 @@ mod tests {
     #[test]
     fn a_report_arrives_and_noise_is_ignored() {
         let [mut theirs, mine] = groups();
-        let mut reports = Reports::listen(&mine).unwrap().unwrap();
+        let mut reports = Reports::listen(&mine, None).unwrap().unwrap();
         let noise = UdpSocket::bind("127.0.0.1:0").unwrap();
         for bytes in [&b""[..], b"hello", &[0; 2000]] {
             noise.send_to(bytes, mine.replica[1].address).unwrap();
         }
-        let reporter = Reporter::open(&theirs, 77).unwrap().unwrap();
+        let reporter = Reporter::open(&theirs, None, 77).unwrap().unwrap();
         theirs.name = "another".into();
-        Reporter::open(&theirs, 78).unwrap().unwrap().send();
+        Reporter::open(&theirs, None, 78).unwrap().unwrap().send();
         reporter.send();
         let mut report = Report {
             group: "shop".into(),
@@ -242,6 +278,29 @@ mod tests {
         report.frame = Some(frame.clone());
         reporter.send_on(frame);
         assert_eq!(wait_for_some(&mut reports), [report]);
+    }
+
+    /// Neither a stranger nor another replica reports a death.
+    #[test]
+    fn with_keys_only_the_replica_itself_reports_its_death() {
+        let [theirs, mine] = groups();
+        let private = [0; 3].map(|_| PrivateKey::generate().unwrap());
+        let public = private.each_ref().map(PrivateKey::public);
+        let ids = [0, 1].map(ReplicaId);
+        let keys = private.map(|own| {
+            let trusted = ids.into_iter().zip(public).collect();
+            Some(Arc::new(Keys::new(own, trusted)))
+        });
+        let [own, other, stranger] = keys;
+        let mut reports = Reports::listen(&mine, other.clone()).unwrap().unwrap();
+        for (keys, number) in [(None, 1), (stranger, 2), (other, 3), (own, 4)] {
+            let reporter = Reporter::open(&theirs, keys, number).unwrap().unwrap();
+            reporter.send();
+        }
+        let numbers = wait_for_some(&mut reports)
+            .into_iter()
+            .map(|report| report.dead.number);
+        assert_eq!(numbers.collect::<Vec<_>>(), [4]);
     }
 
     #[test]
@@ -263,8 +322,8 @@ mod tests {
     fn a_replica_that_is_alone_reports_nothing() {
         let [mut group, _] = groups();
         group.replica.truncate(1);
-        assert!(Reporter::open(&group, 1).unwrap().is_none());
-        assert!(Reports::listen(&group).unwrap().is_none());
+        assert!(Reporter::open(&group, None, 1).unwrap().is_none());
+        assert!(Reports::listen(&group, None).unwrap().is_none());
     }
 
     #[test]

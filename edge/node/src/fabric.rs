@@ -6,11 +6,13 @@
 
 use crate::body::BoxError;
 use crate::config::{GroupConfig, PeerConfig};
+use plover_fabric::keys::KeyError;
 use plover_fabric::{
-    BoxedFabric, Mixed, ShmConfig, ShmFabric, ShmPlace, Spin, TcpConfig, TcpFabric,
+    BoxedFabric, Keys, Mixed, ShmConfig, ShmFabric, ShmPlace, Spin, TcpConfig, TcpFabric,
 };
 use plover_types::ReplicaId;
 use serde::Deserialize;
+use std::sync::Arc;
 
 /// How a replica is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -46,6 +48,44 @@ impl GroupConfig {
             used == name
         };
         others.filter(over).map(|r| ReplicaId(r.id)).collect()
+    }
+
+    /// Refuses links that anybody could read and make, unless the configuration asks for them.
+    pub(crate) fn check_keys(&self) -> Result<(), String> {
+        match (&self.key_file, &self.trust_file, self.plaintext) {
+            (Some(_), Some(_), false) | (None, None, true) => Ok(()),
+            (Some(_), Some(_), true) => Err(
+                "group.plaintext = true is given beside keys: leave out one or the other".into(),
+            ),
+            (None, None, false) => {
+                let is_near = |r: &PeerConfig| r.address.ip().is_loopback();
+                let shm = self.peers_over(FabricName::Shm).len() + 1;
+                if shm >= self.replica.len() || self.replica.iter().all(is_near) {
+                    return Ok(());
+                }
+                Err("the links between the hosts have no keys: make one on each host with `plover key \
+                     new`, exchange the public keys with `plover key trust`, and name the files in \
+                     group.key_file and group.trust_file (or, on a network that nobody else reaches, \
+                     say group.plaintext = true)"
+                    .into())
+            }
+            _ => Err(
+                "group.key_file and group.trust_file go together, without group.plaintext".into(),
+            ),
+        }
+    }
+
+    /// This replica's keys; `None` if its links are plain.
+    ///
+    /// # Errors
+    /// A file cannot be used, or is another replica's.
+    pub fn keys(&self) -> Result<Option<Arc<Keys>>, KeyError> {
+        let (Some(key), Some(trust)) = (&self.key_file, &self.trust_file) else {
+            return Ok(None);
+        };
+        let ids = self.replica.iter().map(|r| ReplicaId(r.id));
+        let keys = Keys::load(key, trust, ReplicaId(self.me), ids)?;
+        Ok(Some(Arc::new(keys)))
     }
 
     /// Refuses choices of fabrics that have no effect.
@@ -99,13 +139,13 @@ impl std::fmt::Display for FabricName {
     }
 }
 
-/// Opens the fabric; `None` for a replica that is alone.
-pub fn open(group: &GroupConfig) -> Result<Option<BoxedFabric>, BoxError> {
+/// Opens the fabric, under TLS if there are keys; `None` for a replica that is alone.
+pub fn open(group: &GroupConfig, keys: Option<Arc<Keys>>) -> Result<Option<BoxedFabric>, BoxError> {
     let mut parts = Vec::new();
     for name in FabricName::ALL {
         let peers = group.peers_over(name);
         if !peers.is_empty() {
-            parts.push((open_one(group, name, &peers)?, peers));
+            parts.push((open_one(group, name, &peers, keys.clone())?, peers));
         }
     }
     Ok(match parts.len() {
@@ -120,6 +160,7 @@ fn open_one(
     group: &GroupConfig,
     name: FabricName,
     peers: &[ReplicaId],
+    keys: Option<Arc<Keys>>,
 ) -> Result<BoxedFabric, BoxError> {
     let me = ReplicaId(group.me);
     match name {
@@ -128,7 +169,8 @@ fn open_one(
             let listen = own.ok_or("group.me has no [[group.replica]]")?.address;
             let others = group.replica.iter().map(|r| (ReplicaId(r.id), r.address));
             let others = others.filter(|(id, _)| peers.contains(id)).collect();
-            let config = TcpConfig::new(group.name.clone(), me, listen, others);
+            let mut config = TcpConfig::new(group.name.clone(), me, listen, others);
+            config.keys = keys;
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricName::Shm => {
@@ -142,14 +184,18 @@ fn open_one(
             }
             Ok(Box::new(ShmFabric::new(config)?))
         }
-        FabricName::Ofi => open_ofi(group, peers),
+        FabricName::Ofi => open_ofi(group, peers, keys),
     }
 }
 
 /// Opens the libfabric fabric. Its handshake listens one port above TCP's, so that a replica can use
 /// both.
 #[cfg(feature = "ofi")]
-fn open_ofi(group: &GroupConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
+fn open_ofi(
+    group: &GroupConfig,
+    peers: &[ReplicaId],
+    keys: Option<Arc<Keys>>,
+) -> Result<BoxedFabric, BoxError> {
     use plover_fabric::ofi::{OfiConfig, OfiFabric};
     use std::net::SocketAddr;
     let above = |address: SocketAddr| match address.port().checked_add(1) {
@@ -172,11 +218,16 @@ fn open_ofi(group: &GroupConfig, peers: &[ReplicaId]) -> Result<BoxedFabric, Box
     let me = ReplicaId(group.me);
     let mut config = OfiConfig::new(group.name.clone(), me, listen, others, provider);
     config.spin = group.spin;
+    config.keys = keys;
     Ok(Box::new(OfiFabric::new(config)?))
 }
 
 #[cfg(not(feature = "ofi"))]
-fn open_ofi(_: &GroupConfig, _: &[ReplicaId]) -> Result<BoxedFabric, BoxError> {
+fn open_ofi(
+    _: &GroupConfig,
+    _: &[ReplicaId],
+    _: Option<Arc<Keys>>,
+) -> Result<BoxedFabric, BoxError> {
     Err(
         "fabric = \"ofi\" is not part of this build of plover: choose \"tcp\", or install \
          libfabric-dev and build with --features ofi"

@@ -89,7 +89,7 @@ pub enum Side {
 /// The TAP cannot be used, or the process or the socket for the report cannot be made.
 pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let number = draw()?;
-    let reporter = Reporter::open(&config.group, number)
+    let reporter = Reporter::open(&config.group, config.group.keys()?, number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica: {e}"))?;
     let name = &config.net.tap;
     let mut tap = attach(name).map_err(|e| {

@@ -277,6 +277,7 @@ mod tests {
         [group]
         name = "shop"
         me = 1
+        plaintext = true
         replica = [
             { id = 0, address = "192.0.2.10:7700" },
             { id = 1, address = "192.0.2.11:7700" },

@@ -4,6 +4,7 @@
 use crate::config::ProgramConfig;
 use crate::files::{Files, complete, copy, sum_of};
 use crate::program::Program;
+use plover_fabric::{Keys, Stream};
 use plover_program::{Held, Own};
 use plover_types::{Index, ReplicaId, View, Viewstamp};
 use rustix::event::{EventfdFlags, eventfd};
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// A transfer of which nothing comes for so long has failed.
 const SILENT_FOR: Duration = Duration::from_secs(20);
+
+/// Requests for checkpoints that are served at a time. A group has eight peers at most.
+const SERVED_MAX: usize = 16;
 
 /// The pause between two runs of the command that asks whether a program is ready.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(50);
@@ -44,13 +48,19 @@ pub(crate) struct Jobs {
     snapshot_cmd: Option<String>,
     within: Duration,
     me: ReplicaId,
+    keys: Option<Arc<Keys>>,
     done: Receiver<Done>,
     sender: Sender<Done>,
     wake: Arc<OwnedFd>,
 }
 
 impl Jobs {
-    pub fn new(files: Files, config: &ProgramConfig, me: ReplicaId) -> io::Result<Self> {
+    pub fn new(
+        files: Files,
+        config: &ProgramConfig,
+        me: ReplicaId,
+        keys: Option<Arc<Keys>>,
+    ) -> io::Result<Self> {
         let (sender, done) = channel();
         Ok(Self {
             files,
@@ -59,6 +69,7 @@ impl Jobs {
             snapshot_cmd: config.snapshot_cmd.clone(),
             within: Duration::from_secs(config.snapshot_s),
             me,
+            keys,
             done,
             sender,
             wake: Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?),
@@ -119,9 +130,9 @@ impl Jobs {
 
     /// Gets another replica's checkpoint.
     pub fn fetch(&self, held: Held) {
-        let files = self.files.clone();
+        let (files, keys) = (self.files.clone(), self.keys.clone());
         self.begin(move || {
-            let fetched = fetch(&files, &held);
+            let fetched = fetch(&files, &held, keys.as_ref());
             Done::Fetched(fetched.map_err(|error| {
                 format!(
                     "cannot get the checkpoint of replica {} at {}: {error}",
@@ -188,11 +199,12 @@ fn archive(
     finished.map_err(|e| format!("cannot keep the checkpoint {}: {e}", new.display()))
 }
 
-fn fetch(files: &Files, held: &Held) -> io::Result<Own> {
+fn fetch(files: &Files, held: &Held, keys: Option<&Arc<Keys>>) -> io::Result<Own> {
     let address: SocketAddr = held.address.parse().map_err(io::Error::other)?;
-    let mut stream = TcpStream::connect_timeout(&address, SILENT_FOR)?;
-    stream.set_read_timeout(Some(SILENT_FOR))?;
-    stream.set_write_timeout(Some(SILENT_FOR))?;
+    let socket = TcpStream::connect_timeout(&address, SILENT_FOR)?;
+    socket.set_read_timeout(Some(SILENT_FOR))?;
+    socket.set_write_timeout(Some(SILENT_FOR))?;
+    let mut stream = Stream::to(held.replica, socket, keys)?;
     writeln!(stream, "{} {}", held.at.view.0, held.at.index.0)?;
     let mut length = [0; 8];
     stream
@@ -209,18 +221,25 @@ fn fetch(files: &Files, held: &Held) -> io::Result<Own> {
     files.finish(&new, held.at, held.taken_by)
 }
 
-/// Serves this replica's checkpoints at a port of `ip` that the kernel chooses. Returns the address.
-pub(crate) fn serve(ip: IpAddr, files: Files) -> io::Result<SocketAddr> {
+/// Serves this replica's checkpoints at a port of `ip` that the kernel chooses, to peers alone if there are `keys`.
+/// Returns the address.
+pub(crate) fn serve(ip: IpAddr, files: Files, keys: Option<Arc<Keys>>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((ip, 0))?;
     let address = listener.local_addr()?;
+    let files = Arc::new(files);
     std::thread::Builder::new()
         .name("checkpoints".into())
         .spawn(move || {
             for stream in listener.incoming().flatten() {
-                let files = files.clone();
+                // The thread that serves a request holds a copy of this.
+                if Arc::strong_count(&files) > SERVED_MAX {
+                    tracing::warn!("a request for a checkpoint was refused: too many are served");
+                    continue;
+                }
+                let (files, keys) = (files.clone(), keys.clone());
                 let served = std::thread::Builder::new().name("checkpoint".into());
                 let served = served.spawn(move || {
-                    if let Err(error) = give(&stream, &files) {
+                    if let Err(error) = give(stream, &files, keys.as_ref()) {
                         tracing::debug!(%error, "a checkpoint was not sent");
                     }
                 });
@@ -232,11 +251,12 @@ pub(crate) fn serve(ip: IpAddr, files: Files) -> io::Result<SocketAddr> {
     Ok(address)
 }
 
-fn give(mut stream: &TcpStream, files: &Files) -> io::Result<()> {
-    stream.set_read_timeout(Some(SILENT_FOR))?;
-    stream.set_write_timeout(Some(SILENT_FOR))?;
+fn give(socket: TcpStream, files: &Files, keys: Option<&Arc<Keys>>) -> io::Result<()> {
+    socket.set_read_timeout(Some(SILENT_FOR))?;
+    socket.set_write_timeout(Some(SILENT_FOR))?;
+    let mut stream = Stream::from_peer(socket, keys)?;
     let mut line = String::new();
-    BufReader::new(stream.take(64)).read_line(&mut line)?;
+    BufReader::new((&mut stream).take(64)).read_line(&mut line)?;
     let mut words = line.split_whitespace().filter_map(|word| word.parse().ok());
     let (Some(view), Some(index)) = (words.next(), words.next()) else {
         return Err(io::ErrorKind::InvalidData.into());
@@ -249,12 +269,14 @@ fn give(mut stream: &TcpStream, files: &Files) -> io::Result<()> {
     // From here on the file is there, even if its name goes.
     let mut file = File::open(files.path(&own))?;
     stream.write_all(&own.bytes.to_le_bytes())?;
-    copy(&mut file, &mut stream, own.bytes)
+    copy(&mut file, &mut stream, own.bytes)?;
+    stream.flush()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plover_fabric::keys::PrivateKey;
 
     #[test]
     fn a_checkpoint_goes_from_one_replica_to_another() {
@@ -269,7 +291,13 @@ mod tests {
         let soon = Instant::now() + Duration::from_secs(60);
         let touch = Some("echo more > file".to_string());
         let own = archive(&files, at, touch, ReplicaId(1), soon).unwrap();
-        let address = serve([127, 0, 0, 1].into(), files).unwrap();
+        let keys = [0; 3].map(|_| PrivateKey::generate().unwrap());
+        let public = keys.each_ref().map(PrivateKey::public);
+        let [theirs, mine, strange] = keys.map(|own| {
+            let trusted = (0..2).map(ReplicaId).zip(public).collect();
+            Some(Arc::new(Keys::new(own, trusted)))
+        });
+        let address = serve([127, 0, 0, 1].into(), files, mine).unwrap();
         let mut held = Held {
             replica: ReplicaId(1),
             at,
@@ -278,9 +306,15 @@ mod tests {
             sum: own.sum,
             address: address.to_string(),
         };
-        let theirs = Files::open(other.path()).unwrap();
+        let (keys, theirs) = (theirs, Files::open(other.path()).unwrap());
+        for stranger in [&strange, &None] {
+            assert!(
+                fetch(&theirs, &held, stranger.as_ref()).is_err(),
+                "it is no peer"
+            );
+        }
         std::fs::write(theirs.data.join("old"), "x").unwrap();
-        assert_eq!(fetch(&theirs, &held).unwrap(), own);
+        assert_eq!(fetch(&theirs, &held, keys.as_ref()).unwrap(), own);
         prepare(&theirs, Some(at), Some("mv file moved".into()), soon).unwrap();
         let read = |name| std::fs::read_to_string(theirs.data.join(name)).unwrap_or_default();
         assert_eq!(
@@ -289,7 +323,7 @@ mod tests {
         );
         held.at.index = Index(43);
         assert!(
-            fetch(&theirs, &held)
+            fetch(&theirs, &held, keys.as_ref())
                 .unwrap_err()
                 .to_string()
                 .contains("no such checkpoint")

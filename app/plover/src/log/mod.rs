@@ -146,6 +146,15 @@ pub struct ServeOptions {
     /// The size in MiB of the newest entries to keep; older entries are trimmed.
     #[arg(long, value_name = "MIB", default_value_t = 32)]
     retain_mib: usize,
+    /// The file with this replica's private key (`plover key new`): links between replicas are under TLS then.
+    #[arg(long, value_name = "FILE", requires = "trust")]
+    key: Option<PathBuf>,
+    /// The file with the public keys of all replicas (`plover key trust`), the same for all.
+    #[arg(long, value_name = "FILE", requires = "key")]
+    trust: Option<PathBuf>,
+    /// Without keys: links between hosts are neither encrypted nor authenticated.
+    #[arg(long, conflicts_with = "key")]
+    plaintext: bool,
     /// Compare the replicas' answers (see `plover log check`).
     #[arg(long)]
     check_outputs: bool,

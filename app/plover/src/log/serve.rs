@@ -4,13 +4,14 @@ use super::digest::LogDigest;
 use super::{DurabilityArgument, FabricArgument, ServeOptions};
 use crate::{logging, output};
 use anyhow::{Context, bail, ensure};
-use plover_fabric::{Fabric, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
+use plover_fabric::{Fabric, Keys, ShmConfig, ShmFabric, Spin, TcpConfig, TcpFabric};
 use plover_log::{Config, Durability, Server, Stopper};
 use plover_types::{Micros, ReplicaId, ReplicaSet};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// A log in memory is not meant to be larger: 1 TiB.
 const RETAIN_MIB_MAX: usize = 1 << 20;
@@ -116,7 +117,8 @@ fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fab
     match options.fabric {
         FabricArgument::Tcp => {
             let (listen, peers) = addresses(options)?;
-            let config = TcpConfig::new(group, me, listen, peers);
+            let mut config = TcpConfig::new(group, me, listen, peers);
+            config.keys = keys(options)?;
             Ok(Box::new(TcpFabric::new(config)?))
         }
         FabricArgument::Shm => {
@@ -130,6 +132,24 @@ fn fabric(options: &ServeOptions, config: &Config) -> anyhow::Result<Box<dyn Fab
             open_ofi(options, (me, listen), peers)
         }
     }
+}
+
+/// This replica's keys. Without them links may not leave the host, unless they are to be plain.
+fn keys(options: &ServeOptions) -> anyhow::Result<Option<Arc<Keys>>> {
+    if let (Some(key), Some(trust)) = (&options.key, &options.trust) {
+        let ids = options.peers.iter().map(|peer| ReplicaId(peer.id));
+        let keys = Keys::load(key, trust, ReplicaId(options.id), ids)?;
+        return Ok(Some(Arc::new(keys)));
+    }
+    let addresses = options.peers.iter().filter_map(|peer| peer.address);
+    let far = addresses.into_iter().find(|it| !it.ip().is_loopback());
+    if let Some(far) = far.filter(|_| !options.plaintext) {
+        bail!(
+            "{far} is on another host, and the links have no keys: give --key and --trust (see `plover key \
+             new`), or --plaintext on a network that nobody else reaches"
+        );
+    }
+    Ok(None)
 }
 
 /// Where this replica and the others listen.
@@ -165,6 +185,7 @@ fn open_ofi(
     )?;
     let mut config = OfiConfig::new(options.group.clone(), me, listen, peers, provider);
     config.spin = options.spin;
+    config.keys = keys(options)?;
     Ok(Box::new(OfiFabric::new(config)?))
 }
 
@@ -223,6 +244,8 @@ mod tests {
             ("--spin adaptive", "--fabric tcp always sleeps"),
             ("--ofi-provider tcp", "without --fabric ofi"),
             ("--peer 1", "--peer 1 has no address"),
+            ("--peer 1=192.0.2.1:7", "give --key and --trust"),
+            ("--key /none --trust /none", "`plover key new` makes one"),
             ("--fabric shm --ofi-provider tcp", "without --fabric ofi"),
             #[cfg(feature = "ofi")]
             ("--fabric ofi", "needs --ofi-provider"),

@@ -1,9 +1,10 @@
 //! The configuration of an ofi fabric, and the errors in it.
 
 use super::native::NativeError;
-use crate::{FabricError, Spin};
+use crate::{FabricError, Keys, Spin};
 use plover_types::ReplicaId;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// The configuration of an [`OfiFabric`](super::OfiFabric).
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct OfiConfig {
     /// record takes at most half. A link takes twice this of memory here: the ring, and the copy that
     /// outgoing writes are taken from. RDMA hardware pins both.
     pub ring_bytes: [usize; 2],
+    /// The keys for the handshake under TLS. Without them every peer is believed. Records are never encrypted.
+    pub keys: Option<Arc<Keys>>,
 }
 
 impl OfiConfig {
@@ -47,6 +50,7 @@ impl OfiConfig {
             provider: provider.into(),
             spin: Spin::default(),
             ring_bytes: [8 << 20, 16 << 20],
+            keys: None,
         }
     }
 }

@@ -20,13 +20,13 @@ use crate::context::{Context, Loss};
 use crate::door::{Connection, Listen, Visitor};
 use crate::driver::Handshake;
 use crate::hello::{Greet, Session};
+use crate::line::Line;
 use crate::peer::Step;
 use crate::poll::Interest;
 use crate::socket::{ASK_EVERY, Dial, Silence, TcpDoor, parse};
 use crate::{Lane, PeerError};
 use plover_types::ReplicaId;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// From the start of a handshake to the first doorbells. Providers connect their endpoints meanwhile.
@@ -47,7 +47,7 @@ pub enum Trying {
 pub struct Joined {
     // Before the connection: a peer that sees it end may rely on the ports being closed.
     pub ends: [End; 2],
-    connection: Connection<TcpStream>,
+    connection: Connection<Line>,
     /// The dialling side rings first, so that the two do not connect at the same moment.
     dialled: bool,
     pub beat_at: Instant,
@@ -108,20 +108,20 @@ impl Handshake for Ofi {
         mut mine: Greeting,
         now: Instant,
     ) -> Result<Step<Self>, Loss> {
-        let (theirs, connection) = (visitor.greeting, visitor.connection);
+        let (theirs, mut connection) = (visitor.greeting, visitor.connection);
         let (ends, addresses) = self.open_ends(context, theirs.sender(), theirs.session())?;
         mine.addresses = addresses;
-        Self::Listener::send(&connection.socket, &mine)?;
+        Self::Listener::send(&mut connection.socket, &mine)?;
         Joined::new(context, connection, ends, &theirs.addresses, false, now)?.step()
     }
 
     fn dial(
         &mut self,
         context: &mut Context,
-        _: ReplicaId,
+        peer: ReplicaId,
         place: &SocketAddr,
     ) -> Result<Step<Self>, Loss> {
-        let dial = Dial::start(context, *place)?;
+        let dial = Dial::start(context, *place, self.keys.as_ref(), peer)?;
         Ok(Step::Trying(Trying::Dialing(dial, None)))
     }
 
@@ -172,7 +172,7 @@ impl Handshake for Ofi {
 impl Joined {
     fn new(
         context: &mut Context,
-        connection: Connection<TcpStream>,
+        connection: Connection<Line>,
         mut ends: [End; 2],
         addresses: &[Address; 2],
         dialled: bool,
@@ -209,16 +209,10 @@ impl Joined {
 
     /// Takes the peer's heartbeats off the connection: they show that it has not ended.
     pub fn listen(&mut self, context: &Context) -> Result<(), Loss> {
-        if !context.poll.is_ready(self.connection.token) {
-            return Ok(());
+        if context.poll.is_ready(self.connection.token) {
+            self.connection.socket.read(&mut [0; 256])?;
         }
-        match (&self.connection.socket).read(&mut [0; 256]) {
-            Ok(0) => Err(Loss::Closed),
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        Ok(())
     }
 
     /// If it is time: asks the kernel about the peer's host, sends a heartbeat, asks libfabric about
@@ -228,15 +222,11 @@ impl Joined {
             return Ok(());
         }
         self.beat_at = now + ASK_EVERY;
-        let mut socket = &self.connection.socket;
+        let line = &mut self.connection.socket;
         // Before the next heartbeat goes out: what is owed then was owed for a whole beat.
-        self.silence.check(socket, now)?;
-        match socket.write(&[0]) {
-            Ok(_) => {}
-            // A peer that is stopped reads none; that its host acknowledges is what counts.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error.into()),
-        }
+        self.silence.check(&line.socket, now)?;
+        // A peer that is stopped reads none; that its host acknowledges is what counts.
+        line.write(&[0])?;
         Ok(self.ends.iter_mut().try_for_each(End::check)?)
     }
 

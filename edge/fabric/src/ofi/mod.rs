@@ -35,7 +35,9 @@
 //! another salt in its checksums. A write of an old session fails, or lands in memory that nobody
 //! reads, or fails its checksum.
 //!
-//! RDMA cannot encrypt and this fabric does not authenticate: the network must be a trusted one.
+//! **RDMA cannot encrypt.** With keys the handshake is under TLS, so that only a peer learns where to write and
+//! only a peer makes a link. Records are neither encrypted nor protected against changes on the way: the network
+//! must be a trusted one.
 
 mod config;
 mod doorbell;
@@ -59,7 +61,7 @@ use crate::hello::Session;
 use crate::peer::{Link, Peer};
 use crate::socket::TcpDoor;
 use crate::spin::Spinner;
-use crate::{Lane, Spin};
+use crate::{Keys, Lane, Spin};
 use end::End;
 use link::{Joined, Trying};
 use native::{Port, Provider};
@@ -77,6 +79,7 @@ impl OfiFabric {
         let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
         let node = config.listen.ip().to_string();
         let (provider, waits) = open_provider(&config.provider, &node, config.spin)?;
+        let listener = TcpDoor::open(config.listen, config.keys.as_ref())?;
         let transport = Ofi {
             provider: Arc::new(provider),
             waits,
@@ -86,8 +89,8 @@ impl OfiFabric {
             active: false,
             unarmed: false,
             pace: Pace::new(Instant::now()),
+            keys: config.keys,
         };
-        let listener = TcpDoor::open(config.listen)?;
         Ok(Self::assemble(context, transport, listener, config.peers)?)
     }
 }
@@ -144,6 +147,7 @@ pub struct Ofi {
     /// An arrival might not show on the descriptors: the caller has to come again first.
     unarmed: bool,
     pace: Pace,
+    keys: Option<Arc<Keys>>,
 }
 
 /// The ports of a peer that something may come to, whether its link is up yet or not.

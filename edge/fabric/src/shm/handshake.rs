@@ -86,12 +86,13 @@ impl Handshake for Shm {
             return Ok(Step::Refused(Refusal::Memory.into()));
         };
         let (own, offer) = self.offer(context)?;
-        let channel = match Channel::open(context, &mine.hello, visitor.connection, own, theirs) {
+        let mut channel = match Channel::open(context, &mine.hello, visitor.connection, own, theirs)
+        {
             Ok(channel) => channel,
             Err(why) => return Ok(Step::Refused(why.into())),
         };
         mine.offer = Some(offer);
-        Listener::send(&channel.socket, &mine)?;
+        Listener::send(&mut channel.socket, &mine)?;
         Ok(Step::Up(channel))
     }
 
@@ -101,7 +102,7 @@ impl Handshake for Shm {
         peer: ReplicaId,
         place: &Address,
     ) -> Result<Step<Self>, Loss> {
-        let socket = place.dial()?;
+        let mut socket = place.dial()?;
         if !socket::is_same_user(&socket) {
             return Ok(Step::Refused(Refusal::User.into()));
         }
@@ -109,7 +110,7 @@ impl Handshake for Shm {
         let (own, offer) = self.offer(context)?;
         let token = context.poll.watch(&socket, Interest::Read)?;
         mine.offer = Some(offer);
-        Listener::send(&socket, &mine)?;
+        Listener::send(&mut socket, &mine)?;
         // The peer alone holds the memory's descriptor now.
         mine.offer = None;
         Ok(Step::Trying(Asked {

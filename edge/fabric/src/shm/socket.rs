@@ -171,11 +171,11 @@ impl Listen for Listener {
         Ok((socket, format!("process {}", peer.pid.as_raw_nonzero())))
     }
 
-    fn read(socket: &OwnedFd, (): &mut ()) -> Result<Option<Offering>, Loss> {
+    fn read(&self, socket: &mut OwnedFd, (): &mut ()) -> Result<Option<Offering>, Loss> {
         receive(socket)
     }
 
-    fn send(socket: &OwnedFd, greeting: &Offering) -> Result<(), Loss> {
+    fn send(socket: &mut OwnedFd, greeting: &Offering) -> Result<(), Loss> {
         Ok(send(socket, greeting)?)
     }
 }

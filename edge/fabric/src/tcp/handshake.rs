@@ -13,13 +13,14 @@ use crate::context::{Context, Loss};
 use crate::door::{Connection, Listen, Visitor};
 use crate::driver::Handshake;
 use crate::hello::{HELLO_BYTES, Hello, Session};
+use crate::line::Line;
 use crate::peer::{HELLO_WITHIN, Step};
 use crate::poll::Interest;
 use crate::socket::{Dial, TcpDoor, parse};
 use crate::{Lane, PeerError};
 use plover_types::ReplicaId;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// A link that is not up yet.
@@ -29,7 +30,7 @@ pub struct Trying {
     /// The lanes that this side dials, until the peer has answered.
     dials: [Option<Dial<Hello, HELLO_BYTES>>; 2],
     /// The lanes on which both sides have greeted.
-    greeted: [Option<Connection<TcpStream>>; 2],
+    greeted: [Option<Connection<Line>>; 2],
 }
 
 impl Trying {
@@ -38,7 +39,7 @@ impl Trying {
         &mut self,
         context: &Context,
         lane: usize,
-        connection: Connection<TcpStream>,
+        connection: Connection<Line>,
     ) -> io::Result<()> {
         // The peer may write at once; its bytes wait until the other lane has greeted.
         let Connection { socket, token } = &connection;
@@ -83,11 +84,11 @@ impl Handshake for Tcp {
         &mut self,
         context: &mut Context,
         trying: Option<Trying>,
-        visitor: Visitor<Self::Listener>,
+        mut visitor: Visitor<Self::Listener>,
         mine: Hello,
         now: Instant,
     ) -> Result<Step<Self>, Loss> {
-        Self::Listener::send(&visitor.connection.socket, &mine)?;
+        Self::Listener::send(&mut visitor.connection.socket, &mine)?;
         let mut trying = trying.unwrap_or(Trying {
             session: mine.session,
             dials: [None, None],
@@ -100,10 +101,11 @@ impl Handshake for Tcp {
     fn dial(
         &mut self,
         context: &mut Context,
-        _: ReplicaId,
+        peer: ReplicaId,
         place: &SocketAddr,
     ) -> Result<Step<Self>, Loss> {
-        let mut dial = || Dial::start(context, *place).map(Some);
+        let keys = self.keys.as_ref();
+        let mut dial = || Dial::start(context, *place, keys, peer).map(Some);
         Ok(Step::Trying(Trying {
             session: Session::fresh(),
             dials: [dial()?, dial()?],

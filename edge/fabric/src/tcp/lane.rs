@@ -1,16 +1,16 @@
 //! One lane of a link that is up: a connection, the ring it writes and the ring it fills.
 
 use super::stream::{Inbox, Outbox};
-use crate::Lane;
-use crate::context::{Context, Loss, Share};
+use crate::context::{Context, Loss, No, Share};
 use crate::door::Connection;
-use crate::hello::Session;
+use crate::hello::{Refusal, Session};
+use crate::line::Line;
 use crate::poll::{Interest, Token};
 use crate::ring::{RingReader, RingWriter};
 use crate::socket::Silence;
+use crate::{Keys, Lane};
 use plover_types::ReplicaId;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
 use std::time::Instant;
 
 /// One `progress` call reads at most so much from one connection.
@@ -26,7 +26,7 @@ const EAGER_BYTES: usize = 256 << 10;
 pub struct LaneLink {
     peer: ReplicaId,
     lane: Lane,
-    pub socket: TcpStream,
+    pub line: Line,
     token: Token,
     interest: Interest,
     writer: RingWriter,
@@ -48,15 +48,18 @@ impl LaneLink {
         peer: ReplicaId,
         lane: Lane,
         session: Session,
-        connection: Connection<TcpStream>,
+        connection: Connection<Line>,
     ) -> io::Result<Self> {
         let capacity = context.capacity(lane);
-        let Connection { socket, token } = connection;
-        context.poll.change(&socket, token, Interest::Read)?;
+        let Connection {
+            socket: line,
+            token,
+        } = connection;
+        context.poll.change(&line, token, Interest::Read)?;
         Ok(Self {
             peer,
             lane,
-            socket,
+            line,
             token,
             interest: Interest::Read,
             writer: RingWriter::new(capacity, session.salt(context.me, lane)),
@@ -87,7 +90,7 @@ impl LaneLink {
 
     /// Takes in what has arrived, delivers records up to the bound.
     pub fn serve(&mut self, context: &mut Context, scratch: &mut [u8]) -> Result<(), Loss> {
-        let mut readable = context.poll.is_readable(self.token);
+        let mut readable = context.poll.is_readable(self.token) || self.line.holds_input();
         if context.poll.is_writable(self.token) {
             self.blocked = false;
         }
@@ -121,20 +124,26 @@ impl LaneLink {
 
     /// One read from the connection, into the ring directly or by way of `scratch`.
     fn read(&mut self, scratch: &mut [u8]) -> Result<Received, Loss> {
+        if let Line {
+            socket,
+            tls: Some(tls),
+        } = &mut self.line
+        {
+            let (inbox, ring, head) = (&mut self.inbox, &mut self.ring, self.reader.head());
+            let (count, is_all) =
+                tls.receive(socket, &mut |bytes| inbox.feed(bytes, ring, head))?;
+            return Ok(if is_all {
+                Received::All(count)
+            } else {
+                Received::Some(count)
+            });
+        }
         let window = self.inbox.window(&mut self.ring);
         let direct = window.len() >= DIRECT_BYTES_MIN;
         let into = if direct { window } else { &mut *scratch };
         let asked = into.len();
-        let count = match self.socket.read(into) {
-            Ok(0) => return Err(Loss::Closed),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received::All(0));
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                return Ok(Received::Some(0));
-            }
-            Err(error) => return Err(error.into()),
+        let Some(count) = self.line.read(into)? else {
+            return Ok(Received::All(0));
         };
         if direct {
             self.inbox.filled(count);
@@ -152,12 +161,10 @@ impl LaneLink {
 
     /// Hands the queued bytes to the kernel until it takes no more.
     pub fn flush(&mut self, context: &Context) -> Result<(), Loss> {
-        while !self.blocked && !self.outbox.unsent().is_empty() {
-            match self.socket.write(self.outbox.unsent()) {
-                Ok(count) => self.outbox.advance(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.blocked = true,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
+        while !self.blocked && (self.line.holds_output() || !self.outbox.unsent().is_empty()) {
+            match self.line.write(self.outbox.unsent())? {
+                Some(count) => self.outbox.advance(count),
+                None => self.blocked = true,
             }
         }
         let interest = if self.blocked {
@@ -166,20 +173,27 @@ impl LaneLink {
             Interest::Read
         };
         if interest != self.interest {
-            context.poll.change(&self.socket, self.token, interest)?;
+            context.poll.change(&self.line, self.token, interest)?;
             self.interest = interest;
         }
         Ok(())
     }
 
-    /// Asks the kernel whether the peer's host still answers.
-    pub fn check(&mut self, now: Instant) -> Result<(), Loss> {
-        self.silence.check(&self.socket, now)
+    /// Asks the kernel whether the peer's host still answers, and whether its key is still trusted.
+    pub fn check(&mut self, keys: Option<&Keys>, now: Instant) -> Result<(), Loss> {
+        if let (Some(keys), Some(key)) = (keys, self.line.peer_key()) {
+            if !keys.trusts(self.peer, key) {
+                let words = format!("its key {key} is trusted no more");
+                return Err(Loss::Refused(No::because(Refusal::Identity, words)));
+            }
+        }
+        self.silence.check(&self.line.socket, now)
     }
 
     /// Whether `progress` would get on without the kernel's saying so.
     pub fn wants_progress(&self) -> bool {
-        self.more || (!self.blocked && !self.outbox.unsent().is_empty())
+        let has_output = self.line.holds_output() || !self.outbox.unsent().is_empty();
+        self.more || self.line.holds_input() || (!self.blocked && has_output)
     }
 }
 

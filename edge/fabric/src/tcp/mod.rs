@@ -21,8 +21,9 @@
 //! * **A cut link** is given up after half a second without an acknowledgement (`socket.rs`) and
 //!   dialled every quarter of a second. The kernel's own patience is made for the internet: after a
 //!   cut of some seconds it retries a lost segment or SYN only seconds later.
-//! * **Every connection** must begin with a greeting (`hello.rs`); nothing else is believed. The peer
-//!   is not authenticated: the replication network must be a trusted one.
+//! * **Every connection** is under TLS if there are keys (`tls.rs`), and begins with a greeting (`hello.rs`);
+//!   nothing else is believed. Without keys the peer is not authenticated: the replication network must be
+//!   a trusted one then.
 
 mod handshake;
 mod lane;
@@ -34,13 +35,15 @@ use crate::context::{Context, Loss};
 use crate::door::Connection;
 use crate::driver::{RingFabric, Transport};
 use crate::hello::Session;
+use crate::line::Line;
 use crate::peer::Peer;
 use crate::socket::{ASK_EVERY, TcpDoor};
-use crate::{FabricError, Lane};
+use crate::{FabricError, Keys, Lane};
 use lane::LaneLink;
 use plover_types::ReplicaId;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// One read takes in up to this much of small frames.
@@ -64,6 +67,8 @@ pub struct TcpConfig {
     /// Sizes of each log ring and of each bulk ring, the same on all replicas: multiples of 8. A
     /// record takes at most half.
     pub ring_bytes: [usize; 2],
+    /// The keys for TLS. Without them everything is sent in the clear, and believed.
+    pub keys: Option<Arc<Keys>>,
 }
 
 impl TcpConfig {
@@ -80,6 +85,7 @@ impl TcpConfig {
             listen,
             peers,
             ring_bytes: [8 << 20, 16 << 20],
+            keys: None,
         }
     }
 }
@@ -89,10 +95,11 @@ impl TcpFabric {
     pub fn new(config: TcpConfig) -> Result<Self, FabricError> {
         let ids = config.peers.iter().map(|(id, _)| *id);
         let context = Context::new(&config.group, config.me, ids, config.ring_bytes)?;
+        let listener = TcpDoor::open(config.listen, config.keys.as_ref())?;
         let transport = Tcp {
             scratch: vec![0; SCRATCH_BYTES],
+            keys: config.keys,
         };
-        let listener = TcpDoor::open(config.listen)?;
         Self::assemble(context, transport, listener, config.peers)
     }
 
@@ -106,6 +113,7 @@ impl TcpFabric {
 #[derive(Debug)]
 pub struct Tcp {
     scratch: Vec<u8>,
+    keys: Option<Arc<Keys>>,
 }
 
 /// Both lanes of a link that is up.
@@ -121,7 +129,7 @@ impl Up {
         context: &Context,
         peer: ReplicaId,
         session: Session,
-        [log, bulk]: [Connection<TcpStream>; 2],
+        [log, bulk]: [Connection<Line>; 2],
         now: Instant,
     ) -> io::Result<Self> {
         let lane = |lane, connection| LaneLink::new(context, peer, lane, session, connection);
@@ -158,7 +166,9 @@ impl Transport for Tcp {
             return Ok(());
         }
         up.check_at = now + ASK_EVERY;
-        up.lanes.iter_mut().try_for_each(|lane| lane.check(now))
+        let keys = self.keys.as_deref();
+        let mut lanes = up.lanes.iter_mut();
+        lanes.try_for_each(|lane| lane.check(keys, now))
     }
 
     fn due_at(up: &Up) -> Option<Instant> {

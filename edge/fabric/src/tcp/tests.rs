@@ -46,7 +46,7 @@ fn deafen(fd: RawFd) {
 
 fn cut(fabric: &TcpFabric) {
     for lane in &fabric.link().lanes {
-        deafen(lane.socket.as_raw_fd());
+        deafen(lane.line.socket.as_raw_fd());
     }
 }
 

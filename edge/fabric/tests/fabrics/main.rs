@@ -9,6 +9,7 @@ mod processes;
 mod ring;
 mod shm;
 mod tcp;
+mod tls;
 
 use contract::{How, Maker, everyone_reaches_everyone, fabric_contract, peers_come_and_go};
 use makers::{ShmMaker, TcpMaker};
@@ -57,6 +58,7 @@ impl Maker for MixedMaker {
 }
 
 fabric_contract!(over_tcp, TcpMaker::new());
+fabric_contract!(over_tls, TcpMaker::encrypted());
 fabric_contract!(over_shm, ShmMaker::new());
 fabric_contract!(
     over_shm_spinning,

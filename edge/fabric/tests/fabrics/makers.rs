@@ -1,9 +1,11 @@
 //! Fabrics of one machine, with small rings.
 
 use crate::contract::{How, Maker};
-use plover_fabric::{ShmConfig, ShmFabric, ShmPlace, TcpConfig, TcpFabric};
+use plover_fabric::keys::PrivateKey;
+use plover_fabric::{Keys, ShmConfig, ShmFabric, ShmPlace, TcpConfig, TcpFabric};
 use plover_types::ReplicaId;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Size of the log rings.
@@ -12,6 +14,8 @@ pub const LOG_RING_BYTES: usize = 64 << 10;
 /// Opens TCP fabrics that share one set of addresses.
 pub struct TcpMaker {
     pub addresses: Vec<SocketAddr>,
+    /// Each replica's, if links are encrypted.
+    pub keys: Vec<Arc<Keys>>,
 }
 
 impl TcpMaker {
@@ -23,6 +27,15 @@ impl TcpMaker {
     pub fn of(replicas: usize) -> Self {
         Self {
             addresses: free_addresses(replicas),
+            keys: Vec::new(),
+        }
+    }
+
+    /// With TLS.
+    pub fn encrypted() -> Self {
+        Self {
+            keys: keys_of(3),
+            ..Self::new()
         }
     }
 
@@ -30,6 +43,7 @@ impl TcpMaker {
         let (listen, peers) = members(&self.addresses, me, how);
         let mut config = TcpConfig::new("test", me, listen, peers);
         config.ring_bytes = [LOG_RING_BYTES, how.bulk_ring_bytes];
+        config.keys = self.keys.get(usize::from(me.0)).cloned();
         config
     }
 }
@@ -44,6 +58,19 @@ impl Maker for TcpMaker {
     fn address(&self, of: ReplicaId) -> String {
         self.addresses[usize::from(of.0)].to_string()
     }
+}
+
+/// Keys for replicas 0 to `count`, all of which trust each other.
+pub fn keys_of(count: u8) -> Vec<Arc<Keys>> {
+    let own: Vec<_> = (0..count).map(|_| private_key()).collect();
+    let ids = (0..count).map(ReplicaId);
+    let trusted: Vec<_> = ids.zip(own.iter().map(PrivateKey::public)).collect();
+    let keys = own.into_iter().map(|own| Keys::new(own, trusted.clone()));
+    keys.map(Arc::new).collect()
+}
+
+pub fn private_key() -> PrivateKey {
+    PrivateKey::generate().expect("random bytes")
 }
 
 /// Where `me` listens, and the others that it knows.

@@ -211,13 +211,14 @@ impl Body {
                 Some(Disks::open(specs, &journal)?)
             }
         };
-        let fabric = crate::fabric::open(&config.group)?;
+        let keys = config.group.keys()?;
+        let fabric = crate::fabric::open(&config.group, keys.clone())?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
             fabric.as_ref().map_or(1 << 20, max)
         });
         let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
-        let deaths = Reports::listen(&config.group).unwrap_or_else(|error| {
+        let deaths = Reports::listen(&config.group, keys.clone()).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot listen for UDP at this replica's address: the death of a \
                 process is noticed by the timeout only");
             None
@@ -228,7 +229,9 @@ impl Body {
         let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout);
         brain.drained = storage.is_drained();
         // Without it, clients send again what they sent in the moment of a switchover.
-        let reporter = Reporter::open(&config.group, process.number).ok().flatten();
+        let reporter = Reporter::open(&config.group, keys, process.number)
+            .ok()
+            .flatten();
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;

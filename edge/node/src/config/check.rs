@@ -117,6 +117,7 @@ impl GroupConfig {
         if self.log_mib == 0 {
             return mismatch("group.log_mib must be at least 1".into());
         }
+        self.check_keys().map_err(ConfigError::Mismatch)?;
         self.check_fabrics().map_err(ConfigError::Mismatch)
     }
 }
@@ -129,6 +130,7 @@ mod tests {
         [group]
         name = "lab"
         me = 1
+        plaintext = true
         replica = [
             { id = 0, address = "10.77.1.10:7700" },
             { id = 1, address = "10.77.1.11:7700" },
@@ -222,6 +224,13 @@ mod tests {
             ("id = 2,", "id = 2, fabric = \"shm\",", "both of its ends"),
             ("me = 1", "me = 7", "group.me"),
             ("me = 1", "me = 1\nfirst_leader = 5", "first_leader"),
+            ("plaintext = true", "", "plover key new"),
+            ("plaintext = true", "key_file = \"/k\"", "group.trust_file"),
+            (
+                "me = 1",
+                "me = 1\nkey_file = \"/k\"\ntrust_file = \"/t\"",
+                "leave out",
+            ),
             ("me = 1", "me = 1\ntimeout_ms = 30", "heartbeat"),
             ("me = 1", "me = 1\ncolour = 3", "colour"),
             ("me = 1", "me = 1\nwarm_witness = \"tepid\"", "disk"),

@@ -44,9 +44,10 @@ pub fn run(
         .iter()
         .find(|it| it.id == config.group.me);
     let ip = own.ok_or("group.me has no [[group.replica]]")?.address.ip();
-    let address = serve(ip, files.clone())
+    let keys = config.group.keys()?;
+    let address = serve(ip, files.clone(), keys.clone())
         .map_err(|e| format!("cannot listen for the other replicas at {ip}: {e}"))?;
-    let fabric = match plover_node::open_fabric(&config.group)? {
+    let fabric = match plover_node::open_fabric(&config.group, keys.clone())? {
         Some(fabric) => fabric,
         None => alone(&config, me)?,
     };
@@ -56,7 +57,7 @@ pub fn run(
     let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
     server.watch(epoll.as_fd())?;
     let stop = Stop::new()?;
-    let jobs = Jobs::new(files.clone(), &config.program, me)?;
+    let jobs = Jobs::new(files.clone(), &config.program, me, keys)?;
     for waker in [jobs.as_fd(), control.as_fd(), stop.0.1.as_fd()] {
         epoll::add(&*epoll, waker, EventData::new_u64(WAKER), EventFlags::IN)?;
     }

@@ -51,6 +51,8 @@ impl Group {
             replicas: (0..REPLICAS).map(|_| None).collect(),
         };
         subject.set_up(group.files())?;
+        let keys: Vec<_> = (0..REPLICAS).map(|id| group.key(id)).collect();
+        plover_fabric::keys::make_all(&keys, &group.trusted())?;
         for id in 0..REPLICAS {
             let own = Ipv4Addr::new(10, 77, 0, 10 + id as u8);
             let address = format!("{own}/{PREFIX}");
@@ -81,6 +83,14 @@ impl Group {
         self.dir.path().join(format!("group-{id}.toml"))
     }
 
+    fn key(&self, id: usize) -> PathBuf {
+        self.dir.path().join(format!("{id}.key"))
+    }
+
+    fn trusted(&self) -> PathBuf {
+        self.dir.path().join("trusted")
+    }
+
     fn run_dir(&self, id: usize) -> PathBuf {
         self.dir.path().join(format!("run-{id}"))
     }
@@ -92,11 +102,14 @@ impl Group {
         let replica = |id| format!("{{ id = {id}, address = \"{}:7700\" }}", replica_ip(id));
         let replicas: Vec<String> = (0..REPLICAS).map(replica).collect();
         format!(
-            "[group]\nname = \"{}\"\nme = {id}\nheartbeat_ms = 50\ntimeout_ms = 500\nlog_mib = {}\n{keys}\nreplica = [{}]\n\
+            "[group]\nname = \"{}\"\nme = {id}\nheartbeat_ms = 50\ntimeout_ms = 500\nlog_mib = {}\n\
+             key_file = \"{}\"\ntrust_file = \"{}\"\n{keys}\nreplica = [{}]\n\
              [program]\n{program_keys}\nlisten = \"{LISTEN}\"\ndevice = \"br0\"\naddress = \"{}\"\nport = {}\n{}\n\
              [paths]\nstate_dir = \"{}\"\nrun_dir = \"{}\"\n",
             self.subject.name(),
             self.subject.log_mib(),
+            self.key(id).display(),
+            self.trusted().display(),
             replicas.join(", "),
             self.subject.address(id),
             self.subject.port(),

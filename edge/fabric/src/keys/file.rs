@@ -1,0 +1,131 @@
+//! The files that hold keys.
+
+use super::{KeyError, PrivateKey, PublicKey};
+use plover_types::ReplicaId;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// A key file or a trust file that is longer is not one.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+/// The first lines of a trust file.
+const TRUST_FILE_BEGINS: &str = "\
+# The public keys of the group's replicas, the same on all hosts: an id and a key a line. A key is added by
+# `plover key trust`, and trusted until its line is removed.
+";
+
+/// Adds a line to a trust file, which is made if it is not there. `false` if the key was trusted already.
+///
+/// # Errors
+/// The file cannot be read or written, or is no trust file.
+pub fn trust(path: &Path, replica: ReplicaId, key: PublicKey) -> Result<bool, KeyError> {
+    let old = match read(path, "") {
+        Err(KeyError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            TRUST_FILE_BEGINS.into()
+        }
+        old => old?,
+    };
+    if parse(path, &old)?.contains(&(replica, key)) {
+        return Ok(false);
+    }
+    let newline = if old.is_empty() || old.ends_with('\n') {
+        ""
+    } else {
+        "\n"
+    };
+    let text = format!("{old}{newline}{} {key}\n", replica.0);
+    // Replicas that run read this file: it is replaced whole.
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let new = path.with_file_name(name);
+    let written = File::create(&new).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    });
+    written.map_err(failed("write", path, "")).map(|()| true)
+}
+
+/// Makes the keys of a new group: the private key of replica `n` in the file `private[n]`, and all public keys in
+/// the file `trusted`.
+///
+/// # Errors
+/// A file is there already, or cannot be written. The files that were made before are removed.
+pub fn make_all(private: &[PathBuf], trusted: &Path) -> Result<(), KeyError> {
+    let mut text = String::from(TRUST_FILE_BEGINS);
+    let mut make = |id, path: &PathBuf| {
+        let key = PrivateKey::generate().map_err(failed("draw a key for", path, ""))?;
+        text += &format!("{id} {}\n", key.public());
+        key.write_new(path)
+    };
+    let mut made = 0;
+    let keys = private.iter().enumerate();
+    let result = keys.into_iter().try_for_each(|(id, path)| {
+        make(id, path)?;
+        made += 1;
+        Ok(())
+    });
+    let result = result.and_then(|()| {
+        let written = File::create_new(trusted).and_then(|mut it| it.write_all(text.as_bytes()));
+        written.map_err(failed(
+            "write",
+            trusted,
+            "; a trust file that is there is never overwritten",
+        ))
+    });
+    if result.is_err() {
+        for path in &private[..made] {
+            let _ = fs::remove_file(path);
+        }
+    }
+    result
+}
+
+/// The ids and keys of a trust file.
+pub(super) fn parse(path: &Path, text: &str) -> Result<Vec<(ReplicaId, PublicKey)>, KeyError> {
+    let lines = content(text).map(|(number, line)| {
+        let mut words = line.split_whitespace();
+        let words = (words.next(), words.next(), words.next());
+        let entry = match words {
+            (Some(id), Some(key), None) => id
+                .parse()
+                .map_err(|_| format!("'{id}' is no replica's id"))
+                .and_then(|id| Ok((ReplicaId(id), key.parse()?))),
+            _ => Err("a line has a replica's id and a public key".into()),
+        };
+        entry.map_err(|why| KeyError::Form {
+            path: path.into(),
+            why: format!("line {number}: {why}"),
+        })
+    });
+    lines.collect()
+}
+
+/// The lines that are not empty and no comments, with their numbers.
+pub(super) fn content(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.lines().map(str::trim).enumerate();
+    lines
+        .map(|(n, line)| (n + 1, line))
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+pub(super) fn read(path: &Path, advice: &'static str) -> Result<String, KeyError> {
+    let mut text = String::new();
+    let file =
+        File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text));
+    file.map_err(failed("read", path, advice))?;
+    Ok(text)
+}
+
+pub(super) fn failed(
+    what: &'static str,
+    path: &Path,
+    advice: &'static str,
+) -> impl FnOnce(io::Error) -> KeyError {
+    move |source| KeyError::File {
+        what,
+        path: path.into(),
+        source,
+        advice,
+    }
+}
