@@ -49,6 +49,15 @@ pub enum DiskError {
     /// `qemu-img` is missing.
     #[error("{0} is to be converted by qemu-img, which is missing: install the package qemu-utils")]
     NoTool(PathBuf),
+    /// This kernel cannot confine `qemu-img`, so a hostile image could read any file.
+    #[error(
+        "{0} is not imported, since this kernel has no Landlock to confine qemu-img: add 'landlock' to the kernel's \
+         boot option lsm=, or convert an image that you trust with 'qemu-img convert -O raw'"
+    )]
+    NotConfined(PathBuf),
+    /// The confinement was refused.
+    #[error(transparent)]
+    Confine(plover_confine::ConfineError),
     /// `qemu-img` refused an image, or failed.
     #[error("cannot import the disk image {path}: qemu-img says: {why}")]
     NotImported {
