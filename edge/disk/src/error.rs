@@ -177,8 +177,12 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
             "make room on its file system"
         }
-        Kind::ReadOnlyFilesystem => "the file system has become read-only: mend and remount it",
-        Kind::PermissionDenied => "let the user that runs plover read and write it",
+        Kind::ReadOnlyFilesystem => {
+            "the file system is read-only: remount it, or let the service write there (ReadWritePaths=)"
+        }
+        Kind::PermissionDenied => {
+            "let the user that runs plover read and write it ('chown plover' for the service)"
+        }
         Kind::NotFound | Kind::NotADirectory | Kind::IsADirectory => "correct the path",
         _ => "the kernel's log ('dmesg') may say more: mend or replace the disk",
     }

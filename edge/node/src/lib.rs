@@ -66,6 +66,7 @@ mod images;
 mod metrics;
 mod pack;
 mod policy;
+mod private;
 mod recent;
 mod relay;
 mod service;
