@@ -285,18 +285,19 @@ impl Group {
         if !keys.is_empty() {
             text += "   and remove the .key files here: each is a host's secret\n";
         }
-        let Self { disk, hosts, .. } = self;
+        let (disk, hosts) = (self.disk.display(), &self.hosts);
         let tap = &options.tap;
         let _ = write!(
             text,
             "2. on each host, make the TAP device and connect it to the clients' bridge:\n     \
-             ip tuntap add {tap} mode tap && ip link set {tap} master br0 up\n\
-             3. on {} alone, put the guest's image at {}; the others get its content\n\
-             4. on each host, look whether something is missing:\n     plover check --config {target}\n\
+             ip tuntap add {tap} mode tap user plover && ip link set {tap} master br0 up\n\
+             3. on {} alone, put the guest's image at {disk}; the others get its content:\n     \
+             install -o plover IMAGE {disk}\n\
+             4. on each host, look as the service's user whether something is missing:\n     \
+             runuser -u plover -- plover check --config {target}\n\
              5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
              or, without the Debian package:\n     plover replica --config {target}\n",
             hosts[0],
-            disk.display(),
             self.name,
         );
         text

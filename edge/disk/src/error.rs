@@ -49,6 +49,15 @@ pub enum DiskError {
     /// `qemu-img` is missing.
     #[error("{0} is to be converted by qemu-img, which is missing: install the package qemu-utils")]
     NoTool(PathBuf),
+    /// This kernel cannot confine `qemu-img`, so a hostile image could read any file.
+    #[error(
+        "{0} is not imported, since this kernel has no Landlock to confine qemu-img: add 'landlock' to the kernel's \
+         boot option lsm=, or convert an image that you trust with 'qemu-img convert -O raw'"
+    )]
+    NotConfined(PathBuf),
+    /// The confinement was refused.
+    #[error(transparent)]
+    Confine(plover_confine::ConfineError),
     /// `qemu-img` refused an image, or failed.
     #[error("cannot import the disk image {path}: qemu-img says: {why}")]
     NotImported {
@@ -168,8 +177,12 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
             "make room on its file system"
         }
-        Kind::ReadOnlyFilesystem => "the file system has become read-only: mend and remount it",
-        Kind::PermissionDenied => "let the user that runs plover read and write it",
+        Kind::ReadOnlyFilesystem => {
+            "the file system is read-only: remount it, or let the service write there (ReadWritePaths=)"
+        }
+        Kind::PermissionDenied => {
+            "let the user that runs plover read and write it ('chown plover' for the service)"
+        }
         Kind::NotFound | Kind::NotADirectory | Kind::IsADirectory => "correct the path",
         _ => "the kernel's log ('dmesg') may say more: mend or replace the disk",
     }

@@ -7,17 +7,29 @@
 //! **The name of an image says its format** (`.qcow2`, `.vmdk`, `.vdi`), and its first bytes must agree.
 //! The format is never guessed from the content alone. A guest can write anything to its raw disk, also
 //! the header of a qcow2 image whose backing file is some file of the host; a guess would give that file
-//! to the guest. (QEMU once did: CVE-2008-2004.) So the owner must trust a source, and a file that a guest
-//! has written stays raw.
+//! to the guest. (QEMU once did: CVE-2008-2004.) A file that a guest has written stays raw.
+//!
+//! **`qemu-img` is confined** ([`plover_confine`]), since an image may come from a stranger: it reads the folder of the
+//! image, where backing files and extents must be, and writes the new copy. Its memory is limited, and what it
+//! writes to the size that the image claims. On a kernel that cannot confine it nothing is imported.
 
 use crate::error::{DiskError, io_error};
+use plover_confine::{Confinement, Files, confines_files};
 use plover_types::DISK_BLOCK_BYTES;
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+/// Address space of `qemu-img`, which takes some 150 MiB and more for a large table of a qcow2 image.
+const TOOL_BYTES_MAX: u64 = 1 << 30;
+
+/// What `qemu-img` writes to inspect an image: its answer, to a pipe.
+const NO_FILE: u64 = 0;
 
 /// A format that is imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +113,8 @@ impl Source {
                 format: format.name(),
             });
         }
-        let mut told = qemu_img(&["info", "--output=json", "-f", format.name()], path)?;
+        let arguments = ["info", "--output=json", "-f", format.name()];
+        let mut told = qemu_img(&arguments, path, None, NO_FILE)?;
         let told = told.output().map_err(tool_error(path))?;
         let info: Info = match serde_json::from_slice(&told.stdout) {
             Ok(info) if told.status.success() => info,
@@ -131,12 +144,10 @@ impl Source {
         let mut new = to.as_os_str().to_owned();
         new.push(".new");
         let new = PathBuf::from(new);
-        let mut command = qemu_img(
-            &["convert", "-p", "-f", self.format.name(), "-O", "raw"],
-            &self.path,
-        )?;
+        File::create(&new).map_err(io_error("cannot create the disk image", &new))?;
+        let arguments = ["convert", "-p", "-f", self.format.name(), "-O", "raw"];
+        let mut command = qemu_img(&arguments, &self.path, Some(&new), self.bytes)?;
         command
-            .arg(&new)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().map_err(tool_error(&self.path))?;
@@ -161,11 +172,50 @@ impl Source {
     }
 }
 
-fn qemu_img(arguments: &[&str], image: &Path) -> Result<Command, DiskError> {
-    // Absolute, so that a name is never read as an option or as "protocol:".
-    let image = std::path::absolute(image).map_err(io_error("cannot find", image))?;
+/// `qemu-img` with these arguments, for an image that may be hostile. It writes at most `file_bytes_max` to `to`.
+fn qemu_img(
+    arguments: &[&str],
+    image: &Path,
+    to: Option<&Path>,
+    file_bytes_max: u64,
+) -> Result<Command, DiskError> {
+    if !confines_files() {
+        return Err(DiskError::NotConfined(image.into()));
+    }
+    // Absolute, so that a name is never read as an option or as "protocol:". Without links, since what the image
+    // names is beside the file itself.
+    let image = image
+        .canonicalize()
+        .map_err(io_error("cannot find", image))?;
+    let to = to
+        .map(|to| std::path::absolute(to).map_err(io_error("cannot find", to)))
+        .transpose()?;
+    let files = Files {
+        read: image.parent().map(Into::into).into_iter().collect(),
+        write: to.clone().into_iter().collect(),
+    };
     let mut command = Command::new("qemu-img");
-    command.args(arguments).arg(image).stdin(Stdio::null());
+    command.args(arguments).arg(image).args(to).stdin(Stdio::null());
+    // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
+    unsafe {
+        command.pre_exec(move || {
+            for (what, most) in [
+                (Resource::As, TOOL_BYTES_MAX),
+                (Resource::Fsize, file_bytes_max),
+                (Resource::Core, 0),
+            ] {
+                let limit = Rlimit {
+                    current: Some(most),
+                    maximum: Some(most),
+                };
+                setrlimit(what, limit)?;
+            }
+            Ok(())
+        });
+    }
+    Confinement::new(&files)
+        .map_err(DiskError::Confine)?
+        .apply(&mut command);
     Ok(command)
 }
 
@@ -183,12 +233,14 @@ fn tool_error(path: &Path) -> impl FnOnce(io::Error) -> DiskError + use<> {
 
 fn refused(path: &Path, stderr: &[u8]) -> DiskError {
     let said = String::from_utf8_lossy(stderr);
+    let why = said.trim().trim_start_matches("qemu-img: ");
+    let mut why = why.replace('\n', "; ");
+    if why.contains("Permission denied") {
+        why += "; backing files and extents must be in the folder of the image";
+    }
     DiskError::NotImported {
         path: path.into(),
-        why: said
-            .trim()
-            .trim_start_matches("qemu-img: ")
-            .replace('\n', "; "),
+        why,
     }
 }
 
@@ -276,6 +328,50 @@ mod tests {
         let to = dir.path().join("raw");
         source.import(&to, |_| ()).unwrap();
         assert!(std::fs::read(to).unwrap() == vec![7; 1 << 20]);
+    }
+
+    /// A stranger's image names a file of the host: as its backing file, as its data file, or as an extent.
+    #[test]
+    fn an_image_reads_no_file_outside_of_its_folder() {
+        let (dir, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let secret = host.path().join("secret");
+        std::fs::write(&secret, vec![7; 1 << 20]).unwrap();
+        let secret = secret.to_str().unwrap();
+        let (data, data_file) = (dir.path().join("data"), host.path().join("data"));
+        let data_option = format!("data_file={},data_file_raw=on", data.display());
+        let backed = ["-f", "qcow2", "-b", secret, "-F", "raw", "backed.qcow2"];
+        let split = ["-f", "qcow2", "-o", &data_option, "split.qcow2", "1M"];
+        for create in [&backed[..], &split[..]] {
+            if !run(&[&["create"], create].concat(), dir.path()) {
+                return;
+            }
+        }
+        // `qemu-img create` would overwrite a data file that is there.
+        std::fs::rename(&data, &data_file).unwrap();
+        let image = dir.path().join("split.qcow2");
+        let bytes = std::fs::read(&image).unwrap();
+        let (from, to) = (data.to_str().unwrap(), data_file.to_str().unwrap());
+        assert_eq!(from.len(), to.len(), "folders of the same length");
+        let at = bytes.windows(from.len()).position(|w| w == from.as_bytes());
+        let at = at.expect("the image names its data file");
+        let bytes = [&bytes[..at], to.as_bytes(), &bytes[at + to.len()..]].concat();
+        std::fs::write(&image, bytes).unwrap();
+        let extent = format!(
+            "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
+             createType=\"monolithicFlat\"\nRW 2048 FLAT \"{secret}\" 0\n{}",
+            "# filled\n".repeat(60)
+        );
+        std::fs::write(dir.path().join("flat.vmdk"), extent).unwrap();
+        for name in ["backed.qcow2", "split.qcow2", "flat.vmdk"] {
+            let raw = dir.path().join("raw");
+            let looked = Source::look(&dir.path().join(name));
+            let error = looked
+                .and_then(|source| source.unwrap().import(&raw, |_| ()))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("in the folder of the image"), "{name}: {error}");
+            assert!(!raw.exists() && !dir.path().join("raw.new").exists());
+        }
     }
 
     #[test]

@@ -207,7 +207,7 @@ pub struct GuestConfig {
     /// The nice value, 0 to 19, of the guest's vCPUs while it is secondary (default: 0 where outputs are
     /// released on match, because clients then wait for both guests; else 10). On a host that also runs
     /// leaders, their guests should come first: if a secondary falls behind, the next sync has some pages
-    /// more; if a leader falls behind, its clients wait. Needs root.
+    /// more; if a leader falls behind, its clients wait. Needs root, or `LimitNICE=` in the unit.
     #[serde(default)]
     pub secondary_nice: Option<i32>,
     /// The QEMU binary (default: `qemu-system-x86_64` on the path).

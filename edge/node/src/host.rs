@@ -103,6 +103,13 @@ pub(crate) fn gather_work(pid: Pid) {
     }
 }
 
+/// Whether this process may raise a nice value to 0 again after it was lowered: as root, or by the limit of its unit.
+pub(crate) fn may_raise_priority() -> bool {
+    // The kernel counts from nice value 19, which is 1, upwards.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nice);
+    rustix::process::geteuid().is_root() || limit.current.is_none_or(|most| most >= 20)
+}
+
 /// Gives the vCPUs of the QEMU with process id `pid` a nice value.
 pub(crate) fn renice_vcpus(pid: Pid, nice: i32) {
     for (thread, name) in threads(pid) {

@@ -61,12 +61,15 @@ mod control;
 mod death;
 mod disk_pages;
 mod fabric;
+#[doc(hidden)]
+pub mod fuzz;
 mod histogram;
 mod host;
 mod images;
 mod metrics;
 mod pack;
 mod policy;
+mod private;
 mod recent;
 mod relay;
 mod service;

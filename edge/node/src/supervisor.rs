@@ -32,6 +32,7 @@
 use crate::body::BoxError;
 use crate::config::ReplicaConfig;
 use crate::death::{Reporter, is_for_one};
+use crate::private;
 use crate::tap::Tap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -88,6 +89,7 @@ pub enum Side {
 /// # Errors
 /// The TAP cannot be used, or the process or the socket for the report cannot be made.
 pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
+    private::keep_files_private();
     let number = draw()?;
     let reporter = Reporter::open(&config.group, config.group.keys()?, number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica: {e}"))?;
@@ -95,7 +97,8 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     let mut tap = attach(name).map_err(|e| {
         format!(
             "cannot attach to the TAP device '{name}': {e}; create it with \
-             'ip tuntap add {name} mode tap' and make sure nothing else uses it"
+             'ip tuntap add {name} mode tap user plover' (the user that runs the replica) and make sure nothing else \
+             uses it"
         )
     })?;
     let supervisor = rustix::process::getpid();

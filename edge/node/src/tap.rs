@@ -9,6 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 const IFNAMSIZ: usize = 16;
 const FRAME_BYTES_MAX: usize = 65536;
 
+/// More frames than wait in a TAP (the kernel's default is 1,000). The network may send as fast as they are read.
+const DRAINED_MAX: usize = 4096;
+
 /// A request to the kernel about the device of this name.
 pub(crate) fn request_about(name: &str) -> io::Result<libc::ifreq> {
     if name.is_empty() || name.len() >= IFNAMSIZ || name.contains('\0') {
@@ -82,8 +85,8 @@ impl Tap {
 
     /// Drops waiting frames: they were for the replica that was the face before.
     pub fn drain(&mut self) {
-        while let Ok(n) = rustix::io::read(&self.fd, &mut self.buffer[..]) {
-            if n == 0 {
+        for _ in 0..DRAINED_MAX {
+            if !rustix::io::read(&self.fd, &mut self.buffer[..]).is_ok_and(|bytes| bytes > 0) {
                 break;
             }
         }

@@ -95,7 +95,8 @@ pub fn advice(path: &Path, source: &io::Error) -> String {
              then restart the replica)"
         }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            " (the replica's user must be able to write there)"
+            " (the replica's user must be able to write there: as a service, it is 'plover' and writes to the paths of its \
+             unit)"
         }
         _ => "",
     };

@@ -6,7 +6,7 @@
 //! (`probe/probe.S`). It must finish within a second. A processor needs about a tenth of that, QEMU's
 //! own start included.
 
-use crate::qemu::process::{Process, binary};
+use crate::qemu::process::{Process, binary, files};
 use crate::{Accel, QemuConfig, VmError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -184,6 +184,7 @@ fn start_probe(config: &QemuConfig, accel: &str) -> Result<Process, VmError> {
         arguments,
         &[firmware.as_fd()],
         None,
+        &files(config),
     )
 }
 

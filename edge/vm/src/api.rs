@@ -99,6 +99,9 @@ pub enum VmError {
     /// This machine or QEMU lacks something that Plover needs; the text says what to do.
     #[error("{0}")]
     Unsupported(String),
+    /// QEMU cannot be confined, and is not started.
+    #[error(transparent)]
+    Confine(#[from] plover_confine::ConfineError),
 }
 
 impl VmError {

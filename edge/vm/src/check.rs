@@ -1,9 +1,10 @@
 //! Checks that this machine can run a guest. Each error says in one sentence what is missing and what to
 //! do.
 
-use crate::qemu::process::{Process, binary, cannot_start};
+use crate::qemu::process::{Process, binary, cannot_start, files};
 use crate::{Accel, Boot, DiskBus, Firmware, QemuConfig, VmError, accel, dirty};
 use plover_agent::HELLO_HAS_YANK;
+use plover_confine::Files;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
@@ -34,7 +35,7 @@ pub fn check_host(config: &QemuConfig) -> Result<(), VmError> {
             ))
         })?;
     }
-    ask_agent(&qemu)
+    ask_agent(&qemu, &files(config))
 }
 
 /// The most disks; each has a thread.
@@ -113,8 +114,8 @@ pub(crate) fn missing_symbol(qemu: &Path) -> String {
 fn kernel_lacks(release: &str, step: &str, error: &std::io::Error) -> VmError {
     VmError::Unsupported(match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => format!(
-            "{step} is not permitted here ({error}): run as root, or allow userfaultfd in this \
-             container"
+            "{step} is not permitted here ({error}): allow userfaultfd in this container, or to this \
+             service"
         ),
         _ => format!(
             "Linux {release} cannot track written pages ({step}: {error}): Linux 6.7 or newer is \
@@ -187,7 +188,7 @@ fn boot_files(config: &QemuConfig) -> Result<(), VmError> {
 
 /// Starts QEMU without a machine and asks the agent inside whether it can work. This tests the loader,
 /// the sandbox and the symbol at once.
-fn ask_agent(qemu: &Path) -> Result<(), VmError> {
+fn ask_agent(qemu: &Path, files: &Files) -> Result<(), VmError> {
     let (mut link, end) = crate::qemu::links::AgentLink::new()?;
     let arguments = [
         "-M",
@@ -199,7 +200,8 @@ fn ask_agent(qemu: &Path) -> Result<(), VmError> {
         "-S",
     ];
     let arguments = arguments.into_iter().map(OsString::from).collect();
-    let mut process = Process::start(qemu, arguments, &[], Some(std::os::fd::AsFd::as_fd(&end)))?;
+    let end_fd = std::os::fd::AsFd::as_fd(&end);
+    let mut process = Process::start(qemu, arguments, &[], Some(end_fd), files)?;
     drop(end);
     match link.hello(AGENT_DEADLINE) {
         Ok(value) if value & HELLO_HAS_YANK != 0 => Ok(()),

@@ -63,14 +63,16 @@ fn open_perf(tid: i32) -> std::io::Result<OwnedFd> {
     const FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     /// The first published size of `struct perf_event_attr`, which every kernel takes.
     const SIZE_VER0: u64 = 64;
-    // type and size are 32 bits each, then config; all else is zero: count all, start at once.
+    /// Without it the kernel wants CAP_PERFMON. The task clock counts time in the kernel all the same.
+    const EXCLUDE_KERNEL: u64 = 1 << 5;
+    // type and size are 32 bits each, then config, three words, flags; all else is zero: start at once.
     let attributes: [u64; 8] = [
         TYPE_SOFTWARE | (SIZE_VER0 << 32),
         TASK_CLOCK,
         0,
         0,
         0,
-        0,
+        EXCLUDE_KERNEL,
         0,
         0,
     ];

@@ -93,14 +93,15 @@ impl Nic {
     pub(crate) fn feed(&mut self, frame: &Frame) -> bool {
         // Frames that `release` had no room for come first.
         self.refill();
-        if self.holding || !self.held.is_empty() {
+        // The system may allow a buffer for fewer frames than `limit`: the others wait here.
+        if self.holding || !self.held.is_empty() || !self.put(frame) {
             let room = self.held.len() < self.limit;
             if room {
                 self.held.push_back(frame.clone());
             }
             return room;
         }
-        self.put(frame)
+        true
     }
 
     fn put(&self, frame: &Frame) -> bool {
@@ -189,7 +190,7 @@ fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<Frame> {
     }
 }
 
-/// Sets a send buffer beyond the system's limit, or up to it without the privilege.
+/// Sets a send buffer beyond the system's limit (`net.core.wmem_max`), or up to it without the privilege.
 fn set_send_buffer(socket: BorrowedFd<'_>, bytes: usize) {
     let set = sockopt::set_socket_send_buffer_size_force(socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes));

@@ -17,6 +17,9 @@ use std::collections::VecDeque;
 /// The longest line that is accepted. QEMU's longest answers here are a few KiB.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 
+/// Bytes that are read at a time. All that QEMU says in a turn is a few hundred bytes.
+const TURN_BYTES: usize = 64 << 10;
+
 /// Bytes of commands that may wait to be sent. QEMU reads commands as it carries them out, and few are
 /// ever open at a time.
 const OUTBOX_BYTES_MAX: usize = 1 << 20;
@@ -141,6 +144,8 @@ pub(crate) struct Qmp<T> {
     outbox: Vec<u8>,
     open: VecDeque<(u64, T)>,
     next_id: u64,
+    /// Bytes that may be read before [`Qmp::begin_turn`].
+    may_read: usize,
 }
 
 impl<T> Qmp<T> {
@@ -152,7 +157,14 @@ impl<T> Qmp<T> {
             outbox: Vec::new(),
             open: VecDeque::new(),
             next_id: 1,
+            may_read: TURN_BYTES,
         }
+    }
+
+    /// Lets [`Self::receive`] read some more. A QEMU that the guest has taken over may send events as fast as they are
+    /// read, and must not keep the loop from its other work.
+    pub(crate) fn begin_turn(&mut self) {
+        self.may_read = TURN_BYTES;
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -191,17 +203,24 @@ impl<T> Qmp<T> {
         Ok(())
     }
 
-    /// The next message, without blocking.
+    /// The next message, without blocking. `None` also when this turn has read its share; what was not read keeps the
+    /// socket readable.
     pub(crate) fn receive(&mut self) -> Result<Option<Incoming<T>>, QmpError> {
         self.flush()?;
         loop {
             if let Some(message) = self.lines.next_message()? {
                 return self.tie(message).map(Some);
             }
+            if self.may_read == 0 {
+                return Ok(None);
+            }
             let mut buffer = [0; 4096];
             match recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err(QmpError::Closed),
-                Ok((got, _)) => self.lines.push(&buffer[..got]),
+                Ok((got, _)) => {
+                    self.lines.push(&buffer[..got]);
+                    self.may_read = self.may_read.saturating_sub(got);
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(_) => return Err(QmpError::Closed),
@@ -287,6 +306,35 @@ mod tests {
             result = lines.next_message();
         }
         assert_eq!(result, Err(QmpError::Long));
+    }
+
+    #[test]
+    fn a_qemu_that_talks_without_end_gets_its_turn_only() {
+        let (ours, mut qemu) = UnixStream::pair().unwrap();
+        let mut qmp: Qmp<()> = Qmp::new(ours.into());
+        let talks = std::thread::spawn(move || {
+            let event = b"{\"event\": \"STOP\"}\n";
+            let all = event.repeat(2 * TURN_BYTES / event.len());
+            qemu.write_all(&all).unwrap();
+            (qemu, all.len() / event.len())
+        });
+        let mut heard = 0;
+        while !talks.is_finished() || heard == 0 {
+            qmp.begin_turn();
+            let before = heard;
+            while qmp.receive().unwrap().is_some() {
+                heard += 1;
+            }
+            assert!(heard - before <= TURN_BYTES / 10, "{heard} after {before}");
+        }
+        let (_qemu, all) = talks.join().unwrap();
+        for _ in 0..4 {
+            qmp.begin_turn();
+            while qmp.receive().unwrap().is_some() {
+                heard += 1;
+            }
+        }
+        assert_eq!(heard, all, "nothing is lost");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::VmError;
 use plover_disk::holes;
 use plover_types::{PAGE_BYTES, PageNo};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -37,9 +37,14 @@ impl Ram {
             bytes > 0 && bytes % PAGE_BYTES == 0,
             "guest RAM of {bytes} bytes"
         );
-        let fd = memfd_create("plover-ram", MemfdFlags::CLOEXEC)
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create("plover-ram", flags)
             .map_err(VmError::io("creating the guest's memory (memfd)"))?;
         ftruncate(&fd, bytes as u64).map_err(VmError::io("sizing the guest's memory"))?;
+        // A QEMU that the guest has taken over could shrink it otherwise, and the next copy would end this process
+        // with SIGBUS.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(VmError::io("sealing the guest's memory"))?;
         // SAFETY: a fresh mapping at an address the kernel chooses replaces no other mapping.
         let base = unsafe {
             mmap(
@@ -193,6 +198,13 @@ mod tests {
         assert_eq!(page, [0; PAGE_BYTES]);
         let here = ram.find_in(std::process::id()).unwrap();
         assert_eq!(here, ram.base.as_ptr() as u64);
+    }
+
+    #[test]
+    fn nobody_shrinks_it() {
+        let ram = Ram::new(2 * PAGE_BYTES).unwrap();
+        let shrunk = ftruncate(ram.fd(), PAGE_BYTES as u64);
+        assert_eq!(shrunk, Err(rustix::io::Errno::PERM));
     }
 
     #[test]

@@ -244,8 +244,7 @@ impl Body {
 
     /// Gives this process and its guest the CPUs of its role, and the guest's vCPUs the nice value of the
     /// role; called when the guest has all its threads. QEMU's main thread keeps its priority, since a
-    /// leader waits for it in every syncvm. Only root may raise a priority again, so it is lowered only
-    /// as root.
+    /// leader waits for it in every syncvm. A priority that this user may not raise again is not lowered.
     pub(super) fn place(&self) {
         let guest = self.vm.as_ref().and_then(QemuVm::pid);
         let guest = guest.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
@@ -256,7 +255,7 @@ impl Body {
                 host::gather_work(guest);
             }
         }
-        if let Some(guest) = guest.filter(|_| rustix::process::geteuid().is_root()) {
+        if let Some(guest) = guest.filter(|_| host::may_raise_priority()) {
             let nice = match self.role {
                 Role::Secondary => self.config.secondary_nice(),
                 _ => 0,

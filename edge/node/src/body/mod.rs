@@ -27,6 +27,7 @@ use crate::histogram::Histogram;
 use crate::images;
 use crate::metrics::{Failures, HeldOutputs, SyncMetrics};
 use crate::pack::Packer;
+use crate::private;
 use crate::recent::RecentLog;
 use crate::service::Service;
 use crate::storage::Storage;
@@ -194,8 +195,8 @@ impl Body {
         let now = clock::now();
         let me = ReplicaId(config.group.me);
         let run_dir = &config.paths.run_dir;
-        std::fs::create_dir_all(run_dir)
-            .map_err(|e| format!("cannot create paths.run_dir {}: {e}", run_dir.display()))?;
+        private::folder("paths.run_dir", run_dir)?;
+        private::folder("paths.state_dir", &config.paths.state_dir)?;
         let control = Control::listen(run_dir)
             .map_err(|e| format!("cannot listen in paths.run_dir {}: {e}", run_dir.display()))?;
         let devices = [Some(config.net.tap.clone()), config.net.uplink.clone()];

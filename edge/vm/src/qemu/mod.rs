@@ -275,6 +275,7 @@ impl QemuVm {
     }
 
     fn hear_qmp(&mut self) {
+        self.qmp.begin_turn();
         while self.phase != Phase::Gone {
             match self.qmp.receive() {
                 Ok(None) => return,

@@ -1,8 +1,9 @@
 //! The QEMU process: starting it, its last words, ending it.
 
 use super::command_line::{Inherited, arguments};
-use crate::{Accel, QemuConfig, VmError};
+use crate::{Accel, Boot, QemuConfig, VmError};
 use plover_agent::{AGENT_FD_ENV, AGENT_SO};
+use plover_confine::{Confinement, Files};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, memfd_create};
@@ -69,22 +70,31 @@ impl Process {
             ends.orders,
         ];
         inherit.extend(&ends.disks);
+        let mut files = files(config);
+        if let Boot::Kernel { kernel, initrd, .. } = &config.boot {
+            files.read.push(kernel.clone());
+            files.read.extend(initrd.clone());
+        }
         Self::start(
             &binary(config),
             arguments(config, accel, &fds),
             &inherit,
             Some(ends.agent),
+            &files,
         )
     }
 
     /// Starts `program` so that it dies with the calling *thread*, inherits `inherit` under the
-    /// numbers the descriptors have here, and with `agent` also inherits the agent and its socket.
+    /// numbers the descriptors have here, and with `agent` also inherits the agent and its socket. It opens
+    /// `files` and no others.
     pub(crate) fn start(
         program: &Path,
         arguments: Vec<OsString>,
         inherit: &[BorrowedFd<'_>],
         agent: Option<BorrowedFd<'_>>,
+        files: &Files,
     ) -> Result<Self, VmError> {
+        let confinement = Confinement::new(files)?;
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -122,7 +132,8 @@ impl Process {
                 for fd in &keep {
                     fcntl_setfd(BorrowedFd::borrow_raw(*fd), FdFlags::empty())?;
                 }
-                Ok(())
+                // Last: it refuses some of the calls above.
+                confinement.enter()
             });
         }
         let mut child = command
@@ -243,6 +254,21 @@ pub(crate) fn binary(config: &QemuConfig) -> PathBuf {
         .qemu
         .clone()
         .unwrap_or_else(|| "qemu-system-x86_64".into())
+}
+
+/// The files of any QEMU by `config`, beside those of a guest's boot: KVM, and a build of one's own that lies outside
+/// of `/usr`, whose data is beside the folder of the binary.
+pub(crate) fn files(config: &QemuConfig) -> Files {
+    let own = config.qemu.as_ref().and_then(|qemu| {
+        let qemu = qemu.canonicalize().ok()?;
+        let folder = qemu.parent()?;
+        let beside = folder.parent().filter(|above| above.parent().is_some());
+        Some(beside.unwrap_or(folder).to_path_buf())
+    });
+    Files {
+        read: own.into_iter().collect(),
+        write: vec!["/dev/kvm".into()],
+    }
 }
 
 /// The agent as a file without a name, which the dynamic loader opens by its descriptor.
