@@ -80,7 +80,10 @@ impl Apus {
         };
         let configuration = Configuration {
             in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.config.first_leader)]),
-            members: Members::of(self.config.members),
+            members: match self.keeps_members() {
+                true => self.members(),
+                false => Members::of(self.config.members),
+            },
         };
         self.log = Log::new(base, configuration);
         if replaces {

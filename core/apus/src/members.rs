@@ -20,13 +20,18 @@
 //! * A candidate counts promises by the best log among them, and again once it has merged that
 //!   log (see `merge`): it leads only with a majority of the members that its log names.
 //!
+//! Where there is a guest, every replica that is in sync is a voter: one that is removed has left the in-sync set
+//! before. And a replica that restarts with an empty log knows the members of its newest milestone, or newer ones
+//! that it was told of ([`Apus::adopt_members`]).
+//!
 //! A leader that is removed leads until that is committed, without counting itself, and then
 //! follows. A removed replica is sent a last message that tells it so, and does not stand any more.
 //! If it misses that message, the pre-vote (see `pre_vote`) keeps it from disturbing the others.
 
 use crate::canary::canary;
 use crate::{Apus, Role};
-use crate::{Command, Members, MembersError};
+use crate::log::Log;
+use crate::{Command, Configuration, Members, MembersError};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 
 impl Apus {
@@ -105,14 +110,45 @@ impl Apus {
         }
     }
 
+    /// Whether this replica remembers the members that its log names, although its log is in memory. A log without a
+    /// guest is begun anew with the configured ones.
+    pub(crate) fn keeps_members(&self) -> bool {
+        !self.config.any_voter_stands && !self.config.pair
+    }
+
+    /// Takes the members of a committed entry, of which a peer has told the caller. Only a replica that has forgotten its
+    /// log needs them: to ask the right replicas where the group stands.
+    pub fn adopt_members(&mut self, members: Members) {
+        let log = &self.log;
+        if !self.recovery.amnesiac || log.last().index > Index(0) || members.voters.is_empty() {
+            return;
+        }
+        let configuration = Configuration {
+            members,
+            ..log.configuration()
+        };
+        self.log = Log::new(log.base(), configuration);
+        self.config.members = members.voters;
+        if let Some(lowest) = members.voters.iter().next() {
+            if !members.voters.contains(self.config.first_leader) {
+                self.config.first_leader = lowest;
+            }
+        }
+    }
+
     /// Whether the next entry of this leader may name these members.
     pub(crate) fn check_members(&self, new: Members) -> Result<(), MembersError> {
         let old = self.members();
         if !new.are_sane() {
             return Err(MembersError::NoGroup);
         }
-        if (old.voters.0 ^ new.voters.0).count_ones() > 1 {
+        let is_swap = canary!(self.config, SwapAtOnce);
+        if (old.voters.0 ^ new.voters.0).count_ones() > 1 && !is_swap {
             return Err(MembersError::MoreThanOne);
+        }
+        let in_sync = self.log.configuration().in_sync;
+        if !self.config.any_voter_stands && in_sync.0 & !new.voters.0 != 0 {
+            return Err(MembersError::InSync(in_sync));
         }
         if self.log.members_at() > self.log.commit() {
             return Err(MembersError::ChangePending);

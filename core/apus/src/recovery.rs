@@ -35,7 +35,7 @@ use crate::message::{Empty, Message, Request, Response, Standing};
 use crate::pair::Doubt;
 use crate::{Apus, Role};
 use crate::{Command, Config, Configuration, Durability, Members, Start};
-use plover_types::{Micros, ReplicaId, View, Viewstamp};
+use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// The state of a replica's recovery.
@@ -325,6 +325,18 @@ impl Apus {
         }
     }
 
+    /// The replicas that must have answered before the group is taken for empty. One of `left` may know of members that
+    /// joined while this replica was away.
+    fn everyone_known(&self, left: &[(ReplicaId, Empty)]) -> ReplicaSet {
+        let mut known = self.everyone_named();
+        if self.keeps_members() {
+            for (_, empty) in left {
+                known.0 |= empty.configuration.members.voters.0;
+            }
+        }
+        known
+    }
+
     /// Tells the caller if there is no guest to go on with: all replicas have answered, and the best
     /// of all logs names no replica that still has a guest. A replica whose own log does not name it
     /// cannot know that without the others.
@@ -337,7 +349,7 @@ impl Apus {
         });
         left.extend(empty);
         let heard = |id: ReplicaId| left.iter().any(|(from, _)| *from == id);
-        if !self.everyone_named().iter().all(heard) || !self.is_voter() || self.holds_guest() {
+        if !self.everyone_known(&left).iter().all(heard) || !self.is_voter() || self.holds_guest() {
             return;
         }
         let best = left

@@ -29,6 +29,21 @@ pub(crate) struct Peer {
     copy: Option<Stream>,
 }
 
+impl Peer {
+    fn new(id: ReplicaId) -> Self {
+        Self {
+            id,
+            is_linked: false,
+            is_alive: false,
+            reaches_clients: true,
+            is_drained: false,
+            died: None,
+            refusal: None,
+            copy: None,
+        }
+    }
+}
+
 /// When a peer that has refused a copy is offered one again. A host whose disk is full refuses until
 /// somebody makes room; offering more rarely each time keeps both sides free for other work.
 #[derive(Clone, Copy, Debug)]
@@ -44,17 +59,17 @@ pub(crate) struct Peers(Vec<Peer>);
 
 impl Peers {
     pub fn new(ids: impl Iterator<Item = ReplicaId>) -> Self {
-        let peer = |id| Peer {
-            id,
-            is_linked: false,
-            is_alive: false,
-            reaches_clients: true,
-            is_drained: false,
-            died: None,
-            refusal: None,
-            copy: None,
-        };
-        Self(ids.map(peer).collect())
+        Self(ids.map(Peer::new).collect())
+    }
+
+    /// These are the peers from now on; what is known of those that stay is kept.
+    pub fn become_of(&mut self, ids: impl Iterator<Item = ReplicaId>) {
+        let mut before = std::mem::take(&mut self.0);
+        for id in ids {
+            let known = before.iter().position(|peer| peer.id == id);
+            let peer = known.map(|at| before.swap_remove(at));
+            self.0.push(peer.unwrap_or_else(|| Peer::new(id)));
+        }
     }
 
     /// A peer by its id; `None` for an id outside the group.
