@@ -24,7 +24,8 @@ pub struct Config {
     /// ([`EntryKind::Members`](crate::EntryKind::Members)). A newcomer gives the voters of the group
     /// that it joins, without itself.
     pub members: ReplicaSet,
-    /// The replica that leads first in a group that has never run; it alone is in sync then.
+    /// The replica that leads first in a group that has never run; it alone is in sync then. When it has left the group,
+    /// the voter with the lowest id takes its place.
     pub first_leader: ReplicaId,
     /// The log is all there is: no guest, no in-sync set. Every voter that has not forgotten its
     /// log may stand for election, and a group with [`Durability::Disk`] goes on by itself after

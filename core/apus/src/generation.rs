@@ -40,8 +40,8 @@ impl Apus {
     /// # Errors
     /// The reason why not, and what the operator can do.
     pub fn check_bootstrap(&self) -> Result<(), BootstrapError> {
-        if self.config.me != self.config.first_leader {
-            return Err(BootstrapError::NotFirstLeader(self.config.first_leader));
+        if self.config.me != self.first_leader() {
+            return Err(BootstrapError::NotFirstLeader(self.first_leader()));
         }
         match self.role {
             Role::Following(_) if self.recovery.group_is_empty() => Ok(()),
@@ -79,7 +79,7 @@ impl Apus {
             index: Index(0),
         };
         let configuration = Configuration {
-            in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.config.first_leader)]),
+            in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.first_leader())]),
             members: match self.keeps_members() {
                 true => self.members(),
                 false => Members::of(self.config.members),

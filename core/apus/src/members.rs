@@ -51,11 +51,14 @@ impl Apus {
     /// The replicas whose answers a recovering one needs: the members by its log, and by its
     /// configuration, for its log may be empty.
     pub(crate) fn everyone_named(&self) -> ReplicaSet {
-        let known = self.members().all().0 | self.config.members.0;
-        self.without_me(ReplicaSet(known))
+        let mut known = self.members().all();
+        if !self.keeps_members() || self.log.last().index == Index(0) {
+            known.0 |= self.config.members.0;
+        }
+        self.without_me(known)
     }
 
-    fn without_me(&self, mut set: ReplicaSet) -> ReplicaSet {
+    pub(crate) fn without_me(&self, mut set: ReplicaSet) -> ReplicaSet {
         set.remove(self.config.me);
         set
     }
@@ -129,11 +132,14 @@ impl Apus {
         };
         self.log = Log::new(log.base(), configuration);
         self.config.members = members.voters;
-        if let Some(lowest) = members.voters.iter().next() {
-            if !members.voters.contains(self.config.first_leader) {
-                self.config.first_leader = lowest;
-            }
-        }
+    }
+
+    /// The replica that begins a new generation: the configured one, or the voter with the lowest id once that one has
+    /// left.
+    pub fn first_leader(&self) -> ReplicaId {
+        let (named, voters) = (self.config.first_leader, self.members().voters);
+        let lowest = voters.iter().next().filter(|_| !voters.contains(named));
+        lowest.unwrap_or(named)
     }
 
     /// Whether the next entry of this leader may name these members.

@@ -101,7 +101,7 @@ impl Replica {
             Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
             Command::GroupEmpty { fresh } => {
                 self.cx.note(Note::GroupEmpty { fresh });
-                if fresh && self.cx.config.me == self.cx.config.first_leader {
+                if fresh && self.cx.config.me == self.cx.group.core.first_leader() {
                     self.bootstrap();
                 }
             }

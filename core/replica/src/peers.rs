@@ -17,6 +17,8 @@ pub(crate) struct Peer {
     pub is_linked: bool,
     /// It answers this leader.
     pub is_alive: bool,
+    /// This leader has taken it for dead, and has not heard it since.
+    pub is_dead: bool,
     /// It has not said that it reaches no clients.
     pub reaches_clients: bool,
     /// It has said that an operator has drained its host.
@@ -35,6 +37,7 @@ impl Peer {
             id,
             is_linked: false,
             is_alive: false,
+            is_dead: false,
             reaches_clients: true,
             is_drained: false,
             died: None,
@@ -83,6 +86,12 @@ impl Peers {
         peers.any(|peer| peer.id == id && peer.is_linked && peer.is_alive)
     }
 
+    /// The peers that this leader has taken for dead.
+    pub fn dead(&self) -> ReplicaSet {
+        let dead = self.0.iter().filter(|peer| peer.is_dead);
+        ReplicaSet::of(dead.map(|peer| peer.id))
+    }
+
     pub fn is_linked(&self, id: ReplicaId) -> bool {
         self.0.iter().any(|peer| peer.id == id && peer.is_linked)
     }
@@ -107,6 +116,7 @@ impl Peers {
     pub fn forget_liveness(&mut self) {
         for peer in &mut self.0 {
             peer.is_alive = false;
+            peer.is_dead = false;
             peer.reaches_clients = true;
             peer.is_drained = false;
         }

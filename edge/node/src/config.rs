@@ -8,7 +8,7 @@ use crate::policy::PolicyConfig;
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
-use plover_replica::{Canary, Warm};
+use plover_replica::{Canary, GroupRecord, Warm};
 use plover_types::{Mac, Micros, PageLayout, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
 use serde::Deserialize;
@@ -401,6 +401,7 @@ impl ReplicaConfig {
         hash_key: [u8; 32],
         seed: u64,
         layout: PageLayout,
+        members: Option<&GroupRecord>,
     ) -> plover_replica::Config {
         let policy = &self.policy;
         // This was checked with the configuration.
@@ -408,10 +409,18 @@ impl ReplicaConfig {
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
+        let record = members.cloned().unwrap_or_else(|| self.group.record());
+        let voters = record.members.voters;
+        // The one that the file names may have left.
+        let named = ReplicaId(self.group.first_leader);
+        let lowest = voters.iter().next().filter(|_| !voters.contains(named));
+        let first_leader = lowest.unwrap_or(named);
         plover_replica::Config {
             me: ReplicaId(self.group.me),
-            members: self.members(),
-            first_leader: ReplicaId(self.group.first_leader),
+            members: voters,
+            pair: self.can_split(),
+            record,
+            first_leader,
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
             timeout: Micros::from_ms(self.group.timeout_ms()),
             timeout_min: Micros::from_ms(self.group.timeout_min_ms()),

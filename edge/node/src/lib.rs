@@ -63,6 +63,7 @@ mod fabric;
 mod histogram;
 mod host;
 mod images;
+mod members;
 mod metrics;
 mod pack;
 mod policy;

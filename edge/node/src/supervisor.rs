@@ -32,6 +32,7 @@
 use crate::body::BoxError;
 use crate::config::ReplicaConfig;
 use crate::death::{Reporter, is_for_one};
+use crate::storage::members_in;
 use crate::tap::Tap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -122,7 +123,11 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             let child = Pid::from_raw(child).ok_or("no process was made")?;
             let status = wait_for(child, &signals)?;
             kill_what_is_left();
-            if let Some(reporter) = &reporter {
+            // The members may have changed since the process was started.
+            let members = members_in(&config.paths.state_dir, &config.group.name);
+            let linked = members.map(|record| config.group.linked(&record));
+            let newest = linked.and_then(|group| Reporter::open(&group, number).ok().flatten());
+            if let Some(reporter) = newest.or(reporter).as_ref() {
                 reporter.send();
                 report_on(reporter, &mut tap);
             }

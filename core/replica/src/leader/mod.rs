@@ -192,6 +192,8 @@ impl Leader {
         if self.join.as_ref().is_some_and(|j| j.peer == peer) {
             self.fail_join(cx, "the link to the joining replica broke");
         }
+        // It may have been started again, without its copy.
+        self.copied.take_if(|(_, new)| *new == peer);
     }
 
     /// Lets the paused guest run. Cuts among what waits are of older views: nobody carries them out.

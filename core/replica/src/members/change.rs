@@ -40,6 +40,8 @@ pub(super) struct Sight {
     pub me: ReplicaId,
     /// The replicas that answer, this one included.
     pub answer: ReplicaSet,
+    /// The replicas that are taken for dead. A new leader has heard nothing yet of one that lives.
+    pub dead: ReplicaSet,
     /// The replicas that hold the guest, or are about to be named so.
     pub counts: ReplicaSet,
     /// How many entries the new host lacks, once it has any.
@@ -77,7 +79,7 @@ pub(super) fn next(change: Change, members: Members, sight: &Sight) -> Next {
             }
             Some(_) => {}
         }
-        let dead = old.filter(|old| !sight.answer.contains(*old));
+        let dead = old.filter(|old| sight.dead.contains(*old));
         if let Some(dead) = dead {
             return match is_free(&dead) {
                 true => without(dead),
@@ -102,7 +104,7 @@ pub(super) fn next(change: Change, members: Members, sight: &Sight) -> Next {
         return Next::Wait(ChangeStep::Roles(old));
     }
     match change.add {
-        Some(new) if sight.answer.contains(old) && !sight.is_copied => {
+        Some(new) if !sight.dead.contains(old) && !sight.is_copied => {
             Next::Wait(ChangeStep::Copy(new))
         }
         _ => without(old),
@@ -130,11 +132,13 @@ impl Leader {
         let matched = matched.filter(|index| index.0 > 0);
         let secondary = self.secondary(cx).filter(|_| self.is_protected(cx));
         let is_copied = change.add.is_some_and(|new| {
-            secondary.is_some_and(|peer| peer == new || self.copied == Some((peer, new)))
+            let both = |peer| [me, peer].contains(&new) || self.copied == Some((peer, new));
+            secondary.is_some_and(both)
         });
         Sight {
             me,
             answer: ReplicaSet::of(answer),
+            dead: cx.peers.dead(),
             counts: self.counts(cx),
             behind: matched.map(|index| last.0.saturating_sub(index.0)),
             is_copied: is_copied || canary!(cx, SwapBeforeCopy),

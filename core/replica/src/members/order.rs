@@ -190,7 +190,7 @@ impl Leader {
                 return Err(NoId(new, free));
             }
             // A new host may have the address of the dead one that it replaces.
-            let is_gone = |id: ReplicaId| change.remove == Some(id) && !answer(&id);
+            let is_gone = |id: ReplicaId| change.remove == Some(id) && cx.peers.dead().contains(id);
             let other = members.all().iter().find(|id| at(*id) == *address);
             if let Some(other) = other.filter(|id| !is_gone(*id)) {
                 return Err(SameAddress(other, address.clone()));
@@ -202,7 +202,7 @@ impl Leader {
             MemberOrder::Replace { .. } if !is_whole => return Err(Short),
             MemberOrder::Remove { id } if *id == me => return Err(Leads(me)),
             MemberOrder::Remove { id }
-                if (is_whole && answer(id)) || self.counts(cx).contains(*id) =>
+                if (is_whole && !cx.peers.dead().contains(*id)) || self.counts(cx).contains(*id) =>
             {
                 return Err(Answers(*id));
             }

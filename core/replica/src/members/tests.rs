@@ -30,6 +30,7 @@ fn sight() -> Sight {
     Sight {
         me: ReplicaId(0),
         answer: set(&[0, 1, 2, 3]),
+        dead: set(&[]),
         counts: set(&[0, 2]),
         behind: Some(0),
         is_copied: true,
@@ -55,6 +56,7 @@ fn a_member_that_answers_leaves_after_the_new_one_votes() {
 fn a_dead_member_leaves_before_the_new_one_votes() {
     let dead = Sight {
         answer: set(&[0, 2, 3]),
+        dead: set(&[1]),
         is_copied: false,
         ..sight()
     };
@@ -63,6 +65,19 @@ fn a_dead_member_leaves_before_the_new_one_votes() {
     assert_eq!(next(REPLACE, members(&[0, 2], &[3]), &dead), to(&[0, 2, 3], &[]));
     // It has died since the new one votes.
     assert_eq!(next(REPLACE, members(&[0, 1, 2, 3], &[]), &dead), to(&[0, 2, 3], &[]));
+}
+
+/// A new leader has not heard anybody yet, which does not make a live member a dead one.
+#[test]
+fn a_member_is_not_dead_because_nobody_has_answered_yet() {
+    let new_leader = Sight {
+        answer: set(&[0]),
+        is_copied: false,
+        ..sight()
+    };
+    let both = members(&[0, 1, 2, 3], &[]);
+    let copy = Next::Wait(ChangeStep::Copy(ReplicaId(3)));
+    assert_eq!(next(REPLACE, both, &new_leader), copy);
 }
 
 #[test]
@@ -94,10 +109,10 @@ fn nobody_leaves_before_the_new_host_has_everything() {
         assert_eq!(next(REPLACE, now, &bare), Next::Wait(Copy(new)));
     }
     // It is in sync, or leads; also when it has just died.
-    for (me, answer) in [(0, set(&[0, 1, 2, 3])), (0, set(&[0, 2, 3])), (1, set(&[0, 1, 2, 3]))] {
+    for (me, dead) in [(0, set(&[])), (0, set(&[1])), (1, set(&[]))] {
         let counts = Sight {
             me: ReplicaId(me),
-            answer,
+            dead,
             counts: set(&[0, 1]),
             ..sight()
         };
@@ -169,11 +184,15 @@ fn an_order_that_cannot_be_carried_out_is_refused_with_the_way_out() {
     refused(&replica, add.clone(), "plover member replace OLD");
     refused(&replica, remove(0), "plover switchover");
     refused(&replica, remove(1), "plover member replace 1");
-    replica.cx.peers.get_mut(ReplicaId(1)).unwrap().is_alive = false;
+    let dies = |replica: &mut Replica, id: u8| {
+        let peer = replica.cx.peers.get_mut(ReplicaId(id)).unwrap();
+        (peer.is_alive, peer.is_dead) = (false, true);
+    };
+    dies(&mut replica, 1);
     assert_eq!(why(&replica, remove(1)), "");
     assert_eq!(why(&replica, replace(1, 3, "h:1")), "", "it has that address no more");
     refused(&replica, remove(2), "plover member replace 2");
-    replica.cx.peers.get_mut(ReplicaId(2)).unwrap().is_alive = false;
+    dies(&mut replica, 2);
     refused(&replica, remove(1), "replica 2 do not answer");
     // While a change is under way: the same again, another one, and its end.
     let record = &mut replica.cx.group.record;

@@ -6,6 +6,7 @@ mod control;
 mod ending;
 mod failover;
 mod guest;
+mod members;
 mod memory;
 mod printed;
 mod relay;
@@ -67,6 +68,8 @@ pub const SPLIT_WARNING: &str = "two replicas without a witness: if the link bet
 pub enum ExitReason {
     /// It was told to stop.
     Stopped,
+    /// Its replica has left the group, and is not needed any more.
+    Left,
 }
 
 /// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open. `log` has the
@@ -88,7 +91,10 @@ pub fn run(
     }
     ready(body.control.handle());
     body.run()?;
-    Ok(ExitReason::Stopped)
+    Ok(match body.has_left {
+        true => ExitReason::Left,
+        false => ExitReason::Stopped,
+    })
 }
 
 struct Body {
@@ -153,6 +159,10 @@ struct Body {
     failover: Failover,
     relay: Relay,
     reporter: Option<Reporter>,
+    /// Names this process.
+    number: u64,
+    /// This replica has left the group, so its process ends.
+    has_left: bool,
     /// Until when clients' frames that come here are sent on to the next leader.
     sends_on_until: Micros,
     /// When the guest's activity was last looked at.
@@ -201,8 +211,20 @@ impl Body {
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
-        let (storage, start) =
-            Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
+        let (storage, start) = Storage::open(
+            &config.paths.state_dir,
+            &config.group.name,
+            me,
+            durability,
+        )?;
+        let record = storage.members().cloned();
+        let group = match &record {
+            Some(record) => config.group.linked(record),
+            None => config.group.clone(),
+        };
+        if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
+            tracing::warn!("{stale}");
+        }
         let disks = match &images::prepare(&config)?[..] {
             [] => None,
             specs => {
@@ -210,7 +232,7 @@ impl Body {
                 Some(Disks::open(specs, &journal)?)
             }
         };
-        let fabric = crate::fabric::open(&config.group)?;
+        let fabric = crate::fabric::open(&group)?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
             fabric.as_ref().map_or(1 << 20, max)
@@ -224,10 +246,11 @@ impl Body {
         let mut hash_key = [0u8; 32];
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
         let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
-        let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout);
+        let members = record.as_ref();
+        let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout, members);
         brain.drained = storage.is_drained();
         // Without it, clients send again what they sent in the moment of a switchover.
-        let reporter = Reporter::open(&config.group, process.number).ok().flatten();
+        let reporter = Reporter::open(&group, process.number).ok().flatten();
         prepare_process();
         if let Some(host) = &config.host {
             host.check_here()?;
@@ -284,6 +307,8 @@ impl Body {
             failover: Failover::default(),
             relay: Relay::default(),
             reporter,
+            number: process.number,
+            has_left: false,
             sends_on_until: Micros::ZERO,
             sampled_at: Micros::ZERO,
             looked_at_faults: Micros::ZERO,

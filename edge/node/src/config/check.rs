@@ -159,6 +159,7 @@ mod tests {
             [0; 32],
             1,
             PageLayout::new(config.qemu().ram_pages(), 10),
+            None,
         );
         assert_eq!((brain.layout.pages(), brain.warm), (65546, Warm::Full));
     }
