@@ -55,7 +55,7 @@ pub struct Config {
     pub known_after: Micros,
     /// When an entry counts as held.
     pub durability: Durability,
-    /// Payload bytes that the log may hold before `propose` refuses.
+    /// Payload bytes of the application that the log may hold before `propose` refuses.
     pub log_bytes_max: usize,
     /// The largest encoded message that this core sends, bytes. Entries that do not fit one message
     /// go in several.

@@ -179,6 +179,8 @@ pub struct Apus {
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
+    /// See [`Apus::set_gone`].
+    gone: ReplicaSet,
     /// When the last event was applied.
     awake_at: Micros,
     /// Peers whose link is down: a message to them would be lost.

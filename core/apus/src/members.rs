@@ -134,6 +134,12 @@ impl Apus {
         self.config.members = members.voters;
     }
 
+    /// These replicas have left the group, by a committed entry, and never come back: their answers are not waited for, even
+    /// where a log names them that is behind.
+    pub fn set_gone(&mut self, gone: ReplicaSet) {
+        self.gone = gone;
+    }
+
     /// The replica that begins a new generation: the configured one, or the voter with the lowest id once that one has
     /// left.
     pub fn first_leader(&self) -> ReplicaId {

@@ -51,6 +51,7 @@ impl Apus {
             heard: Heard::new(now, config.timeout),
             election_at: now,
             stood_down: None,
+            gone: ReplicaSet::EMPTY,
             awake_at: now,
             down: ReplicaSet::EMPTY,
             told: None,

@@ -84,6 +84,7 @@ impl Replica {
         let Members { voters, learners } = record.members;
         cx.note(Note::Members { voters, learners });
         cx.out.push(Action::Regroup(Box::new(record.clone())));
+        cx.group.core.set_gone(record.left);
         let has_left = record.left.contains(me);
         cx.group.record = record;
         if has_left {

@@ -52,13 +52,15 @@ impl Replica {
             canary: config.canary.of_consensus(),
             known_after: config.known_after,
         };
+        let mut core = Apus::new(consensus, start, now);
+        core.set_gone(config.record.left);
         let others = config.record.members.all();
         let others = others.iter().filter(|id| *id != config.me);
         let wait_max = config.policy.sync.wait_max(&config.slot);
         let cx = Context {
             now,
             out: Vec::new(),
-            group: Group::new(Apus::new(consensus, start, now), config.record.clone()),
+            group: Group::new(core, config.record.clone()),
             peers: Peers::new(others),
             guest: Guest::new(config.slot.idle_threshold),
             outputs: Outputs::new(config.guard_bytes_max),

@@ -111,7 +111,8 @@ pub struct GroupConfig {
     /// MiB of log entries that are kept for replicas that lag.
     #[serde(default = "default_log_mib")]
     pub log_mib: usize,
-    /// `[[group.replica]]`: all replicas, this one included. Three, or 5, 7 or 9. One alone runs the guest
+    /// `[[group.replica]]`: all replicas, this one included. Once hosts were replaced (`plover member`) the group's log
+    /// says who they are, and a file that differs is only reported. Three, or 5, 7 or 9. One alone runs the guest
     /// unreplicated. Two have no witness: each goes on without the other, so a cut between them makes
     /// two guests that both answer clients; policies that order all inputs refuse it.
     pub replica: Vec<PeerConfig>,
@@ -139,7 +140,7 @@ pub struct GroupConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerConfig {
-    /// The replica's id, 0 to 8, different for each replica.
+    /// The replica's id, 0 to 15, different for each replica. A new host gets one that no host of the group has had.
     pub id: u8,
     /// The address at which it listens for the others, such as `"192.0.2.10:7700"`. Over `ofi` it also uses
     /// the next higher port.

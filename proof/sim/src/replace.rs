@@ -145,9 +145,14 @@ impl World {
             return;
         }
         let voters: Vec<_> = group.members.voters.iter().collect();
+        let size = usize::from(group.size);
+        if voters.len() > size {
+            let id = self.replacing.rng.pick(&voters);
+            return self.order_members(leader, MemberOrder::Remove { id });
+        }
         let Some(new) = self.new_host(&group) else { return };
         let address = new.to_string();
-        if voters.len() % 2 == 0 {
+        if voters.len() < size {
             let id = new;
             return self.order_members(leader, MemberOrder::Add { id, address });
         }

@@ -71,6 +71,12 @@ pub(super) fn next(change: Change, members: Members, sight: &Sight) -> Next {
     };
     let is_free = |old: &ReplicaId| *old != sight.me && !sight.counts.contains(*old);
     if let Some(new) = new {
+        if !members.learners.contains(new) {
+            // A new generation of the group has begun without the entry that named it.
+            let mut next = members;
+            next.learners.insert(new);
+            return Next::Propose(next);
+        }
         match sight.behind {
             _ if !sight.answer.contains(new) => return Next::Wait(ChangeStep::Reach(new)),
             None => return Next::Wait(ChangeStep::Reach(new)),
@@ -179,8 +185,11 @@ impl Leader {
         let change = record.change?;
         let members = cx.group.core.status().members;
         let sight = self.sight(cx, change);
-        let Next::Propose(to) = next(change, members, &sight) else {
-            return None;
+        let to = match next(change, members, &sight) {
+            Next::Propose(to) => to,
+            Next::Wait(_) => return None,
+            // A new generation of the group has begun with the last step, and without its entry.
+            Next::Done => members,
         };
         let mut then = record.with(members, to);
         if next(change, to, &sight) == Next::Done {

@@ -91,6 +91,9 @@ pub enum MemberRefused {
     /// Use `add`.
     #[error("the group lacks a member since one was removed: `plover member add NEW@ADDRESS` first")]
     Short,
+    /// Use `remove`.
+    #[error("the group has {0} members, one too many: `plover member remove ID` first")]
+    Surplus(usize),
     /// Use `replace`, or stop the host.
     #[error(
         "replica {} answers, and without it the loss of one more host would stop the guest: `plover member replace {} \
@@ -134,7 +137,7 @@ impl Leader {
         order: &MemberOrder,
     ) -> Result<Option<GroupRecord>, MemberRefused> {
         use MemberRefused::{
-            Answers, Full, Holds, IsMember, Leads, NoId, NoMajority, SameAddress, Short, Small, UnderWay,
+            Answers, Full, Holds, IsMember, Leads, NoId, NoMajority, SameAddress, Short, Small, Surplus, UnderWay,
             Unknown, Used,
         };
         let (me, record) = (cx.config.me, &cx.group.record);
@@ -196,13 +199,15 @@ impl Leader {
                 return Err(SameAddress(other, address.clone()));
             }
         }
-        let is_whole = voters.len() % 2 == 1;
+        let size = usize::from(record.size);
+        let is_surplus = voters.len() > size;
         match order {
-            MemberOrder::Add { .. } if is_whole => return Err(Full(voters.len())),
-            MemberOrder::Replace { .. } if !is_whole => return Err(Short),
+            MemberOrder::Add { .. } if voters.len() >= size => return Err(Full(voters.len())),
+            MemberOrder::Replace { .. } if voters.len() < size => return Err(Short),
+            MemberOrder::Replace { .. } if is_surplus => return Err(Surplus(voters.len())),
             MemberOrder::Remove { id } if *id == me => return Err(Leads(me)),
             MemberOrder::Remove { id }
-                if (is_whole && !cx.peers.dead().contains(*id)) || self.counts(cx).contains(*id) =>
+                if (!is_surplus && !cx.peers.dead().contains(*id)) || self.counts(cx).contains(*id) =>
             {
                 return Err(Answers(*id));
             }

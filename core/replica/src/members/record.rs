@@ -28,6 +28,8 @@ pub struct GroupRecord {
     pub addresses: BTreeMap<ReplicaId, String>,
     /// The replicas that have left. Their ids are never used again.
     pub left: ReplicaSet,
+    /// How many the group has when none is being replaced.
+    pub size: u8,
     /// The change under way.
     pub change: Option<Change>,
 }
@@ -37,6 +39,7 @@ pub struct GroupRecord {
 struct Payload {
     addresses: BTreeMap<ReplicaId, String>,
     left: ReplicaSet,
+    size: u8,
     change: Option<Change>,
 }
 
@@ -45,6 +48,7 @@ impl GroupRecord {
     pub fn configured(addresses: BTreeMap<ReplicaId, String>) -> Self {
         Self {
             members: Members::of(ReplicaSet::of(addresses.keys().copied())),
+            size: addresses.len() as u8,
             addresses,
             ..Self::default()
         }
@@ -63,6 +67,7 @@ impl GroupRecord {
         let Payload {
             addresses,
             left,
+            size,
             change,
         } = wire::decode(payload)?;
         Ok(Self {
@@ -71,6 +76,7 @@ impl GroupRecord {
             members,
             addresses,
             left,
+            size,
             change,
         })
     }
@@ -80,6 +86,7 @@ impl GroupRecord {
         wire::encode(&Payload {
             addresses: self.addresses.clone(),
             left: self.left,
+            size: self.size,
             change: self.change,
         })
     }
@@ -129,6 +136,7 @@ mod tests {
             },
             addresses: [(ReplicaId(3), "h:1".to_string())].into(),
             left: ReplicaSet(0b100),
+            size: 3,
             change: Some(Change {
                 add: Some(ReplicaId(4)),
                 remove: Some(ReplicaId(0)),

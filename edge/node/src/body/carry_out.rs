@@ -32,10 +32,7 @@ impl Body {
             } => self.storage.append(after, anew, &entries),
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
             Action::Regroup(record) => self.regroup(*record)?,
-            Action::Leave => {
-                self.has_left = true;
-                self.stopping = true;
-            }
+            Action::Leave => self.stopping = true,
             Action::StartGuest(reason) => self.start_guest(reason),
             Action::KillGuest => {
                 self.leave_guest();

@@ -66,10 +66,8 @@ pub const SPLIT_WARNING: &str = "two replicas without a witness: if the link bet
 /// Why the node ended, when it ended as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitReason {
-    /// It was told to stop.
+    /// It was told to stop, or its replica has left the group.
     Stopped,
-    /// Its replica has left the group, and is not needed any more.
-    Left,
 }
 
 /// Runs one replica until it is told to stop. `ready` gets the handle for that once everything is open. `log` has the
@@ -91,10 +89,7 @@ pub fn run(
     }
     ready(body.control.handle());
     body.run()?;
-    Ok(match body.has_left {
-        true => ExitReason::Left,
-        false => ExitReason::Stopped,
-    })
+    Ok(ExitReason::Stopped)
 }
 
 struct Body {
@@ -161,8 +156,6 @@ struct Body {
     reporter: Option<Reporter>,
     /// Names this process.
     number: u64,
-    /// This replica has left the group, so its process ends.
-    has_left: bool,
     /// Until when clients' frames that come here are sent on to the next leader.
     sends_on_until: Micros,
     /// When the guest's activity was last looked at.
@@ -308,7 +301,6 @@ impl Body {
             relay: Relay::default(),
             reporter,
             number: process.number,
-            has_left: false,
             sends_on_until: Micros::ZERO,
             sampled_at: Micros::ZERO,
             looked_at_faults: Micros::ZERO,

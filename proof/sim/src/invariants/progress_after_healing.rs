@@ -123,7 +123,7 @@ fn outlook<'a>(
     voters: ReplicaSet,
     running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone,
 ) -> Outlook {
-    let is_pair = running.clone().any(|(_, r)| r.group_record().left.is_empty()) && voters.len() == 2;
+    let is_pair = running.clone().any(|(_, r)| r.group_record().size == 2);
     let holders = || {
         running
             .clone()
