@@ -63,6 +63,10 @@ impl Apus {
     /// Learns in which generation the group is. A log of an older one, or of none, is replaced by
     /// the empty log of this generation.
     pub(crate) fn adopt_generation(&mut self, generation: View, out: &mut Vec<Command>) {
+        let members = match self.keeps_members() {
+            true => self.members(),
+            false => Members::of(self.config.members),
+        };
         if self.generation < generation {
             self.generation = generation;
             if self.config.durability == Durability::Disk {
@@ -80,10 +84,7 @@ impl Apus {
         };
         let configuration = Configuration {
             in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.first_leader())]),
-            members: match self.keeps_members() {
-                true => self.members(),
-                false => Members::of(self.config.members),
-            },
+            members,
         };
         self.log = Log::new(base, configuration);
         if replaces {

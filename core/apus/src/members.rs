@@ -22,7 +22,7 @@
 //!
 //! Where there is a guest, every replica that is in sync is a voter: one that is removed has left the in-sync set
 //! before. And a replica that restarts with an empty log knows the members of its newest milestone, or newer ones
-//! that it was told of ([`Apus::adopt_members`]).
+//! that it was told of ([`Apus::tell_members`]).
 //!
 //! A leader that is removed leads until that is committed, without counting itself, and then
 //! follows. A removed replica is sent a last message that tells it so, and does not stand any more.
@@ -30,17 +30,17 @@
 
 use crate::canary::canary;
 use crate::{Apus, Role};
-use crate::log::Log;
-use crate::{Command, Configuration, Members, MembersError};
+use crate::{Command, Members, MembersError, ToldMembers};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 
 impl Apus {
-    /// The members by the newest such entry in the log.
+    /// The members by the newest such entry in the log, or newer ones that are committed.
     pub(crate) fn members(&self) -> Members {
         if canary!(self.config, FirstMembersForEver) {
             return Members::of(self.config.members);
         }
-        self.log.configuration().members
+        let told = self.told_newer();
+        told.unwrap_or_else(|| self.log.configuration().members)
     }
 
     /// All other members: those to which a leader sends the log.
@@ -119,25 +119,25 @@ impl Apus {
         !self.config.any_voter_stands && !self.config.pair
     }
 
-    /// Takes the members of a committed entry, of which a peer has told the caller. Only a replica that has forgotten its
-    /// log needs them: to ask the right replicas where the group stands.
-    pub fn adopt_members(&mut self, members: Members) {
-        let log = &self.log;
-        if !self.recovery.amnesiac || log.last().index > Index(0) || members.voters.is_empty() {
-            return;
+    /// Takes the members of a committed entry, perhaps one that this replica's log lacks: a peer has told the caller, or the
+    /// caller has kept them. The replicas that are `gone` have left by then and never come back.
+    pub fn tell_members(&mut self, told: ToldMembers) {
+        let place = |it: &ToldMembers| (it.generation, it.index);
+        if self.told_members.as_ref().map(place) < Some(place(&told)) {
+            self.told_members = Some(told);
         }
-        let configuration = Configuration {
-            members,
-            ..log.configuration()
-        };
-        self.log = Log::new(log.base(), configuration);
-        self.config.members = members.voters;
     }
 
-    /// These replicas have left the group, by a committed entry, and never come back: their answers are not waited for, even
-    /// where a log names them that is behind.
-    pub fn set_gone(&mut self, gone: ReplicaSet) {
-        self.gone = gone;
+    /// The members that this replica was told of, if they are newer than those of its log.
+    fn told_newer(&self) -> Option<Members> {
+        let told = self.told_members.filter(|_| self.keeps_members())?;
+        let known = (self.generation, self.log.members_at());
+        ((told.generation, told.index) > known).then_some(told.members)
+    }
+
+    /// Replicas whose answers are not waited for, even where a log names them that is behind.
+    pub(crate) fn gone(&self) -> ReplicaSet {
+        self.told_members.map_or(ReplicaSet::EMPTY, |told| told.gone)
     }
 
     /// The replica that begins a new generation: the configured one, or the voter with the lowest id once that one has

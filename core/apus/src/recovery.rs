@@ -352,7 +352,7 @@ impl Apus {
             for answer in self.recovery.answers.values() {
                 known.0 |= answer.members.voters.0;
             }
-            known.0 &= !self.gone.0;
+            known.0 &= !self.gone().0;
         }
         self.without_me(known)
     }

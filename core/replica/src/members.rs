@@ -67,7 +67,6 @@ impl Replica {
     pub(crate) fn on_members_told(&mut self, record: &[u8]) -> Result<(), wire::WireError> {
         let record: GroupRecord = wire::decode(record)?;
         if record.is_newer_than(&self.cx.group.record) {
-            self.cx.group.core.adopt_members(record.members);
             self.take_record(record);
         }
         Ok(())
@@ -84,7 +83,7 @@ impl Replica {
         let Members { voters, learners } = record.members;
         cx.note(Note::Members { voters, learners });
         cx.out.push(Action::Regroup(Box::new(record.clone())));
-        cx.group.core.set_gone(record.left);
+        cx.group.core.tell_members(record.told());
         let has_left = record.left.contains(me);
         cx.group.record = record;
         if has_left {

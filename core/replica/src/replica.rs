@@ -53,7 +53,9 @@ impl Replica {
             known_after: config.known_after,
         };
         let mut core = Apus::new(consensus, start, now);
-        core.set_gone(config.record.left);
+        if config.record.is_of_the_log() {
+            core.tell_members(config.record.told());
+        }
         let others = config.record.members.all();
         let others = others.iter().filter(|id| *id != config.me);
         let wait_max = config.policy.sync.wait_max(&config.slot);

@@ -1,6 +1,6 @@
 //! What the log says of the group's members.
 
-use apus::Members;
+use apus::{Members, ToldMembers};
 use plover_types::{Index, ReplicaId, ReplicaSet, View, wire};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -79,6 +79,16 @@ impl GroupRecord {
             size,
             change,
         })
+    }
+
+    /// The record as consensus takes it.
+    pub(crate) fn told(&self) -> ToldMembers {
+        ToldMembers {
+            generation: self.generation,
+            index: self.index,
+            members: self.members,
+            gone: self.left,
+        }
     }
 
     /// The payload of the entry that makes this the group's record.
