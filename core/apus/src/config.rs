@@ -1,6 +1,6 @@
 //! The configuration and the stored state with which a core starts.
 
-use crate::{Canary, Configuration, Entry, Members};
+use crate::{Canary, Configuration, Entry};
 use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
@@ -86,10 +86,6 @@ pub struct DurableState {
     /// that has forgotten its log may vote (see `milestone`). None if it is not known, or not kept.
     #[serde(default)]
     pub milestone: Option<Viewstamp>,
-    /// The members by the newest milestone, in a group with a guest, where they differ from the configured ones. The
-    /// next process asks these replicas where the group stands.
-    #[serde(default)]
-    pub members: Option<Members>,
 }
 
 /// The state that a process finds when it starts.

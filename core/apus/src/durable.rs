@@ -6,7 +6,7 @@
 
 use crate::Apus;
 use crate::canary::canary;
-use crate::{Command, Configuration, Durability, DurableState, Members};
+use crate::{Command, Configuration, Durability, DurableState};
 use plover_types::{Index, Viewstamp};
 
 impl Apus {
@@ -17,9 +17,6 @@ impl Apus {
             generation: self.generation,
             amnesiac: self.recovery.amnesiac,
             milestone: self.milestones.newest,
-            members: Some(self.members()).filter(|members| {
-                self.keeps_members() && *members != Members::of(self.config.members)
-            }),
         }));
     }
 

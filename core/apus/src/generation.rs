@@ -17,7 +17,7 @@
 use crate::election::{Election, Stage};
 use crate::log::Log;
 use crate::{Apus, Role};
-use crate::{BootstrapError, Command, Configuration, Durability, Members};
+use crate::{BootstrapError, Command, Configuration, Durability};
 use plover_types::{Index, Micros, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
@@ -63,10 +63,6 @@ impl Apus {
     /// Learns in which generation the group is. A log of an older one, or of none, is replaced by
     /// the empty log of this generation.
     pub(crate) fn adopt_generation(&mut self, generation: View, out: &mut Vec<Command>) {
-        let members = match self.keeps_members() {
-            true => self.members(),
-            false => Members::of(self.config.members),
-        };
         if self.generation < generation {
             self.generation = generation;
             if self.config.durability == Durability::Disk {
@@ -84,7 +80,7 @@ impl Apus {
         };
         let configuration = Configuration {
             in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.first_leader())]),
-            members,
+            members: self.settled_members(),
         };
         self.log = Log::new(base, configuration);
         if replaces {

@@ -21,8 +21,8 @@
 //!   log (see `merge`): it leads only with a majority of the members that its log names.
 //!
 //! Where there is a guest, every replica that is in sync is a voter: one that is removed has left the in-sync set
-//! before. And a replica that restarts with an empty log knows the members of its newest milestone, or newer ones
-//! that it was told of ([`Apus::tell_members`]).
+//! before. And the caller keeps the members that are committed, and tells them ([`Apus::tell_members`]): a
+//! replica that restarts with an empty log asks the right ones where the group stands.
 //!
 //! A leader that is removed leads until that is committed, without counting itself, and then
 //! follows. A removed replica is sent a last message that tells it so, and does not stand any more.
@@ -113,14 +113,15 @@ impl Apus {
         }
     }
 
-    /// Whether this replica remembers the members that its log names, although its log is in memory. A log without a
-    /// guest is begun anew with the configured ones.
+    /// Whether the caller tells committed members ([`Apus::tell_members`]). A log without a guest is begun anew with the
+    /// configured ones.
     pub(crate) fn keeps_members(&self) -> bool {
         !self.config.any_voter_stands && !self.config.pair
     }
 
     /// Takes the members of a committed entry, perhaps one that this replica's log lacks: a peer has told the caller, or the
-    /// caller has kept them. The replicas that are `gone` have left by then and never come back.
+    /// caller has kept them. The replicas that are `gone` have left by then and never come back. Every replica of a group
+    /// with a guest that changes its members has to be told of each change that it delivers, hears of, or has kept.
     pub fn tell_members(&mut self, told: ToldMembers) {
         let place = |it: &ToldMembers| (it.generation, it.index);
         if self.told_members.as_ref().map(place) < Some(place(&told)) {
@@ -140,10 +141,17 @@ impl Apus {
         self.told_members.map_or(ReplicaSet::EMPTY, |told| told.gone)
     }
 
+    /// The newest members that are certainly committed, with which a new generation begins. A change that was under way in
+    /// the old one may have been in some logs only.
+    pub(crate) fn settled_members(&self) -> Members {
+        let told = self.told_members.filter(|_| self.keeps_members());
+        told.map_or(Members::of(self.config.members), |told| told.members)
+    }
+
     /// The replica that begins a new generation: the configured one, or the voter with the lowest id once that one has
     /// left.
     pub fn first_leader(&self) -> ReplicaId {
-        let (named, voters) = (self.config.first_leader, self.members().voters);
+        let (named, voters) = (self.config.first_leader, self.settled_members().voters);
         let lowest = voters.iter().next().filter(|_| !voters.contains(named));
         lowest.unwrap_or(named)
     }

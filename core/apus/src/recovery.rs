@@ -369,7 +369,11 @@ impl Apus {
         });
         left.extend(empty);
         let heard = |id: ReplicaId| left.iter().any(|(from, _)| *from == id);
-        if !self.everyone_known().iter().all(heard) || !self.is_voter() || self.holds_guest() {
+        let votes = match self.keeps_members() {
+            true => self.settled_members().voters.contains(self.config.me),
+            false => self.is_voter(),
+        };
+        if !self.everyone_known().iter().all(heard) || !votes || self.holds_guest() {
             return;
         }
         let best = left

@@ -124,12 +124,7 @@ fn remembered(config: &Config, start: Start) -> (Log, View, View) {
             let promised = durable.promised.max(log.last().view);
             (log, promised, generation)
         }
-        Start::Restarted { durable, .. } => {
-            let members = durable.members.unwrap_or(first.members);
-            let known = Configuration { members, ..first };
-            let log = Log::new(Viewstamp::default(), known);
-            (log, durable.promised, View::NONE)
-        }
+        Start::Restarted { durable, .. } => (empty, durable.promised, View::NONE),
         Start::PromiseLost { least } => (empty, least, View::NONE),
         Start::Fresh => (empty, View::NONE, View::NONE),
     }

@@ -15,7 +15,6 @@
 use crate::directory::{Directory, StoredFile};
 use crate::error::StoreError;
 use apus::{Durability, DurableState};
-use plover_types::{View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
 /// The file's name.
@@ -23,9 +22,7 @@ pub(crate) const FILE: &str = "state";
 const COPY_BYTES: usize = 4096;
 const PAIR_BYTES: usize = 2 * COPY_BYTES;
 const MAGIC: [u8; 7] = *b"PLVSTAT";
-pub(crate) const FORMAT: u8 = b'3';
-/// The format before: its promise names no members.
-const FORMAT_BEFORE: u8 = b'2';
+pub(crate) const FORMAT: u8 = b'2';
 
 /// The longest name of a group: a copy must fit a sector of 512 bytes.
 pub(crate) const GROUP_BYTES_MAX: usize = 255;
@@ -48,46 +45,6 @@ pub(crate) struct State {
     pub whole: bool,
     /// The version of the wire forms, in which the log's entries are written.
     pub wire: u8,
-}
-
-/// The content of a file of [`FORMAT_BEFORE`].
-#[derive(Deserialize)]
-struct StateBefore {
-    generation: u64,
-    group: String,
-    salt: u64,
-    durability: Durability,
-    promise: Option<PromiseBefore>,
-    whole: bool,
-    wire: u8,
-}
-
-#[derive(Deserialize)]
-struct PromiseBefore {
-    promised: View,
-    generation: View,
-    amnesiac: bool,
-    milestone: Option<Viewstamp>,
-}
-
-impl From<StateBefore> for State {
-    fn from(before: StateBefore) -> Self {
-        Self {
-            generation: before.generation,
-            group: before.group,
-            salt: before.salt,
-            durability: before.durability,
-            promise: before.promise.map(|promise| DurableState {
-                promised: promise.promised,
-                generation: promise.generation,
-                amnesiac: promise.amnesiac,
-                milestone: promise.milestone,
-                members: None,
-            }),
-            whole: before.whole,
-            wire: before.wire,
-        }
-    }
 }
 
 /// The open file and what it holds.
@@ -194,16 +151,10 @@ pub(crate) fn read_copy(bytes: &[u8]) -> Option<State> {
     if crc32c::crc32c(covered) != u32::from_le_bytes(*sum) {
         return None;
     }
-    let body = &covered[4..];
-    let (state, rest) = match *format {
-        FORMAT => postcard::take_from_bytes(body).ok()?,
-        FORMAT_BEFORE => {
-            let (before, rest) = postcard::take_from_bytes::<StateBefore>(body).ok()?;
-            (before.into(), rest)
-        }
-        _ => return None,
-    };
-    rest.is_empty().then_some(state)
+    match postcard::take_from_bytes(&covered[4..]) {
+        Ok((state, [])) if *format == FORMAT => Some(state),
+        _ => None,
+    }
 }
 
 /// The format of a pair of copies that a later release has written.

@@ -144,19 +144,21 @@ fn outlook<'a>(
     }
     let cores: Vec<_> = running
         .clone()
-        .filter(|(id, _)| voters.contains(*id))
-        .map(|(_, replica)| replica.consensus_core().status())
+        .map(|(id, replica)| (id, replica.consensus_core().status()))
         .collect();
-    let remembers = |status: &&apus::Status| status.phase != Phase::Recovering;
+    let remembers = |status: &apus::Status| status.phase != Phase::Recovering;
     let best = cores
         .iter()
-        .filter(remembers)
+        .map(|(_, status)| status)
+        .filter(|status| remembers(status))
         .max_by_key(|status| status.last);
     let end = best.map(|best| best.last);
-    let knows = |status: &&apus::Status| status.forgot.is_some() && status.forgot <= end;
+    let knows = |status: &apus::Status| status.forgot.is_some() && status.forgot <= end;
+    // A change of the members is in force as soon as it is in the log.
+    let voters = best.map_or(voters, |best| best.members.voters);
     let votes = cores
         .iter()
-        .filter(|status| remembers(status) || knows(status))
+        .filter(|(id, status)| voters.contains(*id) && (remembers(status) || knows(status)))
         .count();
     let sure = |replica: &Replica| !replica.consensus_core().status().doubts;
     let named = |set: ReplicaSet| holders().any(|(id, r)| set.contains(id) && sure(r));
