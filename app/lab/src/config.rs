@@ -30,8 +30,8 @@ const THE_LABS_OWN: [(&str, Option<&str>); 7] = [
 pub struct Place<'a> {
     /// Its id.
     pub id: u8,
-    /// Where each replica of the group listens, by id.
-    pub addresses: &'a [SocketAddrV4],
+    /// The members of the group, and where each listens.
+    pub addresses: &'a [(u8, SocketAddrV4)],
     /// Its copies of the guest's disks.
     pub disks: &'a [DiskImage],
     /// The machine's CPUs.
@@ -70,9 +70,9 @@ pub fn generate(
     place: &Place<'_>,
 ) -> Table {
     let text = |path: &Path| Value::from(path.display().to_string());
-    let replicas = place.addresses.iter().enumerate().map(|(id, address)| {
+    let replicas = place.addresses.iter().map(|(id, address)| {
         let pairs = [
-            ("id", Value::from(id as i64)),
+            ("id", Value::from(i64::from(*id))),
             ("address", address.to_string().into()),
         ];
         Value::from(table(pairs))
@@ -209,7 +209,7 @@ mod tests {
             disk: None,
             cmdline: "console=ttyS0".into(),
         };
-        let addresses = [10, 11, 12].map(|n| SocketAddrV4::new([10, 77, 1, n].into(), 7700));
+        let addresses = [0, 1, 2].map(|id| (id, SocketAddrV4::new([10, 77, 1, 10 + id].into(), 7700)));
         let place = Place {
             id: 1,
             addresses: &addresses,

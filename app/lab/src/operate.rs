@@ -4,11 +4,14 @@
 use crate::control::Control;
 use crate::status::{GroupStatus, ReplicaStatus};
 use anyhow::{Result, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// How often the group is looked at while it moves.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How often it is looked at while a host is replaced: a copy takes seconds or minutes.
+const LOOK_OFTEN: Duration = Duration::from_millis(300);
 
 /// How long a switchover may take. The replica that leads gives one up after 5 s.
 const SWITCHED_WITHIN: Duration = Duration::from_secs(8);
@@ -119,6 +122,78 @@ fn what_holds(status: &GroupStatus, id: u8) -> String {
 pub fn undrain(control: &Control) -> Result<u8> {
     control.request(&json!({"op": "undrain"}))?;
     Ok(control.status()?.id)
+}
+
+/// A change of the members of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberChange {
+    /// The replica that is to join, and the address at which it listens.
+    pub add: Option<(u8, String)>,
+    /// The replica that is to leave.
+    pub remove: Option<u8>,
+}
+
+impl MemberChange {
+    fn request(&self) -> Value {
+        let order = match (&self.add, self.remove) {
+            (Some((new, address)), Some(old)) => {
+                json!({"Replace": {"old": old, "new": new, "address": address}})
+            }
+            (Some((id, address)), None) => json!({"Add": {"id": id, "address": address}}),
+            (None, id) => json!({"Remove": {"id": id}}),
+        };
+        json!({"op": "member", "order": order})
+    }
+
+    fn is_done(&self, leader: &ReplicaStatus) -> bool {
+        let has = |key: &str, id: u8| leader.ids(key).contains(&id);
+        let added = self.add.as_ref().is_none_or(|(id, _)| has("voters", *id));
+        let removed = self.remove.is_none_or(|id| has("left", id));
+        added && removed && leader.change().is_none()
+    }
+}
+
+/// Changes the members, and waits for so long until that is done. `say` is told each step, and how far the copy is.
+///
+/// # Errors
+/// The leader refuses and says why. Or it is not done yet: it goes on all the same.
+pub fn change_members(
+    control: &Control,
+    change: &MemberChange,
+    within: Duration,
+    mut say: impl FnMut(&str),
+) -> Result<Vec<u8>> {
+    let own = control.status()?.id;
+    control.request(&change.request())?;
+    let (begun, mut ordered_at) = (Instant::now(), Instant::now());
+    let mut said = String::new();
+    while begun.elapsed() < within {
+        let status = match GroupStatus::ask(control) {
+            // Its process ends when it has left.
+            Err(_) if change.remove == Some(own) => return Ok(Vec::new()),
+            status => status?,
+        };
+        if let Some(leader) = status.leader() {
+            if change.is_done(leader) {
+                return Ok(leader.ids("voters"));
+            }
+            if leader.change().is_none() && ordered_at.elapsed() > CARRIED_OUT_WITHIN {
+                // It was lost with the replica that led, or came to nothing: the answer says why.
+                ordered_at = Instant::now();
+                control.request(&change.request())?;
+            }
+        }
+        if let Some(words) = status.change_in_words().filter(|words| *words != said) {
+            say(&words);
+            said = words;
+        }
+        std::thread::sleep(LOOK_OFTEN);
+    }
+    bail!(
+        "not done within {} s: {}. It goes on without this command; `plover status` shows it",
+        within.as_secs(),
+        if said.is_empty() { "no replica leads" } else { &said }
+    )
 }
 
 /// Switches a guest on that is off.

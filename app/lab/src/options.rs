@@ -20,6 +20,10 @@ pub struct Options {
     /// The number of replicas: 3 or, under policies that need no witness, 2 [default: 3; 1 with `none`].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=3))]
     pub replicas: Option<u8>,
+    /// Hosts beside those of the group, for `plover member`: `plover lab restart --replica 3` starts the replica of the
+    /// first of them, which then waits to be added.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=4))]
+    pub spare: u8,
     /// The guest's machine type [default: microvm].
     #[arg(long, value_parser = ["microvm", "q35", "pc"])]
     pub machine: Option<String>,
@@ -124,6 +128,14 @@ impl Options {
             PolicyName::Preset(_) => 3,
         };
         self.replicas.unwrap_or(usual)
+    }
+
+    /// The members that the configuration of host `id` names: those with which the group begins, and a spare one in the
+    /// place of the last of them.
+    pub fn members_for(&self, id: u8) -> Vec<u8> {
+        let count = self.replicas();
+        let others = 0..count - u8::from(id >= count);
+        others.chain((id >= count).then_some(id)).collect()
     }
 
     /// The firmware that starts the guest from its first disk, instead of a kernel.

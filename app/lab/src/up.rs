@@ -95,6 +95,7 @@ fn build(
     progress: &Progress,
 ) -> Result<Lab> {
     let ids = 0..options.replicas();
+    let spares = ids.end..ids.end + options.spare;
     let mut state = LabState {
         builder: Process::me(),
         guest_ip: GUEST_IP,
@@ -104,6 +105,7 @@ fn build(
         program,
         replicas: ids
             .clone()
+            .chain(spares.clone())
             .map(|id| ReplicaState { id, daemon: None })
             .collect(),
     };
@@ -113,7 +115,7 @@ fn build(
 
     // The directory was free, so a crash left the namespaces of this name.
     remove_hosts(dir)?;
-    let topology = Topology::create(options.name.as_str(), ids.len())?;
+    let topology = Topology::create(options.name.as_str(), ids.len() + spares.len())?;
     progress.say(format!(
         "{} in namespaces plover-{name}-r*, client in plover-{name}-client",
         if ids.len() == 1 {
@@ -156,20 +158,21 @@ fn configure(
     let own = image.as_ref().and_then(|image| image.disk.clone());
     let own = own.map(DiskImage::from);
     let images: Vec<DiskImage> = own.iter().chain(&options.disks).cloned().collect();
-    let addresses: Vec<SocketAddrV4> = (0..options.replicas())
-        .map(|id| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT))
-        .collect();
+    let at = |id: u8| SocketAddrV4::new(replica_ip(id.into()), REPLICATION_PORT);
+    let hosts = 0..options.replicas() + options.spare;
     let cpus = plover_node::usable_cpus().unwrap_or_default();
     let trusted = dir.path().join("trusted");
     let mut keys = Vec::new();
-    for id in 0..options.replicas() {
+    for id in hosts.clone() {
         let files = dir.replica(id);
         std::fs::create_dir_all(files.path())
             .with_context(|| format!("cannot create {}", files.path().display()))?;
         keys.push(files.key());
     }
     plover_fabric::keys::make_all(&keys, &trusted)?;
-    for id in 0..options.replicas() {
+    for id in hosts.clone() {
+        let members = options.members_for(id).into_iter();
+        let addresses: Vec<_> = members.map(|id| (id, at(id))).collect();
         let files = dir.replica(id);
         let disks = disks::places(&images, dir, id);
         let table = config::generate(
@@ -198,7 +201,7 @@ fn configure(
             prerequisites::check_hypervisor(&guest)?;
         }
     }
-    for id in 0..options.replicas() {
+    for id in hosts {
         disks::prepare(&images, dir, id, progress)?;
     }
     Ok(())
@@ -206,7 +209,7 @@ fn configure(
 
 /// Waits until the guest answers and is protected, and says what happens meanwhile.
 fn wait(lab: &Lab, options: &Options, progress: &Progress) -> Result<()> {
-    for id in lab.ids() {
+    for id in 0..options.replicas() {
         lab.wait_for_daemon(id, progress)?;
     }
     progress.say("the guest boots");

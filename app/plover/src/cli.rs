@@ -16,6 +16,7 @@ use plover_lab::state::LabName;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Keeps a virtual machine alive when the host under it dies.
 #[derive(Debug, Parser)]
@@ -117,6 +118,14 @@ pub enum Command {
     Undrain {
         #[command(flatten)]
         at: At,
+    },
+    /// Replace a host while the guest runs, or take a dead one out of the group.
+    ///
+    /// The change goes through the group's log, and goes on when the lead moves. `plover status` shows it. Works on any
+    /// host of the group.
+    Member {
+        #[command(subcommand)]
+        command: MemberCommand,
     },
     /// Open the guest's serial console; Ctrl-] leaves it. Works on any host of the group.
     #[command(after_help = "Example:\n  plover console --run-dir /run/plover/shop-db")]
@@ -258,6 +267,76 @@ pub enum Command {
         /// The folder; made if it is not there.
         folder: PathBuf,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum MemberCommand {
+    /// Put a new host in the place of a member, dead or alive.
+    ///
+    /// The new host needs its configuration file, with an id that no host of the group has had (group.me), and its replica
+    /// running (`systemctl start plover@NAME`). It gets disks and memory by copy. A member that answers leaves when the new
+    /// one has all of that; if it leads, it hands over first. The replica that has left ends, and never starts again with
+    /// its old files.
+    #[command(
+        after_help = "Example:\n  plover member replace 1 3@192.0.2.13:7700 --run-dir /run/plover/shop-db"
+    )]
+    Replace {
+        /// The id of the member that leaves.
+        old: u8,
+        /// The id of the new replica, and where it listens: as in its file's [[group.replica]].
+        new: NewHost,
+        #[command(flatten)]
+        how: Wait,
+    },
+    /// Add a host to a group that lacks one, since `plover member remove`.
+    #[command(
+        after_help = "Example:\n  plover member add 3@192.0.2.13:7700 --run-dir /run/plover/shop-db"
+    )]
+    Add {
+        /// The id of the new replica, and where it listens: as in its file's [[group.replica]].
+        new: NewHost,
+        #[command(flatten)]
+        how: Wait,
+    },
+    /// Take a dead host out of the group; or end a change, by removing the new host.
+    ///
+    /// The two that are left both have to be up from then on. A host that answers is replaced, not removed.
+    #[command(after_help = "Example:\n  plover member remove 1 --run-dir /run/plover/shop-db")]
+    Remove {
+        /// Its id.
+        id: u8,
+        #[command(flatten)]
+        how: Wait,
+    },
+}
+
+/// How long a command waits, and for whom.
+#[derive(Debug, Args)]
+pub struct Wait {
+    /// Wait for so many seconds until it is done. It goes on all the same.
+    #[arg(long = "wait", value_name = "SECONDS", default_value_t = 3600)]
+    pub seconds: u64,
+    #[command(flatten)]
+    pub at: At,
+}
+
+/// A new host: `ID@ADDRESS:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewHost {
+    pub id: u8,
+    pub address: SocketAddr,
+}
+
+impl FromStr for NewHost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || "give an id and an address with its port, such as 3@192.0.2.13:7700";
+        let (id, address) = text.split_once('@').ok_or_else(form)?;
+        let id = id.parse().map_err(|_| form())?;
+        let address = address.parse().map_err(|_| form())?;
+        Ok(Self { id, address })
+    }
 }
 
 /// The replica that is asked.

@@ -83,6 +83,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control(), wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()),
+        cli::Command::Member { command } => operate::change_members(&command),
         cli::Command::Console { at } => operate::console(&at.control()),
         cli::Command::Shutdown { at } => operate::shut_down(&at.control()),
         cli::Command::Start { at } => operate::start(&at.control()),

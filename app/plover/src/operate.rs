@@ -1,10 +1,11 @@
 //! The commands of an operator: they ask the replica of this host, which passes on what is for the leader.
 
-use crate::cli::{At, Show};
+use crate::cli::{At, MemberCommand, Show};
 use crate::output;
 use anyhow::Result;
 use plover_lab::control::Control;
 use plover_lab::logs::ToldLog;
+use plover_lab::operate::MemberChange;
 use plover_lab::status::GroupStatus;
 use plover_lab::{console as terminal, operate};
 use serde_json::json;
@@ -92,6 +93,31 @@ pub fn drain(control: &Control, wait_s: u64) -> Result<ExitCode> {
 pub fn undrain(control: &Control) -> Result<ExitCode> {
     let id = operate::undrain(control)?;
     output::line(format_args!("replica {id} takes roles again"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn change_members(command: &MemberCommand) -> Result<ExitCode> {
+    let (how, new, old) = match command {
+        MemberCommand::Replace { old, new, how } => (how, Some(new), Some(*old)),
+        MemberCommand::Add { new, how } => (how, Some(new), None),
+        MemberCommand::Remove { id, how } => (how, None, Some(*id)),
+    };
+    let change = MemberChange {
+        add: new.map(|new| (new.id, new.address.to_string())),
+        remove: old,
+    };
+    let within = Duration::from_secs(how.seconds);
+    let say = |words: &str| eprintln!("{words}");
+    let voters = operate::change_members(&how.at.control(), &change, within, say)?;
+    let voters: Vec<String> = voters.iter().map(ToString::to_string).collect();
+    if voters.is_empty() {
+        output::line("done: the replica of this host has left the group, and has ended")?;
+    } else {
+        output::line(format_args!(
+            "done: the members are replicas {}; bring [[group.replica]] in their configuration files up to date",
+            voters.join(", ")
+        ))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

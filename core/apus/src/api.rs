@@ -155,6 +155,9 @@ pub enum MembersError {
     /// Add or remove one voter, wait until that is delivered, then change the next.
     #[error("only one voter may be added or removed at a time")]
     MoreThanOne,
+    /// Take the replica out of the in-sync set first.
+    #[error("of {}, which hold the guest, one would not vote any more: let another take its place first", .0.in_words())]
+    InSync(ReplicaSet),
     /// The last change is not committed yet: wait for its delivery.
     #[error("the change before this one is not committed yet: wait")]
     ChangePending,

@@ -24,7 +24,8 @@ pub struct Config {
     /// ([`EntryKind::Members`](crate::EntryKind::Members)). A newcomer gives the voters of the group
     /// that it joins, without itself.
     pub members: ReplicaSet,
-    /// The replica that leads first in a group that has never run; it alone is in sync then.
+    /// The replica that leads first in a group that has never run; it alone is in sync then. When it has left the group,
+    /// the voter with the lowest id takes its place.
     pub first_leader: ReplicaId,
     /// The log is all there is: no guest, no in-sync set. Every voter that has not forgotten its
     /// log may stand for election, and a group with [`Durability::Disk`] goes on by itself after
@@ -54,7 +55,7 @@ pub struct Config {
     pub known_after: Micros,
     /// When an entry counts as held.
     pub durability: Durability,
-    /// Payload bytes that the log may hold before `propose` refuses.
+    /// Payload bytes of the application that the log may hold before `propose` refuses.
     pub log_bytes_max: usize,
     /// The largest encoded message that this core sends, bytes. Entries that do not fit one message
     /// go in several.

@@ -1,6 +1,6 @@
 //! Log entries, and the configuration of the group that they name.
 
-use plover_types::{ReplicaSet, Viewstamp};
+use plover_types::{Index, ReplicaSet, View, Viewstamp};
 use serde::{Deserialize, Serialize};
 
 /// The kind of a log entry.
@@ -48,6 +48,19 @@ impl Members {
     pub(crate) fn are_sane(self) -> bool {
         (1..=VOTERS_MAX).contains(&self.voters.len()) && self.voters.0 & self.learners.0 == 0
     }
+}
+
+/// The members by a committed entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToldMembers {
+    /// The generation of the group in which it was committed.
+    pub generation: View,
+    /// Its place in that generation's log.
+    pub index: Index,
+    /// The members.
+    pub members: Members,
+    /// The replicas that had left by then.
+    pub gone: ReplicaSet,
 }
 
 /// The most voters of a group.

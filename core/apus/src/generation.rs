@@ -17,7 +17,7 @@
 use crate::election::{Election, Stage};
 use crate::log::Log;
 use crate::{Apus, Role};
-use crate::{BootstrapError, Command, Configuration, Durability, Members};
+use crate::{BootstrapError, Command, Configuration, Durability};
 use plover_types::{Index, Micros, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
@@ -40,8 +40,8 @@ impl Apus {
     /// # Errors
     /// The reason why not, and what the operator can do.
     pub fn check_bootstrap(&self) -> Result<(), BootstrapError> {
-        if self.config.me != self.config.first_leader {
-            return Err(BootstrapError::NotFirstLeader(self.config.first_leader));
+        if self.config.me != self.first_leader() {
+            return Err(BootstrapError::NotFirstLeader(self.first_leader()));
         }
         match self.role {
             Role::Following(_) if self.recovery.group_is_empty() => Ok(()),
@@ -79,8 +79,8 @@ impl Apus {
             index: Index(0),
         };
         let configuration = Configuration {
-            in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.config.first_leader)]),
-            members: Members::of(self.config.members),
+            in_sync: ReplicaSet::of([generation.leader().unwrap_or(self.first_leader())]),
+            members: self.settled_members(),
         };
         self.log = Log::new(base, configuration);
         if replaces {

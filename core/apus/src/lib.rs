@@ -129,7 +129,7 @@ mod start;
 pub use api::{BootstrapError, Command, Event, MembersError, Phase, ProposeError, Status};
 pub use canary::Canary;
 pub use config::{Config, Durability, DurableState, Start};
-pub use entry::{Configuration, Entry, EntryKind, Members};
+pub use entry::{Configuration, Entry, EntryKind, Members, ToldMembers};
 
 use death::Heard;
 use election::Election;
@@ -181,6 +181,8 @@ pub struct Apus {
     /// When a follower looks for a new leader, unless it hears one before.
     election_at: Micros,
     stood_down: Option<StoodDown>,
+    /// See [`Apus::tell_members`].
+    told_members: Option<ToldMembers>,
     /// When the last event was applied.
     awake_at: Micros,
     /// Peers whose link is down: a message to them would be lost.

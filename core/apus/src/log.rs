@@ -29,6 +29,14 @@ pub(crate) enum Accepted {
     ChangedAfter(Viewstamp),
 }
 
+/// The bytes by which an entry fills the log. One about the group takes no room from the application.
+fn counted(entry: &Entry) -> usize {
+    match entry.kind {
+        EntryKind::App => entry.payload.len(),
+        EntryKind::Noop | EntryKind::InSync(_) | EntryKind::Members(_) => 0,
+    }
+}
+
 /// One replica's log.
 #[derive(Clone, Debug)]
 pub(crate) struct Log {
@@ -189,7 +197,7 @@ impl Log {
             "views never fall along a log"
         );
         self.note(last, entry.kind, entry.viewstamp);
-        self.bytes += entry.payload.len();
+        self.bytes += counted(&entry);
         self.entries.push_back(entry);
     }
 
@@ -258,7 +266,7 @@ impl Log {
         );
         let keep = (last.0 - self.base.index.0) as usize;
         for entry in self.entries.drain(keep..) {
-            self.bytes -= entry.payload.len();
+            self.bytes -= counted(&entry);
         }
         if self.milestone.index > last {
             self.take_configuration_anew();
@@ -297,7 +305,7 @@ impl Log {
         let index = index.min(self.commit);
         while self.base.index < index {
             let entry = self.entries.pop_front().expect("commit lies in the log");
-            self.bytes -= entry.payload.len();
+            self.bytes -= counted(&entry);
             self.base = entry.viewstamp;
             self.configuration_at_base.note(entry.kind);
             pool.give(entry.payload);

@@ -20,22 +20,27 @@
 //! * A candidate counts promises by the best log among them, and again once it has merged that
 //!   log (see `merge`): it leads only with a majority of the members that its log names.
 //!
+//! Where there is a guest, every replica that is in sync is a voter: one that is removed has left the in-sync set
+//! before. And the caller keeps the members that are committed, and tells them ([`Apus::tell_members`]): a
+//! replica that restarts with an empty log asks the right ones where the group stands.
+//!
 //! A leader that is removed leads until that is committed, without counting itself, and then
 //! follows. A removed replica is sent a last message that tells it so, and does not stand any more.
 //! If it misses that message, the pre-vote (see `pre_vote`) keeps it from disturbing the others.
 
 use crate::canary::canary;
 use crate::{Apus, Role};
-use crate::{Command, Members, MembersError};
+use crate::{Command, Members, MembersError, ToldMembers};
 use plover_types::{Index, Micros, ReplicaId, ReplicaSet};
 
 impl Apus {
-    /// The members by the newest such entry in the log.
+    /// The members by the newest such entry in the log, or newer ones that are committed.
     pub(crate) fn members(&self) -> Members {
         if canary!(self.config, FirstMembersForEver) {
             return Members::of(self.config.members);
         }
-        self.log.configuration().members
+        let told = self.told_newer();
+        told.unwrap_or_else(|| self.log.configuration().members)
     }
 
     /// All other members: those to which a leader sends the log.
@@ -46,11 +51,14 @@ impl Apus {
     /// The replicas whose answers a recovering one needs: the members by its log, and by its
     /// configuration, for its log may be empty.
     pub(crate) fn everyone_named(&self) -> ReplicaSet {
-        let known = self.members().all().0 | self.config.members.0;
-        self.without_me(ReplicaSet(known))
+        let mut known = self.members().all();
+        if !self.keeps_members() || self.log.last().index == Index(0) {
+            known.0 |= self.config.members.0;
+        }
+        self.without_me(known)
     }
 
-    fn without_me(&self, mut set: ReplicaSet) -> ReplicaSet {
+    pub(crate) fn without_me(&self, mut set: ReplicaSet) -> ReplicaSet {
         set.remove(self.config.me);
         set
     }
@@ -105,14 +113,62 @@ impl Apus {
         }
     }
 
+    /// Whether the caller tells committed members ([`Apus::tell_members`]). A log without a guest is begun anew with the
+    /// configured ones.
+    pub(crate) fn keeps_members(&self) -> bool {
+        !self.config.any_voter_stands && !self.config.pair
+    }
+
+    /// Takes the members of a committed entry, perhaps one that this replica's log lacks: a peer has told the caller, or the
+    /// caller has kept them. The replicas that are `gone` have left by then and never come back. Every replica of a group
+    /// with a guest that changes its members has to be told of each change that it delivers, hears of, or has kept.
+    pub fn tell_members(&mut self, told: ToldMembers) {
+        let place = |it: &ToldMembers| (it.generation, it.index);
+        if self.told_members.as_ref().map(place) < Some(place(&told)) {
+            self.told_members = Some(told);
+        }
+    }
+
+    /// The members that this replica was told of, if they are newer than those of its log.
+    fn told_newer(&self) -> Option<Members> {
+        let told = self.told_members.filter(|_| self.keeps_members())?;
+        let known = (self.generation, self.log.members_at());
+        ((told.generation, told.index) > known).then_some(told.members)
+    }
+
+    /// Replicas whose answers are not waited for, even where a log names them that is behind.
+    pub(crate) fn gone(&self) -> ReplicaSet {
+        self.told_members.map_or(ReplicaSet::EMPTY, |told| told.gone)
+    }
+
+    /// The newest members that are certainly committed, with which a new generation begins. A change that was under way in
+    /// the old one may have been in some logs only.
+    pub(crate) fn settled_members(&self) -> Members {
+        let told = self.told_members.filter(|_| self.keeps_members());
+        told.map_or(Members::of(self.config.members), |told| told.members)
+    }
+
+    /// The replica that begins a new generation: the configured one, or the voter with the lowest id once that one has
+    /// left.
+    pub fn first_leader(&self) -> ReplicaId {
+        let (named, voters) = (self.config.first_leader, self.settled_members().voters);
+        let lowest = voters.iter().next().filter(|_| !voters.contains(named));
+        lowest.unwrap_or(named)
+    }
+
     /// Whether the next entry of this leader may name these members.
     pub(crate) fn check_members(&self, new: Members) -> Result<(), MembersError> {
         let old = self.members();
         if !new.are_sane() {
             return Err(MembersError::NoGroup);
         }
-        if (old.voters.0 ^ new.voters.0).count_ones() > 1 {
+        let is_swap = canary!(self.config, SwapAtOnce);
+        if (old.voters.0 ^ new.voters.0).count_ones() > 1 && !is_swap {
             return Err(MembersError::MoreThanOne);
+        }
+        let in_sync = self.log.configuration().in_sync;
+        if !self.config.any_voter_stands && in_sync.0 & !new.voters.0 != 0 {
+            return Err(MembersError::InSync(in_sync));
         }
         if self.log.members_at() > self.log.commit() {
             return Err(MembersError::ChangePending);

@@ -224,6 +224,8 @@ pub(crate) struct Response {
     pub round: u32,
     /// The highest view that the sender has promised.
     pub promised: View,
+    /// The members that its log names.
+    pub members: Members,
     /// The sender's state, as far as the replica that asked must know it.
     pub standing: Standing,
 }

@@ -35,7 +35,7 @@ use crate::message::{Empty, Message, Request, Response, Standing};
 use crate::pair::Doubt;
 use crate::{Apus, Role};
 use crate::{Command, Config, Configuration, Durability, Members, Start};
-use plover_types::{Micros, ReplicaId, View, Viewstamp};
+use plover_types::{Micros, ReplicaId, ReplicaSet, View, Viewstamp};
 use std::collections::BTreeMap;
 
 /// The state of a replica's recovery.
@@ -59,7 +59,7 @@ pub(crate) struct Recovery {
     /// When to ask next.
     pub ask_at: Micros,
     /// Answers of this round.
-    answers: BTreeMap<ReplicaId, (View, Standing)>,
+    answers: BTreeMap<ReplicaId, Answer>,
     /// Amnesiac: the view to recover from, and where its leader's log ended.
     source: Option<(View, Viewstamp)>,
     /// It was stopped, and the other one of the pair may have gone on alone meanwhile (see `pair`).
@@ -68,6 +68,14 @@ pub(crate) struct Recovery {
     empty: bool,
     /// The empty group was reported to the caller.
     reported: bool,
+}
+
+/// What a replica has answered.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    promised: View,
+    members: Members,
+    standing: Standing,
 }
 
 impl Recovery {
@@ -198,6 +206,7 @@ impl Apus {
             incarnation: request.incarnation,
             round: request.round,
             promised: self.promised,
+            members: self.members(),
             standing: self.standing(),
         };
         self.send(from, &Message::RecoveryResponse(response), out);
@@ -241,7 +250,11 @@ impl Apus {
             return;
         }
         self.round_max = self.round_max.max(response.promised.round());
-        let answer = (response.promised, response.standing);
+        let answer = Answer {
+            promised: response.promised,
+            members: response.members,
+            standing: response.standing,
+        };
         recovery.answers.insert(from, answer);
         if !matches!(response.standing, Standing::Empty(_)) {
             recovery.not_empty();
@@ -257,19 +270,23 @@ impl Apus {
         let answers = &self.recovery.answers;
         let leading = answers
             .values()
-            .filter_map(|(view, standing)| match standing {
-                Standing::Leading(last) => Some((*view, *last)),
+            .filter_map(|answer| match answer.standing {
+                Standing::Leading(last) => Some((answer.promised, last)),
                 _ => None,
             });
         let Some((view, last)) = leading.max().filter(|(view, _)| *view >= self.promised) else {
             return;
         };
         if self.recovery.promise_unknown {
-            // One member of any quorum that this replica may have been part of has answered.
-            let told = Members::of(self.config.members);
-            let enough = told.voters.len() - told.quorum() + 1;
-            let highest = answers.values().map(|(promised, _)| *promised).max();
-            if answers.len() < enough || highest > Some(view) {
+            // One member of any quorum that this replica may have been part of has answered, by the members that those name
+            // who answer: the configured ones may have been replaced since.
+            let is_enough = |named: Members| {
+                let voters = answers.keys().filter(|id| named.voters.contains(**id));
+                voters.count() > named.voters.len() - named.quorum()
+            };
+            let highest = answers.values().map(|answer| answer.promised).max();
+            let all = answers.values().all(|answer| is_enough(answer.members));
+            if !all || highest > Some(view) {
                 return;
             }
         }
@@ -325,19 +342,38 @@ impl Apus {
         }
     }
 
+    /// The replicas that must have answered before the group is taken for empty. One that has answered may know of members
+    /// that joined while this replica was away.
+    fn everyone_known(&self) -> ReplicaSet {
+        let mut known = self.everyone_named();
+        if self.keeps_members() {
+            // A learner has no guest to go on with.
+            known.0 &= !self.members().learners.0;
+            for answer in self.recovery.answers.values() {
+                known.0 |= answer.members.voters.0;
+            }
+            known.0 &= !self.gone().0;
+        }
+        self.without_me(known)
+    }
+
     /// Tells the caller if there is no guest to go on with: all replicas have answered, and the best
     /// of all logs names no replica that still has a guest. A replica whose own log does not name it
     /// cannot know that without the others.
     fn report_if_empty(&mut self, out: &mut Vec<Command>) {
         let answers = &self.recovery.answers;
         let mut left = vec![(self.config.me, self.what_is_left())];
-        let empty = answers.iter().filter_map(|(id, (_, said))| match said {
-            Standing::Empty(empty) => Some((*id, *empty)),
+        let empty = answers.iter().filter_map(|(id, said)| match said.standing {
+            Standing::Empty(empty) => Some((*id, empty)),
             _ => None,
         });
         left.extend(empty);
         let heard = |id: ReplicaId| left.iter().any(|(from, _)| *from == id);
-        if !self.everyone_named().iter().all(heard) || !self.is_voter() || self.holds_guest() {
+        let votes = match self.keeps_members() {
+            true => self.settled_members().voters.contains(self.config.me),
+            false => self.is_voter(),
+        };
+        if !self.everyone_known().iter().all(heard) || !votes || self.holds_guest() {
             return;
         }
         let best = left

@@ -51,6 +51,7 @@ impl Apus {
             heard: Heard::new(now, config.timeout),
             election_at: now,
             stood_down: None,
+            told_members: None,
             awake_at: now,
             down: ReplicaSet::EMPTY,
             told: None,

@@ -7,6 +7,7 @@ pub use config::{Config, Warm};
 pub use note::Note;
 
 use crate::jobs::JobId;
+use crate::members::{GroupRecord, MemberOrder};
 
 use apus::{Configuration, DurableState, Entry};
 use plover_syncvm::subpages::Divergent;
@@ -53,6 +54,8 @@ pub enum Event {
         /// The next leader.
         to: Option<ReplicaId>,
     },
+    /// An operator changes the members of the group. Ask [`crate::Replica::why_not_change_members`] first.
+    Members(MemberOrder),
     /// An operator wants this host cleared of every role that matters (`true`), or lets it have roles again.
     Drain(bool),
     /// The operator's word that a group whose replicas have all forgotten the guest may boot a
@@ -260,6 +263,11 @@ pub enum Action {
     Announce,
     /// Keep, release or discard the guest's console output that this host holds.
     Console(ConsoleHold),
+    /// The members have changed: keep the record on stable storage, and link to the replicas that it knows.
+    Regroup(Box<GroupRecord>),
+    /// This replica has left the group, and its guest is gone: end, and never start again with this state. Regard it as
+    /// the last action.
+    Leave,
     /// This replica's role has changed.
     Role {
         /// From.

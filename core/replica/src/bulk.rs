@@ -16,6 +16,13 @@ impl Replica {
         let view = self.cx.group.view;
         let rejected = match wire::decode::<SyncMessage>(bytes) {
             Err(error) => Some(error.to_string()),
+            Ok(SyncMessage {
+                body: Body::Members { record },
+                ..
+            }) => self
+                .on_members_told(&record)
+                .err()
+                .map(|error| error.to_string()),
             // Not an error: the sender has not heard of the new view, or we have not yet.
             Ok(message) if message.view != view => Some(format!(
                 "bulk message of view {}, ours is {view}",
@@ -183,6 +190,7 @@ impl Leader {
             Body::GuestLost { why } => self.lose_peer(cx, from, &why),
             Body::Uplink { up } => cx.on_peers_uplink(from, up),
             Body::Drained { drained } => cx.on_peer_drained(from, drained),
+            Body::Copied { peer } => self.copied = Some((from, peer)),
             body => return Some(body),
         }
         None

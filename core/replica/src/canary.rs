@@ -65,6 +65,12 @@ pub enum Canary {
     /// to lead.
     #[cfg(feature = "canary")]
     ReplaceAtOnce,
+    /// One entry of the log exchanges a member for another.
+    #[cfg(feature = "canary")]
+    SwapAtOnce,
+    /// A member leaves before the one that takes its place has a whole copy of the guest.
+    #[cfg(feature = "canary")]
+    SwapBeforeCopy,
     /// The hypervisor stops for good when its guest reboots. It is a bug of the node, which the simulator puts into
     /// its own.
     #[cfg(feature = "canary")]
@@ -89,6 +95,8 @@ impl Canary {
             Self::MilestoneNotStored => ConsensusCanary::MilestoneNotStored,
             #[cfg(feature = "canary")]
             Self::CommitAtHeartbeat => ConsensusCanary::CommitAtHeartbeat,
+            #[cfg(feature = "canary")]
+            Self::SwapAtOnce => ConsensusCanary::SwapAtOnce,
             _ => ConsensusCanary::None,
         }
     }

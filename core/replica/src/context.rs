@@ -53,6 +53,8 @@ pub(crate) struct Context {
     pub reaches_clients: bool,
     /// Whether an operator has drained this host.
     pub drained: bool,
+    /// This replica is no member of the group any more.
+    pub has_left: bool,
     /// A leader that is drained does not hand over before, because that was in vain a moment ago.
     pub switch_not_before: Micros,
 }
@@ -133,7 +135,7 @@ impl Context {
 
     /// Whether there is no third replica that decides.
     pub fn is_pair(&self) -> bool {
-        self.config.members.len() == 2
+        self.config.pair
     }
 
     /// Whether the secondary's guest stands still, so that syncs are checkpoints.

@@ -161,6 +161,7 @@ impl Replica {
     pub(crate) fn on_peer_alive(&mut self, id: ReplicaId, alive: bool) {
         if let Some(peer) = self.cx.peers.get_mut(id) {
             peer.is_alive = alive;
+            peer.is_dead = !alive;
         }
         self.cx.note(Note::Peer { peer: id, alive });
         if let Some((leader, cx)) = self.leading().filter(|_| !alive) {

@@ -2,6 +2,7 @@
 //! commands are carried out.
 
 use crate::api::{Action, Note, Role};
+use crate::members::GroupRecord;
 use crate::replica::Replica;
 use apus::{Apus, Command, Phase as ConsensusPhase};
 use plover_types::{Index, Lane, Payload, ReplicaId, ReplicaSet, SyncNo, View};
@@ -22,10 +23,12 @@ pub(crate) struct Group {
     pub delivered: Index,
     /// The newest syncvm known.
     pub sync_no: SyncNo,
+    /// The newest members that are committed.
+    pub record: GroupRecord,
 }
 
 impl Group {
-    pub fn new(core: Apus) -> Self {
+    pub fn new(core: Apus, record: GroupRecord) -> Self {
         Self {
             core,
             commands: Vec::new(),
@@ -35,6 +38,7 @@ impl Group {
             in_sync: ReplicaSet::EMPTY,
             delivered: Index(0),
             sync_no: SyncNo(0),
+            record,
         }
     }
 }
@@ -97,7 +101,7 @@ impl Replica {
             Command::PeerAlive { peer, alive } => self.on_peer_alive(peer, alive),
             Command::GroupEmpty { fresh } => {
                 self.cx.note(Note::GroupEmpty { fresh });
-                if fresh && self.cx.config.me == self.cx.config.first_leader {
+                if fresh && self.cx.config.me == self.cx.group.core.first_leader() {
                     self.bootstrap();
                 }
             }

@@ -16,8 +16,10 @@ impl Replica {
         let index = entry.viewstamp.index;
         self.cx.group.delivered = index;
         match entry.kind {
-            // A protected guest's group stays as it was configured.
-            EntryKind::Noop | EntryKind::Members(_) => {}
+            EntryKind::Noop => {}
+            EntryKind::Members(members) => {
+                self.on_members(members, entry.viewstamp, &entry.payload);
+            }
             EntryKind::InSync(set) => self.on_in_sync(set, entry.viewstamp),
             EntryKind::App => match wire::decode::<LogOp>(&entry.payload) {
                 Ok(LogOp::Syncvm(sync)) => self.on_syncvm_entry(sync, entry.viewstamp),

@@ -92,6 +92,7 @@ mod inputs;
 mod jobs;
 mod leader;
 mod log_ops;
+mod members;
 pub mod newest;
 mod outputs;
 mod pace;
@@ -112,6 +113,7 @@ pub use api::{
 pub use areas::Area;
 pub use canary::Canary;
 pub use jobs::JobId;
+pub use members::{Change, ChangeStep, GroupRecord, MemberOrder, MemberRefused};
 pub use planned::SwitchoverRefused;
 pub use replica::Replica;
 pub use status::{ReplicaStatus, WarmStatus};

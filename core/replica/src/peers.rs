@@ -17,6 +17,8 @@ pub(crate) struct Peer {
     pub is_linked: bool,
     /// It answers this leader.
     pub is_alive: bool,
+    /// This leader has taken it for dead, and has not heard it since.
+    pub is_dead: bool,
     /// It has not said that it reaches no clients.
     pub reaches_clients: bool,
     /// It has said that an operator has drained its host.
@@ -27,6 +29,22 @@ pub(crate) struct Peer {
     refusal: Option<Refusal>,
     /// The copy that this replica is the source of. Only one peer has one.
     copy: Option<Stream>,
+}
+
+impl Peer {
+    fn new(id: ReplicaId) -> Self {
+        Self {
+            id,
+            is_linked: false,
+            is_alive: false,
+            is_dead: false,
+            reaches_clients: true,
+            is_drained: false,
+            died: None,
+            refusal: None,
+            copy: None,
+        }
+    }
 }
 
 /// When a peer that has refused a copy is offered one again. A host whose disk is full refuses until
@@ -44,17 +62,17 @@ pub(crate) struct Peers(Vec<Peer>);
 
 impl Peers {
     pub fn new(ids: impl Iterator<Item = ReplicaId>) -> Self {
-        let peer = |id| Peer {
-            id,
-            is_linked: false,
-            is_alive: false,
-            reaches_clients: true,
-            is_drained: false,
-            died: None,
-            refusal: None,
-            copy: None,
-        };
-        Self(ids.map(peer).collect())
+        Self(ids.map(Peer::new).collect())
+    }
+
+    /// These are the peers from now on; what is known of those that stay is kept.
+    pub fn become_of(&mut self, ids: impl Iterator<Item = ReplicaId>) {
+        let mut before = std::mem::take(&mut self.0);
+        for id in ids {
+            let known = before.iter().position(|peer| peer.id == id);
+            let peer = known.map(|at| before.swap_remove(at));
+            self.0.push(peer.unwrap_or_else(|| Peer::new(id)));
+        }
     }
 
     /// A peer by its id; `None` for an id outside the group.
@@ -66,6 +84,12 @@ impl Peers {
     pub fn answers(&self, id: ReplicaId) -> bool {
         let mut peers = self.0.iter();
         peers.any(|peer| peer.id == id && peer.is_linked && peer.is_alive)
+    }
+
+    /// The peers that this leader has taken for dead.
+    pub fn dead(&self) -> ReplicaSet {
+        let dead = self.0.iter().filter(|peer| peer.is_dead);
+        ReplicaSet::of(dead.map(|peer| peer.id))
     }
 
     pub fn is_linked(&self, id: ReplicaId) -> bool {
@@ -92,6 +116,7 @@ impl Peers {
     pub fn forget_liveness(&mut self) {
         for peer in &mut self.0 {
             peer.is_alive = false;
+            peer.is_dead = false;
             peer.reaches_clients = true;
             peer.is_drained = false;
         }

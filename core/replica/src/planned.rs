@@ -96,6 +96,11 @@ pub enum SwitchoverRefused {
     /// Mend its network.
     #[error("clients are not reached from the host of replica {}: mend its TAP or its uplink first", .0.0)]
     CutOff(ReplicaId),
+    /// Wait.
+    #[error(
+        "replica {} is about to leave the group: wait until another one has taken its place in sync, see `plover status`", .0.0
+    )]
+    Leaving(ReplicaId),
     /// Undrain it.
     #[error("replica {} is drained: run `plover undrain` on its host first", .0.0)]
     Drained(ReplicaId),
@@ -114,9 +119,9 @@ impl Leader {
     /// The replica that would lead next, if an operator wants this leader to hand over to `to` or any.
     fn heir(&self, cx: &Context, to: Option<ReplicaId>) -> Result<ReplicaId, SwitchoverRefused> {
         use SwitchoverRefused::{
-            CutOff, Drained, Leads, NotInSync, NotProtected, Pair, Silent, Unknown,
+            CutOff, Drained, Leads, Leaving, NotInSync, NotProtected, Pair, Silent, Unknown,
         };
-        let members = cx.config.members;
+        let members = cx.voters();
         if let Some(to) = to {
             if !members.contains(to) {
                 return Err(Unknown(to, members.in_words()));
@@ -138,6 +143,7 @@ impl Leader {
             _ if !cx.peers.answers(secondary) => Err(Silent(secondary)),
             _ if !cx.peers.reaches_clients(secondary) => Err(CutOff(secondary)),
             _ if cx.peers.is_drained(secondary) => Err(Drained(secondary)),
+            _ if cx.leaving() == Some(secondary) => Err(Leaving(secondary)),
             _ => Ok(secondary),
         }
     }
@@ -185,12 +191,10 @@ impl Leader {
 
     /// The secondary is drained, and another replica that is not could take its place.
     pub(crate) fn replaces_secondary(&self, cx: &Context) -> bool {
-        let drained = self
-            .secondary(cx)
-            .is_some_and(|peer| cx.peers.is_drained(peer));
+        let drained = self.secondary(cx).is_some_and(|peer| cx.spares(peer));
         let settled = self.serving && self.proposed.is_none() && cx.group.in_sync.len() > 1;
-        let drained_all = cx.peers.drained().0 | cx.group.in_sync.0;
-        let left = cx.peers.ready_for_a_copy(cx.now).0 & !drained_all;
+        let drained_all = cx.spared().0 | cx.group.in_sync.0;
+        let left = cx.peers.ready_for_a_copy(cx.now).0 & cx.voters().0 & !drained_all;
         drained && settled && left != 0 && !cx.is_pair()
     }
 }
@@ -273,7 +277,7 @@ impl Replica {
                 }
                 cx.note(Note::SwitchoverFailed { why });
             }
-        } else if cx.drained && cx.now >= cx.switch_not_before {
+        } else if cx.is_clearing() && cx.now >= cx.switch_not_before {
             if let Ok(to) = leader.heir(cx, None) {
                 leader.switchover = Some(Switchover {
                     to,

@@ -40,7 +40,7 @@ impl Replica {
             members: config.members,
             first_leader: config.first_leader,
             any_voter_stands: false,
-            pair: config.members.len() == 2,
+            pair: config.pair,
             quorum_selection: false,
             heartbeat: config.heartbeat,
             timeout: config.timeout,
@@ -52,12 +52,17 @@ impl Replica {
             canary: config.canary.of_consensus(),
             known_after: config.known_after,
         };
-        let others = config.members.iter().filter(|id| *id != config.me);
+        let mut core = Apus::new(consensus, start, now);
+        if config.record.is_of_the_log() {
+            core.tell_members(config.record.told());
+        }
+        let others = config.record.members.all();
+        let others = others.iter().filter(|id| *id != config.me);
         let wait_max = config.policy.sync.wait_max(&config.slot);
         let cx = Context {
             now,
             out: Vec::new(),
-            group: Group::new(Apus::new(consensus, start, now)),
+            group: Group::new(core, config.record.clone()),
             peers: Peers::new(others),
             guest: Guest::new(config.slot.idle_threshold),
             outputs: Outputs::new(config.guard_bytes_max),
@@ -76,6 +81,7 @@ impl Replica {
             jobs: Jobs::default(),
             reaches_clients: true,
             drained: config.drained,
+            has_left: false,
             switch_not_before: Micros::ZERO,
             config,
         };
@@ -97,8 +103,10 @@ impl Replica {
         if let Some(order) = answered_by(&event) {
             self.cx.guest.unanswered.answered(order, self.cx.now);
         }
-        self.dispatch(event);
-        self.settle();
+        if !self.cx.has_left {
+            self.dispatch(event);
+            self.settle();
+        }
         out.append(&mut self.cx.out);
         self.watch()
     }
@@ -143,6 +151,7 @@ impl Replica {
                 }
             }
             Event::SwitchOver { to } => self.on_switch_over(to),
+            Event::Members(order) => self.on_member_order(order),
             Event::Drain(drained) => self.on_drain(drained),
             Event::Bootstrap => self.bootstrap(),
             Event::Uplink { up } => self.on_uplink(up),
@@ -196,6 +205,7 @@ impl Replica {
             self.watch_uplink();
             self.watch_planned();
             if let Some((leader, cx)) = self.leading() {
+                leader.tick_members(cx);
                 leader.tick_slot(cx);
                 leader.tick_announcements(cx);
             }
@@ -224,6 +234,9 @@ impl Replica {
             peer.is_drained = false;
         }
         self.cx.consensus(apus::Event::Link { peer: id, up });
+        if up {
+            self.cx.tell_members(id);
+        }
         self.cx.peers.forget_refusal(id);
         // Either way, what was in flight on the bulk lane is lost.
         if let Some((leader, cx)) = self.leading() {

@@ -71,9 +71,9 @@ impl Replica {
         &self.cx.group.core
     }
 
-    /// The group.
+    /// The group: voters and learners.
     pub fn members(&self) -> ReplicaSet {
-        self.cx.config.members
+        self.cx.group.record.members.all()
     }
 
     /// The pages that this side owes, to be looked at from outside.

@@ -1,7 +1,9 @@
 //! The messages of the bulk lane, and the report of a finished sync.
 
 use plover_matching::{LeaderSyn, Translation};
-use plover_types::{Frame, MachineWords, Micros, Payload, Runs, SyncNo, Unconsumed, View};
+use plover_types::{
+    Frame, MachineWords, Micros, Payload, ReplicaId, Runs, SyncNo, Unconsumed, View,
+};
 use serde::{Deserialize, Serialize};
 
 /// A message of the bulk lane. Every one carries the view, and a receiver in another view
@@ -264,6 +266,19 @@ pub enum Body {
         /// For the operator.
         why: String,
     },
+    /// Any replica, to one whose link has come up; a leader, to all when the group changes: the committed members that I
+    /// know, as `plover_replica::GroupRecord`. It counts in every view.
+    Members {
+        /// The record.
+        #[serde(with = "serde_bytes")]
+        record: Vec<u8>,
+    },
+    /// Secondary, to the leader, while a new host takes the place of another one: it has a whole warm copy, or no copies
+    /// are kept here.
+    Copied {
+        /// The new host's replica.
+        peer: ReplicaId,
+    },
 }
 
 impl Body {
@@ -292,6 +307,8 @@ impl Body {
             | Self::Uplink { .. }
             | Self::Drained { .. }
             | Self::ResetPages { .. }
+            | Self::Members { .. }
+            | Self::Copied { .. }
             | Self::GuestLost { .. } => Payload::Other,
         }
     }

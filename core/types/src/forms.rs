@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// The wire forms, with the fingerprints of their examples (without the version byte).
-pub const FORMS: [(&str, u64); 16] = [
+pub const FORMS: [(&str, u64); 17] = [
     ("consensus", 0xebd1_4219_3c9e_8d89),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
     ("log operations", 0xcb66_1338_2de1_7564),
@@ -34,6 +34,7 @@ pub const FORMS: [(&str, u64); 16] = [
     ("log clients", 0x63d9_8be2_f51a_830d),
     ("log servers", 0xbe71_a8e7_e8ae_e88d),
     ("programs", 0xf979_4864_dc93_5384),
+    ("members", 0x18c4_292c_bcab_7277),
     ("stored log", 0xce34_b13c_5cee_3be3),
 ];
 

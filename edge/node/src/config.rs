@@ -8,7 +8,7 @@ use crate::policy::PolicyConfig;
 use plover_disk::DiskSpec;
 use plover_fabric::Spin;
 use plover_policy::{DEFAULT, MatchConfig, Policy, ReleaseWhen, SlotConfig};
-use plover_replica::{Canary, Warm};
+use plover_replica::{Canary, GroupRecord, Warm};
 use plover_types::{Mac, Micros, PageLayout, ReplicaId, ReplicaSet};
 use plover_vm::{Accel, AtEnd, Boot, DiskBus, DiskDevice, Ends, Firmware, Machine, QemuConfig};
 use serde::Deserialize;
@@ -123,7 +123,8 @@ pub struct GroupConfig {
     /// without keys needs this line, unless all its addresses are loopback addresses.
     #[serde(default)]
     pub plaintext: bool,
-    /// `[[group.replica]]`: all replicas, this one included. Three, or 5, 7 or 9. One alone runs the guest
+    /// `[[group.replica]]`: all replicas, this one included. Once hosts were replaced (`plover member`) the group's log
+    /// says who they are, and a file that differs is only reported. Three, or 5, 7 or 9. One alone runs the guest
     /// unreplicated. Two have no witness: each goes on without the other, so a cut between them makes
     /// two guests that both answer clients; policies that order all inputs refuse it.
     pub replica: Vec<PeerConfig>,
@@ -151,7 +152,7 @@ pub struct GroupConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerConfig {
-    /// The replica's id, 0 to 8, different for each replica.
+    /// The replica's id, 0 to 15, different for each replica. A new host gets one that no host of the group has had.
     pub id: u8,
     /// The address at which it listens for the others, such as `"192.0.2.10:7700"`. Over `ofi` it also uses
     /// the next higher port.
@@ -413,6 +414,7 @@ impl ReplicaConfig {
         hash_key: [u8; 32],
         seed: u64,
         layout: PageLayout,
+        members: Option<&GroupRecord>,
     ) -> plover_replica::Config {
         let policy = &self.policy;
         // This was checked with the configuration.
@@ -420,10 +422,18 @@ impl ReplicaConfig {
         let (defaults, matching) = (SlotConfig::default(), MatchConfig::of(&axes));
         let ms = |value: Option<u64>, default: Micros| value.map_or(default, Micros::from_ms);
         let qemu = self.qemu();
+        let record = members.cloned().unwrap_or_else(|| self.group.record());
+        let voters = record.members.voters;
+        // The one that the file names may have left.
+        let named = ReplicaId(self.group.first_leader);
+        let lowest = voters.iter().next().filter(|_| !voters.contains(named));
+        let first_leader = lowest.unwrap_or(named);
         plover_replica::Config {
             me: ReplicaId(self.group.me),
-            members: self.members(),
-            first_leader: ReplicaId(self.group.first_leader),
+            members: voters,
+            pair: self.can_split(),
+            record,
+            first_leader,
             heartbeat: Micros::from_ms(self.group.heartbeat_ms),
             timeout: Micros::from_ms(self.group.timeout_ms()),
             timeout_min: Micros::from_ms(self.group.timeout_min_ms()),

@@ -3,6 +3,7 @@
 //! `control.sock` in the run directory, mode 0600. Each request and each answer is one JSON object on one
 //! line. After the answer to `{"op":"console"}` the connection is a raw byte stream.
 
+use plover_replica::MemberOrder;
 use plover_replica::newest::DiskCopy;
 use plover_types::ReplicaId;
 use rustix::event::{EventfdFlags, eventfd};
@@ -53,6 +54,8 @@ pub(crate) enum Op {
         #[serde(default)]
         to: Option<u8>,
     },
+    /// The members of the group are to change.
+    Member { order: MemberOrder },
     /// This replica gives up every role that matters, and takes none until it is told otherwise, also after a
     /// restart.
     Drain,
@@ -91,14 +94,17 @@ pub(crate) enum Op {
 impl Op {
     /// Whether only the leader can carry it out.
     pub fn is_for_leader(&self) -> bool {
-        matches!(self, Self::Console | Self::Switchover { .. }) || self.is_about_power()
+        matches!(
+            self,
+            Self::Console | Self::Switchover { .. } | Self::Member { .. }
+        ) || self.is_about_power()
     }
 
     /// Whether another replica may ask for it.
     pub fn may_be_sent_on(&self) -> bool {
         matches!(
             self,
-            Self::Status | Self::Logs { .. } | Self::Switchover { .. }
+            Self::Status | Self::Logs { .. } | Self::Switchover { .. } | Self::Member { .. }
         ) || self.is_about_power()
     }
 

@@ -66,6 +66,7 @@ pub mod fuzz;
 mod histogram;
 mod host;
 mod images;
+mod members;
 mod metrics;
 mod pack;
 mod policy;

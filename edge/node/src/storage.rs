@@ -3,7 +3,8 @@
 //! ```text
 //!   state_dir/
 //!     consensus/    promise and log, in the hands of [`plover_store`]
-//!     state.json    the guest record: what an operator needs to know when all replicas were lost
+//!     state.json    the guest record: what an operator needs to know when all replicas were lost; and the
+//!                   members by the log, once it has named any
 //! ```
 //!
 //! `state.json` is replaced whole (see `record`). It changes with the in-sync set and with syncvms, never
@@ -12,10 +13,10 @@
 mod record;
 
 use apus::{Configuration, DurableState, Entry, Start};
-use plover_replica::{Event, GuestRecord};
+use plover_replica::{Event, GroupRecord, GuestRecord};
 use plover_store::{Completion, Damage, Options, Store, StoreError};
-use plover_types::{Index, Viewstamp};
-use record::{RecordFile, RecordThread};
+use plover_types::{Index, ReplicaId, ReplicaSet, Viewstamp};
+use record::{Kept, RecordFile, RecordThread};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
@@ -56,6 +57,35 @@ pub enum StorageError {
         /// The group of the configuration.
         wanted: String,
     },
+    /// The directory belongs to another replica of the group: its votes are that one's.
+    #[error(
+        "{path} belongs to replica {}, and group.me is {}: with that disk this replica would vote twice; move the directory \
+         away, so that this replica begins with none and gets everything by copy", .found.0, .wanted.0
+    )]
+    OtherReplica {
+        /// The file.
+        path: PathBuf,
+        /// The replica that it belongs to.
+        found: ReplicaId,
+        /// The replica of the configuration.
+        wanted: ReplicaId,
+    },
+    /// The replica has left the group: use another host's, or begin as a new one.
+    #[error(
+        "replica {} has left the group '{group}', whose members are {} now: this host is not needed any more. To make it a \
+         member again, move {} away, give it an id that no host has had (group.me), and see `plover member --help`",
+        .me.0, .members.in_words(), .dir.display()
+    )]
+    Left {
+        /// The replica.
+        me: ReplicaId,
+        /// Its group.
+        group: String,
+        /// The members, as far as it knows.
+        members: ReplicaSet,
+        /// Its state directory.
+        dir: PathBuf,
+    },
     /// An error of the promise or the log; the text says what to do.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -84,13 +114,19 @@ impl Storage {
     pub fn open(
         dir: &Path,
         group: &str,
+        me: ReplicaId,
         durability: apus::Durability,
     ) -> Result<(Self, Start), StorageError> {
         std::fs::create_dir_all(dir).map_err(io_error("cannot create", dir))?;
         let options = Options::new(group, durability);
         // This comes first: it refuses a directory that another process uses.
         let (store, recovered) = Store::open(&dir.join("consensus"), &options)?;
-        let record = RecordThread::start(RecordFile::open(dir, group)?)?;
+        let file = RecordFile::open(dir, group)?;
+        check_owner(dir, group, me, file.kept())?;
+        let mut record = RecordThread::start(file)?;
+        if record.kept().replica.is_none() {
+            record.update(|kept| kept.replica = Some(me));
+        }
         let mut storage = Self {
             record,
             store,
@@ -191,7 +227,21 @@ impl Storage {
 
     /// The guest record.
     pub fn guest(&self) -> GuestRecord {
-        self.record.guest()
+        self.record.kept().guest
+    }
+
+    /// The members by the log, if it has named any.
+    pub fn members(&self) -> Option<&GroupRecord> {
+        self.record.kept().members.as_ref()
+    }
+
+    /// Has the members written, sooner or later.
+    ///
+    /// # Errors
+    /// An earlier record could not be written.
+    pub fn persist_members(&mut self, members: GroupRecord) -> Result<(), StorageError> {
+        self.record.update(|kept| kept.members = Some(members));
+        self.record.check()
     }
 
     /// Has the guest record written, sooner or later.
@@ -199,16 +249,42 @@ impl Storage {
     /// # Errors
     /// An earlier one could not be written.
     pub fn persist_guest(&mut self, guest: GuestRecord) -> Result<(), StorageError> {
-        self.record.update(guest);
+        self.record.update(|kept| kept.guest = guest);
         self.record.check()
+    }
+}
+
+/// The members by the log that the directory names, for a process that does not own it.
+pub(crate) fn members_in(dir: &Path, group: &str) -> Option<GroupRecord> {
+    record::look(dir, group)?.members
+}
+
+fn check_owner(dir: &Path, group: &str, me: ReplicaId, kept: &Kept) -> Result<(), StorageError> {
+    if let Some(found) = kept.replica.filter(|found| *found != me) {
+        return Err(StorageError::OtherReplica {
+            path: dir.to_path_buf(),
+            found,
+            wanted: me,
+        });
+    }
+    match &kept.members {
+        Some(record) if record.left.contains(me) => Err(StorageError::Left {
+            me,
+            group: group.to_string(),
+            members: record.members.voters,
+            dir: dir.to_path_buf(),
+        }),
+        _ => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use apus::{Durability, EntryKind};
-    use plover_types::{ReplicaId, View};
+    use apus::{Durability, EntryKind, Members};
+    use plover_types::View;
+
+    const ME: ReplicaId = ReplicaId(1);
 
     fn entry(index: u64) -> Entry {
         let viewstamp = Viewstamp {
@@ -230,11 +306,36 @@ mod tests {
         }
     }
 
+    /// The disk of a host that was replaced comes back: under its own number, and under that of the new host.
+    #[test]
+    fn a_replica_that_has_left_does_not_start_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |me| Storage::open(dir.path(), "g", me, Durability::Memory);
+        let (mut storage, _) = open(ME).unwrap();
+        let others = ReplicaSet::of([ReplicaId(0), ReplicaId(2), ReplicaId(3)]);
+        let mut record = GroupRecord {
+            members: Members::of(others),
+            ..GroupRecord::default()
+        };
+        storage.persist_members(record.clone()).unwrap();
+        drop(storage);
+        let (mut storage, _) = open(ME).unwrap();
+        assert_eq!(storage.members(), Some(&record));
+        record.left.insert(ME);
+        storage.persist_members(record).unwrap();
+        drop(storage);
+        let left = open(ME).unwrap_err();
+        assert!(matches!(left, StorageError::Left { .. }), "{left}");
+        assert!(left.to_string().contains("replicas 0, 2, 3 now"), "{left}");
+        let other = open(ReplicaId(3)).unwrap_err();
+        assert!(matches!(other, StorageError::OtherReplica { .. }), "{other}");
+    }
+
     #[test]
     fn a_drained_host_stays_so() {
         let dir = tempfile::tempdir().unwrap();
         let open = || {
-            Storage::open(dir.path(), "g", Durability::Memory)
+            Storage::open(dir.path(), "g", ME, Durability::Memory)
                 .unwrap()
                 .0
         };
@@ -268,7 +369,7 @@ mod tests {
     #[test]
     fn a_restart_finds_the_log_and_the_promise() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, start) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();
+        let (mut storage, start) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
         assert!(matches!(start, Start::Fresh));
         let promised = View::new(1, ReplicaId(0));
         storage.persist_state(DurableState {
@@ -281,7 +382,7 @@ mod tests {
         assert!(matches!(events[0], Event::StatePersisted(state) if state.promised == promised));
         assert!(matches!(events[1], Event::EntriesPersisted(last) if last == stamp(4)));
         drop(storage);
-        let (_, start) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();
+        let (_, start) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
         match start {
             Start::Restarted {
                 log,
@@ -296,7 +397,7 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(matches!(
-            Storage::open(dir.path(), "other", Durability::Disk),
+            Storage::open(dir.path(), "other", ME, Durability::Disk),
             Err(StorageError::Store(StoreError::OtherGroup { .. }))
         ));
     }
@@ -304,7 +405,7 @@ mod tests {
     #[test]
     fn a_damaged_log_is_reported_and_makes_the_replica_recover() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();
+        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
         storage.persist_state(DurableState::default());
         storage.append(stamp(0), None, &[entry(1), entry(2)]);
         wait_for(&mut storage, 2);
@@ -313,7 +414,7 @@ mod tests {
         let mut bytes = std::fs::read(&segment).unwrap();
         bytes[150] ^= 1;
         std::fs::write(&segment, bytes).unwrap();
-        let (storage, start) = Storage::open(dir.path(), "g", Durability::Disk).unwrap();
+        let (storage, start) = Storage::open(dir.path(), "g", ME, Durability::Disk).unwrap();
         assert!(matches!(
             start,
             Start::Restarted {
@@ -328,7 +429,7 @@ mod tests {
     #[test]
     fn the_promise_is_kept_in_memory_mode_too() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
         let promised = View::new(7, ReplicaId(2));
         storage.persist_state(DurableState {
             promised,
@@ -336,7 +437,7 @@ mod tests {
         });
         wait_for(&mut storage, 1);
         drop(storage);
-        let (_, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+        let (_, start) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
         assert!(matches!(start, Start::Restarted { durable, .. } if durable.promised == promised));
     }
 
@@ -344,7 +445,7 @@ mod tests {
     #[test]
     fn a_replica_whose_promise_was_moved_away_has_run() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut storage, _) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+        let (mut storage, _) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
         let view = View::new(7, ReplicaId(2));
         let record = GuestRecord {
             view,
@@ -354,7 +455,7 @@ mod tests {
         drop(storage);
         for _ in 0..2 {
             std::fs::remove_dir_all(dir.path().join("consensus")).unwrap();
-            let (storage, start) = Storage::open(dir.path(), "g", Durability::Memory).unwrap();
+            let (storage, start) = Storage::open(dir.path(), "g", ME, Durability::Memory).unwrap();
             assert!(
                 matches!(start, Start::PromiseLost { least } if least == view),
                 "{start:?}"

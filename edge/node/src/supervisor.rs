@@ -33,6 +33,7 @@ use crate::body::BoxError;
 use crate::config::ReplicaConfig;
 use crate::death::{Reporter, is_for_one};
 use crate::private;
+use crate::storage::members_in;
 use crate::tap::Tap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -91,7 +92,13 @@ pub enum Side {
 pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
     private::keep_files_private();
     let number = draw()?;
-    let reporter = Reporter::open(&config.group, config.group.keys()?, number)
+    let linked = || match members_in(&config.paths.state_dir, &config.group.name) {
+        Some(record) => config.group.linked(&record),
+        None => config.group.clone(),
+    };
+    let group = linked();
+    let keys = group.keys()?;
+    let reporter = Reporter::open(&group, keys.clone(), number)
         .map_err(|e| format!("cannot open a UDP socket at the address of this replica: {e}"))?;
     let name = &config.net.tap;
     let mut tap = attach(name).map_err(|e| {
@@ -125,7 +132,9 @@ pub fn supervise(config: &ReplicaConfig) -> Result<Side, BoxError> {
             let child = Pid::from_raw(child).ok_or("no process was made")?;
             let status = wait_for(child, &signals)?;
             kill_what_is_left();
-            if let Some(reporter) = &reporter {
+            // The members may have changed since the process was started.
+            let newest = Reporter::open(&linked(), keys, number).ok().flatten();
+            if let Some(reporter) = newest.or(reporter).as_ref() {
                 reporter.send();
                 report_on(reporter, &mut tap);
             }

@@ -170,12 +170,18 @@ impl Experiment {
 
     /// Starts a replica again, and waits until it takes part.
     pub fn restart(&mut self, id: u8) -> Result<()> {
+        self.start(id)?;
+        self.wait_for_part(id)
+    }
+
+    /// Starts the replica of a host on which none runs. One of a spare host waits to be added.
+    pub fn start(&mut self, id: u8) -> Result<()> {
         let progress = self.progress.clone();
         if let Some(lab) = &mut self.lab {
             lab.restart(id, &progress)?;
         }
-        self.progress.say(format!("replica {id}: started again"));
-        self.wait_for_part(id)
+        self.progress.say(format!("replica {id}: started"));
+        Ok(())
     }
 
     /// Waits until a replica that was away takes part again.

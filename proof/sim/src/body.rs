@@ -73,6 +73,7 @@ impl World {
             process.actions.extend(actions);
             self.count_paced(who, paced);
             self.read_log(who);
+            self.at_member_entry(who);
             while let Some(action) = self.process_mut(who).actions.pop_front() {
                 self.act(who, action);
                 if self.violation.is_some() || self.process(who).state != State::Up {
@@ -194,6 +195,8 @@ impl World {
                 }
             }
             Action::PersistGuest(record) => self.store(who, Write::Guest(record)),
+            Action::Regroup(record) => self.store(who, Write::Group(record)),
+            Action::Leave => self.leaves(who),
             Action::StartGuest(reason) => self.start_guest(who, reason),
             Action::KillGuest => self.process_mut(who).hypervisor = None,
             Action::Pause => self.order(who, Order::Pause),

@@ -5,7 +5,7 @@
 
 use crate::copy::{Blocks, Copy};
 use apus::{Configuration, DurableState, Entry, Start};
-use plover_replica::{Event, GuestRecord};
+use plover_replica::{Event, GroupRecord, GuestRecord};
 use plover_types::{Index, SyncNo, Viewstamp};
 use std::collections::VecDeque;
 
@@ -18,6 +18,8 @@ pub enum Write {
     Entries(Viewstamp, Option<Configuration>, Vec<Entry>),
     /// The guest record.
     Guest(GuestRecord),
+    /// The members by the log.
+    Group(Box<GroupRecord>),
     /// The blocks that a syncvm changes on the guest's disks.
     Staged(SyncNo, Blocks),
 }
@@ -27,6 +29,8 @@ pub enum Write {
 pub struct Disk {
     state: Option<DurableState>,
     guest: Option<GuestRecord>,
+    /// The members by the log, once it has named any.
+    pub group: Option<Box<GroupRecord>>,
     base: Viewstamp,
     configuration_at_base: Configuration,
     log: Vec<Entry>,
@@ -50,6 +54,10 @@ impl Disk {
             }
             Write::Guest(record) => {
                 self.guest = Some(record);
+                None
+            }
+            Write::Group(record) => {
+                self.group = Some(record);
                 None
             }
             Write::Staged(sync, blocks) => {

@@ -21,10 +21,12 @@ impl World {
     /// Whether all processes run, nobody waits for a copy that does not come or runs a guest that counts for nothing,
     /// and a leader serves with a guest that each member of the in-sync set really holds.
     pub(crate) fn is_whole(&self) -> bool {
-        let up = self
-            .processes
+        let group = self.group();
+        let members = group.members.all();
+        let up = members
             .iter()
-            .all(|process| process.state == State::Up);
+            .all(|who| self.process(who).state == State::Up);
+        let changes = group.change.is_some();
         let protected = self.running().any(|(who, replica)| {
             let status = replica.status();
             let held = |member: ReplicaId| {
@@ -47,7 +49,7 @@ impl World {
             let status = replica.status();
             status.role == Role::Secondary && !status.in_sync.contains(who)
         });
-        up && protected && !joins && !strays
+        up && protected && !changes && !joins && !strays
     }
 
     /// Every fault ends.
@@ -63,6 +65,7 @@ impl World {
         if self.orders.come() {
             self.plan.after(Micros::ZERO, Happening::Order);
         }
+        self.end_replacing();
         for who in self.scenario.members.clone() {
             self.process_mut(who).disk_slow = false;
             self.process_mut(who).has_tap = true;
@@ -77,12 +80,16 @@ impl World {
 
     /// Looks whether the group has recovered. If it cannot by itself, the operator acts.
     pub(crate) fn look(&mut self) {
-        let members = self.scenario.members.clone();
+        let members = self.group().members;
         let processes = &self.processes;
-        let running = members
+        let all: Vec<_> = members.all().iter().collect();
+        let running = all
             .iter()
             .filter_map(|who| Some((*who, processes[usize::from(who.0)].replica.as_deref()?)));
-        self.invariants.progress.look(self.generation, running);
+        let voters = members.voters;
+        self.invariants
+            .progress
+            .look(self.generation, voters, running);
         if self.is_whole() && self.clients.fresh_replies > 0 {
             self.finished = true;
             self.coverage.hit("healed");
@@ -114,7 +121,11 @@ impl World {
 
     fn speak(&mut self) {
         self.operator_spoke_at = Some(self.plan.now());
-        self.tell(self.scenario.first_leader(), Event::Bootstrap);
+        let first = self.scenario.first_leader();
+        let voters = self.group().members.voters;
+        let lowest = voters.iter().next().unwrap_or(first);
+        let first = if voters.contains(first) { first } else { lowest };
+        self.tell(first, Event::Bootstrap);
     }
 
     /// The operator acts on a group that cannot serve any more.

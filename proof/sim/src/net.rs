@@ -88,19 +88,30 @@ impl Net {
             for &b in members.iter().filter(|b| **b != a) {
                 net.ways.insert((a, b), Way::default());
                 if a < b {
-                    net.links.insert(
-                        (a, b),
-                        Link {
-                            session: 0,
-                            open: false,
-                            slowness: 1,
-                        },
-                    );
-                    plan.after(net.rng.micros((0, 20_000)), Happening::Connect(a, b));
+                    net.lay(a, b, plan);
                 }
             }
         }
         net
+    }
+
+    fn lay(&mut self, a: ReplicaId, b: ReplicaId, plan: &mut Schedule) {
+        let link = Link {
+            session: 0,
+            open: false,
+            slowness: 1,
+        };
+        self.links.insert((a, b), link);
+        plan.after(self.rng.micros((0, 20_000)), Happening::Connect(a, b));
+    }
+
+    /// A new host gets links to the others, all of lower ids.
+    pub fn add(&mut self, new: ReplicaId, others: &[ReplicaId], plan: &mut Schedule) {
+        for &other in others {
+            self.ways.insert((other, new), Way::default());
+            self.ways.insert((new, other), Way::default());
+            self.lay(other, new, plan);
+        }
     }
 
     fn way(&mut self, from: ReplicaId, to: ReplicaId) -> &mut Way {

@@ -222,13 +222,18 @@ impl World {
                 from: Role::Joining,
                 to: Role::Secondary,
                 ..
-            } => self.invariants.one_fault.joins(who),
+            } => {
+                self.replacing.has_copy(who);
+                self.invariants.one_fault.joins(who);
+            }
             Note::Kept { sync } => self.on_kept(who, *sync),
             Note::GuestLost { .. } | Note::GroupEmpty { .. } => self.invariants.progress.said(),
             Note::Synced(_) => {
                 self.invariants.one_fault.synced();
                 self.look_at_pause(who);
             }
+            Note::Members { voters, .. } => self.members_change(who, *voters),
+            Note::Warm { peer } => self.replacing.has_copy(*peer),
             Note::HandedOver { .. } => self.hands_over(who),
             Note::InSync { in_sync, .. } => self.changes_in_sync(who, *in_sync),
             _ => {}

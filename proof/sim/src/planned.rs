@@ -160,7 +160,7 @@ impl World {
             self.coverage
                 .hit("planned: the lead moves, and the guest stays protected");
         }
-        if !self.planned.comes || self.scenario.takes_checkpoints() {
+        if !(self.planned.comes || self.replacing.comes()) || self.scenario.takes_checkpoints() {
             return;
         }
         // A timeout may pass where the network or a disk is at its slowest, without any fault.

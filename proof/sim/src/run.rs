@@ -7,7 +7,9 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 20] = [
+pub const CANARIES: [(&str, Canary); 22] = [
+    ("swap-at-once", Canary::SwapAtOnce),
+    ("swap-before-copy", Canary::SwapBeforeCopy),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),

@@ -10,7 +10,7 @@ use plover_policy::{
     Input, MatchConfig, PRESETS, Policy, Preset, ReleaseWhen, Secondary, SlotConfig,
     UnprotectedOutput, VSMR,
 };
-use plover_replica::{Canary, Config, Warm};
+use plover_replica::{Canary, Config, GroupRecord, Warm};
 use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
 
 /// How the clients behave.
@@ -165,6 +165,11 @@ impl Scenario {
         &self.config.policy
     }
 
+    /// Whether a secondary keeps a witness warm.
+    pub fn keeps_warm(&self) -> bool {
+        self.config.warm != Warm::Off
+    }
+
     /// Whether a process finds its log again.
     pub fn keeps_log(&self) -> bool {
         self.config.durability == Durability::Disk
@@ -183,6 +188,11 @@ impl Scenario {
     /// Whether inputs wait for the secondary's guest, where outputs are compared.
     pub fn is_paced(&self) -> bool {
         self.config.matching.paced
+    }
+
+    /// The members with which the group begins.
+    pub fn first_members(&self) -> ReplicaSet {
+        self.config.members
     }
 
     /// The replica that boots the guest when the group has none.
@@ -243,6 +253,8 @@ fn draw_config(
     Config {
         me: members[0],
         members: ReplicaSet::of(members.iter().copied()),
+        pair: members.len() == 2,
+        record: GroupRecord::default(),
         first_leader: rng.pick(members),
         heartbeat: Micros::from_ms(25),
         timeout: Micros::from_ms(100),

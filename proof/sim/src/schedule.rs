@@ -74,6 +74,8 @@ pub enum Happening {
     Plan,
     /// The operator orders something about the guest's power.
     Order,
+    /// The operator replaces a host.
+    Replace,
     /// The work is done: the host takes part again.
     Undrain(ReplicaId),
     /// The operator starts a guest that is off.

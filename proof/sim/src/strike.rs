@@ -277,7 +277,9 @@ impl World {
                 .map(|r| r.consensus_core().status().phase);
             process.state == State::Up && phase.is_some_and(|phase| phase != Phase::Recovering)
         };
-        if !self.others(who).into_iter().all(remembers) || self.crash(who, span).is_none() {
+        let members = self.group().members.all();
+        let mut others = members.iter().filter(|id| *id != who);
+        if !others.all(remembers) || self.crash(who, span).is_none() {
             return None;
         }
         self.process_mut(who).disk = Disk::default();
@@ -305,6 +307,7 @@ impl World {
                 .hit("generation: its word is on a disk, its log is not");
         }
         self.check_disks(who);
+        self.replacing.lost_copy(who);
         self.process_mut(who).vanish();
         // A killed process's connections are reset; a dead host's fall silent.
         let notice = self.chance.faults.pick(&[(100, 20_000), (50_000, 700_000)]);

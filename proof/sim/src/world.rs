@@ -14,6 +14,7 @@ use crate::orders::Orders;
 use crate::pair;
 use crate::planned::Planned;
 use crate::process::{Process, State};
+use crate::replace::Replacing;
 use crate::rng::{Rng, mix};
 use crate::scenario::{Scenario, has_short_lives, preset_of};
 use crate::schedule::{Happening, Schedule};
@@ -92,6 +93,7 @@ pub struct World {
     pub(crate) life: Life,
     pub(crate) planned: Planned,
     pub(crate) orders: Orders,
+    pub(crate) replacing: Replacing,
     /// When a fault struck or ended last.
     pub(crate) disturbed_at: Micros,
     /// The replies that were received when they were last counted.
@@ -178,6 +180,10 @@ impl World {
         if orders.come() {
             plan.at(scenario.faults.begin, Happening::Order);
         }
+        let replacing = Replacing::draw(seed, options.replicas == 3 && !alone);
+        if replacing.comes() {
+            plan.at(scenario.faults.begin, Happening::Replace);
+        }
         if scenario.short_lives {
             plan.at(scenario.faults.begin, Happening::AllDie);
         }
@@ -206,6 +212,7 @@ impl World {
             life,
             planned,
             orders,
+            replacing,
             disturbed_at: Micros::ZERO,
             replies_before: 0,
             scenario,
@@ -259,9 +266,9 @@ impl World {
             }
             Happening::DeathReported(who, dead) => self.death_reported(who, dead),
             Happening::Connect(a, b) => {
-                let ready = [a, b]
+                let ready = [(a, b), (b, a)]
                     .iter()
-                    .all(|who| self.process(*who).state == State::Up);
+                    .all(|(who, peer)| self.process(*who).state == State::Up && self.knows(*who, *peer));
                 self.net.connect(a, b, ready, &mut self.plan);
             }
             Happening::BreakLink(a, b, session) => {
@@ -296,6 +303,7 @@ impl World {
             Happening::Type => self.type_some(),
             Happening::Plan => self.plan_work(),
             Happening::Order => self.order_power(),
+            Happening::Replace => self.replace_one(),
             Happening::Undrain(who) => self.undrain(who),
             Happening::StartGuest => self.start_guest_again(),
             Happening::LookAfterAnEnd => self.look_after_an_end(),
@@ -352,12 +360,13 @@ impl World {
 
     /// A process starts, with what its disk remembers.
     pub(crate) fn restart(&mut self, who: ReplicaId) {
-        if self.process(who).state != State::Down {
+        if self.process(who).state != State::Down || !self.may_start(who) {
             return;
         }
         let now = self.plan.now();
+        let mut config = self.scenario.config(who, &mut self.chance.processes);
+        self.name_members(&mut config);
         let rng = &mut self.chance.processes;
-        let mut config = self.scenario.config(who, rng);
         config.drained = self.planned.is_drained(who);
         let drift_max = self.scenario.drift_ppm_max;
         let drift = rng.range(0, 2 * drift_max) as i64 - drift_max as i64;

@@ -22,7 +22,13 @@ fn two_thousand_seeds_hold() {
 }
 
 /// Moments that the seeds have to reach, because they would prove little otherwise.
-const REACHED: [&str; 83] = [
+const REACHED: [&str; 89] = [
+    "members: a dead one has left",
+    "members: a live one has left",
+    "members: a change is given up",
+    "members: a fault at an entry",
+    "members: an order is refused",
+    "members: one learns that it has left",
     "death: a report of an older process",
     "death: a report of the leader",
     "death: a report to the leader",
@@ -233,6 +239,25 @@ fn a_leader_that_serves_before_its_predecessor_is_in_step_is_caught() {
 fn a_replacement_that_counts_at_once_is_caught() {
     let found_by = ["external_consistency"];
     catches(&with(Canary::ReplaceAtOnce), 3000, &found_by);
+}
+
+/// One entry of the log exchanges a member for another: majorities before and after it need not meet.
+#[test]
+fn a_swap_in_one_entry_is_caught() {
+    let found_by = [
+        "one_sender_a_slot",
+        "external_consistency",
+        "logs_agree",
+        "committed_not_lost",
+    ];
+    catches(&with(Canary::SwapAtOnce), 4000, &found_by);
+}
+
+/// A member that lives leaves although the one that takes its place has no whole copy of the guest.
+#[test]
+fn a_swap_before_the_copy_is_whole_is_caught() {
+    let found_by = ["replaced_when_copied"];
+    catches(&with(Canary::SwapBeforeCopy), 400, &found_by);
 }
 
 /// A guest that reboots stops on both sides, and no replica holds it any more.

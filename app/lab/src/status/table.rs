@@ -27,6 +27,26 @@ impl GroupStatus {
         why.into()
     }
 
+    /// The change of the members that is under way: its step, and how far the copy is.
+    pub fn change_in_words(&self) -> Option<String> {
+        let change = self.leader()?.change()?;
+        let text = |key: &str| change.get(key)?.as_str();
+        let mut words = text("words")?.to_string();
+        if let Some(step) = text("step") {
+            words += &format!(": {step}");
+        }
+        let new = change.get("add").and_then(serde_json::Value::as_u64);
+        let copies = self.replicas.iter().filter_map(|replica| replica.more.get("copy"));
+        let mut copies = copies.filter(|copy| new.is_some() && copy["to"].as_u64() == new);
+        if let Some(copy) = copies.next() {
+            let bytes = |key: &str| copy[key].as_u64().unwrap_or_default();
+            let (behind, of) = (bytes("bytes_behind"), bytes("bytes").max(1));
+            let percent = 100 - behind.min(of) * 100 / of;
+            words += &format!("; it has {percent}% of {} MiB", of >> 20);
+        }
+        Some(words)
+    }
+
     /// How the present leader took over.
     fn last_failover(&self) -> Option<String> {
         let leader = self.leader()?;
@@ -91,6 +111,17 @@ impl GroupStatus {
 impl ReplicaStatus {
     pub(crate) fn says(&self, key: &str) -> bool {
         self.more.get(key).and_then(serde_json::Value::as_bool) == Some(true)
+    }
+
+    /// The change of the members that it has under way.
+    pub(crate) fn change(&self) -> Option<&serde_json::Value> {
+        self.more.get("change").filter(|change| !change.is_null())
+    }
+
+    /// A list of replicas that it names.
+    pub(crate) fn ids(&self, key: &str) -> Vec<u8> {
+        let list = self.more.get(key).cloned().unwrap_or_default();
+        serde_json::from_value(list).unwrap_or_default()
     }
 
     fn text(&self, key: &str) -> Option<&str> {
@@ -167,6 +198,9 @@ impl GroupStatus {
                 "The guest reboots: it boots again when it has powered off."
             )?;
         }
+        if let Some(change) = self.change_in_words() {
+            writeln!(f, "The members change: {change}.")?;
+        }
         if let Some(last) = self.last_failover() {
             writeln!(f, "Last failover: {last}.")?;
         }
@@ -234,6 +268,12 @@ impl GroupStatus {
         for replica in &self.replicas {
             if let Some(trouble) = &replica.trouble {
                 writeln!(f, "Replica {}: {trouble}", replica.id)?;
+            }
+            if let Some(stale) = replica.text("stale_file") {
+                writeln!(f, "Replica {}: {stale}.", replica.id)?;
+            }
+            if replica.says("waits_to_be_added") {
+                writeln!(f, "Replica {} waits to be added: see `plover member --help`.", replica.id)?;
             }
             if replica.is_drained() {
                 let undrain = self.words("plover lab undrain", "plover undrain");

@@ -116,11 +116,17 @@ fn is_sane(message: &Message, from: ReplicaId) -> bool {
             ..
         }) => sane_view(promised) && sane(last) && commit.index <= last.index,
         Message::RecoveryResponse(Response {
-            promised, standing, ..
-        }) => match standing {
-            Standing::Leading(last) => led(promised) && sane(last),
-            Standing::Voting | Standing::Empty(_) => sane_view(promised),
-        },
+            promised,
+            members,
+            standing,
+            ..
+        }) => {
+            let is_sane = match standing {
+                Standing::Leading(last) => led(promised) && sane(last),
+                Standing::Voting | Standing::Empty(_) => sane_view(promised),
+            };
+            is_sane && members.are_sane()
+        }
         Message::Resigned { view, .. } => led(view),
     }
 }

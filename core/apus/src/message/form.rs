@@ -44,6 +44,7 @@ fn stand(standing: Standing) -> Message {
         incarnation: 1012,
         round: 1013,
         promised: VIEW,
+        members: CONFIGURATION.members,
         standing,
     })
 }

@@ -1,6 +1,7 @@
 //! How a replica is set up.
 
 use crate::canary::Canary;
+use crate::members::GroupRecord;
 use apus::Durability;
 use plover_policy::{DEFAULT, MatchConfig, Policy, SlotConfig, UnprotectedOutput};
 use plover_types::{Micros, PageLayout, ReplicaId, ReplicaSet};
@@ -12,8 +13,14 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// This replica.
     pub me: ReplicaId,
-    /// The group. One replica alone is the unreplicated baseline.
+    /// The group. One replica alone is the unreplicated baseline. A new host names itself, too, and waits until it is
+    /// added.
     pub members: ReplicaSet,
+    /// Whether this is a group of two, which has no third replica that decides (docs/decisions/0018).
+    pub pair: bool,
+    /// The members by the log, if this replica has heard of any, with `members` as voters; otherwise those by the
+    /// configuration file.
+    pub record: GroupRecord,
     /// The replica that boots the guest when the group starts for the first time.
     pub first_leader: ReplicaId,
     /// The leader's heartbeat period.
@@ -75,6 +82,8 @@ impl Config {
         Self {
             me,
             members,
+            pair: members.len() == 2,
+            record: GroupRecord::configured(members.iter().map(|id| (id, String::new())).collect()),
             first_leader: me,
             heartbeat: Micros::from_ms(25),
             timeout: Micros::from_ms(100),

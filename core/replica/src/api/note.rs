@@ -169,6 +169,20 @@ pub enum Note {
         /// Whether it is.
         drained: bool,
     },
+    /// The members have changed.
+    Members {
+        /// Those that vote.
+        voters: ReplicaSet,
+        /// Those that are sent the log and do not vote.
+        learners: ReplicaSet,
+    },
+    /// An order to change the members came to nothing.
+    MembersRefused {
+        /// Why.
+        why: String,
+    },
+    /// This replica has left the group.
+    Left,
     /// The hypervisor does not answer an order. It may yet.
     HypervisorLate {
         /// The order.

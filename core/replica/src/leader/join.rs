@@ -98,9 +98,9 @@ impl Leader {
             return;
         }
         let ready = cx.peers.ready_for_a_copy(cx.now);
-        let candidates = ReplicaSet(ready.0 & !cx.group.in_sync.0);
+        let candidates = ReplicaSet(ready.0 & !cx.group.in_sync.0 & cx.voters().0);
         // A drained host is better than no second host.
-        let wanted = ReplicaSet(candidates.0 & !cx.peers.drained().0);
+        let wanted = ReplicaSet(candidates.0 & !cx.spared().0);
         let candidates = if wanted.is_empty() {
             candidates
         } else {
@@ -111,6 +111,7 @@ impl Leader {
         let warm = warm
             .map(|stream| stream.peer)
             .filter(|p| candidates.contains(*p));
+        let warm = warm.or_else(|| cx.newcomer().filter(|new| candidates.contains(*new)));
         // Each attempt takes another peer, so that one broken host does not stop protection.
         let turn = cx.copies.opened as usize % candidates.len().max(1);
         let Some(peer) = warm.or_else(|| candidates.iter().nth(turn)) else {

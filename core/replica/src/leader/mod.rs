@@ -30,6 +30,7 @@ use self::sync::LeadSync;
 use crate::api::{Action, Config, Note};
 use crate::context::Context;
 use crate::guest::{Arrange, Power};
+use crate::members::MemberOrder;
 use crate::planned::Switchover;
 use apus::EntryKind;
 use plover_types::{Frame, Index, Micros, ReplicaId, ReplicaSet, Unconsumed};
@@ -61,6 +62,10 @@ pub(crate) struct Leader {
     pub settles: bool,
     /// The secondary has acknowledged a sync since the log named it, so its guest runs in step.
     pub is_proven: bool,
+    /// An operator wants the members changed.
+    pub ordered: Option<MemberOrder>,
+    /// This secondary has said that that new host has a whole copy.
+    pub copied: Option<(ReplicaId, ReplicaId)>,
     /// An operator wants another replica to lead.
     pub switchover: Option<Switchover>,
     /// Clients' frames that came in the moment before this leader hands over; the next leader gets them.
@@ -82,6 +87,8 @@ impl Leader {
             partner: None,
             settles: false,
             is_proven: false,
+            ordered: None,
+            copied: None,
             switchover: None,
             kept_frames: None,
             announcements: Announcements::none(),
@@ -185,6 +192,8 @@ impl Leader {
         if self.join.as_ref().is_some_and(|j| j.peer == peer) {
             self.fail_join(cx, "the link to the joining replica broke");
         }
+        // It may have been started again, without its copy.
+        self.copied.take_if(|(_, new)| *new == peer);
     }
 
     /// Lets the paused guest run. Cuts among what waits are of older views: nobody carries them out.

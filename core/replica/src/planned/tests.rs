@@ -106,7 +106,7 @@ fn every_refusal_says_why() {
     assert_eq!(with(|peer| peer.is_drained = true), drained);
 
     let mut pair = calm();
-    pair.cx.config.members = ReplicaSet::of([me, SECONDARY]);
+    pair.cx.config.pair = true;
     assert_eq!(why(&pair, None), SwitchoverRefused::Pair);
 }
 

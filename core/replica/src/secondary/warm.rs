@@ -17,7 +17,8 @@
 use super::Secondary;
 use crate::api::{Note, Warm};
 use crate::context::Context;
-use plover_syncvm::message::CopyPurpose;
+use crate::copy::stream::Stream;
+use plover_syncvm::message::{Body, CopyPurpose};
 use plover_types::{Micros, PAGE_BYTES, PageNo, ReplicaId};
 
 /// From becoming secondary to the first offer: first the new guest catches up.
@@ -32,6 +33,9 @@ const REFUSED: Micros = Micros::from_ms(60_000);
 /// From the begin of a sweep to that of the next, at least: a page that is written more often is sent
 /// this often.
 const SWEEP: Micros = Micros::from_ms(1_000);
+
+/// How often a leader is told that a new host has a whole copy.
+const REPORT_EVERY: Micros = Micros::from_ms(500);
 
 /// Chunks under way at most: half a MiB, which the witness writes in a fraction of a millisecond.
 const WINDOW_CHUNKS: usize = 4;
@@ -52,6 +56,8 @@ pub(crate) struct WarmKeeper {
     next_sweep_at: Micros,
     /// The opening that was last reported as warm ([`Note::Warm`]).
     told: u64,
+    /// When the leader is told next that a new host has a whole copy.
+    report_at: Micros,
 }
 
 impl WarmKeeper {
@@ -61,6 +67,7 @@ impl WarmKeeper {
             pace: Micros::ZERO,
             next_sweep_at: Micros::ZERO,
             told: 0,
+            report_at: Micros::ZERO,
         }
     }
 
@@ -83,18 +90,44 @@ impl Secondary {
         cx.peers.is_linked(peer) && !cx.group.in_sync.contains(peer)
     }
 
-    /// The witness that is kept warm: the last one, or the first there is.
+    /// The witness that is kept warm: the new host that is to join, the last one, or the first there is.
     fn warm_peer(&self, cx: &Context) -> Option<ReplicaId> {
         let kept = cx.peers.copy().map(|stream| stream.peer);
-        let others = cx.config.members.iter().filter(|p| *p != cx.config.me);
-        kept.into_iter()
+        let members = cx.group.record.members.all();
+        let others = members.iter().filter(|p| *p != cx.config.me);
+        let newcomer = cx.newcomer().into_iter();
+        newcomer
+            .chain(kept)
             .chain(others)
             .find(|p| self.is_witness(cx, *p))
+    }
+
+    /// The open copy to the witness that is to be kept warm.
+    fn open_copy<'a>(&self, cx: &'a Context) -> Option<&'a Stream> {
+        let open = cx.peers.copy().filter(|stream| stream.is_open)?;
+        (self.warm_peer(cx) == Some(open.peer)).then_some(open)
+    }
+
+    /// Tells the leader that the new host has a whole copy, for which it waits before another one leaves; again and again,
+    /// for it may have begun to lead since.
+    fn report_copied(&mut self, cx: &mut Context) {
+        let (Some(peer), Some(leader)) = (cx.newcomer(), cx.group.leader) else {
+            return;
+        };
+        let open = self.open_copy(cx);
+        let is_whole =
+            open.is_some_and(|copy| copy.peer == peer && copy.attempt == self.warm.told);
+        let keeps_none = cx.config.warm == Warm::Off;
+        if (is_whole || keeps_none) && cx.now >= self.warm.report_at {
+            self.warm.report_at = cx.now + REPORT_EVERY;
+            cx.send_bulk(leader, Body::Copied { peer });
+        }
     }
 
     /// Offers the copy, and goes on with it as time and load allow; not while this side takes part in a
     /// syncvm.
     pub(crate) fn tick_warm(&mut self, cx: &mut Context, in_a_sync: bool) {
+        self.report_copied(cx);
         if !self.keeps_warm(cx) {
             return;
         }
@@ -104,8 +137,7 @@ impl Secondary {
                 stream.is_open = false;
             }
         }
-        let open = cx.peers.copy().filter(|stream| stream.is_open);
-        if open.is_some_and(|stream| self.is_witness(cx, stream.peer)) {
+        if self.open_copy(cx).is_some() {
             return self.pump_warm(cx, in_a_sync);
         }
         if now >= self.warm.next_at {
@@ -147,8 +179,7 @@ impl Secondary {
         if !self.keeps_warm(cx) {
             return Micros::NEVER;
         }
-        let open = cx.peers.copy().filter(|stream| stream.is_open);
-        let Some(stream) = open.filter(|stream| self.is_witness(cx, stream.peer)) else {
+        let Some(stream) = self.open_copy(cx) else {
             return match self.warm_peer(cx) {
                 Some(_) => self.warm.next_at,
                 None => Micros::NEVER,

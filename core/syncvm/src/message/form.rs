@@ -156,6 +156,8 @@ fn matching() -> Vec<Body> {
         Body::Drained { drained: true },
         Body::ResetPages { runs: runs() },
         Body::GuestLost { why: "why".into() },
+        Body::Members { record: vec![51] },
+        Body::Copied { peer: ReplicaId(7) },
     ]
 }
 

@@ -31,6 +31,8 @@ impl Body {
                 entries,
             } => self.storage.append(after, anew, &entries),
             Action::PersistGuest(record) => self.storage.persist_guest(record)?,
+            Action::Regroup(record) => self.regroup(*record)?,
+            Action::Leave => self.stopping = true,
             Action::StartGuest(reason) => self.start_guest(reason),
             Action::KillGuest => {
                 self.leave_guest();
@@ -202,6 +204,20 @@ impl Body {
                 tracing::info!("the leader has handed over: an election begins")
             }
             Note::SwitchoverFailed { why } => tracing::warn!("the switchover was given up: {why}"),
+            Note::Members { voters, learners } if learners.is_empty() => {
+                tracing::info!("the members of the group are {}", voters.in_words());
+            }
+            Note::Members { voters, learners } => tracing::info!(
+                "the members of the group are {}, and {} is to join",
+                voters.in_words(),
+                learners.in_words()
+            ),
+            Note::MembersRefused { why } => {
+                tracing::warn!("the members of the group are not changed: {why}");
+            }
+            Note::Left => tracing::warn!(
+                "this replica has left the group: its guest is dropped, and this process ends. The host can be switched off"
+            ),
             Note::Drained { drained: true } => {
                 tracing::info!("this host is drained: it gives up its roles");
             }

@@ -63,6 +63,7 @@ impl Body {
             Op::Pause => self.operate_by_log(OperatorInput::Pause)?,
             Op::Unpause => self.operate_by_log(OperatorInput::Unpause)?,
             Op::Switchover { to } => self.switch_over(to)?,
+            Op::Member { order } => self.change_members(order)?,
             Op::Drain => self.drain(true)?,
             Op::Undrain => self.drain(false)?,
             Op::Bootstrap { others } => match self.why_not_bootstrap(&others) {
@@ -159,7 +160,8 @@ impl Body {
     /// statements about the other replicas.
     fn why_not_bootstrap(&self, others: &[DiskCopy]) -> Option<String> {
         let disks = self.disks.as_ref()?;
-        if self.config.group.first_leader != self.config.group.me {
+        let first = self.replica.consensus_core().first_leader();
+        if first.0 != self.config.group.me {
             return None;
         }
         let own = DiskCopy {
@@ -209,6 +211,9 @@ impl Body {
         let status = self.replica.status();
         let ids: Vec<String> = status.in_sync.iter().map(|id| id.0.to_string()).collect();
         let role = match status.role {
+            Role::Recovering if self.waits_to_be_added() => {
+                "waits to be added to the group: see `plover member --help`".into()
+            }
             Role::Recovering => "recovers the log from the other replicas".into(),
             Role::Witness => match status.keeps_copy_of {
                 Some(source) => format!("is witness, with a warm copy of replica {}", source.0),
@@ -227,6 +232,9 @@ impl Body {
             status.id.0,
             ids.join(", ")
         );
+        if let Some(change) = self.replica.group_record().change {
+            line += &format!("; {change}");
+        }
         if self.storage.is_drained() {
             line += "; drained";
         }
@@ -289,6 +297,7 @@ impl Body {
         });
         let members = self.replica.members().iter().map(|r| r.0);
         answer["members"] = members.collect();
+        self.tell_of_members(&mut answer);
         answer["guest_paused"] = self.is_guest_paused().into();
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["drained"] = self.storage.is_drained().into();

@@ -6,6 +6,7 @@ mod control;
 mod ending;
 mod failover;
 mod guest;
+mod members;
 mod memory;
 mod printed;
 mod relay;
@@ -36,7 +37,7 @@ use crate::tap::Tap;
 use crate::trace::Trace;
 use crate::uplink::Uplink;
 use plover_disk::Disks;
-use plover_fabric::BoxedFabric;
+use plover_fabric::{BoxedFabric, Keys};
 use plover_replica::{Action, Area, Event, JobId, Replica, Role, Watch};
 use plover_types::{Lane, Micros, PageLayout, PageNo, ReplicaId, SyncNo};
 use plover_vm::{QemuConfig, QemuVm, choose_accel};
@@ -44,6 +45,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 /// The most frames taken from the TAP or the guest at once; they become one batch, one log entry.
@@ -67,7 +69,7 @@ pub const SPLIT_WARNING: &str = "two replicas without a witness: if the link bet
 /// Why the node ended, when it ended as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitReason {
-    /// It was told to stop.
+    /// It was told to stop, or its replica has left the group.
     Stopped,
 }
 
@@ -154,7 +156,10 @@ struct Body {
     /// How this replica last took over.
     failover: Failover,
     relay: Relay,
+    keys: Option<Arc<Keys>>,
     reporter: Option<Reporter>,
+    /// Names this process.
+    number: u64,
     /// Until when clients' frames that come here are sent on to the next leader.
     sends_on_until: Micros,
     /// When the guest's activity was last looked at.
@@ -203,8 +208,20 @@ impl Body {
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
-        let (storage, start) =
-            Storage::open(&config.paths.state_dir, &config.group.name, durability)?;
+        let (storage, start) = Storage::open(
+            &config.paths.state_dir,
+            &config.group.name,
+            me,
+            durability,
+        )?;
+        let record = storage.members().cloned();
+        let group = match &record {
+            Some(record) => config.group.linked(record),
+            None => config.group.clone(),
+        };
+        if let Some(stale) = record.as_ref().and_then(|it| config.group.stale(it)) {
+            tracing::warn!("{stale}");
+        }
         let disks = match &images::prepare(&config)?[..] {
             [] => None,
             specs => {
@@ -212,8 +229,8 @@ impl Body {
                 Some(Disks::open(specs, &journal)?)
             }
         };
-        let keys = config.group.keys()?;
-        let fabric = crate::fabric::open(&config.group, keys.clone())?;
+        let keys = group.keys()?;
+        let fabric = crate::fabric::open(&group, keys.clone())?;
         let record_bytes_max = Lane::ALL.map(|lane| {
             let max = |fabric: &BoxedFabric| fabric.record_bytes_max(lane);
             fabric.as_ref().map_or(1 << 20, max)
@@ -227,10 +244,11 @@ impl Body {
         let mut hash_key = [0u8; 32];
         rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty())?;
         let layout = PageLayout::new(qemu.ram_pages(), disks.as_ref().map_or(0, Disks::blocks));
-        let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout);
+        let members = record.as_ref();
+        let mut brain = config.brain(message_bytes_max, hash_key, process.number, layout, members);
         brain.drained = storage.is_drained();
         // Without it, clients send again what they sent in the moment of a switchover.
-        let reporter = Reporter::open(&config.group, keys, process.number)
+        let reporter = Reporter::open(&group, keys.clone(), process.number)
             .ok()
             .flatten();
         prepare_process();
@@ -289,7 +307,9 @@ impl Body {
             leaving: None,
             failover: Failover::default(),
             relay: Relay::default(),
+            keys,
             reporter,
+            number: process.number,
             sends_on_until: Micros::ZERO,
             sampled_at: Micros::ZERO,
             looked_at_faults: Micros::ZERO,

@@ -84,9 +84,9 @@ impl GroupConfig {
         let mismatch = |why: String| Err(ConfigError::Mismatch(why));
         let ids: Vec<u8> = self.replica.iter().map(|r| r.id).collect();
         let members = ReplicaSet::of(ids.iter().copied().map(ReplicaId));
-        if members.len() != ids.len() || ids.iter().any(|id| *id > 8) {
+        if members.len() != ids.len() || ids.iter().any(|id| *id > 15) {
             return mismatch(format!(
-                "[[group.replica]] ids {ids:?} must be distinct and 0 to 8"
+                "[[group.replica]] ids {ids:?} must be distinct and 0 to 15"
             ));
         }
         if !members.contains(ReplicaId(self.me)) {
@@ -161,6 +161,7 @@ mod tests {
             [0; 32],
             1,
             PageLayout::new(config.qemu().ram_pages(), 10),
+            None,
         );
         assert_eq!((brain.layout.pages(), brain.warm), (65546, Warm::Full));
     }

@@ -5,7 +5,8 @@
 //! no free space to write it.
 
 use super::{StorageError, io_error};
-use plover_replica::GuestRecord;
+use plover_replica::{GroupRecord, GuestRecord};
+use plover_types::ReplicaId;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,7 +25,21 @@ const FILE_BYTES: usize = 4096;
 #[serde(deny_unknown_fields)]
 struct Content {
     group: String,
-    guest: GuestRecord,
+    #[serde(rename = "guest")]
+    kept: Kept,
+}
+
+/// What the file keeps. A release that does not know the members passes over them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    #[serde(flatten)]
+    pub guest: GuestRecord,
+    /// The replica that has written the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica: Option<ReplicaId>,
+    /// The members by the log, once it has named any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<GroupRecord>,
 }
 
 /// The file and its content.
@@ -53,13 +68,13 @@ impl RecordFile {
     }
 
     /// The last written record.
-    pub(super) fn guest(&self) -> GuestRecord {
-        self.content.guest
+    pub(super) fn kept(&self) -> &Kept {
+        &self.content.kept
     }
 
-    /// Makes `guest` durable.
-    pub(super) fn update(&mut self, guest: GuestRecord) -> Result<(), StorageError> {
-        self.content.guest = guest;
+    /// Makes `kept` durable.
+    pub(super) fn update(&mut self, kept: Kept) -> Result<(), StorageError> {
+        self.content.kept = kept;
         self.write()
     }
 
@@ -87,14 +102,14 @@ impl RecordFile {
 /// its host, the log still has what it says.
 #[derive(Debug)]
 pub(super) struct RecordThread {
-    newest: GuestRecord,
-    records: Option<Sender<GuestRecord>>,
+    newest: Kept,
+    records: Option<Sender<Kept>>,
     failed: Receiver<StorageError>,
 }
 
 impl RecordThread {
     pub(super) fn start(mut file: RecordFile) -> Result<Self, StorageError> {
-        let newest = file.guest();
+        let newest = file.kept().clone();
         let (records, to_write) = channel();
         let (failing, failed) = channel();
         let path = file.dir.join(NAME);
@@ -119,16 +134,16 @@ impl RecordThread {
     }
 
     /// The newest record, be it written or not.
-    pub(super) fn guest(&self) -> GuestRecord {
-        self.newest
+    pub(super) fn kept(&self) -> &Kept {
+        &self.newest
     }
 
-    /// Has `guest` written.
-    pub(super) fn update(&mut self, guest: GuestRecord) {
-        self.newest = guest;
+    /// Has a changed record written.
+    pub(super) fn update(&mut self, change: impl FnOnce(&mut Kept)) {
+        change(&mut self.newest);
         if let Some(records) = &self.records {
             // Fails only when an earlier one could not be written, which `check` returns.
-            let _ = records.send(guest);
+            let _ = records.send(self.newest.clone());
         }
     }
 
@@ -157,13 +172,18 @@ fn exchange(new: &Path, old: &Path) -> io::Result<()> {
     }
 }
 
+/// The content of the file in `dir`, which another process may own.
+pub(super) fn look(dir: &Path, group: &str) -> Option<Kept> {
+    Some(read(&dir.join(NAME), group).ok()?.kept)
+}
+
 fn read(path: &Path, group: &str) -> Result<Content, StorageError> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Ok(Content {
                 group: group.to_string(),
-                guest: GuestRecord::default(),
+                kept: Kept::default(),
             });
         }
         Err(error) => return Err(io_error("cannot read", path)(error)),
@@ -189,6 +209,21 @@ mod tests {
     use plover_types::Index;
     use std::os::unix::fs::MetadataExt;
 
+    fn record(index: u64) -> Kept {
+        let addresses = [(ReplicaId(2), "192.0.2.12:7700".to_string())].into();
+        Kept {
+            guest: GuestRecord {
+                index: Index(index),
+                ..GuestRecord::default()
+            },
+            replica: Some(ReplicaId(2)),
+            members: Some(GroupRecord {
+                index: Index(index),
+                ..GroupRecord::configured(addresses)
+            }),
+        }
+    }
+
     /// The record that a failover writes does not depend on free space.
     #[test]
     fn a_record_overwrites_its_file_in_place() {
@@ -202,19 +237,15 @@ mod tests {
         let mut file = RecordFile::open(dir.path(), "g").unwrap();
         let before = space();
         for index in 1..4 {
-            let record = GuestRecord {
-                index: Index(index),
-                ..GuestRecord::default()
-            };
-            file.update(record).unwrap();
+            file.update(record(index)).unwrap();
             let found = RecordFile::open(dir.path(), "g").unwrap();
-            assert_eq!(found.guest(), record);
+            assert_eq!(*found.kept(), record(index));
             assert_eq!(space(), before, "the same two files");
         }
         // An older release, or a copy of only the file that counts, leaves the directory like this.
         std::fs::remove_file(dir.path().join(NEXT)).unwrap();
         let file = RecordFile::open(dir.path(), "g").unwrap();
-        assert_eq!(file.guest().index, Index(3));
+        assert_eq!(*file.kept(), record(3));
         assert_eq!(space().len(), 2);
         let other = RecordFile::open(dir.path(), "other").unwrap_err();
         assert!(matches!(other, StorageError::OtherGroup { .. }));
@@ -225,16 +256,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = RecordFile::open(dir.path(), "g").unwrap();
         let mut thread = RecordThread::start(file).unwrap();
-        let record = |index| GuestRecord {
-            index: Index(index),
-            ..GuestRecord::default()
-        };
-        (1..100).for_each(|index| thread.update(record(index)));
-        assert_eq!(thread.guest(), record(99));
+        (1..100).for_each(|index| thread.update(|kept| *kept = record(index)));
+        assert_eq!(*thread.kept(), record(99));
         thread.check().unwrap();
         drop(thread);
         let found = RecordFile::open(dir.path(), "g").unwrap();
-        assert_eq!(found.guest(), record(99));
+        assert_eq!(*found.kept(), record(99));
     }
 
     #[test]
@@ -243,7 +270,7 @@ mod tests {
         let file = RecordFile::open(dir.path(), "g").unwrap();
         let mut thread = RecordThread::start(file).unwrap();
         drop(dir);
-        thread.update(GuestRecord::default());
+        thread.update(|kept| *kept = record(1));
         let error = thread.failed.recv().unwrap().to_string();
         assert!(error.contains("state.json"), "{error}");
     }

@@ -17,6 +17,7 @@ pub mod one_sender_a_slot;
 pub mod pause_lasts;
 pub mod planned_work;
 pub mod progress_after_healing;
+pub mod replaced_when_copied;
 pub mod streams_go_on;
 pub mod warm_copy_accounted;
 

@@ -64,10 +64,11 @@ impl Progress {
     pub fn look<'a>(
         &mut self,
         generation: View,
+        voters: ReplicaSet,
         running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone,
     ) {
         if self.outlook.is_none() {
-            self.outlook = Some(outlook(running));
+            self.outlook = Some(outlook(voters, running));
             self.lost = generation;
         }
     }
@@ -118,8 +119,11 @@ fn violation(message: String) -> Violation {
     }
 }
 
-fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) -> Outlook {
-    let members = running.clone().next().map_or(0, |(_, r)| r.members().len());
+fn outlook<'a>(
+    voters: ReplicaSet,
+    running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone,
+) -> Outlook {
+    let is_pair = running.clone().any(|(_, r)| r.group_record().size == 2);
     let holders = || {
         running
             .clone()
@@ -140,23 +144,26 @@ fn outlook<'a>(running: impl Iterator<Item = (ReplicaId, &'a Replica)> + Clone) 
     }
     let cores: Vec<_> = running
         .clone()
-        .map(|(_, replica)| replica.consensus_core().status())
+        .map(|(id, replica)| (id, replica.consensus_core().status()))
         .collect();
-    let remembers = |status: &&apus::Status| status.phase != Phase::Recovering;
+    let remembers = |status: &apus::Status| status.phase != Phase::Recovering;
     let best = cores
         .iter()
-        .filter(remembers)
+        .map(|(_, status)| status)
+        .filter(|status| remembers(status))
         .max_by_key(|status| status.last);
     let end = best.map(|best| best.last);
-    let knows = |status: &&apus::Status| status.forgot.is_some() && status.forgot <= end;
+    let knows = |status: &apus::Status| status.forgot.is_some() && status.forgot <= end;
+    // A change of the members is in force as soon as it is in the log.
+    let voters = best.map_or(voters, |best| best.members.voters);
     let votes = cores
         .iter()
-        .filter(|status| remembers(status) || knows(status))
+        .filter(|(id, status)| voters.contains(*id) && (remembers(status) || knows(status)))
         .count();
     let sure = |replica: &Replica| !replica.consensus_core().status().doubts;
     let named = |set: ReplicaSet| holders().any(|(id, r)| set.contains(id) && sure(r));
     let may = best.is_some_and(|best| named(best.in_sync));
-    let needed = if members == 2 { 1 } else { members / 2 + 1 };
+    let needed = if is_pair { 1 } else { voters.len() / 2 + 1 };
     if may && votes >= needed {
         Outlook::Alive
     } else {

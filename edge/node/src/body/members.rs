@@ -1,0 +1,107 @@
+//! The members of the group change: links, files, and the operator's orders.
+
+use super::{Body, BoxError};
+use crate::death::Reporter;
+use plover_replica::{ChangeStep, Event, GroupRecord, MemberOrder, Role};
+use plover_types::ReplicaId;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+impl Body {
+    /// Keeps the record, and links to the replicas that it knows.
+    pub(super) fn regroup(&mut self, record: GroupRecord) -> Result<(), BoxError> {
+        let me = ReplicaId(self.config.group.me);
+        let known = record.known();
+        let before = self.storage.members();
+        let before = before.map_or_else(|| self.config.group.record().known(), GroupRecord::known);
+        if let Some(fabric) = &mut self.fabric {
+            for id in known.iter().filter(|id| *id != me) {
+                let address = record.addresses.get(&id).map(String::as_str);
+                if let Err(error) = fabric.set_peer(id, address) {
+                    tracing::error!(%error, "no link can be opened to replica {}", id.0);
+                }
+            }
+            for id in before.iter().filter(|id| !known.contains(*id)) {
+                // Another member has its address now.
+                let _ = fabric.set_peer(id, None);
+                self.packer.begin_anew(id);
+            }
+        }
+        let linked = self.config.group.linked(&record);
+        // Without it, clients send again what they sent in the moment of a switchover.
+        self.reporter = Reporter::open(&linked, self.keys.clone(), self.number)
+            .ok()
+            .flatten();
+        self.storage.persist_members(record)?;
+        Ok(())
+    }
+
+    /// An operator's order to change the members, which only a leader takes.
+    pub(super) fn change_members(&mut self, order: MemberOrder) -> Result<Value, BoxError> {
+        if self.role != Role::Leader {
+            return Ok(json!({"error": self.not_leading("does not lead")}));
+        }
+        if let Some(why) = self.config.why_fixed() {
+            return Ok(json!({"error": why}));
+        }
+        if let MemberOrder::Add { address, .. } | MemberOrder::Replace { address, .. } = &order {
+            if address.parse::<SocketAddr>().is_err() {
+                let why = format!(
+                    "'{address}' is no address at which a replica listens: give it as in the new host's [[group.replica]], \
+                     such as 192.0.2.13:7700"
+                );
+                return Ok(json!({"error": why}));
+            }
+        }
+        if let Some(why) = self.replica.why_not_change_members(&order) {
+            return Ok(json!({"error": why.to_string()}));
+        }
+        self.apply(Event::Members(order))?;
+        Ok(json!({"ok": true, "leader": self.config.group.me}))
+    }
+
+    /// Adds the members, and the change under way, to a status.
+    pub(super) fn tell_of_members(&self, status: &mut Value) {
+        let record = self.replica.group_record();
+        let voters = self.replica.consensus_core().status().members.voters;
+        status["voters"] = voters.iter().map(|id| id.0).collect();
+        status["left"] = record.left.iter().map(|id| id.0).collect();
+        status["stale_file"] = self.config.group.stale(record).into();
+        status["waits_to_be_added"] = self.waits_to_be_added().into();
+        status["change"] = record.change.map_or(Value::Null, |change| {
+            let step = self.replica.change_step();
+            json!({
+                "add": change.add.map(|id| id.0),
+                "remove": change.remove.map(|id| id.0),
+                "words": change.to_string(),
+                "step": step.map(words),
+            })
+        });
+    }
+
+    /// Whether this is a new host that no member has linked with yet.
+    pub(super) fn waits_to_be_added(&self) -> bool {
+        let status = self.replica.status();
+        let is_new = !self.replica.group_record().is_of_the_log() && status.leader.is_none();
+        let core = self.replica.consensus_core().status();
+        is_new && status.role == Role::Recovering && core.view == plover_types::View::NONE
+    }
+}
+
+fn words(step: ChangeStep) -> String {
+    match step {
+        ChangeStep::Reach(new) => format!(
+            "replica {} does not answer yet: is it started, and are its address and group.me right?",
+            new.0
+        ),
+        ChangeStep::CatchUp { new, behind } => {
+            format!("replica {} gets the log, and lacks {behind} entries", new.0)
+        }
+        ChangeStep::Copy(new) => format!("the guest is copied to replica {}", new.0),
+        ChangeStep::Roles(old) => format!(
+            "replica {} still leads or is in sync: another one takes its place",
+            old.0
+        ),
+        ChangeStep::Commit => "the next entry goes into the log".into(),
+    }
+}

@@ -1,0 +1,99 @@
+//! The members by the log, beside those of the configuration file.
+//!
+//! A group begins with the members of the file. Once the log has changed them, it alone counts: a replica keeps what it
+//! says (`storage`), links to the replicas that it names, and only tells the operator that the file is out of date.
+
+use crate::config::{GroupConfig, PeerConfig, ReplicaConfig};
+use crate::fabric::FabricName;
+use plover_replica::GroupRecord;
+use plover_types::ReplicaId;
+
+impl GroupConfig {
+    /// The members by the file.
+    pub(crate) fn record(&self) -> GroupRecord {
+        let address = |peer: &PeerConfig| (ReplicaId(peer.id), peer.address.to_string());
+        GroupRecord::configured(self.replica.iter().map(address).collect())
+    }
+
+    /// This group with the replicas that the log names, and those that have left and may come back. This replica listens
+    /// where the file says.
+    pub(crate) fn linked(&self, record: &GroupRecord) -> Self {
+        if !record.is_of_the_log() {
+            return self.clone();
+        }
+        let own = self.replica.iter().find(|peer| peer.id == self.me);
+        let others = record.known().iter().filter(|id| id.0 != self.me);
+        let others = others.filter_map(|id| {
+            let address = record.addresses.get(&id)?.parse().ok()?;
+            Some(PeerConfig {
+                id: id.0,
+                address,
+                fabric: None,
+            })
+        });
+        Self {
+            replica: own.into_iter().cloned().chain(others).collect(),
+            ..self.clone()
+        }
+    }
+
+    /// In which way the file is out of date, for the operator.
+    pub(crate) fn stale(&self, record: &GroupRecord) -> Option<String> {
+        if !record.is_of_the_log() {
+            return None;
+        }
+        let mut told = record.addresses.clone();
+        told.retain(|id, _| record.members.all().contains(*id));
+        let named = self.record().addresses;
+        if told == named {
+            return None;
+        }
+        let words = told.iter().map(|(id, at)| format!("{} at {at}", id.0));
+        let words: Vec<_> = words.collect();
+        Some(format!(
+            "the members in the configuration file are out of date, and the group's log counts: change its \
+             [[group.replica]] to {}",
+            words.join(", ")
+        ))
+    }
+}
+
+impl ReplicaConfig {
+    /// Why the members of this group cannot change, for the operator.
+    pub(crate) fn why_fixed(&self) -> Option<&'static str> {
+        let own = self.group.fabric;
+        let mut named = self.group.replica.iter().filter_map(|peer| peer.fabric);
+        (own != FabricName::Tcp || named.any(|name| name != FabricName::Tcp)).then_some(
+            "hosts are replaced while the guest runs only where all replicas have fabric = \"tcp\"; here, stop all \
+             replicas and change [[group.replica]] on each host",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use apus::Members;
+    use plover_types::{Index, ReplicaSet, View};
+
+    #[test]
+    fn the_log_counts_and_the_file_is_told_to_be_stale() {
+        let replica = |id: u8| format!("[[replica]]\nid = {id}\naddress = \"192.0.2.{id}:7700\"\n");
+        let text = ["name = \"shop\"\nme = 0\n".to_string(), replica(0), replica(1), replica(2)];
+        let group: GroupConfig = toml::from_str(&text.concat()).unwrap();
+        let mut record = group.record();
+        assert_eq!(group.stale(&record), None);
+        record.generation = View(16);
+        record.index = Index(7);
+        assert_eq!(group.stale(&record), None, "it says the same");
+        record.members = Members::of(ReplicaSet(0b1101));
+        record.left.insert(ReplicaId(1));
+        record.addresses.insert(ReplicaId(3), "192.0.2.3:7700".into());
+        let why = group.stale(&record).unwrap();
+        assert!(why.contains("0 at 192.0.2.0:7700, 2 at 192.0.2.2:7700, 3 at 192.0.2.3:7700"), "{why}");
+        let ids = |group: &GroupConfig| group.replica.iter().map(|it| it.id).collect::<Vec<_>>();
+        assert_eq!(ids(&group.linked(&record)), [0, 1, 2, 3], "1 may come back");
+        record.addresses.insert(ReplicaId(3), "192.0.2.1:7700".into());
+        assert_eq!(ids(&group.linked(&record)), [0, 2, 3], "3 has its address");
+    }
+}
