@@ -357,6 +357,7 @@ fn reason_name(reason: SyncReason) -> &'static str {
         SyncReason::LogFull => "log_full",
         SyncReason::Written => "written",
         SyncReason::Quiet => "quiet",
+        SyncReason::Rest => "rest",
         SyncReason::Join => "join",
         SyncReason::Retry => "retry",
     }
