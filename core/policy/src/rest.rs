@@ -112,6 +112,8 @@ pub struct RestRule {
     left: u64,
     /// The length of the last wait for a trial, in lengths of a trial.
     wait: u64,
+    /// The slots with outputs in which it rested.
+    rested: u64,
 }
 
 impl RestRule {
@@ -152,6 +154,7 @@ impl RestRule {
     /// Learns from a slot whose sync is over; `early` of its outputs had left before.
     pub fn learn(&mut self, rested: bool, cost: &SlotCost, early: u32, rule: &SlotRule) {
         let is_usual = rested == self.usually_rests;
+        self.rested += u64::from(rested && cost.outputs > 0);
         if cost.outputs == 0 || is_usual == self.in_trial {
             return;
         }
@@ -189,6 +192,11 @@ impl RestRule {
     /// Whether the other kind is being measured.
     pub fn is_trying(&self) -> bool {
         self.in_trial
+    }
+
+    /// In how many slots with outputs it has rested.
+    pub fn slots_rested(&self) -> u64 {
+        self.rested
     }
 
     /// What slots yield in which the secondary's guest runs.

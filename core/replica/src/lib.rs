@@ -112,4 +112,4 @@ pub use canary::Canary;
 pub use jobs::JobId;
 pub use planned::SwitchoverRefused;
 pub use replica::Replica;
-pub use status::{ReplicaStatus, WarmStatus};
+pub use status::{ReplicaStatus, RestStatus, WarmStatus};

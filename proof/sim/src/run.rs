@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 20] = [
+pub const CANARIES: [(&str, Canary); 22] = [
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
     ("release-before-ack", Canary::ReleaseBeforeAck),
     ("dirty-bits-lost", Canary::DirtyBitsLost),
@@ -28,6 +28,8 @@ pub const CANARIES: [(&str, Canary); 20] = [
     ("commit-at-heartbeat", Canary::CommitAtHeartbeat),
     ("serve-alone", Canary::ServeAlone),
     ("replace-at-once", Canary::ReplaceAtOnce),
+    ("forget-at-cut", Canary::ForgetAtCut),
+    ("wake-without-inputs", Canary::WakeWithoutInputs),
 ];
 
 impl Simulation for Options {
