@@ -205,7 +205,8 @@ pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
     let rests = |preset: &Preset| preset.policy.secondary == Secondary::Semi;
     let of = |is_wanted: &dyn Fn(&Preset) -> bool| -> Vec<&'static Preset> {
         let all = PRESETS.iter();
-        all.filter(|preset| is_wanted(preset) && fits(preset)).collect()
+        all.filter(|preset| is_wanted(preset) && fits(preset))
+            .collect()
     };
     let other = rng.pick(&of(&|preset| *preset != VSMR && !rests(preset)));
     let mut rng = Rng::new(mix(seed, REST_STREAM));

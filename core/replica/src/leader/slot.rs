@@ -104,7 +104,8 @@ impl Leader {
     /// Whether the secondary's guest rests in the slot that a sync for this `reason` begins. A guest that may have
     /// to lead in a moment runs.
     pub(super) fn lets_rest(&self, cx: &mut Context, reason: SyncReason) -> bool {
-        let is_settled = reason != SyncReason::Join && self.join.is_none() && self.partner.is_none();
+        let is_settled =
+            reason != SyncReason::Join && self.join.is_none() && self.partner.is_none();
         if !cx.may_rest() || !is_settled || self.switchover.is_some() {
             return false;
         }

@@ -143,9 +143,7 @@ impl CommittedLog {
                     let place = self.typed.len() as u64;
                     self.typed.insert(line, place);
                 }
-                Ok(
-                    Payload::Operator(_) | Payload::Syncvm(_) | Payload::SyncvmThenRest(_),
-                ) => {}
+                Ok(Payload::Operator(_) | Payload::Syncvm(_) | Payload::SyncvmThenRest(_)) => {}
                 Err(error) => panic!("the replica's payloads have changed their form: {error}"),
             },
         }
