@@ -4,13 +4,19 @@ use crate::cli::PolicyCommand;
 use crate::output;
 use anyhow::Result;
 use plover_lab::options::PolicyName;
-use plover_policy::{DEFAULT, PRESETS, Preset};
+use plover_policy::{DEFAULT, PRESETS, Preset, Secondary};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
 /// The description of `none`, which is no point on the axes.
 const NONE_ABOUT: &str = "not replicated at all: the baseline";
+
+/// The rule behind `secondary = "semi"`, and where its findings are.
+const SEMI_ABOUT: &str = "  \
+  In each slot the secondary's guest runs, so that its outputs are compared, or rests, so that it costs no CPU.
+  The leader measures the outputs that slots of either kind release in a second, in short trials, and keeps to the
+  kind with more of them. Each output that left early counts a quarter more. `plover status` has the figures.";
 
 /// Runs one of the commands.
 pub fn run(command: PolicyCommand) -> Result<ExitCode> {
@@ -103,6 +109,9 @@ fn describe(preset: &Preset) -> String {
         ("release", policy.release.name().to_string()),
     ] {
         let _ = writeln!(text, "  {axis:<10} {choice}");
+    }
+    if policy.secondary == Secondary::Semi {
+        let _ = writeln!(text, "{SEMI_ABOUT}");
     }
     if !preset.aliases.is_empty() {
         let _ = writeln!(text, "  also called {}", preset.aliases.join(", "));

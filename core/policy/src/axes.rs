@@ -23,7 +23,7 @@ pub enum Input {
     None,
 }
 
-/// The axis *secondary*: its guest runs between two syncs, or waits.
+/// The axis *secondary*: its guest runs between two syncs, waits, or rests where that yields more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Secondary {
@@ -31,6 +31,9 @@ pub enum Secondary {
     Runs,
     /// It stands still, and its memory takes each checkpoint.
     Waits,
+    /// It runs on the same inputs, or rests for a slot: the leader measures which of the two yields more
+    /// (docs/decisions/0049).
+    Semi,
 }
 
 /// The axis *sync*: when a slot ends. A full guard or log ends it under every choice.
@@ -73,7 +76,7 @@ pub enum ReleaseWhen {
 pub struct Policy {
     /// In which order guests are fed.
     pub input: Input,
-    /// Whether the secondary's guest runs or waits.
+    /// Whether the secondary's guest runs, waits, or does either.
     pub secondary: Secondary,
     /// When a slot ends.
     pub sync: SyncWhen,
@@ -221,6 +224,7 @@ choices!(Input, "input", {
 choices!(Secondary, "secondary", {
     Self::Runs => "runs",
     Self::Waits => "waits",
+    Self::Semi => "semi",
 });
 choices!(SyncWhen, "sync", {
     Self::Idle => "idle",
@@ -326,16 +330,16 @@ mod tests {
                 Err(other) => panic!("{policy:?}: {other}"),
             }
         }
-        // Waits: three triggers. Runs: two inputs, two kinds sent, and of trigger and release
+        // Waits: three triggers. Runs and semi: two inputs, two kinds sent, and of trigger and release
         // seven pairs, since only `matched` goes with `mismatch`.
-        assert_eq!(possible, 3 + 2 * 2 * 7);
+        assert_eq!(possible, 3 + 2 * (2 * 2 * 7));
     }
 
     fn every_policy() -> Vec<Policy> {
         let interval = Micros::from_ms(25);
         let mut all = Vec::new();
         for input in [Input::Total, Input::PerConnection, Input::None] {
-            for secondary in [Secondary::Runs, Secondary::Waits] {
+            for secondary in [Secondary::Runs, Secondary::Waits, Secondary::Semi] {
                 for sync in [
                     SyncWhen::Idle,
                     SyncWhen::Every(interval),

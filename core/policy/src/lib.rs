@@ -8,6 +8,7 @@
 //! | [`IdleDetector`] | whether the guest is idle |
 //! | [`SlotRule`] | when a slot ends whose outputs wait for the sync |
 //! | [`MatchRule`] | which slots are compared, and when a compared one ends |
+//! | [`RestRule`] | in which slots the secondary's guest rests |
 //! | [`WaitRule`] | how long a sync waits for the secondary to finish its inputs |
 //!
 //! A slot under `vsmr`, as [`SlotRule`] sees it:
@@ -51,6 +52,7 @@ mod idle;
 mod lag;
 mod matching;
 mod presets;
+mod rest;
 mod slot;
 mod trigger;
 mod wait;
@@ -59,6 +61,7 @@ pub use axes::{Input, Policy, PolicyError, ReleaseWhen, Secondary, Sent, SyncWhe
 pub use idle::IdleDetector;
 pub use matching::{MatchConfig, MatchRule, MatchView, Verdict};
 pub use presets::{DEFAULT, HYBRID, PRESETS, Preset, VSMR};
+pub use rest::{RestRule, RestView, RestYield};
 pub use slot::{SlotConfig, SlotCost, SlotRule, SlotView, SyncReason};
 pub use wait::WaitRule;
 

@@ -63,7 +63,7 @@ pub const HYBRID: Preset = Preset {
 pub static DEFAULT: &Preset = &HYBRID;
 
 /// All presets.
-pub static PRESETS: [Preset; 9] = [
+pub static PRESETS: [Preset; 11] = [
     VSMR,
     Preset {
         name: "remus-25",
@@ -123,6 +123,27 @@ pub static PRESETS: [Preset; 9] = [
         },
     },
     HYBRID,
+    Preset {
+        name: "hybrid-semi",
+        aliases: &[],
+        about: "hybrid whose secondary's guest rests where that yields more",
+        policy: Policy {
+            secondary: Secondary::Semi,
+            ..HYBRID.policy
+        },
+    },
+    Preset {
+        name: "colo-semi",
+        aliases: &[],
+        about: "COLO whose secondary's guest rests where that yields more; COLO++ has clean packets beside",
+        policy: Policy {
+            input: Input::PerConnection,
+            secondary: Secondary::Semi,
+            sync: SyncWhen::Mismatch,
+            sent: Sent::AllOfPrimary,
+            release: ReleaseWhen::Matched,
+        },
+    },
 ];
 
 impl Preset {

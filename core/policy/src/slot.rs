@@ -32,6 +32,8 @@ pub enum SyncReason {
     Written,
     /// Nothing waits, but pages have been dirtied for a while; a sync keeps the next one small.
     Quiet,
+    /// It is known what a slot yields in which the secondary's guest runs, and resting yields more.
+    Rest,
     /// The last round of a full copy to a new secondary.
     Join,
     /// The last syncvm failed and is repeated.

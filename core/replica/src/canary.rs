@@ -75,6 +75,12 @@ pub enum Canary {
     /// its own.
     #[cfg(feature = "canary")]
     RebootEndsGuest,
+    /// A secondary whose guest rests forgets the inputs before a cut when it comes to it, not with the end mark.
+    #[cfg(feature = "canary")]
+    ForgetAtCut,
+    /// A guest that has rested goes on from its state alone, without what was logged since.
+    #[cfg(feature = "canary")]
+    WakeWithoutInputs,
     /// The leader tells a new commit index with its next heartbeat.
     #[cfg(feature = "canary")]
     CommitAtHeartbeat,

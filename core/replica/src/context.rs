@@ -10,7 +10,7 @@ use crate::jobs::{Job, JobId, Jobs};
 use crate::outputs::Outputs;
 use crate::peers::Peers;
 use apus::{EntryKind, ProposeError};
-use plover_policy::{MatchRule, Secondary, Sent, SlotRule, WaitRule};
+use plover_policy::{MatchRule, RestRule, Secondary, Sent, SlotRule, WaitRule};
 use plover_syncvm::message::Body;
 use plover_syncvm::{HashHistory, Ledger, Phase, SyncMessage};
 use plover_types::{Lane, Micros, PageSet, ReplicaId, SyncNo, Unconsumed, Viewstamp, wire};
@@ -33,6 +33,7 @@ pub(crate) struct Rules {
     pub slot: SlotRule,
     pub wait: WaitRule,
     pub matching: MatchRule,
+    pub rest: RestRule,
 }
 
 /// The state that every phase may use.
@@ -143,10 +144,15 @@ impl Context {
         self.config.policy.secondary == Secondary::Waits
     }
 
+    /// Whether the secondary's guest runs or rests, as the leader decides for each slot.
+    pub fn may_rest(&self) -> bool {
+        self.config.policy.secondary == Secondary::Semi
+    }
+
     /// Whether a secondary that runs is sent all pages, unhashed.
     pub fn sends_unhashed(&self) -> bool {
         let policy = &self.config.policy;
-        policy.secondary == Secondary::Runs && policy.sent == Sent::AllOfPrimary
+        policy.secondary != Secondary::Waits && policy.sent == Sent::AllOfPrimary
     }
 
     /// Clients know connections that the guest opens from here on by the guest's own sequence numbers.

@@ -22,19 +22,7 @@ impl Replica {
             // A new generation of the group begins here; the warm copy is of the last one.
             self.drop_guest();
         }
-        let kept = match &mut self.phase {
-            Phase::Secondary(secondary) => secondary.kept.take(),
-            _ => None,
-        };
-        if self.role() != Role::Leader {
-            let leader = Leader::new(&self.cx.config, self.cx.now);
-            self.enter(Phase::Leader(Box::new(leader)));
-        }
-        // The old leader's syncvm: given up, or carried through if it was complete.
-        self.abort_follow("this replica leads now");
-        if let Some(kept) = kept {
-            self.take_over(kept);
-        }
+        self.lead_with_this_guest();
         self.stop_comparing();
         if canary!(self.cx, ForgetNumbers) {
             self.cx.guest.translator = SequenceTranslator::default();
@@ -59,6 +47,29 @@ impl Replica {
             }
             let set = ReplicaSet::of(leader.partner.into_iter().chain([cx.config.me]));
             leader.propose_in_sync(cx, set);
+        }
+    }
+
+    /// The phase of a leader begins. A guest that has waited or rested goes on from the last state.
+    pub(crate) fn lead_with_this_guest(&mut self) {
+        if self.is_resting() {
+            self.abort_follow("this replica leads now");
+        }
+        let (kept, rested) = match &mut self.phase {
+            Phase::Secondary(secondary) => (secondary.kept.take(), secondary.rests.take()),
+            _ => (None, None),
+        };
+        if self.role() != Role::Leader {
+            let leader = Leader::new(&self.cx.config, self.cx.now);
+            self.enter(Phase::Leader(Box::new(leader)));
+        }
+        // The old leader's syncvm: given up, or carried through if it was complete.
+        self.abort_follow("this replica leads now");
+        if let Some(first) = rested.filter(|_| self.follow.is_none()) {
+            self.wake(first);
+        }
+        if let Some(kept) = kept {
+            self.take_over(kept);
         }
     }
 

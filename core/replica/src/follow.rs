@@ -28,12 +28,14 @@ mod going_forward;
 mod hashing;
 mod join_end;
 mod resetting;
+mod resting;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::checkpoint::Kept;
 use self::resetting::Aside;
 use crate::api::{Action, Note, Role};
+use crate::canary::canary;
 use crate::guest::{Cut, Input, Power};
 use crate::jobs::Job;
 use crate::replica::Replica;
@@ -79,6 +81,8 @@ struct Complete {
     compare: bool,
     /// The sequence-number translations that come with the state.
     translations: Vec<Translation>,
+    /// The guest rests in the slot that begins with this state.
+    rests: bool,
 }
 
 #[derive(Debug)]
@@ -128,6 +132,8 @@ pub(crate) struct FollowSync {
     sync: SyncNo,
     /// When the cut reached this side.
     since: Micros,
+    /// The guest rests in the slot after it.
+    rests: bool,
     stage: Stage,
 }
 
@@ -151,11 +157,12 @@ impl FollowSync {
 impl Replica {
     /// The log cuts the input stream here. A guest that is still busy with the last syncvm
     /// comes to this one when it is done.
-    pub(crate) fn on_syncvm_entry(&mut self, sync: SyncNo, at: Viewstamp) {
+    pub(crate) fn on_syncvm_entry(&mut self, sync: SyncNo, at: Viewstamp, rests: bool) {
         self.cx.group.sync_no = self.cx.group.sync_no.max(sync);
         if at.view != self.cx.group.view || self.cx.group.leader.is_none() {
             return;
         }
+        let cut = Cut { sync, at, rests };
         match self.role() {
             Role::Leader => {
                 if let Some((leader, cx)) = self.leading() {
@@ -166,43 +173,60 @@ impl Replica {
             Role::Secondary => {
                 // A syncvm without its end mark was given up by the leader.
                 self.abort_follow("the leader has begun another one");
-                let cut = Input::Cut(Cut { sync, at });
                 let cx = &mut self.cx;
-                if cx.guest.give(cx.now, cut, &mut cx.out).is_some() {
-                    self.begin_follow(sync);
+                let reached = cx.guest.give(cx.now, Input::Cut(cut), &mut cx.out);
+                // The inputs before it stay with a guest that rests, for this syncvm may be given up.
+                if reached.is_some() || (self.is_resting() && self.follow.is_none()) {
+                    self.begin_follow(cut);
                 }
             }
             Role::Joining if self.cx.guest.power == Power::Paused => {
                 let follow = self.follow.as_ref();
                 if follow.is_some_and(FollowSync::is_past_the_end_mark) {
                     // The leader's next slot ended before our first state was loaded.
-                    let cut = Input::Cut(Cut { sync, at });
                     let cx = &mut self.cx;
-                    let cut = cx.guest.give(cx.now, cut, &mut cx.out);
+                    let cut = cx.guest.give(cx.now, Input::Cut(cut), &mut cx.out);
                     assert_eq!(cut, None, "the gate is shut while a state is loaded");
                 } else {
                     // Its guest has never run, so a syncvm that was given up leaves no trace.
                     self.follow = None;
                     self.cx.guest.forget_backlog();
-                    self.begin_follow(sync);
+                    self.begin_follow(cut);
                 }
             }
             _ => {}
         }
     }
 
-    /// This side's part of a syncvm begins.
-    pub(crate) fn begin_follow(&mut self, sync: SyncNo) {
+    /// This side's part of a syncvm begins, unless its leader is gone. Returns whether it does.
+    pub(crate) fn begin_follow_if_due(&mut self, cut: Cut) -> bool {
+        let group = &self.cx.group;
+        let is_due = cut.at.view == group.view && group.leader.is_some();
+        if is_due {
+            self.begin_follow(cut);
+        }
+        is_due
+    }
+
+    fn begin_follow(&mut self, Cut { sync, rests, .. }: Cut) {
         assert!(self.follow.is_none(), "one syncvm at a time");
-        let joining = self.role() == Role::Joining;
+        let resting = self.is_resting();
+        if resting && canary!(self.cx, ForgetAtCut) {
+            self.cx.guest.skip_to_cut(sync);
+        }
         self.cx.guest.shut_gate();
         let view = self.cx.group.view;
         // That of a later one may be here already, if the leader has given this one up.
         let is_of_this = |early: &mut EarlyDirty| early.sync == sync && early.view == view;
         let leaders = self.early_dirty.take_if(is_of_this);
         let leaders = leaders.map(|early| early.dirty);
-        let (since, wait_max) = (self.cx.now, self.cx.rules.wait.begin());
-        let stage = if joining {
+        let since = self.cx.now;
+        let stands = resting || self.role() == Role::Joining;
+        let wait_max = match resting {
+            true => Micros::ZERO,
+            false => self.cx.rules.wait.begin(),
+        };
+        let stage = if stands {
             Stage::Scanning {
                 stopped: Stopped::default(),
                 own: None,
@@ -215,8 +239,13 @@ impl Replica {
                 leaders,
             }
         };
-        self.follow = Some(FollowSync { sync, since, stage });
-        if joining {
+        self.follow = Some(FollowSync {
+            sync,
+            since,
+            rests,
+            stage,
+        });
+        if stands {
             self.cx.ask(Job::FollowSync(sync), Action::Scan);
         }
     }
@@ -297,7 +326,7 @@ impl Replica {
         refeed: Unconsumed,
         (compare, translations): (bool, Vec<Translation>),
     ) {
-        let is_secondary = self.role() == Role::Secondary;
+        let has_run = self.role() == Role::Secondary && !self.is_resting();
         let checkpoint = self.cx.takes_checkpoints();
         let Some(leader) = self.cx.group.leader else {
             return;
@@ -305,17 +334,27 @@ impl Replica {
         let Some(follow) = self.follow.take_if(|follow| follow.sync == number) else {
             return;
         };
-        let FollowSync { sync, since, stage } = follow;
+        let FollowSync {
+            sync,
+            since,
+            rests,
+            stage,
+        } = follow;
         let (staging, stopped) = match stage {
             Stage::Receiving {
                 staging, stopped, ..
             } => (staging, stopped),
             stage => {
-                self.follow = Some(FollowSync { sync, since, stage });
+                self.follow = Some(FollowSync {
+                    sync,
+                    since,
+                    rests,
+                    stage,
+                });
                 return;
             }
         };
-        if !checkpoint && is_secondary {
+        if !checkpoint && has_run {
             self.cx.rules.wait.ended(self.cx.now.since(since));
         }
         let staged = match staging.finish(chunks, device, refeed) {
@@ -331,10 +370,14 @@ impl Replica {
         if checkpoint {
             return self.keep_checkpoint(staged);
         }
+        if self.is_resting() {
+            self.cx.guest.skip_to_cut(sync);
+        }
         let complete = Complete {
             staged,
             compare,
             translations,
+            rests,
         };
         if self.cx.config.needs_reset {
             self.save_aside(sync, complete);
@@ -349,10 +392,14 @@ impl Replica {
         Some(&mut follow.stage)
     }
 
-    /// The syncvm goes on; behind the end mark nobody asks any more when it began.
+    /// The syncvm goes on; behind the end mark nobody asks any more when it began, and the stage says how it ends.
     fn follow_on(&mut self, sync: SyncNo, stage: Stage) {
-        let since = self.cx.now;
-        self.follow = Some(FollowSync { sync, since, stage });
+        self.follow = Some(FollowSync {
+            sync,
+            since: self.cx.now,
+            rests: false,
+            stage,
+        });
     }
 
     /// Gives the syncvm up if its end mark has not come; carries it through otherwise.
@@ -383,6 +430,8 @@ impl Replica {
             return self.leave_join();
         }
         match self.cx.guest.power {
+            // A guest that rests goes on resting, with the last state.
+            _ if self.is_resting() => {}
             Power::Running => self.open_gate(),
             Power::Pausing => self.cx.guest.resume_when_paused = true,
             // A guest that waits goes on waiting, with the last checkpoint.

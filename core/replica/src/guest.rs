@@ -59,6 +59,8 @@ pub(crate) enum Arrange {
 pub(crate) struct Cut {
     pub sync: SyncNo,
     pub at: Viewstamp,
+    /// In the slot that begins here the secondary's guest rests.
+    pub rests: bool,
 }
 
 /// The guest and the inputs that wait for it.
@@ -266,18 +268,30 @@ impl Guest {
         self.backlog_frames = 0;
     }
 
-    /// Forgets what waits up to the newest cut, and returns that: the state at the cut contains it.
-    pub fn skip_to_cut(&mut self) -> Option<Cut> {
-        let is_cut = |input: &Input| matches!(input, Input::Cut(_));
-        let newest = self.backlog.iter().rposition(is_cut)?;
-        let mut cut = None;
-        for input in self.backlog.drain(..=newest) {
+    /// How many inputs wait behind the gate.
+    pub fn backlog_inputs(&self) -> usize {
+        let is_input = |input: &&Input| !matches!(input, Input::Cut(_));
+        self.backlog.iter().filter(is_input).count()
+    }
+
+    /// The newest cut that waits.
+    pub fn newest_cut(&self) -> Option<Cut> {
+        let cut = |input: &Input| match input {
+            Input::Cut(cut) => Some(*cut),
+            _ => None,
+        };
+        self.backlog.iter().rev().find_map(cut)
+    }
+
+    /// Forgets what waits up to the cut of this syncvm, if that waits: its state contains it.
+    pub fn skip_to_cut(&mut self, sync: SyncNo) {
+        let is_it = |input: &Input| matches!(input, Input::Cut(cut) if cut.sync == sync);
+        let Some(place) = self.backlog.iter().rposition(is_it) else {
+            return;
+        };
+        for input in self.backlog.drain(..=place) {
             self.backlog_frames -= input.frames();
-            if let Input::Cut(next) = input {
-                cut = Some(next);
-            }
         }
-        cut
     }
 
     /// The hypervisor is gone, and with it all waiting inputs. The next one starts after the entry

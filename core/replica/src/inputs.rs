@@ -22,7 +22,12 @@ impl Replica {
             }
             EntryKind::InSync(set) => self.on_in_sync(set, entry.viewstamp),
             EntryKind::App => match wire::decode::<LogOp>(&entry.payload) {
-                Ok(LogOp::Syncvm(sync)) => self.on_syncvm_entry(sync, entry.viewstamp),
+                Ok(LogOp::Syncvm(sync)) => {
+                    self.on_syncvm_entry(sync, entry.viewstamp, false);
+                }
+                Ok(LogOp::SyncvmThenRest(sync)) => {
+                    self.on_syncvm_entry(sync, entry.viewstamp, true);
+                }
                 Ok(op) if index > self.cx.guest.taken => self.give_to_guest(index, op),
                 Ok(_) => {}
                 Err(error) => {
@@ -51,7 +56,7 @@ impl Replica {
             }
             LogOp::Paced(after, frames) => Input::Paced(after, frames),
             LogOp::Operator(input) => Input::Operator(input),
-            LogOp::Syncvm(_) => return,
+            LogOp::Syncvm(_) | LogOp::SyncvmThenRest(_) => return,
         };
         self.cx.feed(input);
     }
@@ -83,11 +88,10 @@ impl Replica {
     /// them out any more.
     fn carry_out(&mut self, mut cut: Option<Cut>) {
         let arrange = self.arrange();
-        while let Some(Cut { sync, at }) = cut {
+        while let Some(next) = cut {
             let follows = matches!(self.phase, Phase::Secondary(_));
-            let group = &self.cx.group;
-            if follows && at.view == group.view && group.leader.is_some() {
-                return self.begin_follow(sync);
+            if follows && self.begin_follow_if_due(next) {
+                return;
             }
             cut = self.cx.open_gate(arrange);
         }

@@ -116,4 +116,4 @@ pub use jobs::JobId;
 pub use members::{Change, ChangeStep, GroupRecord, MemberOrder, MemberRefused};
 pub use planned::SwitchoverRefused;
 pub use replica::Replica;
-pub use status::{ReplicaStatus, WarmStatus};
+pub use status::{ReplicaStatus, RestStatus, WarmStatus};

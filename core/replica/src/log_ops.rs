@@ -17,6 +17,8 @@ pub(crate) enum LogOp {
     /// `paxos_input` that the leader's guest got when it had sent so many bytes since the last
     /// syncvm: see [`crate::pace`].
     Paced(u64, Vec<Frame>),
+    /// As [`Self::Syncvm`]; in the slot that begins here the secondary's guest rests.
+    SyncvmThenRest(SyncNo),
 }
 
 #[cfg(test)]
@@ -49,6 +51,7 @@ mod tests {
             LogOp::Operator(OperatorInput::Unpause),
             LogOp::Syncvm(SyncNo(1001)),
             LogOp::Paced(1002, frames),
+            LogOp::SyncvmThenRest(SyncNo(1003)),
         ];
         assert_every_kind(&operations);
         let bytes = operations.map(|operation| wire::encode_part(&operation, Vec::new()));

@@ -15,7 +15,7 @@ use crate::peers::Peers;
 use crate::phase::Phase;
 use crate::secondary::Secondary;
 use apus::{Apus, Start};
-use plover_policy::{MatchRule, SlotRule, WaitRule};
+use plover_policy::{MatchRule, RestRule, SlotRule, WaitRule};
 use plover_syncvm::{HashHistory, Ledger};
 use plover_types::{Frame, Lane, Micros, PageSet, ReplicaId, Unconsumed};
 
@@ -76,6 +76,7 @@ impl Replica {
                 slot: SlotRule::new(config.slot),
                 wait: WaitRule::new(wait_max),
                 matching: MatchRule::new(config.matching),
+                rest: RestRule::default(),
             },
             copies: Copies::default(),
             jobs: Jobs::default(),

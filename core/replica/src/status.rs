@@ -50,6 +50,27 @@ pub struct ReplicaStatus {
     pub copied_bytes: u64,
     /// The replica whose pages this witness keeps.
     pub keeps_copy_of: Option<ReplicaId>,
+    /// Whether the secondary's guest rests, as its leader decides under a policy that lets it.
+    pub rest: Option<RestStatus>,
+}
+
+/// Whether the secondary's guest rests, and what slots of either kind yield.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RestStatus {
+    /// It rests in this slot.
+    pub now: bool,
+    /// The slots with outputs in which it has rested.
+    pub slots: u64,
+    /// It usually rests while the guest answers.
+    pub usually: bool,
+    /// The other kind of slot is being measured.
+    pub trying: bool,
+    /// Frames a second that slots release in which it runs, if that is known.
+    pub running_per_s: Option<u64>,
+    /// The share of these that left before their sync, in percent.
+    pub early_percent: u64,
+    /// Frames a second that slots release in which it rests, if that is known.
+    pub resting_per_s: Option<u64>,
 }
 
 /// A witness's copy, as its source knows it.
@@ -149,6 +170,18 @@ impl Replica {
                 .target()
                 .filter(|target| self.role() == Role::Witness && target.follows.is_some())
                 .map(|target| target.source),
+            rest: leader.filter(|_| self.cx.may_rest()).map(|leader| {
+                let rule = &self.cx.rules.rest;
+                RestStatus {
+                    now: leader.slot.rests,
+                    slots: rule.slots_rested(),
+                    usually: rule.usually_rests(),
+                    trying: rule.is_trying(),
+                    running_per_s: rule.running().per_s(),
+                    early_percent: rule.running().early_percent(),
+                    resting_per_s: rule.resting().per_s(),
+                }
+            }),
         }
     }
 

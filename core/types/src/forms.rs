@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 pub const FORMS: [(&str, u64); 17] = [
     ("consensus", 0xebd1_4219_3c9e_8d89),
     ("entries", 0x6d3f_9ba6_82a4_a79c),
-    ("log operations", 0xcb66_1338_2de1_7564),
+    ("log operations", 0x55f0_2e25_8d58_6683),
     ("syncvm", 0xa553_ff78_f0ec_83ac),
     ("connections", 0x8361_abd9_415f_7a43),
     ("page chunks", 0xbb9a_a07b_d1fa_082f),
@@ -92,7 +92,7 @@ mod tests {
 
     /// Every version and the fingerprint of its forms. Lines are added; only the line of a version that
     /// was never released may change.
-    const VERSIONS: [(u8, u64); 1] = [(2, 0xba48_e99f_7324_aea2)];
+    const VERSIONS: [(u8, u64); 1] = [(2, 0xd86d_c435_503b_b167)];
 
     #[test]
     fn a_changed_form_is_another_version() {

@@ -84,7 +84,8 @@ pub struct PolicyConfig {
     pub name: PolicyName,
     /// The order in which the guests get inputs (default: the policy's).
     pub input: Option<Input>,
-    /// Whether the secondary's guest runs between two syncs, or waits (default: the policy's).
+    /// Whether the secondary's guest runs between two syncs, waits, or rests where that yields more (default: the
+    /// policy's).
     pub secondary: Option<Secondary>,
     /// When a slot ends (default: the policy's).
     pub sync: Option<SyncName>,

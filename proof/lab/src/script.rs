@@ -22,6 +22,17 @@ pub fn outputs_match(lab: &mut Experiment) -> Result<()> {
     })
 }
 
+/// Waits until the secondary's guest has rested under the present leader.
+pub fn the_secondary_rests(lab: &mut Experiment) -> Result<()> {
+    lab.wait("the secondary's guest rests", |lab| {
+        let status = lab.lab().status();
+        let rests = status
+            .leader()
+            .and_then(|leader| leader.more.get("secondary_rests"));
+        Ok(rests.is_some_and(|rests| rests["slots"].as_u64() > Some(0)))
+    })
+}
+
 /// Waits for `count` more syncs that both sides hash (`debug.checksum_each_sync`). All must leave memory
 /// and disks equal.
 pub fn equal_slots(lab: &mut Experiment, count: usize) -> Result<()> {
@@ -266,7 +277,7 @@ pub fn phases(policy: PolicyName) -> &'static [Phase] {
             Phase::Apply,
             Phase::Release,
         ],
-        (Secondary::Runs, Sent::Divergent) => &[
+        (Secondary::Runs | Secondary::Semi, Sent::Divergent) => &[
             Phase::Pause,
             Phase::Scan,
             Phase::Hash,
@@ -276,7 +287,7 @@ pub fn phases(policy: PolicyName) -> &'static [Phase] {
             Phase::Release,
         ],
         // Nothing is hashed.
-        (Secondary::Runs, Sent::AllOfPrimary) => &[
+        (Secondary::Runs | Secondary::Semi, Sent::AllOfPrimary) => &[
             Phase::Pause,
             Phase::Scan,
             Phase::Exchange,

@@ -16,7 +16,8 @@ use plover_lab_proof::crash::Moment;
 use plover_lab_proof::load::Pressure;
 use plover_lab_proof::script::{
     ClockReading, outputs_match, phases, the_leader_dies, the_leader_dies_in,
-    the_leader_is_cut_off, the_leader_stands_still, the_secondary_dies, three_survive, two_survive,
+    the_leader_is_cut_off, the_leader_stands_still, the_secondary_dies, the_secondary_rests,
+    three_survive, two_survive,
 };
 use plover_lab_proof::{overlay, prove, prove_under, recover, role, wait_for, with_lab};
 use plover_policy::PRESETS;
@@ -107,6 +108,22 @@ fn a_guest_in_coarse_grained_lockstep_goes_on() {
         the_leader_stands_still(lab)?;
         outputs_match(lab)?;
         the_leader_is_cut_off(lab)
+    });
+}
+
+/// A secondary whose guest rests takes over, between two syncs and within one. It rests at the latest in a trial.
+#[test]
+fn a_guest_that_rests_now_and_then_goes_on() {
+    prove("t-semi", under("hybrid-semi"), |lab| {
+        the_secondary_rests(lab)?;
+        the_leader_dies(lab)?;
+        the_secondary_rests(lab)?;
+        the_secondary_dies(lab)?;
+        for phase in [Phase::Exchange, Phase::Apply] {
+            the_secondary_rests(lab)?;
+            the_leader_dies_in(lab, phase)?;
+        }
+        Ok(())
     });
 }
 

@@ -7,7 +7,7 @@ use crate::world::{Options, World};
 use plover_replica::Canary;
 
 /// Bugs that can be put back, by name.
-pub const CANARIES: [(&str, Canary); 22] = [
+pub const CANARIES: [(&str, Canary); 24] = [
     ("swap-at-once", Canary::SwapAtOnce),
     ("swap-before-copy", Canary::SwapBeforeCopy),
     ("vote-after-amnesia", Canary::VoteAfterAmnesia),
@@ -30,6 +30,8 @@ pub const CANARIES: [(&str, Canary); 22] = [
     ("commit-at-heartbeat", Canary::CommitAtHeartbeat),
     ("serve-alone", Canary::ServeAlone),
     ("replace-at-once", Canary::ReplaceAtOnce),
+    ("forget-at-cut", Canary::ForgetAtCut),
+    ("wake-without-inputs", Canary::WakeWithoutInputs),
 ];
 
 impl Simulation for Options {

@@ -67,7 +67,7 @@ impl Scenario {
         let needs_reset = rng.chance(0.5);
         let quick = rng.chance(0.7);
         // Half of the guests have disks, where the policy allows them.
-        let allowed = preset.policy.secondary == Secondary::Runs;
+        let allowed = preset.policy.secondary != Secondary::Waits;
         let disk_blocks = if allowed && pages % 2 == 0 { 4 } else { 0 };
         let guest = GuestHabits {
             pages,
@@ -208,15 +208,22 @@ pub fn preset_of(seed: u64, is_pair: bool) -> &'static Preset {
     if rng.chance(0.5) && !is_pair {
         return &VSMR;
     }
-    let runs = |policy: &Policy| {
-        let fits = !is_pair || policy.check_pair().is_ok();
-        policy.check().is_ok() && fits
+    let fits = |preset: &Preset| {
+        let fits = !is_pair || preset.policy.check_pair().is_ok();
+        preset.policy.check().is_ok() && fits
     };
-    let others: Vec<&'static Preset> = PRESETS
-        .iter()
-        .filter(|preset| **preset != VSMR && runs(&preset.policy))
-        .collect();
-    rng.pick(&others)
+    let rests = |preset: &Preset| preset.policy.secondary == Secondary::Semi;
+    let of = |is_wanted: &dyn Fn(&Preset) -> bool| -> Vec<&'static Preset> {
+        let all = PRESETS.iter();
+        all.filter(|preset| is_wanted(preset) && fits(preset))
+            .collect()
+    };
+    let other = rng.pick(&of(&|preset| *preset != VSMR && !rests(preset)));
+    let mut rng = Rng::new(mix(seed, REST_STREAM));
+    match rng.chance(0.25) {
+        true => rng.pick(&of(&rests)),
+        false => other,
+    }
 }
 
 /// Whether the generations of a seed's guest are short: a new one begins as soon as all hosts have
@@ -232,6 +239,8 @@ pub fn has_short_lives(seed: u64) -> (bool, Rng) {
 const POLICY_STREAM: u64 = 10;
 /// Separate for the same reason as [`POLICY_STREAM`].
 const LIVES_STREAM: u64 = 14;
+/// Separate for the same reason as [`POLICY_STREAM`].
+const REST_STREAM: u64 = 37;
 
 fn draw_config(
     rng: &mut Rng,

@@ -128,6 +128,30 @@ impl ReplicaStatus {
         self.more.get(key)?.as_str()
     }
 
+    /// Whether the secondary's guest rests, and why, where the policy lets it.
+    fn rest_in_words(&self) -> Option<String> {
+        let rest = self.more.get("secondary_rests")?;
+        let per_s = |key: &str| match rest.get(key)?.as_u64() {
+            Some(frames) => Some(format!("{frames} frames/s")),
+            None => Some("not measured".into()),
+        };
+        let usually = match rest.get("usually")?.as_bool()? {
+            true => "rests",
+            false => "runs",
+        };
+        let trying = match rest.get("trying")?.as_bool()? {
+            true => "; the other is tried at present",
+            false => "",
+        };
+        Some(format!(
+            "The secondary's guest usually {usually}: released where it runs {}, {}% of them before the sync, \
+             where it rests {}{trying}.",
+            per_s("running_per_s")?,
+            rest.get("early_percent")?,
+            per_s("resting_per_s")?
+        ))
+    }
+
     /// The copy of its guest that it makes or keeps warm on another replica, if there is one.
     fn copy_in_words(&self) -> Option<String> {
         let copy = self.more.get("copy")?;
@@ -203,6 +227,9 @@ impl GroupStatus {
         }
         if let Some(last) = self.last_failover() {
             writeln!(f, "Last failover: {last}.")?;
+        }
+        if let Some(words) = self.leader().and_then(ReplicaStatus::rest_in_words) {
+            writeln!(f, "{words}")?;
         }
         self.write_troubles(f)?;
         match self.after_a_loss() {
@@ -381,6 +408,25 @@ mod tests {
             table.contains("boots again when it has powered off"),
             "{table}"
         );
+    }
+
+    #[test]
+    fn it_is_told_whether_the_secondary_rests_and_why() {
+        let mut leader = said(0, "leader", "1@r0", true);
+        leader
+            .more
+            .insert("secondary_rests".into(), serde_json::Value::Null);
+        let table = lab(vec![leader.clone()]).to_string();
+        assert!(!table.contains("usually"), "another policy: {table}");
+        let rest = serde_json::json!({
+            "now": false, "slots": 90, "usually": true, "trying": true,
+            "running_per_s": 210, "early_percent": 97, "resting_per_s": null,
+        });
+        leader.more.insert("secondary_rests".into(), rest);
+        let table = lab(vec![leader]).to_string();
+        let line = "The secondary's guest usually rests: released where it runs 210 frames/s, 97% of them before \
+                    the sync, where it rests not measured; the other is tried at present.";
+        assert!(table.lines().any(|found| found == line), "{table}");
     }
 
     #[test]

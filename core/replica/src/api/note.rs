@@ -144,6 +144,11 @@ pub enum Note {
         /// The sync.
         sync: SyncNo,
     },
+    /// The guest that rested executes what was logged since its state: this replica leads.
+    Wakes {
+        /// The inputs.
+        inputs: usize,
+    },
     /// This side's guest is lost.
     GuestLost {
         /// Why.

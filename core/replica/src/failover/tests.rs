@@ -76,7 +76,7 @@ fn a_new_secondary_goes_when_the_leader_has_gone_on_without_it() {
         assert_eq!(replica.role(), role);
         // The leader's next syncvm.
         replica.cx.group.view = View::NONE;
-        replica.on_syncvm_entry(SyncNo(3), at(6));
+        replica.on_syncvm_entry(SyncNo(3), at(6), false);
         let is_named = replica.cx.group.in_sync.contains(me);
         assert_eq!(replica.role() == Role::Secondary, is_named);
         assert_eq!(kills(&taken(&mut replica)), !is_named);

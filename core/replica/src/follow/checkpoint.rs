@@ -102,6 +102,7 @@ impl Replica {
             staged,
             compare: false,
             translations: Vec::new(),
+            rests: false,
         };
         self.follow_on(kept.sync, Stage::Loading(complete));
         self.cx.order(Order::Load, Action::LoadState(kept.device));

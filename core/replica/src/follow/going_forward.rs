@@ -102,7 +102,7 @@ impl Replica {
             secondary.begin_report(cx, sync, compare);
         }
         cx.guest.activity.disturb();
-        self.resume_guest(complete.staged.refeed);
+        self.go_on(complete.staged.refeed, complete.rests);
         if let Some((leader, cx)) = self.leading() {
             leader.serve_if_ready(cx);
         }

@@ -20,7 +20,6 @@
 use super::{Complete, Stage};
 use crate::api::{Action, Role};
 use crate::context::Memory;
-use crate::guest::Cut;
 use crate::hypervisor::Order;
 use crate::jobs::Job;
 use crate::phase::Phase;
@@ -72,11 +71,9 @@ impl Replica {
     /// A replica that joins has its first state: its guest stands until the second one. The cut of that syncvm
     /// may be here already.
     pub(super) fn await_second_state(&mut self) {
-        let cut = self.cx.guest.skip_to_cut();
-        let group = &self.cx.group;
-        let is_due = |cut: &Cut| cut.at.view == group.view && group.leader.is_some();
-        if let Some(cut) = cut.filter(is_due) {
-            self.begin_follow(cut.sync);
+        if let Some(cut) = self.cx.guest.newest_cut() {
+            self.cx.guest.skip_to_cut(cut.sync);
+            self.begin_follow_if_due(cut);
         }
     }
 

@@ -20,7 +20,7 @@ fn cut(replica: &mut Replica, sync: u64) {
         view,
         index: Index(sync),
     };
-    replica.on_syncvm_entry(SyncNo(sync), at);
+    replica.on_syncvm_entry(SyncNo(sync), at, false);
 }
 
 fn job_of(actions: &[Action]) -> JobId {
@@ -233,7 +233,7 @@ fn a_cut_of_another_view_is_ignored() {
         view: View(99),
         index: Index(1),
     };
-    replica.on_syncvm_entry(SyncNo(1), at);
+    replica.on_syncvm_entry(SyncNo(1), at, false);
     assert!(replica.follow.is_none());
 }
 

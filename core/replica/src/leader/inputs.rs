@@ -112,7 +112,7 @@ impl Leader {
         match op {
             LogOp::Inputs(frames) | LogOp::Paced(_, frames) => cx.feed(Input::Frames(frames)),
             LogOp::Operator(input) => cx.feed(Input::Operator(input)),
-            LogOp::Syncvm(_) => {}
+            LogOp::Syncvm(_) | LogOp::SyncvmThenRest(_) => {}
         }
     }
 

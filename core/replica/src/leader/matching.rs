@@ -82,12 +82,12 @@ impl Matching {
         }
     }
 
-    /// The guest stands at the cut of a sync: the slot ends, and another begins. Returns how
-    /// many frames of the old one went out on a match.
-    pub fn cut(&mut self, sync: SyncNo, rule: &mut MatchRule) -> u32 {
+    /// The guest stands at the cut of a sync: the slot ends, and another begins, in which the secondary's guest
+    /// may rest. Returns how many frames of the old one went out on a match.
+    pub fn cut(&mut self, sync: SyncNo, rests: bool, rule: &mut MatchRule) -> u32 {
         let ended = self.slot.take();
         self.ended = ended.as_ref().map(|ended| ended.verdict);
-        if self.releases_on_match && rule.compares(self.ended) {
+        if self.releases_on_match && !rests && rule.compares(self.ended) {
             self.matcher.begin(ended.is_some());
             self.slot = Some(Compared {
                 sync,
@@ -115,6 +115,11 @@ impl Matching {
     pub fn heard(&self) -> Option<(SyncNo, u64)> {
         let slot = self.slot.as_ref().filter(|slot| slot.acknowledged)?;
         Some((slot.sync, slot.said))
+    }
+
+    /// Frames of this slot that went out on a match.
+    pub fn matched(&self) -> u32 {
+        self.slot.as_ref().map_or(0, |slot| slot.matched)
     }
 
     /// Whether the slot that runs, or is about to, is compared.

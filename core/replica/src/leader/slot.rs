@@ -2,9 +2,9 @@
 
 use super::Leader;
 use crate::canary::canary;
-use crate::context::Context;
+use crate::context::{Context, Rules};
 use crate::guest::Power;
-use plover_policy::{SlotView, SyncReason, SyncWhen};
+use plover_policy::{RestView, SlotView, SyncReason, SyncWhen};
 use plover_types::Micros;
 
 /// A sync whose next step is the secondary's, and that makes no progress for this many election timeouts,
@@ -25,6 +25,8 @@ pub(crate) struct Slot {
     pub is_due: bool,
     /// Console output of this slot waits for its syncvm.
     pub printed: bool,
+    /// The secondary's guest rests in it.
+    pub rests: bool,
 }
 
 impl Slot {
@@ -34,6 +36,7 @@ impl Slot {
             is_retry: false,
             is_due: false,
             printed: false,
+            rests: false,
         }
     }
 }
@@ -73,6 +76,7 @@ impl Leader {
         let reason = match self.match_view(cx) {
             _ if self.slot.is_due => Some(SyncReason::Written),
             Some(_) if self.slot.printed && view.age >= PRINTED_WITHIN => Some(SyncReason::Output),
+            Some(_) if self.is_measured(cx) => Some(SyncReason::Rest),
             Some(found) => self.compared_slot_ends(cx, &view, &found),
             None => cx.config.policy.sync.ends(&cx.rules.slot, &view),
         };
@@ -86,6 +90,33 @@ impl Leader {
     fn may_end_slot(&self, cx: &Context) -> bool {
         let is_joined = self.settles || self.final_joiner().is_some();
         self.serving && !is_joined && self.kept_frames.is_none() && self.secondary(cx).is_some()
+    }
+
+    /// The slot, for the rule that says in which the secondary's guest rests.
+    fn rest_view(&self, cx: &Context) -> RestView {
+        RestView {
+            rests: self.slot.rests,
+            age: cx.now.since(self.slot.started),
+            outputs: self.matching.matched() + cx.outputs.guard.len() as u32,
+        }
+    }
+
+    /// Whether the secondary's guest rests in the slot that a sync for this `reason` begins. A guest that may have
+    /// to lead in a moment runs.
+    pub(super) fn lets_rest(&self, cx: &mut Context, reason: SyncReason) -> bool {
+        let is_settled =
+            reason != SyncReason::Join && self.join.is_none() && self.partner.is_none();
+        if !cx.may_rest() || !is_settled || self.switchover.is_some() {
+            return false;
+        }
+        let view = self.rest_view(cx);
+        let Rules { slot, rest, .. } = &mut cx.rules;
+        rest.rests(&view, slot)
+    }
+
+    /// Whether the slot has shown what it yields, and the secondary's guest usually rests.
+    fn is_measured(&self, cx: &Context) -> bool {
+        cx.may_rest() && cx.rules.rest.ends(&self.rest_view(cx), &cx.rules.slot)
     }
 
     /// Nothing is known of the new slot yet.

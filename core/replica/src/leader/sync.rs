@@ -60,6 +60,9 @@ pub(crate) struct Run {
     phase: Phase,
     phase_since: Micros,
     report: SyncReport,
+    /// The secondary's guest has rested in the slot that ends, and rests in the one that begins.
+    rested: bool,
+    rests: bool,
 }
 
 /// The outputs, inputs and device state of the slot that was cut off, from the pause to the end mark.
@@ -220,11 +223,16 @@ impl Leader {
         // Whether every input before the cut has been fed.
         let mut fed = cx.guest.taken >= self.last_input_proposed;
         let sync = cx.group.sync_no.next();
+        let rests = self.lets_rest(cx, reason);
         let index = if cx.takes_checkpoints() {
             fed = true;
             cx.group.delivered
         } else {
-            let payload = wire::encode(&LogOp::Syncvm(sync));
+            let op = match rests {
+                true => LogOp::SyncvmThenRest(sync),
+                false => LogOp::Syncvm(sync),
+            };
+            let payload = wire::encode(&op);
             let Ok(viewstamp) = cx.propose(EntryKind::App, payload) else {
                 self.slot.started = cx.now;
                 return;
@@ -248,6 +256,8 @@ impl Leader {
             phase: Phase::Pause,
             phase_since: cx.now,
             report,
+            rested: self.slot.rests,
+            rests,
         };
         let stage = Stage::Ordering;
         self.sync = Some(LeadSync { run, stage });
@@ -286,7 +296,7 @@ impl Leader {
             device: None,
             since: now,
         });
-        run.report.matched = self.matching.cut(number, &mut cx.rules.matching);
+        run.report.matched = self.matching.cut(number, run.rests, &mut cx.rules.matching);
         self.slot.printed = false;
         cx.guest.pace.begin();
         run.last_progress = now;
@@ -357,6 +367,7 @@ fn reason_name(reason: SyncReason) -> &'static str {
         SyncReason::LogFull => "log_full",
         SyncReason::Written => "written",
         SyncReason::Quiet => "quiet",
+        SyncReason::Rest => "rest",
         SyncReason::Join => "join",
         SyncReason::Retry => "retry",
     }

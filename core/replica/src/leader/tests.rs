@@ -237,7 +237,9 @@ fn reports_count_after_the_acknowledgement() {
     let hybrid = Preset::find("hybrid").unwrap().policy;
     let mut replica = leader(hybrid, true);
     let (leader, cx) = replica.leading().unwrap();
-    leader.matching.cut(SyncNo(1), &mut cx.rules.matching);
+    leader
+        .matching
+        .cut(SyncNo(1), false, &mut cx.rules.matching);
     let frames = [Frame(vec![1])];
     leader.on_reported(cx, SECONDARY, SyncNo(1), 0, &frames);
     assert_eq!(leader.matching.heard(), None);

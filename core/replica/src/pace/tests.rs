@@ -114,7 +114,11 @@ fn a_cut_does_not_wait() {
     paced(&mut replica, 20, 2);
     let at = plover_types::Viewstamp::default();
     let sync = SyncNo(2);
-    let cut = crate::guest::Input::Cut(crate::guest::Cut { sync, at });
+    let cut = crate::guest::Input::Cut(crate::guest::Cut {
+        sync,
+        at,
+        rests: false,
+    });
     let reached = replica.cx.guest.give(Micros(1), cut, &mut replica.cx.out);
     assert!(reached.is_some());
     assert_eq!(fed(&mut replica), [1, 2]);

@@ -12,7 +12,9 @@ mod warm;
 use self::report::OutputReport;
 use self::warm::WarmKeeper;
 use crate::follow::Kept;
-use plover_types::Micros;
+use crate::phase::Phase;
+use crate::replica::Replica;
+use plover_types::{Micros, Unconsumed};
 
 pub(crate) use self::report::window;
 
@@ -27,7 +29,16 @@ pub(crate) struct Secondary {
     pub report: Option<OutputReport>,
     /// The newest checkpoint, where its guest waits.
     pub kept: Option<Kept>,
+    /// Its guest rests in this slot. When it goes on, it gets these inputs first.
+    pub rests: Option<Unconsumed>,
     pub warm: WarmKeeper,
+}
+
+impl Replica {
+    /// Whether this secondary's guest rests in this slot.
+    pub(crate) fn is_resting(&self) -> bool {
+        matches!(&self.phase, Phase::Secondary(secondary) if secondary.rests.is_some())
+    }
 }
 
 impl Secondary {
@@ -37,6 +48,7 @@ impl Secondary {
             is_agreed: false,
             report: None,
             kept: None,
+            rests: None,
             warm: WarmKeeper::new(now),
         }
     }

@@ -244,6 +244,12 @@ impl Body {
                 tracing::warn!("the leader is silent: an election begins");
             }
             Note::Elected { view } => tracing::info!(%view, "this replica leads"),
+            Note::Wakes { inputs } => {
+                tracing::info!(
+                    inputs,
+                    "the guest has rested: it executes what was logged since"
+                );
+            }
             Note::Serving { view } => tracing::info!(%view, "clients are served from here"),
             Note::Peer { peer, alive: true } => tracing::info!("replica {peer} answers"),
             Note::Peer { peer, alive: false } => tracing::warn!("replica {peer} does not answer"),

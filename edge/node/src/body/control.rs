@@ -300,6 +300,7 @@ impl Body {
         self.tell_of_members(&mut answer);
         answer["guest_paused"] = self.is_guest_paused().into();
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
+        answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();

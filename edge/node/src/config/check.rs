@@ -36,7 +36,7 @@ impl ReplicaConfig {
         if writable && axes.secondary == Secondary::Waits {
             return mismatch(
                 "a [[disk]] that the guest writes needs a policy whose secondary runs \
-                 (policy.secondary = \"runs\"), or readonly = true"
+                 (policy.secondary = \"runs\" or \"semi\"), or readonly = true"
                     .into(),
             );
         }

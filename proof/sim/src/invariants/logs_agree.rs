@@ -20,6 +20,7 @@ enum Payload {
     Operator(OperatorInput),
     Syncvm(SyncNo),
     Paced(u64, Vec<Frame>),
+    SyncvmThenRest(SyncNo),
 }
 
 /// The first delivery of an entry.
@@ -142,7 +143,7 @@ impl CommittedLog {
                     let place = self.typed.len() as u64;
                     self.typed.insert(line, place);
                 }
-                Ok(Payload::Operator(_) | Payload::Syncvm(_)) => {}
+                Ok(Payload::Operator(_) | Payload::Syncvm(_) | Payload::SyncvmThenRest(_)) => {}
                 Err(error) => panic!("the replica's payloads have changed their form: {error}"),
             },
         }

@@ -3,7 +3,7 @@
 use super::{Cut, LeadSync, OwnGuest, Run, Stage};
 use crate::api::{Action, ConsoleHold, Note};
 use crate::canary::canary;
-use crate::context::Context;
+use crate::context::{Context, Rules};
 use crate::guest::Power;
 use crate::leader::Leader;
 use plover_guard::HeldSlot;
@@ -68,6 +68,7 @@ impl Leader {
     /// The next slot begins.
     pub(super) fn begin_next_slot(&mut self, cx: &mut Context, refeed: Unconsumed) {
         let reason = self.sync.as_ref().map(|sync| sync.run.reason);
+        self.slot.rests = self.sync.as_ref().is_some_and(|sync| sync.run.rests);
         let before = cx.out.len();
         self.resume_guest(cx, refeed);
         // A guest that is fed now may answer at once, so its idleness is not put to the test.
@@ -116,7 +117,13 @@ impl Leader {
         cx.rules.slot.learn(&cost);
         if !matches!(run.reason, SyncReason::Join | SyncReason::Retry) {
             // A retried sync says nothing about this slot, so the controller does not learn from it.
-            self.matching.learn(&cost, &mut cx.rules.matching);
+            if !run.rested {
+                self.matching.learn(&cost, &mut cx.rules.matching);
+            }
+            if cx.may_rest() {
+                let Rules { slot, rest, .. } = &mut cx.rules;
+                rest.learn(run.rested, &cost, run.report.matched, slot);
+            }
         }
         cx.out.push(Action::Console(ConsoleHold::Show(run.sync)));
         cx.note(Note::Synced(Box::new(run.report)));
