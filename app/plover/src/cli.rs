@@ -81,6 +81,20 @@ pub enum Command {
         #[arg(long, conflicts_with = "configs")]
         list: bool,
     },
+    /// Show the groups of this host live, on a page for a browser that only reads.
+    ///
+    /// Runs until it is ended, and asks the replicas once a second. The page shows who leads, whether the guest is
+    /// protected and why not, failovers with their parts, and the last quarter of an hour. A replica that hangs, and a
+    /// group that does not answer, are shown as such.
+    #[command(after_help = "Example:\n  plover dash --config /etc/plover/shop-db.toml")]
+    Dash {
+        /// The configurations of this host's replicas: one for each guest.
+        #[arg(long = "config", value_name = "FILE", num_args = 1.., required = true)]
+        configs: Vec<PathBuf>,
+        /// Where to listen. Anybody who reaches this address can see the page.
+        #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9778")]
+        listen: SocketAddr,
+    },
     /// Move the lead to another replica; clients keep their connections.
     ///
     /// The guest is protected all the time: the replica that led stays in step. Works on any host of the group.

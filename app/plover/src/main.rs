@@ -5,6 +5,7 @@
 //!  plover check --config FILE       whether a host has what its replica needs
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    where the group stands
+//!  plover metrics, plover dash      the same for Prometheus, and on a page
 //!  plover switchover                moves the lead
 //!  plover drain, undrain            clears a host of its roles
 //!  plover console, shutdown, start  the guest, wherever it is
@@ -22,6 +23,8 @@
 mod bench;
 mod check;
 mod cli;
+mod dash;
+mod http;
 mod init;
 #[cfg(feature = "lab")]
 mod lab;
@@ -37,6 +40,7 @@ mod pages;
 mod policy;
 mod replica;
 mod run;
+mod target;
 
 use clap::Parser;
 use plover_lab::prerequisites::Missing;
@@ -76,6 +80,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Metrics {
             configs, listen, ..
         } => metrics::run(&configs, listen),
+        cli::Command::Dash { configs, listen } => dash::run(&configs, listen),
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control(), wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()),

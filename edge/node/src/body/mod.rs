@@ -141,6 +141,8 @@ struct Body {
     /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
     suspicions: u64,
     times_deposed: u64,
+    /// Frames of clients that this replica took in while it led.
+    inputs: u64,
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
@@ -275,6 +277,7 @@ impl Body {
             crash_at: None,
             suspicions: 0,
             times_deposed: 0,
+            inputs: 0,
             dropped_inputs: 0,
             dropped_outputs: 0,
             last_failure,

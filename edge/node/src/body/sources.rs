@@ -150,6 +150,7 @@ impl Body {
         if frames.is_empty() {
             Ok(())
         } else {
+            self.inputs += frames.len() as u64;
             self.apply(Event::Frames(frames))
         }
     }
