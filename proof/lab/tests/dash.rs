@@ -1,7 +1,7 @@
 //! `plover dash` beside real replicas, in a real browser: its figures are those of `plover status`, and what does not answer
 //! is shown as such.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use plover_lab::options::Options;
 use plover_lab::status::milliseconds;
 use plover_lab::{Fault, Lab};
@@ -77,8 +77,8 @@ fn find(status: &Value, id: u8) -> &Value {
 }
 
 /// Draws the page while `plover status` is asked again and again. The figures of syncs change with their number only, so
-/// those on the page must be those of the status with the same number.
-fn compare(lab: &Lab, dash: &Served) -> Result<()> {
+/// those on the page must be those of the status with the same number. `false` if no status had that number.
+fn compare(lab: &Lab, dash: &Served) -> Result<bool> {
     let leader = lab.find(&role("leader"))?;
     let mut browser = Browser::start(&dash.url())?;
     let mut asked = Vec::new();
@@ -89,10 +89,8 @@ fn compare(lab: &Lab, dash: &Served) -> Result<()> {
     let page = browser.page()?;
     let number = shown(&page, "sync.count")?.replace(',', "");
     let count = |status: &Value| find(status, leader)["sync"]["count"].to_string();
-    let same = asked.iter().find(|status| count(status) == number);
-    let Some(same) = same else {
-        let counts: Vec<_> = asked.iter().map(count).collect();
-        bail!("the page shows {number} syncs, `plover status` had {counts:?}");
+    let Some(same) = asked.iter().find(|status| count(status) == number) else {
+        return Ok(false);
     };
     let sync = &find(same, leader)["sync"];
     for key in ["pause_us_p50", "pause_us_p99", "slot_us_p50"] {
@@ -118,7 +116,7 @@ fn compare(lab: &Lab, dash: &Served) -> Result<()> {
         );
     }
     ensure!(shown(&page, "state")? == "✓ Protected", "{page}");
-    Ok(())
+    Ok(true)
 }
 
 /// Draws the page and looks for what it must show.
@@ -148,7 +146,9 @@ fn the_page_shows_what_the_status_says() {
             Ok(group["state"] == "protected" && syncs > Some(3))
         })?;
         if has_browser {
-            compare(lab, &dash)?;
+            wait_for(progress, "a status with the page's syncs", || {
+                compare(lab, &dash)
+            })?;
         }
 
         let old = kill_leader(lab, progress)?;
