@@ -399,7 +399,7 @@ function draw(chart, { x, points, at, back, point, failovers }) {
   const drawn = chart.lines.map(([, read], place) => curves(points, read, x, y, place));
   const range = found.length ? `between ${chart.words(Math.min(...found))} and ${chart.words(Math.max(...found))}` : "no figures";
   const svg = s("svg", frame(`${chart.title}: ${range} in this span`),
-    s("path", { class: "rule", d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}` }), drawn,
+    found.length ? s("path", { class: "rule", d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}` }) : null, drawn,
     failovers.map((it) => s("path", { class: "failover", d: `M${x(it.unix_ms)} 0V${HIGH}` })),
     back === 0 ? null : s("path", { class: "cursor", d: `M${x(at)} 0V${HIGH}` }));
   const top = found.length ? h("div", { class: "most", "aria-hidden": "true" }, `${(most / scale).toLocaleString("en-GB")} ${chart.unit}`) : null;
@@ -409,8 +409,9 @@ function draw(chart, { x, points, at, back, point, failovers }) {
     h("div", { class: "ends", "aria-hidden": "true" }, h("span", {}, `${page.span / 60} min ago`), h("span", {}, "now")));
 }
 
-// The newest figure of the last seconds.
+// The newest figure of the last seconds, while a replica leads.
 function newest(points, read) {
+  if (!points.length || points[points.length - 1].leader === null) return undefined;
   const last = points.slice(-Math.ceil(GAP_MS / ASK_EVERY_MS)).map(read);
   return last.reverse().find((value) => value !== null && value !== undefined);
 }
