@@ -6,6 +6,7 @@ mod lab;
 use crate::bench::ConsensusOptions;
 use crate::init::InitOptions;
 use crate::log::LogCommand;
+use crate::logging::LogForm;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
 pub use lab::LabCommand;
@@ -51,6 +52,9 @@ pub enum Command {
         /// The replica's configuration.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// The form of the log.
+        #[arg(long, value_enum, default_value_t)]
+        log: LogForm,
     },
     /// Show the state of the whole group, asked of the replica that runs on this host.
     ///

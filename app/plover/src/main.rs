@@ -32,6 +32,7 @@ mod lab;
 #[path = "packaged_lab.rs"]
 mod lab;
 mod log;
+mod logging;
 mod metrics;
 mod operate;
 mod output;
@@ -74,7 +75,7 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         cli::Command::Init(options) => init::run(&options),
         cli::Command::Check { config } => check::run(&config),
-        cli::Command::Replica { config } => replica::run(&config),
+        cli::Command::Replica { config, log } => replica::run(&config, log),
         cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
         cli::Command::Metrics { list: true, .. } => metrics::list(),
         cli::Command::Metrics {

@@ -1,37 +1,21 @@
 //! `plover replica` and `plover bootstrap`.
 
+use crate::logging::{self, LogForm};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
 use plover_node::newest::DiskCopy;
-use plover_node::{RecentLog, ReplicaConfig, Side};
+use plover_node::{ReplicaConfig, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// Runs one replica until it is told to end.
-pub fn run(config: &Path) -> Result<ExitCode> {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let log = RecentLog::default();
-    let recent = log.clone();
-    let to_stderr = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    let to_memory = tracing_subscriber::fmt::layer()
-        .with_writer(move || recent.clone())
-        .with_ansi(false);
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(to_stderr)
-        .with(to_memory)
-        .init();
+pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
     let config = ReplicaConfig::load(config)?;
+    let log = logging::start(form, &config);
     prerequisites::check_hypervisor(&config.qemu())?;
     let process = match plover_node::supervise(&config).map_err(|error| anyhow!(error))? {
         Side::Replica(process) => process,

@@ -38,6 +38,10 @@ impl Target {
         answer
     }
 
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
     fn tell(&self, silent: Option<String>) {
         let mut last = self
             .silent

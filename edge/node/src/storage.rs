@@ -105,7 +105,7 @@ impl Storage {
             Start::Fresh if storage.guest() != GuestRecord::default() => {
                 let least = storage.guest().promised_at_least();
                 storage.promise_lost = true;
-                tracing::warn!(%least, "this replica has run before, and its promise is lost");
+                tracing::warn!(event = "promise_lost", %least, "this replica has run before, and its promise is lost");
                 Start::PromiseLost { least }
             }
             start => start,

@@ -72,7 +72,7 @@ impl Trace {
             .and_then(|()| file.flush())
             .is_err()
         {
-            tracing::warn!(path = %self.path.display(), "the trace cannot be written; it ends here");
+            tracing::warn!(event = "trace_ended", path = %self.path.display(), "the trace cannot be written; it ends here");
             self.file = None;
         }
         self.bytes += line.len() as u64;

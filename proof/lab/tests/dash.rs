@@ -168,6 +168,15 @@ fn the_page_shows_what_the_status_says() {
                 && newest["protected_within_ms"].is_u64())
         })?;
 
+        wait_for(progress, "the new leader's log is on the page", || {
+            let data = data(&dash)?;
+            let log = data["group"]["log"].as_array();
+            let serves = |line: &Value| {
+                line["id"] == leader && line["line"].to_string().contains("event=\\\"serving\\\"")
+            };
+            Ok(log.is_some_and(|log| log.iter().any(serves)))
+        })?;
+
         let ids: Vec<_> = lab.ids().filter(|id| *id != old).collect();
         let still = ids
             .iter()

@@ -3,15 +3,19 @@
 use super::history::{Failovers, History};
 use super::unix_ms;
 use crate::target::Target;
+use plover_lab::logs::{self, Source, ToldLog};
 use plover_lab::status::GroupStatus;
 use plover_node::ReplicaConfig;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a replica of this host may take to tell where its group stands. It waits a second for the others itself.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
+/// The lines of the replicas' logs that are shown.
+const LINES: usize = 50;
 
 /// A group with one replica on this host; in a lab, with several.
 #[derive(Debug)]
@@ -20,6 +24,7 @@ pub struct Group {
     /// The hosts' addresses, by the ids of their replicas.
     hosts: BTreeMap<u8, String>,
     doors: Vec<Target>,
+    logs: Mutex<BTreeMap<u8, ToldLog>>,
     known: Mutex<Known>,
 }
 
@@ -35,6 +40,8 @@ struct Known {
     replicas: BTreeMap<u8, (Instant, String)>,
     history: History,
     failovers: Failovers,
+    /// The last lines of all logs, each with its replica.
+    lines: VecDeque<(u8, String)>,
 }
 
 /// An answer.
@@ -56,6 +63,7 @@ impl Group {
                     name: door.guest.clone(),
                     hosts: hosts(config),
                     doors: vec![door],
+                    logs: Mutex::default(),
                     known: Mutex::default(),
                 }),
             }
@@ -63,11 +71,32 @@ impl Group {
         groups.into_iter().map(Arc::new).collect()
     }
 
-    /// Asks where the group stands, and keeps the answer.
+    /// Asks where the group stands and what its replicas have logged since, and keeps the answers.
     pub fn look(&self) {
         let door = self.known().door;
         let (asked, answer) = self.ask(door);
-        self.known().learn(asked, answer, Instant::now());
+        let answer = self.known().learn(asked, answer, Instant::now());
+        if let Some(answering) = answer {
+            self.read_logs(asked, &answering);
+        }
+    }
+
+    fn read_logs(&self, door: usize, answering: &[u8]) {
+        let control = self.doors[door].control();
+        let mut logs = lock(&self.logs);
+        let taken = answering.iter().map(|id| {
+            let new = || ToldLog::of(control, *id, LINES);
+            let log = logs.entry(*id).or_insert_with(new);
+            log.through(control);
+            // One that has just become silent is asked again when it answers.
+            (*id, log.take(true).unwrap_or_default())
+        });
+        let merged = logs::merge(taken.collect());
+        let lines = &mut self.known().lines;
+        lines.extend(merged);
+        while lines.len() > LINES {
+            lines.pop_front();
+        }
     }
 
     /// Asks the door that answered last, and the others only if it does not answer or knows no leader that serves.
@@ -118,22 +147,36 @@ impl Group {
             "heard": replicas.collect::<Map<_, _>>(),
             "failovers": known.failovers.to_json(),
             "points": known.history.after(after),
+            "log": known.lines.iter().map(|(id, line)| json!({"id": id, "line": line})).collect::<Vec<_>>(),
         })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 }
 
+fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
+    it.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Known {
-    fn learn(&mut self, door: usize, answer: Result<GroupStatus, String>, now: Instant) {
+    /// Keeps an answer, and returns the replicas that have answered.
+    fn learn(
+        &mut self,
+        door: usize,
+        answer: Result<GroupStatus, String>,
+        now: Instant,
+    ) -> Option<Vec<u8>> {
+        let mut answering = None;
         match answer {
             Ok(status) => {
-                for replica in status.replicas.iter().filter(|it| it.answers()) {
+                let replicas = status.replicas.iter().filter(|it| it.answers());
+                for replica in replicas.clone() {
                     let role = replica.role.clone();
                     self.replicas.insert(replica.id, (now, role));
                 }
+                answering = Some(replicas.map(|it| it.id).collect());
                 self.door = door;
                 self.trouble = None;
                 self.failovers.learn(&status, unix_ms());
@@ -146,6 +189,7 @@ impl Known {
             _ => None,
         };
         self.history.add(status, unix_ms());
+        answering
     }
 
     /// The state of the guest in a word.

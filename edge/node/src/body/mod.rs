@@ -84,7 +84,7 @@ pub fn run(
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
     let mut body = Body::open(config, process, log)?;
     if body.config.can_split() {
-        tracing::warn!("{SPLIT_WARNING}");
+        tracing::warn!(event = "can_split", "this group can split: {SPLIT_WARNING}");
     }
     ready(body.control.handle());
     body.run()?;
@@ -219,7 +219,7 @@ impl Body {
         });
         let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
         let deaths = Reports::listen(&config.group).unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot listen for UDP at this replica's address: the death of a \
+            tracing::warn!(event = "deaths_unheard", %error, "cannot listen for UDP at this replica's address: the death of a \
                 process is noticed by the timeout only");
             None
         });

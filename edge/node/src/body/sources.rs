@@ -64,7 +64,7 @@ impl Body {
             return match relayed {
                 Ok(said) => self.on_relayed(from, said),
                 Err(error) => {
-                    tracing::warn!(%from, %error, "a relayed request was not understood");
+                    tracing::warn!(event = "request_rejected", %from, "a relayed request of replica {from} was not understood: {error}");
                     Ok(())
                 }
             };
@@ -72,7 +72,7 @@ impl Body {
         match self.packer.unpack(from, lane, bytes) {
             Ok(bytes) => self.apply(Event::Received { from, lane, bytes }),
             Err(error) => {
-                tracing::warn!(%from, ?lane, %error, "a record was not understood");
+                tracing::warn!(event = "record_rejected", %from, ?lane, "a record of replica {from} was not understood: {error}");
                 Ok(())
             }
         }

@@ -138,6 +138,7 @@ function render() {
   renderFigures(group);
   renderHistory(group);
   renderFailovers(group);
+  renderLog(group);
 }
 
 const ageOf = (group) => (group.age_ms === null ? null : group.age_ms + sinceReceived());
@@ -501,6 +502,23 @@ function bar(failover, most) {
     return rect;
   });
   return s("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", "aria-hidden": "true" }, rects);
+}
+
+// ---- The log
+
+// A line of a replica's log: time, level, sentence, event and other fields.
+const LINE = /^(\S+Z) +(\w+) (.*?)(?: event="(\w+)")?( \w+=.*)?$/;
+
+function renderLog(group) {
+  const lines = [...group.log].reverse().map(({ id, line }) => {
+    const [, at, level, sentence, event, fields] = LINE.exec(line) ?? [null, null, "", line];
+    const loud = level === "ERROR" || level === "WARN";
+    return h("li", {},
+      h("time", {}, at ? when(Date.parse(at)) : ""), h("span", {}, `r${id}`),
+      h("span", {}, loud ? h("b", {}, level === "WARN" ? "Warning: " : "Error: ") : null, sentence),
+      h("code", {}, `${event ?? ""}${fields ?? ""}`));
+  });
+  put($("log"), lines.length ? lines : h("li", { class: "empty" }, "No replica has told its log yet."));
 }
 
 // ---- Hands
