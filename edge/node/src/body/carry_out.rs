@@ -209,6 +209,7 @@ impl Body {
                 let to = to.0;
                 tracing::info!(
                     event = "handover_begun",
+                    peer = to,
                     "this replica hands over to replica {to}, as an operator wants"
                 );
             }
@@ -242,13 +243,18 @@ impl Body {
                 if self.unprotected.as_ref() != Some(&failed) {
                     tracing::warn!(
                         event = "copy_failed",
+                        peer = peer.0,
                         "the copy of the guest to replica {peer} failed: {why}"
                     );
                 }
                 self.unprotected = Some(failed);
             }
             Note::Protected { peer } => {
-                tracing::info!(event = "protected", %peer, "the guest is protected: replica {peer} is in step");
+                tracing::info!(
+                    event = "protected",
+                    peer = peer.0,
+                    "the guest is protected: replica {peer} is in step"
+                );
                 self.unprotected = None;
             }
             // These come as often as slots end.
@@ -268,20 +274,30 @@ impl Body {
                 tracing::info!(event = "serving", %view, "clients are served from here")
             }
             Note::Peer { peer, alive: true } => {
-                tracing::info!(event = "peer_answers", "replica {peer} answers")
+                tracing::info!(
+                    event = "peer_answers",
+                    peer = peer.0,
+                    "replica {peer} answers"
+                )
             }
             Note::Peer { peer, alive: false } => {
-                tracing::warn!(event = "peer_silent", "replica {peer} does not answer")
+                tracing::warn!(
+                    event = "peer_silent",
+                    peer = peer.0,
+                    "replica {peer} does not answer"
+                )
             }
             Note::DeathReported { peer } => {
                 tracing::warn!(
                     event = "peer_died",
+                    peer = peer.0,
                     "the process of replica {peer} has ended, its host says"
                 );
             }
             Note::JoinBegun { peer } => {
                 tracing::info!(
                     event = "copy_begun",
+                    peer = peer.0,
                     "the guest is being copied to replica {peer}"
                 );
             }
@@ -293,6 +309,7 @@ impl Body {
                 };
                 tracing::info!(
                     event = "copy_opened",
+                    peer = peer.0,
                     "replica {peer} is ready, and gets {what}"
                 );
             }
@@ -303,11 +320,16 @@ impl Body {
                 "round {round} of the copy: {pages} pages"
             ),
             Note::Warm { peer } => {
-                tracing::info!(event = "copy_warm", "replica {peer} has a warm copy")
+                tracing::info!(
+                    event = "copy_warm",
+                    peer = peer.0,
+                    "replica {peer} has a warm copy"
+                )
             }
             Note::WarmRefused { peer, why } => {
                 tracing::warn!(
                     event = "copy_refused",
+                    peer = peer.0,
                     "replica {peer} takes no warm copy: {why}"
                 );
             }

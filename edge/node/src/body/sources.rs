@@ -64,7 +64,11 @@ impl Body {
             return match relayed {
                 Ok(said) => self.on_relayed(from, said),
                 Err(error) => {
-                    tracing::warn!(event = "request_rejected", %from, "a relayed request of replica {from} was not understood: {error}");
+                    tracing::warn!(
+                        event = "request_rejected",
+                        peer = from.0,
+                        "a relayed request of replica {from} was not understood: {error}"
+                    );
                     Ok(())
                 }
             };
@@ -72,7 +76,12 @@ impl Body {
         match self.packer.unpack(from, lane, bytes) {
             Ok(bytes) => self.apply(Event::Received { from, lane, bytes }),
             Err(error) => {
-                tracing::warn!(event = "record_rejected", %from, ?lane, "a record of replica {from} was not understood: {error}");
+                tracing::warn!(
+                    event = "record_rejected",
+                    peer = from.0,
+                    ?lane,
+                    "a record of replica {from} was not understood: {error}"
+                );
                 Ok(())
             }
         }

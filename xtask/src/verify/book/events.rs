@@ -64,7 +64,11 @@ pub(crate) fn page(source: &Source) -> Result<String> {
 fn logged(text: &str) -> Result<Vec<(String, Event)>> {
     let mut events = Vec::new();
     for (macro_name, level) in LEVELS {
-        for (at, begin) in text.match_indices(&format!("tracing::{macro_name}!(")) {
+        for (at, begin) in text.match_indices(&format!("{macro_name}!(")) {
+            // A macro whose name only ends so.
+            if text[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
+                continue;
+            }
             let line = text[..at].lines().count();
             let inside = text[at + begin.len()..].trim_start();
             let named = inside.strip_prefix("event = ").and_then(literal);
@@ -136,12 +140,15 @@ mod tests {
     fn a_line_without_a_name_or_a_sentence_is_an_error() {
         for text in [
             "tracing::info!(\"it began\");",
+            "info!(\"it began\");",
             "tracing::info!(%peer, event = \"begun\", \"it began\");",
             "tracing::info!(event = \"Begun!\", \"it began\");",
             "tracing::info!(event = \"begun\", %peer);",
         ] {
             assert!(one(text).is_err(), "{text}");
         }
-        assert!(logged("tracing::debug!(\"frames\");").unwrap().is_empty());
+        for text in ["tracing::debug!(\"frames\");", "my_info!(\"frames\");"] {
+            assert!(logged(text).unwrap().is_empty(), "{text}");
+        }
     }
 }
