@@ -68,6 +68,11 @@ impl ToldLog {
             next: json!({"op": "logs", "of": id, "last": lines}),
         }
     }
+
+    /// Goes on where it is, through another replica.
+    pub fn through(&mut self, control: &Control) {
+        self.control = control.clone();
+    }
 }
 
 impl Source for ToldLog {
@@ -143,7 +148,7 @@ pub fn print<S: Source>(
 }
 
 /// Merges logs by time. The lines of one log keep their order; one without a time belongs to the line before it.
-fn merge(logs: Vec<(u8, Vec<String>)>) -> Vec<(u8, String)> {
+pub fn merge(logs: Vec<(u8, Vec<String>)>) -> Vec<(u8, String)> {
     let mut timed = Vec::new();
     for (id, lines) in logs {
         let mut time = String::new();

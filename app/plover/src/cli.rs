@@ -7,6 +7,7 @@ use crate::bench::ConsensusOptions;
 use crate::init::InitOptions;
 use crate::key::KeyCommand;
 use crate::log::LogCommand;
+use crate::logging::LogForm;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "lab")]
 pub use lab::LabCommand;
@@ -58,6 +59,9 @@ pub enum Command {
         /// The replica's configuration.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// The form of the log.
+        #[arg(long, value_enum, default_value_t)]
+        log: LogForm,
     },
     /// Show the state of the whole group, asked of the replica that runs on this host.
     ///
@@ -87,6 +91,20 @@ pub enum Command {
         /// Print the metrics as rows of a table, and end.
         #[arg(long, conflicts_with = "configs")]
         list: bool,
+    },
+    /// Show the groups of this host live, on a page for a browser that only reads.
+    ///
+    /// Runs until it is ended, and asks the replicas once a second. The page shows who leads, whether the guest is
+    /// protected and why not, failovers with their parts, and the last quarter of an hour. A replica that hangs, and a
+    /// group that does not answer, are shown as such.
+    #[command(after_help = "Example:\n  plover dash --config /etc/plover/shop-db.toml")]
+    Dash {
+        /// The configurations of this host's replicas: one for each guest.
+        #[arg(long = "config", value_name = "FILE", num_args = 1.., required = true)]
+        configs: Vec<PathBuf>,
+        /// Where to listen. Anybody who reaches this address can see the page.
+        #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9778")]
+        listen: SocketAddr,
     },
     /// Move the lead to another replica; clients keep their connections.
     ///

@@ -6,6 +6,7 @@
 //!  plover key                       the keys by which replicas know each other
 //!  plover replica --config FILE     one replica, until SIGTERM
 //!  plover status                    where the group stands
+//!  plover metrics, plover dash      the same for Prometheus, and on a page
 //!  plover switchover                moves the lead
 //!  plover drain, undrain            clears a host of its roles
 //!  plover console, shutdown, start  the guest, wherever it is
@@ -23,6 +24,8 @@
 mod bench;
 mod check;
 mod cli;
+mod dash;
+mod http;
 mod init;
 mod key;
 #[cfg(feature = "lab")]
@@ -40,6 +43,7 @@ mod pages;
 mod policy;
 mod replica;
 mod run;
+mod target;
 
 use clap::Parser;
 use plover_lab::prerequisites::Missing;
@@ -74,12 +78,13 @@ fn run(arguments: cli::Arguments) -> anyhow::Result<ExitCode> {
         cli::Command::Init(options) => init::run(&options),
         cli::Command::Check { config } => check::run(&config),
         cli::Command::Key { command } => key::run(command),
-        cli::Command::Replica { config } => replica::run(&config),
+        cli::Command::Replica { config, log } => replica::run(&config, log),
         cli::Command::Status { show, here, at } => operate::status(&at.control(), &show, here),
         cli::Command::Metrics { list: true, .. } => metrics::list(),
         cli::Command::Metrics {
             configs, listen, ..
         } => metrics::run(&configs, listen),
+        cli::Command::Dash { configs, listen } => dash::run(&configs, listen),
         cli::Command::Switchover { to, at } => operate::switch_over(&at.control(), to),
         cli::Command::Drain { wait, at } => operate::drain(&at.control(), wait),
         cli::Command::Undrain { at } => operate::undrain(&at.control()),

@@ -1,33 +1,27 @@
 //! `plover replica` and `plover bootstrap`.
 
-use crate::logging;
+use crate::logging::{self, LogForm};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use plover_lab::control::{Control, DaemonStatus};
 use plover_lab::prerequisites;
 use plover_node::newest::DiskCopy;
-use plover_node::{RecentLog, ReplicaConfig, Side};
+use plover_node::{ReplicaConfig, Side};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tracing_subscriber::Layer;
 
 /// Runs one replica until it is told to end.
-pub fn run(config: &Path) -> Result<ExitCode> {
-    let log = RecentLog::default();
-    let recent = log.clone();
-    let to_memory = tracing_subscriber::fmt::layer()
-        .with_writer(move || recent.clone())
-        .with_ansi(false);
-    let error_output = logging::begin(Some(to_memory.boxed()));
+pub fn run(config: &Path, form: LogForm) -> Result<ExitCode> {
     let config = ReplicaConfig::load(config)?;
+    let (log, output) = logging::of_replica(form, &config);
     prerequisites::check_hypervisor(&config.qemu())?;
     let process = match plover_node::supervise(&config).map_err(|error| anyhow!(error))? {
         Side::Replica(process) => process,
         Side::Supervisor(code) => return Ok(code),
     };
-    let _log_thread = error_output.in_background();
+    let _log_thread = output.in_background();
     // Before the replica starts: a signal with its default action would end the process and leave the
     // hypervisor running.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;

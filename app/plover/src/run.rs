@@ -23,7 +23,7 @@ pub fn run(options: RunOptions) -> Result<ExitCode> {
     if options.program.is_empty() {
         bail!("plover run needs the program after `--`, such as: -- redis-server --port 6380");
     }
-    let _log_thread = logging::begin(None).in_background();
+    let _log_thread = logging::to_error_output().in_background();
     let config = RunConfig::load(&config)?;
     // Before the program starts: a signal with its default action would leave files behind.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;

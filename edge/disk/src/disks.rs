@@ -98,7 +98,10 @@ impl Disks {
                 disks.open = Some(open);
             }
             (Err(error), Some(blocks)) if error.is_of_an_image() => {
-                tracing::error!(%error, "without its disks this replica only votes");
+                tracing::error!(
+                    event = "disks_not_opened",
+                    "without its disks this replica only votes: {error}"
+                );
                 disks.health.fail(&error.to_string());
                 disks.blocks = blocks;
             }

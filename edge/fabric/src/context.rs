@@ -137,7 +137,11 @@ impl Context {
 
     /// A link to `peer` is up.
     pub fn up(&mut self, peer: ReplicaId) {
-        info!(%peer, "link up");
+        info!(
+            event = "link_up",
+            peer = peer.0,
+            "the link to replica {peer} is up"
+        );
         self.refused.forget(peer);
         self.events.push(FabricEvent::Up(peer));
     }
@@ -147,15 +151,31 @@ impl Context {
         match loss {
             Loss::Damage(_) => {
                 self.stats.damaged += 1;
-                warn!(%peer, %loss, "link down");
+                warn!(
+                    event = "link_damaged",
+                    peer = peer.0,
+                    "the link to replica {peer} is down: {loss}"
+                );
             }
             Loss::Silent(_) => {
                 self.stats.silent += 1;
-                info!(%peer, %loss, "link down");
+                info!(
+                    event = "link_down",
+                    peer = peer.0,
+                    "the link to replica {peer} is down: {loss}"
+                );
             }
             Loss::Refused(why) => self.refused(peer, place, why, Instant::now()),
-            Loss::Native(_) => warn!(%peer, %place, "no link: {loss}"),
-            _ if was_up => info!(%peer, %loss, "link down"),
+            Loss::Native(_) => warn!(
+                event = "link_failed",
+                peer = peer.0,
+                "no link to replica {peer} at {place}: {loss}"
+            ),
+            _ if was_up => info!(
+                event = "link_down",
+                peer = peer.0,
+                "the link to replica {peer} is down: {loss}"
+            ),
             _ => debug!(%peer, %place, %loss, "no link"),
         }
         if was_up {
@@ -167,7 +187,12 @@ impl Context {
     pub fn refused(&mut self, peer: ReplicaId, place: &dyn Display, why: &No, now: Instant) {
         self.stats.rejected += 1;
         if self.refused.note(peer, why, now) {
-            warn!("no link between {} and {peer} at {place}: {why}", self.me);
+            let me = self.me;
+            warn!(
+                event = "link_refused",
+                peer = peer.0,
+                "no link between {me} and {peer} at {place}: {why}"
+            );
         }
     }
 }

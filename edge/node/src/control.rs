@@ -208,7 +208,10 @@ impl Control {
                         .name("control-client".into())
                         .spawn(move || serve(stream, &handle));
                     if let Err(error) = served {
-                        tracing::warn!(%error, "a control connection was refused");
+                        tracing::warn!(
+                            event = "control_refused",
+                            "a control connection was refused: {error}"
+                        );
                     }
                 }
             })?;

@@ -49,10 +49,13 @@ fn raw_of(disk: &DiskConfig, raw: &Path, used_before: bool) -> Result<DiskSpec, 
         return Ok(spec);
     }
     let path = disk.path.display();
-    tracing::info!(%path, to = %raw.display(), bytes = source.bytes(), "importing a disk image");
+    tracing::info!(event = "import_begun", to = %raw.display(), bytes = source.bytes(), "the disk image {path} is imported");
     source.import(raw, |percent| {
         if percent % 10 == 0 {
-            tracing::info!(%path, "imported {percent}%");
+            tracing::info!(
+                event = "import_goes_on",
+                "{percent}% of the disk image {path} are imported"
+            );
         }
     })?;
     Ok(spec)

@@ -46,7 +46,7 @@ impl Service {
             number("WATCHDOG_PID").is_none_or(|pid| pid == main.as_raw_nonzero().get() as u64);
         let watchdog = number("WATCHDOG_USEC").filter(|_| is_ours).map(Micros);
         Self::new(std::env::var_os("NOTIFY_SOCKET").as_deref(), watchdog).unwrap_or_else(|error| {
-            tracing::warn!(%error, "systemd's NOTIFY_SOCKET cannot be used: it is told nothing");
+            tracing::warn!(event = "systemd_untold", %error, "systemd's NOTIFY_SOCKET cannot be used: it is told nothing");
             Self::none()
         })
     }

@@ -141,7 +141,7 @@ impl Storage {
             Start::Fresh if storage.guest() != GuestRecord::default() => {
                 let least = storage.guest().promised_at_least();
                 storage.promise_lost = true;
-                tracing::warn!(%least, "this replica has run before, and its promise is lost");
+                tracing::warn!(event = "promise_lost", %least, "this replica has run before, and its promise is lost");
                 Start::PromiseLost { least }
             }
             start => start,
@@ -328,7 +328,10 @@ mod tests {
         assert!(matches!(left, StorageError::Left { .. }), "{left}");
         assert!(left.to_string().contains("replicas 0, 2, 3 now"), "{left}");
         let other = open(ReplicaId(3)).unwrap_err();
-        assert!(matches!(other, StorageError::OtherReplica { .. }), "{other}");
+        assert!(
+            matches!(other, StorageError::OtherReplica { .. }),
+            "{other}"
+        );
     }
 
     #[test]

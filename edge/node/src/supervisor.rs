@@ -283,7 +283,10 @@ fn wait_for_what_is_left() {
     while let Ok(ended) = rustix::process::wait(WaitOptions::NOHANG) {
         if ended.is_none() {
             if Instant::now() > deadline {
-                tracing::error!("a process that the replica has left does not end");
+                tracing::error!(
+                    event = "process_left",
+                    "a process that the replica has left does not end"
+                );
                 return;
             }
             std::thread::sleep(Duration::from_millis(2));

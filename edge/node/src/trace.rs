@@ -99,7 +99,7 @@ impl Rotating {
 impl Write for Rotating {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         if let Err(error) = self.append(lines) {
-            tracing::warn!(path = %self.path.display(), %error, "the trace cannot be written; it ends here");
+            tracing::warn!(event = "trace_ended", path = %self.path.display(), %error, "the trace cannot be written; it ends here");
             self.file = None;
         }
         Ok(lines.len())

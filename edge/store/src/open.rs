@@ -167,7 +167,7 @@ pub(crate) fn with_log(
     }
     if let Some(damage) = &damage {
         tracing::error!(
-            directory = %directory.path().display(),
+            event = "entries_lost", directory = %directory.path().display(),
             %damage,
             "this replica has lost entries that it acknowledged: it does not vote until it has \
              recovered from the others"

@@ -101,7 +101,7 @@ impl StateFile {
         };
         if !sound {
             tracing::warn!(
-                path = %this.file.path().display(),
+                event = "promise_repaired", path = %this.file.path().display(),
                 "a copy of the promise was damaged or torn; the other copy serves, and is copied"
             );
             this.write()?;

@@ -242,7 +242,7 @@ impl Drop for WakeAtEnd<'_> {
 
 impl Queue {
     fn fail(&mut self, error: StoreError) {
-        tracing::error!(%error, "stable storage has failed; nothing is acknowledged any more");
+        tracing::error!(event = "storage_failed", %error, "stable storage has failed; nothing is acknowledged any more");
         self.failed = true;
         self.failure = Some(error);
         self.pending.clear();

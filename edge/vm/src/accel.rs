@@ -62,7 +62,7 @@ pub fn choose_accel(config: &QemuConfig) -> AccelChoice {
         ),
         Err(why) => (Accel::Tcg, format!("no usable KVM: {why}")),
     };
-    tracing::info!(%accel, %reason, "accelerator chosen");
+    tracing::info!(event = "accelerator_chosen", %accel, "the accelerator is {accel}: {reason}");
     let choice = AccelChoice { accel, reason };
     *chosen = Some((binary(config), config.machine, choice.clone()));
     choice

@@ -61,6 +61,7 @@ impl Console {
         self.held.extend_from_slice(&bytes[..bytes.len().min(room)]);
         if bytes.len() > room {
             tracing::warn!(
+                event = "console_input_lost",
                 lost = bytes.len() - room,
                 "console input lost: the guest reads none"
             );

@@ -27,7 +27,7 @@ impl CpuClock {
         match open_perf(tid) {
             Ok(fd) => Ok(Self::Perf(fd)),
             Err(error) => {
-                tracing::info!(%error, "no perf counter; idleness is seen to a timer tick only");
+                tracing::info!(event = "no_perf_counter", %error, "no perf counter; idleness is seen to a timer tick only");
                 File::open(format!("/proc/{pid}/task/{tid}/schedstat")).map(Self::Schedstat)
             }
         }

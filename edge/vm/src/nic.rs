@@ -195,7 +195,7 @@ fn set_send_buffer(socket: BorrowedFd<'_>, bytes: usize) {
     let set = sockopt::set_socket_send_buffer_size_force(socket, bytes)
         .or_else(|_| sockopt::set_socket_send_buffer_size(socket, bytes));
     if let Err(error) = set {
-        tracing::warn!(%error, bytes, "the guest's NIC keeps the system's default buffer");
+        tracing::warn!(event = "nic_buffer_small", %error, bytes, "the guest's NIC keeps the system's default buffer");
     }
 }
 

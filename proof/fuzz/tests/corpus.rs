@@ -46,7 +46,11 @@ fn changed(input: &[u8], other: &[u8], rng: &mut Rng) -> Vec<u8> {
 fn run(target: Target) {
     let folder = tempfile::tempdir().unwrap();
     let kept = target.kept().unwrap();
-    assert!(!kept.is_empty(), "{}: keep an input", target.corpus().display());
+    assert!(
+        !kept.is_empty(),
+        "{}: keep an input",
+        target.corpus().display()
+    );
     let mut rng = Rng(SEED);
     let mut tried = kept.clone();
     for number in 0..CHANGES {
@@ -78,7 +82,10 @@ fn no_kept_input_and_no_change_of_one_breaks_a_decoder() {
 
 #[test]
 fn a_line_of_a_corpus_is_hexadecimal() {
-    assert_eq!(from_hex(&to_hex(&[0, 0x9a, 0xff])), Some(vec![0, 0x9a, 0xff]));
+    assert_eq!(
+        from_hex(&to_hex(&[0, 0x9a, 0xff])),
+        Some(vec![0, 0x9a, 0xff])
+    );
     assert_eq!(from_hex("0"), None);
     assert_eq!(from_hex("0x"), None);
 }

@@ -61,6 +61,7 @@ pub mod programs;
 mod redis;
 pub mod script;
 pub mod senders;
+pub mod served;
 pub mod small;
 pub mod storm;
 

@@ -2,53 +2,15 @@
 //! down within a second, and a failover is counted.
 
 use anyhow::{Context, Result, ensure};
+use plover_lab::Fault;
 use plover_lab::options::Options;
-use plover_lab::{Fault, Lab};
-use plover_lab_proof::{kill_leader, plover, program, prove_on, role, wait_for};
+use plover_lab_proof::served::Served;
+use plover_lab_proof::{kill_leader, plover, prove_on, role, wait_for};
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An exporter for all replicas of a lab. The control sockets are files, so it needs no namespace of theirs.
-struct Exporter {
-    child: Child,
-    address: String,
-}
-
-impl Exporter {
-    fn start(lab: &Lab) -> Result<Self> {
-        let configs = lab.ids().map(|id| lab.files(id).config());
-        let mut child = Command::new(program())
-            .args(["metrics", "--listen", "127.0.0.1:0", "--config"])
-            .args(configs)
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = child.stdout.take().context("its output is a pipe")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
-        let address = line.trim().strip_prefix("metrics are at http://");
-        let address = address.and_then(|url| url.strip_suffix("/metrics"));
-        let address = address.with_context(|| format!("'{line}'"))?.to_owned();
-        Ok(Self { child, address })
-    }
-
-    fn scrape(&self) -> Result<Metrics> {
-        let mut stream = TcpStream::connect(&self.address)?;
-        write!(stream, "GET /metrics HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        ensure!(answer.contains(" 200 "), "{answer}");
-        Ok(Metrics(answer))
-    }
-}
-
-impl Drop for Exporter {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn scrape(exporter: &Served) -> Result<Metrics> {
+    Ok(Metrics(exporter.get("/metrics")?))
 }
 
 struct Metrics(String);
@@ -166,7 +128,7 @@ fn compare(metrics: &Metrics, id: u8, before: &Value, after: &Value) -> Result<(
 #[test]
 fn metrics_are_the_figures_of_the_status() {
     prove_on("t-metrics", Options::default(), |lab, progress| {
-        let exporter = Exporter::start(lab)?;
+        let exporter = Served::start(lab, "metrics")?;
         let status = |id: u8| lab.control(id).request(&json!({"op": "status"}));
         wait_for(progress, "protected, and a warm copy", || {
             let all: Vec<_> = lab.ids().filter_map(|id| status(id).ok()).collect();
@@ -179,7 +141,7 @@ fn metrics_are_the_figures_of_the_status() {
 
         let ask_all = || lab.ids().map(status).collect::<Result<Vec<_>, _>>();
         let before = ask_all()?;
-        let metrics = exporter.scrape()?;
+        let metrics = scrape(&exporter)?;
         let after = ask_all()?;
         for (id, (before, after)) in lab.ids().zip(before.iter().zip(&after)) {
             ensure!(metrics.get("plover_up", id, "")? == 1.0);
@@ -196,7 +158,7 @@ fn metrics_are_the_figures_of_the_status() {
         let still = lab.find(&role("witness"))?;
         lab.fault(Fault::Stop, still)?;
         let began = Instant::now();
-        let metrics = exporter.scrape()?;
+        let metrics = scrape(&exporter)?;
         let took = began.elapsed();
         lab.fault(Fault::Continue, still)?;
         for id in lab.ids() {
@@ -207,7 +169,7 @@ fn metrics_are_the_figures_of_the_status() {
 
         kill_leader(lab, progress)?;
         let leads = lab.find(&role("leader"))?;
-        let metrics = exporter.scrape()?;
+        let metrics = scrape(&exporter)?;
         let status = status(leads)?;
         let last = &status["last_failover"];
         let takeovers = status["takeovers"].as_object().context("counts")?;

@@ -36,7 +36,10 @@ impl GroupStatus {
             words += &format!(": {step}");
         }
         let new = change.get("add").and_then(serde_json::Value::as_u64);
-        let copies = self.replicas.iter().filter_map(|replica| replica.more.get("copy"));
+        let copies = self
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.more.get("copy"));
         let mut copies = copies.filter(|copy| new.is_some() && copy["to"].as_u64() == new);
         if let Some(copy) = copies.next() {
             let bytes = |key: &str| copy[key].as_u64().unwrap_or_default();
@@ -199,43 +202,44 @@ impl GroupStatus {
         };
         writeln!(f, "guest {guest}  {protected}  policy {}", self.policy)?;
         self.write_rows(f)?;
-        if protected == "NOT PROTECTED" {
-            writeln!(f, "Not protected: {}.", self.why_unprotected())?;
+        for sentence in self.sentences() {
+            writeln!(f, "{sentence}")?;
         }
-        if self.leader().is_some_and(|leader| leader.says("guest_off")) {
+        Ok(())
+    }
+
+    /// What an operator should know besides the table, in sentences.
+    pub fn sentences(&self) -> Vec<String> {
+        let mut told = Vec::new();
+        if !self.protected && self.policy != "none" {
+            told.push(format!("Not protected: {}.", self.why_unprotected()));
+        }
+        let leader_says = |key| self.leader().is_some_and(|leader| leader.says(key));
+        if leader_says("guest_off") {
             let start = self.words("plover lab start", "plover start");
-            writeln!(f, "The guest is off until `{start}`.")?;
+            told.push(format!("The guest is off until `{start}`."));
         }
-        if self
-            .leader()
-            .is_some_and(|leader| leader.says("guest_paused"))
-        {
+        if leader_says("guest_paused") {
             let unpause = self.words("plover lab unpause", "plover unpause");
-            writeln!(f, "The guest is paused by the operator until `{unpause}`.")?;
+            told.push(format!(
+                "The guest is paused by the operator until `{unpause}`."
+            ));
         }
-        if self
-            .leader()
-            .is_some_and(|leader| leader.says("guest_reboots"))
-        {
-            writeln!(
-                f,
-                "The guest reboots: it boots again when it has powered off."
-            )?;
+        if leader_says("guest_reboots") {
+            told.push("The guest reboots: it boots again when it has powered off.".into());
         }
         if let Some(change) = self.change_in_words() {
-            writeln!(f, "The members change: {change}.")?;
+            told.push(format!("The members change: {change}."));
         }
         if let Some(last) = self.last_failover() {
-            writeln!(f, "Last failover: {last}.")?;
+            told.push(format!("Last failover: {last}."));
         }
         if let Some(words) = self.leader().and_then(ReplicaStatus::rest_in_words) {
-            writeln!(f, "{words}")?;
+            told.push(words);
         }
-        self.write_troubles(f)?;
-        match self.after_a_loss() {
-            Some(advice) => writeln!(f, "{advice}"),
-            None => Ok(()),
-        }
+        self.tell_troubles(&mut told);
+        told.extend(self.after_a_loss());
+        told
     }
 
     fn write_rows(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -291,16 +295,17 @@ impl GroupStatus {
         Ok(())
     }
 
-    fn write_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn tell_troubles(&self, told: &mut Vec<String>) {
         for replica in &self.replicas {
             if let Some(trouble) = &replica.trouble {
-                writeln!(f, "Replica {}: {trouble}", replica.id)?;
+                told.push(format!("Replica {}: {trouble}", replica.id));
             }
             if let Some(stale) = replica.text("stale_file") {
-                writeln!(f, "Replica {}: {stale}.", replica.id)?;
+                told.push(format!("Replica {}: {stale}.", replica.id));
             }
             if replica.says("waits_to_be_added") {
-                writeln!(f, "Replica {} waits to be added: see `plover member --help`.", replica.id)?;
+                let waits = "waits to be added: see `plover member --help`.";
+                told.push(format!("Replica {} {waits}", replica.id));
             }
             if replica.is_drained() {
                 let undrain = self.words("plover lab undrain", "plover undrain");
@@ -308,22 +313,18 @@ impl GroupStatus {
                     "witness" | "recovering" => "and has no role that matters",
                     _ => "and keeps its role until another replica can take it over",
                 };
-                writeln!(
-                    f,
+                told.push(format!(
                     "Replica {} is drained (`{undrain}`), {holds}.",
                     replica.id
-                )?;
+                ));
             } else if replica.says("leaving") {
-                writeln!(f, "Replica {} hands over, and ends then.", replica.id)?;
+                told.push(format!("Replica {} hands over, and ends then.", replica.id));
             }
-            if let Some(words) = replica.copy_in_words() {
-                writeln!(f, "{words}")?;
-            }
+            told.extend(replica.copy_in_words());
         }
         if self.replicas.iter().any(ReplicaStatus::can_split) {
-            writeln!(f, "Warning: {SPLIT_WARNING}.")?;
+            told.push(format!("Warning: {SPLIT_WARNING}."));
         }
-        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 const RETAIN_MIB_MAX: usize = 1 << 20;
 
 pub fn run(options: &ServeOptions) -> anyhow::Result<ExitCode> {
-    let _log_thread = logging::begin(None).in_background();
+    let _log_thread = logging::to_error_output().in_background();
     let config = config(options)?;
     let fabric = fabric(options, &config)?;
     let mut server = match &options.dir {

@@ -1,8 +1,9 @@
 //! The answers of replicas as OpenMetrics, and as Prometheus' older text format.
 
-use super::answer::{Answer, Target};
+use super::answer::Answer;
 use super::read::{Figure, Label, Sample};
 use super::table::{Kind, METRICS, Metric, Unit};
+use crate::target::Target;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;

@@ -16,49 +16,32 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use crate::http::{self, Page};
 use crate::output;
-use answer::Target;
-use anyhow::{Result, anyhow};
+use crate::target::{self, Target};
+use anyhow::Result;
 use encode::Form;
-use plover_node::ReplicaConfig;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tiny_http::{Header, Method, Request, Response, Server};
+use tiny_http::Request;
 
 /// The beginning of all metrics' names.
 const PREFIX: &str = "plover";
-
-/// How many requests are answered at the same time. One that waits for a replica that hangs, or for a client
-/// that does not read, delays the others only if all threads have one.
-const THREADS: usize = 4;
 
 const WELCOME: &str = "The metrics of this host's Plover replicas are at /metrics.\n";
 
 /// Answers requests until the process is ended.
 pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
+    let configs = target::configurations(configs)?;
     let targets = configs
         .iter()
-        .map(|path| Ok(Target::of(&ReplicaConfig::load(path)?)))
-        .collect::<Result<Vec<_>>>()?;
-    let targets = Arc::new(targets);
-    let server = Server::http(listen).map_err(|error| {
-        anyhow!("cannot listen on {listen}: {error}; choose another address with --listen")
+        .map(|config| Target::of(config, answer::ANSWER_WITHIN));
+    let targets = Arc::new(targets.collect());
+    http::serve(listen, "metrics are", "/metrics", |request| {
+        page(request, &targets)
     })?;
-    output::line(format_args!(
-        "metrics are at http://{}/metrics",
-        server.server_addr()
-    ))?;
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                for request in server.incoming_requests() {
-                    answer(request, &targets);
-                }
-            });
-        }
-    });
     Ok(ExitCode::SUCCESS)
 }
 
@@ -70,33 +53,16 @@ pub fn list() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn answer(request: Request, targets: &Arc<Vec<Target>>) {
-    let path = request.url().split('?').next().unwrap_or_default();
-    let response = match (request.method(), path) {
-        (Method::Get | Method::Head, "/metrics") => {
-            let accept = request.headers().iter().find(|it| it.field.equiv("Accept"));
-            let form = Form::wanted(accept.map(|header| header.value.as_str()));
+fn page(request: &Request, targets: &Arc<Vec<Target>>) -> Page {
+    match http::path_and_query(request).0 {
+        "/metrics" => {
+            let form = Form::wanted(http::header(request, "Accept"));
             match encode::encode(targets, answer::ask_all(targets), form) {
-                Ok(text) => text_response(text, form.content_type(), 200),
-                Err(error) => text_response(format!("{error}\n"), "text/plain", 500),
+                Ok(text) => Page::ok(form.content_type(), text),
+                Err(error) => Page::text(500, format!("{error}\n")),
             }
         }
-        (Method::Get | Method::Head, "/") => text_response(WELCOME.into(), "text/plain", 200),
-        (Method::Get | Method::Head, _) => text_response(WELCOME.into(), "text/plain", 404),
-        _ => text_response("only GET\n".into(), "text/plain", 405),
-    };
-    // Fails only when the client is gone.
-    let _ = request.respond(response);
-}
-
-fn text_response(
-    text: String,
-    content_type: &str,
-    code: u16,
-) -> Response<std::io::Cursor<Vec<u8>>> {
-    let mut response = Response::from_data(text).with_status_code(code);
-    if let Ok(header) = Header::from_bytes("Content-Type", content_type) {
-        response.add_header(header);
+        "/" => Page::text(200, WELCOME),
+        _ => Page::text(404, WELCOME),
     }
-    response
 }

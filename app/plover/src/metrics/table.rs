@@ -115,6 +115,7 @@ pub const METRICS: &[Metric] = &[
     metric("held_outputs", Gauge, None, &[], Number("/held_outputs"), "Frames of the guest that are held at present"),
     metric("held_output_age", Gauge, Some(Seconds), &[], Micros("/outputs/oldest_us"), "The age of the oldest frame that is held on the leader"),
     metric("output_wait", Histogram, Some(Seconds), &[], Buckets("/outputs/held_histogram"), "How long frames waited between the guest and the clients"),
+    metric("inputs", Counter, None, &[], Number("/inputs"), "Frames of clients that the replica took in while it led"),
     metric("dropped_frames", Counter, None, &["direction"], Many(read::dropped), "Frames that were dropped because a queue was full, as a network card drops them"),
     // Traffic with the peers.
     metric("sent", Counter, Some(Bytes), &["lane"], Many(read::sent), "Bytes sent to the peers, by lane"),

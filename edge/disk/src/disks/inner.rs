@@ -133,7 +133,7 @@ impl Inner {
     pub(super) fn recover(&self) -> Result<(), DiskError> {
         let mut journal = lock(&self.journal);
         if let Some(batch) = journal.pending()? {
-            tracing::info!(sync = %journal.sync(), "the disks are brought to the journal's syncvm");
+            tracing::info!(event = "disks_brought_forward", sync = %journal.sync(), "the disks are brought to the journal's syncvm");
             for (block, content) in batch.iter() {
                 let (image, offset) = self.place(block);
                 image
@@ -252,7 +252,10 @@ impl Inner {
     pub(crate) fn note_failure(&self, why: &str) {
         let mut failure = lock(&self.failure);
         if failure.is_none() {
-            tracing::error!(%why, "the guest's disks");
+            tracing::error!(
+                event = "disk_failed",
+                "the guest's disks have failed: {why}"
+            );
             *failure = Some(why.to_owned());
         }
         self.health.fail(why);

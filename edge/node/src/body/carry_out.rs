@@ -162,9 +162,13 @@ impl Body {
     fn note(&mut self, note: Note) {
         self.failures.note(&note);
         match &note {
-            Note::Role { to, .. } => tracing::info!(role = ?to, "role"),
+            Note::Role { to, .. } => {
+                let role = format!("{to:?}").to_lowercase();
+                tracing::info!(event = "role", role, "this replica is {role} now");
+            }
             Note::InSync { in_sync, at } => {
-                tracing::info!(%at, "in sync: {}", in_sync.in_words());
+                let members = in_sync.in_words();
+                tracing::info!(event = "in_sync_changed", %at, "in sync: {members}");
             }
             Note::SyncPhase { phase, .. } => self.at_phase(*phase, &note),
             Note::Synced(report) => self.metrics.add((**report).clone()),
@@ -176,6 +180,7 @@ impl Body {
             Note::Applied { sync } | Note::Kept { sync } => self.checksum(sync.0),
             Note::MachineDiffers { own, source } => {
                 tracing::warn!(
+                    event = "machines_differ",
                     own,
                     source,
                     "this host's machine has other parts than that of the guest's other host"
@@ -185,55 +190,92 @@ impl Body {
                 // A hypervisor that waits for its disk can tell no more than that it waits.
                 let disk = self.disks.as_ref().and_then(Disks::failure);
                 let why = disk.map_or_else(|| why.clone(), |disk| format!("{why}: {disk}"));
-                tracing::error!(why, "this side is at fault");
+                tracing::error!(
+                    event = "hypervisor_late",
+                    "QEMU on this host does not answer in time: {why}"
+                );
                 self.last_failure = Some(why);
             }
             Note::Uplink { up: false } => {
                 let why = "the TAP or the uplink is down: clients are not reached from this host";
-                tracing::error!("{why}");
+                tracing::error!(
+                    event = "uplink_down",
+                    "the TAP or the uplink is down: clients are not reached from this host"
+                );
                 self.last_failure = Some(why.to_string());
             }
-            Note::Uplink { up: true } => tracing::info!("the TAP and the uplink are up again"),
+            Note::Uplink { up: true } => {
+                tracing::info!(event = "uplink_up", "the TAP and the uplink are up again")
+            }
             Note::HandedOver { to } => {
+                let to = to.0;
                 tracing::info!(
-                    "this replica hands over to replica {}, as an operator wants",
-                    to.0
+                    event = "handover_begun",
+                    peer = to,
+                    "this replica hands over to replica {to}, as an operator wants"
                 );
             }
             Note::Succeeds { .. } => {
-                tracing::info!("the leader has handed over: an election begins")
+                tracing::info!(
+                    event = "handover_received",
+                    "the leader has handed over: an election begins"
+                )
             }
-            Note::SwitchoverFailed { why } => tracing::warn!("the switchover was given up: {why}"),
-            Note::Members { voters, learners } if learners.is_empty() => {
-                tracing::info!("the members of the group are {}", voters.in_words());
-            }
+            Note::SwitchoverFailed { why } => tracing::warn!(
+                event = "switchover_failed",
+                "the switchover was given up: {why}"
+            ),
+            Note::Members { voters, learners } if learners.is_empty() => tracing::info!(
+                event = "members",
+                "the members of the group are {}",
+                voters.in_words()
+            ),
             Note::Members { voters, learners } => tracing::info!(
+                event = "members",
                 "the members of the group are {}, and {} is to join",
                 voters.in_words(),
                 learners.in_words()
             ),
-            Note::MembersRefused { why } => {
-                tracing::warn!("the members of the group are not changed: {why}");
-            }
+            Note::MembersRefused { why } => tracing::warn!(
+                event = "members_refused",
+                "the members of the group are not changed: {why}"
+            ),
             Note::Left => tracing::warn!(
+                event = "left",
                 "this replica has left the group: its guest is dropped, and this process ends. The host can be switched off"
             ),
             Note::Drained { drained: true } => {
-                tracing::info!("this host is drained: it gives up its roles");
+                tracing::info!(
+                    event = "drained",
+                    "this host is drained: it gives up its roles"
+                );
             }
-            Note::Drained { drained: false } => tracing::info!("this host takes roles again"),
-            Note::HypervisorAnswers => tracing::info!("the hypervisor answers again"),
+            Note::Drained { drained: false } => {
+                tracing::info!(event = "undrained", "this host takes roles again")
+            }
+            Note::HypervisorAnswers => tracing::info!(
+                event = "hypervisor_answers",
+                "QEMU on this host answers again"
+            ),
             Note::Rejected { .. } => tracing::debug!(?note, "rejected"),
             Note::JoinFailed { peer, why } => {
-                let why = format!("the copy of the guest to replica {peer} failed: {why}");
+                let failed = format!("the copy of the guest to replica {peer} failed: {why}");
                 // The leader tries again and again: the failure is logged once.
-                if self.unprotected.as_ref() != Some(&why) {
-                    tracing::warn!("{why}");
+                if self.unprotected.as_ref() != Some(&failed) {
+                    tracing::warn!(
+                        event = "copy_failed",
+                        peer = peer.0,
+                        "the copy of the guest to replica {peer} failed: {why}"
+                    );
                 }
-                self.unprotected = Some(why);
+                self.unprotected = Some(failed);
             }
             Note::Protected { peer } => {
-                tracing::info!(%peer, "protected");
+                tracing::info!(
+                    event = "protected",
+                    peer = peer.0,
+                    "the guest is protected: replica {peer} is in step"
+                );
                 self.unprotected = None;
             }
             // These come as often as slots end.
@@ -241,23 +283,49 @@ impl Body {
             Note::OutputsUnmatched { why } => tracing::debug!(why, "an output is not matched"),
             Note::Suspected { .. } => {
                 self.suspicions += 1;
-                tracing::warn!("the leader is silent: an election begins");
-            }
-            Note::Elected { view } => tracing::info!(%view, "this replica leads"),
-            Note::Wakes { inputs } => {
-                tracing::info!(
-                    inputs,
-                    "the guest has rested: it executes what was logged since"
+                tracing::warn!(
+                    event = "leader_suspected",
+                    "the leader is silent: an election begins"
                 );
             }
-            Note::Serving { view } => tracing::info!(%view, "clients are served from here"),
-            Note::Peer { peer, alive: true } => tracing::info!("replica {peer} answers"),
-            Note::Peer { peer, alive: false } => tracing::warn!("replica {peer} does not answer"),
+            Note::Elected { view } => {
+                tracing::info!(event = "elected", %view, "this replica leads")
+            }
+            Note::Serving { view } => {
+                tracing::info!(event = "serving", %view, "clients are served from here")
+            }
+            Note::Peer { peer, alive: true } => {
+                tracing::info!(
+                    event = "peer_answers",
+                    peer = peer.0,
+                    "replica {peer} answers"
+                )
+            }
+            Note::Peer { peer, alive: false } => {
+                tracing::warn!(
+                    event = "peer_silent",
+                    peer = peer.0,
+                    "replica {peer} does not answer"
+                )
+            }
+            Note::Wakes { inputs } => tracing::info!(
+                event = "guest_wakes",
+                inputs,
+                "the guest has rested: it executes what was logged since"
+            ),
             Note::DeathReported { peer } => {
-                tracing::warn!("the process of replica {peer} has ended, its host says");
+                tracing::warn!(
+                    event = "peer_died",
+                    peer = peer.0,
+                    "the process of replica {peer} has ended, its host says"
+                );
             }
             Note::JoinBegun { peer } => {
-                tracing::info!("the guest is being copied to replica {peer}");
+                tracing::info!(
+                    event = "copy_begun",
+                    peer = peer.0,
+                    "the guest is being copied to replica {peer}"
+                );
             }
             Note::JoinOpened { peer, warm } => {
                 let what = if *warm {
@@ -265,24 +333,50 @@ impl Body {
                 } else {
                     "all that differs"
                 };
-                tracing::info!("replica {peer} is ready, and gets {what}");
+                tracing::info!(
+                    event = "copy_opened",
+                    peer = peer.0,
+                    "replica {peer} is ready, and gets {what}"
+                );
             }
-            Note::JoinRound { round, pages } => tracing::info!(round, pages, "pages are copied"),
-            Note::Warm { peer } => tracing::info!("replica {peer} has a warm copy"),
+            Note::JoinRound { round, pages } => tracing::info!(
+                event = "copy_round",
+                round,
+                pages,
+                "round {round} of the copy: {pages} pages"
+            ),
+            Note::Warm { peer } => {
+                tracing::info!(
+                    event = "copy_warm",
+                    peer = peer.0,
+                    "replica {peer} has a warm copy"
+                )
+            }
             Note::WarmRefused { peer, why } => {
-                tracing::warn!("replica {peer} takes no warm copy: {why}");
+                tracing::warn!(
+                    event = "copy_refused",
+                    peer = peer.0,
+                    "replica {peer} takes no warm copy: {why}"
+                );
             }
-            Note::SyncFailed { sync, why } => tracing::warn!("syncvm {sync} was given up: {why}"),
+            Note::SyncFailed { sync, why } => {
+                tracing::warn!(event = "sync_failed", "syncvm {sync} was given up: {why}")
+            }
             Note::GuestLost { why } => {
                 // One that the hypervisor lost was logged with its event.
                 if self.last_failure.as_ref() != Some(why) {
-                    tracing::error!(why, "this replica's guest is lost");
+                    tracing::error!(event = "guest_lost", "this replica's guest is lost: {why}");
                     self.last_failure = Some(why.clone());
                 }
             }
-            Note::GroupEmpty { fresh: true } => tracing::info!("the group begins"),
+            Note::GroupEmpty { fresh: true } => {
+                tracing::info!(event = "group_begins", "the group begins")
+            }
             Note::GroupEmpty { fresh: false } => {
-                tracing::error!("no replica holds the guest any more: see 'plover bootstrap'");
+                tracing::error!(
+                    event = "group_lost",
+                    "no replica holds the guest any more: see 'plover bootstrap'"
+                );
             }
         }
         self.failover.note(clock::now(), &note, || {

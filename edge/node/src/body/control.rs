@@ -301,6 +301,8 @@ impl Body {
         answer["guest_paused"] = self.is_guest_paused().into();
         answer["guest_reboots"] = self.vm.as_ref().is_some_and(QemuVm::reboots).into();
         answer["secondary_rests"] = serde_json::to_value(status.rest).unwrap_or_default();
+        answer["reaches_clients"] = self.uplink.is_up().into();
+        answer["inputs"] = self.inputs.into();
         answer["drained"] = self.storage.is_drained().into();
         answer["leaving"] = self.leaving.is_some().into();
         answer["last_failover"] = self.failover.last().clone();

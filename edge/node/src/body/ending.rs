@@ -23,7 +23,7 @@ impl Body {
             return Ok(());
         }
         tracing::info!(
-            role = ?self.role,
+            event = "leaving", role = ?self.role,
             "this replica hands over before it ends; a second signal ends it at once"
         );
         self.leaving = Some(clock::now() + WITHIN);
@@ -53,7 +53,7 @@ impl Body {
         };
         if is_free || in_vain || clock::now() >= until {
             if !is_free {
-                tracing::warn!(role = ?self.role, "this replica ends with a role that nobody has taken over");
+                tracing::warn!(event = "left_with_role", role = ?self.role, "this replica ends with a role that nobody has taken over");
             }
             self.stopping = true;
         }

@@ -66,7 +66,7 @@ impl Body {
                 }
                 VmEvent::Died(why) => self.guest_is_gone(why),
                 VmEvent::GuestReset => {
-                    tracing::info!("the guest reboots");
+                    tracing::info!(event = "guest_reboots", "the guest reboots");
                     continue;
                 }
                 VmEvent::GuestEnded { how, then } => {
@@ -91,7 +91,7 @@ impl Body {
             AtEnd::Restart => "it boots again",
             AtEnd::Destroy => "it is off until 'plover start'",
         };
-        tracing::warn!("{how}; {then}");
+        tracing::warn!(event = "guest_ended", "the guest has ended: {how}; {then}");
         self.print(format!("\r\n[{how}; {then}]\r\n").as_bytes())?;
         // The other copy is to know it soon, also where nothing else asks for a syncvm.
         self.apply(Event::SyncDue)
@@ -134,7 +134,7 @@ impl Body {
     }
 
     pub(super) fn guest_is_gone(&mut self, why: String) -> Event {
-        tracing::error!(%why, "this replica's guest is lost");
+        tracing::error!(event = "guest_lost", "this replica's guest is lost: {why}");
         self.leave_guest();
         self.printed.forget();
         self.last_failure = Some(why.clone());
@@ -236,7 +236,7 @@ impl Body {
             OperatorInput::Unpause => vm.command(VmCommand::GoOn),
         }
         if let Some(what) = in_words(input) {
-            tracing::warn!("an operator {what}");
+            tracing::warn!(event = "operator_acted", "an operator {what}");
             // The other copy is to know it soon, also where nothing else asks for a syncvm.
             self.events.push_back(Event::SyncDue);
         }

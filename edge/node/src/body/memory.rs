@@ -177,7 +177,10 @@ impl Body {
                     content.apply(&mut buffer);
                     vm.write_page(number, &buffer);
                 }
-                Err(error) => tracing::error!(%error, "a staged chunk"),
+                Err(error) => tracing::error!(
+                    event = "chunk_rejected",
+                    "pages that the leader sent were not written: {error}"
+                ),
             }
         }
     }

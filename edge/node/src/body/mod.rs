@@ -88,7 +88,7 @@ pub fn run(
 ) -> Result<ExitReason, Box<dyn std::error::Error + Send + Sync>> {
     let mut body = Body::open(config, process, log)?;
     if body.config.can_split() {
-        tracing::warn!("{SPLIT_WARNING}");
+        tracing::warn!(event = "can_split", "this group can split: {SPLIT_WARNING}");
     }
     ready(body.control.handle());
     body.run()?;
@@ -145,6 +145,8 @@ struct Body {
     /// How often this replica took a leader for dead, and how often it was itself taken for dead while it led.
     suspicions: u64,
     times_deposed: u64,
+    /// Frames of clients that this replica took in while it led.
+    inputs: u64,
     dropped_inputs: u64,
     dropped_outputs: u64,
     last_failure: Option<String>,
@@ -208,12 +210,8 @@ impl Body {
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
-        let (storage, start) = Storage::open(
-            &config.paths.state_dir,
-            &config.group.name,
-            me,
-            durability,
-        )?;
+        let (storage, start) =
+            Storage::open(&config.paths.state_dir, &config.group.name, me, durability)?;
         let record = storage.members().cloned();
         let group = match &record {
             Some(record) => config.group.linked(record),
@@ -237,7 +235,7 @@ impl Body {
         });
         let message_bytes_max = record_bytes_max[Lane::Log.index()].min(1 << 20);
         let deaths = Reports::listen(&config.group, keys.clone()).unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot listen for UDP at this replica's address: the death of a \
+            tracing::warn!(event = "deaths_unheard", %error, "cannot listen for UDP at this replica's address: the death of a \
                 process is noticed by the timeout only");
             None
         });
@@ -299,6 +297,7 @@ impl Body {
             crash_at: None,
             suspicions: 0,
             times_deposed: 0,
+            inputs: 0,
             dropped_inputs: 0,
             dropped_outputs: 0,
             last_failure,

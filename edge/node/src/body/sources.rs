@@ -64,7 +64,11 @@ impl Body {
             return match relayed {
                 Ok(said) => self.on_relayed(from, said),
                 Err(error) => {
-                    tracing::warn!(%from, %error, "a relayed request was not understood");
+                    tracing::warn!(
+                        event = "request_rejected",
+                        peer = from.0,
+                        "a relayed request of replica {from} was not understood: {error}"
+                    );
                     Ok(())
                 }
             };
@@ -72,7 +76,12 @@ impl Body {
         match self.packer.unpack(from, lane, bytes) {
             Ok(bytes) => self.apply(Event::Received { from, lane, bytes }),
             Err(error) => {
-                tracing::warn!(%from, ?lane, %error, "a record was not understood");
+                tracing::warn!(
+                    event = "record_rejected",
+                    peer = from.0,
+                    ?lane,
+                    "a record of replica {from} was not understood: {error}"
+                );
                 Ok(())
             }
         }
@@ -150,6 +159,7 @@ impl Body {
         if frames.is_empty() {
             Ok(())
         } else {
+            self.inputs += frames.len() as u64;
             self.apply(Event::Frames(frames))
         }
     }

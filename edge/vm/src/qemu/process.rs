@@ -237,7 +237,7 @@ impl Process {
         }
         self.left = true;
         let pid = Pid::from_child(&self.child);
-        tracing::error!(%pid, "QEMU was killed and does not end: something holds it in the kernel");
+        tracing::error!(event = "qemu_does_not_end", %pid, "QEMU was killed and does not end: something holds it in the kernel");
         std::thread::spawn(move || waitpid(Some(pid), WaitOptions::empty()));
     }
 }

@@ -99,7 +99,7 @@ impl QemuVm {
             epoll::add(&epoll, fd, tag, epoll::EventFlags::IN)
                 .map_err(VmError::io("adding to an epoll set"))?;
         }
-        tracing::info!(pid = process.pid(), machine = %config.machine, %accel, "QEMU started");
+        tracing::info!(event = "qemu_started", pid = process.pid(), machine = %config.machine, %accel, "QEMU started");
         Ok(Self {
             config,
             accel,
@@ -200,6 +200,7 @@ impl QemuVm {
                 let follows_boot = self.direct && has(HELLO_FOLLOWS_BOOT);
                 if !follows_boot && !self.config.monitor_only {
                     tracing::warn!(
+                        event = "qemu_symbols_missing",
                         "this QEMU does not export what it takes to follow a guest that boots: if a leader \
                          dies meanwhile, the next one's guest may have no network; use a build with \
                          modules (the qemu-system packages of Debian, Ubuntu and Fedora)"

@@ -16,6 +16,7 @@ pub use report::{Failover, Report};
 
 use crate::experiment::Experiment;
 use crate::load::Pressure;
+use crate::served::Served;
 use anyhow::Result;
 use plover_lab::options::Options;
 use plover_lab::progress::Progress;
@@ -30,26 +31,40 @@ use timeline::Timeline;
 /// that time.
 const MOMENT_MS: (u64, u64) = (3000, 6000);
 
-/// Runs the demo in a lab called `demo` whose daemons run `program`.
+/// Runs the demo in a lab called `demo` whose daemons run `program`. With `dash`, `plover dash` shows it, and goes on after
+/// its end as long as what is returned lives.
 ///
 /// # Errors
 /// The lab cannot be made, something does not happen in time, or Ctrl-C. A lost write is not an error:
 /// the [`Report`] says so.
-pub fn run(program: PathBuf, progress: &Progress) -> Result<Report> {
-    run_with(Fault::Kill, program, progress)
+pub fn run(program: PathBuf, dash: bool, progress: &Progress) -> Result<(Report, Option<Served>)> {
+    play(Fault::Kill, program, dash, progress)
 }
 
-/// The same with another fault that ends the leader.
+/// The same without a page, and with another fault that ends the leader.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_with(fault: Fault, program: PathBuf, progress: &Progress) -> Result<Report> {
+    Ok(play(fault, program, false, progress)?.0)
+}
+
+fn play(
+    fault: Fault,
+    program: PathBuf,
+    dash: bool,
+    progress: &Progress,
+) -> Result<(Report, Option<Served>)> {
     let options = Options {
         name: "demo".parse().unwrap_or_default(),
         program: Some(program),
         ..Options::default()
     };
     let mut experiment = Experiment::begin(&options, Pressure::default(), progress)?;
+    let page = match dash {
+        true => Some(show(&experiment)?),
+        false => None,
+    };
     let failovers = script(&mut experiment, fault).inspect_err(|error| {
         if !is_interruption(error) {
             experiment.keep_evidence();
@@ -57,7 +72,15 @@ pub fn run_with(fault: Fault, program: PathBuf, progress: &Progress) -> Result<R
     })?;
     let seconds = progress.elapsed().as_secs();
     let verdict = experiment.finish()?;
-    Ok(Report::new(failovers, verdict, seconds))
+    Ok((Report::new(failovers, verdict, seconds), page))
+}
+
+/// Shows the lab on a page.
+fn show(experiment: &Experiment) -> Result<Served> {
+    let page = Served::start(experiment.lab(), "dash")?;
+    let url = page.url();
+    experiment.progress().say(format!("see it live at {url}"));
+    Ok(page)
 }
 
 fn script(experiment: &mut Experiment, fault: Fault) -> Result<Vec<Failover>> {

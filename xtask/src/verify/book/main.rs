@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!  book          exits with 1 and says what is wrong; writes nothing
-//!  book --write  writes the page of configuration keys anew
+//!  book --write  writes the pages of configuration keys and of events anew
 //! ```
 
+mod events;
 mod keys;
 mod links;
 mod messages;
@@ -17,8 +18,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The page that is made from the code.
+/// The pages that are made from the code.
 const KEYS: &str = "docs/keys.md";
+const EVENTS: &str = "docs/events.md";
 
 /// Pages outside of the guide whose links and names are checked, too.
 const BESIDE: [&str; 6] = [
@@ -37,20 +39,27 @@ fn main() -> Result<ExitCode> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     std::env::set_current_dir(&root).context("cannot enter the repository")?;
     let source = Source::read()?;
-    let keys = keys::page(&source)?;
+    let made = [
+        (KEYS, keys::page(&source)?),
+        (EVENTS, events::page(&source)?),
+    ];
     if std::env::args().nth(1).as_deref() == Some("--write") {
-        std::fs::write(KEYS, keys).with_context(|| format!("cannot write {KEYS}"))?;
+        for (path, page) in made {
+            std::fs::write(path, page).with_context(|| format!("cannot write {path}"))?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let pages = pages()?;
     let mut wrong = links::check(&pages);
     wrong.extend(names::check(&pages, &source));
     wrong.extend(messages::check(&pages, &source)?);
-    if pages.get(KEYS) != Some(&keys) {
-        wrong.push(format!(
-            "{KEYS} is not what the code says: run 'cargo run --release -p xtask --features book \
-             --bin book -- --write'"
-        ));
+    for (path, page) in &made {
+        if pages.get(*path) != Some(page) {
+            wrong.push(format!(
+                "{path} is not what the code says: run 'cargo run --release -p xtask --features book \
+                 --bin book -- --write'"
+            ));
+        }
     }
     for line in &wrong {
         eprintln!("{line}");

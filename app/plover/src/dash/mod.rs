@@ -1,0 +1,157 @@
+//! `plover dash`: a page that shows groups live, for a browser.
+//!
+//! ```text
+//!   browser ── GET /      ──▶                ── {"op": "group"}, once a second ──▶ control.sock: plover replica
+//!           ── GET /data  ──▶  plover dash  ◀── where all replicas stand ───────        │ asks the others
+//!           ◀── JSON ────────
+//! ```
+//!
+//! The page is three files in this program, which fetch nothing but `/data` from where they came. Replicas are asked
+//! once a second, however many browsers look, and what they say is kept for a quarter of an hour. The page orders
+//! nothing: every request is a question for the status.
+
+mod group;
+mod history;
+#[cfg(test)]
+mod tests;
+
+use crate::http::{self, Page};
+use crate::target;
+use anyhow::{Result, bail};
+use group::Group;
+use serde_json::{Value, json};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tiny_http::Request;
+
+/// How often the replicas are asked.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+const HTML: &str = include_str!("page/index.html");
+const CSS: &str = include_str!("page/dash.css");
+const JS: &str = include_str!("page/dash.js");
+
+/// The page may use its own files and nothing else, and no other page may show it in a frame or read its data.
+const HEADERS: &[(&str, &str)] = &[
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+];
+
+/// Shows the groups until the process is ended.
+pub fn run(configs: &[PathBuf], listen: SocketAddr) -> Result<ExitCode> {
+    let groups = Group::all_of(&target::configurations(configs)?);
+    for group in &groups {
+        let group = Arc::clone(group);
+        let asking = move || {
+            loop {
+                let began = Instant::now();
+                group.look();
+                std::thread::sleep(ASK_EVERY.saturating_sub(began.elapsed()));
+            }
+        };
+        let thread = std::thread::Builder::new().name("asks".into());
+        if let Err(error) = thread.spawn(asking) {
+            bail!("cannot start a thread: {error}");
+        }
+    }
+    let dash = Dash {
+        groups,
+        only_local: listen.ip().is_loopback(),
+        started_unix_ms: unix_ms(),
+    };
+    http::serve(listen, "the page is", "/", |request| dash.page(request))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Debug)]
+struct Dash {
+    groups: Vec<Arc<Group>>,
+    /// Whether it listens on a loopback address.
+    only_local: bool,
+    started_unix_ms: u64,
+}
+
+impl Dash {
+    fn page(&self, request: &Request) -> Page {
+        let host = http::header(request, "Host").unwrap_or_default();
+        if self.only_local && !is_local(host) {
+            // A name of somebody else that leads to this host: a foreign page wants to read this one's data.
+            return Page::text(
+                403,
+                format!(
+                    "'{host}' is no name of this host's loopback address: ask for 127.0.0.1 or localhost\n"
+                ),
+            );
+        }
+        let (path, query) = http::path_and_query(request);
+        let page = match path {
+            "/" => Page::ok("text/html; charset=utf-8", HTML.into()),
+            "/dash.css" => Page::ok("text/css; charset=utf-8", CSS.into()),
+            "/dash.js" => Page::ok("text/javascript; charset=utf-8", JS.into()),
+            "/data" => match self.data(query) {
+                Some(data) => Page::ok("application/json", data.to_string()),
+                None => Page::text(
+                    404,
+                    "there is no such group: group is its place in the list, from 0\n",
+                ),
+            },
+            _ => Page::text(404, "the page is at /, its data at /data\n"),
+        };
+        Page {
+            headers: HEADERS,
+            ..page
+        }
+    }
+
+    /// All groups in short, and the one that `group=` chooses in full, with the points of its history after `after=`.
+    fn data(&self, query: &str) -> Option<Value> {
+        let number = |key: &str| {
+            let fields = query.split('&').filter_map(|field| field.split_once('='));
+            let mut values = fields.filter(|(name, _)| *name == key);
+            values.next()?.1.parse::<u64>().ok()
+        };
+        let chosen = usize::try_from(number("group").unwrap_or(0)).ok()?;
+        let chosen = self.groups.get(chosen)?;
+        let now = Instant::now();
+        let groups: Vec<_> = self
+            .groups
+            .iter()
+            .map(|group| group.in_short(now))
+            .collect();
+        Some(json!({
+            "started_unix_ms": self.started_unix_ms,
+            "now_unix_ms": unix_ms(),
+            "groups": groups,
+            "group": chosen.in_full(now, number("after").unwrap_or(0)),
+        }))
+    }
+}
+
+/// Whether a `Host` header names a loopback address.
+fn is_local(host: &str) -> bool {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) && !name.ends_with(':') => name,
+        _ => host,
+    };
+    let bare = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'));
+    let address = bare.unwrap_or(name).parse::<IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |span| span.as_millis() as u64)
+}
