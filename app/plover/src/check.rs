@@ -250,7 +250,7 @@ fn keys(report: &mut Report, config: &ReplicaConfig) {
         ),
         Ok(None) if group.plaintext => (
             Verdict::Weak,
-            "group.plaintext = true: whoever reaches the network of the replicas reads and changes all".into(),
+            "group.plaintext = true: anybody on the network between the replicas reads and changes everything".into(),
         ),
         Ok(None) => (Verdict::Good, "none are needed: the replicas do not leave this host".into()),
         Err(error) => (Verdict::Missing, error.to_string()),

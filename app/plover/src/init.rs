@@ -217,7 +217,7 @@ impl Group {
         }
         text += "]\n";
         if options.plaintext {
-            text += "plaintext = true                        # whoever reaches this network reads and changes everything\n";
+            text += "plaintext = true                        # anybody on this network reads and changes everything\n";
         } else {
             for (key, ending) in [("key_file", "key"), ("trust_file", "trust")] {
                 let file = format!("/etc/plover/{}.{ending}", self.name);
