@@ -202,7 +202,8 @@ mod tests {
             disk: None,
             cmdline: "console=ttyS0".into(),
         };
-        let addresses = [0, 1, 2].map(|id| (id, SocketAddrV4::new([10, 77, 1, 10 + id].into(), 7700)));
+        let addresses =
+            [0, 1, 2].map(|id| (id, SocketAddrV4::new([10, 77, 1, 10 + id].into(), 7700)));
         let place = Place {
             id: 1,
             addresses: &addresses,

@@ -192,7 +192,11 @@ pub fn change_members(
     bail!(
         "not done within {} s: {}. It goes on without this command; `plover status` shows it",
         within.as_secs(),
-        if said.is_empty() { "no replica leads" } else { &said }
+        if said.is_empty() {
+            "no replica leads"
+        } else {
+            &said
+        }
     )
 }
 

@@ -135,7 +135,8 @@ impl Apus {
 
     /// Replicas whose answers are not waited for, even where a log names them that is behind.
     pub(crate) fn gone(&self) -> ReplicaSet {
-        self.told_members.map_or(ReplicaSet::EMPTY, |told| told.gone)
+        self.told_members
+            .map_or(ReplicaSet::EMPTY, |told| told.gone)
     }
 
     /// The newest members that are certainly committed, with which a new generation begins. A change that was under way in

@@ -268,12 +268,10 @@ impl Apus {
     /// Looks for a leader to recover from among the answers.
     fn find_leader(&mut self, now: Micros, out: &mut Vec<Command>) {
         let answers = &self.recovery.answers;
-        let leading = answers
-            .values()
-            .filter_map(|answer| match answer.standing {
-                Standing::Leading(last) => Some((answer.promised, last)),
-                _ => None,
-            });
+        let leading = answers.values().filter_map(|answer| match answer.standing {
+            Standing::Leading(last) => Some((answer.promised, last)),
+            _ => None,
+        });
         let Some((view, last)) = leading.max().filter(|(view, _)| *view >= self.promised) else {
             return;
         };

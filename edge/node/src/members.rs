@@ -79,7 +79,12 @@ mod tests {
     #[test]
     fn the_log_counts_and_the_file_is_told_to_be_stale() {
         let replica = |id: u8| format!("[[replica]]\nid = {id}\naddress = \"192.0.2.{id}:7700\"\n");
-        let text = ["name = \"shop\"\nme = 0\n".to_string(), replica(0), replica(1), replica(2)];
+        let text = [
+            "name = \"shop\"\nme = 0\n".to_string(),
+            replica(0),
+            replica(1),
+            replica(2),
+        ];
         let group: GroupConfig = toml::from_str(&text.concat()).unwrap();
         let mut record = group.record();
         assert_eq!(group.stale(&record), None);
@@ -88,12 +93,19 @@ mod tests {
         assert_eq!(group.stale(&record), None, "it says the same");
         record.members = Members::of(ReplicaSet(0b1101));
         record.left.insert(ReplicaId(1));
-        record.addresses.insert(ReplicaId(3), "192.0.2.3:7700".into());
+        record
+            .addresses
+            .insert(ReplicaId(3), "192.0.2.3:7700".into());
         let why = group.stale(&record).unwrap();
-        assert!(why.contains("0 at 192.0.2.0:7700, 2 at 192.0.2.2:7700, 3 at 192.0.2.3:7700"), "{why}");
+        assert!(
+            why.contains("0 at 192.0.2.0:7700, 2 at 192.0.2.2:7700, 3 at 192.0.2.3:7700"),
+            "{why}"
+        );
         let ids = |group: &GroupConfig| group.replica.iter().map(|it| it.id).collect::<Vec<_>>();
         assert_eq!(ids(&group.linked(&record)), [0, 1, 2, 3], "1 may come back");
-        record.addresses.insert(ReplicaId(3), "192.0.2.1:7700".into());
+        record
+            .addresses
+            .insert(ReplicaId(3), "192.0.2.1:7700".into());
         assert_eq!(ids(&group.linked(&record)), [0, 2, 3], "3 has its address");
     }
 }

@@ -328,7 +328,10 @@ mod tests {
         assert!(matches!(left, StorageError::Left { .. }), "{left}");
         assert!(left.to_string().contains("replicas 0, 2, 3 now"), "{left}");
         let other = open(ReplicaId(3)).unwrap_err();
-        assert!(matches!(other, StorageError::OtherReplica { .. }), "{other}");
+        assert!(
+            matches!(other, StorageError::OtherReplica { .. }),
+            "{other}"
+        );
     }
 
     #[test]

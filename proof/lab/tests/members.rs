@@ -2,10 +2,10 @@
 //! is there in the end, and no connection was reset (`prove`).
 
 use anyhow::{Context, Result, ensure};
-use plover_lab::{Fault, Target};
 use plover_lab::operate::{self, MemberChange};
 use plover_lab::options::Options;
 use plover_lab::trace::now_us;
+use plover_lab::{Fault, Target};
 use plover_lab_proof::experiment::Experiment;
 use plover_lab_proof::{prove, role};
 use std::time::Duration;
@@ -58,7 +58,10 @@ fn a_dead_host_and_a_live_one_are_replaced_and_then_the_leader_dies() {
             let set = event.number("in_sync").unwrap_or(0b11);
             event.mono_us > since && event.what == "in_sync" && set.count_ones() < 2
         });
-        ensure!(alone.is_none(), "one replica alone held the guest: {alone:?}");
+        ensure!(
+            alone.is_none(),
+            "one replica alone held the guest: {alone:?}"
+        );
         lab.wait("the replica that has left has ended", |lab| {
             let status = lab.lab().status();
             Ok(status.replica(old).is_some_and(|it| it.role == "down"))

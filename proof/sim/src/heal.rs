@@ -124,7 +124,11 @@ impl World {
         let first = self.scenario.first_leader();
         let voters = self.group().members.voters;
         let lowest = voters.iter().next().unwrap_or(first);
-        let first = if voters.contains(first) { first } else { lowest };
+        let first = if voters.contains(first) {
+            first
+        } else {
+            lowest
+        };
         self.tell(first, Event::Bootstrap);
     }
 

@@ -161,7 +161,11 @@ impl World {
             && self.scenario.net.harsh == 0.0;
         // A new host learns late of entries that are older than its part in the group.
         let is_old = !self.replacing.comes();
-        if is_fast && is_old && self.active_faults == 0 && self.invariants.log.in_sync().contains(who) {
+        if is_fast
+            && is_old
+            && self.active_faults == 0
+            && self.invariants.log.in_sync().contains(who)
+        {
             let calm_since = self.disturbed_at + CALM_AFTER;
             let check = told.learnt(who, (view, commit), now, calm_since);
             self.check(check);

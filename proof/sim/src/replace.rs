@@ -93,7 +93,9 @@ impl World {
         let kept = kept.filter_map(|process| process.disk.group.as_deref());
         let records = running.chain(kept).filter(|record| record.is_of_the_log());
         let newest = records.max_by_key(|record| (record.generation, record.index));
-        newest.cloned().unwrap_or_else(|| configured(self.scenario.first_members()))
+        newest
+            .cloned()
+            .unwrap_or_else(|| configured(self.scenario.first_members()))
     }
 
     /// Whether a replica that runs links to this peer.
@@ -107,7 +109,8 @@ impl World {
         let record = self.process(who).disk.group.as_deref();
         let has_left = record.is_some_and(|record| record.left.contains(who));
         if has_left {
-            self.coverage.hit("members: one that has left does not start");
+            self.coverage
+                .hit("members: one that has left does not start");
         }
         !has_left && !self.replacing.off.contains(who)
     }
@@ -150,7 +153,9 @@ impl World {
             let id = self.replacing.rng.pick(&voters);
             return self.order_members(leader, MemberOrder::Remove { id });
         }
-        let Some(new) = self.new_host(&group) else { return };
+        let Some(new) = self.new_host(&group) else {
+            return;
+        };
         let address = new.to_string();
         if voters.len() < size {
             let id = new;
@@ -254,7 +259,11 @@ impl World {
         self.coverage.hit("members: a live one has left");
         let is_up = self.process(old).state == State::Up;
         let undisturbed = self.invariants.one_fault.is_undisturbed();
-        if undisturbed && is_up && self.scenario.keeps_warm() && self.replacing.files.contains_key(&new) {
+        if undisturbed
+            && is_up
+            && self.scenario.keeps_warm()
+            && self.replacing.files.contains_key(&new)
+        {
             let check = replaced_when_copied::check(old, new, self.replacing.copied.contains(new));
             self.check(check);
         }
@@ -288,7 +297,12 @@ impl World {
         let span = self.replacing.rng.micros((150_000, 900_000));
         let late = self.replacing.rng.micros((0, 2_000));
         let mut half = vec![who];
-        let others: Vec<_> = status.members.all().iter().filter(|id| *id != who).collect();
+        let others: Vec<_> = status
+            .members
+            .all()
+            .iter()
+            .filter(|id| *id != who)
+            .collect();
         half.extend(others.iter().filter(|_| self.replacing.rng.chance(0.4)));
         for &there in others.iter().filter(|id| !half.contains(*id)) {
             for &here in &half {

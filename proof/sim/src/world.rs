@@ -266,9 +266,9 @@ impl World {
             }
             Happening::DeathReported(who, dead) => self.death_reported(who, dead),
             Happening::Connect(a, b) => {
-                let ready = [(a, b), (b, a)]
-                    .iter()
-                    .all(|(who, peer)| self.process(*who).state == State::Up && self.knows(*who, *peer));
+                let ready = [(a, b), (b, a)].iter().all(|(who, peer)| {
+                    self.process(*who).state == State::Up && self.knows(*who, *peer)
+                });
                 self.net.connect(a, b, ready, &mut self.plan);
             }
             Happening::BreakLink(a, b, session) => {

@@ -36,7 +36,10 @@ impl GroupStatus {
             words += &format!(": {step}");
         }
         let new = change.get("add").and_then(serde_json::Value::as_u64);
-        let copies = self.replicas.iter().filter_map(|replica| replica.more.get("copy"));
+        let copies = self
+            .replicas
+            .iter()
+            .filter_map(|replica| replica.more.get("copy"));
         let mut copies = copies.filter(|copy| new.is_some() && copy["to"].as_u64() == new);
         if let Some(copy) = copies.next() {
             let bytes = |key: &str| copy[key].as_u64().unwrap_or_default();
@@ -273,7 +276,11 @@ impl GroupStatus {
                 writeln!(f, "Replica {}: {stale}.", replica.id)?;
             }
             if replica.says("waits_to_be_added") {
-                writeln!(f, "Replica {} waits to be added: see `plover member --help`.", replica.id)?;
+                writeln!(
+                    f,
+                    "Replica {} waits to be added: see `plover member --help`.",
+                    replica.id
+                )?;
             }
             if replica.is_drained() {
                 let undrain = self.words("plover lab undrain", "plover undrain");

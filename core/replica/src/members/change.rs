@@ -132,7 +132,9 @@ impl Leader {
     fn sight(&self, cx: &Context, change: Change) -> Sight {
         let me = cx.config.me;
         let members = cx.group.core.status().members.all();
-        let answer = members.iter().filter(|id| *id == me || cx.peers.answers(*id));
+        let answer = members
+            .iter()
+            .filter(|id| *id == me || cx.peers.answers(*id));
         let last = cx.group.core.status().last.index;
         let matched = change.add.and_then(|new| cx.group.core.matched(new));
         let matched = matched.filter(|index| index.0 > 0);

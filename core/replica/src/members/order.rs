@@ -89,7 +89,9 @@ pub enum MemberRefused {
     )]
     Full(usize),
     /// Use `add`.
-    #[error("the group lacks a member since one was removed: `plover member add NEW@ADDRESS` first")]
+    #[error(
+        "the group lacks a member since one was removed: `plover member add NEW@ADDRESS` first"
+    )]
     Short,
     /// Use `remove`.
     #[error("the group has {0} members, one too many: `plover member remove ID` first")]
@@ -137,8 +139,8 @@ impl Leader {
         order: &MemberOrder,
     ) -> Result<Option<GroupRecord>, MemberRefused> {
         use MemberRefused::{
-            Answers, Full, Holds, IsMember, Leads, NoId, NoMajority, SameAddress, Short, Small, Surplus, UnderWay,
-            Unknown, Used,
+            Answers, Full, Holds, IsMember, Leads, NoId, NoMajority, SameAddress, Short, Small,
+            Surplus, UnderWay, Unknown, Used,
         };
         let (me, record) = (cx.config.me, &cx.group.record);
         let members = cx.group.core.status().members;
@@ -167,10 +169,7 @@ impl Leader {
                 None => {}
             }
             let how = running.add.map_or(String::new(), |new| {
-                format!(
-                    ", or end it with `plover member remove {}`",
-                    new.0
-                )
+                format!(", or end it with `plover member remove {}`", new.0)
             });
             return Err(UnderWay(running.to_string(), how));
         }
@@ -207,7 +206,8 @@ impl Leader {
             MemberOrder::Replace { .. } if is_surplus => return Err(Surplus(voters.len())),
             MemberOrder::Remove { id } if *id == me => return Err(Leads(me)),
             MemberOrder::Remove { id }
-                if (!is_surplus && !cx.peers.dead().contains(*id)) || self.counts(cx).contains(*id) =>
+                if (!is_surplus && !cx.peers.dead().contains(*id))
+                    || self.counts(cx).contains(*id) =>
             {
                 return Err(Answers(*id));
             }
@@ -251,7 +251,8 @@ fn free_id(record: &GroupRecord, members: Members) -> String {
     let used = ReplicaSet(record.left.0 | members.all().0);
     let free = (0..16).map(ReplicaId).find(|id| !used.contains(*id));
     free.map_or(
-        "none: all 16 are used up, so shut the guest down and begin a new group with its disks".into(),
+        "none: all 16 are used up, so shut the guest down and begin a new group with its disks"
+            .into(),
         |id| id.0.to_string(),
     )
 }
@@ -259,7 +260,9 @@ fn free_id(record: &GroupRecord, members: Members) -> String {
 impl std::fmt::Display for Change {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.add, self.remove) {
-            (Some(new), Some(old)) => write!(f, "replica {} takes the place of replica {}", new.0, old.0),
+            (Some(new), Some(old)) => {
+                write!(f, "replica {} takes the place of replica {}", new.0, old.0)
+            }
             (Some(new), None) => write!(f, "replica {} joins", new.0),
             (None, Some(old)) => write!(f, "replica {} leaves", old.0),
             (None, None) => f.write_str("nothing"),

@@ -48,7 +48,10 @@ fn a_member_that_answers_leaves_after_the_new_one_votes() {
     let both = members(&[0, 1, 2, 3], &[]);
     assert_eq!(next(REPLACE, learns, &sight()), to(&[0, 1, 2, 3], &[]));
     assert_eq!(next(REPLACE, both, &sight()), to(&[0, 2, 3], &[]));
-    assert_eq!(next(REPLACE, members(&[0, 2, 3], &[]), &sight()), Next::Done);
+    assert_eq!(
+        next(REPLACE, members(&[0, 2, 3], &[]), &sight()),
+        Next::Done
+    );
 }
 
 /// Four voters of which one is dead need all others, and two voters need no more than three of which one is dead.
@@ -62,9 +65,15 @@ fn a_dead_member_leaves_before_the_new_one_votes() {
     };
     let learns = members(&[0, 1, 2], &[3]);
     assert_eq!(next(REPLACE, learns, &dead), to(&[0, 2], &[3]));
-    assert_eq!(next(REPLACE, members(&[0, 2], &[3]), &dead), to(&[0, 2, 3], &[]));
+    assert_eq!(
+        next(REPLACE, members(&[0, 2], &[3]), &dead),
+        to(&[0, 2, 3], &[])
+    );
     // It has died since the new one votes.
-    assert_eq!(next(REPLACE, members(&[0, 1, 2, 3], &[]), &dead), to(&[0, 2, 3], &[]));
+    assert_eq!(
+        next(REPLACE, members(&[0, 1, 2, 3], &[]), &dead),
+        to(&[0, 2, 3], &[])
+    );
 }
 
 /// A new leader has not heard anybody yet, which does not make a live member a dead one.
@@ -100,7 +109,10 @@ fn nobody_leaves_before_the_new_host_has_everything() {
         behind: Some(behind),
         ..sight()
     };
-    assert_eq!(next(REPLACE, learns, &late), Next::Wait(CatchUp { new, behind }));
+    assert_eq!(
+        next(REPLACE, learns, &late),
+        Next::Wait(CatchUp { new, behind })
+    );
     let bare = Sight {
         is_copied: false,
         ..sight()
@@ -130,7 +142,10 @@ fn a_group_that_has_lost_a_member_gets_one_without_a_copy() {
         is_copied: false,
         ..sight()
     };
-    assert_eq!(next(add, members(&[0, 2], &[3]), &bare), to(&[0, 2, 3], &[]));
+    assert_eq!(
+        next(add, members(&[0, 2], &[3]), &bare),
+        to(&[0, 2, 3], &[])
+    );
     assert_eq!(next(add, members(&[0, 2, 3], &[]), &bare), Next::Done);
 }
 
@@ -176,7 +191,11 @@ fn an_order_that_cannot_be_carried_out_is_refused_with_the_way_out() {
         address: "h:3".into(),
     };
     assert_eq!(why(&replica, replace(1, 3, "h:3")), "");
-    refused(&replica, replace(5, 3, "h:3"), "name one of replicas 0, 1, 2");
+    refused(
+        &replica,
+        replace(5, 3, "h:3"),
+        "name one of replicas 0, 1, 2",
+    );
     refused(&replica, replace(1, 2, "h:3"), "such as 3");
     refused(&replica, replace(1, 4, "h:3"), "has left the group");
     refused(&replica, replace(1, 16, "h:3"), "0 to 15");
@@ -190,7 +209,11 @@ fn an_order_that_cannot_be_carried_out_is_refused_with_the_way_out() {
     };
     dies(&mut replica, 1);
     assert_eq!(why(&replica, remove(1)), "");
-    assert_eq!(why(&replica, replace(1, 3, "h:1")), "", "it has that address no more");
+    assert_eq!(
+        why(&replica, replace(1, 3, "h:1")),
+        "",
+        "it has that address no more"
+    );
     refused(&replica, remove(2), "plover member replace 2");
     dies(&mut replica, 2);
     refused(&replica, remove(1), "replica 2 do not answer");
@@ -256,7 +279,9 @@ fn an_old_record_changes_nothing() {
     let newer = record(9, &[0, 1, 3]);
     replica.on_members_told(&wire::encode(&newer)).unwrap();
     assert_eq!(replica.members(), set(&[0, 1, 3]));
-    replica.on_members_told(&wire::encode(&record(8, &[0, 1, 2]))).unwrap();
+    replica
+        .on_members_told(&wire::encode(&record(8, &[0, 1, 2])))
+        .unwrap();
     assert_eq!(replica.group_record(), &newer);
     assert!(replica.on_members_told(&[1, 2]).is_err());
 }

@@ -115,8 +115,7 @@ impl Secondary {
             return;
         };
         let open = self.open_copy(cx);
-        let is_whole =
-            open.is_some_and(|copy| copy.peer == peer && copy.attempt == self.warm.told);
+        let is_whole = open.is_some_and(|copy| copy.peer == peer && copy.attempt == self.warm.told);
         let keeps_none = cx.config.warm == Warm::Off;
         if (is_whole || keeps_none) && cx.now >= self.warm.report_at {
             self.warm.report_at = cx.now + REPORT_EVERY;

@@ -204,12 +204,8 @@ impl Body {
         let uplink = Uplink::watch(devices.into_iter().flatten().collect())
             .map_err(|e| format!("cannot watch the network devices of this host: {e}"))?;
         let durability = config.group.durability;
-        let (storage, start) = Storage::open(
-            &config.paths.state_dir,
-            &config.group.name,
-            me,
-            durability,
-        )?;
+        let (storage, start) =
+            Storage::open(&config.paths.state_dir, &config.group.name, me, durability)?;
         let record = storage.members().cloned();
         let group = match &record {
             Some(record) => config.group.linked(record),
