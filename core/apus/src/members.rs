@@ -48,14 +48,11 @@ impl Apus {
         self.without_me(self.members().all())
     }
 
-    /// The replicas whose answers a recovering one needs: the members by its log, and by its
-    /// configuration, for its log may be empty.
+    /// The replicas whose answers a recovering one needs: the members by its log, and those that are settled, for its log
+    /// may be empty or end with a change that nobody else has.
     pub(crate) fn everyone_named(&self) -> ReplicaSet {
-        let mut known = self.members().all();
-        if !self.keeps_members() || self.log.last().index == Index(0) {
-            known.0 |= self.config.members.0;
-        }
-        self.without_me(known)
+        let known = self.members().all().0 | self.settled_members().voters.0;
+        self.without_me(ReplicaSet(known))
     }
 
     pub(crate) fn without_me(&self, mut set: ReplicaSet) -> ReplicaSet {
