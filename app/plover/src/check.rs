@@ -166,7 +166,8 @@ fn network(report: &mut Report, config: &ReplicaConfig) {
         let digits = text.trim_start_matches("0x").to_owned();
         u32::from_str_radix(&digits, 16).ok()
     });
-    let make = format!("ip tuntap add {tap} mode tap user plover && ip link set {tap} master BRIDGE up");
+    let make =
+        format!("ip tuntap add {tap} mode tap user plover && ip link set {tap} master BRIDGE up");
     match flags {
         None if !Path::new("/dev/net/tun").exists() => report.add(
             what,

@@ -226,8 +226,7 @@ impl Group {
              runuser -u plover -- plover check --config {target}\n\
              5. on each host, start the replica:\n     systemctl enable --now plover@{}\n   \
              or, without the Debian package:\n     plover replica --config {target}\n",
-            hosts[0],
-            self.name,
+            hosts[0], self.name,
         );
         text
     }

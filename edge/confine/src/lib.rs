@@ -151,9 +151,8 @@ impl Confinement {
         drop_capabilities()?;
         if let Some(ruleset) = &self.ruleset {
             // SAFETY: the call takes a descriptor, which is open, and flags by value.
-            let done = unsafe {
-                libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0)
-            };
+            let done =
+                unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) };
             if done != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -172,10 +171,7 @@ pub fn confines_files() -> bool {
 
 fn rules(files: &Files) -> Result<RulesetCreated, ConfineError> {
     let reads = AccessFs::from_read(NEWEST);
-    let writes = AccessFs::ReadFile
-        | AccessFs::WriteFile
-        | AccessFs::Truncate
-        | AccessFs::IoctlDev;
+    let writes = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -186,7 +182,9 @@ fn rules(files: &Files) -> Result<RulesetCreated, ConfineError> {
     let read = system.chain(files.read.iter().map(PathBuf::as_path));
     let devices = DEVICES.iter().map(Path::new);
     let write = devices.chain(files.write.iter().map(PathBuf::as_path));
-    let both = read.map(|path| (path, reads)).chain(write.map(|path| (path, writes)));
+    let both = read
+        .map(|path| (path, reads))
+        .chain(write.map(|path| (path, writes)));
     for (path, access) in both.filter(|(path, _)| path.exists()) {
         let rights = if path.is_dir() {
             access
@@ -203,7 +201,10 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     // Its own limits it may ask for, which the C library does at the start.
     let of_others = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, 0)?;
-    refused.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![of_others])?]);
+    refused.insert(
+        libc::SYS_prlimit64,
+        vec![SeccompRule::new(vec![of_others])?],
+    );
     SeccompFilter::new(
         refused,
         SeccompAction::Allow,

@@ -31,7 +31,8 @@ fn only_the_named_files_are_reached() {
         read: vec![path("readable"), path("missing")],
         write: vec![path("writable")],
     };
-    let does = |what: &str, name: &str| succeeds(&files, &format!("{what} {}", path(name).display()));
+    let does =
+        |what: &str, name: &str| succeeds(&files, &format!("{what} {}", path(name).display()));
     assert!(does("cat", "readable"), "a program that is told to read it");
     assert!(!does("echo more >>", "readable"));
     assert!(does("cat", "writable") && does("echo more >", "writable"));
@@ -43,15 +44,22 @@ fn only_the_named_files_are_reached() {
         read: vec![dir.path().into()],
         ..Files::default()
     };
-    assert!(succeeds(&folder, &format!("cat {}", path("other").display())));
+    assert!(succeeds(
+        &folder,
+        &format!("cat {}", path("other").display())
+    ));
 }
 
 #[test]
 fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
     // The shell waits for its input, which comes when its state has been read.
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", "read line"]).stdin(std::process::Stdio::piped());
-    Confinement::new(&Files::default()).unwrap().apply(&mut command);
+    command
+        .args(["-c", "read line"])
+        .stdin(std::process::Stdio::piped());
+    Confinement::new(&Files::default())
+        .unwrap()
+        .apply(&mut command);
     let mut child = command.spawn().unwrap();
     let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     drop(child.stdin.take());
@@ -62,11 +70,17 @@ fn a_confined_program_has_no_capabilities_and_reaches_no_process() {
 
     let kill = format!("kill -0 {}", std::process::id());
     assert!(succeeds(&Files::default(), "true"));
-    assert!(!succeeds(&Files::default(), &kill), "a signal to another process");
+    assert!(
+        !succeeds(&Files::default(), &kill),
+        "a signal to another process"
+    );
     // A socket is refused, before any address is looked at.
     if Path::new("/usr/bin/python3").exists() {
         let socket = "import socket; socket.socket(socket.AF_UNIX)";
-        let done = run(&Files::default(), &format!("/usr/bin/python3 -I -S -c '{socket}'"));
+        let done = run(
+            &Files::default(),
+            &format!("/usr/bin/python3 -I -S -c '{socket}'"),
+        );
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(said.contains("Operation not permitted"), "{said}");
     }

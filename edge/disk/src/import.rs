@@ -147,9 +147,7 @@ impl Source {
         File::create(&new).map_err(io_error("cannot create the disk image", &new))?;
         let arguments = ["convert", "-p", "-f", self.format.name(), "-O", "raw"];
         let mut command = qemu_img(&arguments, &self.path, Some(&new), self.bytes)?;
-        command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(tool_error(&self.path))?;
         let stdout = child.stdout.take().into_iter();
         stdout.for_each(|stdout| read_progress(stdout, &mut progress));
@@ -195,7 +193,11 @@ fn qemu_img(
         write: to.clone().into_iter().collect(),
     };
     let mut command = Command::new("qemu-img");
-    command.args(arguments).arg(image).args(to).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .arg(image)
+        .args(to)
+        .stdin(Stdio::null());
     // SAFETY: between fork and exec the closure makes system calls only: no allocation, no lock.
     unsafe {
         command.pre_exec(move || {
@@ -369,7 +371,10 @@ mod tests {
                 .and_then(|source| source.unwrap().import(&raw, |_| ()))
                 .unwrap_err()
                 .to_string();
-            assert!(error.contains("in the folder of the image"), "{name}: {error}");
+            assert!(
+                error.contains("in the folder of the image"),
+                "{name}: {error}"
+            );
             assert!(!raw.exists() && !dir.path().join("raw.new").exists());
         }
     }

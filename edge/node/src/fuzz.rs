@@ -41,7 +41,11 @@ pub fn packed(bytes: &[u8]) {
 pub fn config(text: &str) {
     if let Ok(config) = toml::from_str::<ReplicaConfig>(text) {
         if config.check().is_ok() {
-            let _ = (config.qemu().validate(), config.members(), config.can_split());
+            let _ = (
+                config.qemu().validate(),
+                config.members(),
+                config.can_split(),
+            );
         }
     }
 }

@@ -20,7 +20,8 @@ pub(crate) fn keep_files_private() {
 pub(crate) fn folder(key: &str, path: &Path) -> Result<(), BoxError> {
     let cannot = |what: &str, error| format!("cannot {what} {key} {}: {error}", path.display());
     std::fs::create_dir_all(path).map_err(|error| {
-        let advice = "make it and give it to the user that runs plover (the service: 'chown plover')";
+        let advice =
+            "make it and give it to the user that runs plover (the service: 'chown plover')";
         format!("{}; {advice}", cannot("create", error))
     })?;
     let found = std::fs::metadata(path).map_err(|error| cannot("look at", error))?;
@@ -54,7 +55,10 @@ mod tests {
         for mode in [0o770, 0o777, 0o1777] {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             let error = folder("paths.run_dir", &path).unwrap_err().to_string();
-            assert!(error.contains(&format!("{mode:o}")) && error.contains("chmod"), "{error}");
+            assert!(
+                error.contains(&format!("{mode:o}")) && error.contains("chmod"),
+                "{error}"
+            );
         }
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         folder("paths.run_dir", &path).unwrap();

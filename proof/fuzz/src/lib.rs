@@ -35,19 +35,29 @@ pub const TARGETS: [Target; 17] = [
     target("bulk", "a peer", |_, it| bulk(it)),
     target("peer", "a peer", |_, it| plover_node::fuzz::peer(it)),
     target("packed", "a peer", |_, it| plover_node::fuzz::packed(it)),
-    target("hello", "anybody who connects", |_, it| plover_fabric::fuzz::hello(it)),
+    target("hello", "anybody who connects", |_, it| {
+        plover_fabric::fuzz::hello(it)
+    }),
     target("ring", "a peer", |_, it| plover_fabric::fuzz::ring(it)),
     target("packets", "the guest, and its clients", |_, it| packets(it)),
     target("nbd", "QEMU", plover_disk::fuzz::nbd),
     target("monitor", "QEMU", |_, it| plover_vm::fuzz::monitor(it)),
     target("agent", "QEMU", |_, it| plover_vm::fuzz::agent(it)),
-    target("device-state", "a peer", |_, it| plover_vm::fuzz::device_state(it)),
-    target("log-clients", "a client, or a server, of the log", |_, it| {
-        plover_log::fuzz::frame(it);
-        plover_log::fuzz::mail(it);
-        program(it);
+    target("device-state", "a peer", |_, it| {
+        plover_vm::fuzz::device_state(it)
     }),
-    target("control", "an operator", |_, it| plover_node::fuzz::control(it)),
+    target(
+        "log-clients",
+        "a client, or a server, of the log",
+        |_, it| {
+            plover_log::fuzz::frame(it);
+            plover_log::fuzz::mail(it);
+            program(it);
+        },
+    ),
+    target("control", "an operator", |_, it| {
+        plover_node::fuzz::control(it)
+    }),
     target("config", "an operator", |_, it| {
         if let Ok(text) = std::str::from_utf8(it) {
             plover_node::fuzz::config(text);
@@ -101,6 +111,14 @@ impl Target {
     }
 }
 
+/// A folder in memory: an NBD client may ask for thousands of flushes, which a disk would carry out.
+///
+/// # Errors
+/// The machine has no memory file system.
+pub fn folder() -> std::io::Result<tempfile::TempDir> {
+    tempfile::tempdir_in("/dev/shm")
+}
+
 /// The bytes in the text of [`to_hex`].
 pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text
@@ -108,7 +126,9 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
         .map(|digit| Some(digit.to_digit(16)? as u8))
         .collect();
     let pairs = digits?;
-    let pairs = pairs.chunks(2).map(|pair| Some(pair[0] << 4 | pair.get(1)?));
+    let pairs = pairs
+        .chunks(2)
+        .map(|pair| Some(pair[0] << 4 | pair.get(1)?));
     pairs.collect()
 }
 

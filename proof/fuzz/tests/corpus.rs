@@ -1,9 +1,9 @@
 //! The kept inputs of every target, and changes of them: the same ones in each run.
 
-use plover_fuzz::{TARGETS, Target, from_hex, to_hex};
+use plover_fuzz::{TARGETS, Target, folder, from_hex, to_hex};
 
 /// Changed inputs of each target.
-const CHANGES: usize = 20_000;
+const CHANGES: usize = 5_000;
 const SEED: u64 = 7;
 
 /// Bytes at which decoders decide.
@@ -44,9 +44,13 @@ fn changed(input: &[u8], other: &[u8], rng: &mut Rng) -> Vec<u8> {
 }
 
 fn run(target: Target) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder().unwrap();
     let kept = target.kept().unwrap();
-    assert!(!kept.is_empty(), "{}: keep an input", target.corpus().display());
+    assert!(
+        !kept.is_empty(),
+        "{}: keep an input",
+        target.corpus().display()
+    );
     let mut rng = Rng(SEED);
     let mut tried = kept.clone();
     for number in 0..CHANGES {
@@ -78,7 +82,10 @@ fn no_kept_input_and_no_change_of_one_breaks_a_decoder() {
 
 #[test]
 fn a_line_of_a_corpus_is_hexadecimal() {
-    assert_eq!(from_hex(&to_hex(&[0, 0x9a, 0xff])), Some(vec![0, 0x9a, 0xff]));
+    assert_eq!(
+        from_hex(&to_hex(&[0, 0x9a, 0xff])),
+        Some(vec![0, 0x9a, 0xff])
+    );
     assert_eq!(from_hex("0"), None);
     assert_eq!(from_hex("0x"), None);
 }
