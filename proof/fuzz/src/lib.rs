@@ -111,6 +111,14 @@ impl Target {
     }
 }
 
+/// A folder in memory: an NBD client may ask for thousands of flushes, which a disk would carry out.
+///
+/// # Errors
+/// The machine has no memory file system.
+pub fn folder() -> std::io::Result<tempfile::TempDir> {
+    tempfile::tempdir_in("/dev/shm")
+}
+
 /// The bytes in the text of [`to_hex`].
 pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<u8>> = text

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 static TARGET: LazyLock<(Target, tempfile::TempDir)> = LazyLock::new(|| {
     let name = std::env::var("PLOVER_FUZZ_TARGET").unwrap_or_default();
     let target = Target::of(&name).unwrap_or_else(|| panic!("'{name}' is no target"));
-    (target, tempfile::tempdir().expect("room for a folder"))
+    (target, plover_fuzz::folder().expect("a folder in memory"))
 });
 
 fuzz_target!(|input: &[u8]| {

@@ -1,9 +1,9 @@
 //! The kept inputs of every target, and changes of them: the same ones in each run.
 
-use plover_fuzz::{TARGETS, Target, from_hex, to_hex};
+use plover_fuzz::{TARGETS, Target, folder, from_hex, to_hex};
 
 /// Changed inputs of each target.
-const CHANGES: usize = 20_000;
+const CHANGES: usize = 5_000;
 const SEED: u64 = 7;
 
 /// Bytes at which decoders decide.
@@ -44,7 +44,7 @@ fn changed(input: &[u8], other: &[u8], rng: &mut Rng) -> Vec<u8> {
 }
 
 fn run(target: Target) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder().unwrap();
     let kept = target.kept().unwrap();
     assert!(
         !kept.is_empty(),
