@@ -288,7 +288,7 @@ function lanes(group, replicas) {
 function renderFigures(group) {
   const leader = group.status && group.status.replicas.find((replica) => replica.id === group.leader);
   if (!leader) {
-    put($("figures"), h("div", { class: "empty" }, h("dt", {}, "No replica leads."), h("dd", {})));
+    put($("figures"), h("div", { class: "empty" }, h("dt", {}, "No leader is known."), h("dd", {})));
     return;
   }
   const { sync, more } = leader;
